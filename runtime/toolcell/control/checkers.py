@@ -18,6 +18,7 @@ from toolcell.config import MIB, Limits, PoolConfig
 from toolcell.control import in_type_check
 from toolcell.errors import SandboxUnavailable, ToolcellError
 from toolcell.results import ExecutionResult
+from toolcell.support.change import Change
 from toolcell.support.daemon_threads import run_sync
 
 SCRIPT: Final = f"""{Path(in_type_check.__file__).read_text(encoding="utf-8")}
@@ -152,7 +153,7 @@ class Checkers:
         self._alive: list[Checker] = []
         """The one that was used last is the last."""
         self._lock: anyio.Lock | None = None
-        self._changed = anyio.Event()
+        self._changed = Change()
 
     async def close(self) -> None:
         """End them, and their sandboxes."""
@@ -208,8 +209,7 @@ class Checkers:
                 self._alive.append(checker)
             else:
                 checker.end()
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.notify()
 
     async def _open(self) -> CheckerHost:
         self._lock = self._lock or anyio.Lock()

@@ -6,20 +6,18 @@ At most `WINDOW` inputs for each task are pulled and not read yet, so memory doe
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from types import TracebackType
-from typing import Any, Final, Literal, Self
+from functools import partial
+from typing import Any, Final, Literal
 
 import anyio
-import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from toolcell.control.map_item import MapItem
 from toolcell.control.map_progress import MapProgress
 from toolcell.errors import MapStopped, UsageError
+from toolcell.support.background import BackgroundTask, TaskReader
 from toolcell.tools.checks import shown
-from toolcell.tools.concurrency import call_soon
 
 WINDOW: Final = 4
 """Inputs for each task that are pulled and not read: one slow item does not stop the others at once."""
@@ -30,9 +28,8 @@ Inputs = Mapping[str, Any]
 OnError = Literal["yield", "raise", "stop"]
 
 
-class MapPump:
-    """The tasks of a map, and what they have ready. They hold it, and not the `RunMap`: so one that nobody reads any
-    more is noticed."""
+class MapPump(BackgroundTask):
+    """The tasks of a map, and what they have ready."""
 
     def __init__(
         self,
@@ -46,6 +43,7 @@ class MapPump:
         on_error: OnError,
     ) -> None:
         """`check_count` gets the number of all inputs when every item of theirs has ended."""
+        super().__init__("the Runtime was closed before the map was over")
         self._inputs = _iterator_of(inputs)
         self._run_item, self._check_count = run_item, check_count
         self._progress = progress
@@ -54,7 +52,6 @@ class MapPump:
         self._pulled = 0
         self._taken = 0
         self._pulling = anyio.Lock()
-        self._changed = anyio.Event()
         self._is_stopped = False
         """No more inputs are pulled."""
         self._are_over = False
@@ -63,40 +60,22 @@ class MapPump:
         """In which an input is waited for."""
         self._broken: Exception | None = None
         """Why the map does not go on: the inputs raised it, or an item could not be run."""
-        self.scope = anyio.CancelScope()
-        self.over = anyio.Event()
-        self.failure: BaseException | None = None
-        self.is_left = False
-        """Nobody reads any more."""
 
     def leave(self) -> None:
         """End the runs under way: nobody reads any more."""
-        self.is_left = True
-        self.scope.cancel()
-        self._change()
-
-    def _change(self) -> None:
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
+        self.cancel()
+        super().leave()
 
     # The tasks
 
-    async def run(self, opened: Callable[[], Awaitable[Callable[[], None]]]) -> None:
-        """Be the task of the map. `opened` opens its file and returns what closes it."""
-        self.failure = UsageError("the Runtime was closed before the map was over")
+    async def work(self, opened: Callable[[], Awaitable[Callable[[], None]]]) -> None:
+        """Be the work of the map's task. `opened` opens its file and returns what closes it."""
         try:
-            with self.scope:
-                await self._run(opened)
-                self.failure = None
-        except anyio.get_cancelled_exc_class():
-            raise
-        except BaseException as exc:  # it is the reader's; in the task group of the Runtime it would end every run
-            self.failure = _first(exc)
-        finally:
-            self.over.set()
-            self._change()
+            await self._work_all(opened)
+        except BaseExceptionGroup as exc:
+            raise _first(exc) from None
 
-    async def _run(self, opened: Callable[[], Awaitable[Callable[[], None]]]) -> None:
+    async def _work_all(self, opened: Callable[[], Awaitable[Callable[[], None]]]) -> None:
         close = await opened()
         try:
             if self._progress is not None:
@@ -121,7 +100,7 @@ class MapPump:
         except Exception as exc:
             self._broken = self._broken or exc
             self._stop()
-            self._change()
+            self.changed.notify()
 
     def _stop(self) -> None:
         """Begin no more items, and wait for no more inputs."""
@@ -136,7 +115,7 @@ class MapPump:
             self._stop()
         if self._progress is not None:
             self._progress.count(item)
-        self._change()
+        self.changed.notify()
 
     def _is_failure(self, item: MapItem) -> bool:
         """Return whether `on_error` is about this item. One that had failed before was told of then."""
@@ -146,7 +125,7 @@ class MapPump:
         """Return the next input and its number, when there is room for its item; None after the last one."""
         async with self._pulling:
             while not self._is_stopped and self._pulled - self._taken >= WINDOW * self._concurrency:
-                await self._changed.wait()
+                await self.changed.wait()
             if self._is_stopped:
                 return None
             with anyio.CancelScope() as self._waiting:
@@ -177,23 +156,17 @@ class MapPump:
 
     # The reader's end
 
-    async def take(self) -> MapItem | None:
-        """Return the next item; None after the last one.
+    def take(self) -> MapItem | None:
+        """Take the next item; None if none is ready.
 
         Raises:
             MapStopped: the item failed, and `on_error` is "raise".
-            Exception: the map failed with it.
         """
-        while (index := self._next()) is None:
-            if self.over.is_set() or self.is_left:
-                failure, self.failure = self.failure, None
-                if failure is not None and not self.is_left:
-                    raise failure
-                return None
-            await self._changed.wait()
+        if (index := self._next()) is None:
+            return None
         item = self._ready.pop(index)
         self._taken += 1
-        self._change()
+        self.changed.notify()
         if self._on_error == "raise" and self._is_failure(item):
             why = item.error.message if item.error is not None else "without a word"
             raise MapStopped(f"item {index} ended as {item.outcome}: {why}", item)
@@ -220,7 +193,7 @@ def _first(exc: BaseException) -> BaseException:
     return exc
 
 
-class RunMap:
+class RunMap(TaskReader[MapItem]):
     """The items of a map: `async for item in runtime.map(source, inputs)`. It begins with the first step.
 
     Leaving the loop early ends the runs under way. `async with runtime.map(...) as items` also waits for their end.
@@ -232,14 +205,14 @@ class RunMap:
         opened: Callable[[], Awaitable[Callable[[], None]]],
         tasks: Callable[[], TaskGroup],
     ) -> None:
+        super().__init__(pump)
         self._pump, self._opened, self._tasks = pump, opened, tasks
-        self._is_begun = False
-        self._thread = threading.get_ident()
-        self._token: Any = None
-        """Of the event loop."""
 
-    def __aiter__(self) -> Self:
-        return self
+    def _begin(self) -> None:
+        self._tasks().start_soon(self._pump.run, partial(self._pump.work, self._opened), name="toolcell map")
+
+    def _take(self) -> MapItem | None:
+        return self._pump.take()
 
     async def __anext__(self) -> MapItem:
         """Return the next item.
@@ -252,44 +225,8 @@ class RunMap:
 
         Cancellation: the runs under way end.
         """
-        if not self._is_begun:
-            self._is_begun, self._thread = True, threading.get_ident()
-            self._token = anyio.lowlevel.current_token()
-            self._tasks().start_soon(self._pump.run, self._opened, name="toolcell map")
         try:
-            item = await self._pump.take()
-        except anyio.get_cancelled_exc_class():
-            self._pump.leave()
-            raise
+            return await super().__anext__()
         except MapStopped:
             await self.aclose()
             raise
-        if item is None:
-            raise StopAsyncIteration
-        return item
-
-    async def aclose(self) -> None:
-        """End the runs under way, and wait for their end. Does nothing when it is over."""
-        self._pump.leave()
-        if not self._is_begun:
-            self._is_begun = True
-            self._pump.over.set()
-        with anyio.CancelScope(shield=True):
-            await self._pump.over.wait()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def __del__(self) -> None:
-        pump: MapPump | None = getattr(self, "_pump", None)
-        if pump is None or pump.over.is_set() or not self._is_begun:
-            return
-        if threading.get_ident() == self._thread:
-            pump.leave()
-        else:
-            call_soon(self._token, pump.leave)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import anyio
 
+from toolcell.support.change import Change
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.result import ToolResult
 
@@ -49,7 +50,7 @@ class AnswerTurns:
         in_order = sorted((turn.ended, turn.number) for turn in self._turns.values() if turn.ended is not None)
         self._order = [number for _, number in in_order]
         self._last: RecordedTurn | None = None
-        self._changed = anyio.Event()
+        self._changed = Change()
 
     def note(self, number: int) -> None:
         """The script has made a call."""
@@ -84,14 +85,12 @@ class AnswerTurns:
 
     async def _change(self, allowed_s: float) -> bool:
         """Wait until a call is made or answered; False when nothing happens in time."""
-        changed = self._changed
         with anyio.move_on_after(allowed_s) as waiting:
-            await changed.wait()
+            await self._changed.wait()
         return not waiting.cancelled_caught
 
     def _wake(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.notify()
 
     def _ahead_of(self, turn: RecordedTurn) -> int | None:
         """Return a call that must be made or answered before this one is answered."""

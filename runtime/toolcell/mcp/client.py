@@ -34,6 +34,7 @@ from toolcell.mcp.definitions import Approve, McpProblem, McpTool
 from toolcell.mcp.oauth import Auth
 from toolcell.mcp.requests import Elicit, Questions, Sample, request_callbacks
 from toolcell.mcp.restarts import MAX_RESTARTS, RESTART_WINDOW_S, Restarts, State
+from toolcell.support.change import Change
 from toolcell.support.host_work import ELEMENT_WORK, about_bytes_in_slices
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.tools.adapters import with_options
@@ -111,7 +112,7 @@ class McpClient(OpenedInBlock):
         self._restarts = Restarts(max_restarts, restart_window_s)
         self._wanted = anyio.Event()
         """Somebody asks for a server that was given up."""
-        self._tried = anyio.Event()
+        self._tried = Change()
         """The next attempt to connect has come to its end."""
 
     @property
@@ -186,9 +187,8 @@ class McpClient(OpenedInBlock):
         self._restarts.begin_anew()
         if self._login is not None:
             self._login.begin_connection(by_person=True)
-        tried = self._tried
         self._wanted.set()
-        await tried.wait()
+        await self._tried.wait()
         if self._connection is None:
             raise McpServerError(f"MCP server {self.name}: {self._problem}")
 
@@ -237,8 +237,7 @@ class McpClient(OpenedInBlock):
 
     def _note_attempt(self) -> None:
         """Tell those who wait for an attempt to connect that it is over."""
-        tried, self._tried = self._tried, anyio.Event()
-        tried.set()
+        self._tried.notify()
 
     async def _hold(self, transport: Transport, ready: Callable[[], None]) -> None:
         """Connect, read the tools, and wait until the connection is lost."""

@@ -26,6 +26,7 @@ from mcp_types import (
 )
 
 from toolcell.support import daemon_threads
+from toolcell.support.change import Change
 from toolcell.tools.strangers import safe_text
 
 MAX_QUESTION_CHARS = 2_000
@@ -74,7 +75,7 @@ class Questions:
         self._waiting = 0
         self._asked: list[anyio.CancelScope] = []
         """Those that somebody answers now, oldest first."""
-        self._changed = anyio.Event()
+        self._changed = Change()
         self._threads: anyio.CapacityLimiter | None = None
         self._busy = 0
         """Threads in which a function goes on, though nobody waits for it any more."""
@@ -92,11 +93,7 @@ class Questions:
             self._left = min(self._left, self._calls * MAX_QUESTIONS_OF_CALL)
             for scope in self._asked[: max(0, len(self._asked) - self._calls)]:
                 scope.cancel()
-            self._wake()
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
+            self._changed.notify()
 
     async def ask(self, function: Callable[..., Any], *args: Any) -> Any:
         """Return what a function of the host returns. A plain one runs in a thread: it may wait for a person.
@@ -127,7 +124,7 @@ class Questions:
                 return await found if inspect.isawaitable(found) else found
             finally:
                 self._asked.remove(scope)
-                self._wake()
+                self._changed.notify()
         raise Refused("its call has ended")
 
     async def _in_thread(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:

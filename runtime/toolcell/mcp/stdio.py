@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from toolcell.mcp.server import McpServer
 from toolcell.support import daemon_threads
+from toolcell.support.change import Change
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Of one message. A longer line is answered with an error, and its rest is skipped."""
@@ -59,7 +60,7 @@ class _Lines:
     def __init__(self, reader: BinaryIO, writer: BinaryIO) -> None:
         self._reader, self._writer = reader, writer
         self._lines: deque[bytes | None] = deque()
-        self._arrived = anyio.Event()
+        self._arrived = Change()
         self._room = threading.Semaphore(1)
         self._token: Any = None
 
@@ -82,7 +83,7 @@ class _Lines:
 
     def _put(self, line: bytes | None) -> None:
         self._lines.append(line)
-        self._arrived.set()
+        self._arrived.notify()
 
     def __aiter__(self) -> Self:
         return self
@@ -94,7 +95,6 @@ class _Lines:
             daemon_threads.start(self._read, name="toolcell-mcp-stdin")
         while True:
             while not self._lines:
-                self._arrived = anyio.Event()
                 await self._arrived.wait()
             line = self._lines[0]
             if line is None:

@@ -18,6 +18,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
 from toolcell.mcp.pace import Pace
+from toolcell.support.change import Change
 
 MAX_OPEN_REQUESTS = 16
 """Requests of a server that are not answered. A server that answers nobody's pings has them soon."""
@@ -49,7 +50,7 @@ class Traffic:
         self._open = Counter[int | str]()
         """Requests of the server's, by its own ids, which need not differ."""
         self._bad = 0
-        self._answered = anyio.Event()
+        self._answered = Change()
 
     def note_sending(self, message: SessionMessage) -> None:
         """Take note of a message before it is written: its answer may come at once."""
@@ -91,7 +92,6 @@ class Traffic:
     async def _open_request(self, ident: int | str) -> None:
         with anyio.move_on_after(ANSWERED_S):
             while self._open.total() >= MAX_OPEN_REQUESTS:
-                self._answered = anyio.Event()
                 await self._answered.wait()
         if self._open.total() >= MAX_OPEN_REQUESTS:
             raise Flooded(f"it made more requests while {MAX_OPEN_REQUESTS} of its own had no answer that it has read")
@@ -103,7 +103,7 @@ class Traffic:
             self._open[key] -= 1
             if not self._open[key]:
                 del self._open[key]
-            self._answered.set()
+            self._answered.notify()
 
 
 class Outbox:
@@ -115,7 +115,7 @@ class Outbox:
         self._give_up, self._pack = give_up, pack
         self._waiting = deque[tuple[SessionMessage, bytes | None]]()
         self._size = 0
-        self._arrived = anyio.Event()
+        self._arrived = Change()
         self._is_closed = False
 
     async def send(self, message: SessionMessage) -> None:
@@ -130,7 +130,7 @@ class Outbox:
             raise anyio.BrokenResourceError
         self._waiting.append((message, packed))
         self._size += size
-        self._arrived.set()
+        self._arrived.notify()
         await anyio.lowlevel.checkpoint()
 
     async def messages(self) -> AsyncIterator[tuple[SessionMessage, bytes | None]]:
@@ -142,13 +142,12 @@ class Outbox:
                 self._size -= len(packed or b"")
             if self._is_closed:
                 return
-            self._arrived = anyio.Event()
             await self._arrived.wait()
 
     def close(self) -> None:
         """Take no more messages."""
         self._is_closed = True
-        self._arrived.set()
+        self._arrived.notify()
 
     async def aclose(self) -> None:
         """Take no more messages."""

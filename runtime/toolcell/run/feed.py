@@ -11,13 +11,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final, Literal, get_args
 
-import anyio
-
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.results.eager import EagerReport, RetractedText
 from toolcell.run.early_calls import EarlyCalls
 from toolcell.run.request import ROOM_BYTES
+from toolcell.support.change import Change
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.messages import AnnounceParts, CallAhead, PartRetracted, Ran, ScriptPart
 
@@ -57,7 +56,7 @@ class ScriptFeed:
         self._waits = False
         """For the guest to say what it had run of a text that was retracted."""
         self._finished_at: float | None = None
-        self._news = anyio.Event()
+        self._news = Change()
         self._stop: Callable[[str], object] = _nothing
         self._retractions: deque[str] = deque()
         """The text before each part that took text back, until the guest has told about it."""
@@ -98,7 +97,7 @@ class ScriptFeed:
             text = self._sendable(text)
         self._pieces.append(text)
         self._length += len(text)
-        self._notify()
+        self._news.notify()
 
     def replace(self, text: str) -> None:
         """Put `text` in place of everything that was written. What both begin with stays.
@@ -114,7 +113,7 @@ class ScriptFeed:
         self._pieces, self._length = [text], len(text)
         if same < len(self._sent):
             self._kept, self._is_changed = min(same, self._kept) if self._is_changed else same, True
-        self._notify()
+        self._news.notify()
 
     def finish(self) -> None:
         """The text is whole."""
@@ -123,7 +122,7 @@ class ScriptFeed:
         if self._half:
             self._refuse(self._half)
         self._is_whole, self._finished_at = True, time.perf_counter()
-        self._notify()
+        self._news.notify()
 
     def _check(self, text: object, length: int) -> None:
         if not isinstance(text, str):
@@ -151,10 +150,6 @@ class ScriptFeed:
     def _refuse(self, half: str) -> None:
         self._problem = f"the source holds a lone surrogate, {half!a}, which is no valid text"
         self._half = ""
-
-    def _notify(self) -> None:
-        news, self._news = self._news, anyio.Event()
-        news.set()
 
     # The run's end
 
@@ -204,7 +199,7 @@ class ScriptFeed:
                     raise RemoteProtocolError("PartRetracted without a part that took text back")
                 self._note_retracted(self._retractions.popleft(), start, end)
                 self._waits = False
-                self._notify()
+                self._news.notify()
 
     def _note_retracted(self, text: str, start: int, end: int) -> None:
         if not 0 <= start < end <= len(text):

@@ -11,9 +11,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-import anyio
-
 from toolcell.sandbox.backend import ByteStream, Sandbox
+from toolcell.support.change import Change
 from toolcell_bridge.wire.messages import Message, ToolFail, ToolReturn
 
 RECORDED_BYTES: Final = 16 << 20
@@ -46,7 +45,7 @@ class RecordedStream:
         self._again: set[int] = set()
         """Those of them that this run has answered too."""
         self._unread = printed if is_rewound else (b"", b"")
-        self._changed = anyio.Event()
+        self._changed = Change()
         self._is_over = False
         self._bytes = sum(map(_cost, (*self._items, *printed)))
         self.sent_bytes = self.received_bytes = 0
@@ -74,7 +73,6 @@ class RecordedStream:
             if item in self._again:
                 self._past.popleft()
                 continue
-            self._changed = anyio.Event()
             await self._changed.wait()
         if self._is_over and self._past:
             return b""
@@ -96,7 +94,7 @@ class RecordedStream:
             self._keep(message.id)
         else:
             self._again.add(message.id)
-            self._changed.set()
+            self._changed.notify()
         if not is_new:
             self.sent_bytes += size
         return is_new
@@ -112,7 +110,7 @@ class RecordedStream:
     def end(self) -> None:
         """The run is over: nobody waits for what is past any more."""
         self._is_over = True
-        self._changed.set()
+        self._changed.notify()
 
     def _keep(self, item: bytes | int) -> None:
         if self._counts(item):

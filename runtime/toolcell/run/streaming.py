@@ -6,12 +6,11 @@ on. Nothing is dropped: what had been printed when a limit ended the run can sti
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Self
+from functools import partial
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -19,6 +18,7 @@ from anyio.abc import TaskGroup
 from toolcell.errors import UsageError
 from toolcell.options import RunOptions
 from toolcell.results import ExecutionResult, OutputFile
+from toolcell.support.background import BackgroundTask, TaskReader
 from toolcell.tools.call import Call, CallObserver, RunContext
 from toolcell.tools.run_state import new_id
 
@@ -88,50 +88,39 @@ class RunFinished:
 RunEvent = LogPrinted | ProgressReported | CallStarted | CallEnded | FileReturned | RunFinished
 
 
-class _Feed:
-    """The queue between a run and its reader. The run's task holds it, and not the stream: so a stream that nobody
-    holds any more is noticed."""
+class _Feed(BackgroundTask):
+    """The task of a run, and the queue between the run and its reader."""
 
     def __init__(self, cancel: anyio.Event | None, max_events: int) -> None:
-        self.cancel = cancel or anyio.Event()
-        self.scope = anyio.CancelScope()
-        self.over = anyio.Event()
-        self.failure: BaseException | None = None
-        self.is_left = False
-        """Nobody reads any more."""
+        super().__init__("the Runtime was closed before the run had a result")
+        self._end = cancel or anyio.Event()
         self._max_events = max_events
         self._events: deque[RunEvent] = deque()
-        self._changed = anyio.Event()
-
-    def _change(self) -> None:
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
 
     def leave(self) -> None:
         """End the run: nobody reads any more."""
-        self.is_left = True
-        self.cancel.set()
+        self._end.set()
         self._events.clear()
-        self._change()
+        super().leave()
 
     # The run's end.
 
     def put(self, event: RunEvent) -> Awaitable[None] | None:
         """Append an event. Return what waits until there is room again, if there is none."""
         if self.is_left:
-            self.cancel.set()
+            self._end.set()
             return None
         last = self._events[-1] if self._events else None
         if isinstance(event, LogPrinted) and isinstance(last, LogPrinted) and _fit_together(last, event):
             self._events[-1] = LogPrinted(last.stream, last.text + event.text)
         else:
             self._events.append(event)
-        self._change()
+        self.changed.notify()
         return self._wait_for_room() if len(self._events) > self._max_events else None
 
     async def _wait_for_room(self) -> None:
         while len(self._events) > self._max_events:
-            await self._changed.wait()
+            await self.changed.wait()
 
     def log(self, stream: str, text: str) -> Awaitable[None] | None:
         """Take what was printed."""
@@ -150,41 +139,20 @@ class _Feed:
 
     # The reader's end.
 
-    async def take(self) -> RunEvent | None:
-        """Return the next event; None after the last one.
-
-        Raises:
-            Exception: the run failed with it.
-        """
-        while not self._events:
-            if self.over.is_set() or self.is_left:
-                failure, self.failure = self.failure, None
-                if failure is not None and not self.is_left:
-                    raise failure
-                return None
-            await self._changed.wait()
+    def take(self) -> RunEvent | None:
+        """Take the next event; None if there is none now."""
+        if not self._events:
+            return None
         event = self._events.popleft()
-        self._change()
+        self.changed.notify()
         return event
 
-    async def run(self, execute: Callable[[RunOptions], Awaitable[ExecutionResult]], given: RunOptions) -> None:
-        """Be the task of the run."""
+    async def execute(self, run: Callable[[RunOptions], Awaitable[ExecutionResult]], given: RunOptions) -> None:
+        """Be the work of the task."""
         context = given.context or RunContext(run_id=new_id())
         context = context.child(observer=_CallWatcher(self, context.observer))
-        options = replace(given, context=context, cancel=self.cancel, on_log=self.log, on_progress=self.progress)
-        self.failure = UsageError("the Runtime was closed before the run had a result")
-        try:
-            with self.scope:
-                result = await execute(options)
-                self.failure = None
-                self.finish(result)
-        except anyio.get_cancelled_exc_class():
-            raise
-        except BaseException as exc:  # it is the reader's; in the task group of the Runtime it would end every run
-            self.failure = exc
-        finally:
-            self.over.set()
-            self._change()
+        options = replace(given, context=context, cancel=self._end, on_log=self.log, on_progress=self.progress)
+        self.finish(await run(options))
 
 
 def _fit_together(last: LogPrinted, event: LogPrinted) -> bool:
@@ -218,10 +186,11 @@ class _CallWatcher:
             await waiting
 
 
-class RunStream:
+class RunStream(TaskReader[RunEvent]):
     """The events of one run: `async for event in runtime.stream(source)`. The run begins with the first step.
 
-    Leaving the loop early ends the run. `async with runtime.stream(source) as events` also waits for its end.
+    Leaving the loop early ends the run. `async with runtime.stream(source) as events` also waits for its end. A step
+    raises what `execute_code` raises.
     """
 
     def __init__(
@@ -239,65 +208,13 @@ class RunStream:
         if options.on_log is not None or options.on_progress is not None:
             wrong = "on_log" if options.on_log is not None else "on_progress"
             raise UsageError(f"a stream has what is printed and reported as events; leave out {wrong}=")
-        self._execute, self._tasks, self._max_events = execute, tasks, max_events
-        self._options = options
-        self._feed: _Feed | None = None
-        self._thread = threading.get_ident()
+        self._feed = _Feed(options.cancel, max_events)
+        super().__init__(self._feed, LEAVE_S)
+        self._execute, self._options, self._tasks = execute, options, tasks
 
-    def __aiter__(self) -> Self:
-        return self
+    def _begin(self) -> None:
+        work = partial(self._feed.execute, self._execute, self._options)
+        self._tasks().start_soon(self._feed.run, work, name="toolcell stream")
 
-    async def __anext__(self) -> RunEvent:
-        """Return the next event.
-
-        Raises:
-            Exception: as from `execute_code`.
-
-        Cancellation: the run ends.
-        """
-        feed = self._feed or self._start()
-        try:
-            event = await feed.take()
-        except anyio.get_cancelled_exc_class():
-            feed.leave()
-            raise
-        if event is None:
-            raise StopAsyncIteration
-        return event
-
-    def _start(self) -> _Feed:
-        self._feed = feed = _Feed(self._options.cancel, self._max_events)
-        self._thread = threading.get_ident()
-        self._tasks().start_soon(feed.run, self._execute, self._options, name="toolcell stream")
-        return feed
-
-    async def aclose(self) -> None:
-        """End the run, and wait for its end. Does nothing when it is over."""
-        if self._feed is None:
-            self._feed = _Feed(None, 0)
-            self._feed.over.set()
-            return
-        feed = self._feed
-        feed.leave()
-        with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(LEAVE_S):
-                await feed.over.wait()
-            feed.scope.cancel()
-            await feed.over.wait()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def __del__(self) -> None:
-        feed: _Feed | None = getattr(self, "_feed", None)
-        if feed is None or feed.over.is_set():
-            return
-        if threading.get_ident() == self._thread:
-            feed.leave()
-        else:  # events belong to the thread of their loop: the run ends with the next thing that happens in it
-            feed.is_left = True
+    def _take(self) -> RunEvent | None:
+        return self._feed.take()

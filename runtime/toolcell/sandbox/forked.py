@@ -14,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-import anyio
-
 from toolcell.config import Limits
 from toolcell.sandbox.backend import INTERRUPTED_S, ByteStream, Exit, SandboxDefaults
 from toolcell.sandbox.stream import SocketStream, read_available
+from toolcell.support.change import Change
 from toolcell_bridge.entry.shared_protocol import ASK, FREEZE, INTERRUPT, KILL, THAW
 
 
@@ -33,7 +32,7 @@ class ForkedSandbox:
         self.problem = ""
         """Why it was not started, or why nobody will report its end."""
         self.end: Exit | None = None
-        self.changed = anyio.Event()
+        self.changed = Change()
 
     @property
     def is_over(self) -> bool:
@@ -42,8 +41,7 @@ class ForkedSandbox:
 
     def notify(self) -> None:
         """Wake everybody who waits for a change."""
-        self.changed.set()
-        self.changed = anyio.Event()
+        self.changed.notify()
 
     def fail(self, problem: str) -> None:
         """Record why nobody will report its end."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from toolcell.service.problems import Problem
+from toolcell.support.change import Change
 
 RETRY_S = 5
 """What a client should wait while this service ends and another one starts."""
@@ -48,7 +49,7 @@ class RunsUnderWay:
 
     def __init__(self) -> None:
         self._runs: set[RunUnderWay] = set()
-        self._changed = anyio.Event()
+        self._changed = Change()
         self.is_draining = False
 
     def __len__(self) -> int:
@@ -74,8 +75,7 @@ class RunsUnderWay:
         finally:
             run.over()
             self._runs.discard(run)
-            changed, self._changed = self._changed, anyio.Event()
-            changed.set()
+            self._changed.notify()
 
     async def wait_for_none(self) -> None:
         """Wait until nothing runs."""

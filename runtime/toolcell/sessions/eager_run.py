@@ -21,6 +21,7 @@ from toolcell.options import RunOptions
 from toolcell.results import ExecutionResult
 from toolcell.run.feed import OnRetract, ScriptFeed
 from toolcell.run.runs import Runs
+from toolcell.support.background import BackgroundTask
 
 LEAVE_S: Final = 2.0
 """What a run that was left may take to end by itself, before its task is cancelled."""
@@ -49,11 +50,9 @@ class EagerRun:
         self._feed, self._execute, self._tasks = feed, execute, tasks
         self._cancel = options.cancel or anyio.Event()
         self._options = replace(options, cancel=self._cancel)
-        self._scope = anyio.CancelScope()
-        self._over = anyio.Event()
-        self._is_begun = self._is_left = False
+        self._task = BackgroundTask(CLOSED)
+        self._is_begun = False
         self._result: ExecutionResult | None = None
-        self._failure: BaseException | None = None
 
     @property
     def text(self) -> str:
@@ -63,7 +62,7 @@ class EagerRun:
     @property
     def is_over(self) -> bool:
         """True when nothing more of the text will run: the script has failed or ended, or was stopped."""
-        return self._over.is_set()
+        return self._task.over.is_set()
 
     async def write(self, text: str) -> None:
         """Append text, of any length. It may end anywhere. Statements run meanwhile; this does not wait for them.
@@ -101,49 +100,36 @@ class EagerRun:
         self._feed.finish()
         await self._begin(".")
         try:
-            await self._over.wait()
+            await self._task.over.wait()
         except anyio.get_cancelled_exc_class():
             await self.aclose()
             raise
         if self._result is None:
-            raise self._failure or UsageError(CLOSED)
+            raise self._task.failure or UsageError(CLOSED)
         return self._result
 
     def _check_here(self) -> None:
-        if self._is_left:
+        if self._task.is_left:
             raise UsageError("the block of this eager run was left; feed() begins another run")
 
     async def _begin(self, text: str) -> None:
         """Start the run with the first text, and let it have its turn."""
         if text and not self._is_begun:
             self._is_begun = True
-            self._tasks().start_soon(self._run, name="toolcell eager run")
+            self._tasks().start_soon(self._task.run, self._run, name="toolcell eager run")
         await anyio.lowlevel.checkpoint()
 
     async def _run(self) -> None:
-        """Be the task of the run."""
-        try:
-            with self._scope:
-                self._result = await self._execute(self._feed, self._options)
-        except anyio.get_cancelled_exc_class():
-            raise
-        except BaseException as exc:  # it is the writer's; in the task group of the Runtime it would end every run
-            self._failure = exc
-        finally:
-            self._over.set()
+        self._result = await self._execute(self._feed, self._options)
 
     async def aclose(self) -> None:
         """End the run, and wait for its end. Does nothing when it is over."""
-        self._is_left = True
+        self._task.leave()
         if not self._is_begun:
-            self._over.set()
+            self._task.over.set()
             return
         self._cancel.set()
-        with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(LEAVE_S):
-                await self._over.wait()
-            self._scope.cancel()
-            await self._over.wait()
+        await self._task.wait_over(LEAVE_S)
 
     async def __aenter__(self) -> Self:
         self._check_here()

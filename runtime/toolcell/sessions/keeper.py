@@ -15,6 +15,7 @@ from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.journal.tokens import run_of
 from toolcell.results import Suspension
 from toolcell.sessions.host import SessionHost
+from toolcell.support.change import Change
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.registry import registry_of
 
@@ -32,7 +33,7 @@ class Sessions:
         self._tasks: TaskGroup | None = None
         """In which idle sessions are looked at."""
         self._open: dict[str, Session] = {}
-        self._changed = anyio.Event()
+        self._changed = Change()
         self._next_look = math.inf
         """When `tick` wakes."""
 
@@ -64,7 +65,7 @@ class Sessions:
         """A session has begun to idle, and is to be looked at then, on the event loop's clock."""
         if look_at < self._next_look:
             self._next_look = look_at
-            self._changed.set()
+            self._changed.notify()
 
     async def make_room(self) -> None:
         """See to it that one more session can have a sandbox: the one that idles longest gives up its own.
@@ -88,7 +89,6 @@ class Sessions:
     async def tick(self) -> None:
         """Pause sessions that idle, and put them down later, for ever."""
         while True:
-            self._changed = anyio.Event()
             with anyio.move_on_after(self._next_look - anyio.current_time()):
                 await self._changed.wait()
             if (now := anyio.current_time()) < self._next_look:

@@ -1,8 +1,9 @@
-"""What anyio looks for in the running event loop each time it is asked: found once, for whoever asks often."""
+"""Event loops: called from other threads; what anyio looks for each time, found once for whoever asks often."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -18,3 +19,13 @@ def clock() -> Callable[[], float]:
     loop = getattr(anyio.lowlevel.current_token(), "native_token", None)
     time: Callable[[], float] = getattr(loop, "time", anyio.current_time)
     return time
+
+
+def call_soon(token: Any, callback: Callable[[], None]) -> None:
+    """Have an event loop call `callback`, without waiting for it: the loop may be about to end."""
+    loop = getattr(token, "native_token", token)
+    schedule = loop.run_sync_soon if hasattr(loop, "run_sync_soon") else loop.call_soon_threadsafe
+    try:
+        schedule(callback)
+    except RuntimeError:  # the loop has ended, and with it whoever waited
+        pass

@@ -12,10 +12,9 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import anyio
-
 from toolcell.config import Limits
 from toolcell.sandbox.backend import Exit, Sample, SandboxDefaults
+from toolcell.support.change import Change
 from toolcell_bridge import __version__
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.errors import ProtocolError
@@ -80,7 +79,7 @@ class ScriptedStream:
     def __init__(self, sandbox: ScriptedSandbox) -> None:
         self._sandbox = sandbox
         self._to_host: deque[bytes] = deque()
-        self._changed = anyio.Event()
+        self._changed = Change()
         self._is_closed = False
         self.sent_bytes = 0
         self.received_bytes = 0
@@ -88,16 +87,12 @@ class ScriptedStream:
     def put(self, data: bytes) -> None:
         """Give the host bytes to receive."""
         self._to_host.append(data)
-        self._notify()
+        self._changed.notify()
 
     def close(self) -> None:
         """End the stream after the bytes that are queued."""
         self._is_closed = True
-        self._notify()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.notify()
 
     async def receive(self) -> bytes:
         """Return the next bytes, or b"" when the guest is gone."""

@@ -22,6 +22,7 @@ import anyio.lowlevel
 from toolcell.errors import ToolAbort, ToolError
 from toolcell.results import AbandonedThread
 from toolcell.support import daemon_threads
+from toolcell.support.event_loop import call_soon
 from toolcell.tools.options import ToolOptions
 
 
@@ -73,16 +74,6 @@ class ToolThread:
         over = anyio.Event()
         self.when_over(over.set)
         await over.wait()
-
-
-def call_soon(token: Any, callback: Callable[[], None]) -> None:
-    """Have an event loop call `callback`, without waiting for it: the loop may be about to end."""
-    loop = getattr(token, "native_token", token)
-    schedule = loop.run_sync_soon if hasattr(loop, "run_sync_soon") else loop.call_soon_threadsafe
-    try:
-        schedule(callback)
-    except RuntimeError:  # the loop has ended, and with it whoever waited
-        pass
 
 
 def when_all_over(threads: Sequence[ToolThread], callback: Callable[[], None]) -> None:

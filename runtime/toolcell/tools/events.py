@@ -15,9 +15,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import anyio
-
 from toolcell.support import daemon_threads
+from toolcell.support.change import Change
 from toolcell.support.log import logger_of
 from toolcell.tools.result import ToolResult
 from toolcell.tools.values import plain_or_text
@@ -120,7 +119,7 @@ class EventStream:
 
     def __init__(self, bus: EventBus, max_events: int) -> None:
         self._backlog = _Backlog(max_events)
-        self._wake = anyio.Event()
+        self._wake = Change()
         self._unsubscribe = bus.subscribe(self._put)
         self._closed = False
 
@@ -131,13 +130,13 @@ class EventStream:
 
     def _put(self, event: Event) -> None:
         self._backlog.put(event)
-        self._wake.set()
+        self._wake.notify()
 
     def close(self) -> None:
         """End the stream; what is queued can still be read."""
         self._closed = True
         self._unsubscribe()
-        self._wake.set()
+        self._wake.notify()
 
     def __enter__(self) -> EventStream:
         return self
@@ -151,7 +150,6 @@ class EventStream:
                 yield self._backlog.take()
             if self._closed:
                 return
-            self._wake = anyio.Event()
             await self._wake.wait()
 
 

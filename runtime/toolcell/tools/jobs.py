@@ -17,6 +17,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from toolcell.errors import ToolAbort, UsageError
+from toolcell.support.change import Change
 from toolcell.support.log import logger_of
 from toolcell.tools.checks import text_of
 from toolcell.tools.concurrency import passes_on
@@ -125,7 +126,7 @@ class JobTable:
         self._numbers = itertools.count(1)
         self._group: TaskGroup | None = None
         self._finished: deque[Job] = deque()
-        self._changed = anyio.Event()
+        self._changed = Change()
 
     async def __aenter__(self) -> Self:
         if self._tasks is None:
@@ -241,7 +242,7 @@ class JobTable:
         """Forget a job whose call had its answer without it."""
         if self._jobs.pop(job.id, None) is not None:
             job.scope.cancel()
-            self._changed.set()
+            self._changed.notify()
 
     def finish(self, job: Job, result: ToolResult) -> bool:
         """Complete a job from its handle; False when it already was."""
@@ -259,7 +260,7 @@ class JobTable:
         if not job.complete(result):
             return False
         self._finished.append(job)
-        self._changed.set()
+        self._changed.notify()
         self._deliver(job, result)
         return True
 
@@ -281,7 +282,6 @@ class JobTable:
     async def wait_finished(self) -> None:
         """Wait until `take_finished` has something to give. Returns at once when nothing is running."""
         while not self._finished and any(not job.is_done for job in self._jobs.values()):
-            self._changed = anyio.Event()
             await self._changed.wait()
 
 

@@ -18,6 +18,7 @@ import anyio.lowlevel
 from toolcell.sandbox.docker.demultiplex import STDOUT, BrokenStream, Demultiplexer, DoneCounter, MarkedOutput
 from toolcell.sandbox.stream import SocketStream
 from toolcell.support import daemon_threads
+from toolcell.support.change import Change
 
 if TYPE_CHECKING:
     from toolcell.sandbox.docker.client import EngineClient
@@ -72,7 +73,7 @@ class AttachedStream:
         self._done_frames = DoneCounter()
         self._output = MarkedOutput(end_marker)
         self._bridge = bytearray()
-        self._has_room = anyio.Event()
+        self._has_room = Change()
         self._is_ending = False
         self._is_full = False
         self._is_over = False
@@ -116,7 +117,6 @@ class AttachedStream:
     async def _read(self) -> None:
         """Read once from the connection and sort the bytes by stream."""
         while len(self._output) > OUTPUT_BYTES and not self._is_ending:
-            self._has_room = anyio.Event()
             await self._has_room.wait()
         try:
             data = await self._connection.receive()
@@ -144,13 +144,13 @@ class AttachedStream:
     def take_output(self) -> bytes:
         """Take the raw output received so far, without waiting."""
         data = self._output.take(is_last=self._is_over)
-        self._has_room.set()
+        self._has_room.notify()
         return data
 
     def expect_end(self) -> None:
         """Lift the limit on raw output: the container has been killed, so little is still on its way."""
         self._is_ending = True
-        self._has_room.set()
+        self._has_room.notify()
 
     async def drain(self) -> None:
         """Read to the end of the stream; `receive` returns the bytes afterwards.

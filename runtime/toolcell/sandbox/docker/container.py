@@ -21,6 +21,7 @@ from toolcell.sandbox.docker.client import Conflict, EngineClient
 from toolcell.sandbox.docker.hardening import OWN_PROCESSES, Blueprint
 from toolcell.sandbox.docker.usage import UsageReader, find_cgroup
 from toolcell.support import daemon_threads
+from toolcell.support.change import Change
 from toolcell_bridge.guest.errors import ASK_SIGNAL
 from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 
@@ -47,12 +48,11 @@ class ContainerState:
         """The stream of events broke: no event will arrive."""
         self.exit_code: int | None = None
         self.memory_kills = 0
-        self._changed = anyio.Event()
+        self._changed = Change()
 
     def notify(self) -> None:
         """Wake every task that waits for a change."""
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.notify()
 
     async def wait_for(self, is_reached: Callable[[ContainerState], bool], within_s: float) -> bool:
         """Wait until `is_reached` holds. Return False when it does not in time, or when no event will arrive."""

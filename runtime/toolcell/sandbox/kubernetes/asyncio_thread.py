@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 
 from toolcell.support import daemon_threads
-from toolcell.tools.concurrency import call_soon
+from toolcell.support.event_loop import call_soon
 
 Returned = TypeVar("Returned")
 

@@ -29,6 +29,7 @@ from toolcell.sandbox.kubernetes.pods import check_name, layers_of, memory_for, 
 from toolcell.sandbox.node.sandbox import NodeSandbox, Placement
 from toolcell.sandbox.node.server import NodeAddress
 from toolcell.sandbox.node.stream import NodeStream, start
+from toolcell.support.change import Change
 from toolcell.support.log import logger_of
 from toolcell.tools.checks import check_count, check_kind, check_path, shown
 
@@ -134,7 +135,7 @@ class KubernetesBackend(BackendDefaults):
         self._claiming: list[Claiming] = []
         self._waiting = 0
         """Starts that wait for a place."""
-        self._changed = anyio.Event()
+        self._changed = Change()
         self._count = itertools.count(1)
 
     @property
@@ -261,12 +262,8 @@ class KubernetesBackend(BackendDefaults):
             claiming.problem = str(exc) if isinstance(exc, SandboxUnavailable) else f"{type(exc).__name__}: {exc}"
         finally:
             self._claiming.remove(claiming)
-            self._change()
+            self._changed.notify()
         await self._keep_one_empty()
-
-    def _change(self) -> None:
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
 
     async def _claim(self) -> UsedPod:
         loop = self._loop
@@ -354,7 +351,7 @@ class KubernetesBackend(BackendDefaults):
     async def _leave(self, used: UsedPod) -> None:
         """Take a sandbox's place back. A pod that was for one sandbox ends; of the others, one empty pod is kept."""
         used.busy -= 1
-        self._change()
+        self._changed.notify()
         if not used.busy and (self._slots == 1 or used.is_lost):
             await self._give_up(used)
         await self._keep_one_empty()
@@ -382,7 +379,7 @@ class KubernetesBackend(BackendDefaults):
         if tasks is not None:
             tasks.cancel_scope.cancel()
             await tasks.__aexit__(None, None, None)
-            self._change()  # who waits for a place sees that it is closed
+            self._changed.notify()  # who waits for a place sees that it is closed
         if loop is not None:
             self._pods.clear()
             with anyio.CancelScope(shield=True):

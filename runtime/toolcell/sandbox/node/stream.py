@@ -27,6 +27,7 @@ from toolcell.sandbox.node.frames import FrameBuffer, frame, proof
 from toolcell.sandbox.node.secure_channel import SecureChannel, context_of_caller
 from toolcell.sandbox.node.server import NodeAddress
 from toolcell.sandbox.stream import SocketStream, wait_writable
+from toolcell.support.change import Change
 
 CONNECT_S: Final = 10.0
 ANSWER_S: Final = 0.5
@@ -60,7 +61,7 @@ class NodeStream:
         self._bridge = bytearray()
         self._unacknowledged = 0
         self._is_receiving = False
-        self._news = anyio.Event()
+        self._news = Change()
         self._writing: anyio.Lock = anyio.Lock()
         self.is_over = False
         """No frame will follow."""
@@ -161,12 +162,7 @@ class NodeStream:
             self.problem, data = f"{self._where} sent what is no frame: {exc}", b""
         if not data:
             self.is_over = True
-        self._tell()
-
-    def _tell(self) -> None:
-        """Wake everybody who waits: something has changed."""
-        news, self._news = self._news, anyio.Event()
-        news.set()
+        self._news.notify()
 
     def _take(self, kind: bytes, body: bytes) -> None:
         if kind == frames.BRIDGE:
@@ -219,7 +215,7 @@ class NodeStream:
                 self._feed(await self._socket.receive())
             finally:
                 self._is_receiving = False
-                self._tell()  # somebody else who waits goes on with this
+                self._news.notify()  # somebody else who waits goes on with this
 
     def ask(self) -> Sample:
         """Return a measurement that is made now. The event loop waits for it, a network's way to the node and back."""
@@ -258,7 +254,7 @@ class NodeStream:
         data = bytes(self._bridge)
         self._bridge.clear()
         if len(data) >= HELD_BYTES:
-            self._tell()  # who waits for something else may read again
+            self._news.notify()  # who waits for something else may read again
         self.received_bytes += len(data)
         return data
 
@@ -295,7 +291,7 @@ class NodeStream:
         """Close the connection."""
         self.is_over = True
         self._socket.close()
-        self._tell()
+        self._news.notify()
 
 
 async def start(stream: NodeStream, limits: bytes, settings: bytes = b"") -> None:

@@ -26,6 +26,7 @@ from toolcell.sandbox.node.server import NodeAddress, NodeSettings
 from toolcell.sandbox.node.stream import NodeStream, WrongKey, start
 from toolcell.sandbox.ray.cluster import RayCluster
 from toolcell.support import daemon_threads
+from toolcell.support.change import Change
 from toolcell.support.log import logger_of
 from toolcell.tools.checks import check_count, check_kind
 
@@ -113,7 +114,7 @@ class RayBackend(BackendDefaults):
         """When to try a node again whose actor failed for a reason that may pass: it was killed as it began."""
         self._count = itertools.count(1)
         self._tasks: TaskGroup | None = None
-        self._freed = anyio.Event()
+        self._freed = Change()
 
     @property
     def fixed(self) -> frozenset[str]:
@@ -180,7 +181,7 @@ class RayBackend(BackendDefaults):
         else:
             for ident, name in new.items():  # each by itself: one that hangs holds up no other
                 self._tasks.start_soon(self._start_later, {ident: name})
-        self._free()
+        self._freed.notify()
 
     def _may_start(self, ident: str, name: str) -> bool:
         if ident in self._starting:
@@ -211,11 +212,7 @@ class RayBackend(BackendDefaults):
             logger.warning("node %s is not used: %s", name, problem)
             if may_pass:
                 self._again_at[ident] = anyio.current_time() + AGAIN_S
-        self._free()
-
-    def _free(self) -> None:
-        freed, self._freed = self._freed, anyio.Event()
-        freed.set()
+        self._freed.notify()
 
     async def start(self, limits: Limits) -> NodeSandbox:
         """Start a sandbox on the node with the most free places; wait for a place while there is none.
@@ -278,13 +275,13 @@ class RayBackend(BackendDefaults):
 
     def _leave(self, node: RayNode) -> None:
         node.busy -= 1
-        self._free()
+        self._freed.notify()
 
     async def close(self) -> None:
         """End the actors, and every sandbox with them."""
         tasks, self._tasks = self._tasks, None
         if tasks is not None:
-            self._free()
+            self._freed.notify()
             tasks.cancel_scope.cancel()
             await tasks.__aexit__(None, None, None)
             await self._disconnect()

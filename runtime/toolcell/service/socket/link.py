@@ -21,6 +21,7 @@ from toolcell.service.socket.frames import FRAME_BYTES
 from toolcell.service.socket.messages import CALLER_MESSAGES, SERVICE_MESSAGES
 from toolcell.service.socket.peer import PeerChannel, SocketPeer
 from toolcell.service.socket.protocol import SocketProtocol
+from toolcell.support.change import Change
 
 RESULT_BYTES: Final = 256 * 1024 * 1024
 """Longest message that a client takes: a result with all its files."""
@@ -101,7 +102,7 @@ class ServiceLink:
         self._over.set()
         self._wanted = asyncio.Event()
         """Somebody waits for the connection."""
-        self._changed = asyncio.Event()
+        self._changed = Change()
 
     def _new_peer(self) -> SocketPeer:
         protocol = SocketProtocol(is_caller=True, message_bytes=RESULT_BYTES)
@@ -114,8 +115,7 @@ class ServiceLink:
 
     def note_change(self) -> None:
         """Wake those who wait for the connection or for a free channel."""
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._changed.notify()
 
     # The connection.
 
@@ -215,7 +215,8 @@ class ServiceLink:
 
     async def _wait_for_change(self, wait_s: float) -> bool:
         try:
-            await asyncio.wait_for(self._changed.wait(), max(wait_s, 0.0))
+            async with asyncio.timeout(max(wait_s, 0.0)):
+                await self._changed.wait()
         except TimeoutError:
             return False
         return True

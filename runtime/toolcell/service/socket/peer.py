@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 from toolcell.service.socket.codec import TaggedCodec
 from toolcell.service.socket.protocol import Arrived, Greeted, LinkState, SessionOver, SocketProtocol
+from toolcell.support.change import Change
 from toolcell_bridge.wire.errors import RemoteProtocolError
 
 QUEUE_BYTES: Final = 1024 * 1024
@@ -57,18 +58,18 @@ class PeerChannel:
     def __init__(self, peer: SocketPeer, number: int) -> None:
         self._peer, self.number = peer, number
         self._bodies: deque[bytes] = deque()
-        self._changed = asyncio.Event()
+        self._changed = Change()
         self._lost: ChannelLost | None = None
 
     def arrived(self, body: bytes) -> None:
         """A message came."""
         self._bodies.append(body)
-        self._changed.set()
+        self._changed.notify()
 
     def lose(self, lost: ChannelLost) -> None:
         """The session is over: nothing more comes."""
         self._lost = self._lost or lost
-        self._changed.set()
+        self._changed.notify()
 
     async def receive(self) -> Any:
         """Return the next message.
@@ -80,7 +81,6 @@ class PeerChannel:
         while not self._bodies:
             if self._lost is not None:
                 raise self._lost
-            self._changed.clear()
             await self._changed.wait()
         body = self._bodies.popleft()
         self._peer.take(self.number)
@@ -144,8 +144,8 @@ class SocketPeer:
         self._channels: dict[int, PeerChannel] = {}
         self._newest = 0
         """Of the channels that the other end has opened."""
-        self._wake = asyncio.Event()
-        self._sent = asyncio.Event()
+        self._wake = Change()
+        self._sent = Change()
         self._pings = itertools.count(1)
         self.greeted = asyncio.Event()
         self.over: SessionOver | None = None
@@ -186,16 +186,15 @@ class SocketPeer:
             channel.lose(ChannelLost(reason, begun[number]))
             self.protocol.channels.close(number, at_once=True)
         self._channels.clear()
-        self._sent.set()
+        self._sent.notify()
 
     def wake(self) -> None:
         """There may be something to send."""
-        self._wake.set()
+        self._wake.notify()
 
     async def wait_for_room(self, number: int) -> None:
         """Wait until little enough of a channel waits to be sent."""
         while number in self._channels and self.protocol.channels.waiting_bytes(number) > QUEUE_BYTES:
-            self._sent.clear()
             await self._sent.wait()
 
     async def carry(self, transport: Transport, first: Callable[[], None] | None = None) -> str:
@@ -228,10 +227,9 @@ class SocketPeer:
                     await transport.send(frame)
                 except ConnectionError as exc:
                     return f"the connection was lost: {exc}".rstrip(": ")
-                self._sent.set()
+                self._sent.notify()
             if self.is_over:
                 return "this end ended the session"
-            self._wake.clear()
             await self._wake.wait()
 
     async def _read(self, transport: Transport) -> str:
@@ -279,7 +277,7 @@ class SocketPeer:
                 for number in (*lost, *unsent):
                     if (channel := self._channels.pop(number, None)) is not None:
                         channel.lose(ChannelLost(FORGOTTEN, number in lost))
-                self._sent.set()
+                self._sent.notify()
                 self.greeted.set()
             case SessionOver():
                 self.over = event

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from toolcell.support.change import Change
+
 MOST: Final = 200
 """Runs that are kept. The oldest that have ended make room."""
 MAX_EVENTS: Final = 2000
@@ -27,7 +29,7 @@ class LiveRun:
     events: list[tuple[str, str]] = field(default_factory=list)
     is_over: bool = False
     left_out: int = 0
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _changed: Change = field(default_factory=Change)
 
     def tell(self, name: str, part: str) -> None:
         """Add an event. Of very many only the first are kept, and the last one."""
@@ -35,16 +37,12 @@ class LiveRun:
             self.events.append((name, part))
         else:
             self.left_out += 1
-        self._wake()
+        self._changed.notify()
 
     def finish(self) -> None:
         """No event comes any more."""
         self.is_over = True
-        self._wake()
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._changed.notify()
 
     async def follow(self, first: int = 0) -> AsyncIterator[tuple[int, str, str]]:
         """Yield the events from a number on, those of the past and those to come, until the run is over."""
