@@ -18,7 +18,7 @@ from toolcell.config import MIB, Limits, PoolConfig
 from toolcell.control import in_type_check
 from toolcell.errors import SandboxUnavailable, ToolcellError
 from toolcell.results import ExecutionResult
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 from toolcell.support.daemon_threads import run_sync
 
 SCRIPT: Final = f"""{Path(in_type_check.__file__).read_text(encoding="utf-8")}
@@ -153,7 +153,7 @@ class Checkers:
         self._alive: list[Checker] = []
         """The one that was used last is the last."""
         self._lock: anyio.Lock | None = None
-        self._changed = Change()
+        self._changed = ChangeEvent()
 
     async def close(self) -> None:
         """End them, and their sandboxes."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import anyio
 
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.result import ToolResult
 
@@ -50,7 +50,7 @@ class AnswerTurns:
         in_order = sorted((turn.ended, turn.number) for turn in self._turns.values() if turn.ended is not None)
         self._order = [number for _, number in in_order]
         self._last: RecordedTurn | None = None
-        self._changed = Change()
+        self._changed = ChangeEvent()
 
     def note(self, number: int) -> None:
         """The script has made a call."""

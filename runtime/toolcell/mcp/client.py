@@ -34,7 +34,7 @@ from toolcell.mcp.definitions import Approve, McpProblem, McpTool
 from toolcell.mcp.oauth import Auth
 from toolcell.mcp.requests import Elicit, Questions, Sample, request_callbacks
 from toolcell.mcp.restarts import MAX_RESTARTS, RESTART_WINDOW_S, Restarts, State
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 from toolcell.support.host_work import ELEMENT_WORK, about_bytes_in_slices
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.tools.adapters import with_options
@@ -112,7 +112,7 @@ class McpClient(OpenedInBlock):
         self._restarts = Restarts(max_restarts, restart_window_s)
         self._wanted = anyio.Event()
         """Somebody asks for a server that was given up."""
-        self._tried = Change()
+        self._tried = ChangeEvent()
         """The next attempt to connect has come to its end."""
 
     @property

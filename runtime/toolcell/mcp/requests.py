@@ -26,7 +26,7 @@ from mcp_types import (
 )
 
 from toolcell.support import daemon_threads
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 from toolcell.tools.strangers import safe_text
 
 MAX_QUESTION_CHARS = 2_000
@@ -75,7 +75,7 @@ class Questions:
         self._waiting = 0
         self._asked: list[anyio.CancelScope] = []
         """Those that somebody answers now, oldest first."""
-        self._changed = Change()
+        self._changed = ChangeEvent()
         self._threads: anyio.CapacityLimiter | None = None
         self._busy = 0
         """Threads in which a function goes on, though nobody waits for it any more."""

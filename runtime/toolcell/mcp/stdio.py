@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from toolcell.mcp.server import McpServer
 from toolcell.support import daemon_threads
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Of one message. A longer line is answered with an error, and its rest is skipped."""
@@ -60,7 +60,7 @@ class _Lines:
     def __init__(self, reader: BinaryIO, writer: BinaryIO) -> None:
         self._reader, self._writer = reader, writer
         self._lines: deque[bytes | None] = deque()
-        self._arrived = Change()
+        self._arrived = ChangeEvent()
         self._room = threading.Semaphore(1)
         self._token: Any = None
 

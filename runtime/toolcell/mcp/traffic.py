@@ -18,7 +18,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
 from toolcell.mcp.pace import Pace
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 
 MAX_OPEN_REQUESTS = 16
 """Requests of a server that are not answered. A server that answers nobody's pings has them soon."""
@@ -50,7 +50,7 @@ class Traffic:
         self._open = Counter[int | str]()
         """Requests of the server's, by its own ids, which need not differ."""
         self._bad = 0
-        self._answered = Change()
+        self._answered = ChangeEvent()
 
     def note_sending(self, message: SessionMessage) -> None:
         """Take note of a message before it is written: its answer may come at once."""
@@ -115,7 +115,7 @@ class Outbox:
         self._give_up, self._pack = give_up, pack
         self._waiting = deque[tuple[SessionMessage, bytes | None]]()
         self._size = 0
-        self._arrived = Change()
+        self._arrived = ChangeEvent()
         self._is_closed = False
 
     async def send(self, message: SessionMessage) -> None:

@@ -16,7 +16,7 @@ from toolcell.results import ExecutionResult, Outcome
 from toolcell.results.eager import EagerReport, RetractedText
 from toolcell.run.early_calls import EarlyCalls
 from toolcell.run.request import ROOM_BYTES
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.messages import AnnounceParts, CallAhead, PartRetracted, Ran, ScriptPart
 
@@ -56,7 +56,7 @@ class ScriptFeed:
         self._waits = False
         """For the guest to say what it had run of a text that was retracted."""
         self._finished_at: float | None = None
-        self._news = Change()
+        self._news = ChangeEvent()
         self._stop: Callable[[str], object] = _nothing
         self._retractions: deque[str] = deque()
         """The text before each part that took text back, until the guest has told about it."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from toolcell.sandbox.backend import ByteStream, Sandbox
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 from toolcell_bridge.wire.messages import Message, ToolFail, ToolReturn
 
 RECORDED_BYTES: Final = 16 << 20
@@ -45,7 +45,7 @@ class RecordedStream:
         self._again: set[int] = set()
         """Those of them that this run has answered too."""
         self._unread = printed if is_rewound else (b"", b"")
-        self._changed = Change()
+        self._changed = ChangeEvent()
         self._is_over = False
         self._bytes = sum(map(_cost, (*self._items, *printed)))
         self.sent_bytes = self.received_bytes = 0

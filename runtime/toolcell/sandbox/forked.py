@@ -17,7 +17,7 @@ from typing import Protocol
 from toolcell.config import Limits
 from toolcell.sandbox.backend import INTERRUPTED_S, ByteStream, Exit, SandboxDefaults
 from toolcell.sandbox.stream import SocketStream, read_available
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 from toolcell_bridge.entry.shared_protocol import ASK, FREEZE, INTERRUPT, KILL, THAW
 
 
@@ -32,7 +32,7 @@ class ForkedSandbox:
         self.problem = ""
         """Why it was not started, or why nobody will report its end."""
         self.end: Exit | None = None
-        self.changed = Change()
+        self.changed = ChangeEvent()
 
     @property
     def is_over(self) -> bool:

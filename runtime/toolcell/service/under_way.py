@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from toolcell.service.problems import Problem
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 
 RETRY_S = 5
 """What a client should wait while this service ends and another one starts."""
@@ -49,7 +49,7 @@ class RunsUnderWay:
 
     def __init__(self) -> None:
         self._runs: set[RunUnderWay] = set()
-        self._changed = Change()
+        self._changed = ChangeEvent()
         self.is_draining = False
 
     def __len__(self) -> int:

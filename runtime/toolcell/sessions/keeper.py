@@ -15,7 +15,7 @@ from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.journal.tokens import run_of
 from toolcell.results import Suspension
 from toolcell.sessions.host import SessionHost
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.registry import registry_of
 
@@ -33,7 +33,7 @@ class Sessions:
         self._tasks: TaskGroup | None = None
         """In which idle sessions are looked at."""
         self._open: dict[str, Session] = {}
-        self._changed = Change()
+        self._changed = ChangeEvent()
         self._next_look = math.inf
         """When `tick` wakes."""
 

@@ -15,7 +15,7 @@ import anyio
 import anyio.lowlevel
 
 from toolcell.errors import UsageError
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 from toolcell.support.event_loop import call_soon
 
 Item = TypeVar("Item")
@@ -30,7 +30,7 @@ class BackgroundTask:
         self._scope: anyio.CancelScope | None = None
         self._is_cancelled = False
         self.over = anyio.Event()
-        self.changed = Change()
+        self.changed = ChangeEvent()
         """There is more to read, or more room."""
         self.failure: BaseException | None = None
         """The reader's: in the task group of the Runtime it would end every run."""

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from toolcell.config import Limits
 from toolcell.sandbox.backend import Exit, Sample, SandboxDefaults
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 from toolcell_bridge import __version__
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.errors import ProtocolError
@@ -79,7 +79,7 @@ class ScriptedStream:
     def __init__(self, sandbox: ScriptedSandbox) -> None:
         self._sandbox = sandbox
         self._to_host: deque[bytes] = deque()
-        self._changed = Change()
+        self._changed = ChangeEvent()
         self._is_closed = False
         self.sent_bytes = 0
         self.received_bytes = 0

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from toolcell.support import daemon_threads
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 from toolcell.support.log import logger_of
 from toolcell.tools.result import ToolResult
 from toolcell.tools.values import plain_or_text
@@ -119,7 +119,7 @@ class EventStream:
 
     def __init__(self, bus: EventBus, max_events: int) -> None:
         self._backlog = _Backlog(max_events)
-        self._wake = Change()
+        self._wake = ChangeEvent()
         self._unsubscribe = bus.subscribe(self._put)
         self._closed = False
 

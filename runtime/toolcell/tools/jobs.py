@@ -17,7 +17,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from toolcell.errors import ToolAbort, UsageError
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 from toolcell.support.log import logger_of
 from toolcell.tools.checks import text_of
 from toolcell.tools.concurrency import passes_on
@@ -126,7 +126,7 @@ class JobTable:
         self._numbers = itertools.count(1)
         self._group: TaskGroup | None = None
         self._finished: deque[Job] = deque()
-        self._changed = Change()
+        self._changed = ChangeEvent()
 
     async def __aenter__(self) -> Self:
         if self._tasks is None:

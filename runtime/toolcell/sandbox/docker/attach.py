@@ -18,7 +18,7 @@ import anyio.lowlevel
 from toolcell.sandbox.docker.demultiplex import STDOUT, BrokenStream, Demultiplexer, DoneCounter, MarkedOutput
 from toolcell.sandbox.stream import SocketStream
 from toolcell.support import daemon_threads
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 
 if TYPE_CHECKING:
     from toolcell.sandbox.docker.client import EngineClient
@@ -73,7 +73,7 @@ class AttachedStream:
         self._done_frames = DoneCounter()
         self._output = MarkedOutput(end_marker)
         self._bridge = bytearray()
-        self._has_room = Change()
+        self._has_room = ChangeEvent()
         self._is_ending = False
         self._is_full = False
         self._is_over = False

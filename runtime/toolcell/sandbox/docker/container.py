@@ -21,7 +21,7 @@ from toolcell.sandbox.docker.client import Conflict, EngineClient
 from toolcell.sandbox.docker.hardening import OWN_PROCESSES, Blueprint
 from toolcell.sandbox.docker.usage import UsageReader, find_cgroup
 from toolcell.support import daemon_threads
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 from toolcell_bridge.guest.errors import ASK_SIGNAL
 from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 
@@ -48,7 +48,7 @@ class ContainerState:
         """The stream of events broke: no event will arrive."""
         self.exit_code: int | None = None
         self.memory_kills = 0
-        self._changed = Change()
+        self._changed = ChangeEvent()
 
     def notify(self) -> None:
         """Wake every task that waits for a change."""

@@ -29,7 +29,7 @@ from toolcell.sandbox.kubernetes.pods import check_name, layers_of, memory_for, 
 from toolcell.sandbox.node.sandbox import NodeSandbox, Placement
 from toolcell.sandbox.node.server import NodeAddress
 from toolcell.sandbox.node.stream import NodeStream, start
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 from toolcell.support.log import logger_of
 from toolcell.tools.checks import check_count, check_kind, check_path, shown
 
@@ -135,7 +135,7 @@ class KubernetesBackend(BackendDefaults):
         self._claiming: list[Claiming] = []
         self._waiting = 0
         """Starts that wait for a place."""
-        self._changed = Change()
+        self._changed = ChangeEvent()
         self._count = itertools.count(1)
 
     @property

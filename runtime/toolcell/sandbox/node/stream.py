@@ -27,7 +27,7 @@ from toolcell.sandbox.node.frames import FrameBuffer, frame, proof
 from toolcell.sandbox.node.secure_channel import SecureChannel, context_of_caller
 from toolcell.sandbox.node.server import NodeAddress
 from toolcell.sandbox.stream import SocketStream, wait_writable
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 
 CONNECT_S: Final = 10.0
 ANSWER_S: Final = 0.5
@@ -61,7 +61,7 @@ class NodeStream:
         self._bridge = bytearray()
         self._unacknowledged = 0
         self._is_receiving = False
-        self._news = Change()
+        self._news = ChangeEvent()
         self._writing: anyio.Lock = anyio.Lock()
         self.is_over = False
         """No frame will follow."""

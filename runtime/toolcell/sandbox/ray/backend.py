@@ -26,7 +26,7 @@ from toolcell.sandbox.node.server import NodeAddress, NodeSettings
 from toolcell.sandbox.node.stream import NodeStream, WrongKey, start
 from toolcell.sandbox.ray.cluster import RayCluster
 from toolcell.support import daemon_threads
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 from toolcell.support.log import logger_of
 from toolcell.tools.checks import check_count, check_kind
 
@@ -114,7 +114,7 @@ class RayBackend(BackendDefaults):
         """When to try a node again whose actor failed for a reason that may pass: it was killed as it began."""
         self._count = itertools.count(1)
         self._tasks: TaskGroup | None = None
-        self._freed = Change()
+        self._freed = ChangeEvent()
 
     @property
     def fixed(self) -> frozenset[str]:

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from toolcell.service.socket.codec import TaggedCodec
 from toolcell.service.socket.protocol import Arrived, Greeted, LinkState, SessionOver, SocketProtocol
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 from toolcell_bridge.wire.errors import RemoteProtocolError
 
 QUEUE_BYTES: Final = 1024 * 1024
@@ -58,7 +58,7 @@ class PeerChannel:
     def __init__(self, peer: SocketPeer, number: int) -> None:
         self._peer, self.number = peer, number
         self._bodies: deque[bytes] = deque()
-        self._changed = Change()
+        self._changed = ChangeEvent()
         self._lost: ChannelLost | None = None
 
     def arrived(self, body: bytes) -> None:
@@ -144,8 +144,8 @@ class SocketPeer:
         self._channels: dict[int, PeerChannel] = {}
         self._newest = 0
         """Of the channels that the other end has opened."""
-        self._wake = Change()
-        self._sent = Change()
+        self._wake = ChangeEvent()
+        self._sent = ChangeEvent()
         self._pings = itertools.count(1)
         self.greeted = asyncio.Event()
         self.over: SessionOver | None = None

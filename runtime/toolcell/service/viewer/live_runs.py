@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 
 MOST: Final = 200
 """Runs that are kept. The oldest that have ended make room."""
@@ -29,7 +29,7 @@ class LiveRun:
     events: list[tuple[str, str]] = field(default_factory=list)
     is_over: bool = False
     left_out: int = 0
-    _changed: Change = field(default_factory=Change)
+    _changed: ChangeEvent = field(default_factory=ChangeEvent)
 
     def tell(self, name: str, part: str) -> None:
         """Add an event. Of very many only the first are kept, and the last one."""

@@ -1,17 +1,17 @@
-"""`Change`: everybody who waits goes on at the next report, and only then."""
+"""`ChangeEvent`: everybody who waits goes on at the next report, and only then."""
 
 from __future__ import annotations
 
 import anyio
 
-from toolcell.support.change import Change
+from toolcell.support.change_event import ChangeEvent
 
 
 def test_a_report_wakes_everybody_who_waits_then_and_nobody_after() -> None:
     woken: list[str] = []
 
     async def main() -> None:
-        change = Change()
+        change = ChangeEvent()
 
         async def waiter(name: str) -> None:
             await change.wait()
@@ -35,7 +35,7 @@ def test_a_report_wakes_everybody_who_waits_then_and_nobody_after() -> None:
 
 def test_one_waiter_that_is_cancelled_leaves_the_others_waiting() -> None:
     async def main() -> None:
-        change, woken = Change(), anyio.Event()
+        change, woken = ChangeEvent(), anyio.Event()
 
         async def stays() -> None:
             await change.wait()
@@ -56,7 +56,7 @@ def test_one_waiter_that_is_cancelled_leaves_the_others_waiting() -> None:
 
 
 def test_whoever_was_cancelled_in_one_event_loop_does_not_bind_the_next_loop() -> None:
-    change = Change()
+    change = ChangeEvent()
 
     async def cancelled() -> None:
         with anyio.move_on_after(0.001):

@@ -1,11 +1,11 @@
-"""`Change`: an event that happens again and again. Each time, everybody who waits then goes on."""
+"""`ChangeEvent`: an event that happens again and again. Each time, everybody who waits then goes on."""
 
 from __future__ import annotations
 
 import anyio
 
 
-class Change:
+class ChangeEvent:
     """What some tasks wait for and others report, in one event loop. Look at what may have changed, then wait."""
 
     def __init__(self) -> None:
