@@ -13,6 +13,8 @@ import pytest
 from service.client_serving import serving
 from service_host import registry
 from toolcell import Runtime
+from toolcell.control import Approve
+from toolcell.journal.file import JournalFile
 from toolcell.journal.store import JournalStore
 from toolcell.service import Client
 
@@ -91,3 +93,63 @@ async def test_others_are_answered_while_what_waits_is_read(
         answered.set()
         done = await asking
     assert len(done) == 1 if route == "websocket" else done.status_code == 200
+
+
+async def test_no_journal_is_read_by_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_in, records = set[str](), JournalFile._records
+
+    def read(self: JournalFile) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            read_in.add(self.path.name)
+        return records(self)
+
+    def globbed(self: Path, pattern: str) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            read_in.add(pattern)
+        return glob(self, pattern)
+
+    glob = Path.glob
+    async with Runtime(registry(), journal=tmp_path / "journals") as runtime:
+        monkeypatch.setattr(JournalFile, "_records", read)
+        monkeypatch.setattr(Path, "glob", globbed)
+        waits = await runtime.execute_code("call_tool('pay', amount=1)", on_approval="suspend")
+        assert waits.suspension is not None
+        decisions = {each.id: Approve() for each in waits.suspension.calls}
+        assert (await runtime.resume(waits.suspension, decisions)).ok
+        rows = await runtime.execute_plan(PLAN["steps"], on_approval="suspend")
+        assert rows.suspension is not None
+        await runtime.resume(rows.suspension, {each.id: Approve() for each in rows.suspension.calls})
+        draft = await runtime.execute_code("call_tool('pay', amount=2)", dry_run=True)
+        assert draft.draft_id and (await runtime.commit(draft.draft_id, approve="all")).ok
+        async with runtime.session("one") as session:
+            waits = await session.execute_code("call_tool('pay', amount=1)", on_approval="suspend")
+            assert waits.suspension is not None
+            await session.resume(waits.suspension, {each.id: Approve() for each in waits.suspension.calls})
+        async with runtime.session("one", restore=True) as session:
+            assert (await session.execute_code("1")).ok
+        assert runtime.sessions.keeps("one") and not runtime.sessions.keeps("../one")
+    assert read_in == set()
+
+
+async def test_sessions_are_listed_in_a_thread_and_one_is_found_without_a_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed_in, kept = list[bool](), Runtime.kept_sessions
+
+    def listing(self: Runtime) -> list[str]:
+        listed_in.append(threading.current_thread() is threading.main_thread())
+        return kept(self)
+
+    monkeypatch.setattr(Runtime, "kept_sessions", listing)
+    async with (
+        serving(tmp_path / "state", registry()) as (url, _),
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
+        Client(url) as remote,
+    ):
+        assert (await client.post("/v1/sessions", json={"name": "one"})).status_code == 201
+        assert (await client.post("/v1/sessions/one/execute", json={"code": "1"})).status_code == 200
+        assert (await client.post("/v1/sessions/none/execute", json={"code": "1"})).status_code == 404
+        assert not listed_in
+        assert len((await client.get("/v1/sessions")).json()["sessions"]) == 1
+        assert await remote.kept_sessions() == ["one"]
+    assert listed_in == [False, False]

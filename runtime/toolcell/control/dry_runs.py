@@ -17,6 +17,7 @@ from toolcell.results import ExecutionResult
 from toolcell.results.effects import CommitResult, EffectResult
 from toolcell.run.reverts import Reverts
 from toolcell.run.runs import Runs
+from toolcell.support import daemon_threads
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.checks import shown
 from toolcell.tools.context import share_labels
@@ -88,7 +89,8 @@ class DryRuns:
 
         registry = self._runs.tools(options.tools)
         context = options.context
-        file = self._draft_on_disk(draft)
+        is_kept = self._journals.is_durable
+        file = await daemon_threads.run_sync(self._draft_on_disk, draft) if is_kept else self._draft_on_disk(draft)
         try:
             found, value, has_value = self._found(draft, file, registry, context)
             if file is not None and file.chosen is not None:

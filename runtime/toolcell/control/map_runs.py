@@ -163,10 +163,10 @@ class ItemRuns:
         def check(journal: Journal) -> None:
             file.check_inputs(index, journal.header["inputs"], digest)
 
-        if isinstance(waits := self._journals.waiting(run_id), Suspension):
+        if isinstance(waits := await daemon_threads.run_sync(self._journals.waiting, run_id), Suspension):
             return waits
         try:
-            journal = self._resumption.take(run_id, None, self._tools, check, even_ended=True)
+            journal = await self._resumption.take(run_id, None, self._tools, check, even_ended=True)
         except NoSuchRun:  # its host was killed before it began
             file.remove_run(index)
             return await self._begun(index, inputs, run_id)

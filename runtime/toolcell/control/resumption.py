@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from toolcell.control.decisions import ResumeDecision, check_ids, recorded
@@ -14,6 +15,7 @@ from toolcell.journal.store import JournalStore
 from toolcell.options import RunOptions
 from toolcell.results import ExecutionResult, Suspension
 from toolcell.run.runs import Runs
+from toolcell.support import daemon_threads
 from toolcell.tools.call import CallableTools
 
 
@@ -41,12 +43,12 @@ class Resumption:
     ) -> ExecutionResult:
         """Carry a script or a plan on; see `Runtime.resume`."""
         tools = self._runs.tools(options.tools)
-        journal = self.take(token, decisions, tools)
+        journal = await self.take(token, decisions, tools)
         if PLAN in journal.header:
             return await self._plans.carry_on(journal, tools, options.context)
         return await self._scripts.carry_on(journal, tools, options.context, options.handlers)
 
-    def take(
+    async def take(
         self,
         token: str | Suspension,
         decisions: Mapping[str, ResumeDecision] | None,
@@ -63,7 +65,8 @@ class Resumption:
             ResumeError, UsageError: as from `Runtime.resume`.
         """
         store = self._journals
-        journal = store.take(token, tools, even_ended=even_ended)
+        taking = partial(store.take, token, tools, even_ended=even_ended)
+        journal = await daemon_threads.run_sync(taking) if store.is_durable else taking()  # it may be long
         try:
             check(journal)
             waiting, given = pending_entries(journal), decisions or {}

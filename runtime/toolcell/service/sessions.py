@@ -14,6 +14,7 @@ from toolcell.errors import SessionError
 from toolcell.runtime import Runtime
 from toolcell.service.problems import Problem
 from toolcell.sessions.session import Session
+from toolcell.support import daemon_threads
 
 
 class TenantSessions:
@@ -36,7 +37,7 @@ class TenantSessions:
         """
         name = name or os.urandom(8).hex()
         async with self._named(name):
-            restore, is_kept = options.get("restore"), name in self._runtime.kept_sessions()
+            restore, is_kept = options.get("restore"), self._runtime.sessions.keeps(name)
             if name in self._open:
                 raise _taken(name, "is open; use it, or another name")
             if is_kept and restore is not True and restore != "if_kept":
@@ -56,7 +57,7 @@ class TenantSessions:
         async with self._named(name):
             if (found := self._open.get(name)) is not None:
                 return found
-            if name not in self._runtime.kept_sessions():
+            if not self._runtime.sessions.keeps(name):
                 raise no_session(name)
             return await self._opened(name, lambda: _open(self._runtime.session(name, restore="if_kept")))
 
@@ -71,7 +72,7 @@ class TenantSessions:
         if copy == name:
             raise _taken(copy, "is there already; choose another name")
         async with self._named(copy):
-            if copy in self._open or copy in self._runtime.kept_sessions():
+            if copy in self._open or self._runtime.sessions.keeps(copy):
                 raise _taken(copy, "is there already; choose another name")
             return await self._opened(copy, lambda: session.fork(copy))
 
@@ -82,7 +83,7 @@ class TenantSessions:
             Problem: there is none of this name (404).
         """
         async with self._named(name):
-            is_kept, session = name in self._runtime.kept_sessions(), self._open.get(name)
+            is_kept, session = self._runtime.sessions.keeps(name), self._open.get(name)
             if session is None and not is_kept:
                 raise no_session(name)
             with suppress(SessionError):  # one whose journal is damaged is forgotten, too
@@ -131,9 +132,9 @@ class TenantSessions:
         """How many are open, those of callers on WebSockets too."""
         return len(self._open) + self._lent
 
-    def list(self) -> list[tuple[str, Session | None]]:
+    async def list(self) -> list[tuple[str, Session | None]]:
         """Return the name of each session, and the session if it is open."""
-        names = sorted({*self._open, *self._runtime.kept_sessions()})
+        names = sorted({*self._open, *await daemon_threads.run_sync(self._runtime.kept_sessions)})
         return [(name, self._open.get(name)) for name in names]
 
 

@@ -23,7 +23,7 @@ from toolcell.options import OnApproval
 from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.results.eager import EagerReport
 from toolcell.run.script import Script
-from toolcell.sessions.settings import SESSION_PREFIX, SESSION_SUFFIX, Restores
+from toolcell.sessions.settings import SESSION_PREFIX, SESSION_SUFFIX, Restores, is_name
 from toolcell.support.copies import changed
 from toolcell.support.packing import pack
 from toolcell.tools.call import CallableTools, RunContext
@@ -229,6 +229,13 @@ def recorded_names(store: JournalStore) -> list[str]:
     """Return the names of the sessions that have a file, sorted."""
     files = store.config.directory.glob(f"{SESSION_PREFIX}*{SESSION_SUFFIX}") if store.config is not None else ()
     return sorted(path.name.removeprefix(SESSION_PREFIX).removesuffix(SESSION_SUFFIX) for path in files)
+
+
+def has_file(store: JournalStore, name: str) -> bool:
+    """Return whether a session of this name has a file. No directory is read for it."""
+    if store.config is None or not is_name(name):
+        return False
+    return (store.config.directory / f"{SESSION_PREFIX}{name}{SESSION_SUFFIX}").exists()
 
 
 def _opened(state: RecordedState, key: str, name: str) -> None:

@@ -112,6 +112,12 @@ class Sessions:
 
         return recorded_names(self._host.journals)
 
+    def keeps(self, name: str) -> bool:
+        """Return whether the journal of a session of this name is kept here."""
+        from toolcell.sessions.journal import has_file
+
+        return has_file(self._host.journals, name)
+
     def forget(self, name: str) -> None:
         """Remove the journal of a session that is closed. It cannot be restored any more.
 
@@ -121,7 +127,7 @@ class Sessions:
         """
         from toolcell.sessions.journal import SessionJournalFile
 
-        if name not in self.kept():
+        if not self.keeps(name):
             raise UsageError(f"there is no journal of a session named {name!r:.80} here")
         SessionJournalFile(self._host.journals, name).close(is_kept=False)
 

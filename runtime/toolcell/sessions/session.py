@@ -150,10 +150,9 @@ class Session(OpenedInBlock):
         self._place.enter(self)
         self._life, self._loop = "open", anyio.lowlevel.current_token()
         try:
-            if not self._is_scratch and self._state.open_record(self._restores):
-                return  # the first script that needs it rebuilds the state
             async with self._exclusively():
-                await self._state.bring_up()
+                if self._is_scratch or not await self._state.open_record(self._restores):
+                    await self._state.bring_up()  # else the first script that needs it rebuilds the state
         except BaseException:
             await self.close()
             raise
@@ -340,7 +339,7 @@ class Session(OpenedInBlock):
             began = await state.bring_up(context)
             state.check_left()
             check = partial(state.journal.check_belongs, position=state.position)
-            journal = self._host.resumption.take(token, decisions, callable_tools, check)
+            journal = await self._host.resumption.take(token, decisions, callable_tools, check)
             return await state.carry_on(journal, callable_tools, context, options.handlers, began)
 
     async def abandon(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeGuard
 
 from pydantic import Field, PositiveFloat, ValidationError
 
@@ -64,13 +64,18 @@ def session_settings(limits: Limits, given: dict[str, Any]) -> SessionSettings:
         raise UsageError(f"session(): {exc}") from exc
 
 
+def is_name(name: object) -> TypeGuard[str]:
+    """Return whether this is a session's name."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
 def check_name(name: object) -> str:
     """Return a session's name.
 
     Raises:
         UsageError: it is none.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not is_name(name):
         raise UsageError(f"a session's name has 1 to 64 letters, digits, _ and -, and {name!r:.80} has not")
     return name
 

@@ -37,6 +37,7 @@ from toolcell.sessions.journal import (
 )
 from toolcell.sessions.sandbox import SessionSandbox
 from toolcell.sessions.settings import Restores, SessionSettings
+from toolcell.support import daemon_threads
 from toolcell.support.copies import changed
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell_bridge.wire.messages import Stay
@@ -98,7 +99,7 @@ class SessionState:
         """When an idle sandbox is to be looked at, on the same clock."""
         self.is_paused = False
 
-    def open_record(self, restores: Restores) -> bool:
+    async def open_record(self, restores: Restores) -> bool:
         """Open the file of the session, if it has one. Return whether there is a state in it to go on from.
 
         Raises:
@@ -107,7 +108,7 @@ class SessionState:
         """
         if not self._host.journals.is_durable or self.settings.restore != "journal":
             return False
-        kept = self.journal.open(restores)
+        kept = await daemon_threads.run_sync(self.journal.open, restores)  # it may be long
         if kept is None:
             for step in self.steps:  # of a session that this one was forked from
                 self.journal.note_step(step, (0.0, 0), self.labels.held)

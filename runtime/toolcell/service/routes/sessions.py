@@ -49,13 +49,13 @@ async def create(request: ApiRequest) -> Mapping[str, Any]:
 
 async def list_sessions(request: ApiRequest) -> Mapping[str, Any]:
     """List the sessions of the tenant."""
-    return {"sessions": [session_members(*each) for each in request.tenant.sessions.list()]}
+    return {"sessions": [session_members(*each) for each in await request.tenant.sessions.list()]}
 
 
 async def show(request: ApiRequest) -> Mapping[str, Any]:
     """Say how a session is."""
     name = request.path["name"]
-    found = [each for each in request.tenant.sessions.list() if each[0] == name]
+    found = [each for each in await request.tenant.sessions.list() if each[0] == name]
     return session_members(*found[0]) if found else session_members(name, await _session(request))
 
 

@@ -12,6 +12,7 @@ from toolcell.service.socket.arguments import Arguments
 from toolcell.service.socket.request import ServedRequest
 from toolcell.service.socket.served import ServedSession
 from toolcell.service.socket.values import plain_record, plain_rows, referred
+from toolcell.support import daemon_threads
 
 Handler = Callable[[ServedSession, ServedRequest, Arguments], Awaitable[Any]]
 
@@ -102,7 +103,7 @@ async def _interrupted_runs(served: ServedSession, request: ServedRequest, given
 
 async def _kept_sessions(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
     given.end()
-    return served.runtime.kept_sessions()
+    return await daemon_threads.run_sync(served.runtime.kept_sessions)
 
 
 async def _forget_session(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:

@@ -30,7 +30,7 @@ async def _state(visit: Visit) -> dict[str, Any]:
     return {
         "runs": [(f"{id(each):x}", each, now - each.started) for each in sorted(runs, key=lambda run: run.started)],
         "pool": tenant.runtime.pool,
-        "sessions": sum(session is not None for _, session in tenant.sessions.list()),
+        "sessions": sum(session is not None for _, session in await tenant.sessions.list()),
         "may_cancel": visit.visitor.can(EXECUTE),
     }
 

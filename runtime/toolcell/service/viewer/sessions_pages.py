@@ -30,7 +30,7 @@ MAX_FILE_BYTES: Final = 32 << 20
 async def sessions(visit: Visit) -> Response:
     """List the sessions of the tenant."""
     tenant = await host_of(visit).tenant_of(visit.visitor)
-    found = [session_members(*each) for each in tenant.sessions.list()]
+    found = [session_members(*each) for each in await tenant.sessions.list()]
     return visit.page("sessions", sessions=found, may_run=visit.visitor.can(EXECUTE))
 
 
@@ -47,7 +47,7 @@ async def show(visit: Visit) -> Response:
     """Show one session."""
     name = _name(visit)
     tenant = await host_of(visit).tenant_of(visit.visitor)
-    found = next((session_members(*each) for each in tenant.sessions.list() if each[0] == name), None)
+    found = next((session_members(*each) for each in await tenant.sessions.list() if each[0] == name), None)
     if found is None:
         raise PageMissing(f"there is no session {name}")
     return visit.page("session", session=found, may_run=visit.visitor.can(EXECUTE))
