@@ -7,13 +7,15 @@ lines that are no JSON-RPC it writes first; `spawn`: starts a process of its own
 `pings`: so many pings before an answer; `blanks`: so many blank lines; `asks`: so many questions, `with` this method,
 and no answer before each of them has one; `deaf`: it reads nothing after a call, and sends so many pings; `announces`:
 after a call, the list changed; `result`: a call's result as JSON text; `structure`: the value of an answer, with so
-many empty lists; `last`: what it writes to stderr when it dies. `$NAME` in these two is a variable of its environment.
+many empty lists; `error`: what `error_at` this method is answered with, but for `first_is_slow`: the first such request
+is answered rightly a little later; `last`: what it writes to stderr when it dies. `$NAME` in these two is a variable of its environment.
 """
 
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 
 script = json.loads(sys.argv[1])
@@ -88,6 +90,17 @@ def answered(method: str, params: dict) -> object:
     return {}
 
 
+waiting: list = []
+
+
+def slow(request: dict) -> bool:
+    """Answer this request rightly, when another one has been refused."""
+    waiting.append(request)
+    answer = {"content": [{"type": "text", "text": "done"}]}
+    threading.Timer(0.3, send, ({"jsonrpc": "2.0", "id": request["id"], "result": answer},)).start()
+    return True
+
+
 if "spawn" in script:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
     with open(script["spawn"], "w") as file:
@@ -111,6 +124,11 @@ for line in sys.stdin:
     if request["method"] == "tools/call" and "result" in script:
         result = os.path.expandvars(script["result"])
         print(f'{{"jsonrpc": "2.0", "id": {request["id"]}, "result": {result}}}', flush=True)
+        continue
+    if request["method"] == script.get("error_at") and not (script.pop("first_is_slow", False) and slow(request)):
+        send({"jsonrpc": "2.0", "id": request["id"], "error": script["error"]})
+        continue
+    if request in waiting:
         continue
     result = answered(request["method"], request.get("params") or {})
     if result is not None:

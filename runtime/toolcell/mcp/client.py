@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import math
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Literal
 
@@ -31,9 +32,11 @@ from toolcell.mcp.arguments import Transport, globs, hiding, labels_of, login_of
 from toolcell.mcp.broken_tools import take_over_checks
 from toolcell.mcp.catalogue import Broken, Changed, McpCatalogue, Selection
 from toolcell.mcp.definitions import Approve, McpProblem, McpTool
+from toolcell.mcp.http_refusals import SESSION_GONE
 from toolcell.mcp.oauth import Auth
 from toolcell.mcp.requests import Elicit, Questions, Sample, request_callbacks
 from toolcell.mcp.restarts import MAX_RESTARTS, RESTART_WINDOW_S, Restarts, State
+from toolcell.mcp.transports import OF_SERVER
 from toolcell.support.change_event import ChangeEvent
 from toolcell.support.host_work import ELEMENT_WORK, about_bytes_in_slices
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
@@ -52,6 +55,8 @@ CONNECT_TIMEOUT_S = 30.0
 RELIST_PAUSE_S = 0.2
 """After a list was read, before it is read again: a server may announce any number of changes."""
 MAX_ERROR_CHARS = 500
+FORGOTTEN_S = 1.0
+"""What calls under way are given when the server has forgotten their session, before a new one begins."""
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _LOST = (httpx2.HTTPError, OSError, anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream)
@@ -106,6 +111,9 @@ class McpClient(OpenedInBlock):
         self._callbacks = request_callbacks(self._questions, elicitation, sampling)
         self._lifetime = Lifetime("McpClient", self._enter)
         self._connection: Connection | None = None
+        self._under_way = Counter[Transport]()
+        """Calls without an answer."""
+        self._answered = anyio.Event()
         self._home: asyncio.AbstractEventLoop | None = None
         self._changed = anyio.Event()
         self._problem = "it was not started"
@@ -303,7 +311,40 @@ class McpClient(OpenedInBlock):
             return self._unavailable("the event loop that held its connection has ended")
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._call(tool, args, context), home))
 
-    async def _call(self, tool: McpTool, args: dict[str, Any], context: ToolContext) -> ToolResult:
+    @contextlib.contextmanager
+    def _noted(self, transport: Transport) -> Iterator[None]:
+        self._under_way[transport] += 1
+        try:
+            yield
+        finally:
+            self._under_way[transport] -= 1
+            self._answered.set()
+            if not self._under_way[transport]:
+                del self._under_way[transport]
+
+    async def _call_in_new_session(
+        self, tool: McpTool, args: dict[str, Any], context: ToolContext, transport: Transport, is_again: bool
+    ) -> ToolResult:
+        """Begin a new session with a server that has forgotten this one, and make the call in it."""
+        problem = "the server has forgotten the session"
+        if self._connection is not None and self._connection[1] is transport:
+            self._connection, self._problem = None, problem
+            with anyio.move_on_after(FORGOTTEN_S):  # others are told the same, or have their answer
+                while self._under_way[transport]:
+                    self._answered = anyio.Event()
+                    await self._answered.wait()
+            transport.ended.set()
+        if is_again:
+            return self._unavailable(f"{problem}, again and again")
+        while self._connection is None and not self._restarts.is_given_up:
+            tried = self._tried
+            self._wanted.set()
+            await tried.wait()
+        return await self._call(tool, args, context, is_again=True)
+
+    async def _call(
+        self, tool: McpTool, args: dict[str, Any], context: ToolContext, is_again: bool = False
+    ) -> ToolResult:
         if (withdrawn := self._catalogue.withdrawn.get(tool.remote_name)) is not None:
             message = f"MCP server {self.name}: {withdrawn}. A person has to look at it and connect the server again"
             return ToolResult.fail(message, code="definition_changed", status=Status.BLOCKED)
@@ -319,9 +360,11 @@ class McpClient(OpenedInBlock):
         timeout_s = tool.options.timeout_s if tool.options.timeout_s is not None else math.inf
         limit = timeout_s + 1.0 if timeout_s != math.inf else _FOREVER_S  # the call's own limit comes first
         try:
-            with self._questions.during_call():
+            with self._questions.during_call(), self._noted(transport):
                 answer = await client.call_tool(tool.remote_name, args, limit, on_progress)
         except MCPError as exc:
+            if exc.error.code == SESSION_GONE:  # the call was not carried out
+                return await self._call_in_new_session(tool, args, context, transport, is_again)
             if exc.error.code == CONNECTION_CLOSED or transport.ended.is_set():
                 return self._lost(tool, transport, transport.problem)
             return self._refused(exc)
@@ -374,7 +417,8 @@ class McpClient(OpenedInBlock):
         if is_lost and transport is not None and transport.ended.is_set():
             return safe_text(transport.problem, MAX_ERROR_CHARS * 4)
         if isinstance(exc, MCPError):
-            return safe_text(self._hide(exc.error.message), MAX_ERROR_CHARS) or f"error {exc.error.code}"
+            code = exc.error.code - OF_SERVER if exc.error.code < OF_SERVER else exc.error.code
+            return safe_text(self._hide(exc.error.message), MAX_ERROR_CHARS) or f"error {code}"
         if isinstance(exc, ValidationError):
             first = exc.errors(include_url=False, include_input=False)[0]
             return safe_text(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", MAX_ERROR_CHARS)

@@ -10,6 +10,7 @@ import anyio
 import httpx2
 from mcp_types import INTERNAL_ERROR
 
+from toolcell.mcp.http_refusals import explained, message_of
 from toolcell.mcp.pace import LinePace
 from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, at_most, elements
 
@@ -44,6 +45,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
             raise httpx2.ReadError("the server compresses what it sends; a bound would not hold for it")
+        response = await explained(request, response, self._inner)
         is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         kind = _Events if is_stream else _Body
@@ -60,12 +62,8 @@ _TIMEOUTS = ("connect", "read", "write", "pool")
 
 def _refusal(request: httpx2.Request) -> bytes | None:
     """Return what stands in the place of an answer with too much structure; None when nobody waits for one."""
-    if request.method != "POST":
-        return None
-    try:
-        ident = json.loads(request.content).get("id")
-    except (ValueError, AttributeError, httpx2.StreamError):
-        return None
+    asked = message_of(request)
+    ident = asked.get("id") if isinstance(asked, dict) else None
     if ident is None:
         return None
     error = {"code": INTERNAL_ERROR, "message": f"its answer cannot be used: {TOO_MANY}"}

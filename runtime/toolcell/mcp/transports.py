@@ -24,12 +24,21 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
-from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INTERNAL_ERROR,
+    REQUEST_TIMEOUT,
+    ErrorData,
+    JSONRPCError,
+    JSONRPCResponse,
+    jsonrpc_message_adapter,
+)
 
 from toolcell.errors import McpServerError
 from toolcell.mcp.address_guard import LoginTransport
 from toolcell.mcp.http_bounds import MAX_MESSAGE_BYTES, BoundedTransport
 from toolcell.mcp.login import Login
+from toolcell.mcp.proxies import ProxyTransport
 from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, cut_lists, elements
 from toolcell.mcp.traffic import WRITE_S, Flooded, Outbox, Traffic
 from toolcell.support.text import clean
@@ -182,9 +191,23 @@ async def _message(line: bytes) -> SessionMessage | Exception | None:
         message = jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValueError as exc:
         return _failed_answer(line) or exc
+    return SessionMessage(_taken(message))
+
+
+SDK_CODES = (CONNECTION_CLOSED, REQUEST_TIMEOUT)
+"""By which the SDK says that a connection was closed, and that a request took too long. Servers use them for errors of
+their own."""
+OF_SERVER = -1_000_000
+"""Added to such a code of a server."""
+
+
+def _taken(message: Any) -> Any:
+    """Return a message as the SDK may read it: no error of a server passes for one of the SDK's own."""
     if isinstance(message, JSONRPCResponse):
         cut_lists(message.result)
-    return SessionMessage(message)
+    elif isinstance(message, JSONRPCError) and message.error.code in SDK_CODES:
+        message.error.code += OF_SERVER
+    return message
 
 
 def _failed_answer(line: bytes) -> SessionMessage | None:
@@ -235,7 +258,7 @@ class HttpTransport:
     async def connect(self) -> AsyncIterator[Any]:
         """Connect; at the end of the block the server's session is closed."""
         timeout = httpx2.Timeout(CONNECT_S, read=None)
-        transport: httpx2.AsyncBaseTransport = BoundedTransport(httpx2.AsyncHTTPTransport(), self.host)
+        transport: httpx2.AsyncBaseTransport = BoundedTransport(ProxyTransport(), self.host)
         if self._login is not None:
             self._login.begin_connection()
             transport = LoginTransport(transport, self._login.guard)
@@ -262,8 +285,8 @@ async def _bounded(read: Any, write: Any, traffic: Traffic, give_up: Callable[[s
         with to_session, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             try:
                 async for item in read:
-                    if isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCResponse):
-                        cut_lists(item.message.result)
+                    if isinstance(item, SessionMessage):
+                        _taken(item.message)
                     await traffic.admit(item)
                     await to_session.send(item)
             except Flooded as exc:

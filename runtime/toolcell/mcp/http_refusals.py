@@ -1,0 +1,130 @@
+"""What an MCP server refuses over HTTP, as an error that says so: the status, what it wrote, a session that is gone."""
+
+from __future__ import annotations
+
+import http
+import json
+from typing import Any
+
+import anyio
+import httpx2
+from mcp_types import INTERNAL_ERROR
+
+from toolcell.support.text import clean
+
+SESSION_GONE = -32_404
+"""Code of our own: the server does not know the session any more, and has not carried out the request."""
+MAX_SAID_BYTES = 4096
+"""Of a refusal's body that are read."""
+MAX_SAID_CHARS = 200
+PROBE_S = 3.0
+OLD_TRANSPORT = (
+    "it speaks the older HTTP+SSE transport, and this client streamable HTTP: look for another URL of it, often "
+    "one that ends with /mcp"
+)
+
+
+async def explained(
+    request: httpx2.Request, response: httpx2.Response, inner: httpx2.AsyncBaseTransport
+) -> httpx2.Response:
+    """Return a refusal whose body is an error of JSON-RPC with the status in it, where somebody waits for an answer."""
+    asked = message_of(request)
+    if response.status_code < 400 or not isinstance(asked, dict) or "id" not in asked:
+        return response
+    body = await _beginning(response)
+    is_session_gone = response.status_code == 404 and "mcp-session-id" in request.headers
+    if not is_session_gone and _is_error(body):
+        return _with_body(response, body)
+    message = f"HTTP {response.status_code} {_phrase(response.status_code)}".rstrip()
+    if said := _said(body, response.headers.get("content-type", "")):
+        message += f": {said}"
+    may_be_old = asked.get("method") == "initialize" and response.status_code in (400, 404, 405)
+    if may_be_old and await _is_old(request, inner):
+        message += f"; {OLD_TRANSPORT}"
+    code = SESSION_GONE if is_session_gone else INTERNAL_ERROR
+    error = {"jsonrpc": "2.0", "id": asked["id"], "error": {"code": code, "message": message}}
+    return _with_body(response, json.dumps(error).encode())
+
+
+def message_of(request: httpx2.Request) -> Any:
+    """Return the message that a request sends, or None."""
+    if request.method != "POST":
+        return None
+    try:
+        return json.loads(request.content)
+    except (ValueError, httpx2.StreamError):
+        return None
+
+
+async def _beginning(response: httpx2.Response) -> bytes:
+    body = bytearray()
+    assert isinstance(response.stream, httpx2.AsyncByteStream)
+    try:
+        with anyio.move_on_after(PROBE_S):
+            async for chunk in response.stream:
+                body += chunk
+                if len(body) >= MAX_SAID_BYTES:
+                    break
+    except httpx2.HTTPError:
+        pass
+    finally:
+        await response.aclose()
+    return bytes(body[:MAX_SAID_BYTES])
+
+
+def _is_error(body: bytes) -> bool:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.get("jsonrpc") == "2.0" and isinstance(found.get("error"), dict)
+
+
+def _said(body: bytes, kind: str) -> str:
+    """Return the words of a refusal: a text, or the text of a JSON object that is called so."""
+    text = body.decode("utf-8", "replace")
+    if "json" in kind.lower():
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = None
+        while isinstance(found, dict):
+            found = next(
+                (found[key] for key in ("message", "error_description", "error", "detail") if key in found), ""
+            )
+        text = found if isinstance(found, str) else ""
+    elif not kind.lower().startswith("text/plain"):
+        return ""
+    return clean(" ".join(text.split()))[:MAX_SAID_CHARS]
+
+
+def _phrase(status: int) -> str:
+    try:
+        return http.HTTPStatus(status).phrase
+    except ValueError:
+        return ""
+
+
+async def _is_old(request: httpx2.Request, inner: httpx2.AsyncBaseTransport) -> bool:
+    """Whether the first event that the server sends at this address is the one by which the older transport begins."""
+    kept = {name: value for name, value in request.headers.items() if name.lower() in ("host", "authorization")}
+    probe = httpx2.Request("GET", request.url, headers=kept | {"accept": "text/event-stream"})
+    probe.extensions = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"), PROBE_S)}
+    try:
+        with anyio.move_on_after(PROBE_S):
+            response = await inner.handle_async_request(probe)
+            try:
+                assert isinstance(response.stream, httpx2.AsyncByteStream)
+                async for chunk in response.stream:
+                    return b"event: endpoint" in chunk or b"event:endpoint" in chunk
+            finally:
+                await response.aclose()
+    except httpx2.HTTPError:
+        pass
+    return False
+
+
+def _with_body(response: httpx2.Response, body: bytes) -> httpx2.Response:
+    dropped = ("content-length", "content-type", "transfer-encoding", "content-encoding")
+    headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in dropped]
+    return httpx2.Response(response.status_code, headers=[*headers, ("content-type", "application/json")], content=body)

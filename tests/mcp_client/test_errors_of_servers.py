@@ -1,0 +1,171 @@
+"""Errors are the server's own words: whatever their code, over HTTP with the status, and none of them ends a server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from toolcell.errors import McpServerError
+from toolcell.mcp.client import McpClient
+from toolcell.mcp.proxies import proxy_for
+from toolcell.tools import ToolRegistry
+from toolcell.tools.result import Status
+
+from .conftest import a_tool, raw
+from .plain_http import Answer, PlainServer, as_json
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def connected(registry: ToolRegistry, **options: Any) -> AsyncIterator[McpClient]:
+    client = await registry.add_mcp_server("s", approve="none", **options)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+CODES = [-32000, -32001, -32002, -32603, 7]
+
+
+@pytest.mark.parametrize("code", CODES)
+async def test_an_error_of_any_code_is_the_servers_and_the_server_stays(code: int) -> None:
+    registry = ToolRegistry()
+    error = {"code": code, "message": "the index is being rebuilt"}
+    command = raw(pages=[[a_tool()]], error=error, error_at="tools/call")
+    async with connected(registry, command=command) as client:
+        for _ in range(12):
+            result = await registry.dispatch("s.t", {})
+            assert (result.status, result.message) == (Status.ERROR, "MCP server s: the index is being rebuilt")
+        assert (client.state, client.restarts) == ("connected", 0)
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("method", ["initialize", "tools/list"])
+async def test_an_error_at_the_beginning_is_told_in_the_servers_words(method: str, code: int) -> None:
+    command = raw(pages=[[a_tool()]], error={"code": code, "message": "no licence"}, error_at=method)
+    with pytest.raises(McpServerError, match="MCP server s: no licence"):
+        await ToolRegistry().add_mcp_server("s", command=command)
+
+
+async def test_a_slow_call_beside_such_an_error_ends_as_it_would() -> None:
+    registry = ToolRegistry()
+    command = raw(
+        pages=[[a_tool()]], error={"code": -32000, "message": "no"}, error_at="tools/call", first_is_slow=True
+    )
+    results = {}
+
+    async def call(name: str) -> None:
+        results[name] = await registry.dispatch("s.t", {})
+
+    async with connected(registry, command=command), anyio.create_task_group() as tasks:
+        tasks.start_soon(call, "slow")
+        await anyio.sleep(0.05)
+        tasks.start_soon(call, "refused")
+
+    assert (results["slow"].text, results["refused"].message) == ("done", "MCP server s: no")
+
+
+async def test_a_server_that_has_forgotten_the_session_gets_a_new_one_and_the_call_once() -> None:
+    server, registry = PlainServer(), ToolRegistry()
+    async with server.serve() as url, connected(registry, url=url) as client:
+        assert (await registry.dispatch("s.t", {})).text == "done"
+        for session in ("two", "three"):
+            server.session = session
+            results = []
+
+            async def call(results: list[str] = results) -> None:
+                results.append((await registry.dispatch("s.t", {})).text)
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(3):
+                    tasks.start_soon(call)
+            assert results == ["done"] * 3
+        assert server.calls == ["one", *["two"] * 3, *["three"] * 3]
+        assert client.state == "connected"
+
+
+async def test_a_server_that_forgets_every_session_at_once_fails_the_call_and_hangs_nobody() -> None:
+    server, registry = PlainServer(), ToolRegistry()
+    async with server.serve() as url, connected(registry, url=url):
+        server.refuse = lambda method, headers, message: (
+            as_json(404, {}) if isinstance(message, dict) and message.get("method") == "tools/call" else None
+        )
+        with anyio.fail_after(30):
+            result = await registry.dispatch("s.t", {})
+        assert "the server has forgotten the session, again and again" in result.message
+
+
+REFUSALS: dict[str, tuple[Answer, str]] = {
+    "unauthorized": ((401, {"content-type": "text/plain"}, b"no key"), "HTTP 401 Unauthorized: no key"),
+    "forbidden": (as_json(403, {"error": {"message": "not yours"}}), "HTTP 403 Forbidden: not yours"),
+    "not allowed": ((405, {}, b""), "HTTP 405 Method Not Allowed"),
+    "too many": (as_json(429, {"detail": "slow down"}), "HTTP 429 Too Many Requests: slow down"),
+    "broken": ((500, {"content-type": "text/html"}, b"<h1>oops"), "HTTP 500 Internal Server Error"),
+    "away": ((503, {}, b""), "HTTP 503 Service Unavailable"),
+    "unknown": ((599, {}, b"\xff"), "HTTP 599"),
+}
+
+
+def refusing(method: str, answer: Answer) -> Callable[..., Answer | None]:
+    return lambda verb, headers, message: (
+        answer if isinstance(message, dict) and message.get("method") == method else None
+    )
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+async def test_a_refusal_over_http_says_its_status(name: str) -> None:
+    answer, said = REFUSALS[name]
+    async with PlainServer(refusing("initialize", answer)).serve() as url:
+        with pytest.raises(McpServerError, match=f"MCP server s: {said}"):
+            await ToolRegistry().add_mcp_server("s", url=url)
+    registry = ToolRegistry()
+    server = PlainServer(refusing("tools/call", answer))
+    async with server.serve() as url, connected(registry, url=url):
+        assert said in (await registry.dispatch("s.t", {})).message
+
+
+async def test_a_server_of_the_older_transport_is_named_as_one() -> None:
+    def old(verb: str, headers: dict[str, str], message: Any) -> Answer | None:
+        if verb == "GET":
+            return 200, {"content-type": "text/event-stream"}, b"event: endpoint\ndata: /messages?id=1\n\n"
+        return 405, {}, b""
+
+    async with PlainServer(old).serve() as url:
+        with pytest.raises(McpServerError, match=r"HTTP 405 .* it speaks the older HTTP\+SSE transport"):
+            await ToolRegistry().add_mcp_server("s", url=url)
+
+
+async def test_requests_go_through_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "no_proxy", "NO_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    proxy, registry = PlainServer(), ToolRegistry()
+    async with proxy.serve() as url:
+        monkeypatch.setenv("http_proxy", url)
+        async with connected(registry, url="http://tools.example/mcp"):
+            assert (await registry.dispatch("s.t", {})).text == "done"
+        assert proxy.lines[0] == "POST http://tools.example/mcp HTTP/1.1"
+        monkeypatch.setenv("no_proxy", "tools.example,10.0.0.1")
+        with pytest.raises(McpServerError):
+            await ToolRegistry().add_mcp_server("s", url="http://tools.example/mcp")
+
+
+def test_a_proxy_is_chosen_as_other_clients_choose_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import httpx2
+
+    for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "proxy.example:3128")
+    monkeypatch.setenv("NO_PROXY", "inside.example, 127.0.0.1")
+    assert proxy_for(httpx2.URL("https://a.example/")) == "http://proxy.example:3128"
+    assert proxy_for(httpx2.URL("http://a.example/")) is None
+    assert proxy_for(httpx2.URL("https://a.inside.example/")) is None
+    assert proxy_for(httpx2.URL("https://127.0.0.1:8/")) is None
+    monkeypatch.setenv("ALL_PROXY", "http://all.example")
+    assert proxy_for(httpx2.URL("http://a.example/")) == "http://all.example"
