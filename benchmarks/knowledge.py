@@ -23,7 +23,7 @@ from typing import Any
 import anyio
 import numpy
 
-from toolcell.builtin import Chunk, Document, HashEmbeddings, MemoryStore, Retriever, SqliteStore, index_document
+from toolcell.builtin import Chunk, Document, HashEmbeddings, Retriever, SqliteStore, index_document
 
 PARTS = [
     "pump", "valve", "boiler", "turbine", "compressor", "conveyor", "sensor", "gearbox", "furnace", "chiller",
@@ -90,7 +90,7 @@ def question(kind: str, facts: dict[str, str], chance: random.Random) -> str:
 async def quality(count: int, asked: int) -> list[dict[str, Any]]:
     """Return recall of the first five and mean reciprocal rank of each search, for each kind of question."""
     chance = random.Random(20260101)
-    embeddings, store, made = HashEmbeddings(256), MemoryStore(), notes(count, chance)
+    embeddings, store, made = HashEmbeddings(256), SqliteStore(":memory:"), notes(count, chance)
     for text, _ in made:
         await index_document(store, embeddings, Document(content=text))
     questions = [(kind, *chance.choice(made)) for kind in KINDS for _ in range(asked)]

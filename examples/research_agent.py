@@ -18,10 +18,10 @@ from toolcell.builtin import (
     HashEmbeddings,
     Http,
     Knowledge,
-    MemoryStore,
     Remember,
     Schedule,
     Scheduler,
+    SqliteStore,
     WebPolicy,
     WebSearch,
 )
@@ -44,8 +44,8 @@ class OwnEngine:
         return [SearchHit("Heat pump prices", "https://pumps.example/prices", "What a heat pump costs today.")]
 
 
-def make_registry(workspace: str) -> tuple[ToolRegistry, MemoryStore]:
-    store, embeddings = MemoryStore(), HashEmbeddings()  # or SqliteStore("agent.db"), and a model's embeddings
+def make_registry(workspace: str) -> tuple[ToolRegistry, SqliteStore]:
+    store, embeddings = SqliteStore(":memory:"), HashEmbeddings()  # or a file, and a model's embeddings
     web = {"policy": WebPolicy(interval_s=0), "transport": httpx.MockTransport(answer)}
     registry = ToolRegistry()
     registry.add(WebSearch(embeddings, OwnEngine(), **web))

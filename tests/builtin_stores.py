@@ -18,7 +18,7 @@ import pytest
 
 from machine import POSTGRES_SERVER as SERVER
 from machine import postgres_programs
-from toolcell.builtin import MemoryStore, PostgresStore, SqliteStore, Store
+from toolcell.builtin import PostgresStore, SqliteStore, Store
 
 _NUMBERS = itertools.count()
 
@@ -42,7 +42,7 @@ async def open_store(request: pytest.FixtureRequest | None, kind: str, directory
 def _store(request: pytest.FixtureRequest | None, kind: str, directory: Path) -> Store:
     match kind:
         case "memory":
-            return MemoryStore()
+            return SqliteStore(":memory:")
         case "sqlite":
             return SqliteStore(directory / "store.db", vectors="numpy")
         case "sqlite-vec":

@@ -18,8 +18,8 @@ from toolcell.builtin import (
     HashEmbeddings,
     HttpEmbeddings,
     LocalEmbeddings,
-    MemoryStore,
     Remember,
+    SqliteStore,
 )
 from toolcell.builtin.embeddings import http as http_module
 from toolcell.errors import EmbeddingError, UsageError
@@ -94,7 +94,7 @@ async def test_vectors_that_cannot_be_used_are_refused(answer: Any, said: str) -
 
 
 async def test_a_tool_says_that_no_embedding_could_be_made_and_not_by_whom() -> None:
-    store = MemoryStore()
+    store = SqliteStore(":memory:")
     result = await ToolRegistry([Remember(store, Gives([]))]).dispatch("remember", {"content": "x"})
 
     assert result.is_error

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from toolcell import Runtime, ToolRegistry
+from toolcell.builtin import SqliteStore
 from toolcell.builtin.schedule import Schedule
-from toolcell.builtin.stores.memory import MemoryStore
 from toolcell.tools import RunContext, ToolResult
 from toolcell.tools.call import RunScope
 from toolcell.tools.options import Origin
@@ -15,7 +15,7 @@ from toolcell.tools.policy import CallPolicy
 pytestmark = pytest.mark.anyio
 
 
-def tools(store: MemoryStore) -> ToolRegistry:
+def tools(store: SqliteStore) -> ToolRegistry:
     registry = ToolRegistry([Schedule(store)])
 
     @registry.tool
@@ -33,7 +33,7 @@ async def schedule(registry: ToolRegistry, tool: str, params: dict[str, object],
 
 @pytest.mark.parametrize("advertise", [False, True])
 async def test_what_the_rules_of_a_run_refuse_cannot_be_scheduled_in_it(advertise: bool) -> None:
-    store = MemoryStore()
+    store = SqliteStore(":memory:")
     registry = tools(store)
     policy = CallPolicy(advertise_blocked=advertise)
     policy.blacklist("send", origins=[Origin.CODE])
@@ -44,7 +44,7 @@ async def test_what_the_rules_of_a_run_refuse_cannot_be_scheduled_in_it(advertis
 
 
 async def test_code_cannot_be_scheduled_for_its_calls_could_not_be_checked() -> None:
-    store = MemoryStore()
+    store = SqliteStore(":memory:")
     registry = tools(store)
     registry.enable_code_execution(Runtime(registry))
     args = {

@@ -11,15 +11,14 @@ import httpx
 import pytest
 
 from toolcell import Runtime, ToolRegistry
-from toolcell.builtin import chunking, indexing
+from toolcell.builtin import SqliteStore, chunking, indexing
 from toolcell.builtin.embeddings import hashing
 from toolcell.builtin.embeddings.hashing import SHORT_CHARS, HashEmbeddings
 from toolcell.builtin.embeddings.http import HttpEmbeddings
 from toolcell.builtin.ingestion import Ingestion
 from toolcell.builtin.remember import Remember
 from toolcell.builtin.skill_folder import parse_skill
-from toolcell.builtin.stores import memory
-from toolcell.builtin.stores.memory import MemoryStore
+from toolcell.builtin.stores import sqlite
 from toolcell.builtin.tables import cells
 from toolcell.builtin.web import robots
 from toolcell.errors import EmbeddingError, UsageError
@@ -45,15 +44,15 @@ async def test_a_long_text_is_split_embedded_and_counted_away_from_the_event_loo
 
     monkeypatch.setattr(indexing, "chunks_of", chunks_of)
     monkeypatch.setattr(hashing, "words", words_of("embedded"))
-    monkeypatch.setattr(memory, "words", words_of("counted"))
-    await Remember(MemoryStore(), HashEmbeddings()).remember("word " * (SHORT_CHARS // 4))
+    monkeypatch.setattr(sqlite, "words", words_of("counted"))
+    await Remember(SqliteStore(":memory:"), HashEmbeddings()).remember("word " * (SHORT_CHARS // 4))
     assert all(threads.values()), "each of them was done"
     assert not any(threading.get_ident() in each for each in threads.values())
 
 
 async def test_a_document_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "report.pdf")
-    ingestion = Ingestion(MemoryStore(), HashEmbeddings(), Runtime(ToolRegistry()))
+    ingestion = Ingestion(SqliteStore(":memory:"), HashEmbeddings(), Runtime(ToolRegistry()))
     with pytest.raises(UsageError, match=r"report\.pdf.* cannot be read: not a regular file"):
         await ingestion.ingest(tmp_path / "report.pdf")
 

@@ -12,7 +12,7 @@ import docx
 import pytest
 
 from toolcell import Runtime
-from toolcell.builtin import PARSERS, HashEmbeddings, Ingestion, MemoryStore
+from toolcell.builtin import PARSERS, HashEmbeddings, Ingestion, SqliteStore
 from toolcell.builtin.extraction import extract
 from toolcell.config import PoolConfig
 from toolcell.errors import DocumentError, UsageError
@@ -137,7 +137,7 @@ def test_deep_and_broken_html_is_read_in_one_pass() -> None:
 @pytest.mark.anyio
 @pytest.mark.isolation
 async def test_documents_are_parsed_in_a_sandbox_and_found_afterwards(tmp_path: Path) -> None:
-    store = MemoryStore()
+    store = SqliteStore(":memory:")
     (tmp_path / "tides.html").write_text(HTML)
     async with Runtime(packages=PARSERS, pool=PoolConfig(warm=0)) as runtime:
         ingestion = Ingestion(store, EMBEDDINGS, runtime)
@@ -163,7 +163,7 @@ async def test_documents_are_parsed_in_a_sandbox_and_found_afterwards(tmp_path: 
 @pytest.mark.isolation
 async def test_a_sandbox_without_the_parser_says_what_to_do() -> None:
     async with Runtime(pool=PoolConfig(warm=0)) as runtime:
-        ingestion = Ingestion(MemoryStore(), EMBEDDINGS, runtime)
+        ingestion = Ingestion(SqliteStore(":memory:"), EMBEDDINGS, runtime)
         with pytest.raises(UsageError, match=r"needs the package 'pypdf'.*toolcell\[documents\]"):
             await ingestion.ingest(pdf("x"), name="a.pdf")
         assert (await ingestion.ingest("# Plain\ntext", name="a.md")).chunks == 1
@@ -198,7 +198,7 @@ class Guest:
      {"sections": [{"text": "x" * 5_000_000}]}, {"error": "\x1b[31m"}],
 )  # fmt: skip
 async def test_nonsense_of_a_sandbox_is_a_document_error(value: Any) -> None:
-    store = MemoryStore()
+    store = SqliteStore(":memory:")
     with pytest.raises(DocumentError):
         await Ingestion(store, EMBEDDINGS, Guest(value)).ingest("x")
     assert await store.list_documents() == []
@@ -206,7 +206,7 @@ async def test_nonsense_of_a_sandbox_is_a_document_error(value: Any) -> None:
 
 @pytest.mark.anyio
 async def test_odd_fields_of_a_sandbox_are_left_out() -> None:
-    store = MemoryStore()
+    store = SqliteStore(":memory:")
     rows = [
         {"text": "a\x00b\ud800", "page": True, "heading": ["x"]},
         {"text": "c", "page": 1 << 70, "heading": "h\n" * 999},
@@ -223,7 +223,7 @@ async def test_odd_fields_of_a_sandbox_are_left_out() -> None:
 
 @pytest.mark.anyio
 async def test_a_file_that_is_missing_or_too_large_is_refused(tmp_path: Path) -> None:
-    ingestion = Ingestion(MemoryStore(), EMBEDDINGS, Guest(None))
+    ingestion = Ingestion(SqliteStore(":memory:"), EMBEDDINGS, Guest(None))
     with pytest.raises(UsageError, match="No such file"):
         await ingestion.ingest(tmp_path / "none.pdf")
     with (tmp_path / "large").open("wb") as file:
@@ -235,7 +235,7 @@ async def test_a_file_that_is_missing_or_too_large_is_refused(tmp_path: Path) ->
 @pytest.mark.parametrize("text", ["handbook.pdf", "docs/a.md", "../x/Über.DOCX", "https://example.com/index.html"])
 @pytest.mark.anyio
 async def test_a_path_that_is_given_as_text_is_refused(text: str) -> None:
-    store = MemoryStore()
+    store = SqliteStore(":memory:")
     with pytest.raises(UsageError, match="is a path: write Path"):
         await Ingestion(store, EMBEDDINGS, Guest(None)).ingest(text)
     assert await store.list_documents() == []
@@ -244,5 +244,5 @@ async def test_a_path_that_is_given_as_text_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["See report.pdf", "report.pdf\nis late", "<p>a.md", "3.14", "x" * 50 + ".c"])
 @pytest.mark.anyio
 async def test_a_text_that_names_a_file_is_a_text(text: str) -> None:
-    done = await Ingestion(MemoryStore(), EMBEDDINGS, Guest({"sections": [{"text": text}]})).ingest(text)
+    done = await Ingestion(SqliteStore(":memory:"), EMBEDDINGS, Guest({"sections": [{"text": text}]})).ingest(text)
     assert done.chunks == 1

@@ -21,7 +21,6 @@ from toolcell.builtin import (
     Document,
     HashEmbeddings,
     Knowledge,
-    MemoryStore,
     Message,
     Remember,
     Retriever,
@@ -112,13 +111,13 @@ async def test_nothing_known_is_said_and_past_messages_have_their_roles(store: S
     ],
 )
 async def test_arguments_that_make_no_sense_are_refused(tool: str, args: dict[str, str], said: str) -> None:
-    result = await registry_of(MemoryStore()).dispatch(tool, args)
+    result = await registry_of(SqliteStore(":memory:")).dispatch(tool, args)
     assert result.is_error
     assert said in result.text
 
 
 async def test_only_what_remember_saved_can_be_forgotten() -> None:
-    store = MemoryStore()
+    store = SqliteStore(":memory:")
     kept = await index_document(store, EMBEDDINGS, Document(source="handbook.pdf", content="Rules"))
     result = await registry_of(store).dispatch("forget", {"document_id": kept.document_id})
 
@@ -233,7 +232,7 @@ async def test_two_rankings_are_fused_by_their_ranks() -> None:
 
 @pytest.mark.conforms("S9")
 async def test_children_are_replaced_by_their_parent_once() -> None:
-    store = MemoryStore()
+    store = SqliteStore(":memory:")
     text = "\n\n".join(f"Paragraph {word} says {word * 3}." for word in ("apple", "plum", "pear", "fig", "kiwi"))
     sizes = ChunkSizes(chars=40, overlap_chars=0, parent_chars=200)
     done = await index_document(store, EMBEDDINGS, Document(content=text), sizes=sizes)
@@ -258,7 +257,7 @@ class Wrong:
 
 @pytest.mark.conforms("S9")
 async def test_a_reranker_and_a_least_score_decide() -> None:
-    store = MemoryStore()
+    store = SqliteStore(":memory:")
     for text in ("red", "red fox", "red fox runs"):
         await index_document(store, EMBEDDINGS, Document(content=text))
 
@@ -276,7 +275,7 @@ async def test_a_reranker_and_a_least_score_decide() -> None:
 
 @pytest.mark.conforms("S9")
 async def test_words_weigh_three_tenths_and_each_half_can_be_left_out() -> None:
-    store = MemoryStore()
+    store = SqliteStore(":memory:")
     await index_document(store, EMBEDDINGS, Document(content="forecasting"))
     words_only, vectors_only = Retriever(keyword_weight=1.0), Retriever(keyword_weight=0.0)
 

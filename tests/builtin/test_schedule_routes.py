@@ -10,9 +10,9 @@ from toolcell import Runtime, ToolRegistry
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.audit.query import Index
+from toolcell.builtin import SqliteStore
 from toolcell.builtin.schedule import Schedule
 from toolcell.builtin.scheduler import Scheduler
-from toolcell.builtin.stores.memory import MemoryStore
 from toolcell.config import PoolConfig
 from toolcell.tools import RunContext
 
@@ -35,7 +35,7 @@ set_result([made["next_run_local"], [each["id"] == made["id"] for each in listed
 """
 
 
-def tools(store: MemoryStore, sent: list[str]) -> ToolRegistry:
+def tools(store: SqliteStore, sent: list[str]) -> ToolRegistry:
     registry = ToolRegistry()
     registry.add(Schedule(store, clock=lambda: MORNING))
 
@@ -56,7 +56,7 @@ def tools(store: MemoryStore, sent: list[str]) -> ToolRegistry:
 
 @pytest.mark.conforms("S1", "S-b2", "S-b6")
 async def test_an_action_is_scheduled_by_code_seen_by_a_plan_moved_by_a_model_and_made(tmp_path: Path) -> None:
-    store, sent = MemoryStore(), list[str]()
+    store, sent = SqliteStore(":memory:"), list[str]()
     registry = tools(store, sent)
     async with Runtime(registry, audit=tmp_path / "audit", pool=PoolConfig(warm=0)) as runtime:
         scripted = await runtime.execute_code(SCRIPT)

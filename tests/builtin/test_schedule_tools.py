@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from toolcell import ToolRegistry
-from toolcell.builtin import MemoryStore, ScheduledAction, ScheduleStore
+from toolcell.builtin import ScheduledAction, ScheduleStore, SqliteStore
 from toolcell.builtin.schedule import MAX_CALLS_BYTES, MAX_DESCRIPTION_CHARS, Schedule
 from toolcell.errors import UsageError
 from toolcell.flows import Flow, FlowAction
@@ -32,7 +32,7 @@ class Desk:
 
     def __init__(self, **options: Any) -> None:
         self.clock = Clock()
-        self.store: ScheduleStore = MemoryStore()
+        self.store: ScheduleStore = SqliteStore(":memory:")
         self.registry = ToolRegistry()
         self.registry.add(Schedule(self.store, clock=self.clock, **options))
 
@@ -352,4 +352,4 @@ async def test_a_package_that_cannot_work_is_refused_when_it_is_made(options: di
 async def test_without_the_library_of_dates_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'toolcell\[schedule\]'"):
-        Schedule(MemoryStore())
+        Schedule(SqliteStore(":memory:"))

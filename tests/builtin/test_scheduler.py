@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from toolcell import Runtime, SyncRuntime
+from toolcell.builtin import SqliteStore
 from toolcell.builtin.scheduler import Scheduler, SchedulerConfig
-from toolcell.builtin.stores.memory import MemoryStore
 from toolcell.builtin.stores.records import ScheduledAction, ScheduledRun
 from toolcell.errors import Misconfigured, StoreError, ToolAbort, UsageError
 from toolcell.tools import RunContext
@@ -62,7 +62,7 @@ class Plans:
 class Desk:
     def __init__(self, store: Any = None, **config: Any) -> None:
         self.clock = Clock()
-        self.store: Any = store or MemoryStore()
+        self.store: Any = store or SqliteStore(":memory:")
         self.plans = Plans()
         self.config = SchedulerConfig(**config)
         self.scheduler = self.another()
@@ -184,7 +184,7 @@ async def test_jitter_is_the_same_for_every_scheduler_and_within_its_bound() -> 
 
 @pytest.mark.parametrize("change", ["pause", "delete", "move"])
 async def test_an_action_that_is_changed_before_it_begins_is_not_made(change: str) -> None:
-    class Changed(MemoryStore):
+    class Changed(SqliteStore):
         async def begin_run(self, run: ScheduledRun) -> bool:
             begun = await super().begin_run(run)
             if change == "pause":
@@ -196,7 +196,7 @@ async def test_an_action_that_is_changed_before_it_begins_is_not_made(change: st
                 await self.reschedule(action.id, action.next_run, MORNING + 2 * DAY, True)
             return begun
 
-    desk = Desk(Changed())
+    desk = Desk(Changed(":memory:"))
     await desk.add()
 
     (run,) = await desk.scheduler.run_due()
@@ -232,12 +232,12 @@ async def test_a_run_whose_process_died_is_reported_once_and_not_made_again(desk
 async def test_a_long_run_keeps_its_lease() -> None:
     extended = anyio.Event()
 
-    class Noted(MemoryStore):
+    class Noted(SqliteStore):
         async def extend_run(self, run_id: str, lease_until: int) -> bool:
             extended.set()
             return await super().extend_run(run_id, lease_until)
 
-    desk = Desk(Noted(), lease_s=0.003)
+    desk = Desk(Noted(":memory:"), lease_s=0.003)
     desk.plans.may_end = anyio.Event()
     await desk.add()
     async with anyio.create_task_group() as group:
@@ -336,7 +336,7 @@ async def test_results_are_delivered_and_a_listener_that_fails_stops_nothing(des
 
 
 async def test_a_store_that_fails_for_a_while_does_not_stop_the_scheduler() -> None:
-    class Shaky(MemoryStore):
+    class Shaky(SqliteStore):
         failures = 2
 
         async def get_due_scheduled_actions(self, now: int) -> list[ScheduledAction]:
@@ -345,7 +345,7 @@ async def test_a_store_that_fails_for_a_while_does_not_stop_the_scheduler() -> N
                 raise StoreError("locked")
             return await super().get_due_scheduled_actions(now)
 
-    desk = Desk(Shaky(), poll_s=0.001)
+    desk = Desk(Shaky(":memory:"), poll_s=0.001)
     await desk.add()
     async with anyio.create_task_group() as group:
         group.start_soon(desk.scheduler.run)
@@ -418,13 +418,13 @@ async def test_a_runtime_that_closes_while_a_scheduler_runs_begins_no_further_ac
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"runtime": MemoryStore()}, "takes a Runtime and a store, not "),
+        ({"runtime": SqliteStore(":memory:")}, "takes a Runtime and a store, not "),
         ({"runtime": SyncRuntime()}, "a SyncRuntime will not do"),
         (
             {"store": "agent.db"},
             r"Scheduler\(store\) must be of the kind ScheduleStore, such as SqliteStore\(path\), not 'agent.db'",
         ),
-        ({"store": MemoryStore}, r"must be of the kind ScheduleStore"),
+        ({"store": SqliteStore}, r"must be of the kind ScheduleStore"),
         ({"config": {"missed": "skip"}}, r"Scheduler\(config\) must be SchedulerConfig or None"),
         ({"on_run": "print"}, r"Scheduler\(on_run\) must be a function, not 'print'"),
         ({"context_of": RunContext()}, r"Scheduler\(context_of\) must be a function"),
@@ -432,4 +432,4 @@ async def test_a_runtime_that_closes_while_a_scheduler_runs_begins_no_further_ac
 )
 def test_a_scheduler_refuses_arguments_of_another_kind(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Scheduler(**{"runtime": Plans(), "store": MemoryStore()} | given)
+        Scheduler(**{"runtime": Plans(), "store": SqliteStore(":memory:")} | given)

@@ -13,7 +13,7 @@ import pytest
 from builtin.routes import by_code, by_model, by_plan
 from toolcell import Runtime
 from toolcell.audit.reader import read_log
-from toolcell.builtin import HashEmbeddings, MemoryStore, Skill, Skills
+from toolcell.builtin import HashEmbeddings, Skill, Skills, SqliteStore
 from toolcell.builtin.skill import digest_of
 from toolcell.builtin.skill_folder import parse_skill, slug
 from toolcell.errors import ToolError, UsageError
@@ -34,12 +34,12 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
+def store() -> SqliteStore:
+    return SqliteStore(":memory:")
 
 
 @pytest.fixture
-def registry(store: MemoryStore) -> ToolRegistry:
+def registry(store: SqliteStore) -> ToolRegistry:
     return ToolRegistry([Skills(store, HashEmbeddings())])
 
 
@@ -49,7 +49,7 @@ async def call(registry: ToolRegistry, tool: str, user_id: str = "", /, **args: 
 
 @pytest.mark.conforms("S18", "S-b2")
 async def test_a_skill_is_created_found_and_changed_in_the_words_of_the_requirement(
-    registry: ToolRegistry, store: MemoryStore
+    registry: ToolRegistry, store: SqliteStore
 ) -> None:
     assert (await call(registry, "skill_search", query="anything")).text == "no skills found matching query"
     created = await call(registry, "skill_create", "ada", **CREATE)
@@ -116,7 +116,7 @@ async def test_the_five_nearest_are_found_the_best_first(registry: ToolRegistry)
     ],
 )  # fmt: skip
 async def test_a_skill_that_is_none_is_refused(
-    registry: ToolRegistry, store: MemoryStore, change: dict[str, Any], said: str
+    registry: ToolRegistry, store: SqliteStore, change: dict[str, Any], said: str
 ) -> None:
     assert said in (await call(registry, "skill_create", **CREATE | change)).text
     assert await store.list_skills() == []
@@ -162,7 +162,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def test_a_folder_is_imported_found_and_exported_as_it_was(
-    store: MemoryStore, folder: Path, tmp_path: Path
+    store: SqliteStore, folder: Path, tmp_path: Path
 ) -> None:
     skills = Skills(store, HashEmbeddings(), folders=tmp_path / "kept")
     skill = await skills.import_folder(folder, created_by="hub.example/csv-report")
@@ -181,7 +181,7 @@ async def test_a_folder_is_imported_found_and_exported_as_it_was(
 
 
 async def test_a_folder_that_is_imported_again_replaces_its_skill(
-    store: MemoryStore, folder: Path, tmp_path: Path
+    store: SqliteStore, folder: Path, tmp_path: Path
 ) -> None:
     skills = Skills(store, HashEmbeddings(), folders=tmp_path / "kept")
     first = await skills.import_folder(folder)
@@ -203,7 +203,7 @@ async def test_a_folder_that_is_imported_again_replaces_its_skill(
 
 
 async def test_a_skill_that_a_model_wrote_is_exported(
-    registry: ToolRegistry, store: MemoryStore, tmp_path: Path
+    registry: ToolRegistry, store: SqliteStore, tmp_path: Path
 ) -> None:
     created = await call(registry, "skill_create", "ada", **CREATE | {"instructions": "---\nname: x\n---\n: tricky"})
     skills = Skills(store, HashEmbeddings())
@@ -255,7 +255,7 @@ def test_a_date_in_the_front_matter_does_no_harm_and_binary_is_refused() -> None
 
 
 async def test_a_folder_with_links_or_too_much_in_it_is_refused(
-    store: MemoryStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: SqliteStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     skills = Skills(store, HashEmbeddings(), folders=tmp_path / "kept")
     monkeypatch.setattr("toolcell.builtin.skill_folder.MAX_FILES", 3)
@@ -298,7 +298,7 @@ async def runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
 
 @pytest.mark.isolation
 async def test_a_script_of_a_skill_runs_in_a_sandbox_as_it_was_imported(
-    store: MemoryStore, folder: Path, tmp_path: Path, runtime: Runtime
+    store: SqliteStore, folder: Path, tmp_path: Path, runtime: Runtime
 ) -> None:
     skills = Skills(store, HashEmbeddings(), folders=tmp_path / "kept", runtime=runtime)
     registry = ToolRegistry([skills])
@@ -324,7 +324,7 @@ async def test_a_script_of_a_skill_runs_in_a_sandbox_as_it_was_imported(
     assert changed.text == "helper.py is not as it was imported; import the skill again"
 
 
-def test_scripts_are_offered_only_with_a_runtime(store: MemoryStore, tmp_path: Path) -> None:
+def test_scripts_are_offered_only_with_a_runtime(store: SqliteStore, tmp_path: Path) -> None:
     registry = ToolRegistry([Skills(store, HashEmbeddings(), folders=tmp_path)])
     assert registry.names() == ["skill_search", "skill_create", "skill_update"]
     with pytest.raises(UsageError, match="folders="):
@@ -334,7 +334,7 @@ def test_scripts_are_offered_only_with_a_runtime(store: MemoryStore, tmp_path: P
 @pytest.mark.isolation
 @pytest.mark.conforms("S18")
 async def test_every_tool_works_from_code_a_plan_and_a_model_and_the_audit_log_has_the_digest(
-    registry: ToolRegistry, store: MemoryStore, runtime: Runtime
+    registry: ToolRegistry, store: SqliteStore, runtime: Runtime
 ) -> None:
     created = await by_code(runtime, registry, "skill_create", CREATE, user_id="ada")
     assert created["value"]["created_by"] == "ada"
@@ -348,7 +348,7 @@ async def test_every_tool_works_from_code_a_plan_and_a_model_and_the_audit_log_h
     assert created["value"]["digest"] in json.dumps(records, default=str)
 
 
-def test_the_store_keeps_what_a_skill_is(store: MemoryStore) -> None:
+def test_the_store_keeps_what_a_skill_is(store: SqliteStore) -> None:
     assert digest_of(Skill(name="a")) == digest_of(Skill(name="a"))
     assert len({digest_of(Skill(name="a")), digest_of(Skill(name="b")), digest_of(Skill(description="a"))}) == 3
 

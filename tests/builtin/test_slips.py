@@ -15,7 +15,6 @@ from toolcell.builtin import (
     Http,
     Ingestion,
     Knowledge,
-    MemoryStore,
     Remember,
     Schedule,
     Skills,
@@ -24,12 +23,12 @@ from toolcell.builtin import (
 )
 from toolcell.errors import UsageError
 
-STORE, EMBEDDINGS = MemoryStore(), HashEmbeddings(64)
+STORE, EMBEDDINGS = SqliteStore(":memory:"), HashEmbeddings(64)
 WITH_BOTH: list[Callable[..., Any]] = [Knowledge, Remember, Skills, lambda *both: Ingestion(*both, runtime=None)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("make", WITH_BOTH)
-@pytest.mark.parametrize("store", ["agent.db", None, EMBEDDINGS, MemoryStore])
+@pytest.mark.parametrize("store", ["agent.db", None, EMBEDDINGS, SqliteStore])
 def test_what_is_no_store_is_refused_with_what_to_write(make: Callable[..., Any], store: Any) -> None:
     with pytest.raises(
         UsageError, match=r"\(store\) must be of the kind (Document|Skill)Store, such as SqliteStore\(path\), not "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import sys
 from typing import Any
 
 import pytest
@@ -18,15 +17,6 @@ from tools.toolkit import FakeRuntime
 
 pytestmark = pytest.mark.anyio
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
-
-
-@pytest.fixture(params=["rank-bm25", "plain"])
-def ranking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The extra `search` is installed, or not."""
-    if request.param == "plain":
-        monkeypatch.setitem(sys.modules, "rank_bm25", None)
-    found: str = request.param
-    return found
 
 
 def registry_of(*tools: tuple[str, str, dict[str, Any]], **settings: Any) -> ToolRegistry:
@@ -53,9 +43,7 @@ async def names_found(registry: ToolRegistry, query: str, **options: Any) -> lis
         ("github__create_issue", "github.create_issue"),
     ],
 )
-async def test_a_search_finds_a_tool_by_its_name_its_description_and_its_parameters(
-    ranking: str, query: str, best: str
-) -> None:
+async def test_a_search_finds_a_tool_by_its_name_its_description_and_its_parameters(query: str, best: str) -> None:
     registry = registry_of(
         ("github.create_issue", "Open a ticket in the tracker of a repository", {"title": {"type": "string"}}),
         ("sendMail", "Write to somebody by mail", {"attachment": {"type": "string", "description": "A file"}}),
@@ -65,7 +53,7 @@ async def test_a_search_finds_a_tool_by_its_name_its_description_and_its_paramet
     assert (await names_found(registry, query))[0] == best
 
 
-async def test_a_word_counts_most_in_a_name_then_in_a_description_then_in_a_parameter(ranking: str) -> None:
+async def test_a_word_counts_most_in_a_name_then_in_a_description_then_in_a_parameter() -> None:
     registry = registry_of(
         ("first_thing", "Does a thing with something", {"invoice": {"type": "string"}}),
         ("second_thing", "Does a thing with an invoice", {"something": {"type": "string"}}),
@@ -76,12 +64,12 @@ async def test_a_word_counts_most_in_a_name_then_in_a_description_then_in_a_para
 
 
 @pytest.mark.parametrize("query", ["", "  ", "zzz", "!?", "\0"])
-async def test_a_search_without_a_hit_finds_nothing(ranking: str, query: str) -> None:
+async def test_a_search_without_a_hit_finds_nothing(query: str) -> None:
     assert await names_found(catalogue(30), query) == []
     assert await names_found(ToolRegistry(), query) == []
 
 
-async def test_tools_that_a_query_names_come_first_and_in_its_order(ranking: str) -> None:
+async def test_tools_that_a_query_names_come_first_and_in_its_order() -> None:
     wanted = ["wiki.find_invoice", "mail.create_meeting"]
     assert (await names_found(catalogue(500), ", ".join(wanted) + ", invoice"))[:2] == wanted
 
@@ -111,7 +99,7 @@ async def test_a_wrong_query_is_refused_with_its_limit(query: Any, limit: Any, s
         await catalogue(3).search_tools(query, limit=limit)
 
 
-async def test_tools_without_a_single_word_can_be_searched(ranking: str) -> None:
+async def test_tools_without_a_single_word_can_be_searched() -> None:
     registry = registry_of(("_", "????????????????", {}), ("--", "!!!!!!!!!!!!!!!!", {}))
     assert await names_found(registry, "_ a") == ["_"]
 
@@ -318,3 +306,29 @@ async def test_the_model_s_search_tells_and_notes_what_it_found_and_nothing_that
     assert none.text == "none of 27 tools fits; use other words"
     assert wrong.is_error and "detail" in wrong.text
     assert from_code.is_error
+
+
+@pytest.mark.parametrize("origin", [Origin.MODEL, Origin.CODE])
+async def test_tools_that_stay_the_same_are_indexed_once(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tools whose descriptions are made for each caller count as the same while their texts are."""
+    registry = registry_of(*((f"tool_{number}", "Do something that is worth a search", {}) for number in range(3)))
+
+    async def nothing(call_tool: Any) -> Any:
+        return None
+
+    registry.enable_code_execution(FakeRuntime(nothing))
+    registry.enable_tool_search()
+    made: list[int] = []
+    index = ToolIndex.__init__
+
+    def counted(self: ToolIndex, definitions: Any) -> None:
+        made.append(len(definitions))
+        index(self, definitions)
+
+    monkeypatch.setattr(ToolIndex, "__init__", counted)
+    for _ in range(3):
+        assert await registry.search_tools("do something", origin=origin)
+    assert len(made) == 1
+    registry.register("tool_3", "Do something else that is worth a search", NOTHING, lambda args: "")
+    await registry.search_tools("do something", origin=origin)
+    assert len(made) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
@@ -10,11 +9,10 @@ from typing import Final, Protocol
 from toolcell.builtin.stores.protocols import DocumentStore, KeywordStore
 from toolcell.builtin.stores.records import Chunk, ChunkFilter, Scored, check_top_k
 from toolcell.errors import EmbeddingError, UsageError
+from toolcell.support.ranking import fused_ranks
 from toolcell.tools.checks import check_kind
 from toolcell.tools.embeddings import EmbeddingProvider, embed_texts
 
-RRF_K: Final = 60
-"""Source: Cormack, Clarke and Büttcher, Reciprocal Rank Fusion, 2009."""
 KEYWORD_WEIGHT: Final = 0.3
 WIDER: Final = 3
 """Times `top_k`: how many chunks each of the two searches gives."""
@@ -85,18 +83,13 @@ class Retriever:
 
 
 def fused(*rankings: tuple[Sequence[Scored[Chunk]], float]) -> list[Scored[Chunk]]:
-    """Merge rankings, each with its weight: a chunk scores the sum of weight / (60 + rank), with ranks from 1.
+    """Merge rankings, each with its weight.
 
     Shape: scores are a part of the most that all rankings together can give, so they are in [0, 1].
     """
-    scores: dict[str, float] = {}
-    chunks: dict[str, Chunk] = {}
-    for ranking, weight in rankings:
-        for rank, each in enumerate(ranking, start=1):
-            chunks[each.item.id] = each.item
-            scores[each.item.id] = scores.get(each.item.id, 0.0) + weight * (RRF_K + 1) / (RRF_K + rank)
-    most = math.fsum(weight for _, weight in rankings) or 1.0
-    return _sorted(Scored(chunk, scores[id_] / most) for id_, chunk in chunks.items())
+    chunks = {each.item.id: each.item for ranking, _ in rankings for each in ranking}
+    scores = fused_ranks(*(([each.item.id for each in ranking], weight) for ranking, weight in rankings))
+    return [Scored(chunks[id_], score) for id_, score in scores.items()]
 
 
 async def with_parents(store: DocumentStore, found: Sequence[Scored[Chunk]]) -> list[Scored[Chunk]]:

@@ -173,10 +173,6 @@ def open_store(place: str | None, *, must_exist: bool = False) -> Store:
 
 
 def _store_at(where: str) -> Store:
-    if where == IN_MEMORY:
-        from toolcell.builtin import MemoryStore
-
-        return MemoryStore()
     if where.startswith(POSTGRES_SCHEMES):
         from toolcell.builtin import PostgresStore
 

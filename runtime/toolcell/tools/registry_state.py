@@ -9,6 +9,8 @@ Of the three modules about registries this is the one to read first: `view` and 
 from __future__ import annotations
 
 import difflib
+import functools
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
@@ -144,7 +146,13 @@ class RegistryState:
         if describe is None:
             return definition
         text = describe(lambda origin: self.visible(origin, policies))
-        return ToolDefinition(tool.name, text, definition.parameters)
+        return _described(tool.name, text, definition._parameters_json)
+
+
+@functools.lru_cache(maxsize=64)
+def _described(name: str, text: str, parameters_json: str) -> ToolDefinition:
+    """Return the same definition for the same text: what was made of definitions, such as an index, is kept by them."""
+    return ToolDefinition(name, text, json.loads(parameters_json))
 
 
 def identities(tools: Mapping[str, RegisteredTool]) -> dict[str, object]:

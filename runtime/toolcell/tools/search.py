@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 from toolcell.errors import UsageError
 from toolcell.support import daemon_threads
 from toolcell.support.log import logger_of
+from toolcell.support.ranking import fused_ranks
 from toolcell.tools.adapters import with_options
 from toolcell.tools.checks import check_count, check_kind
 from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL
@@ -42,8 +43,6 @@ MAX_FIELD_CHARS: Final = 4_000
 """Of a description, and of the parameters of one tool: what a stranger's server may add to the index."""
 EMBEDDED_CHARS: Final = 1_000
 """Of each tool's text, for its vector."""
-RANK_OFFSET: Final = 60
-"""Of reciprocal rank fusion. Source: Cormack et al., Reciprocal Rank Fusion, SIGIR 2009."""
 
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _NAMES_IN_QUERY: Final = re.compile(r"[\w.-]+")
@@ -94,11 +93,7 @@ class ToolIndex:
         (wanted,) = await embed_texts(provider, [query])
         likeness = [cosine(wanted, each) or 0.0 for each in vectors]
         near = sorted((at for at, score in enumerate(likeness) if score > 0), key=lambda at: -likeness[at])
-        fused = dict[int, float]()
-        for ranking in (self.ranked(query), near):
-            for rank, at in enumerate(ranking):
-                fused[at] = fused.get(at, 0.0) + 1 / (RANK_OFFSET + rank)
-        return sorted(fused, key=lambda at: -fused[at])
+        return list(fused_ranks((self.ranked(query), 1), (near, 1)))
 
 
 def _names_of(definition: ToolDefinition) -> tuple[str, str]:
@@ -128,19 +123,7 @@ def _embedded_text(definition: ToolDefinition) -> str:
 
 
 def _scorer(texts: Sequence[list[str]]) -> Callable[[list[str]], Sequence[float]]:
-    """Return what ranks texts by words, each as a number for every text."""
-    if not any(texts):
-        return lambda wanted: [0.0] * len(texts)
-    try:
-        from rank_bm25 import BM25Plus  # type: ignore[import-untyped]  # "Plus": a word that most tools have still counts for those that have it
-    except ImportError:
-        return _plain_scorer(texts)
-    index: Any = BM25Plus(list(texts))
-    return lambda wanted: [float(score) for score in index.get_scores(wanted)]
-
-
-def _plain_scorer(texts: Sequence[list[str]]) -> Callable[[list[str]], Sequence[float]]:
-    """Rank without a library: a rare word counts more, and each further time less."""
+    """Return what ranks texts by words, each as a number: a rare word counts more, and each further time less."""
     counted = [Counter(text) for text in texts]
     having = Counter(word for text in counted for word in text)
 

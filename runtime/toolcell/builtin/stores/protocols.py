@@ -185,4 +185,4 @@ class SkillStore(OpenableStore, Protocol):
 
 @runtime_checkable
 class Store(DocumentStore, KeywordStore, MessageStore, ScheduleStore, SkillStore, Protocol):
-    """All capabilities in one store. `MemoryStore`, `SqliteStore` and `PostgresStore` are such stores."""
+    """All capabilities in one store. `SqliteStore` and `PostgresStore` are such stores."""

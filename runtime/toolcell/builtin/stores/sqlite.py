@@ -1,4 +1,4 @@
-"""`SqliteStore`: everything in one file. Several processes may use it at once."""
+"""`SqliteStore`: everything in one file, which several processes may use at once, or in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolcell.builtin.stores.filters import Where
 from toolcell.builtin.stores.records import Chunk
 from toolcell.builtin.stores.sql_agenda import SqlSchedules, SqlSkills
 from toolcell.builtin.stores.sql_documents import SqlDocuments
-from toolcell.builtin.stores.sqlite_file import SqliteFile
+from toolcell.builtin.stores.sqlite_file import IN_MEMORY, SqliteFile
 from toolcell.builtin.stores.vectors import CHUNKS, MESSAGES, Hit, IndexSql, ScanIndex, TableIndex, VectorIndex
 from toolcell.errors import StoreError
 from toolcell.support.log import logger_of
@@ -37,7 +37,7 @@ VEC_SQL: Final = IndexSql(
 
 
 class SqliteStore(SqlDocuments, SqlSchedules, SqlSkills):
-    """A store with every capability, in one file with its write-ahead log beside it.
+    """A store with every capability, in one file with its write-ahead log beside it; `:memory:` keeps it in memory.
 
     Words are found by FTS5. Vectors are found by sqlite-vec where it can be loaded, and otherwise by a scan with numpy
     that keeps them in memory; `vectors_by` says which, and why, once the store is open. Both give the same answers.
@@ -49,7 +49,7 @@ class SqliteStore(SqlDocuments, SqlSchedules, SqlSkills):
         check_path("SqliteStore(path)", path)
         check_one_of("SqliteStore(vectors)", vectors, get_args(Vectors))
         check_seconds("SqliteStore(lock_timeout_s)", lock_timeout_s)
-        self.path = Path(path).absolute()
+        self.path = IN_MEMORY if Path(path) == IN_MEMORY else Path(path).absolute()
         self.vectors_by = ""
         """How vectors are searched: `sqlite-vec ...` or `numpy scan (...)`. Empty until the store is open."""
         self._wanted = vectors
@@ -66,7 +66,7 @@ class SqliteStore(SqlDocuments, SqlSchedules, SqlSkills):
         await self._database.read(lambda _: None)
 
     async def close(self) -> None:
-        """Let go of the file. A later call opens it again."""
+        """Let go of the file. A later call opens it again; what was in memory is gone."""
         await self._database.close()
 
     def _indexes(self) -> _Indexes:

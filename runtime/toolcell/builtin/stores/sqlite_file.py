@@ -24,6 +24,9 @@ _APPLICATION_ID_AT: Final = 68
 _TYPES: Final = {"seq": "INTEGER PRIMARY KEY AUTOINCREMENT", "blob": "BLOB", "integer": "INTEGER"}
 WORDS_TABLE: Final = "CREATE VIRTUAL TABLE chunk_words USING fts5 (words, tokenize = 'unicode61 remove_diacritics 0')"
 
+IN_MEMORY: Final = Path(":memory:")
+"""A database of this process, gone when it is closed."""
+
 T = TypeVar("T")
 
 
@@ -47,14 +50,19 @@ class SqliteTransaction:
 
 
 class SqliteFile:
-    """A database of ours: two connections, one to read and one to write, each used by one thread at a time."""
+    """A database of ours: two connections, one to read and one to write, each used by one thread at a time.
+
+    A database in memory has one connection for both.
+    """
 
     def __init__(self, path: Path, lock_timeout_s: float, prepare: Callable[[sqlite3.Connection], None]) -> None:
         self._path = path
         self._lock_timeout_s = lock_timeout_s
         self._prepare = prepare
         """Called with each new connection, after the file is known to be ours."""
-        self._locks = {"read": threading.Lock(), "write": threading.Lock()}
+        self._is_in_memory = path == IN_MEMORY
+        write = threading.Lock()
+        self._locks = {"read": write if self._is_in_memory else threading.Lock(), "write": write}
         self._open: dict[str, sqlite3.Connection] = {}
         self._process = os.getpid()
 
@@ -90,14 +98,17 @@ class SqliteFile:
             return result
 
     def _connection(self, use: str) -> sqlite3.Connection:
-        if self._process != os.getpid():  # a forked process must not use its parent's connections, nor close them
+        if self._is_in_memory:
+            use = "write"
+        elif self._process != os.getpid():  # a forked process must not use its parent's connections, nor close them
             self._abandoned, self._open, self._process = self._open, {}, os.getpid()
         if use not in self._open:
             self._open[use] = self._connect()
         return self._open[use]
 
     def _connect(self) -> sqlite3.Connection:
-        check_ours(self._path)
+        if not self._is_in_memory:
+            check_ours(self._path)
         connection = _open(self._path, self._lock_timeout_s)
         try:
             _migrate(connection, self._path)
