@@ -119,5 +119,5 @@ def test_a_public_key_cannot_sign(tmp_path: Path) -> None:
 def test_without_cryptography_ed25519_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cryptography.hazmat.primitives.asymmetric", None)
 
-    with pytest.raises(UsageError, match=r"toolcell\[signing\]"):
+    with pytest.raises(UsageError, match=r"toolcell\[audit\]"):
         Ed25519Signer.generate()

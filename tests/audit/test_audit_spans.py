@@ -162,5 +162,5 @@ def test_a_call_cut_short_with_its_run_ends_with_it(ledger: Ledger) -> None:
 def test_without_opentelemetry_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
 
-    with pytest.raises(UsageError, match=r"toolcell\[otel\]"):
+    with pytest.raises(UsageError, match=r"toolcell\[audit\]"):
         SpanSink()

@@ -406,7 +406,7 @@ def test_certificates_and_urls_that_cannot_be_used_are_refused(
         with pytest.raises(UsageError, match=said):
             TimestampWitness(url, name, tmp_path)
     monkeypatch.setitem(sys.modules, "rfc3161_client", None)
-    with pytest.raises(UsageError, match=r"toolcell\[timestamps\]"):
+    with pytest.raises(UsageError, match=r"toolcell\[audit\]"):
         witness(authority, tmp_path)
 
 

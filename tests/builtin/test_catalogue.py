@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import toolcell.builtin as builtin
-from toolcell.builtin.catalogue import MODULES_OF_EXTRA, PACKAGES, all_packages, package_class
+from toolcell.builtin.catalogue import MODULES, PACKAGES, all_packages, package_class
 from toolcell.builtin.package import ToolPackage
 from toolcell.cli.builtin import NEEDS
 from toolcell.errors import UsageError
@@ -53,7 +53,7 @@ def test_every_package_can_be_had_by_name_and_from_the_command_line() -> None:
     assert {package_class(name) for name in PACKAGES} == classes
     assert set(NEEDS) == set(PACKAGES)
     assert all(each.name == package_class(each.name).package for each in all_packages())
-    assert {each.extra for each in all_packages()} - {""} <= set(MODULES_OF_EXTRA)
+    assert {each.name for each in all_packages() if each.extra} == set(MODULES)
 
 
 def test_the_page_lists_every_package_with_its_tools() -> None:

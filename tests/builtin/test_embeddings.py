@@ -216,5 +216,5 @@ async def test_a_local_model_says_what_is_missing(tmp_path: Path, monkeypatch: p
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (tmp_path / name).write_text("{}")
     monkeypatch.setitem(sys.modules, "model2vec", None)
-    with pytest.raises(UsageError, match="pip install model2vec"):
+    with pytest.raises(UsageError, match=r"pip install 'toolcell\[builtin\]'"):
         LocalEmbeddings(tmp_path)

@@ -164,7 +164,7 @@ async def test_documents_are_parsed_in_a_sandbox_and_found_afterwards(tmp_path: 
 async def test_a_sandbox_without_the_parser_says_what_to_do() -> None:
     async with Runtime(pool=PoolConfig(warm=0)) as runtime:
         ingestion = Ingestion(SqliteStore(":memory:"), EMBEDDINGS, runtime)
-        with pytest.raises(UsageError, match=r"needs the package 'pypdf'.*toolcell\[documents\]"):
+        with pytest.raises(UsageError, match=r"needs the package 'pypdf'.*toolcell\[builtin\]"):
             await ingestion.ingest(pdf("x"), name="a.pdf")
         assert (await ingestion.ingest("# Plain\ntext", name="a.md")).chunks == 1
 

@@ -351,5 +351,5 @@ async def test_a_package_that_cannot_work_is_refused_when_it_is_made(options: di
 
 async def test_without_the_library_of_dates_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install 'toolcell\[schedule\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'toolcell\[builtin\]'"):
         Schedule(SqliteStore(":memory:"))

@@ -278,7 +278,7 @@ async def test_a_folder_with_links_or_too_much_in_it_is_refused(
 
 def test_without_pyyaml_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(UsageError, match=r"pip install 'toolcell\[skills\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'toolcell\[builtin\]'"):
         parse_skill(SKILL_MD.encode())
 
 

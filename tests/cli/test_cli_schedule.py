@@ -201,10 +201,10 @@ def test_the_packages_are_listed_with_what_each_needs() -> None:
     packages = {each["name"]: each for each in listed}
     assert packages["file"]["tools"] == ["file_read", "file_write", "file_list", "file_delete", "file_stat"]
     assert packages["schedule"]["needs"] == ["Store"]
-    assert packages["http"]["extra"] == "web"
+    assert packages["http"]["extra"] == "builtin"
     assert all(each["about"] and not each["missing"] for each in listed)
     assert "file_read" in table
-    assert "toolcell[web]" in table
+    assert "toolcell[builtin]" in table
 
 
 def test_a_package_whose_extra_is_missing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

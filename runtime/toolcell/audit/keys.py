@@ -1,6 +1,6 @@
 """Keys that sign checkpoints. The log never holds a key, so write access to the log is not enough to sign.
 
-HMAC-SHA256 needs no extra package; only holders of the same key can verify. Ed25519 needs `toolcell[signing]`;
+HMAC-SHA256 needs no extra package; only holders of the same key can verify. Ed25519 needs `toolcell[audit]`;
 everybody with the public key can verify.
 """
 
@@ -183,7 +183,7 @@ def _ed25519() -> Any:
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as exc:
-        raise UsageError("Ed25519 needs the cryptography package: pip install 'toolcell[signing]'") from exc
+        raise UsageError("Ed25519 needs the cryptography package: pip install 'toolcell[audit]'") from exc
     return ed25519
 
 

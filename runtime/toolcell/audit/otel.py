@@ -1,6 +1,6 @@
 """Make OpenTelemetry spans of runs and calls from the records of an audit log.
 
-Needs `toolcell[otel]`. Names follow the semantic conventions for generative AI: each run and each call is an
+Needs `toolcell[audit]`. Names follow the semantic conventions for generative AI: each run and each call is an
 `execute_tool` span. The parent of a call's span is its run or the call that made it. Arguments and results are included
 only on request, and then redacted as in the log.
 """
@@ -42,7 +42,7 @@ class SpanSink:
         try:
             from opentelemetry import trace
         except ImportError as exc:
-            raise UsageError("spans need OpenTelemetry: pip install 'toolcell[otel]'") from exc
+            raise UsageError("spans need OpenTelemetry: pip install 'toolcell[audit]'") from exc
         from toolcell_bridge import __version__
 
         self._trace = trace
@@ -156,7 +156,7 @@ def exporting_sink(exporter: Literal["otlp", "console"], *, capture_content: boo
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
     except ImportError as exc:
-        raise UsageError("spans need OpenTelemetry: pip install 'toolcell[otel]'") from exc
+        raise UsageError("spans need OpenTelemetry: pip install 'toolcell[audit]'") from exc
     made = ConsoleSpanExporter(out=sys.stderr) if exporter == "console" else _otlp_exporter()
     provider = TracerProvider(resource=Resource.create({"service.name": "toolcell"}))
     provider.add_span_processor(SimpleSpanProcessor(made))

@@ -327,7 +327,7 @@ def _load_certificates(path: Path) -> list[Certificate]:
         import rfc3161_client  # noqa: F401
         from cryptography.x509 import load_pem_x509_certificates
     except ImportError as exc:
-        raise UsageError("time stamps need the rfc3161-client package: pip install 'toolcell[timestamps]'") from exc
+        raise UsageError("time stamps need the rfc3161-client package: pip install 'toolcell[audit]'") from exc
     try:
         with open(path, "rb") as file:
             return load_pem_x509_certificates(file.read(MAX_CERTIFICATES_BYTES))

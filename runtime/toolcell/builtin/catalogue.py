@@ -24,14 +24,12 @@ PACKAGES: Mapping[str, str] = {
 }
 """Name to class in `toolcell.builtin`, in the order in which they are listed."""
 
-MODULES_OF_EXTRA: Mapping[str, tuple[str, ...]] = {
-    "web": ("httpx", "trafilatura"),
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "search": ("httpx", "trafilatura"),
+    "http": ("httpx", "trafilatura"),
     "schedule": ("dateutil",),
-    "vectors": ("numpy", "sqlite_vec"),
-    "documents": ("pypdf", "docx", "semchunk"),
-    "data": ("polars",),
 }
-"""What has to be importable for an extra to count as installed."""
+"""What has to be importable for the tools of a package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ def package_info(name: str) -> PackageInfo:
         UsageError: there is no such package.
     """
     kind = package_class(name)
-    modules = MODULES_OF_EXTRA.get(kind.extra, ())
+    modules = MODULES.get(name, ())
     return PackageInfo(
         name=name,
         class_name=kind.__name__,

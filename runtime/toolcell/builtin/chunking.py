@@ -61,7 +61,7 @@ def split(text: str, chars: int, overlap_chars: int = 0) -> list[str]:
         semchunk = importlib.import_module("semchunk")
     except ImportError:
         raise UsageError(
-            f"a text of more than {chars} characters is split by semchunk; pip install 'toolcell[documents]'"
+            f"a text of more than {chars} characters is split by semchunk; pip install 'toolcell[builtin]'"
         ) from None
     pieces: list[str] = semchunk.chunk(text, chars, len, memoize=False, overlap=overlap_chars or None)
     return [piece for piece in pieces if piece.strip()]

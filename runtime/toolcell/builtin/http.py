@@ -45,7 +45,7 @@ class Http(ToolPackage):
     """Fetches URLs of the public web."""
 
     package = "http"
-    extra = "web"
+    extra = "builtin"
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ def fetcher(policy: WebPolicy | None, credentials: Sequence[Credential] = (), **
     try:
         import httpx  # noqa: F401
     except ImportError as exc:
-        raise UsageError("this tool needs httpx; run: pip install 'toolcell[web]'") from exc
+        raise UsageError("this tool needs httpx; run: pip install 'toolcell[builtin]'") from exc
     from toolcell.builtin.web.fetch import Fetcher
 
     return Fetcher(policy, credentials, **parts)

@@ -146,7 +146,7 @@ class Ingestion:
         if isinstance(missing := value.get("missing"), str):
             raise UsageError(
                 f"{what} needs the package {_line(missing)!r} in its sandbox; open Runtime(packages={PARSERS}), with "
-                "them installed: pip install 'toolcell[documents]'"
+                "them installed: pip install 'toolcell[builtin]'"
             )
         if isinstance(error := value.get("error"), str):
             raise DocumentError(f"{what} could not be read: {_line(error)}")

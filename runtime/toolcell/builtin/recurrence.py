@@ -116,7 +116,7 @@ def check_dates() -> None:
         UsageError: says what to install.
     """
     if importlib.util.find_spec("dateutil") is None:
-        raise UsageError("schedules need python-dateutil; install it: pip install 'toolcell[schedule]'")
+        raise UsageError("schedules need python-dateutil; install it: pip install 'toolcell[builtin]'")
 
 
 def recurrence_of(frequency: str, *, time: str = "", day: str = "", zone: str = UTC) -> Recurrence:

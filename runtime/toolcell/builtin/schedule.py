@@ -77,7 +77,7 @@ class Schedule(ToolPackage):
 
     package = "schedule"
     needs = ("Store",)
-    extra = "schedule"
+    extra = "builtin"
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ class WebSearch(ToolPackage):
 
     package = "search"
     needs = ("EmbeddingProvider", "Brave API key, or another search engine")
-    extra = "web"
+    extra = "builtin"
 
     def __init__(
         self,

@@ -206,7 +206,7 @@ def _yaml() -> Any:
     try:
         import yaml
     except ImportError as exc:
-        raise UsageError("skills as folders need PyYAML: pip install 'toolcell[skills]'") from exc
+        raise UsageError("skills as folders need PyYAML: pip install 'toolcell[builtin]'") from exc
     return yaml
 
 

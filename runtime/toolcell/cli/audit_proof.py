@@ -37,7 +37,7 @@ from toolcell.support.text import one_line
 
 SHARED_KEY = """\
 note: it is signed with an HMAC key, so only those who have that key can verify it. For receipts that anyone can verify:
-      pip install 'toolcell[signing]'; toolcell audit keygen sign.pem; then record with AuditLog(key="sign.pem") or
+      pip install 'toolcell[audit]'; toolcell audit keygen sign.pem; then record with AuditLog(key="sign.pem") or
       TOOLCELL_AUDIT_KEY=sign.pem, and give away sign.pem.pub: toolcell audit verify RECEIPT --key sign.pem.pub"""
 
 

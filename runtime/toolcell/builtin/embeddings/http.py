@@ -165,4 +165,4 @@ def _import_httpx() -> Any:
     try:
         return importlib.import_module("httpx")
     except ImportError:
-        raise UsageError("HttpEmbeddings needs httpx; pip install 'toolcell[web]'") from None
+        raise UsageError("HttpEmbeddings needs httpx; pip install 'toolcell[builtin]'") from None

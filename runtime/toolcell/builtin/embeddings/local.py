@@ -18,7 +18,7 @@ FILES: Final = ("config.json", "model.safetensors", "tokenizer.json")
 class LocalEmbeddings:
     """Vectors of a model on this machine.
 
-    toolcell neither installs model2vec nor fetches models: `pip install model2vec`, and fetch a model once with
+    toolcell fetches no models: `pip install 'toolcell[builtin]'`, and fetch a model once with
     `StaticModel.from_pretrained(NAME).save_pretrained(DIRECTORY)`.
     """
 
@@ -34,7 +34,7 @@ class LocalEmbeddings:
         try:
             model2vec = importlib.import_module("model2vec")
         except ImportError:
-            raise UsageError("LocalEmbeddings needs model2vec; pip install model2vec") from None
+            raise UsageError("LocalEmbeddings needs model2vec; pip install 'toolcell[builtin]'") from None
         self._model: Any = model2vec.StaticModel.from_pretrained(str(self._path))
 
     def dimensions(self) -> int:

@@ -103,7 +103,7 @@ def _load_vec(connection: sqlite3.Connection) -> str:
     try:
         sqlite_vec = importlib.import_module("sqlite_vec")
     except ImportError:
-        return "sqlite-vec is not installed: pip install 'toolcell[vectors]'"
+        return "sqlite-vec is not installed: pip install 'toolcell[builtin]'"
     if not hasattr(connection, "enable_load_extension"):
         return "this Python's sqlite3 cannot load extensions"
     try:

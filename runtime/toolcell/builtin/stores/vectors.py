@@ -185,7 +185,7 @@ def import_numpy() -> Any:
     try:
         return importlib.import_module("numpy")
     except ImportError:
-        raise UsageError("search by vectors needs numpy; pip install 'toolcell[vectors]'") from None
+        raise UsageError("search by vectors needs numpy; pip install 'toolcell[builtin]'") from None
 
 
 class IndexSql(NamedTuple):
