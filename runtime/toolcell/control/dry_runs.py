@@ -8,6 +8,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import anyio
+
 from toolcell.control.draft import COMMITTED, COMMITTING, Approved, Draft, Drafts
 from toolcell.errors import UsageError
 from toolcell.journal.identity import options_of
@@ -189,9 +191,10 @@ class DryRuns:
         found.check()
         return found, file.content["value"], file.content["has_value"]
 
-    def keep(self, draft: object, result: ExecutionResult | None = None) -> None:
+    async def keep(self, draft: object, result: ExecutionResult | None = None) -> None:
         """Write a draft to disk, where journals are."""
         if self._journals.is_durable and isinstance(draft, Draft):
             from toolcell.control.kept_drafts import keep_draft
 
-            keep_draft(self._journals, draft, result)
+            with anyio.CancelScope(shield=True):  # its run is over, and a draft that is not kept cannot be committed
+                await daemon_threads.run_sync(keep_draft, self._journals, draft, result)

@@ -47,7 +47,7 @@ class PlanRuns:
         store = self._journals
         if not (on_approval == "suspend" or (store.is_durable and context.dry_run is None)):
             rows, _ = await self._run_plan(registry, plan, context, Journal(os.urandom(16).hex()), None)
-            self._dry_runs.keep(context.dry_run)
+            await self._dry_runs.keep(context.dry_run)
             return rows
         journal = store.make(context.run_id)
         journal.header = {

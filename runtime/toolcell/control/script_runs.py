@@ -60,7 +60,7 @@ class ScriptRuns:
         control = self._begin(prepared, options, repaired)
         result = await runs.execute(prepared, control, options.handlers)
         if is_dry and context is not None:
-            self._dry_runs().keep(context.dry_run, result)
+            await self._dry_runs().keep(context.dry_run, result)
         return result if types is None else types.with_result(result)
 
     def _begin(self, run: PreparedRun, options: RunOptions, repaired: Journal | None) -> RunControl:

@@ -248,7 +248,7 @@ class JournalStore:
         now = time.time()
         for journal in list(self._waiting.values()):
             if journal.token and journal.expires < now:
-                del self._waiting[journal.id]
+                self._waiting.pop(journal.id, None)
 
     def finish(self, journal: Journal, run_id: str, outcome: str, calls_bytes: int) -> None:
         """Keep the journal of a finished run in memory, as long as there is room.

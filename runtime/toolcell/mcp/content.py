@@ -37,6 +37,9 @@ MAX_ASKED_CHARS = 2_000
 """Of one argument of a call that a person is asked about."""
 
 _SHOWN_WHOLE = f"at most {MAX_ASKED_CHARS} characters of an argument, and {MAX_ARGS} arguments"
+TOO_MUCH_BYTES = 256 * 1024
+"""Of all arguments of calls that wait: an answer has them three times, in its text, its data and its token."""
+
 IN_PART = f"it was not made: a form cannot show all of its arguments to the user who decides ({_SHOWN_WHOLE})"
 
 
@@ -50,8 +53,21 @@ def said(text: str) -> CallToolResult:
     return CallToolResult(content=[TextContent(text=clean(text))])
 
 
+def too_much_to_decide(waiting: Suspension | None) -> CallToolResult | None:
+    """Return an error in the place of calls that wait, if their arguments are too much for an answer; else None."""
+    if waiting is None or json_size([call.args for call in waiting.calls], TOO_MUCH_BYTES) <= TOO_MUCH_BYTES:
+        return None
+    return failed(
+        f"The script waits for a person's approval of {len(waiting.calls)} calls, whose arguments have more than "
+        f"{TOO_MUCH_BYTES} bytes of JSON: too many to be read and decided here. They were not made. Run it again with "
+        "less in each call, or fewer calls at once."
+    )
+
+
 def answer(result: ExecutionResult, *, with_logs: bool = True) -> CallToolResult:
     """Return a run's result: text for the model, the same as data, and its files."""
+    if (refusal := too_much_to_decide(result.suspension)) is not None:
+        return refusal
     content: list[ContentBlock] = [TextContent(text=clean(code_result(result, with_logs=with_logs).text))]
     content += file_blocks(result.run_id, result.files)
     if result.suspension is not None:

@@ -21,7 +21,17 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from toolcell.control.steps_of_plans import PlanRows
 from toolcell.errors import ToolcellError, UsageError
 from toolcell.mcp import listing
-from toolcell.mcp.content import VALUE_BYTES, answer, decision, failed, file_blocks, question, readable_only, said
+from toolcell.mcp.content import (
+    VALUE_BYTES,
+    answer,
+    decision,
+    failed,
+    file_blocks,
+    question,
+    readable_only,
+    said,
+    too_much_to_decide,
+)
 from toolcell.options import RunOptions
 from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.run.streaming import CallStarted, LogPrinted, ProgressReported, RunFinished, RunStream
@@ -198,6 +208,8 @@ class McpServer:
         """Return the answer, after every decision that the client's user can make."""
         while result.outcome is Outcome.SUSPENDED and (waiting := result.suspension) is not None and _can_ask(ctx):
             if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
+                if (refusal := too_much_to_decide(waiting)) is not None:
+                    return refusal
                 asked: dict[str, Any] = {call.id: types.ElicitRequest(params=question(call)) for call in waiting.calls}
                 return types.InputRequiredResult(input_requests=asked, request_state=waiting.to_json())
             result = await self._carry_on(ctx, waiting.to_json(), await self._ask(ctx, waiting))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from anyio.abc import TaskGroup
 
 from toolcell.config import Limits, Policy
-from toolcell.results import ExecutionResult
+from toolcell.results import ExecutionResult, Outcome
 from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
 from toolcell.run.connection import GuestConnection
 from toolcell.run.early_calls import EarlyCalls
@@ -32,7 +32,7 @@ from toolcell.run.script import Script
 from toolcell.run.tool_bridge import ToolBridge
 from toolcell.sandbox.environment import Environment
 from toolcell.support import daemon_threads
-from toolcell.support.host_work import HostWork
+from toolcell.support.host_work import LONG_BYTES, HostWork
 from toolcell.support.lifetime import Lifetime
 from toolcell.support.log import logger_of
 from toolcell.tools import Origin, RunContext, ToolRegistry
@@ -81,7 +81,7 @@ class RunJournal(Protocol):
         ...
 
     def finish(self, result: ExecutionResult) -> ExecutionResult:
-        """Return the result with what the journal adds."""
+        """Return the result with what the journal adds. In a thread where a person is going to look at much."""
         ...
 
     def abandon(self) -> None:
@@ -297,9 +297,10 @@ class Runs:
                 feed.early = journal.start_early(observer.context_of, limits, run.work)
             bridge = ToolBridge(journal.tools, context, observer)
             async with open_jobs(context.state, self._tasks):
-                result = journal.finish(
-                    await self.sandboxes.run(request, bridge, observer, abandoned=run.abandoned, own=own)
-                )
+                ran = await self.sandboxes.run(request, bridge, observer, abandoned=run.abandoned, own=own)
+                is_kept = ran.outcome is Outcome.SUSPENDED or context.dry_run is not None
+                is_long = is_kept and run.work.calls > LONG_BYTES
+                result = await daemon_threads.run_sync(journal.finish, ran) if is_long else journal.finish(ran)
             if script.preflight is not None:
                 result = dataclasses.replace(result, preflight=script.preflight)
         except BaseException as exc:

@@ -280,7 +280,7 @@ class Session(OpenedInBlock):
             await copy.close()
             self._state.count(copy._state)
         if result.draft_id:
-            self._host.dry_runs.keep(draft, result)
+            await self._host.dry_runs.keep(draft, result)
         assert result.session is not None
         return changed(result, session=changed(result.session, id=self.id))
 

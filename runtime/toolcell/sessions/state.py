@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Literal, cast
 
 import anyio
@@ -39,6 +40,7 @@ from toolcell.sessions.sandbox import SessionSandbox
 from toolcell.sessions.settings import Restores, SessionSettings
 from toolcell.support import daemon_threads
 from toolcell.support.copies import changed
+from toolcell.support.host_work import LONG_BYTES
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell_bridge.wire.messages import Stay
 
@@ -224,7 +226,7 @@ class SessionState:
         if not lost:
             self.position = script.number
             if self.settings.restore == "journal":
-                self._keep(SessionScript(script, run.tools, journal, result.outcome, context))
+                await self._keep(SessionScript(script, run.tools, journal, result.outcome, context))
             else:
                 self._unkept.append(script)
         else:
@@ -306,9 +308,14 @@ class SessionState:
             return STUCK
         return f"the sandbox ended with outcome {result.outcome}"
 
-    def _keep(self, step: SessionScript) -> None:
+    async def _keep(self, step: SessionScript) -> None:
         used_cpu_s = self._ended_cpu_s + self._sandbox.latest_cpu_s  # measured at the end of the script
-        self.journal.note_step(step, (used_cpu_s, self.used_calls), self.labels.held)
+        note = partial(self.journal.note_step, step, (used_cpu_s, self.used_calls), self.labels.held)
+        if step.size() > LONG_BYTES and self.journal.is_on_disk:
+            with anyio.CancelScope(shield=True):  # else a script that has run would be missing
+                await daemon_threads.run_sync(note)
+        else:
+            note()
         self.steps.append(step)
         self._steps_bytes += step.size()
         if step.journal.lost:

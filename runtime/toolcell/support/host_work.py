@@ -23,6 +23,10 @@ KEPT_BYTES: Final = 64 << 20
 """Of what the latest runs leave in memory for a later commit, and as much for a revert. The oldest make room."""
 
 
+LONG_BYTES: Final = 1 << 20
+"""Of what calls were made with: digesting, signing and writing more of it is done in a thread."""
+
+
 def about_bytes(data: object) -> int:
     """Return what data takes in memory, about. What stands in it twice counts once."""
     return sum(_portions(data))

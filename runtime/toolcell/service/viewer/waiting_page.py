@@ -18,6 +18,7 @@ from toolcell.service.viewer.rendering import MAX_TEXT_CHARS
 from toolcell.service.viewer.service_host import host_of
 from toolcell.service.viewer.site import PageMissing, Visit, form, page
 from toolcell.service.viewer.visitors import APPROVE, READ
+from toolcell.support import daemon_threads
 from toolcell.support.call_text import arguments_text
 from toolcell.tools.hooks import Approve
 
@@ -33,11 +34,18 @@ async def waiting(visit: Visit) -> Response:
     """Show everything that waits."""
     tenant = await host_of(visit).tenant_of(visit.visitor)
     found = tenant.waiting
+    suspended, drafts = await found.suspended(), await found.drafts()
+
+    def shown() -> tuple[list[Any], list[Any]]:
+        calls = [(each, [(call, *_shown(call.args)) for call in each.calls]) for each in suspended]
+        return calls, [(each, [(one, *_shown(one.args)) for one in each.effects]) for each in drafts]
+
+    calls, effects = await daemon_threads.run_sync(shown)  # arguments may be long
     return visit.page(
         "waiting",
-        suspended=[(each, [(call, *_shown(call.args)) for call in each.calls]) for each in await found.suspended()],
+        suspended=calls,
         interrupted=await found.interrupted(),
-        drafts=[(each, [(one, *_shown(one.args)) for one in each.effects]) for each in await found.drafts()],
+        drafts=effects,
         may_decide=visit.visitor.can(APPROVE),
         too_long=TOO_LONG,
     )
