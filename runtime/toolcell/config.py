@@ -5,7 +5,6 @@ This module holds values only. It does not enforce a limit or start a sandbox.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -25,6 +24,7 @@ from pydantic import (
 
 from toolcell.errors import UsageError
 from toolcell.flows import Flow
+from toolcell.support.spelling import meant
 from toolcell.support.text import one_line
 
 KIB = 1024
@@ -163,9 +163,9 @@ def _expected(message: str) -> str:
 
 def _unknown(key: str, kind: type[SettingsModel]) -> str:
     fields = list(kind.model_fields)
-    meant = kind.other_names.get(key) or next((name for name in fields if name.startswith(f"{key}_")), None)
-    close = [meant] if meant else difflib.get_close_matches(key, fields, 1)
-    return "there is no such key; " + (f"did you mean {close[0]}?" if close else f"the keys are {', '.join(fields)}")
+    known = kind.other_names.get(key) or next((name for name in fields if name.startswith(f"{key}_")), None)
+    hint = f"did you mean {known}?" if known else meant(key, fields, f"the keys are {', '.join(fields)}")
+    return f"there is no such key; {hint}"
 
 
 def _shown(value: object) -> str:

@@ -6,7 +6,6 @@ label away, so no script and no model can lose one.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Final, Literal, get_args
 
 from toolcell.errors import UsageError
 from toolcell.support.keywords import fields_known
+from toolcell.support.spelling import closest
 
 FlowAction = Literal["ask", "deny"]
 
@@ -78,8 +78,8 @@ def unmatched(flows: Iterable[Flow], reads: Iterable[str], sends: Iterable[str])
         for end, labels in known.items():
             label: str = getattr(flow, end)
             if label not in labels and not _GLOB & {*label}:
-                near = difflib.get_close_matches(label, labels, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
+                near = closest(label, sorted(labels))
+                hint = f"; did you mean {near!r}?" if near else ""
                 keyword = "reads" if end == "src" else "sends"
                 said.append(f"{flow} decides nothing: no tool has {keyword}={label!r}{hint}")
     return said

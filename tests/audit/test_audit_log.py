@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from audit.ledger import RUN_KINDS, Ledger
-from toolcell.audit import locks, records
+from toolcell.audit import records
 from toolcell.audit.config import AuditConfig
 from toolcell.audit.format import LOCK_FILE, MAGIC, Frame, chain_directories, segment_files, segment_path, split_segment
 from toolcell.audit.log import AuditLog
@@ -23,6 +23,7 @@ from toolcell.audit.recorder import Recorder
 from toolcell.audit.signatures import read_prune_record
 from toolcell.audit.sinks import AuditEvent
 from toolcell.errors import AuditError, UsageError
+from toolcell.support.file_lock import is_locked
 from toolcell.tools import Origin, RunContext
 
 SMALL = {"segment_bytes": 4096}
@@ -658,5 +659,5 @@ def test_a_sink_that_fails_holds_nothing_up(ledger: Ledger, caplog: pytest.LogCa
 
 def test_a_lock_is_known_to_be_held_only_while_it_is(ledger: Ledger) -> None:
     with ledger.log() as log:
-        assert locks.is_locked(ledger.directory / log.chain / LOCK_FILE)
-    assert not locks.is_locked(ledger.chain() / LOCK_FILE)
+        assert is_locked(ledger.directory / log.chain / LOCK_FILE)
+    assert not is_locked(ledger.chain() / LOCK_FILE)

@@ -91,7 +91,7 @@ async def test_what_is_remembered_of_addresses_is_bounded(monkeypatch: pytest.Mo
     for number in range(50):
         counted.note_wrong(f"192.0.2.{number}")
         counted.note_right(f"192.0.2.{number}", b"digest")
-    assert (len(counted._debts), len(counted._proved)) == (10, 10)
+    assert (len(counted._wrong), len(counted._proved)) == (10, 10)
 
 
 def test_an_address_of_ipv6_is_the_network_of_a_host() -> None:

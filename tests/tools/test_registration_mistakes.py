@@ -22,8 +22,8 @@ from toolcell import (
 )
 from toolcell.agents import ToolLoopConfig, run_tool_loop
 from toolcell.agents.providers.scripted import ScriptedModel
+from toolcell.support.spelling import closest
 from toolcell.tools import Budget, Tool, ToolDefinition, ToolDescriptionWarning, ToolOptions
-from toolcell.tools.problems import closest
 
 DEFINITION = ToolDefinition("act", "Do something for the test.")
 

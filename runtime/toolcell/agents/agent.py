@@ -5,7 +5,6 @@ The loop does the work. An agent keeps the conversation, runs one prompt at a ti
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -30,6 +29,7 @@ from toolcell.results.effects import RevertResult
 from toolcell.run.reverts import Reverts
 from toolcell.runtime import Runtime
 from toolcell.support.keywords import ELSEWHERE
+from toolcell.support.spelling import meant
 from toolcell.tools import events
 from toolcell.tools.adapters import with_options
 from toolcell.tools.call import RunContext
@@ -307,9 +307,8 @@ def _check_options(config: Mapping[str, Any]) -> None:
     suggested = [*known, "max_iterations", "system_prompt", "tools", "ask_user", "plan_execution", "code_execution"]
     for name, value in config.items():
         if name not in known:
-            near = difflib.get_close_matches(name, suggested, 1)
             of_model = f"options of the model go into llm_options={{{name!r}: {value!r:.40}}}"
-            hint = ELSEWHERE.get(name) or (f"did you mean {near[0]}?" if near else of_model)
+            hint = ELSEWHERE.get(name) or meant(name, suggested, of_model)
             raise UsageError(f"Agent has no setting {name!r}; {hint}")
 
 

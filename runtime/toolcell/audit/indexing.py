@@ -15,8 +15,6 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +27,7 @@ from toolcell.audit.titles import title_of
 from toolcell.errors import AuditError
 from toolcell.support.packing import text_digest
 from toolcell.support.private_folder import make_private_folder
+from toolcell.support.sqlite import connect, transaction
 
 VERSION: Final = 8
 """Of the tables. An index of another version is rebuilt."""
@@ -124,8 +123,7 @@ def _make_private_file(path: Path) -> None:
 
 
 def _connect(path: str, about: dict[str, str]) -> sqlite3.Connection:
-    db = sqlite3.connect(path, timeout=10, isolation_level=None)
-    try:
+    def prepare(db: sqlite3.Connection) -> None:
         with transaction(db):
             if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'about'").fetchone():
                 for statement in _TABLES.split(";"):
@@ -135,22 +133,8 @@ def _connect(path: str, about: dict[str, str]) -> sqlite3.Connection:
             raise sqlite3.DatabaseError("of another version or another log")
         db.execute("PRAGMA synchronous = OFF")
         db.execute("PRAGMA secure_delete = ON")  # what was redacted in the log is not left in free pages
-    except sqlite3.Error:
-        db.close()
-        raise
-    return db
 
-
-@contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Commit what is done inside, all or nothing."""
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        db.execute("ROLLBACK")
-        raise
-    db.execute("COMMIT")
+    return connect(path, 10, prepare)
 
 
 # Its content

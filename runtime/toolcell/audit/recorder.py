@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from toolcell.audit.run_record import FedText, RunRecord
 from toolcell.errors import AuditError, SandboxUnavailable, ToolAbort
 from toolcell.run.runs import replay_seed
 from toolcell.support import daemon_threads
+from toolcell.support.lru import Lru
 from toolcell.support.packing import text_digest, value_digest
 from toolcell.tools.options import Origin
 from toolcell.tools.search import returns_of
@@ -53,8 +53,8 @@ class Recorder:
     def __init__(self, log: AuditLog) -> None:
         self.log = log
         self._last_redactor: tuple[Mapping[str, str] | None, Redactor] = (None, log.redactor)
-        self._shared: OrderedDict[Any, _Shared] = OrderedDict()
-        self._ids: OrderedDict[str, None] = OrderedDict()
+        self._shared: Lru[Any, _Shared] = Lru(MAX_SHARED)
+        self._ids: Lru[str, None] = Lru(MAX_REMEMBERED_IDS)
         self._content_of = functools.lru_cache(maxsize=1024)(log.config.content_of)
 
     # Before a run
@@ -189,9 +189,7 @@ class Recorder:
         wanted = context.run_id
         if context.scope.parent_call_id is not None or wanted in self._ids:
             return f"{wanted}.{os.urandom(4).hex()}"
-        self._ids[wanted] = None
-        if len(self._ids) > MAX_REMEMBERED_IDS:
-            self._ids.popitem(last=False)
+        self._ids.put(wanted, None)
         return wanted
 
     def _settings(
@@ -219,9 +217,8 @@ class Recorder:
         return known
 
     def _remember(self, key: Any, kind: str, content: tuple[Any, ...], alive: object) -> _Shared:
-        known = self._shared[key] = _Shared(kind, value_digest(content), content, alive)
-        if len(self._shared) > MAX_SHARED:
-            self._shared.popitem(last=False)
+        known = _Shared(kind, value_digest(content), content, alive)
+        self._shared.put(key, known)
         return known
 
 

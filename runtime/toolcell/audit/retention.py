@@ -12,9 +12,9 @@ from typing import Any
 from toolcell.audit.config import AuditConfig
 from toolcell.audit.format import LOCK_FILE, chain_directories, read_log_id, segment_files
 from toolcell.audit.keys import Signer, Verifier
-from toolcell.audit.locks import take_lock
 from toolcell.audit.pruning import Announce, ClosedSegment, Pruner
 from toolcell.errors import AuditError
+from toolcell.support.file_lock import take_lock
 from toolcell.support.log import logger_of
 
 logger = logger_of("toolcell.audit")

@@ -31,6 +31,7 @@ from toolcell.audit.chain_check import Finding
 from toolcell.audit.signatures import Head
 from toolcell.audit.witness import MAX_LINE_BYTES, WitnessFailed, to_line
 from toolcell.errors import AuditError, UsageError
+from toolcell.support.file_lock import lock
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -244,13 +245,11 @@ def _locked(path: Path, flags: int = 0) -> Iterator[FileIO]:
     Raises:
         OSError: the file is not there, is no regular one, or cannot be locked.
     """
-    import fcntl
-
     flags |= os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     while True:
         with FileIO(os.open(path, flags, 0o600), "r+") as file:
             _require_regular(file.fileno())
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file.fileno(), wait=True)
             if os.fstat(file.fileno()).st_nlink:  # else it was replaced meanwhile
                 yield file
                 return

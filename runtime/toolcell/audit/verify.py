@@ -22,12 +22,12 @@ from toolcell.audit.format import (
     segment_files,
 )
 from toolcell.audit.keys import Verifier, by_id
-from toolcell.audit.locks import is_locked
 from toolcell.audit.signatures import Head, PruneRecord, read_prune_record, saved_heads
 from toolcell.audit.timestamp_witness import TimestampWitness, check_tokens
 from toolcell.audit.witness import Witness, longest_heads
 from toolcell.audit.witness_check import check_witness
 from toolcell.errors import AuditError
+from toolcell.support.file_lock import is_locked
 
 BAD_PRUNE_RECORD = "bad_stub"
 CHAIN_MISSING = "chain_missing"

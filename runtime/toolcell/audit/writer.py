@@ -30,12 +30,12 @@ from toolcell.audit.format import (
     segment_path,
 )
 from toolcell.audit.keys import Signer
-from toolcell.audit.locks import take_lock
 from toolcell.audit.signatures import Head, checkpoint_statement
 from toolcell.audit.tail import GONE, Left, Tail, newest_first, tail_of, why_left
 from toolcell.errors import AuditError
 from toolcell.journal.frames import HEADER, INVERT, NotUndone, append_whole
 from toolcell.support import packing
+from toolcell.support.file_lock import take_lock
 from toolcell_bridge import __version__
 
 _pack_head, _NUMBERS = records.HEAD.pack, records.NUMBERS

@@ -28,6 +28,7 @@ from toolcell.builtin.stores.protocols import STORES, ScheduleStore
 from toolcell.builtin.stores.records import ScheduledAction, check_text
 from toolcell.errors import ToolError, UsageError
 from toolcell.flows import flow_of
+from toolcell.support.spelling import did_you_mean
 from toolcell.support.text import one_line
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.call import Call
@@ -36,7 +37,7 @@ from toolcell.tools.context import ToolContext
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.options import Origin
 from toolcell.tools.plan import MAX_STEPS
-from toolcell.tools.problems import did_you_mean, listed
+from toolcell.tools.problems import listed
 from toolcell.tools.result import ErrorCode, ToolResult
 
 MAX_DESCRIPTION_CHARS = 500

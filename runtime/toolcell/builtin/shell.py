@@ -11,7 +11,6 @@ import inspect
 import os
 import re
 import signal
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable, ToolError, UsageError
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.support import daemon_threads
+from toolcell.support.lru import Lru
 from toolcell.support.text import clean, for_terminal, one_line
 from toolcell.tools.call import RunContext, RunScope
 from toolcell.tools.checks import check_seconds
@@ -112,7 +112,7 @@ class Shell(ToolPackage):
         self._runtime, self._own_limits = runtime, limits
         self._timeout_s = min(timeout_s, MAX_TIMEOUT_S)
         self._blocklist = tuple(each.lower() for each in blocklist)
-        self._directories: OrderedDict[tuple[str, str], str] | None = OrderedDict() if keep_directory else None
+        self._directories: Lru[tuple[str, str], str] | None = Lru(KEPT_DIRECTORIES) if keep_directory else None
 
     @offered(
         timeout_s=MAX_TIMEOUT_S + 2 * GRACE_S,
@@ -199,10 +199,7 @@ class Shell(ToolPackage):
 
     def _keep(self, key: tuple[str, str], directory: str) -> None:
         if self._directories is not None:
-            self._directories[key] = directory
-            self._directories.move_to_end(key)
-            if len(self._directories) > KEPT_DIRECTORIES:
-                self._directories.popitem(last=False)
+            self._directories.put(key, directory)
 
 
 def copy_of(workspace: Workspace, most_bytes: int) -> Copy:

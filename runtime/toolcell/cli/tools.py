@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 from functools import partial
 from importlib.util import find_spec
@@ -20,6 +19,7 @@ from toolcell.cli.arguments import load_registry
 from toolcell.cli.builtin import packages_table
 from toolcell.cli.terminal import print_json, reporting, safe, stdout, write_text
 from toolcell.errors import UsageError
+from toolcell.support.spelling import closest
 from toolcell.support.text import one_line
 from toolcell.tools import Origin, ToolDefinition, ToolRegistry
 from toolcell.tools.checks import check_one_of
@@ -67,9 +67,9 @@ class ToolCommands(TyperGroup):
         """Return the command that is nearly of this name, unless there is a file or module of it."""
         if given in (SEARCH, BUILTIN):
             return ""
-        near = difflib.get_close_matches(given, [*self.commands, SEARCH, BUILTIN], 1, 0.75)
+        near = closest(given, [*self.commands, SEARCH, BUILTIN], alike=0.75) or ""
         is_there = Path(given).exists() or Path(f"{given}.py").exists()
-        return near[0] if near and given.isidentifier() and not is_there and find_spec(given) is None else ""
+        return near if given.isidentifier() and not is_there and find_spec(given) is None else ""
 
 
 def register(app: typer.Typer, name: str) -> None:

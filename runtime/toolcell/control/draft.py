@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +13,7 @@ from toolcell.errors import UnknownId, UsageError
 from toolcell.results import ExecutionResult
 from toolcell.results.effects import Effect, Preflight, effects_digest, shown_effects
 from toolcell.support.host_work import KEPT_BYTES, about_bytes
+from toolcell.support.lru import Lru
 from toolcell.support.packing import value_digest
 from toolcell.support.text import as_one_line
 from toolcell.tools.adapters import keyword_invoke
@@ -199,20 +199,13 @@ class Drafts:
     """The drafts of one runtime's scripts, by id."""
 
     def __init__(self) -> None:
-        self._drafts: OrderedDict[str, Draft] = OrderedDict()
+        self._drafts: Lru[str, Draft] = Lru(DRAFTS, KEPT_BYTES, lambda draft: draft.size)
 
     def make(self) -> Draft:
         """Return a new draft."""
         draft = Draft()
-        self._drafts[draft.id] = draft
-        self._make_room()
+        self._drafts.put(draft.id, draft)
         return draft
-
-    def _make_room(self) -> None:
-        """Forget the oldest, but for the one that was made last."""
-        size = sum(each.size for each in self._drafts.values())
-        while len(self._drafts) > 1 and (len(self._drafts) > DRAFTS or size > KEPT_BYTES):
-            size -= self._drafts.popitem(last=False)[1].size
 
     def __iter__(self) -> Iterator[Draft]:
         """Yield the drafts, the oldest first."""

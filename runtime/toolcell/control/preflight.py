@@ -12,12 +12,13 @@ from toolcell.journal.identity import options_of
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.effects import PlannedCall, Preflight
 from toolcell.run.request import RunRequest, run_message, sendable
+from toolcell.support.spelling import did_you_mean
 from toolcell.tools.call import CallableTools
 from toolcell.tools.checks import check_kind
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.names import provider_name
 from toolcell.tools.options import Origin
-from toolcell.tools.problems import did_you_mean, listed
+from toolcell.tools.problems import listed
 from toolcell_bridge.guest.planned_calls import MAX_CALLS
 from toolcell_bridge.guest.tool_names import python_path
 

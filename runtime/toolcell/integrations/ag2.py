@@ -9,7 +9,6 @@ Each conversation has a session of its own: names, imports and files stay from o
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -34,6 +33,7 @@ from toolcell.errors import SessionError, ToolError, UsageError
 from toolcell.integrations.base import RuntimeOwner, framework_tool, instructions, program_output, tools_with
 from toolcell.runtime import Runtime
 from toolcell.sessions.session import Session
+from toolcell.support.lru import Lru
 from toolcell.tools.checks import text_of
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.spec import ToolSpec
@@ -65,7 +65,7 @@ class ToolcellEnvironment(CodeEnvironment):
         self._limits = limits
         self._tools = [_tool(each) for each in tools]
         self._callable(ConversationContext(MemoryStream()))  # refuses wrong tools now
-        self._sessions: OrderedDict[Any, Session] = OrderedDict()
+        self._sessions: Lru[Any, Session] = Lru(MAX_SESSIONS)
         self._is_open = False
         self._lock = anyio.Lock()
 
@@ -106,12 +106,12 @@ class ToolcellEnvironment(CodeEnvironment):
         """Destroy every session, and end the code that runs in them. May be called twice."""
         with anyio.CancelScope(shield=True):
             async with self._lock:
-                sessions, self._sessions = self._sessions, OrderedDict()
+                sessions = self._sessions.take_all()
                 was_open, self._is_open = self._is_open, False
                 async with AsyncExitStack() as stack:
                     if was_open:
                         stack.push_async_callback(self._owner.close)
-                    for session in sessions.values():
+                    for session in sessions:
                         stack.push_async_callback(session.close)
 
     async def __aenter__(self) -> Self:
@@ -126,17 +126,14 @@ class ToolcellEnvironment(CodeEnvironment):
     async def _session(self, context: ConversationContext) -> Session:
         key = context.stream.id
         async with self._lock:
-            if key in self._sessions:
-                self._sessions.move_to_end(key)
-                return self._sessions[key]
+            if (known := self._sessions.use(key)) is not None:
+                return known
             if not self._is_open:
                 await self._owner.open()
                 self._is_open = True
             session = self._owner.runtime.session(limits=self._limits)
             await session.open()
-            self._sessions[key] = session
-            if len(self._sessions) > MAX_SESSIONS:
-                _, oldest = self._sessions.popitem(last=False)
+            for oldest in self._sessions.put(key, session):
                 await oldest.close()
             return session
 

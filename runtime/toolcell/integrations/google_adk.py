@@ -12,7 +12,6 @@ import asyncio
 import base64
 import binascii
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, Self
@@ -40,6 +39,7 @@ from toolcell.integrations.base import (
     tools_with,
 )
 from toolcell.results import ExecutionResult
+from toolcell.support.lru import Lru
 from toolcell.sync import SyncRuntime, SyncSession
 from toolcell.tools.adapters import is_async
 from toolcell.tools.registry import ToolRegistry
@@ -67,7 +67,7 @@ class ToolcellCodeExecutor(BaseCodeExecutor):
     _owner: SyncRuntimeOwner = PrivateAttr()
     _limits: Limits | None = PrivateAttr()
     _tools: list[BaseTool] = PrivateAttr()
-    _sessions: OrderedDict[str, SyncSession] = PrivateAttr(default_factory=OrderedDict)
+    _sessions: Lru[str, SyncSession] = PrivateAttr(default_factory=lambda: Lru(MAX_SESSIONS))
     _lock: Any = PrivateAttr(default_factory=threading.Lock)
     _is_closed: bool = PrivateAttr(default=False)
 
@@ -132,12 +132,12 @@ class ToolcellCodeExecutor(BaseCodeExecutor):
         """Destroy every session, and end the code that runs in them. May be called twice."""
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
-            sessions, self._sessions = self._sessions, OrderedDict()
+            sessions = self._sessions.take_all()
         if was_closed:
             return
         with ExitStack() as stack:
             stack.callback(self._owner.close)
-            for session in sessions.values():
+            for session in sessions:
                 stack.callback(session.close)
 
     def __enter__(self) -> Self:
@@ -160,15 +160,14 @@ class ToolcellCodeExecutor(BaseCodeExecutor):
     def _session(self, execution_id: str) -> SyncSession:
         with self._lock:
             self._check_open()
-            session = self._sessions.get(execution_id)
+            oldest: list[SyncSession] = []
+            session = self._sessions.use(execution_id)
             if session is None:
                 session = self._owner.open().session(limits=self._limits)
                 session.__enter__()
-                self._sessions[execution_id] = session
-            self._sessions.move_to_end(execution_id)
-            oldest = self._sessions.popitem(last=False)[1] if len(self._sessions) > MAX_SESSIONS else None
-        if oldest is not None:
-            oldest.close()
+                oldest = self._sessions.put(execution_id, session)
+        for each in oldest:
+            each.close()
         return session
 
     def _check_open(self) -> None:

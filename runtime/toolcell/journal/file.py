@@ -21,6 +21,7 @@ from toolcell.errors import ResumeError
 from toolcell.journal.disk_budget import DiskBudget
 from toolcell.journal.frames import HEADER, Layout, NotUndone, append_whole, frames_of
 from toolcell.journal.marks import Mark, open_mark
+from toolcell.support.file_lock import lock
 from toolcell.support.packing import pack, unpack
 
 CHECKSUM_BYTES: Final = 4
@@ -105,8 +106,6 @@ class JournalFile:
             self._open()
 
     def _open(self) -> None:
-        import fcntl  # not on Windows, where nothing opens a journal
-
         path = self.path
         if self._room is not None and not path.exists():
             self._room.take(0, files=1)
@@ -116,10 +115,13 @@ class JournalFile:
             self.close()
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
+            is_ours = lock(self._fd, wait=False)
+        except OSError:
             self.close()
-            raise UnderWay(f"run {path.stem} is under way; it can be resumed when it has ended") from exc
+            raise
+        if not is_ours:
+            self.close()
+            raise UnderWay(f"run {path.stem} is under way; it can be resumed when it has ended")
         if not _is_at(path, self._fd):  # removed between open and lock: others would make, and lock, another one
             self.close()
             raise UnderWay(f"run {path.stem} was removed just now")

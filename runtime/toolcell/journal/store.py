@@ -10,7 +10,6 @@ import re
 import sys
 import threading
 import time
-from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from toolcell.journal.tokens import make_token, read_token
 from toolcell.results import ExecutionResult, Suspension
 from toolcell.results.effects import Preflight
 from toolcell.support.json_text import is_small
+from toolcell.support.lru import Lru
 from toolcell.tools.call import CallableTools
 from toolcell.tools.checks import check_kind, check_path, shown
 from toolcell.tools.options import Origin
@@ -110,8 +110,7 @@ class JournalStore:
         """What the directory may have, where there is a limit."""
         self.hash_seed: int | None = None
         """PYTHONHASHSEED of every script whose journal is in this directory: sets have one order in all processes."""
-        self._finished: OrderedDict[str, tuple[str, Journal]] = OrderedDict()
-        self._finished_bytes = 0
+        self._finished: Lru[str, tuple[str, Journal]] = Lru(FINISHED_RUNS, FINISHED_BYTES, lambda each: each[1].size)
         self._begun: set[str] = set()
         """Ids of runs that began here and have not ended."""
         self._waiting: dict[str, Journal] = {}
@@ -260,12 +259,7 @@ class JournalStore:
         if journal.lost:
             return
         journal.size += calls_bytes
-        self._finished[journal.id] = run_id, journal
-        self._finished_bytes += journal.size
-        while len(self._finished) > 1 and (
-            len(self._finished) > FINISHED_RUNS or self._finished_bytes > FINISHED_BYTES
-        ):
-            self._finished_bytes -= self._finished.popitem(last=False)[1][1].size
+        self._finished.put(journal.id, (run_id, journal))
 
     def end(self, journal: Journal, outcome: str) -> None:
         """Record that a run is over."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import anyio
 
 from toolcell.support.log import logger_of
+from toolcell.support.token_bucket import TokenBucket
 
 MESSAGES_PER_S = 500.0
 BURST = 1000
@@ -26,8 +27,8 @@ class Pace:
     def __init__(self, name: str, what: str = "messages a second that answer no request") -> None:
         """`name`: what is connected with, for the log."""
         self._name, self._what = name, what
-        self._due = 0.0
-        """When what came so far would have come, had it come at the rate."""
+        per_s, burst = self.rate()
+        self._bucket = TokenBucket(1 / per_s, burst)
         self.is_slowed = False
         """It has had to wait."""
 
@@ -37,9 +38,7 @@ class Pace:
 
     def pause_after(self, now: float, count: int = 1) -> float:
         """Return the seconds to wait after `count` more."""
-        per_s, burst = self.rate()
-        self._due = max(self._due, now - burst / per_s) + count / per_s
-        return max(0.0, self._due - now)
+        return self._bucket.take(now, count)
 
     async def wait(self, count: int = 1) -> None:
         """Wait before more is read, if there was too much."""

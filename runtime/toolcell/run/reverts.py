@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Final
 
 from toolcell.errors import UnknownId
 from toolcell.support.host_work import KEPT_BYTES
+from toolcell.support.lru import Lru
 from toolcell.tools.reverts import MadeCalls
 
 RUNS: Final = 64
@@ -17,23 +17,17 @@ class Reverts:
     """What the runs and commits of one runtime have made, by the id of their journal."""
 
     def __init__(self) -> None:
-        self._made: OrderedDict[str, MadeCalls] = OrderedDict()
-        self._sizes: dict[str, int] = {}
-        self._bytes = 0
+        self._made: Lru[str, tuple[MadeCalls, int]] = Lru(RUNS, KEPT_BYTES, lambda each: each[1])
+        """With the size of each."""
 
     def keep(self, ident: str, made: MadeCalls) -> None:
         """Keep what a run has made; of a run that is carried on, in addition to what it had made before."""
         if not made.calls:
             return
-        known = self._made.setdefault(ident, made)
+        known = self._made[ident][0] if ident in self._made else made
         if known is not made:
             known.calls += made.calls
-        self._made.move_to_end(ident)
-        size = sum(call.size for call in known.calls)
-        self._bytes += size - self._sizes.get(ident, 0)
-        self._sizes[ident] = size
-        while len(self._made) > 1 and (len(self._made) > RUNS or self._bytes > KEPT_BYTES):
-            self._bytes -= self._sizes.pop(self._made.popitem(last=False)[0])
+        self._made.put(ident, (known, sum(call.size for call in known.calls)))
 
     def made_by(self, ident: str, run_id: str = "") -> MadeCalls:
         """Return what is kept under this id.
@@ -47,4 +41,4 @@ class Reverts:
                 f"there is nothing of run {run_id or ident} to revert: it made no call of a tool that writes, it ran "
                 f"elsewhere, or it is not among the last {RUNS} runs here with at most {KEPT_BYTES} bytes together"
             )
-        return found
+        return found[0]

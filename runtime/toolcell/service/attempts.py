@@ -8,9 +8,11 @@ from __future__ import annotations
 import ipaddress
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
+
+from toolcell.support.lru import Lru
+from toolcell.support.token_bucket import TokenBucket
 
 MAX_ADDRESSES: Final = 20_000
 MAX_PROVED: Final = 20_000
@@ -28,38 +30,31 @@ class Attempts:
         self, allowed: int = 10, refill_s: float = 6.0, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._allowed, self._refill_s, self._clock = allowed, refill_s, clock
-        self._debts: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Of each address: wrong credentials that are not forgiven yet, and when that was."""
-        self._proved: OrderedDict[tuple[str, bytes], float] = OrderedDict()
+        self._wrong: Lru[str, TokenBucket] = Lru(MAX_ADDRESSES)
+        """The wrong credentials of each address."""
+        self._proved: Lru[tuple[str, bytes], float] = Lru(MAX_PROVED)
         """When a credential was right last, by address and digest."""
 
     def wait_s(self, address: str, digest: bytes) -> int:
         """Return 0 if a credential may be looked at, or how many seconds its sender has to wait."""
         place, now = network_of(address), self._clock()
-        debt = self._debt(place, now)
-        if debt <= self._allowed - 1 or now - self._proved.get((place, digest), -math.inf) < PROVED_S:
+        bucket = self._wrong.get(place)
+        wait_s = bucket.wait_s(now) if bucket is not None else 0.0
+        if not wait_s or now - self._proved.get((place, digest), -math.inf) < PROVED_S:
             return 0
-        return max(1, math.ceil((debt - self._allowed + 1) * self._refill_s))
+        return max(1, math.ceil(wait_s))
 
     def note_wrong(self, address: str) -> None:
         """Count a wrong credential."""
         place, now = network_of(address), self._clock()
-        self._debts[place] = (self._debt(place, now) + 1, now)
-        self._debts.move_to_end(place)
-        if len(self._debts) > MAX_ADDRESSES:
-            self._debts.popitem(last=False)
+        bucket = self._wrong.get(place) or TokenBucket(self._refill_s, self._allowed)
+        bucket.take(now)
+        self._wrong.put(place, bucket)
 
     def note_right(self, address: str, digest: bytes) -> None:
         """Remember a credential that was right."""
         pair = (network_of(address), digest)
-        self._proved[pair] = self._clock()
-        self._proved.move_to_end(pair)
-        if len(self._proved) > MAX_PROVED:
-            self._proved.popitem(last=False)
-
-    def _debt(self, place: str, now: float) -> float:
-        debt, at = self._debts.get(place, (0.0, now))
-        return max(0.0, debt - (now - at) / self._refill_s)
+        self._proved.put(pair, self._clock())
 
 
 def network_of(address: str) -> str:

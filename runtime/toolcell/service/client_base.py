@@ -17,6 +17,7 @@ from toolcell.service.socket.offer import offer_key, offered_tools
 from toolcell.service.socket.peer import ChannelLost
 from toolcell.service.socket.values import READERS
 from toolcell.support.lifetime import Lifetime
+from toolcell.support.lru import Lru
 from toolcell.tools import RunContext, ToolRegistry
 from toolcell.tools.concurrency import OF_THIS_PROCESS, AbandonedThreads
 from toolcell.tools.registry import registry_of
@@ -39,7 +40,7 @@ class AskingClient:
     _has_tools: bool
 
     def _begin_asking(self) -> None:
-        self._offers: dict[Any, tuple[str, int, ToolRegistry]] = {}
+        self._offers: Lru[Any, tuple[str, int, ToolRegistry]] = Lru(KEPT_OFFERS)
         """Toolsets that the service has: by what is in them, its session, their number and their tools."""
         self._numbers = itertools.count(1)
         self._abandoned = AbandonedThreads(OF_THIS_PROCESS)
@@ -123,12 +124,10 @@ class AskingClient:
         key = offer_key(registry)
         session, number, _ = self._offers.get(key, ("", 0, registry))
         if session == self._link.session:
-            self._offers[key] = self._offers.pop(key)  # the latest used is the last one, as at the service
+            self._offers.use(key)  # as at the service
             return number
         number = next(self._numbers)
         offer = {"toolset": number, "tools": offered_tools(registry), "with_own": self._server_tools}
         await self._exchanged("offer_tools", offer, CallerTools(registry, RunContext()), NO_HANDLERS)
-        while len(self._offers) >= KEPT_OFFERS:
-            del self._offers[next(iter(self._offers))]
-        self._offers[key] = self._link.session, number, registry  # keeps the tools, so that their ids stay theirs
+        self._offers.put(key, (self._link.session, number, registry))  # keeps the tools, so that their ids stay theirs
         return number

@@ -8,7 +8,6 @@ whose process died has no answer: such a run is never started again, and the ans
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -20,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from toolcell.audit.locks import is_locked
 from toolcell.service.private_database import PrivateDatabase
+from toolcell.support.file_lock import is_locked, lock
 from toolcell.support.private_folder import make_private_folder
 
 KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
@@ -114,7 +113,7 @@ class IdempotencyStore:
         with self._alone():  # between making its file and locking it, a process looks dead
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._life = os.open(self._lives / self._owner, flags, 0o600)
-            fcntl.flock(self._life, fcntl.LOCK_EX)
+            lock(self._life, wait=True)
             others = [path for path in self._lives.glob("[0-9a-f]*") if path.name != self._owner]
             alive = [self._owner, *(path.name for path in others if self._is_alive(path.name))]
             for path in others:
@@ -144,7 +143,7 @@ class IdempotencyStore:
     def _alone(self) -> Iterator[None]:
         descriptor = os.open(self._lives / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock(descriptor, wait=True)
             yield
         finally:
             os.close(descriptor)

@@ -13,6 +13,7 @@ from typing import Final
 
 from toolcell.errors import StoreError
 from toolcell.support.private_folder import make_private_folder
+from toolcell.support.sqlite import connect, transaction
 
 LOCK_S: Final = 10.0
 """How long a transaction waits for that of another process."""
@@ -54,13 +55,8 @@ class PrivateDatabase:
         """
         with self._locks["write"], self._translated():
             connection = self._opened("write")
-            connection.execute("BEGIN IMMEDIATE")
-            try:
+            with transaction(connection):
                 yield connection
-                connection.execute("COMMIT")
-            finally:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -74,13 +70,7 @@ class PrivateDatabase:
     def _opened(self, use: str) -> sqlite3.Connection:
         if use not in self._open:
             make_private_file(self.path)
-            connection = sqlite3.connect(self.path, timeout=LOCK_S, isolation_level=None, check_same_thread=False)
-            try:
-                self._prepare(connection)
-            except BaseException:
-                connection.close()
-                raise
-            self._open[use] = connection
+            self._open[use] = connect(self.path, LOCK_S, self._prepare)
         return self._open[use]
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
@@ -89,19 +79,19 @@ class PrivateDatabase:
         Invariant: a file that is not ours is not written to.
         """
         if self._found(connection) != self._marks:
-            connection.execute("BEGIN IMMEDIATE")
-            found, tables = self._found(connection), connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if found != self._marks:
-                if found != (0, 0) or tables[0]:
-                    raise StoreError(
-                        f"{self.path} is another database: its application and version are {found}, "
-                        f"and not {self._marks}. Nothing was changed; give another path"
-                    )
-                for statement in self._schema.split(";"):
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA application_id = {self._marks[0]}")
-                connection.execute(f"PRAGMA user_version = {self._marks[1]}")
-            connection.execute("COMMIT")
+            with transaction(connection):
+                found = self._found(connection)
+                tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+                if found != self._marks:
+                    if found != (0, 0) or tables[0]:
+                        raise StoreError(
+                            f"{self.path} is another database: its application and version are {found}, "
+                            f"and not {self._marks}. Nothing was changed; give another path"
+                        )
+                    for statement in self._schema.split(";"):
+                        connection.execute(statement)
+                    connection.execute(f"PRAGMA application_id = {self._marks[0]}")
+                    connection.execute(f"PRAGMA user_version = {self._marks[1]}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")  # what was answered must survive a loss of power
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, ParamSpec, TypeVar
 
 from toolcell.errors import UsageError
+from toolcell.support.spelling import meant
 
 Given = ParamSpec("Given")
 Returned = TypeVar("Returned")
@@ -98,5 +98,4 @@ def _hint(unknown: str, known: list[str]) -> str:
     if SYNONYMS.get(unknown) in known:
         return f"did you mean {SYNONYMS[unknown]}?"
     extended = [each for each in known if each.startswith(f"{unknown}_")]
-    near = extended or difflib.get_close_matches(unknown[:80], known, 1)
-    return f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+    return f"did you mean {extended[0]}?" if extended else meant(unknown, known, f"it has {', '.join(known)}")

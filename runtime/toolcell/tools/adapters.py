@@ -5,7 +5,6 @@ Knows how to call each of them; knows nothing of policy, hooks or order.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import Any, Protocol, Self
 from pydantic import ValidationError
 
 from toolcell.errors import RegistrationError, UsageError
+from toolcell.support.spelling import meant
 from toolcell.tools.arguments import Prepare
 from toolcell.tools.checks import shown
 from toolcell.tools.concurrency import run_in_thread
@@ -91,8 +91,7 @@ def with_options(options: ToolOptions, changes: Mapping[str, Any]) -> ToolOption
         RegistrationError: there is no such option.
     """
     for name in changes.keys() - _OPTION_NAMES:
-        near = difflib.get_close_matches(name, _OPTION_NAMES, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(_OPTION_NAMES))}"
+        hint = meant(name, sorted(_OPTION_NAMES), f"there are: {', '.join(sorted(_OPTION_NAMES))}")
         raise RegistrationError(f"no option is called {name!r}; {hint}")
     try:
         return replace(options, **changes) if changes else options

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from toolcell.support.spelling import did_you_mean
 from toolcell.tools.options import Coercion, Extras
-from toolcell.tools.problems import MAX_REFERENCES, Part, Subschemas, did_you_mean
+from toolcell.tools.problems import MAX_REFERENCES, Part, Subschemas
 from toolcell.tools.values import (
     MAX_INTEGER,
     MIN_INTEGER,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 
 import anyio
 
+from toolcell.support.lru import Lru
 from toolcell.tools.call import Call
 from toolcell.tools.result import ErrorCode, ToolResult
 from toolcell.tools.spec import Middleware, Proceed
@@ -40,7 +40,7 @@ def _may_pass(result: ToolResult) -> bool:
 
 def cache(ttl_s: float = 60.0, clock: Callable[[], float] = time.monotonic) -> Middleware:
     """Answer repeated calls of `read_only` tools from memory; failures are not remembered."""
-    remembered: OrderedDict[str, tuple[float, ToolResult]] = OrderedDict()
+    remembered: Lru[str, tuple[float, ToolResult]] = Lru(MAX_REMEMBERED)
 
     async def middleware(call: Call, proceed: Proceed) -> ToolResult:
         if not call.options.read_only:
@@ -53,9 +53,7 @@ def cache(ttl_s: float = 60.0, clock: Callable[[], float] = time.monotonic) -> M
             return found[1]
         result = await proceed()
         if not result.is_error:
-            remembered[key] = (clock() + ttl_s, result)
-            if len(remembered) > MAX_REMEMBERED:
-                remembered.popitem(last=False)
+            remembered.put(key, (clock() + ttl_s, result))
         return result
 
     return middleware

@@ -18,6 +18,7 @@ import msgpack
 
 from toolcell.errors import AuditError, ToolAbort
 from toolcell.flows import flow_of
+from toolcell.support.spelling import did_you_mean
 from toolcell.tools.arguments import ArgumentError, prepare_arguments
 from toolcell.tools.call import Call, CallHook
 from toolcell.tools.call_log import MAX_NAME_CHARS, log_end, log_start, logger
@@ -39,7 +40,7 @@ from toolcell.tools.hooks import (
 )
 from toolcell.tools.observed import note_result
 from toolcell.tools.options import Origin
-from toolcell.tools.problems import did_you_mean, listed
+from toolcell.tools.problems import listed
 from toolcell.tools.registry_state import RegistryState, permits_all
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.spec import RegisteredTool

@@ -10,7 +10,6 @@ time linear in the value, for recursive unions too, and describing problems and 
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ import pydantic
 from jsonschema_rs import ValidationErrorKind as Kind
 
 from toolcell.errors import RegistrationError
+from toolcell.support.spelling import did_you_mean
 from toolcell.tools.schema_work import MAX_CHECK_WORK, SchemaWork, count_values
 from toolcell.tools.values import MAX_STEP_CHARS, Path, ValueProblem, is_large
 
@@ -485,31 +485,6 @@ def _kind_of(value: Any) -> str:
 
 MAX_LISTED = 20
 """Names a message lists before it only says how many more there are."""
-_MAX_COMPARED = 1000
-_MAX_NAME_CHARS = 80
-_MAX_EQUALS = 8
-
-
-def closest(name: str, candidates: Iterable[str]) -> str | None:
-    """Return the candidate most like `name`, if any is alike at all: of equals the one that begins so, then the first.
-
-    Work is bounded, whatever the name is.
-    """
-    known = list(candidates)[:_MAX_COMPARED]
-    name = name[:_MAX_NAME_CHARS]
-    matches = difflib.get_close_matches(name, known, n=_MAX_EQUALS, cutoff=0.6)
-
-    def order(match: str) -> tuple[float, bool, int]:
-        alike = difflib.SequenceMatcher(None, match, name).ratio()
-        return -alike, not match.startswith(name), known.index(match)
-
-    return min(matches, key=order, default=None)
-
-
-def did_you_mean(name: str, candidates: Iterable[str], quote: str = "`") -> str:
-    """Shape: ' (did you mean `query`?)', or nothing."""
-    match = closest(name, candidates)
-    return f" (did you mean {quote}{match}{quote}?)" if match else ""
 
 
 def listed(names: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import anyio.from_thread
 import anyio.lowlevel
 
+from toolcell.support.token_bucket import TokenBucket
 from toolcell.tools.result import ToolResult
 
 UPDATES_PER_S = 20.0
@@ -37,13 +38,12 @@ class Update:
 class ProgressReporter:
     """The updates of one call. Call it: `progress("half way")`, `progress(details={"rows": 3})`."""
 
-    __slots__ = ("_closed", "_emit", "_room", "_since", "_thread", "_token", "_waiting", "ignored")
+    __slots__ = ("_bucket", "_closed", "_emit", "_thread", "_token", "_waiting", "ignored")
 
     def __init__(self, emit: Callable[[dict[str, Any]], None]) -> None:
         self._emit = emit
         self._closed = False
-        self._room = float(BURST)
-        self._since = time.monotonic()
+        self._bucket = TokenBucket(1 / UPDATES_PER_S, BURST)
         self._thread = threading.get_ident()
         self._token = anyio.lowlevel.current_token()
         self._waiting: Update | None = None
@@ -71,11 +71,9 @@ class ProgressReporter:
 
     def _has_room(self) -> bool:
         now = time.monotonic()
-        self._room = min(BURST, self._room + (now - self._since) * UPDATES_PER_S)
-        self._since = now
-        if self._room < 1:
+        if self._bucket.wait_s(now):
             return False
-        self._room -= 1
+        self._bucket.take(now)
         return True
 
     def close(self) -> None:

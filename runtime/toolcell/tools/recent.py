@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
+
+from toolcell.support.lru import Lru
 
 Made = TypeVar("Made")
 
@@ -14,8 +15,7 @@ class Recent(Generic[Made]):
     """Remembers what was made of the last few sequences of objects. Used from several threads at once."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
-        self._made: OrderedDict[tuple[object, ...], tuple[tuple[object, ...], Made]] = OrderedDict()
+        self._made: Lru[tuple[object, ...], tuple[tuple[object, ...], Made]] = Lru(size)
         """By the ids of the objects, with the objects: while they are held, no others get their ids."""
         self._lock = threading.Lock()
 
@@ -23,12 +23,9 @@ class Recent(Generic[Made]):
         """Return what was made of exactly these objects, or make it. `more`: plain values that it depends on too."""
         key = (*map(id, objects), *more)
         with self._lock:
-            if (found := self._made.get(key)) is not None:
-                self._made.move_to_end(key)
+            if (found := self._made.use(key)) is not None:
                 return found[1]
         made = make()  # without the lock: making it twice does no harm
         with self._lock:
-            self._made[key] = tuple(objects), made
-            while len(self._made) > self._size:
-                self._made.popitem(last=False)
+            self._made.put(key, (tuple(objects), made))
         return made

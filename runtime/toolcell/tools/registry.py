@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar, overload
 
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.support.log import logger_of
+from toolcell.support.spelling import did_you_mean
 from toolcell.tools import script_tools
 from toolcell.tools.adapters import FunctionTool, function_spec, positional_spec, specs_of, with_options
 from toolcell.tools.arguments import Prepare
@@ -36,7 +37,6 @@ from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.pipeline import answer_call, refuse, run_call
 from toolcell.tools.plan import PlanRecord, Step, run_plan
 from toolcell.tools.policy import CallPolicy
-from toolcell.tools.problems import did_you_mean
 from toolcell.tools.registry_state import RegistrySettings, RegistryState, identities, settings_of
 from toolcell.tools.result import ToolResult
 from toolcell.tools.saved_script import SavedScript, saved_script

@@ -8,7 +8,6 @@ Of the three modules about registries this is the one to read first: `view` and 
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
 
 from toolcell.errors import UsageError
+from toolcell.support.spelling import meant
 from toolcell.tools.checks import check_count, check_does, check_kind, check_one_of, check_seconds
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider
@@ -78,8 +78,7 @@ def settings_of(given: RegistrySettings | None, changes: Mapping[str, Any]) -> R
     check_kind("settings=", given, RegistrySettings, type(None), cure="write settings=RegistrySettings(...)")
     known = [field.name for field in fields(RegistrySettings)]
     for name in changes.keys() - set(known):
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"the settings are {', '.join(known)}"
+        hint = meant(name, known, f"the settings are {', '.join(known)}")
         raise UsageError(f"ToolRegistry has no setting {name!r}; {hint}")
     return replace(given or RegistrySettings(), **changes)
 

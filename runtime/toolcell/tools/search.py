@@ -15,6 +15,7 @@ from toolcell.errors import UsageError
 from toolcell.support import daemon_threads
 from toolcell.support.log import logger_of
 from toolcell.support.ranking import fused_ranks
+from toolcell.support.spelling import did_you_mean
 from toolcell.tools.adapters import with_options
 from toolcell.tools.checks import check_count, check_kind
 from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL
@@ -24,7 +25,6 @@ from toolcell.tools.detail import DETAILS, check_shown_chars, tools_text
 from toolcell.tools.embeddings import EmbeddingProvider, cosine, embed_texts
 from toolcell.tools.names import provider_name
 from toolcell.tools.options import Origin, ToolOptions
-from toolcell.tools.problems import did_you_mean
 from toolcell.tools.recent import Recent
 from toolcell.tools.spec import Offered, RegisteredTool, ToolSpec
 from toolcell.tools.words import query_words, words

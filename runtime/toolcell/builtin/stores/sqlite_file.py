@@ -15,6 +15,7 @@ from toolcell.builtin.stores.database import Rows, Transaction
 from toolcell.builtin.stores.schema import MIGRATIONS, VERSION
 from toolcell.errors import StoreError
 from toolcell.support import daemon_threads
+from toolcell.support.sqlite import connect, transaction
 
 APPLICATION_ID: Final = 0x746C6363
 """`tlcc`. Source: https://sqlite.org/pragma.html#pragma_application_id."""
@@ -87,15 +88,8 @@ class SqliteFile:
     def _in_transaction(self, use: str, begin: str, work: Callable[[Transaction], T]) -> T:
         with self._locks[use], translated(self._path, self._lock_timeout_s):
             connection = self._connection(use)
-            connection.execute(begin)
-            try:
-                result = work(SqliteTransaction(connection))
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
-            return result
+            with transaction(connection, begin):
+                return work(SqliteTransaction(connection))
 
     def _connection(self, use: str) -> sqlite3.Connection:
         if self._is_in_memory:
@@ -109,17 +103,14 @@ class SqliteFile:
     def _connect(self) -> sqlite3.Connection:
         if not self._is_in_memory:
             check_ours(self._path)
-        connection = _open(self._path, self._lock_timeout_s)
-        try:
-            _migrate(connection, self._path)
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")  # a run that has begun must survive a loss of power
-            connection.execute("PRAGMA foreign_keys = ON")
-            self._prepare(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        return connect(self._path, self._lock_timeout_s, self._prepare_ours)
+
+    def _prepare_ours(self, connection: sqlite3.Connection) -> None:
+        _migrate(connection, self._path)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")  # a run that has begun must survive a loss of power
+        connection.execute("PRAGMA foreign_keys = ON")
+        self._prepare(connection)
 
 
 def check_ours(path: Path) -> None:
@@ -149,10 +140,6 @@ def _foreign(path: Path, why: str) -> StoreError:
     return StoreError(f"{path} is not a store of toolcell: {why}. Nothing was changed; give another path")
 
 
-def _open(path: Path, lock_timeout_s: float) -> sqlite3.Connection:
-    return sqlite3.connect(path, timeout=lock_timeout_s, isolation_level=None, check_same_thread=False)
-
-
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Make the tables, or bring those of an older version up to date, in one transaction.
 
@@ -160,8 +147,7 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     """
     if _version(connection) == (APPLICATION_ID, VERSION):
         return
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(connection):
         application, version = _version(connection)
         if not application and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise _foreign(path, "it has tables and no application_id")
@@ -177,11 +163,6 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
             connection.execute(WORDS_TABLE)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {VERSION}")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
 
 
 def _version(connection: sqlite3.Connection) -> tuple[int, int]:

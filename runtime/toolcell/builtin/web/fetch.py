@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,7 +20,9 @@ from toolcell.builtin.web.policy import Credential, WebPolicy, headers_for, secr
 from toolcell.builtin.web.robots import EVERYTHING, MAX_ROBOTS_BYTES, NOTHING, RobotsRules, parse_robots
 from toolcell.builtin.web.urls import Target, parse_url
 from toolcell.errors import ToolError
+from toolcell.support.lru import Lru
 from toolcell.support.quiet_loggers import quiet_loggers
+from toolcell.support.token_bucket import TokenBucket
 
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 ROBOTS_AGENT: Final = "OasisBot"
@@ -63,7 +64,7 @@ class HostPace:
     def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._interval_s = interval_s
         self._clock = clock
-        self._free_at: OrderedDict[str, float] = OrderedDict()
+        self._buckets: Lru[str, TokenBucket] = Lru(MAX_HOSTS)
         self._lock = threading.Lock()
 
     def reserve(self, host: str, most_s: float = math.inf) -> float:
@@ -75,15 +76,12 @@ class HostPace:
         """
         with self._lock:
             now = self._clock()
-            turn = max(now, self._free_at.get(host, now))
-            if turn - now >= most_s:
-                message = f"too many requests to {host} are waiting: the next turn is {turn - now:.1f} s away"
+            bucket = self._buckets.get(host) or TokenBucket(self._interval_s, 1)
+            if (wait_s := bucket.wait_s(now)) >= most_s:
+                message = f"too many requests to {host} are waiting: the next turn is {wait_s:.1f} s away"
                 raise ToolError(message, code="unavailable", retryable=True)
-            self._free_at[host] = turn + self._interval_s
-            self._free_at.move_to_end(host)
-            while len(self._free_at) > MAX_HOSTS:
-                self._free_at.popitem(last=False)
-            return turn - now
+            self._buckets.put(host, bucket)
+            return bucket.take(now)
 
 
 class Fetcher:
@@ -106,7 +104,7 @@ class Fetcher:
         self._resolver = resolver
         self._transport = transport
         self._pace = HostPace(self.policy.interval_s)
-        self._robots: OrderedDict[str, tuple[float, RobotsRules]] = OrderedDict()
+        self._robots: Lru[str, tuple[float, RobotsRules]] = Lru(MAX_HOSTS)
 
     async def fetch(
         self,
@@ -225,9 +223,7 @@ class Fetcher:
         known = self._robots.get(target.origin)
         if known is None or known[0] < time.monotonic():
             known = time.monotonic() + ROBOTS_KEPT_S, await self._get_robots(transport, target)
-            self._robots[target.origin] = known
-            while len(self._robots) > MAX_HOSTS:
-                self._robots.popitem(last=False)
+            self._robots.put(target.origin, known)
         if not known[1].allows(f"{target.path}{target.query}"):
             raise ToolError(f"robots.txt of {target.origin} does not allow {target.path}", code="not_permitted")
 

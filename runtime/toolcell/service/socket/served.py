@@ -21,6 +21,7 @@ from toolcell.service.socket.values import plain_record
 from toolcell.service.tenants import Tenant
 from toolcell.sessions.session import Session
 from toolcell.support import daemon_threads
+from toolcell.support.lru import Lru
 from toolcell.tools import RunContext, ToolRegistry
 
 MAX_TOOLSETS: Final = 16
@@ -33,7 +34,7 @@ class ServedSession:
     def __init__(self, principal: Principal, tenant: Tenant) -> None:
         self.principal, self.tenant = principal, tenant
         self.runtime: Runtime = tenant.runtime
-        self._toolsets: dict[int, ToolRegistry] = {}
+        self._toolsets: Lru[int, ToolRegistry] = Lru(MAX_TOOLSETS)
         self._sessions: dict[int, Session] = {}
         self._numbers = itertools.count(1)
 
@@ -56,9 +57,7 @@ class ServedSession:
         own = self.tenant.registry
         # Compiling hundreds of schemas takes a while, and other callers do not wait for it.
         registry = await daemon_threads.run_sync(partial(remote_registry, tools, own, with_own=with_own))
-        while len(self._toolsets) >= MAX_TOOLSETS:
-            del self._toolsets[next(iter(self._toolsets))]
-        self._toolsets[number] = registry
+        self._toolsets.put(number, registry)
 
     def tools(self, given: Arguments) -> ToolRegistry | None:
         """Return the tools of a request; None: those of the tenant.
@@ -69,9 +68,8 @@ class ServedSession:
         number = given.take("toolset", int)
         if number is None:
             return None
-        if (found := self._toolsets.pop(number, None)) is None:
+        if (found := self._toolsets.use(number)) is None:
             raise UsageError(f"there is no toolset {number}; offer it again")
-        self._toolsets[number] = found  # the latest used is the last one
         return found
 
     # Options of requests

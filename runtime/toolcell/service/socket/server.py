@@ -15,6 +15,7 @@ from toolcell.service.authentication import principal_of
 from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem, problem_of
 from toolcell.service.socket.frames import FRAME_BYTES, FRAMES, SOCKET_VERSION, CallerHello, Goodbye
+from toolcell.support.token_bucket import TokenBucket
 from toolcell_bridge.wire.errors import RemoteProtocolError
 
 HELLO_S: Final = 10.0
@@ -33,7 +34,7 @@ class ServerTransport:
 
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
-        self._left, self._at = BURST, asyncio.get_running_loop().time()
+        self._bucket = TokenBucket(1 / FRAMES_PER_S, BURST)
 
     async def send(self, frame: bytes) -> None:
         """Write one binary message."""
@@ -44,7 +45,8 @@ class ServerTransport:
 
     async def receive(self) -> bytes:
         """Return the next binary message."""
-        await self._slow_down()
+        if pause_s := self._bucket.take(asyncio.get_running_loop().time()):
+            await asyncio.sleep(pause_s)
         try:
             message = await self._websocket.receive()
         except (RuntimeError, OSError) as exc:
@@ -53,13 +55,6 @@ class ServerTransport:
             raise ConnectionError(f"the caller closed it ({message.get('code', 1005)})")
         data = message.get("bytes")
         return data if isinstance(data, bytes) else b""  # text is no frame, and the protocol says so
-
-    async def _slow_down(self) -> None:
-        now = asyncio.get_running_loop().time()
-        self._left = min(BURST, self._left + (now - self._at) * FRAMES_PER_S) - 1
-        self._at = now
-        if self._left < 0:
-            await asyncio.sleep(-self._left / FRAMES_PER_S)
 
     async def close(self, code: int, reason: str) -> None:
         """End it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -60,7 +59,7 @@ class LiveRuns:
     """The runs that were started on pages."""
 
     def __init__(self) -> None:
-        self._runs: OrderedDict[str, LiveRun] = OrderedDict()
+        self._runs: dict[str, LiveRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def find(self, tenant: str, ident: str) -> LiveRun | None:

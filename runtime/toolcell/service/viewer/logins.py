@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
+
+from toolcell.support.lru import Lru
 
 IDLE_S: Final = 3600.0
 LONGEST_S: Final = 12 * 3600.0
@@ -31,7 +32,7 @@ class Logins:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._logins: OrderedDict[bytes, BrowserLogin] = OrderedDict()
+        self._logins: Lru[bytes, BrowserLogin] = Lru(MOST)
 
     def __len__(self) -> int:
         return len(self._logins)
@@ -39,9 +40,7 @@ class Logins:
     def begin(self, credential: str) -> str:
         """Return the cookie of a new login."""
         cookie, now = secrets.token_urlsafe(32), self._clock()
-        self._logins[_digest(cookie)] = BrowserLogin(credential, now, now)
-        while len(self._logins) > MOST:
-            self._logins.popitem(last=False)
+        self._logins.put(_digest(cookie), BrowserLogin(credential, now, now))
         return cookie
 
     def find(self, cookie: str) -> BrowserLogin | None:
@@ -51,15 +50,15 @@ class Logins:
         if found is None:
             return None
         if now - found.used_s > IDLE_S or now - found.began_s > LONGEST_S:
-            del self._logins[name]
+            self._logins.pop(name)
             return None
         found.used_s = now
-        self._logins.move_to_end(name)
+        self._logins.use(name)
         return found
 
     def end(self, cookie: str) -> None:
         """Forget a login."""
-        self._logins.pop(_digest(cookie), None)
+        self._logins.pop(_digest(cookie))
 
 
 def _digest(cookie: str) -> bytes:

@@ -1,0 +1,37 @@
+"""`Lru`: what was put or used least recently goes first."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolcell.support.lru import Lru
+
+
+def test_the_entry_that_was_put_or_used_least_recently_goes_first() -> None:
+    lru: Lru[str, int] = Lru(2)
+    assert lru.put("a", 1) == lru.put("b", 2) == []
+    assert lru.use("a") == 1 and lru.use("x") is None
+    assert lru.get("b") == 2  # reading is no use
+    assert lru.put("c", 3) == [2]
+    assert lru.put("a", 4) == [] and list(lru.items()) == [("c", 3), ("a", 4)]
+    assert lru.pop("c") == 3 and lru.pop("c") is None
+    assert lru.take_all() == [4] and len(lru) == 0
+
+
+def test_sizes_are_those_of_the_moment_and_the_latest_entry_always_stays() -> None:
+    lru: Lru[int, list[int]] = Lru(10, 5, len)
+    first, second = [1, 2], [1, 2]
+    assert lru.put(1, first) == lru.put(2, second) == []
+    first += [3, 4]  # it has grown since it was put
+    assert lru.put(3, []) == [first]
+    assert lru.put(4, [0] * 100) == [second, []]
+    assert list(lru) == [4]
+
+
+@given(st.lists(st.integers(0, 5)), st.integers(1, 4))
+def test_it_holds_the_latest_different_keys(keys: list[int], most: int) -> None:
+    lru: Lru[int, int] = Lru(most)
+    for key in keys:
+        lru.put(key, key)
+    assert [*lru][::-1] == list(dict.fromkeys(keys[::-1]))[:most]
