@@ -244,12 +244,13 @@ def test_a_repair_that_is_carried_on_tells_what_its_first_part_took_over(
 
 
 def test_journals_of_finished_runs_leave_memory_by_what_the_arguments_of_their_calls_take(
-    opened: SyncRuntime, effects: Effects, monkeypatch: pytest.MonkeyPatch
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "FINISHED_BYTES", 1_000_000)
     large = "call_tool('write', text='x' * 600_000)\n1/0"
-    first, small, second = (run(opened, effects, source) for source in (large, BROKEN, large))
+    with SyncRuntime(pool=PoolConfig(warm=1)) as opened:
+        first, small, second = (run(opened, effects, source) for source in (large, BROKEN, large))
 
-    with pytest.raises(UsageError, match="no journal of that run"):
-        run(opened, effects, "1", repairs=first)
-    assert run(opened, effects, "1", repairs=small).ok and run(opened, effects, "1", repairs=second).ok
+        with pytest.raises(UsageError, match="no journal of that run"):
+            run(opened, effects, "1", repairs=first)
+        assert run(opened, effects, "1", repairs=small).ok and run(opened, effects, "1", repairs=second).ok
