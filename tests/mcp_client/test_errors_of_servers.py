@@ -30,7 +30,7 @@ async def connected(registry: ToolRegistry, **options: Any) -> AsyncIterator[Mcp
         await client.close()
 
 
-CODES = [-32000, -32001, -32002, -32603, 7]
+CODES = [-32000, -32001, -32002, -32404, -32603, -1_000_001, 7]
 
 
 @pytest.mark.parametrize("code", CODES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http
 import json
+import secrets
 from typing import Any
 
 import anyio
@@ -12,8 +13,9 @@ from mcp_types import INTERNAL_ERROR
 
 from toolcell.support.text import clean
 
-SESSION_GONE = -32_404
-"""Code of our own: the server does not know the session any more, and has not carried out the request."""
+SESSION_GONE = -(10**9) - secrets.randbelow(10**9)
+"""Code of our own: the server does not know the session any more, and has not carried out the request. It differs in
+each process: a server that sent it itself would have a call made twice that it has carried out."""
 MAX_SAID_BYTES = 4096
 """Of a refusal's body that are read."""
 MAX_SAID_CHARS = 200
