@@ -19,6 +19,7 @@ import pytest
 from toolcell import Runtime
 from toolcell.mcp.http import http_app, serve_http
 from toolcell.mcp.server import McpServer
+from toolcell.mcp.structure import MAX_ELEMENTS
 from toolcell.support.asgi import listening
 from toolcell.support.http_protocol import HttpLimits
 
@@ -126,6 +127,24 @@ def test_bodies_on_their_way_are_bounded_together(monkeypatch: pytest.MonkeyPatc
                 each.cancel()
             for _, writer in made:
                 writer.close()
+
+    asyncio.run(check())
+
+
+def test_a_body_of_very_many_elements_is_refused_before_it_is_parsed() -> None:
+    lists = ",".join(["[]"] * (MAX_ELEMENTS + 1))
+    many = f'{{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": {{"x": [{lists}]}}}}'
+    text = '{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": {"x": "%s"}}' % ("[,{" * MAX_ELEMENTS)
+
+    async def check() -> None:
+        async with serving(HttpLimits()) as port, httpx.AsyncClient(timeout=60) as client:
+            headers = HEADERS | {"content-type": "application/json"}
+            found = [
+                await client.post(f"http://127.0.0.1:{port}/mcp", content=body, headers=headers)
+                for body in (many, text)
+            ]
+        assert found[0].status_code == 413 and f"more than {MAX_ELEMENTS} lists, dicts" in found[0].text
+        assert found[1].status_code != 413  # what stands in a text is no structure
 
     asyncio.run(check())
 

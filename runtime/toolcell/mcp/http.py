@@ -19,12 +19,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toolcell.errors import UsageError
 from toolcell.mcp.server import GONE, McpServer
+from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, at_most, elements
 from toolcell.support.asgi import HttpServer, bracketed, is_loopback, url_of
 from toolcell.support.http_protocol import HttpLimits, bounded_protocol
 
 PATH = "/mcp"
 RECEIVING_BYTES = 32 << 20
 """Of bodies that are not whole, of all clients together. Each has at most four megabytes."""
+BUSY_TEXT = "too much is on its way; try again"
 BUSY = {"Retry-After": "1", "Connection": "close"}
 MIN_TOKEN_CHARS = 16
 END_S = 1
@@ -84,42 +86,48 @@ def _is_any(host: str) -> bool:
 
 def _noticing_departures(app: ASGIApp) -> ASGIApp:
     """Put an event into the scope of each request, and set it when the client is gone. Refuse bodies that are on their
-    way when there is too much of them."""
+    way when there is too much of them, and those whose structure would keep everybody else waiting."""
     on_their_way = 0
 
     async def noticing(scope: Scope, receive: Receive, send: Send) -> None:
         nonlocal on_their_way
         gone = scope[GONE] = anyio.Event()
-        held, is_refused = 0, False
+        body, refusal = bytearray(), ""
 
         async def received() -> Message:
-            nonlocal on_their_way, held, is_refused
+            nonlocal on_their_way, refusal
             message = await receive()
             if message["type"] == "http.disconnect":
                 gone.set()
             elif message["type"] == "http.request":
-                size = len(message.get("body", b""))
-                held, on_their_way = held + size, on_their_way + size
+                chunk = message.get("body", b"")
+                body.extend(chunk)
+                on_their_way += len(chunk)
                 if on_their_way > RECEIVING_BYTES:
-                    is_refused = True
+                    refusal = BUSY_TEXT
+                elif not message.get("more_body"):
+                    if at_most(body) > MAX_ELEMENTS and await elements(bytes(body)) > MAX_ELEMENTS:
+                        refusal = f"the message cannot be read: {TOO_MANY}"
+                    on_their_way -= len(body)
+                    body.clear()
+                if refusal:
                     return {"type": "http.disconnect"}  # for the application, the client is gone
-                if not message.get("more_body"):
-                    held, on_their_way = 0, on_their_way - held
             return message
 
         async def sent(message: Message) -> None:
-            if not is_refused:
+            if not refusal:
                 await send(message)
 
         try:
             await app(scope, received, sent)
         except Exception:
-            if not is_refused:
+            if not refusal:
                 raise
         finally:
-            on_their_way -= held
-        if is_refused:
-            await PlainTextResponse("too much is on its way; try again", 503, BUSY)(scope, receive, send)
+            on_their_way -= len(body)
+        if refusal:
+            status = 503 if refusal == BUSY_TEXT else 413
+            await PlainTextResponse(refusal, status, BUSY if status == 503 else None)(scope, receive, send)
 
     return noticing
 

@@ -20,7 +20,7 @@ _SLICE_BYTES: Final = 1 << 16
 _OPEN: Final = (b",", b"[", b"{")
 
 
-def at_most(data: bytes) -> int:
+def at_most(data: bytes | bytearray) -> int:
     """Return a number that `elements` does not exceed. Much cheaper."""
     return sum(map(data.count, _OPEN))
 
