@@ -285,7 +285,15 @@ class SharedZygote:
                 ours.close()
                 raise
             if pid == 0:
-                slot = SandboxSlot(directory.path, its.fileno(), control, streams, plan, self._is_scoped, room)
+                slot = SandboxSlot(
+                    directory=directory.path,
+                    zygote=its.fileno(),
+                    control=control,
+                    streams=streams,
+                    rlimits=plan,
+                    is_scoped=self._is_scoped,
+                    room=room,
+                )
                 supervisor.supervise(slot, self._isolation, self._run_guest)
         return SupervisedGuest(number, directory, pid, ours)
 

@@ -68,7 +68,7 @@ GuestStreams = tuple[int, int, int]
 """Descriptors of a guest's bridge, stdout and stderr."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSlot:
     """What the supervisor and the guest of one sandbox are given."""
 

@@ -122,7 +122,7 @@ class SupervisorChannel:
 
     def send_control(self, word: bytes) -> bool:
         """Write to the supervisor's control pipe. Return False when the supervisor is gone."""
-        self.stream.rest()
+        self.stream.expect_nothing()
         try:
             return not self._is_closed and os.write(self._control_pipe, word) > 0
         except OSError:

@@ -193,7 +193,7 @@ class SocketStream:
             self._writing.set()
             self._writing = None
 
-    def rest(self) -> None:
+    def expect_nothing(self) -> None:
         """Take note that the guest sends nothing more."""
         _awake.discard(self)
 

@@ -70,9 +70,9 @@ def own_identity() -> HostIdentity:
         namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         namespace = 0
-    machine = _line("/etc/machine-id")
+    machine = _stripped("/etc/machine-id")
     return HostIdentity(
-        machine, _line("/proc/sys/kernel/random/boot_id"), namespace, os.getpid(), start_time(os.getpid()) or 0
+        machine, _stripped("/proc/sys/kernel/random/boot_id"), namespace, os.getpid(), start_time(os.getpid()) or 0
     )
 
 
@@ -86,7 +86,7 @@ def start_time(pid: int) -> int | None:
         return None
 
 
-def _line(path: str) -> str:
+def _stripped(path: str) -> str:
     try:
         with open(path, encoding="ascii") as file:
             return file.read().strip()

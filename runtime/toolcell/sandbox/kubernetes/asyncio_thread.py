@@ -45,12 +45,12 @@ class AsyncioThread:
         done = anyio.Event()
         token = anyio.lowlevel.current_token()
 
-        def tell(_: object) -> None:
+        def wake(_: object) -> None:
             call_soon(token, done.set)
 
         task = asyncio.run_coroutine_threadsafe(run(), self._loop)
         ended: asyncio.Future[Any] | Any = task
-        ended.add_done_callback(tell)
+        ended.add_done_callback(wake)
         try:
             await done.wait()
         except BaseException:

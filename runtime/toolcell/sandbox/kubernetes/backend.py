@@ -309,7 +309,7 @@ class KubernetesBackend(BackendDefaults):
                 ours.close()
                 raise
         if used.address is None:
-            used.address = await loop.call(self._told, pod.name)
+            used.address = await loop.call(self._address_of, pod.name)
             self._check(used.address, pod)
         there = used.address
         if not there.port:
@@ -332,7 +332,7 @@ class KubernetesBackend(BackendDefaults):
         loop.spawn(program.carry, theirs)
         return ours, address
 
-    async def _told(self, pod: str) -> PodAddress:
+    async def _address_of(self, pod: str) -> PodAddress:
         program = await self._cluster.execute(pod, "address")
         try:
             return await program.address()

@@ -33,7 +33,7 @@ class ExecutedProgram:
         self._websocket = websocket
         self._where = where
         self._messages = self._output()
-        self._said = bytearray()
+        self._received = bytearray()
         self._last_words = b""
 
     async def _output(self) -> AsyncIterator[bytes]:
@@ -64,14 +64,14 @@ class ExecutedProgram:
             raise SandboxUnavailable(f"{self._where}: {exc}") from exc
 
     async def _exactly(self, count: int) -> bytes:
-        while len(self._said) < count:
+        while len(self._received) < count:
             piece = await anext(self._messages, b"")
             if not piece:
                 why = self._last_words.decode("utf-8", "replace").strip() or "the connection ended"
                 raise SandboxUnavailable(f"nothing could be executed in {self._where}: {why}")
-            self._said += piece
-        taken = bytes(self._said[:count])
-        del self._said[:count]
+            self._received += piece
+        taken = bytes(self._received[:count])
+        del self._received[:count]
         return taken
 
     async def carry(self, sock: socket.socket) -> None:
@@ -80,7 +80,7 @@ class ExecutedProgram:
         sending = asyncio.ensure_future(self._pass_in(sock))
         try:
             loop = asyncio.get_running_loop()
-            await loop.sock_sendall(sock, bytes(self._said))
+            await loop.sock_sendall(sock, bytes(self._received))
             async for piece in self._messages:
                 await loop.sock_sendall(sock, piece)
         except OSError:

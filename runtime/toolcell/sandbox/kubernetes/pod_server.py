@@ -140,7 +140,7 @@ class PodServer:
         try:
             if port:
                 servers.append(await loop.create_server(partial(NodeConnection, remote), None, port))
-            tell(directory, PodAddress(toolcell.__version__, key, port, certificate))
+            publish_address(directory, PodAddress(toolcell.__version__, key, port, certificate))
             await self._open_wanted()
         finally:
             for server in servers:
@@ -154,7 +154,7 @@ class PodServer:
             await asyncio.wait(self._tasks, timeout=END_S)
 
 
-def tell(directory: str, address: PodAddress) -> None:
+def publish_address(directory: str, address: PodAddress) -> None:
     """Write what a relay reads. It is whole when it is there."""
     path = os.path.join(directory, ADDRESS_FILE)
     with open(os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:

@@ -26,9 +26,9 @@ def pod_directory() -> str:
 
 def write_all(descriptor: int, data: bytes) -> None:
     """Write all of `data`."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[os.write(descriptor, remaining) :]
 
 
 def read_exactly(descriptor: int, size: int) -> bytes:

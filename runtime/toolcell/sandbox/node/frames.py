@@ -60,17 +60,17 @@ class FrameBuffer:
         Raises:
             ValueError: a frame is longer than any of ours.
         """
-        held = self._data
-        held += data
+        received = self._data
+        received += data
         at = 0
-        while len(held) - at >= HEAD.size:
-            kind, length = HEAD.unpack_from(held, at)
+        while len(received) - at >= HEAD.size:
+            kind, length = HEAD.unpack_from(received, at)
             if length > FRAME_BYTES:
                 raise ValueError(f"a frame of {length} bytes")
             end = at + HEAD.size + length
-            if len(held) < end:
+            if len(received) < end:
                 break
-            body = bytes(memoryview(held)[at + HEAD.size : end])
+            body = bytes(memoryview(received)[at + HEAD.size : end])
             at = end
             yield kind, body
-        del held[:at]
+        del received[:at]

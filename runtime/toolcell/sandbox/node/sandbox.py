@@ -29,7 +29,7 @@ class Placement:
     """Layers without which no code runs."""
     leave: Callable[[], Awaitable[None]]
     """Gives the place back. Called once, when nothing of the sandbox is left."""
-    told_by_guest: frozenset[str] | None = None
+    known_by_guest: frozenset[str] | None = None
     """Layers that only its guest can know to be live; None is all."""
     layers: Mapping[str, str] = field(default_factory=dict)
     """Layers that everything in this place has from outside."""
@@ -56,7 +56,7 @@ class NodeSandbox(SandboxDefaults):
             SandboxUnavailable: a required layer is not live.
         """
         place = self._placement
-        believed = layers.keys() if place.told_by_guest is None else layers.keys() & place.told_by_guest
+        believed = layers.keys() if place.known_by_guest is None else layers.keys() & place.known_by_guest
         live = {name: layers[name] for name in layers if name in believed} | self.stream.outside_layers
         live = {**place.layers, **live}
         if missing := sorted(place.required - live.keys()):
@@ -75,7 +75,7 @@ class NodeSandbox(SandboxDefaults):
             return
         stream, stream_prepared = self.stream, frames.PREPARE
         stream.prepared = None
-        await stream.tell(stream_prepared, msgpack.packb(limits.model_dump()))
+        await stream.send_frame(stream_prepared, msgpack.packb(limits.model_dump()))
         await stream.wait(lambda: stream.prepared is not None)
         if stream.prepared:
             raise OSError(stream.prepared)
@@ -129,7 +129,7 @@ class NodeSandbox(SandboxDefaults):
     async def destroy(self) -> None:
         """End it, wait until its node has said that nothing is left, and give its place back. Safe to call twice."""
         self.kill()
-        self.stream.rest()
+        self.stream.expect_nothing()
         await self.ended()
         self.stream.close()
         if not self._has_left:

@@ -35,22 +35,22 @@ class SecureChannel:
             ssl.SSLError: it is not from the other end, or not the other end that is wanted.
         """
         self._arrived.write(data)
-        said = bytearray()
+        opened = bytearray()
         try:
             if not self.is_ready:
                 self._tls.do_handshake()
                 self.is_ready = True
             while piece := self._tls.read(1 << 18):
-                said += piece
+                opened += piece
         except ssl.SSLWantReadError:
             pass
-        return self._to_send.read(), bytes(said)
+        return self._to_send.read(), bytes(opened)
 
     def seal(self, data: bytes) -> bytes:
         """Return the bytes to send for `data`. What was sealed has to be sent, and in this order."""
-        rest = memoryview(data)
-        while rest:  # it may take one record at a time
-            rest = rest[self._tls.write(rest) :]
+        remaining = memoryview(data)
+        while remaining:  # it may take one record at a time
+            remaining = remaining[self._tls.write(remaining) :]
         return self._to_send.read()
 
 

@@ -240,7 +240,7 @@ class NodeStream:
         self._behind = data[sent:]
         return not self._behind
 
-    async def tell(self, kind: bytes, body: bytes = b"") -> None:
+    async def send_frame(self, kind: bytes, body: bytes = b"") -> None:
         """Send a frame."""
         async with self._writing:
             await self._socket.send(self._sealed(frame(kind, body)))
@@ -283,9 +283,9 @@ class NodeStream:
         """Say why nobody knows how the sandbox ended."""
         return self.problem or f"{self._where} is gone, or cannot be reached"
 
-    def rest(self) -> None:
+    def expect_nothing(self) -> None:
         """Take note that the guest sends nothing more."""
-        self._socket.rest()
+        self._socket.expect_nothing()
 
     def close(self) -> None:
         """Close the connection."""
@@ -303,8 +303,8 @@ async def start(stream: NodeStream, limits: bytes, settings: bytes = b"") -> Non
     """
     try:
         if settings:
-            await stream.tell(frames.SETTINGS, settings)
-        await stream.tell(frames.START, limits)
+            await stream.send_frame(frames.SETTINGS, settings)
+        await stream.send_frame(frames.START, limits)
         await stream.wait(lambda: stream.started is not None)
         if stream.started is None:
             if stream.problem:

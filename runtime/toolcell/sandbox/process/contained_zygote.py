@@ -153,7 +153,7 @@ class ContainedZygote(ZygoteHandle[ContainedProcess]):
 
     def _handle(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
         number = next(message[kind] for kind in REPORTS if kind in message)
-        self._asked.pop(number, None)
+        self._unanswered.pop(number, None)
         if (child := self._children.get(number)) is None:
             return
         match message:

@@ -223,7 +223,7 @@ class ProcessSandbox(SandboxDefaults):
 
         Signals stop also a process whose host dies: its zygote ends with the host, and the kernel kills what is below.
         """
-        self.stream.rest()
+        self.stream.expect_nothing()
         self.measure_often(False)
         return self._stop_all(True)
 

@@ -169,7 +169,7 @@ class NamespacedZygote(ZygoteHandle[NamespacedProcess]):
             case {"started": number}:
                 self._take_started(number, descriptors)
             case {"failed": number, "errno": shortage, "why": why}:
-                self._asked.pop(number, None)
+                self._unanswered.pop(number, None)
                 if (child := self._children.pop(number, None)) is not None:
                     child.fail(describe(shortage, why))
             case {"exited": number, "status": status, "cpu_s": cpu_s, "peak_memory_bytes": peak}:
@@ -179,7 +179,7 @@ class NamespacedZygote(ZygoteHandle[NamespacedProcess]):
 
     def _take_started(self, number: int, descriptors: list[int]) -> None:
         """Give a child its pidfd. One that nobody waits for is killed."""
-        self._asked.pop(number, None)
+        self._unanswered.pop(number, None)
         child = self._children.get(number)
         if child is None or child.is_abandoned:
             for descriptor in descriptors:

@@ -64,7 +64,7 @@ class ZygoteHandle(ABC, Generic[Child]):
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
         self._process, self._control = process, control
         self._children: dict[int, Child] = {}
-        self._asked: dict[int, float] = {}
+        self._unanswered: dict[int, float] = {}
         """When each request was sent that has no answer yet, oldest first."""
         self._next = 0
         self.is_dead = False
@@ -154,11 +154,11 @@ class ZygoteHandle(ABC, Generic[Child]):
         for child in self._children.values():
             child.fail(why)
         self._children.clear()
-        self._asked.clear()
+        self._unanswered.clear()
 
     def check(self) -> None:
         """Kill it, and with it its children, if it is stuck: the runs of its children end, and starts go on."""
-        waited_s = time.monotonic() - next(iter(self._asked.values()), time.monotonic())
+        waited_s = time.monotonic() - next(iter(self._unanswered.values()), time.monotonic())
         if self.is_dead or waited_s < ANSWER_S:
             return
         try:
@@ -197,7 +197,7 @@ class ZygoteHandle(ABC, Generic[Child]):
                 self._mark_dead(f"the zygote is gone: {exc}")
             else:
                 self._children[child.number] = child
-                self._asked[child.number] = time.monotonic()
+                self._unanswered[child.number] = time.monotonic()
                 return
         if not child.is_over:
             child.fail("the zygote is gone")

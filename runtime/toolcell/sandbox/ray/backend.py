@@ -270,8 +270,8 @@ class RayBackend(BackendDefaults):
         async def leave() -> None:
             self._leave(node)
 
-        told_by_guest = GUEST_LAYERS if self._is_docker else None
-        return NodeSandbox(stream, ident, limits, Placement(self.name, self._required, leave, told_by_guest))
+        known_by_guest = GUEST_LAYERS if self._is_docker else None
+        return NodeSandbox(stream, ident, limits, Placement(self.name, self._required, leave, known_by_guest))
 
     def _leave(self, node: RayNode) -> None:
         node.busy -= 1

@@ -98,10 +98,16 @@ def shared_container_config(blueprint: Blueprint, limits: Limits, slots: int, pr
 
 def can_hold(made_for: Limits, limits: Limits) -> bool:
     """Return whether a container made for `made_for` can hold a sandbox with `limits`."""
-    same = ("disk_bytes", "inodes", "frame_bytes")
-    at_most = ("memory_bytes", "processes", "open_files")
-    return all(getattr(made_for, name) == getattr(limits, name) for name in same) and all(
-        getattr(limits, name) <= getattr(made_for, name) for name in at_most
+    is_same = (
+        made_for.disk_bytes == limits.disk_bytes
+        and made_for.inodes == limits.inodes
+        and made_for.frame_bytes == limits.frame_bytes
+    )
+    return (
+        is_same
+        and limits.memory_bytes <= made_for.memory_bytes
+        and limits.processes <= made_for.processes
+        and limits.open_files <= made_for.open_files
     )
 
 
