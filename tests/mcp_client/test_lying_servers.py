@@ -150,7 +150,6 @@ async def test_texts_of_a_server_are_cleaned_bounded_and_have_its_name() -> None
 RESULTS: list[tuple[dict[str, Any], str]] = [
     ({"content": [], "structuredContent": {"n": "x"}}, "does not fit the declared schema at n"),
     ({"content": []}, "sent no structured content"),
-    ({"content": [{"type": "image", "data": "%%%", "mimeType": "image/png"}]}, "no base64"),
     ({"content": "text"}, "is not MCP"),
     ({"content": [{"type": "surprise"}]}, "is not MCP"),
     ({}, "is not MCP"),
@@ -341,7 +340,7 @@ async def test_lines_that_are_no_messages_are_borne_up_to_a_number() -> None:
     assert "no JSON-RPC" in result.message
 
 
-@pytest.mark.parametrize("result", ["null", '"done"', '{"a": "\\ud800"}', '{"a": %s}' % ("9" * 5_000)])
+@pytest.mark.parametrize("result", ["null", '"done"', '{"a": %s}' % ("9" * 5_000)])
 async def test_a_call_whose_answer_is_no_message_does_not_wait_for_another(result: str) -> None:
     answered = await failed(result=result)
 

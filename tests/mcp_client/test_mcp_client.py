@@ -40,7 +40,7 @@ async def test_tools_have_a_namespace_their_hints_and_their_origin(honest: Conne
     ("name", "args", "value"),
     [
         ("weather", {"place": "Rome"}, {"place": "Rome", "celsius": 20.5}),
-        ("add", {"a": 1, "b": 2}, {"result": 3}),
+        ("add", {"a": 1, "b": 2}, 3),
         ("hello", {"name": "you"}, "hello you"),
         ("picture", {}, b"\x89PNG\r\n\x1a\n..."),
         ("environment", {"name": "GIVEN"}, "value"),
@@ -94,19 +94,19 @@ async def test_a_call_that_is_given_up_is_cancelled_and_the_next_one_is_answered
 @pytest.mark.isolation
 async def test_a_script_and_a_plan_call_a_servers_tools(honest: Connected) -> None:
     async with Runtime(honest.registry) as runtime:
-        script = "a = tools.h.add(a=1, b=2)['result']\ncall_tool('h.weather', place='x', celsius=a)"
+        script = "a = tools.h.add(a=1, b=2)\ncall_tool('h.weather', place='x', celsius=a)"
         result = await runtime.execute_code(script)
         rows = await runtime.execute_plan([{"tool": "h.add", "args": {"a": 1, "b": 2}}])
 
     assert result.value == {"place": "x", "celsius": 3}
-    assert [row["result"] for row in rows] == [{"result": 3}]
+    assert [row["result"] for row in rows] == [3]
 
 
 async def test_calls_from_another_event_loop_are_made_in_the_one_that_holds_the_connection(honest: Connected) -> None:
     def elsewhere() -> Any:
         return anyio.run(honest.registry.dispatch, "h.add", {"a": 1, "b": 2})
 
-    assert (await anyio.to_thread.run_sync(elsewhere)).value == {"result": 3}
+    assert (await anyio.to_thread.run_sync(elsewhere)).value == 3
 
 
 async def test_a_changed_list_is_followed() -> None:
@@ -209,7 +209,7 @@ async def test_a_server_over_http_gets_the_headers_and_its_end_is_noticed() -> N
         url = f"http://127.0.0.1:{port}/mcp"
         client = await registry.add_mcp_server("w", url=url, headers={"x-key": "secret"}, approve="none")
         assert (await registry.dispatch("w.header", {"name": "x-key"})).output == "secret"
-        assert (await registry.dispatch("w.delete_all", {})).value == {"result": "deleted"}
+        assert (await registry.dispatch("w.delete_all", {})).value == "deleted"
         assert "secret" not in repr(client)
         lost = await registry.dispatch("w.die", {})
         assert lost.error is not None
@@ -328,7 +328,7 @@ def test_a_blocking_runtime_has_the_tools_of_a_server_until_either_is_closed() -
     with SyncRuntime() as runtime:
         server = runtime.add_mcp_server("h", command=HONEST, elicitation=answer)
         pid = int(runtime.execute_code("tools.h.pid()").value)
-        assert runtime.execute_code("tools.h.add(a=1, b=2)").value == {"result": 3}
+        assert runtime.execute_code("tools.h.add(a=1, b=2)").value == 3
         assert "Ada" in runtime.execute_code("tools.h.ask()").value
         with pytest.raises(RegistrationError, match="there is one of that name"):
             runtime.add_mcp_server("h", command=HONEST)

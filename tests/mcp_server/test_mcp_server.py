@@ -210,9 +210,10 @@ async def test_tools_are_the_client_s_own_if_the_server_shows_them(mode: str) ->
 
     assert set(listed) == {"execute_code", "search_tools", "describe_tools", "add", "pay"}
     assert listed["add"].input_schema["required"] == ["a", "b"]
-    assert (text_of(added), added.is_error) == ("3", False)
+    assert (text_of(added), added.is_error, added.structured_content) == ("3", False, {"result": 3})
+    assert listed["add"].output_schema is not None and listed["add"].output_schema["required"] == ["result"]
     assert wrong.is_error and "must be integer" in text_of(wrong)
-    assert "paid 3" in text_of(paid) and len(asked) == 1
+    assert "paid 3" in text_of(paid) and len(asked) == 1 and paid.structured_content == {"result": "paid 3"}
 
 
 async def test_files_of_a_client_s_own_tools_are_pictures_sounds_and_resources(mode: str) -> None:

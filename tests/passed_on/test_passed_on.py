@@ -185,11 +185,11 @@ ALSO_COUNTED = {
     "agent's script": 1,
     "agent's plan": 1,
     "sub-agent": 1,
-    **{route: 2 for route in ROUTES if route.startswith(("resume", "suspended")) or "resumed" in route},
-    "dry run and commit": 3,
+    **{route: 1 for route in ROUTES if route.startswith(("resume", "suspended")) or "resumed" in route},
+    "dry run and commit": 0,
 }
-"""Calls beside those of the order that count: of the script or agent that makes them; of what was agreed to, when it
-waits and when it is made; and those of the dry run, which a commit makes again."""
+"""Calls beside those of the order that count: of the script or agent that makes them, and of what was agreed to. However
+long a call waits, it counts once."""
 
 
 ALSO_RUN = frozenset(

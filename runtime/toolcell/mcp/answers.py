@@ -1,16 +1,18 @@
 """What an MCP server answers to a call, as a result of ours. Pure: no server is asked.
 
-Structured content is the value. Images, audio and embedded resources are files. What does not fit the schema that the
-server declared is a failure.
+Structured content is the value; what stands beside it and says something else comes under `_content`. Several parts
+without it are a list. Images, audio and embedded resources are files. What does not fit the schema that the server
+declared is a failure; a part that cannot be decoded costs that part.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import json
 import mimetypes
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 from mcp_types import (
     AudioContent,
@@ -23,7 +25,8 @@ from mcp_types import (
     TextResourceContents,
 )
 
-from toolcell.mcp.structure import MAX_BLOCKS
+from toolcell.mcp.structure import MAX_BLOCKS, MAX_ELEMENTS
+from toolcell.support.json_text import json_start
 from toolcell.tools.parts import File, Part, Text
 from toolcell.tools.problems import ValueCheck
 from toolcell.tools.result import ToolResult
@@ -32,32 +35,71 @@ from toolcell.tools.strangers import safe_text
 INVALID_RESULT = "invalid_result"
 """Code of a failure: the server's answer is not what it declared."""
 MAX_SAID_CHARS = 2_000
+MAX_JSON_CHARS = 100_000
+"""Of a text that is read as JSON here."""
+BESIDE = "_content"
+"""Key under which a script finds texts and files beside structured content."""
 
 
 def as_tool_result(
-    server: str, answer: CallToolResult, check: ValueCheck | None, hide: Callable[[str], str] = str
+    server: str,
+    answer: CallToolResult,
+    check: ValueCheck | None,
+    hide: Callable[[str], str] = str,
+    *,
+    is_wrapped: bool = False,
 ) -> ToolResult:
-    """Return a server's answer as a result. `hide` takes secrets out of what it says about a failure."""
-    try:
-        blocks = [_part(block, number) for number, block in enumerate(answer.content[:MAX_BLOCKS], 1)]
-    except (ValueError, binascii.Error):
-        return _invalid(server, "it holds an image or a resource that is no base64")
+    """Return a server's answer as a result. `hide` takes secrets out of what it says about a failure.
+
+    `is_wrapped`: structured content is `{"result": value}` for a plain value; see `is_wrapper`.
+    """
+    blocks = [_part(block, number) for number, block in enumerate(answer.content[:MAX_BLOCKS], 1)]
     if answer.is_error:
         text = "\n".join(each.text for each in blocks if isinstance(each, Text))
+        if not text and answer.structured_content is not None:
+            text = json_start(answer.structured_content, MAX_SAID_CHARS)
         said = safe_text(hide(text), MAX_SAID_CHARS) or "the server reports an error and does not describe it"
         return ToolResult.fail(f"MCP server {server}: {said}")
     files = tuple(each for each in blocks if isinstance(each, File))
-    value = answer.structured_content
+    value, read = answer.structured_content, _Reader()
     if check is not None:
         if value is None:
             return _invalid(server, "it declares an output schema and sent no structured content")
         if (problem := _mismatch(check, value)) is not None:
             return _invalid(server, problem)
     if value is not None:
+        beside = [read(each) for place, each in enumerate(blocks) if not _says_the_same(each, place, value, read)]
+        if is_wrapped and isinstance(value, dict):
+            value = value["result"]
+        elif beside and isinstance(value, dict) and BESIDE not in value:
+            value = {**value, BESIDE: beside}
         return ToolResult(parts=_shown(blocks), value=value, has_value=True, files=files)
-    if not files or len(blocks) == 1:
+    if len(blocks) <= 1:
         return ToolResult(parts=_shown(blocks), files=files)
-    return ToolResult(parts=_shown(blocks), value=[_plain(each) for each in blocks], has_value=True, files=files)
+    return ToolResult(parts=_shown(blocks), value=[read(each) for each in blocks], has_value=True, files=files)
+
+
+def is_wrapper(schema: Mapping[str, Any] | None, name: str) -> bool:
+    """Whether an output schema is one that an SDK makes of a plain type: an object with nothing but `result`.
+
+    FastMCP marks it, and the official SDK calls it after the tool.
+    """
+    if schema is None or schema.get("required") != ["result"]:
+        return False
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or list(properties) != ["result"]:
+        return False
+    return schema.get("x-fastmcp-wrap-result") is True or schema.get("title") == f"{name}Output"
+
+
+def _says_the_same(block: Part, place: int, value: Any, read: _Reader) -> bool:
+    """Whether a part repeats structured content as text, as servers do for older clients: whole, or item by item."""
+    if not isinstance(block, Text):
+        return False
+    inner = value["result"] if isinstance(value, dict) and list(value) == ["result"] else value
+    item = inner[place] if isinstance(inner, list) and place < len(inner) else inner
+    data = read(block)
+    return not block.text.strip() or any(one in (value, inner, item) for one in (block.text, data))
 
 
 def _invalid(server: str, problem: str) -> ToolResult:
@@ -79,18 +121,29 @@ def _part(block: Any, number: int) -> Part:
             return Text(text)
         case ImageContent(data=data, mime_type=kind) | AudioContent(data=data, mime_type=kind):
             name = f"{'image' if isinstance(block, ImageContent) else 'audio'}-{number}"
-            return File(name + (mimetypes.guess_extension(kind) or ""), _bytes(data), _media_type(kind))
+            return _file(name + (mimetypes.guess_extension(kind) or ""), data, kind)
         case EmbeddedResource(resource=TextResourceContents(text=text)):
             return Text(text)
         case EmbeddedResource(resource=BlobResourceContents(uri=uri, blob=blob, mime_type=kind)):
-            return File(_file_name(str(uri), number), _bytes(blob), _media_type(kind))
+            return _file(_file_name(str(uri), number), blob, kind)
         case ResourceLink(uri=uri, name=name):
             return Text(f"{safe_text(name, 200)}: {safe_text(str(uri), 2_000)}")
     return Text(f"({type(block).__name__})")
 
 
+def _file(name: str, data: str, kind: str | None) -> Part:
+    try:
+        return File(name, _bytes(data), _media_type(kind))
+    except (ValueError, binascii.Error):
+        return Text(f"({name} could not be decoded: it is not base64)")
+
+
 def _bytes(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)
+    """Decode base64 in any form that is in use: with line breaks, without padding, URL-safe, as a `data:` URL."""
+    if text.startswith("data:"):
+        text = text.partition(",")[2]
+    plain = "".join(text.split()).rstrip("=").replace("-", "+").replace("_", "/")
+    return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
 
 
 def _media_type(kind: str | None) -> str:
@@ -109,7 +162,29 @@ def _shown(blocks: Sequence[Part]) -> tuple[Part, ...]:
     return tuple(Text(f"({each.name}, {len(each.data)} bytes)") if isinstance(each, File) else each for each in blocks)
 
 
-def _plain(block: Part) -> Any:
-    if isinstance(block, File):
-        return {"name": block.name, "media_type": block.media_type, "data": block.data}
-    return block.text if isinstance(block, Text) else None
+class _Reader:
+    """Gives the parts of one answer as data: what is JSON, as long as all of it together has not too much structure."""
+
+    def __init__(self) -> None:
+        self._left = MAX_ELEMENTS
+
+    def __call__(self, block: Part) -> Any:
+        """Return a part as a script gets it."""
+        if isinstance(block, File):
+            return {"name": block.name, "media_type": block.media_type, "data": block.data}
+        return self._data(block.text) if isinstance(block, Text) else None
+
+    def _data(self, text: str) -> Any:
+        elements = text.count(",") + text.count("[") + text.count("{")
+        if elements > self._left or len(text) > MAX_JSON_CHARS:
+            return text
+        try:
+            found = json.loads(text, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            return text
+        self._left -= elements
+        return found
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -378,7 +378,7 @@ class McpClient(OpenedInBlock):
             run_work.used += await about_bytes_in_slices(answer.structured_content)
             if tool.check is not None:
                 run_work.used += ELEMENT_WORK * (tool.check.work_of(answer.structured_content) // WORK_PER_STEP)
-        return as_tool_result(self.name, answer, tool.check, self._hide)
+        return as_tool_result(self.name, answer, tool.check, self._hide, is_wrapped=tool.is_wrapped)
 
     def _refused(self, exc: MCPError) -> ToolResult:
         if exc.error.code == REQUEST_TIMEOUT:

@@ -27,6 +27,7 @@ from toolcell.support.call_text import MAX_ARGS, arguments_text
 from toolcell.support.json_text import json_size, json_text, left_out
 from toolcell.support.text import as_one_line, clean
 from toolcell.tools.code import code_result
+from toolcell.tools.encoded import mentions_bytes
 from toolcell.tools.hooks import Approve, Reject
 from toolcell.tools.parts import File, is_image
 
@@ -41,6 +42,25 @@ TOO_MUCH_BYTES = 256 * 1024
 """Of all arguments of calls that wait: an answer has them three times, in its text, its data and its token."""
 
 IN_PART = f"it was not made: a form cannot show all of its arguments to the user who decides ({_SHOWN_WHOLE})"
+
+
+def output_schema(name: str, returns: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the schema of a tool's structured content. What is not an object becomes the `result` of one, marked as
+    SDKs mark it, so that clients give the value itself."""
+    if returns is None or not returns or mentions_bytes(returns):
+        return None
+    if returns.get("type") == "object":
+        return dict(returns)
+    shared = {key: returns[key] for key in ("$defs", "definitions") if key in returns}
+    inner = {key: value for key, value in returns.items() if key not in shared}
+    return {
+        "type": "object",
+        "title": f"{name}Output",
+        "properties": {"result": inner},
+        "required": ["result"],
+        "x-fastmcp-wrap-result": True,
+        **shared,
+    }
 
 
 def failed(text: str) -> CallToolResult:

@@ -10,11 +10,12 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from mcp_types import Tool
 
 from toolcell.errors import RegistrationError
+from toolcell.mcp.answers import is_wrapper
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.names import MAX_NAME_CHARS, provider_name
 from toolcell.tools.options import ToolOptions
@@ -51,6 +52,8 @@ class McpTool:
     """sha256 of everything the server says of it; a tool is pinned by it."""
     check: ValueCheck | None
     """Of structured content, when the server declares an output schema."""
+    is_wrapped: bool = False
+    """Structured content is an object made for a plain value; the script gets that value."""
     problems: tuple[McpProblem, ...] = ()
 
 
@@ -104,8 +107,12 @@ def read_tool(namespace: str, tool: Tool, approve: Approve, options: ToolOptions
         except RegistrationError as exc:
             returns = None
             problems.append(McpProblem(shown, "mended", f"its output schema is not used: {exc}"))
+    is_wrapped = returns is not None and is_wrapper(tool.output_schema, tool.name)
+    if returns is not None and is_wrapped:
+        shared: dict[str, Any] = {name: returns[name] for name in ("$defs", "definitions") if name in returns}
+        returns = {**shared, **returns["properties"]["result"]}
     known = replace(_hinted(tool, approve, options), returns=returns)
-    return McpTool(tool.name, definition, known, tool_digest(tool), check, tuple(problems))
+    return McpTool(tool.name, definition, known, tool_digest(tool), check, is_wrapped, tuple(problems))
 
 
 def _description(namespace: str, tool: Tool) -> str:

@@ -12,7 +12,7 @@ from mcp_types import INTERNAL_ERROR
 
 from toolcell.mcp.http_refusals import explained, message_of
 from toolcell.mcp.pace import LinePace
-from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, at_most, elements
+from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, at_most, elements, with_whole_characters
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 """Of one message of a server: a whole page of its tools, or the result of one call."""
@@ -91,7 +91,7 @@ class _Body(_Bounded):
         if await elements(bytes(body)) > MAX_ELEMENTS:
             whole = self._refusal
         if whole:
-            yield whole
+            yield with_whole_characters(whole)
 
 
 class _Events(_Bounded):
@@ -111,7 +111,7 @@ class _Events(_Bounded):
                 yield whole
             elif at_most(whole) <= MAX_ELEMENTS:
                 if whole:
-                    yield whole
+                    yield with_whole_characters(whole)
             else:
                 for start, end in zip([0, *ends], ends, strict=False):
                     yield await self._fitting(whole[start:end])
@@ -120,5 +120,5 @@ class _Events(_Bounded):
 
     async def _fitting(self, event: bytes) -> bytes:
         if await elements(event) <= MAX_ELEMENTS:
-            return event
+            return with_whole_characters(event)
         return b"event: message\ndata: " + self._refusal + b"\n\n" if self._refusal is not None else b"\n"

@@ -6,6 +6,7 @@ A call that needs approval suspends the script; then the client asks its user, o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -21,12 +22,14 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from toolcell.control.steps_of_plans import PlanRows
 from toolcell.errors import ToolcellError, UsageError
 from toolcell.mcp import listing
+from toolcell.mcp.answers import is_wrapper
 from toolcell.mcp.content import (
     VALUE_BYTES,
     answer,
     decision,
     failed,
     file_blocks,
+    output_schema,
     question,
     readable_only,
     said,
@@ -37,14 +40,16 @@ from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.run.streaming import CallStarted, LogPrinted, ProgressReported, RunFinished, RunStream
 from toolcell.runtime import Runtime
 from toolcell.sessions.session import Session
-from toolcell.support.json_text import json_start
+from toolcell.support.json_text import json_size, json_start, json_text
 from toolcell.support.text import clean, one_line
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.detail import check_shown_chars
 from toolcell.tools.options import Origin
+from toolcell.tools.problems import ValueCheck
 from toolcell.tools.search import FOUND
+from toolcell.tools.stubs import declared
 from toolcell_bridge import __version__
 
 Context = ServerRequestContext[Any, Any]
@@ -119,7 +124,8 @@ class McpServer:
         if self._exposes_tools:
             rows = self.runtime.registry.snapshot().to_mcp(Origin.PLAN)
             plain = [row for row in rows if row["name"] not in listing.OWN_TOOLS]
-            found += [types.Tool.model_validate({**row, "outputSchema": None}, by_name=False) for row in plain]
+            plain = [{**row, "outputSchema": self._output(row["name"])} for row in plain]
+            found += [types.Tool.model_validate(row, by_name=False) for row in plain]
         return types.ListToolsResult(tools=found)
 
     async def _set_level(self, ctx: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
@@ -140,7 +146,7 @@ class McpServer:
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {name[:100]!r} to call here; there are {known}")
         try:
             if params.request_state is not None:
-                return await self._decided(ctx, params.request_state, params.input_responses or {})
+                return await self._decided(ctx, params.request_state, params.input_responses or {}, handler is None)
             if handler is None:
                 return await self._while_heard(ctx, partial(self._plain_call, ctx, name, given))
             args = self._checkers[name].check(given).args
@@ -185,11 +191,15 @@ class McpServer:
         given = {ident: types.ElicitResult(action="accept", content=dict(each)) for ident, each in content.items()}
         return await self._decided(ctx, args["token"], given)
 
-    async def _decided(self, ctx: Context, token: str, given: Mapping[str, Any]) -> Answer:
+    async def _decided(self, ctx: Context, token: str, given: Mapping[str, Any], is_plain: bool = False) -> Answer:
+        """Carry on with a client's decisions. `is_plain`: what waits is one call, the client's own, and no script."""
         decisions = {ident: decision(each) for ident, each in given.items()}
         if _can_ask(ctx):
             decisions = readable_only(decisions, token)
-        return await self._finish(ctx, await self._carry_on(ctx, token, decisions))
+        result = await self._carry_on(ctx, token, decisions)
+        if is_plain and result.ok and isinstance(result.value, list):
+            return self._of_plan(result)
+        return await self._finish(ctx, result)
 
     async def _carry_on(self, ctx: Context, token: str, decisions: Mapping[str, Any]) -> ExecutionResult:
         async def resume(options: RunOptions) -> ExecutionResult:
@@ -298,19 +308,32 @@ class McpServer:
             if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
                 return await self._finish(ctx, _suspended(rows, waiting))
             result = await self.runtime.resume(waiting, await self._ask(ctx, waiting))
-            rows = PlanRows(result.value, result.run_id, result.journal_id)
-            rows.suspension, rows.files = result.suspension, result.files
+            rows = _rows(result)
         if waiting is not None:
             return answer(_suspended(rows, waiting))
-        return _of_row(rows)
+        return _of_row(rows, self._output(name))
+
+    def _of_plan(self, result: ExecutionResult) -> Answer:
+        rows = _rows(result)
+        return _of_row(rows, self._output(rows[0]["tool"]))
+
+    def _output(self, name: str) -> dict[str, Any] | None:
+        tool = self.runtime.registry.registered(name)
+        return None if tool is None else output_schema(name, declared(tool.options.returns))
+
+
+def _rows(result: ExecutionResult) -> PlanRows:
+    rows = PlanRows(result.value, result.run_id, result.journal_id)
+    rows.suspension, rows.files = result.suspension, result.files
+    return rows
 
 
 def _suspended(rows: PlanRows, waiting: Suspension) -> ExecutionResult:
     return ExecutionResult(rows.run_id, Outcome.SUSPENDED, suspension=waiting, journal_id=rows.journal_id)
 
 
-def _of_row(rows: PlanRows) -> types.CallToolResult:
-    """Return what came of a plan's only step, with the files that it returned."""
+def _of_row(rows: PlanRows, schema: Mapping[str, Any] | None) -> types.CallToolResult:
+    """Return what came of a plan's only step, with the files that it returned. `schema`: of structured content."""
     row = rows[0]
     if row["status"] != "ok":
         return failed(str(row.get("error", row["status"])))
@@ -318,7 +341,16 @@ def _of_row(rows: PlanRows) -> types.CallToolResult:
     if isinstance(value, bytes):  # a file is its own value, and comes as such
         value = "\n".join(f"({file.name}, {file.size} bytes)" for file in rows.files)
     text = said(value[:VALUE_BYTES] if isinstance(value, str) else json_start(value, VALUE_BYTES))
-    return text.model_copy(update={"content": [*text.content, *file_blocks(rows.run_id, rows.files)]})
+    content = [*text.content, *file_blocks(rows.run_id, rows.files)]
+    if schema is None:
+        return types.CallToolResult(content=content)
+    if (size := json_size(value, VALUE_BYTES)) > VALUE_BYTES:
+        return failed(f"its result has {size} bytes of JSON, and an answer holds {VALUE_BYTES}; use {CODE_TOOL}")
+    plain = json.loads(json_text(value))
+    structured = {"result": plain} if is_wrapper(schema, row["tool"]) else plain
+    if (problem := ValueCheck(schema).problem(structured)) is not None:
+        return failed(f"its result is not of the type that it declares: {problem.message}")
+    return types.CallToolResult(content=content, structured_content=structured)
 
 
 def _connection(ctx: Context) -> Any:

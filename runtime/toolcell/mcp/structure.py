@@ -3,6 +3,7 @@ becomes an object of sixty."""
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from toolcell.support.time_slice import TimeSlice
@@ -42,6 +43,24 @@ async def elements(data: bytes, most: int = MAX_ELEMENTS) -> int:
         is_inside = (is_inside + len(parts) - 1) % 2
         await turn.give_way()
     return count
+
+
+_ESCAPES = re.compile(
+    rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+)
+_HALF: Final = 6
+"""Bytes of one escape; a whole pair has twice as many, and an escaped backslash two."""
+
+
+def with_whole_characters(data: bytes) -> bytes:
+    """Return a JSON text in which a mark stands for half a character, or for bytes that are not UTF-8."""
+    if b"\\u" in data:
+        data = _ESCAPES.sub(lambda found: rb"\ufffd" if len(found[0]) == _HALF else found[0], data)
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return data.decode("utf-8", "replace").encode()
+    return data
 
 
 def cut_lists(result: dict[str, Any]) -> None:

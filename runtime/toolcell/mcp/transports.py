@@ -39,7 +39,7 @@ from toolcell.mcp.address_guard import LoginTransport
 from toolcell.mcp.http_bounds import MAX_MESSAGE_BYTES, BoundedTransport
 from toolcell.mcp.login import Login
 from toolcell.mcp.proxies import ProxyTransport
-from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, cut_lists, elements
+from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, cut_lists, elements, with_whole_characters
 from toolcell.mcp.traffic import WRITE_S, Flooded, Outbox, Traffic
 from toolcell.support.text import clean
 
@@ -190,6 +190,8 @@ async def _message(line: bytes) -> SessionMessage | Exception | None:
     try:
         message = jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValueError as exc:
+        if (mended := with_whole_characters(line)) != line:
+            return await _message(mended)
         return _failed_answer(line) or exc
     return SessionMessage(_taken(message))
 

@@ -249,7 +249,7 @@ class ToolResult:
     def output(self) -> str:
         """Text of the parts, or the value as JSON; without the error."""
         if self.parts:
-            return "".join(part.text for part in self.parts if isinstance(part, Text))
+            return "\n".join(part.text for part in self.parts if isinstance(part, Text))
         return to_json(self.value) if self.has_value else ""
 
     @property
