@@ -16,7 +16,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCRequest, JSONRPCResponse
 
 from toolcell import Limits, Runtime
-from toolcell.mcp import http_bounds, pace, requests, structure, traffic, transports
+from toolcell.mcp import client, http_bounds, pace, requests, structure, traffic, transports
 from toolcell.support import daemon_threads
 from toolcell.tools import ToolRegistry
 from toolcell.tools.result import Status, ToolResult
@@ -141,6 +141,25 @@ async def test_a_message_that_is_not_taken_ends_an_http_connection(monkeypatch: 
                 await outbox.send(SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=1, method="ping")))
                 await told.wait()
     assert problems == ["it has not taken what it was sent for 0.05 s"]
+
+
+async def test_a_list_that_takes_long_to_read_is_read_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [client.relist_pause_s(took_s) for took_s in (0.0, 0.01, 1.0, 100.0)] == [0.2, 0.2, 9.0, 60.0]
+    registry, begun = ToolRegistry(), list[float]()
+    of_server = await registry.add_mcp_server("l", command=raw(pages=[[a_tool()]]))
+
+    async def slow(connection: Any) -> None:
+        begun.append(anyio.current_time())
+        of_server._changed.set()  # the server says that it changed again
+        await anyio.sleep(0.05)
+
+    monkeypatch.setattr(of_server._catalogue, "refresh", slow)
+    of_server._changed.set()
+    with anyio.fail_after(30):
+        while len(begun) < 2:
+            await anyio.sleep(0.01)
+    await registry.close()
+    assert begun[1] - begun[0] >= 10 * 0.05
 
 
 # Questions.

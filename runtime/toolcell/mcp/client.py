@@ -54,6 +54,8 @@ CONNECT_TIMEOUT_S = 30.0
 """For each answer while connecting and listing."""
 RELIST_PAUSE_S = 0.2
 """After a list was read, before it is read again: a server may announce any number of changes."""
+RELIST_TIMES, LONGEST_RELIST_PAUSE_S = 9.0, 60.0
+"""A list that takes long to read is read again after so many times as long: a server has a tenth of the event loop."""
 MAX_ERROR_CHARS = 500
 FORGOTTEN_S = 1.0
 """What calls under way are given when the server has forgotten their session, before a new one begins."""
@@ -276,12 +278,12 @@ class McpClient(OpenedInBlock):
         """Read the list again each time the server says that it changed."""
         while True:
             await self._changed.wait()
-            self._changed = anyio.Event()
+            self._changed, began = anyio.Event(), anyio.current_time()
             try:
                 await self._catalogue.refresh(client)
             except (MCPError, McpServerError, ValidationError) as exc:
                 self._catalogue.report("server", f"its list cannot be read again: {self._said(exc)}")
-            await anyio.sleep(RELIST_PAUSE_S)
+            await anyio.sleep(relist_pause_s(anyio.current_time() - began))
 
     async def _watch(self, changes: Subscription) -> None:
         with contextlib.suppress(MCPError, SubscriptionLost):
@@ -424,6 +426,11 @@ class McpClient(OpenedInBlock):
             return safe_text(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", MAX_ERROR_CHARS)
         at = f" at {transport.host}" if transport is not None and transport.host else ""
         return safe_text(self._hide(f"{type(exc).__name__}{at}: {exc}"), MAX_ERROR_CHARS)
+
+
+def relist_pause_s(took_s: float) -> float:
+    """Return how long to wait before a list is read again that took so long."""
+    return max(RELIST_PAUSE_S, min(RELIST_TIMES * took_s, LONGEST_RELIST_PAUSE_S))
 
 
 _FOREVER_S = 1e7
