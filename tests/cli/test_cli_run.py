@@ -292,6 +292,30 @@ def test_a_folder_that_cannot_be_written_is_found_out_before_anything_runs(
     assert f"--output-dir {place}: no file can be written there" in err
 
 
+@pytest.mark.isolation
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--audit", "s.py"], "cannot make an audit log in s.py"),
+        (["--audit", "s.py/below"], "cannot make an audit log in s.py/below"),
+        (
+            ["--builtin", "knowledge", "--store", "s.py"],
+            "--store s.py: it cannot be written: it is another kind of file",
+        ),
+        (["--builtin", "schedule", "--store", "s.py/x.db"], "--store s.py/x.db: it cannot be written"),
+        (["--builtin", "file", "--workspace", "s.py"], "cannot be made"),
+        (["--mcp-config", "none.json"], "--mcp-config none.json"),
+        (["--limits", "none.toml"], "none.toml"),
+    ],
+)
+def test_no_option_with_a_file_or_folder_that_cannot_be_used_lets_a_script_run(
+    arguments: list[str], says: str, folder: Path
+) -> None:
+    (folder / "s.py").write_text("print('ran')")
+    status, out, err = invoke("run", "s.py", *arguments)
+    assert (status, out) == (exits.USAGE, "") and says in err.replace("\n", " "), err
+
+
 def test_a_run_that_happened_shows_its_result_also_when_a_file_cannot_be_saved(
     fake: type[FakeRuntime], folder: Path
 ) -> None:

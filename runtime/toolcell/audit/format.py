@@ -380,7 +380,7 @@ def create_log(log: Path) -> str:
     """Return the id of the log in this directory; create directory and log if needed. Safe in several processes.
 
     Raises:
-        AuditError: the log cannot be created.
+        BadInput: the log cannot be created.
     """
     try:
         make_private_folder(log)
@@ -389,7 +389,7 @@ def create_log(log: Path) -> str:
             with suppress(FileExistsError):
                 write_file(path, json_bytes({"format": FORMAT, "log": os.urandom(16).hex()}), replace=False)
     except OSError as exc:
-        raise AuditError(f"cannot make an audit log in {log}: {exc.strerror}") from exc
+        raise BadInput(f"cannot make an audit log in {log}: {exc.strerror}") from exc
     return read_log_id(log)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toolcell.cli.places import kept_if_taken
+from toolcell.cli.places import check_output_file, kept_if_taken
 from toolcell.errors import UsageError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Dependencies:
     def store(self) -> Store:
         """The store of all packages."""
         if self._store is None:
-            self._store = open_store(self._flags.store)
+            self._store = open_store(self._flags.store, is_written=True)
         return self._store
 
     @property
@@ -156,17 +156,19 @@ NEEDS: Mapping[str, Callable[[Dependencies], Arguments]] = {
 """What the constructor of each package gets."""
 
 
-def open_store(place: str | None, *, must_exist: bool = False) -> Store:
+def open_store(place: str | None, *, must_exist: bool = False, is_written: bool = False) -> Store:
     """Return the store at a place, one for all who ask; `opened_dependencies` closes it.
 
     Raises:
-        UsageError: the place is empty, or `must_exist` and there is no such file.
+        UsageError: the place is empty, `must_exist` and there is no such file, or `is_written` and it cannot be.
     """
     where = os.environ.get("TOOLCELL_STORE") or DEFAULT_STORE if place is None else place
     if not where.strip():
         raise UsageError(f"--store {where!r}: the path is empty; name a file, such as {DEFAULT_STORE}")
     if must_exist and where != IN_MEMORY and not where.startswith(POSTGRES_SCHEMES) and not os.path.exists(where):
         raise UsageError(f"there is no store at {where}; name another one with --store, or set TOOLCELL_STORE")
+    if is_written and where != IN_MEMORY and not where.startswith(POSTGRES_SCHEMES):
+        check_output_file("--store", Path(where), begins_with=b"SQLite format 3\0")
     if where not in _stores:
         _stores[where] = _store_at(where)
     return _stores[where]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -43,17 +44,19 @@ def kept_if_taken(folder: Path | None) -> Iterator[None]:
         raise
 
 
-def check_output_file(flag: str, path: Path) -> None:
-    """Check that a file can be written at the end, without a trace.
+def check_output_file(flag: str, path: Path, begins_with: bytes = b"") -> None:
+    """Check that a file can be written later, without a trace. `begins_with`: what one that is there has to be.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: it cannot, or it is something else.
     """
     try:
         if path.is_dir():
-            raise IsADirectoryError(0, "it is a folder")
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
         if path.exists():
-            os.close(os.open(path, os.O_WRONLY))
+            with open(os.open(path, os.O_RDWR | os.O_NONBLOCK), "rb") as file:
+                if not begins_with.startswith(start := file.read(len(begins_with))):
+                    raise OSError(errno.EINVAL, f"it is another kind of file, which begins with {start!r}")
         else:
             _check_writable(path.parent)
     except OSError as exc:
