@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from contextlib import suppress
 
 import anyio
@@ -139,6 +141,21 @@ async def test_a_closed_stream_has_ended_its_run_and_a_cancelled_reader_too() ->
             await anyio.wait_all_tasks_blocked()
             tasks.cancel_scope.cancel()
         assert outcomes == [Outcome.CANCELLED] * 2
+
+
+@pytest.mark.anyio
+@pytest.mark.isolation
+async def test_a_stream_that_another_thread_drops_ends_its_run() -> None:
+    async with Runtime(pool=SMALL, limits=Limits(wall_s=600)) as runtime:
+        holder = [runtime.stream("print(1)\nwhile True: pass")]
+        await anext(holder[0])
+        over = holder[0]._feed.over
+        dropping = threading.Thread(target=holder.clear)
+        dropping.start()
+        dropping.join()
+        gc.collect()
+        with anyio.fail_after(20):
+            await over.wait()
 
 
 @pytest.mark.anyio

@@ -20,6 +20,7 @@ from toolcell.run.callbacks import Callbacks
 from toolcell.run.outcome import Failed
 from toolcell.sandbox.backend import LimitExceeded, Sandbox
 from toolcell.support import daemon_threads
+from toolcell.support.change_event import ChangeEvent
 
 TICK_S = 0.02
 """How often running sandboxes are measured. A run shorter than this is only measured at its end."""
@@ -116,16 +117,14 @@ class RunMonitor:
 
     def __init__(self) -> None:
         self._runs: set[MonitoredRun] = set()
-        self._wake: anyio.Event | None = None
+        self._added = ChangeEvent()
         self._enforcer = Enforcer(self._runs)
         self.discard = self._runs.discard
 
     def add(self, run: MonitoredRun) -> None:
         """Begin to check a run."""
         self._runs.add(run)
-        if self._wake is not None:
-            self._wake.set()
-            self._wake = None
+        self._added.notify()
         if self._enforcer.is_asleep:
             self._enforcer.wake()
 
@@ -149,8 +148,7 @@ class RunMonitor:
                     self._check_all(tasks)
                     idle = 0 if self._runs else idle + 1
                     if idle > LINGER_TICKS:
-                        self._wake = anyio.Event()
-                        await self._wake.wait()
+                        await self._added.wait()
                         idle = 0
         finally:
             enforcer.stop()
