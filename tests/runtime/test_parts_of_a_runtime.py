@@ -21,7 +21,6 @@ from toolcell.run.script import Script
 from toolcell.sandbox.environment import Environment
 from toolcell.support.lifetime import Lifetime
 from toolcell.testing import FakeBackend
-from toolcell.tools.call import CallableTools
 from toolcell_bridge.wire.messages import CallTool, Done, Result
 
 LIMITS = Limits(wall_s=20)
@@ -82,7 +81,7 @@ class Kept:
     journal_id = "own"
 
     def __init__(self, run: PreparedRun) -> None:
-        self.tools: CallableTools = run.tools
+        self.dispatch = run.tools.dispatch
         self.context = run.context
         self.answers: list[int] = []
         self.is_abandoned = False

@@ -12,15 +12,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, Protocol
 
-import anyio
-
 from toolcell.audit.diff import MISSING_CALL, SCRIPT_OUTCOMES, Comparison, cleaned
 from toolcell.audit.reader import RecordedCall, RecordedRun
 from toolcell.audit.redact import Redactor
 from toolcell.audit.repeatable import unrepeatable
 from toolcell.config import Limits, Policy
 from toolcell.errors import ToolAbort, UsageError
-from toolcell.journal.answers import AnswerTurns, RecordedTurn, answer_from_record
+from toolcell.journal.replay import CallReplay, NewCall, RecordedTurn
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.eager import ByStatement
 from toolcell.support.packing import text_digest
@@ -29,6 +27,7 @@ from toolcell.tools.call import RunContext
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.options import Origin
 from toolcell.tools.placeholders import RecordedDryRun
+from toolcell.tools.registry import answer_from_record
 from toolcell.tools.result import Status, ToolFailure, ToolResult
 from toolcell_bridge.guest.tool_names import name_meant
 
@@ -149,18 +148,19 @@ async def replay(
         on_log=on_log,
         context=(context or RunContext()).child(dry_run=RecordedDryRun(key)) if key else context,
     )
-    found = tools.divergence
-    if found is None and not tools.stopped:
+    calls = tools.replay
+    found = calls.divergence
+    if found is None and not calls.stopped:
         found = _missing_call(run, tools, result) or comparison.end(result)
         if found is not None and found.index is None and len(answers or {}) == 1:
             found = dataclasses.replace(found, index=next(iter(answers or {})))  # it cannot come from another call
     notes += tuple(f"the answer of call {index} was replaced" for index in sorted(answers or {}))
     if found is not None:
         found = _placed(found, result, tools, (run.source or "") if found.kind == MISSING_CALL else script)
-    stopped = tools.stopped or ("" if run.end or found is not None else NO_END)
+    stopped = calls.stopped or ("" if run.end or found is not None else NO_END)
     notes += tuple(unrepeatable(script))
     left_out = tuple(comparison.not_compared)
-    return Replay(run.id, found, tools.answered, len(tools.expected), stopped, notes, left_out, result)
+    return Replay(run.id, found, calls.answered, len(tools.expected), stopped, notes, left_out, result)
 
 
 class AnsweringTools:
@@ -179,10 +179,8 @@ class AnsweringTools:
     ) -> None:
         self._comparison = comparison or Comparison(run)
         self.expected = script_calls(run)
-        self.index = {ident: index for index, ident in enumerate(self.expected, start=1)}
-        self.divergence: Divergence | None = None
-        self.stopped = ""
-        self.answered = 0
+        turns = (_turn(ident, call) for ident, call in self.expected.items())
+        self.replay = CallReplay(turns, _missing, lambda _: ToolAbort("the replay differs from the record"))
         self._has_end = bool(run.end) and run.outcome != str(Outcome.SUSPENDED)
         self._why_it_ends = "the run was suspended" if run.end else "its host was killed"
         self._note = f"answered from the record of run {run.id}; the tool did not run"
@@ -191,12 +189,6 @@ class AnsweringTools:
         self._answers = answers
         self._until = until
         self._on_call = on_call
-        self._turns = AnswerTurns(_turn(ident, call) for ident, call in self.expected.items())
-
-    @property
-    def made(self) -> set[int]:
-        """Calls that the replay made, by the number that the script gave them."""
-        return self._turns.made
 
     # What a run needs of a registry
 
@@ -241,8 +233,8 @@ class AnsweringTools:
 
     async def _recorded_answer(self, name: str, args: Any, call_id: str) -> ToolResult:
         ident = int(call_id.removeprefix("call_"))
-        index = self.index.get(ident, len(self.index) + 1)
-        self._turns.note(ident)
+        index = self.replay.place(ident)
+        self.replay.note(ident)
         call = self.expected.get(ident)
         if self._until is not None and index >= self._until:
             self._stop(f"stopped at call {index}, as asked")
@@ -255,39 +247,46 @@ class AnsweringTools:
             self._diverge("call", found.message, index, found.expected, found.got)
         if self._on_call is not None:
             self._on_call(index, call)
-        return await self._answer(ident, index, call)
+        return await self._answer(ident, index, call, NewCall(name, args))
 
-    async def _answer(self, ident: int, index: int, call: RecordedCall) -> ToolResult:
+    async def _answer(self, ident: int, index: int, call: RecordedCall, new: NewCall) -> ToolResult:
         given = self._answers.get(index)
         if given is None and not call.is_finished and self._has_end:
             why = f"how call {index} ended is not in the record, though the run's end is: the log was damaged"
             self._diverge("no_answer", why, index)
         if given is None and not call.is_finished:
             self._stop(f"the record ends here: call {index} was under way when its host was killed")
-        if given is None and not is_answered(call):
-            await anyio.sleep_forever()  # until the script cancels the call, as it did before
-        if given is None and (missing := call.end_extra.get("value_cut")) is not None:
-            why = f"the answer of call {index} was not recorded ({missing['why']})"
-            self._diverge("no_answer", why, index, expected=missing)
-        if (ahead := await self._turns.wait(ident)) is not None:
-            self._diverge(MISSING_CALL, f"it does not call {self.expected[ahead].tool}", self.index[ahead])
-        self.answered += 1
-        return given if given is not None else recorded_result(call)
+        if given is None and is_answered(call):
+            if (missing := call.end_extra.get("value_cut")) is not None:
+                why = f"the answer of call {index} was not recorded ({missing['why']})"
+                self._diverge("no_answer", why, index, expected=missing)
+            given = recorded_result(call)
+        return await self.replay.answer(ident, new, given)
 
     def _diverge(self, kind: str, message: str, index: int, expected: Any = None, got: Any = None) -> NoReturn:
-        if self.divergence is None and not self.stopped:
-            self.divergence = Divergence(kind, message, index, None, "", expected, got)
-        raise ToolAbort("the replay differs from the record")
+        self.replay.diverge(Divergence(kind, message, index, expected=expected, got=got))
 
     def _stop(self, why: str) -> NoReturn:
-        if self.divergence is None:
-            self.stopped = self.stopped or why
+        self.replay.stop(why)
         raise ToolAbort("the replay was stopped")
 
 
 def _turn(ident: int, call: RecordedCall) -> RecordedTurn:
     ended = call.ended_seq if is_answered(call) else None
-    return RecordedTurn(ident, call.started_seq, ended, call.started_ns, call.ended_ns or 0)
+    return RecordedTurn(
+        number=ident,
+        tool=call.tool,
+        args=call.args,
+        started=call.started_seq,
+        ended=ended,
+        started_ns=call.started_ns,
+        ended_ns=call.ended_ns or 0,
+    )
+
+
+def _missing(place: int, missing: RecordedTurn, _: NewCall | None) -> Divergence:
+    """Describe that the script does not make a call again."""
+    return Divergence(MISSING_CALL, f"it does not call {missing.tool}", place)
 
 
 def script_calls(run: RecordedRun) -> dict[int, RecordedCall]:
@@ -377,16 +376,16 @@ def _missing_call(run: RecordedRun, tools: AnsweringTools, result: ExecutionResu
     why = f", it fails with {_in_a_line(error)}" if error is not None else ""
     got = {"type": error.type, "message": error.message, "line": error.line} if error is not None else None
     for ident, call in tools.expected.items():
-        if ident not in tools.made:
+        if ident not in tools.replay.made:
             expected = {"tool": call.tool, "args": call.args}
             message = f"it does not call {call.tool}{why}"
-            return Divergence(MISSING_CALL, message, tools.index[ident], call.line, "", expected, got)
+            return Divergence(MISSING_CALL, message, tools.replay.place(ident), call.line, "", expected, got)
     return None
 
 
 def _placed(found: Divergence, result: ExecutionResult, tools: AnsweringTools, script: str) -> Divergence:
     """Add the script's line to a divergence."""
-    idents = {index: ident for ident, index in tools.index.items()}
+    idents = {tools.replay.place(ident): ident for ident in tools.expected}
     ident = idents.get(found.index or 0)
     lines = {call.id: call.line for call in result.calls}
     line = lines.get(ident) if ident is not None else None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from toolcell.config import Limits
-from toolcell.control.answering import JournaledTools
+from toolcell.control.journaled_calls import JournaledCalls
 from toolcell.control.suspension import BELOW, Denial, StartObserver, Suspender
 from toolcell.journal.ledger import Journal
 from toolcell.journal.store import JournalOwner
@@ -57,7 +57,15 @@ class RunControl:
         self.held: HeldRun | None = None
         """The run with which this one goes on, if its sandbox was kept."""
         suspender = Suspender(journal)
-        self.tools = JournaledTools(tools, journal, suspender, refresh == "reads", is_rebuilding)
+        self._calls = JournaledCalls(
+            tools=tools,
+            journal=journal,
+            suspender=suspender,
+            refresh_reads=refresh == "reads",
+            is_rebuilding=is_rebuilding,
+        )
+        self.dispatch = self._calls.dispatch
+        """Answers a call from the journal, or makes it."""
         self.context = context
         self._draft = None if context.dry_run is None else _draft_of(context.dry_run)
         self._first_effect = self._draft.count if self._draft is not None else 0
@@ -80,12 +88,12 @@ class RunControl:
             result = _redacted(result, self.context.secrets.redact)
         if (draft := self._draft) is not None:  # its journal is not kept: what it has was not made
             return draft.finish(result, self._first_effect, lambda call: self.journal.entry_of(call) is not None)
-        if self.journal.turns is not None or outcome in (Outcome.SUSPENDED, Outcome.DIVERGED):
+        if self.journal.replay is not None or outcome in (Outcome.SUSPENDED, Outcome.DIVERGED):
             result = self._compared(result)
         if self._repaired:
             from toolcell.control.repair import report
 
-            made = report(self._repaired, self.journal, self.tools.reused, self.tools.options)
+            made = report(self._repaired, self.journal, self._calls.reused, self._calls.options)
             result = dataclasses.replace(result, repair=made)
         if outcome is Outcome.SUSPENDED:
             return self._suspended(result)
@@ -104,16 +112,16 @@ class RunControl:
         def context(call: CallTool, ident: str) -> RunContext:
             return context_of(call, ident, self.context).within(approvals=Denial(EARLY))
 
-        return self.tools.start_early(context, limits, work)
+        return self._calls.start_early(context, limits, work)
 
     def abandon(self) -> None:
         """The run has no result. One that can be repeated may be carried on."""
         self._store.put_down(self.journal)
 
     def _compared(self, result: ExecutionResult) -> ExecutionResult:
-        found = self.tools.divergence
-        if found is None and result.outcome in DECIDED_BY_SCRIPT:
-            found = self.tools.unmade()
+        found, replay = self._calls.divergence, self.journal.replay
+        if found is None and replay is not None and result.outcome in DECIDED_BY_SCRIPT:
+            found = replay.missing()
         if found is None and result.outcome is Outcome.DIVERGED and result.error is not None:
             found = Divergence("call", result.error.message)
         if found is None:

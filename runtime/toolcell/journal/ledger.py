@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
+from toolcell.errors import RunEnded
 from toolcell.flows import Labels
-from toolcell.journal.answers import AnswerTurns, RecordedTurn
 from toolcell.journal.identity import digest_of_call
-from toolcell.results import PendingCall
+from toolcell.journal.replay import CallReplay, NewCall, RecordedTurn
+from toolcell.results import Divergence, Outcome, PendingCall
 from toolcell.tools.call import Call
 from toolcell.tools.result import Status, ToolFailure, ToolResult, of_plain
 from toolcell_bridge.wire.codec import decode
@@ -169,8 +170,8 @@ class Journal:
     """Why the journal is not complete."""
     current: dict[str, JournalEntry] = field(default_factory=dict)
     """Calls of the run under way, by the id of their call."""
-    turns: AnswerTurns | None = None
-    """Of a run that is carried on."""
+    replay: CallReplay | None = None
+    """Answers the calls of a run that is carried on."""
     token: str = ""
     """Id of the token that resumes the run; empty when it waits for no decision."""
     expires: float = 0.0
@@ -195,7 +196,7 @@ class Journal:
     def begin_again(self) -> None:
         """Answer the next run of the script from this journal."""
         self.current = {}
-        self.turns = AnswerTurns(map(_turn, self.entries))
+        self.replay = CallReplay(map(_turn, self.entries), _missing, _diverged)
         self._unread, self._unmatched = deque(self.entries), {}
 
     async def recorded(self, tool: str, args: Any) -> JournalEntry | None:
@@ -211,8 +212,8 @@ class Journal:
             return None
         entry = same.popleft()
         entry.args = args
-        assert self.turns is not None
-        self.turns.note(entry.number)
+        assert self.replay is not None
+        self.replay.note(entry.number)
         return entry
 
     async def take_past(self, tool: str, args: Any) -> tuple[int, JournalEntry] | None:
@@ -336,7 +337,31 @@ class Journal:
 
 def _turn(entry: JournalEntry) -> RecordedTurn:
     ended = entry.ended if entry.answer else None
-    return RecordedTurn(entry.number, entry.began, ended, entry.began_ns, entry.ended_ns)
+    return RecordedTurn(
+        number=entry.number,
+        tool=entry.tool,
+        args=entry.args,
+        started=entry.began,
+        ended=ended,
+        started_ns=entry.began_ns,
+        ended_ns=entry.ended_ns,
+    )
+
+
+def _missing(place: int, missing: RecordedTurn, call: NewCall | None) -> Divergence:
+    """Describe that a script does not make a call again."""
+    kind, got = "missing_call", None
+    message = f"call {place} was {missing.tool}, and the script ended without making it again"
+    if call is not None:
+        got = {"tool": call.tool, "args": call.args}
+        message = f"call {place} was {missing.tool}, and the script does not make it again: it calls {call.tool}"
+    if call is not None and call.tool == missing.tool:
+        kind, message = "call", f"call {place} of {missing.tool} is not made again: it gets other arguments"
+    return Divergence(kind, message, place, expected={"tool": missing.tool, "args": missing.args}, got=got)
+
+
+def _diverged(message: str) -> RunEnded:
+    return RunEnded(message, Outcome.DIVERGED)
 
 
 def pending_of(entries: Iterable[JournalEntry]) -> list[PendingCall]:

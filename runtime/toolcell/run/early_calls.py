@@ -16,11 +16,11 @@ import anyio
 
 from toolcell.config import Limits
 from toolcell.errors import ToolAbort
-from toolcell.journal.answers import answer_from_record
 from toolcell.support.host_work import HostWork
 from toolcell.support.packing import bytes_digest, pack
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.options import Origin, ToolOptions
+from toolcell.tools.registry import answer_from_record
 from toolcell.tools.result import ToolResult
 from toolcell_bridge.wire.messages import CallAhead, CallTool
 
@@ -202,11 +202,7 @@ class EarlyCalls:
         self.hits += 1
         self.saved_s += max(0.0, min(early.duration_s, asked - early.started))
         note = f"answered by {early.ident}, which was started before the script came here"
-        return await answer_from_record(name, args, _ready(result), note=note, call_id=call_id, **given)
-
-
-async def _ready(result: ToolResult) -> ToolResult:
-    return result
+        return await answer_from_record(name, args, result, note=note, call_id=call_id, **given)
 
 
 def _parameters(schema: Any) -> list[str]:

@@ -29,7 +29,7 @@ from toolcell.run.request import RunRequest, are_large, run_message
 from toolcell.run.reverts import Reverts
 from toolcell.run.sandboxes import Sandboxes
 from toolcell.run.script import Script
-from toolcell.run.tool_bridge import ToolBridge
+from toolcell.run.tool_bridge import MakeCall, ToolBridge
 from toolcell.sandbox.environment import Environment
 from toolcell.support import daemon_threads
 from toolcell.support.host_work import LONG_BYTES, HostWork
@@ -59,8 +59,8 @@ class RunJournal(Protocol):
         """Its name, for the result."""
 
     @property
-    def tools(self) -> CallableTools:
-        """The tools of the run, with the journal around them."""
+    def dispatch(self) -> MakeCall:
+        """Answers a call from the journal, or makes it."""
 
     @property
     def context(self) -> RunContext:
@@ -295,7 +295,7 @@ class Runs:
                 )
             if feed is not None and feed.speculates and context.dry_run is None:
                 feed.early = journal.start_early(observer.context_of, limits, run.work)
-            bridge = ToolBridge(journal.tools, context, observer)
+            bridge = ToolBridge(run.tools, context, observer, journal.dispatch)
             async with open_jobs(context.state, self._tasks):
                 ran = await self.sandboxes.run(request, bridge, observer, abandoned=run.abandoned, own=own)
                 is_kept = ran.outcome is Outcome.SUSPENDED or context.dry_run is not None

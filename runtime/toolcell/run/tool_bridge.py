@@ -1,10 +1,10 @@
-"""`ToolBridge`: answers a script's tool calls from a registry, with as much of each result as a guest may see."""
+"""`ToolBridge`: answers a script's tool calls, with as much of each result as a guest may see."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from toolcell.errors import AuditError, ToolAbort, UsageError
 from toolcell.run.calls import Answer, unsendable
@@ -22,13 +22,33 @@ from toolcell_bridge.wire.errors import UnsendableValue
 from toolcell_bridge.wire.messages import CallTool, ToolFail, ToolReturn
 
 
+class MakeCall(Protocol):
+    """Makes one call, as `CallableTools.dispatch` does."""
+
+    async def __call__(
+        self,
+        name: str,
+        args: Mapping[str, Any] | str,
+        *,
+        call_id: str = ...,
+        origin: Origin | None = ...,
+        context: RunContext | None = ...,
+    ) -> ToolResult:
+        """Return its result."""
+        ...
+
+
 class ToolBridge:
     """Answers the calls of one run."""
 
-    __slots__ = ("_context", "_observer", "_registry")
+    __slots__ = ("_context", "_make", "_observer", "_registry")
 
-    def __init__(self, registry: CallableTools, context: RunContext, observer: RunObserver) -> None:
+    def __init__(
+        self, registry: CallableTools, context: RunContext, observer: RunObserver, make: MakeCall | None = None
+    ) -> None:
+        """`make` makes the calls; by default `registry` does."""
         self._registry = registry
+        self._make = make or registry.dispatch
         self._context = context
         self._observer = observer
 
@@ -48,9 +68,7 @@ class ToolBridge:
         call_id = f"call_{call.id}"
         context = self._observer.context_of(call, call_id, self._context)
         try:
-            result = await self._registry.dispatch(
-                call.name, call.args, call_id=call_id, origin=Origin.CODE, context=context
-            )
+            result = await self._make(call.name, call.args, call_id=call_id, origin=Origin.CODE, context=context)
         except AuditError as exc:
             self._observer.on_unrecorded(exc)
             raise ToolAbort("a tool call could not be recorded") from exc

@@ -161,13 +161,15 @@ async def refuse(state: RegistryState, call: Call, refusal: ToolResult) -> ToolR
     return await conclude(state, call, await _record_start(call, refusal) or refusal)
 
 
-async def answer_call(call: Call, answer: Awaitable[ToolResult], note: str) -> ToolResult:
+async def answer_call(call: Call, answer: ToolResult | Awaitable[ToolResult], note: str) -> ToolResult:
     """Give a call an answer from elsewhere, as a replay does: no tool runs, and no rule or hook is asked."""
     try:
         _start(call)
         call.args, call.warnings = call.raw_args, (note,)
-        unrecorded = await _record_start(call, None)
-        result = finalize(unrecorded or await answer, call, 0.0)
+        given = await _record_start(call, None)
+        if given is None:
+            given = answer if isinstance(answer, ToolResult) else await answer
+        result = finalize(given, call, 0.0)
         await _end(call, result)
         return result
     except BaseException as exc:

@@ -643,7 +643,7 @@ class ToolRegistry:
         return made, await refuse(self._state, made, refusal)
 
     async def answer(
-        self, name: str, args: Any, answer: Awaitable[ToolResult], *, note: str, **call: Any
+        self, name: str, args: Any, answer: ToolResult | Awaitable[ToolResult], *, note: str, **call: Any
     ) -> ToolResult:
         """Give a call an answer from elsewhere, and its place in the record. `call`: further fields of `new_call`."""
         return await answer_call(self.new_call(name, args, **call), answer, note)
@@ -780,3 +780,16 @@ def tool(
     known = with_options(ToolOptions(), options)
     spec = function_spec(function, name=name, description=description, prepare=prepare, options=known)
     return FunctionTool(function, spec)
+
+
+_NO_TOOLS = ToolRegistry().freeze()
+
+
+async def answer_from_record(
+    name: str, args: Any, answer: ToolResult | Awaitable[ToolResult], *, note: str, **call: Any
+) -> ToolResult:
+    """Give a call an answer from elsewhere, and its place in events and in the audit log. No tool runs.
+
+    `call`: further fields of `new_call`.
+    """
+    return await _NO_TOOLS.answer(name, args, answer, note=note, **call)

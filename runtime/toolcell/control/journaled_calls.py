@@ -1,4 +1,4 @@
-"""The tools of a run as its journal sees them: recorded calls get recorded answers, the others are made."""
+"""The calls of a run with a journal: recorded calls get recorded answers, the others are made."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import anyio
 from toolcell.config import Limits
 from toolcell.control.suspension import IN_DOUBT, Suspender
 from toolcell.errors import RunEnded
-from toolcell.journal.answers import answer_from_record
 from toolcell.journal.identity import digest_of_call, options_of
 from toolcell.journal.ledger import CANCELLED, Journal, JournalEntry
+from toolcell.journal.replay import NewCall
 from toolcell.results import Divergence, Outcome
 from toolcell.run.early_calls import EarlyCalls
 from toolcell.support.host_work import HostWork
 from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.hooks import Reject
 from toolcell.tools.options import Origin
+from toolcell.tools.registry import answer_from_record
 from toolcell.tools.result import Status, ToolResult
-from toolcell.tools.search import returns_of
 from toolcell_bridge.wire.messages import CallTool
 
 IN_DOUBT_CODE = "in_doubt"
 
 
-class JournaledTools:
-    """What a run needs of a registry (`CallableTools`), with a journal around it."""
+class JournaledCalls:
+    """Answers the calls of one run, from its journal or with its tools."""
 
     def __init__(
         self,
+        *,
         tools: CallableTools,
         journal: Journal,
         suspender: Suspender,
@@ -47,34 +47,15 @@ class JournaledTools:
         self._is_rebuilding = is_rebuilding
         self.early: EarlyCalls | None = None
         """Calls that are made before the script comes to them, if any may be."""
-        self._is_first_run = journal.turns is None and not journal.past
+        self._is_first_run = journal.replay is None and not journal.past
         self._lookup = anyio.Lock()
         """Held while a call is looked up in the journal: the first of two identical calls gets the first answer."""
-        self.divergence: Divergence | None = None
+        self._divergence: Divergence | None = None
+        """Of a run without a record that makes a call, and must not."""
         self.options = partial(options_of, tools)
         """What is known about a tool, by its name."""
         self.reused = [entry for entry in journal.entries if entry.is_taken_over]
         """Calls that were answered from the journal of a repaired run."""
-
-    def snapshot(self) -> JournaledTools:
-        """Return itself."""
-        return self
-
-    def names(self, origin: Origin = Origin.CODE) -> list[str]:
-        """Return the names a caller from `origin` may use."""
-        return self._tools.names(origin)
-
-    def definitions(self, origin: Origin = Origin.CODE) -> list[ToolDefinition]:
-        """Return the definitions that a caller from `origin` sees."""
-        return self._tools.definitions(origin)
-
-    def meant(self, name: str) -> str:
-        """Return the registered name behind one that a provider was given in its place; else `name` itself."""
-        return self._tools.meant(name)
-
-    def returns(self, name: str) -> Mapping[str, Any] | None:
-        """Return the schema of what a tool returns; None where it says nothing."""
-        return returns_of(self._tools, name)
 
     async def dispatch(
         self,
@@ -95,7 +76,7 @@ class JournaledTools:
         suspender.asked += 1
         suspender.active += 1
         try:
-            if self._journal.turns is not None:
+            if self._journal.replay is not None:
                 async with self._lookup:
                     recorded = await self._journal.recorded(name, args)
             entry, is_known = self._journal.ask(call_id, name, args, recorded), recorded is not None
@@ -104,7 +85,7 @@ class JournaledTools:
                 if answer is not None:
                     note = "answered from the journal; the tool did not run"
                     return await answer_from_record(
-                        name, args, _ready(answer), note=note, call_id=call_id, origin=origin, context=context
+                        name, args, answer, note=note, call_id=call_id, origin=origin, context=context
                     )
             early = (
                 await self.early.answer(name, args, call_id=call_id, origin=origin, context=context)
@@ -134,16 +115,13 @@ class JournaledTools:
 
     async def _recorded_answer(self, entry: JournalEntry, is_known: bool) -> ToolResult | None:
         """Return the answer that a call has already; None when it is to be made."""
-        turns = self._journal.turns
+        replay, call = self._journal.replay, NewCall(entry.tool, entry.args)
         has_no_answer = entry.answer is None and self._is_rebuilding  # the script ended before it got one
-        if turns is not None and is_known and (entry.answer is not None or has_no_answer):
-            if entry.answer == CANCELLED or has_no_answer:
-                await anyio.sleep_forever()  # until the script cancels the call, as it did before
-            if (ahead := await turns.wait(entry.number)) is not None:
-                self._diverge(ahead, entry)
-            return entry.result()
-        if turns is not None and (ahead := await turns.wait_for_all()) is not None:
-            self._diverge(ahead, entry)
+        if replay is not None and is_known and (entry.answer is not None or has_no_answer):
+            was_cancelled = entry.answer == CANCELLED or has_no_answer
+            return await replay.answer(entry.number, call, None if was_cancelled else entry.result())
+        if replay is not None:
+            await replay.wait_for_all(call)
         if self._is_rebuilding:
             self._refuse_new(entry)
         if entry.is_in_doubt:
@@ -163,33 +141,20 @@ class JournaledTools:
             return _refused(refusal.reason)
         return ToolResult.of(decision.data) if decision.kind == "made" else _refused(decision.data)
 
-    def _diverge(self, expected: int, entry: JournalEntry) -> NoReturn:
-        missing = self._journal.numbered(expected)
-        index = self._journal.index_of(missing)
-        message = f"call {index} was {missing.tool}, and the script does not make it again: it calls {entry.tool}"
-        if missing.tool == entry.tool:
-            message = f"call {index} of {missing.tool} is not made again: it gets other arguments"
-        if self.divergence is None:
-            kind = "call" if missing.tool == entry.tool else "missing_call"
-            self.divergence = Divergence(kind, message, index, None, "", _shape(missing), _shape(entry))
-        raise RunEnded(message, Outcome.DIVERGED)
-
     def _refuse_new(self, entry: JournalEntry) -> NoReturn:
         index = self._journal.index_of(entry)
         message = f"call {index} of {entry.tool} was not made before, and no call is made to rebuild a state"
-        self.divergence = self.divergence or Divergence("extra_call", message, index, None, "", None, _shape(entry))
+        found = Divergence("extra_call", message, index, got={"tool": entry.tool, "args": entry.args})
+        if self._journal.replay is not None:
+            self._journal.replay.diverge(found)
+        self._divergence = self._divergence or found
         raise RunEnded(message, Outcome.DIVERGED)
 
-    def unmade(self) -> Divergence | None:
-        """Return the first recorded call that a script which is over has not made again."""
-        turns = self._journal.turns
-        number = turns.first_unmade() if turns is not None else None
-        if number is None:
-            return None
-        entry = self._journal.numbered(number)
-        index = self._journal.index_of(entry)
-        message = f"call {index} was {entry.tool}, and the script ended without making it again"
-        return Divergence("missing_call", message, index, None, "", _shape(entry), None)
+    @property
+    def divergence(self) -> Divergence | None:
+        """How the run first differed from its record."""
+        replay = self._journal.replay
+        return replay.divergence if replay is not None else self._divergence
 
     # Repair
 
@@ -219,13 +184,5 @@ class JournaledTools:
         return ToolResult.fail(message, code=IN_DOUBT_CODE)
 
 
-def _shape(entry: JournalEntry) -> dict[str, Any]:
-    return {"tool": entry.tool, "args": entry.args}
-
-
 def _refused(reason: str) -> ToolResult:
     return ToolResult.fail(reason or "a person refused this call", code="blocked", status=Status.BLOCKED)
-
-
-async def _ready(answer: ToolResult) -> ToolResult:
-    return answer
