@@ -258,7 +258,7 @@ def test_want_of_a_key_is_said_once_and_is_no_sign_of_a_change(filled: Ledger, t
     needed = f"key {filled.key.key_id} (hmac-sha256), which was not given; pass it with --key"
     status, out, _ = invoke("verify", tmp_path / "r.json", "--key", other)
     assert status == exits.USAGE
-    assert out == f"it could not be checked: it is signed with {needed}\n"
+    assert out == f"it could not be checked: it is signed with {needed}: {keys.WHERE_KEYS_ARE}\n"
     status, out, _ = invoke("verify", filled.directory, "--key", other)
 
     assert status == exits.USAGE

@@ -192,6 +192,24 @@ def test_an_interrupt_in_a_group_is_an_interrupt(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == "interrupted\n"
 
 
+def test_ctrl_c_while_a_command_is_imported_is_one_word_and_no_traceback() -> None:
+    program = (
+        "import sys\nfrom toolcell import cli\n"
+        "def build(arguments): raise KeyboardInterrupt\n"
+        "cli.build = build\nsys.argv[1:] = ['run', 'x.py']\ncli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (exits.INTERRUPTED, "interrupted\n")
+
+
+@pytest.mark.parametrize("columns", ["50", "71", "72", "110"])
+def test_help_breaks_no_name_however_narrow_the_terminal_is(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    status, text, _ = invoke("run", "--help")
+    assert status == 0
+    assert all(name in text for name in ("[NAME=]PATH", "NAME=JSON", "--packages", "--require-witness"))
+
+
 def test_a_bug_of_ours_is_not_dressed_up_as_an_error_of_the_user() -> None:
     def fail() -> None:
         raise ZeroDivisionError

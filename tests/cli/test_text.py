@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcell.support.text import as_one_line, clean, for_terminal, one_line
+from toolcell.support.text import as_one_line, clean, for_terminal, one_line, with_line
 from toolcell_bridge.wire.invisible import is_visible
 
 
@@ -90,3 +90,17 @@ def test_what_stands_on_the_next_line_is_never_removed(before: str, after: str) 
 def test_one_line_is_one_line_and_no_longer_than_asked() -> None:
     assert one_line("a\nb\tc") == "a\\nb c"
     assert one_line("x" * 300, 10) == "xxxxxxxxx…"
+
+
+@pytest.mark.parametrize(
+    ("message", "line", "shown"),
+    [
+        ("it failed", 3, "it failed (line 3)"),
+        ("it failed", None, "it failed"),
+        ("it waits for pay (line 1)", 1, "it waits for pay (line 1)"),
+        ("line 1, column 2: eval() is blocked", 1, "line 1, column 2: eval() is blocked"),
+        ("line 1 column 2 of the JSON", 3, "line 1 column 2 of the JSON (line 3)"),
+    ],
+)
+def test_a_message_names_its_line_once(message: str, line: int | None, shown: str) -> None:
+    assert with_line(message, line) == shown

@@ -20,12 +20,12 @@ from toolcell.support.asgi import HttpServer, listening, url_of
 
 @asynccontextmanager
 async def serving(
-    state: Path, registry: ToolRegistry | None = None, port: int = 0, **settings: Any
+    state: Path, registry: ToolRegistry | None = None, port: int = 0, log_level: str = "critical", **settings: Any
 ) -> AsyncIterator[tuple[str, Service]]:
     """Yield the URL of a service, and the service."""
     service = Service(ServiceConfig(state=state, **settings), registry)
     listener = listening("127.0.0.1", port)
-    config = uvicorn.Config(create_app(service), log_level="critical", lifespan="on", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(create_app(service), log_level=log_level, lifespan="on", timeout_graceful_shutdown=1)
     server = HttpServer(config)
     task = asyncio.create_task(server.serve([listener]))
     try:

@@ -82,3 +82,15 @@ async def test_no_message_names_a_folder_of_the_service(tmp_path: Path) -> None:
             with pytest.raises(ToolcellError) as refused:
                 await work()
             assert str(tmp_path) not in str(refused.value)
+
+
+async def test_a_refused_connection_is_no_error_in_the_log_of_the_service(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import websockets
+
+    async with serving(tmp_path / "state", log_level="error") as (url, _):
+        with caplog.at_level("ERROR"), pytest.raises(websockets.InvalidStatus) as refused:
+            await websockets.connect(f"ws{url.removeprefix('http')}/v1/connect", origin="http://elsewhere.example")
+        assert refused.value.response.status_code == 403
+    assert not [each for each in caplog.records if "handshake" in each.message]

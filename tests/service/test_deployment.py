@@ -49,6 +49,21 @@ def test_the_settings_of_the_image_are_settings_and_demand_tokens(name: str, pro
 # systemd
 
 
+def test_the_recipe_for_systemd_is_for_this_machine_alone_and_makes_a_token_before_the_start(tmp_path: Path) -> None:
+    (recipe,) = re.findall(r"## systemd\n\n((?:    .+\n)+)", PAGE)
+    lines = [line.strip() for line in recipe.splitlines()]
+    (edit,) = (line for line in lines if line.startswith("sed "))
+    copy = shutil.copyfile(FILES / "service.toml", tmp_path / "service.toml")
+    subprocess.run(edit.replace("/etc/toolcell/service.toml", str(copy)), shell=True, check=True)
+
+    config = ServiceConfig.from_toml(copy)
+    assert (config.host, config.defaults.policy.profile) == ("127.0.0.1", "full")
+    assert str(config.tokens) in "".join(line for line in lines if "tokens create" in line)
+    steps = ["service.toml", "tokens create", "systemctl enable"]
+    places = [next(at for at, line in enumerate(lines) if step in line) for step in steps]
+    assert places == sorted(places)
+
+
 def unit() -> configparser.SectionProxy:
     parser = configparser.RawConfigParser(strict=True)
     parser.optionxform = str  # type: ignore[assignment,method-assign]

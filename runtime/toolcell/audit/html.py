@@ -138,9 +138,14 @@ def shown_facts(run: RecordedRun) -> Iterable[tuple[str, str]]:
     if digest := run.sha256:
         yield "script", f"sha256 {digest}"
     if usage := run.end.get("usage"):
-        yield "used", shown_text(usage)
+        yield "used", shown_text({name: _rounded(value) for name, value in usage.items()})
     yield from _notes(run.start.get("more"))
     yield from _notes(run.end.get("more"))
+
+
+def _rounded(value: Any) -> Any:
+    """Round a measured number: it is not right to more digits."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _notes(more: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:

@@ -281,10 +281,17 @@ def algorithm_of(signature: object) -> str:
     return _BY_SIZE.get(len(signature), "") if isinstance(signature, bytes) else ""
 
 
+WHERE_KEYS_ARE: Final = (
+    "the file that its writer named (`key=`, $TOOLCELL_AUDIT_KEY), or tenants/NAME/audit.key in the state folder of a "
+    "service"
+)
+
+
 def key_wanted(key: str, signature: object) -> str:
     """Say which key is missing and how to give it."""
     algorithm = algorithm_of(signature)
-    return f"key {key}{f' ({algorithm})' if algorithm else ''}, which was not given; pass it with --key"
+    named = f"key {key} ({algorithm})" if algorithm else f"key {key}"
+    return f"{named}, which was not given; pass it with --key: {WHERE_KEYS_ARE}"
 
 
 def _read(path: Path, is_private: bool) -> str:

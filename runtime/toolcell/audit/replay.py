@@ -22,7 +22,7 @@ from toolcell.journal.replay import CallReplay, NewCall, RecordedTurn
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.eager import ByStatement
 from toolcell.support.packing import text_digest
-from toolcell.support.text import one_line
+from toolcell.support.text import one_line, with_line
 from toolcell.tools.call import RunContext
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.options import Origin
@@ -364,8 +364,7 @@ def _files(run: RecordedRun, given: Iterable[tuple[str, bytes]]) -> list[tuple[s
 
 
 def _in_a_line(error: ErrorInfo) -> str:
-    at = f" (line {error.line})" if error.line is not None else ""
-    return f"{error.type}: {one_line(error.message)}{at}"
+    return f"{error.type}: {with_line(one_line(error.message), error.line)}"
 
 
 def _missing_call(run: RecordedRun, tools: AnsweringTools, result: ExecutionResult) -> Divergence | None:

@@ -7,6 +7,7 @@ import gc
 import importlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -35,6 +36,8 @@ COMMANDS: dict[str, str] = {
     "kubernetes": "Print what a cluster needs to run sandboxes, and check it.",
 }
 """Command to its line in `--help`; its module has the same name."""
+TABLE_COLUMNS = 72
+"""A terminal of fewer gets its help without tables."""
 
 
 def main() -> None:
@@ -42,23 +45,30 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode still gets every character
-    with importing():
-        app = build(sys.argv[1:])
-    # At its end the interpreter looks for garbage in all that was imported: a tenth of a short command's time.
-    atexit.register(gc.freeze)
-    app(prog_name="toolcell")
+    try:
+        with importing():
+            app = build(sys.argv[1:])
+        # At its end the interpreter looks for garbage in all that was imported: a tenth of a short command's time.
+        atexit.register(gc.freeze)
+        app(prog_name="toolcell")
+    except KeyboardInterrupt:  # while modules are imported; a command that runs has its own way to end
+        os.write(2, b"interrupted\n")
+        os._exit(128 + signal.SIGINT)  # `exits.INTERRUPTED`, whose module may not be imported yet
 
 
 def build(arguments: Sequence[str]) -> typer.Typer:
     """Make the application with the command that `arguments` name. Other commands are only lines of the help."""
+    from shutil import get_terminal_size
+
     import typer
 
     called = next((argument for argument in arguments if not argument.startswith("-")), None)
     app = typer.Typer(
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        # Rendering with rich costs more than all else that the top-level help needs.
-        rich_markup_mode="rich" if called in COMMANDS else None,
+        # Rendering with rich costs more than all else that the top-level help needs. In its tables, names break in
+        # a narrow terminal.
+        rich_markup_mode="rich" if called in COMMANDS and get_terminal_size().columns >= TABLE_COLUMNS else None,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     )
     version = Annotated[

@@ -36,7 +36,7 @@ from toolcell.cli.render import duration
 from toolcell.cli.terminal import safe, size, stderr, write_text
 from toolcell.errors import AuditError, UsageError
 from toolcell.results import Outcome
-from toolcell.support.text import one_line
+from toolcell.support.text import one_line, with_line
 
 DEFAULT_DIR = "runs"
 OUTCOMES = (*map(str, Outcome), ABORTED, UNFINISHED)
@@ -97,7 +97,7 @@ def load_keys(files: list[Path] | None) -> list[keys.Verifier]:
         path = keys.default_key_path()
         return [keys.load_verifier(path), *retired_keys(path)]
     except AuditError as exc:
-        hint = "" if files else "; name the key to check signatures with: --key FILE"
+        hint = "" if files else f"; name the key to check signatures with, --key FILE: {keys.WHERE_KEYS_ARE}"
         raise UsageError(f"{exc}{hint}") from exc
 
 
@@ -464,8 +464,8 @@ def _show_end(run: RecordedRun, console: Console, most: int) -> None:
         if end["value_sha256"]:
             console.print(safe(f"        sha256 {end['value_sha256']}", "dim"))
     if error := end.get("error"):
-        where = f" (line {error['line']})" if error.get("line") else ""
-        write_text(console, f"{error.get('type')}: {one_line(str(error.get('message', '')), most)}{where}")
+        message = with_line(one_line(str(error.get("message", "")), most), error.get("line") or None)
+        write_text(console, f"{error.get('type')}: {message}")
     for name, media_type, length, sha256, problem in end.get("files") or ():
         about = problem or f"{media_type}, {size(length)}, sha256 {sha256}"
         console.print(Text.assemble(("file    ", "bold"), safe(one_line(f"{name}  {about}"))))

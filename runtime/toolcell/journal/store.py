@@ -383,6 +383,15 @@ class JournalStore:
                 return str(journal.header.get("session", ""))
         return ""
 
+    def script_of(self, ident: str) -> str:
+        """Return the script of a run that waits; empty if it is of a plan, or cannot be read now."""
+        journal = self._waiting.get(ident)
+        if journal is None and self.is_durable:
+            with suppress(ResumeError):
+                journal = self._load(ident)[0]
+                self.put_down(journal)
+        return str(journal.header.get("source") or "") if journal is not None else ""
+
     def used_by(self, ident: str) -> tuple[frozenset[str], int]:
         """Return what a run that waits has read, and how many calls it has made. Nothing is known of a damaged one.
 

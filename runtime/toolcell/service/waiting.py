@@ -40,6 +40,10 @@ class Waiting:
         """Return the name of the session whose script a run is; empty if it is of none."""
         return await self._look(lambda: self._runtime.session_of(run_id))
 
+    async def script_of(self, run_id: str) -> str:
+        """Return the script of a suspended run; empty if it cannot be read now."""
+        return await self._look(lambda: self._runtime.journals.script_of(run_id))
+
     async def _look(self, look: Callable[[], Found]) -> Found:
         async with self._turn:
             return await daemon_threads.run_sync(look)

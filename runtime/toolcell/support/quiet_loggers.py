@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 
 _QUIET: ContextVar[frozenset[str]] = ContextVar("toolcell_quiet_loggers", default=frozenset())
 
@@ -17,10 +17,19 @@ def _may_log(record: logging.LogRecord) -> bool:
 @contextmanager
 def quiet_loggers(*names: str) -> Iterator[None]:
     """Let these loggers log nothing in this task until the block ends. Other tasks are not concerned."""
-    for name in names:
-        logging.getLogger(name).addFilter(_may_log)  # adding it again changes nothing
-    token = _QUIET.set(_QUIET.get().union(names))
+    token = _quieten(names)
     try:
         yield
     finally:
         _QUIET.reset(token)
+
+
+def quiet_from_here(*names: str) -> None:
+    """Let these loggers log nothing in the rest of this task."""
+    _quieten(names)
+
+
+def _quieten(names: Iterable[str]) -> Token[frozenset[str]]:
+    for name in names:
+        logging.getLogger(name).addFilter(_may_log)  # adding it again changes nothing
+    return _QUIET.set(_QUIET.get().union(names))

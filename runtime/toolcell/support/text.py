@@ -112,3 +112,9 @@ def _escape(match: re.Match[str]) -> str:
     if point < 0x100:
         return f"\\x{point:02x}"
     return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
+
+
+def with_line(message: str, line: int | None) -> str:
+    """Return a message with the line of the script that it is about, unless it names that line itself."""
+    is_named = line is None or f"(line {line})" in message or message.startswith(f"line {line},")
+    return message if is_named else f"{message} (line {line})"

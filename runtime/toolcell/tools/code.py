@@ -15,7 +15,7 @@ from toolcell.errors import SandboxUnavailable, ToolAbort, UsageError
 from toolcell.flows import Flow
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.effects import shown_effects
-from toolcell.support.text import clean, cut_text, shown_findings
+from toolcell.support.text import clean, cut_text, shown_findings, with_line
 from toolcell.tools.adapters import with_options
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.checks import shown
@@ -355,9 +355,8 @@ def describe_failure(result: ExecutionResult) -> str:
     elif error.traceback:
         said = error.traceback.rstrip() + _limit_reached(error)
     else:
-        where = f" (line {error.line})" if error.line is not None else ""
         named = f"{error.type}: " if result.outcome in (Outcome.ERROR, Outcome.DENIED) else ""
-        said = f"{named}{error.message}{where}"
+        said = named + with_line(error.message, error.line)
     if (advice := ADVICE.get(result.outcome)) is not None:
         said = f"{said}\n{advice}"
     if not result.calls:

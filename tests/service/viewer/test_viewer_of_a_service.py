@@ -165,6 +165,17 @@ def test_what_waits_and_what_ran_in_one_tenant_is_nothing_to_another(site: Site)
         assert "hers" not in page.replace("others", ""), path
 
 
+def test_who_decides_sees_the_script_and_whom_it_is_for(site: Site) -> None:
+    ada = site.logged_in("ada4", *Scope)
+    sent = {"code": "# the rent of <May>\ncall_tool('pay', euros=7)", "on_approval": "suspend"}
+    token = {"authorization": f"Bearer {ada.headers['x-token']}"}
+    answer = httpx.post(f"{site.base}/v1/execute", json=sent, headers=token, timeout=60).json()
+    assert answer["outcome"] == "suspended", answer
+    page = ada.get("/waiting").text
+    assert "# the rent of &lt;May&gt;" in page
+    assert "for <strong>" in page
+
+
 def test_a_decision_is_about_the_call_that_was_shown_and_is_taken_once(site: Site) -> None:
     ada = site.logged_in("ada2", *Scope)
     sent = {"code": "set_result(call_tool('pay', euros=7))", "on_approval": "suspend"}

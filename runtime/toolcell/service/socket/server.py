@@ -15,6 +15,7 @@ from toolcell.service.authentication import principal_of
 from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem, problem_of
 from toolcell.service.socket.frames import FRAME_BYTES, FRAMES, SOCKET_VERSION, CallerHello, Goodbye
+from toolcell.support.quiet_loggers import quiet_from_here
 from toolcell.support.token_bucket import TokenBucket
 from toolcell_bridge.wire.errors import RemoteProtocolError
 
@@ -92,6 +93,7 @@ async def connect(websocket: WebSocket) -> None:
     except (Problem, ToolcellError) as exc:
         problem = exc if isinstance(exc, Problem) else problem_of(exc)
         await websocket.send_denial_response(problem.response())
+        quiet_from_here("uvicorn.error")  # to it, each refusal is a handshake that was not completed
         return
     offered = websocket.scope.get("subprotocols", [])
     await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)

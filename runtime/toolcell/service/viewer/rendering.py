@@ -82,7 +82,7 @@ def size(value: float | None) -> str:
 
 def count(value: int | float | None) -> str:
     """Return a number with its thousands apart."""
-    return "" if value is None else f"{value:,}"
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
 
 
 def outcome_class(outcome: str) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from starlette.responses import Response
 
 from toolcell.audit.html import shown_text
+from toolcell.audit.query import Index
 from toolcell.control.decisions import Deny, Edit, ResumeDecision
-from toolcell.errors import UsageError
+from toolcell.errors import ToolcellError, UsageError
 from toolcell.results import ExecutionResult, PendingCall, Suspension
 from toolcell.service.requested import context_of
 from toolcell.service.running import under_way
@@ -44,11 +46,25 @@ async def waiting(visit: Visit) -> Response:
     return visit.page(
         "waiting",
         suspended=calls,
+        scripts={each.run_id: await found.script_of(each.run_id) for each in suspended},
+        users={each.run_id: await _user_of(visit, each.run_id) for each in suspended},
         interrupted=await found.interrupted(),
         drafts=effects,
         may_decide=visit.visitor.can(APPROVE),
         too_long=TOO_LONG,
     )
+
+
+async def _user_of(visit: Visit, run_id: str) -> str:
+    """Return whom a run is for, as the audit log says; empty where it does not."""
+    log = await host_of(visit).log_of(visit.visitor)
+
+    def question(index: Index) -> str:
+        with suppress(ToolcellError):  # not recorded, or several runs have this id
+            return index.find(run_id, is_whole=True).user
+        return ""
+
+    return await log.read(question) if log is not None else ""
 
 
 def _shown(args: Mapping[str, Any]) -> tuple[str, bool]:
