@@ -280,6 +280,17 @@ async def test_the_structure_of_an_answer_is_work_for_the_host() -> None:
     assert few.outcome == "host_work_limit"
 
 
+async def test_so_is_what_stands_as_json_in_its_texts() -> None:
+    lists = {"type": "text", "text": json.dumps([[]] * 15_000, separators=(",", ":"))}
+    registry = ToolRegistry()
+    await registry.add_mcp_server("l", command=raw(pages=[[a_tool()]], answer={"content": [lists, lists]}))
+    async with Runtime(registry) as runtime:
+        result = await runtime.execute_code("len(call_tool('l.t')[1])")
+    await registry.close()
+
+    assert (result.outcome, result.value) == ("ok", 15_000) and result.usage.host_work > 30_000 * 64
+
+
 @pytest.mark.parametrize(
     ("text", "count"),
     [

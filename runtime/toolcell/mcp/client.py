@@ -376,11 +376,13 @@ class McpClient(OpenedInBlock):
             message = f"MCP server {self.name}: the call was made, and its answer is not MCP: {self._said(exc)}"
             return ToolResult.fail(message, code=INVALID_RESULT)
         self._restarts.note_answer()
-        if (run_work := context.call.run.scope.work) is not None:
-            run_work.used += await about_bytes_in_slices(answer.structured_content)
-            if tool.check is not None:
-                run_work.used += ELEMENT_WORK * (tool.check.work_of(answer.structured_content) // WORK_PER_STEP)
-        return as_tool_result(self.name, answer, tool.check, self._hide, is_wrapped=tool.is_wrapped)
+        run_work = context.call.run.scope.work
+        if run_work is not None and tool.check is not None:
+            run_work.used += ELEMENT_WORK * (tool.check.work_of(answer.structured_content) // WORK_PER_STEP)
+        result = as_tool_result(self.name, answer, tool.check, self._hide, is_wrapped=tool.is_wrapped)
+        if run_work is not None:
+            run_work.used += await about_bytes_in_slices(result.value)  # also what was JSON in its texts
+        return result
 
     def _refused(self, exc: MCPError) -> ToolResult:
         if exc.error.code == REQUEST_TIMEOUT:
