@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -117,3 +118,55 @@ def test_a_login_needs_a_server() -> None:
     )
 
     assert ended.returncode == 2 and "--mcp NAME=URL" in ended.stderr
+
+
+REAL: list[tuple[str, dict[str, Any]]] = [
+    ('\ufeff{"mcpServers": {"a": {"command": "npx"}}}', {"a": {"command": ["npx"]}}),
+    ('{"mcpServers": {/* one */ "a": {"url": "https://x//y", // two\n},},}', {"a": {"url": "https://x//y"}}),
+    ('{"mcp": {"servers": {"a": {"url": "https://x"}}}}', {"a": {"url": "https://x"}}),
+    ('{"mcp": {"a": {"type": "local", "command": ["npx", "x"], "environment": {"K": "v"}}}}',
+     {"a": {"command": ["npx", "x"], "env": {"K": "v"}}}),
+    ('{"context_servers": {"a": {"command": "x", "args": ["y", 3, null]}}}', {"a": {"command": ["x", "y", "3"]}}),
+    ('{"mcpServers": {"a": {"httpUrl": "https://x"}, "b": {"serverUrl": "https://y"}}}',
+     {"a": {"url": "https://x"}, "b": {"url": "https://y"}}),
+    ('{"mcpServers": {"a": {"command": "x", "enabled": false}, "b": {"command": "y", "enabled": true}}}',
+     {"b": {"command": ["y"]}}),
+    ('{"mcpServers": {"a": {"command": "x", "env": {"PORT": 8080, "DEBUG": true, "NONE": null}}}}',
+     {"a": {"command": ["x"], "env": {"PORT": "8080", "DEBUG": "true"}}}),
+    ('{"mcpServers": {"a": {"command": "x", "env": null, "args": null, "url": null}}}', {"a": {"command": ["x"]}}),
+    ('{"mcpServers": {"a": {"url": "https://x", "headers": {"k": "${env:KEY_OF_TEST}"}}}}',
+     {"a": {"url": "https://x", "headers": {"k": "k"}}}),
+    ('{"mcpServers": {"github.com/acme/a server": {"command": "x"}}}', {"github_com_acme_a_server": {"command": ["x"]}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "servers"), REAL)
+def test_files_of_other_clients_are_taken_as_they_are(
+    text: str, servers: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY_OF_TEST", "k")
+    assert dict(read_config(written(tmp_path, text))) == servers
+
+
+@pytest.mark.parametrize("name", ["天气服务", "@scope/" + "very-long-name" * 5, "é"])
+def test_a_long_or_foreign_name_becomes_one_that_can_be_used(name: str, tmp_path: Path) -> None:
+    ((short, _),) = read_config(written(tmp_path, {"mcpServers": {name: {"command": "x"}}}))
+    assert re.fullmatch("[A-Za-z0-9_-]{1,32}", short)
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        (
+            {"a": {"url": "https://x", "headers": {"Authorization": "Bearer ${input:token}"}}},
+            r"a: headers: Authorization: \$\{input:token\} is for the client to fill in; .* write \$\{token\}",
+        ),
+        ({"a": {"command": "x", "args": ["${workspaceFolder}"]}}, "a: args: the variable workspaceFolder is not set"),
+        ({"a b": {"command": "x"}, "a/b": {"command": "y"}}, "'a b' and 'a/b' would both be called 'a_b'; rename"),
+    ],
+)
+def test_what_cannot_be_taken_is_named_with_its_key_and_the_cure(
+    document: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        read_config(written(tmp_path, {"mcpServers": document}))

@@ -7,7 +7,7 @@ lines that are no JSON-RPC it writes first; `spawn`: starts a process of its own
 `pings`: so many pings before an answer; `blanks`: so many blank lines; `asks`: so many questions, `with` this method,
 and no answer before each of them has one; `deaf`: it reads nothing after a call, and sends so many pings; `announces`:
 after a call, the list changed; `result`: a call's result as JSON text; `structure`: the value of an answer, with so
-many empty lists; `error`: what `error_at` this method is answered with, but for `first_is_slow`: the first such request
+many empty lists; `cursor`: the `nextCursor` of every page; `error`: what `error_at` this method is answered with, but for `first_is_slow`: the first such request
 is answered rightly a little later; `last`: what it writes to stderr when it dies. `$NAME` in these two is a variable of its environment.
 """
 
@@ -52,7 +52,9 @@ def answered(method: str, params: dict) -> object:
         lists = [script.get("pages", [[]]), *script.get("lists", [])]
         pages = lists[min(listings, len(lists)) - 1]
         page = {"tools": pages[min(number, len(pages) - 1)]}
-        if number + 1 < len(pages) or script.get("endless"):
+        if "cursor" in script:
+            page["nextCursor"] = script["cursor"]
+        elif number + 1 < len(pages) or script.get("endless"):
             page["nextCursor"] = str(number + (1 if script.get("endless") != "same" else number == 0))
         return page
     if method == "tools/call":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -25,7 +26,15 @@ MAX_CONFIG_BYTES = 1024 * 1024
 URL_SCHEMES = ("http://", "https://")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_VARIABLE = re.compile(
+    r"\$\{(?:env:|(?P<other>[A-Za-z][A-Za-z0-9_]*):(?!-))?(?P<name>[A-Za-z_][A-Za-z0-9_.-]*?)(?::-(?P<default>[^}]*))?\}"
+)
+_STRING = r'(?P<string>"(?:[^"\\]|\\.)*+")'
+_COMMENT = re.compile(_STRING + r"|//[^\n]*|/\*.*?\*/", re.DOTALL)
+_COMMA = re.compile(_STRING + r"|,(?=\s*+[}\]])", re.DOTALL)
+MAX_NAME_CHARS = 32
+_ALIASES = {"httpUrl": "url", "serverUrl": "url", "endpoint": "url", "environment": "env", "workingDirectory": "cwd"}
+"""Other names that clients have for the same field."""
 _FIELDS: Mapping[str, type] = {"command": str, "args": list, "env": dict, "cwd": str, "url": str, "headers": dict}
 """Of a server in a client's file, that are used; clients add others of their own."""
 
@@ -146,28 +155,70 @@ def read_config(path: str) -> list[tuple[str, dict[str, Any]]]:
     try:
         if (size := Path(path).stat().st_size) > MAX_CONFIG_BYTES:
             raise UsageError(f"{where}: {size} bytes, limit {MAX_CONFIG_BYTES}")
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        document = _with_comments(Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as exc:
         if isinstance(exc, UsageError):
             raise
         raise UsageError(f"{where}: {exc}") from exc
-    servers = document.get("mcpServers", document.get("servers")) if isinstance(document, dict) else None
-    if not isinstance(servers, dict):
+    servers = _servers_of(document)
+    if servers is None:
         raise UsageError(f'{where}: it has no "mcpServers" object')
-    return [
-        (re.sub(r"[^A-Za-z0-9_-]", "_", name), _server(f"{where}: {name}", entry))
-        for name, entry in servers.items()
-        if not (isinstance(entry, dict) and entry.get("disabled") is True)
-    ]
+    names = dict[str, str]()
+    found = []
+    for name, entry in servers.items():
+        if isinstance(entry, dict) and (entry.get("disabled") is True or entry.get("enabled") is False):
+            continue
+        short = short_name(name)
+        if (other := names.setdefault(short, name)) != name:
+            raise UsageError(f"{where}: {other!r} and {name!r} would both be called {short!r}; rename one of them")
+        found.append((short, _server(f"{where}: {name}", entry)))
+    return found
+
+
+def short_name(name: str) -> str:
+    """Return the name of a server as its tools begin with it: 32 letters, digits, `_` and `-` at most."""
+    plain = re.sub("__+", "_", re.sub(r"[^A-Za-z0-9_-]", "_", name)).strip("_") or "server"
+    if name.isascii() and len(plain) <= MAX_NAME_CHARS:
+        return plain
+    mark = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:6]
+    return f"{plain[: MAX_NAME_CHARS - 7].rstrip('_-')}_{mark}"
+
+
+def _with_comments(text: str) -> Any:
+    """Read JSON as editors write it: with comments, and commas before a closing bracket."""
+    try:
+        return json.loads(text)
+    except ValueError as exc:
+        bare = _COMMENT.sub(lambda found: found["string"] or " ", text)
+        try:
+            return json.loads(_COMMA.sub(lambda found: found["string"] or "", bare))
+        except ValueError:
+            raise exc from None
+
+
+def _servers_of(document: Any) -> dict[str, Any] | None:
+    """Return the servers of a client's file, by whatever name they stand there."""
+    if not isinstance(document, dict):
+        return None
+    inner = document.get("mcp")
+    nested = inner.get("servers", inner) if isinstance(inner, dict) else None
+    for found in (document.get("mcpServers"), document.get("servers"), document.get("context_servers"), nested):
+        if isinstance(found, dict):
+            return found
+    return None
 
 
 def _server(where: str, entry: Any) -> dict[str, Any]:
     if not isinstance(entry, dict):
         raise UsageError(f"{where}: a server is an object, not {type(entry).__name__}")
+    known = {_ALIASES.get(field, field): value for field, value in entry.items() if value is not None}
+    if isinstance(known.get("command"), list):  # the whole command line, as some clients write it
+        known["command"], *before = known["command"] or [""]
+        known["args"] = [*before, *known.get("args", [])]
     for field, kind in _FIELDS.items():
-        if field in entry and not isinstance(entry[field], kind):
-            raise UsageError(f"{where}: {field} is of the wrong type, {type(entry[field]).__name__}")
-    given = {field: _expanded(where, entry[field]) for field in _FIELDS if field in entry}
+        if field in known and not isinstance(known[field], kind):
+            raise UsageError(f"{where}: {field} is of the wrong type, {type(known[field]).__name__}")
+    given = {field: _expanded(f"{where}: {field}", known[field]) for field in _FIELDS if field in known}
     args = given.pop("args", [])
     if "command" in given:
         given["command"] = [given["command"], *args]
@@ -175,16 +226,21 @@ def _server(where: str, entry: Any) -> dict[str, Any]:
 
 
 def _expanded(where: str, value: Any) -> Any:
-    """Replace variables of the environment in a text, and in those of a list or an object."""
+    """Replace variables of the environment in a text, and in those of a list or an object. What is null is left out."""
     if isinstance(value, list):
-        return [_expanded(where, each) for each in value]
+        return [_expanded(where, each) for each in value if each is not None]
     if isinstance(value, dict):
-        return {name: _expanded(where, each) for name, each in value.items()}
+        return {name: _expanded(f"{where}: {name}", each) for name, each in value.items() if each is not None}
+    if isinstance(value, bool):
+        return str(value).lower()
 
     def variable(match: re.Match[str]) -> str:
-        found = os.environ.get(match[1], match[2])
+        if match["other"]:
+            cure = f"set a variable of the environment and write ${{{match['name']}}}"
+            raise UsageError(f"{where}: {match[0]} is for the client to fill in; {cure}, or write the value itself")
+        found = os.environ.get(match["name"], match["default"])
         if found is None:
-            raise UsageError(f"{where}: the variable {match[1]} is not set")
+            raise UsageError(f"{where}: the variable {match['name']} is not set")
         return found
 
     return _VARIABLE.sub(variable, str(value))

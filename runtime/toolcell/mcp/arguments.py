@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from toolcell.tools.checks import check_kind
 
 Transport = ProcessTransport | HttpTransport
 
+VARIABLE = re.compile(r"\$\{[A-Za-z_][^{}$]*\}")
+"""What the files of MCP clients have in place of a value: `${NAME}`, `${env:NAME}`, `${input:NAME}`."""
 MIN_SECRET_CHARS = 8
 """Of a value that is hidden; a shorter one, such as a port, would be found in many texts."""
 
@@ -83,6 +86,8 @@ def _texts(what: str, given: Mapping[Any, Any] | None) -> Mapping[str, str]:
             raise UsageError(f"{what} has no text for {key!r}: it is None; is the variable that it comes from set?")
         if not isinstance(key, str) or not isinstance(value, str):
             raise UsageError(f"{what} maps text to text, and {key!r} to {type(value).__name__}; write str(...)")
+        if (left := VARIABLE.search(value)) is not None:
+            raise UsageError(f"{what}: {key!r} holds {left[0][:80]}, and nothing replaces that here; write the value")
     return given or {}
 
 

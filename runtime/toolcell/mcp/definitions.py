@@ -79,7 +79,7 @@ def local_name(namespace: str, name: str) -> str:
     """
     if HIDDEN.search(name):
         raise RegistrationError("its name holds control, bidi or invisible characters")
-    parts = [re.sub(r"[^A-Za-z0-9_-]", "_", part) for part in re.split(r"[./:]", name) if part]
+    parts = [_ascii(part) for part in re.split(r"[./:]", name) if part]
     if not parts or any(part.startswith("__") or not part.strip("_-") for part in parts):
         raise RegistrationError("its name is empty, or begins with two underscores")
     chosen = ".".join([namespace, *parts])
@@ -88,6 +88,15 @@ def local_name(namespace: str, name: str) -> str:
         flat = f"{namespace}." + "_".join(parts)
         chosen = flat[: MAX_NAME_CHARS - len(mark) - 1].rstrip(".") + mark
     return chosen
+
+
+def _ascii(part: str) -> str:
+    """Return a part of a name in the letters that every provider takes. What other letters say, a digest stands for."""
+    plain = re.sub(r"[^A-Za-z0-9_-]", "_", part)
+    if part.isascii():
+        return plain
+    mark = hashlib.sha256(part.encode("utf-8", "replace")).hexdigest()[:8]
+    return f"{re.sub('__+', '_', plain).strip('_-') or 'tool'}_{mark}"
 
 
 def read_tool(namespace: str, tool: Tool, approve: Approve, options: ToolOptions) -> McpTool:

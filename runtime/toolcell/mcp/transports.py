@@ -38,6 +38,7 @@ from toolcell.errors import McpServerError
 from toolcell.mcp.address_guard import LoginTransport
 from toolcell.mcp.http_bounds import MAX_MESSAGE_BYTES, BoundedTransport
 from toolcell.mcp.login import Login
+from toolcell.mcp.mending import mend_listing
 from toolcell.mcp.proxies import ProxyTransport
 from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, cut_lists, elements, with_whole_characters
 from toolcell.mcp.traffic import WRITE_S, Flooded, Outbox, Traffic
@@ -207,6 +208,7 @@ def _taken(message: Any) -> Any:
     """Return a message as the SDK may read it: no error of a server passes for one of the SDK's own."""
     if isinstance(message, JSONRPCResponse):
         cut_lists(message.result)
+        mend_listing(message.result)
     elif isinstance(message, JSONRPCError) and message.error.code in SDK_CODES:
         message.error.code += OF_SERVER
     return message
