@@ -19,14 +19,17 @@ def test_the_entry_that_was_put_or_used_least_recently_goes_first() -> None:
     assert lru.take_all() == [4] and len(lru) == 0
 
 
-def test_sizes_are_those_of_the_moment_and_the_latest_entry_always_stays() -> None:
-    lru: Lru[int, list[int]] = Lru(10, 5, len)
+def test_sizes_add_up_to_the_limit_and_the_latest_entry_always_stays() -> None:
+    lru: Lru[int, list[int]] = Lru(10, 5)
     first, second = [1, 2], [1, 2]
-    assert lru.put(1, first) == lru.put(2, second) == []
-    first += [3, 4]  # it has grown since it was put
-    assert lru.put(3, []) == [first]
-    assert lru.put(4, [0] * 100) == [second, []]
-    assert list(lru) == [4]
+    assert lru.put(1, first, 2) == lru.put(2, second, 2) == []
+    assert lru.put(1, first, 3) == []  # in place of the size that it had
+    first += [3, 4, 5, 6]
+    lru.measure(len)  # it has grown since it was put, and is the latest
+    assert lru.put(3, []) == [second, first]
+    assert lru.put(4, [0] * 100, 100) == [[]] and list(lru) == [4]
+    assert lru.pop(4) is not None and lru.put(5, [], 5) == []
+    assert lru.take_all() == [[]] and lru.put(6, [], 5) == [] and len(lru) == 1
 
 
 @given(st.lists(st.integers(0, 5)), st.integers(1, 4))

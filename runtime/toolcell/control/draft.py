@@ -199,11 +199,12 @@ class Drafts:
     """The drafts of one runtime's scripts, by id."""
 
     def __init__(self) -> None:
-        self._drafts: Lru[str, Draft] = Lru(DRAFTS, KEPT_BYTES, lambda draft: draft.size)
+        self._drafts: Lru[str, Draft] = Lru(DRAFTS, KEPT_BYTES)
 
     def make(self) -> Draft:
         """Return a new draft."""
         draft = Draft()
+        self._drafts.measure(lambda each: each.size)
         self._drafts.put(draft.id, draft)
         return draft
 

@@ -110,7 +110,7 @@ class JournalStore:
         """What the directory may have, where there is a limit."""
         self.hash_seed: int | None = None
         """PYTHONHASHSEED of every script whose journal is in this directory: sets have one order in all processes."""
-        self._finished: Lru[str, tuple[str, Journal]] = Lru(FINISHED_RUNS, FINISHED_BYTES, lambda each: each[1].size)
+        self._finished: Lru[str, tuple[str, Journal]] = Lru(FINISHED_RUNS, FINISHED_BYTES)
         self._begun: set[str] = set()
         """Ids of runs that began here and have not ended."""
         self._waiting: dict[str, Journal] = {}
@@ -259,7 +259,7 @@ class JournalStore:
         if journal.lost:
             return
         journal.size += calls_bytes
-        self._finished.put(journal.id, (run_id, journal))
+        self._finished.put(journal.id, (run_id, journal), journal.size)
 
     def end(self, journal: Journal, outcome: str) -> None:
         """Record that a run is over."""
