@@ -14,6 +14,7 @@ from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.tools import (
+    MODEL,
     AgentTool,
     Call,
     RunContext,
@@ -462,7 +463,7 @@ async def test_calls_past_the_cap_are_refused_and_none_is_dropped() -> None:
     registry = visiting(crowd)
     log = recorded(registry.events)
 
-    results = await registry.execute_batch([("visit", {})] * 70)
+    results = await registry.execute_batch([("visit", {})] * 70, origin=MODEL)
 
     assert len(results) == 70
     assert crowd.visits == 64

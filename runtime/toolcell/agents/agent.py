@@ -301,14 +301,21 @@ class Agent:
         return await LoopRun(config, [*messages, user(task)], run).run()
 
 
+_OTHERWISE = {
+    "sequential": "write parallel_tools=False to run the calls of one response one at a time",
+    "blacklist": 'call agent.blacklist("name", ...) on the agent that you have made',
+}
+"""Names that people expect here, and what to write."""
+
+
 def _check_options(config: Mapping[str, Any]) -> None:
     """Refuse what is no setting of the loop, and say where it goes."""
-    known = [each.name for each in fields(ToolLoopConfig)]
+    known = [each.name for each in fields(ToolLoopConfig) if each.name not in _OTHERWISE]
     suggested = [*known, "max_iterations", "system_prompt", "tools", "ask_user", "plan_execution", "code_execution"]
     for name, value in config.items():
         if name not in known:
             of_model = f"options of the model go into llm_options={{{name!r}: {value!r:.40}}}"
-            hint = ELSEWHERE.get(name) or meant(name, suggested, of_model)
+            hint = _OTHERWISE.get(name) or ELSEWHERE.get(name) or meant(name, suggested, of_model)
             raise UsageError(f"Agent has no setting {name!r}; {hint}")
 
 

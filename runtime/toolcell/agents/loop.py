@@ -9,7 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 import anyio
 
@@ -60,7 +60,7 @@ from toolcell.errors import Misconfigured, ToolAbort, UsageError
 from toolcell.tools import events
 from toolcell.tools.batch import ends_run
 from toolcell.tools.call import Call, OnUser, RunContext
-from toolcell.tools.checks import check_count, check_kind, check_seconds, shown
+from toolcell.tools.checks import check_count, check_kind, check_one_of, check_seconds, shown
 from toolcell.tools.concurrency import maybe_await
 from toolcell.tools.context import share_labels
 from toolcell.tools.definition import ToolDefinition
@@ -128,6 +128,7 @@ class ToolLoopConfig:
         check_seconds("wall_s", self.wall_s, optional=True)
         check_kind("model", self.model, str, cure="the name that the provider gives it")
         check_kind("name", self.name, str)
+        check_one_of("error_style", self.error_style, get_args(ErrorStyle))
         check_kind("tools", self.tools, ToolRegistry, type(None), cure="write ToolRegistry([...])")
         check_kind("llm_options", self.llm_options, Mapping, type(None), cure='such as {"temperature": 0.2}')
         check_kind("retry", self.retry, RetryPolicy, cure="write RetryPolicy(attempts=...)")

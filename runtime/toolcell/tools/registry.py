@@ -621,7 +621,8 @@ class ToolRegistry:
     ) -> builtins.list[ToolResult]:
         """Make the calls of one model response, concurrently unless a tool or a setting says otherwise.
 
-        Result i belongs to call i. A call is a ToolCall, a (name, arguments) pair, or a provider's dict.
+        Result i belongs to call i. A call is a ToolCall, a (name, arguments) pair, or a provider's dict. With `origin`
+        or `message` the calls are a model's: of more than `max_batch` of them the rest is refused.
 
         Raises:
             ToolAbort, AuditError: as from `dispatch`.
@@ -633,7 +634,8 @@ class ToolRegistry:
         ]
         settings = self.settings
         in_turn = settings.sequential if sequential is None else sequential
-        return await run_batch(self._state, made, sequential=in_turn, limit=settings.max_batch, on_result=on_result)
+        limit = None if origin is None and message is None else settings.max_batch
+        return await run_batch(self._state, made, sequential=in_turn, limit=limit, on_result=on_result)
 
     async def refuse(
         self, call: ToolCall, refusal: ToolResult, *, context: RunContext, origin: Origin | None = None

@@ -11,7 +11,7 @@ import enum
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 from toolcell.errors import UsageError
 from toolcell.support.text import cut_text
@@ -158,7 +158,8 @@ class ToolResult:
                 object.__setattr__(self, name, tuple(given))
         for name, kinds in _FIELD_KINDS.items():
             if not isinstance(given := getattr(self, name), kinds):
-                check_kind(f"ToolResult({name})", given, *kinds)
+                cure = f"write ToolResult.fail({given!r:.60})" if name == "error" else ""
+                check_kind(f"ToolResult({name})", given, *kinds, cure=cure)
         for name, kinds in _SEQUENCES.items():
             for each in getattr(self, name):
                 check_kind(f"ToolResult({name}): each", each, *kinds)
@@ -314,6 +315,23 @@ class ToolResult:
         if meta.truncated:
             plain["meta"]["truncated"] = True
         return plain
+
+
+class _Default:
+    """The default of a field for results that do not set it. Called on the class it says what was meant."""
+
+    def __init__(self, value: object, cure: str) -> None:
+        self._value, self._cure = value, cure
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        return self._refuse if instance is None else self._value
+
+    def _refuse(self, *_args: object, **_fields: object) -> NoReturn:
+        raise UsageError(self._cure)
+
+
+setattr(ToolResult, "error", _Default(None, "ToolResult.error is a field; write ToolResult.fail(text)"))  # noqa: B010
+setattr(ToolResult, "silent", _Default(False, "ToolResult.silent is a field; write ToolResult.silenced(text)"))  # noqa: B010
 
 
 _FIELD_KINDS: Mapping[str, tuple[type, ...]] = {
