@@ -19,10 +19,9 @@ from toolcell.control.script_checks import ScriptChecks
 from toolcell.control.script_runs import ScriptRuns
 from toolcell.errors import UsageError, warn_user
 from toolcell.flows import unmatched
-from toolcell.journal.config import JournalConfig
-from toolcell.journal.store import JournalStore
 from toolcell.options import OnApproval, Refresh, RunOptions
 from toolcell.results import AbandonedThread, ExecutionResult, Outcome, Suspension
+from toolcell.results.call_list import finished_runs
 from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.connection import GuestConnection
 from toolcell.run.feed import OnRetract
@@ -51,6 +50,8 @@ if TYPE_CHECKING:
     from toolcell.control.plans import PlanRuns
     from toolcell.control.resumption import Resumption
     from toolcell.control.steps_of_plans import PlanRows
+    from toolcell.journal.config import JournalConfig
+    from toolcell.journal.store import JournalStore
     from toolcell.quotas import Quotas
     from toolcell.results.effects import CommitResult, Preflight, RevertResult
     from toolcell.run.streaming import RunStream
@@ -98,7 +99,9 @@ class Runtime(OpenedInBlock):
             policy = policy.model_copy(update={"check_types": degree})
         self.pool_config = settings_of(PoolConfig, pool, "pool")
         self.audit = audit
-        self.journals = JournalStore(journal)
+        self._journal, self._finished = journal, finished_runs()
+        if journal is not None:
+            _ = self.journals  # which checks it
         self._lifetime = Lifetime("Runtime", self._open)
         self.sandboxes = Sandboxes(self.environment, self.pool_config, self.limits, lambda: self._lifetime.is_open)
         self.reverts = Reverts()
@@ -114,10 +117,24 @@ class Runtime(OpenedInBlock):
             reverts=self.reverts,
         )
         self.checks = ScriptChecks(self.runs, Runtime)
-        self.scripts = ScriptRuns(self.runs, self.journals, self.checks, lambda: self.dry_runs)
+        self.scripts = ScriptRuns(
+            runs=self.runs,
+            checks=self.checks,
+            finished=self._finished,
+            journals=lambda: self.journals,
+            is_durable=journal is not None,
+            dry_runs=lambda: self.dry_runs,
+        )
         self._sessions: Sessions | None = None
 
     # Parts that are loaded when they are used first.
+
+    @cached_property
+    def journals(self) -> JournalStore:
+        """The journals of its runs."""
+        from toolcell.journal.store import JournalStore
+
+        return JournalStore(self._journal, self._finished)
 
     @cached_property
     def dry_runs(self) -> DryRuns:
@@ -210,10 +227,13 @@ class Runtime(OpenedInBlock):
         """Open the parts; `stack` closes them in the opposite order."""
         self._warn_of_labels()
         self._open_audit(stack)
-        self.journals.open()
+        hash_seed = None
+        if self._journal is not None:
+            self.journals.open()
+            hash_seed = self.journals.hash_seed
         runs, sandboxes = self.runs, self.sandboxes
         if self.environment.is_built_in and runs.policy.hash_seed is None:
-            runs.policy = runs.policy.model_copy(update={"hash_seed": self.journals.hash_seed})
+            runs.policy = runs.policy.model_copy(update={"hash_seed": hash_seed})
         await self.environment.open(runs.policy, self.limits, stack)
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)

@@ -15,6 +15,7 @@ from toolcell.options import OnApproval, Refresh
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.run.early_calls import EarlyCalls
 from toolcell.run.held import HeldRun
+from toolcell.run.listed_calls import without_secrets
 from toolcell.support.host_work import HostWork
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.placeholders import DryRun
@@ -84,8 +85,7 @@ class RunControl:
     def finish(self, result: ExecutionResult) -> ExecutionResult:
         """Return the result with what its journal adds, and keep the journal for what may come after."""
         outcome, self.journal.labels = result.outcome, self.journal.held.held
-        if result.error is not None and result.error.frames and len(self.context.secrets):
-            result = _redacted(result, self.context.secrets.redact)
+        result = without_secrets(result, self.context)
         if (draft := self._draft) is not None:  # its journal is not kept: what it has was not made
             return draft.finish(result, self._first_effect, lambda call: self.journal.entry_of(call) is not None)
         if self.journal.replay is not None or outcome in (Outcome.SUSPENDED, Outcome.DIVERGED):
@@ -151,13 +151,3 @@ def _draft_of(dry_run: DryRun) -> Draft | None:
     from toolcell.control.draft import Draft
 
     return dry_run if isinstance(dry_run, Draft) else None
-
-
-def _redacted(result: ExecutionResult, redact: Callable[[str], str]) -> ExecutionResult:
-    """Return the result without the secrets of the run in the local variables of its error."""
-    assert result.error is not None
-    frames = tuple(
-        dataclasses.replace(frame, locals={name: redact(text) for name, text in frame.locals.items()})
-        for frame in result.error.frames
-    )
-    return dataclasses.replace(result, error=dataclasses.replace(result.error, frames=frames))

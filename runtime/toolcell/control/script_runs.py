@@ -7,35 +7,43 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from toolcell.control.run_control import RunControl
 from toolcell.control.script_checks import ScriptChecks
-from toolcell.control.script_header import header_of, script_of
-from toolcell.journal.ledger import Journal
-from toolcell.journal.store import JournalStore
 from toolcell.options import RunOptions
 from toolcell.results import ExecutionResult
+from toolcell.results.call_list import FinishedRuns
 from toolcell.run.callbacks import RunHandlers
 from toolcell.run.feed import ScriptFeed
-from toolcell.run.runs import PreparedRun, Runs
+from toolcell.run.listed_calls import ListedCalls
+from toolcell.run.runs import PreparedRun, RunJournal, Runs
 from toolcell.run.script import script_from
 from toolcell.tools.call import CallableTools, RunContext
 
 if TYPE_CHECKING:
     from toolcell.control.dry_runs import DryRuns
+    from toolcell.journal.ledger import Journal
+    from toolcell.journal.store import JournalStore
 
 
 class ScriptRuns:
     """Runs each script in a sandbox of its own."""
 
     def __init__(
-        self, runs: Runs, journals: JournalStore, checks: ScriptChecks, dry_runs: Callable[[], DryRuns]
+        self,
+        *,
+        runs: Runs,
+        checks: ScriptChecks,
+        finished: FinishedRuns,
+        journals: Callable[[], JournalStore],
+        is_durable: bool,
+        dry_runs: Callable[[], DryRuns],
     ) -> None:
-        """`dry_runs`: loaded when the first of them begins."""
-        self._runs, self._journals, self._checks, self._dry_runs = runs, journals, checks, dry_runs
+        """`journals` and `dry_runs` are loaded when a run needs them. `is_durable`: every run needs a journal."""
+        self._runs, self._checks, self._finished = runs, checks, finished
+        self._journals, self._is_durable, self._dry_runs = journals, is_durable, dry_runs
 
     async def execute(self, source: str | ScriptFeed, options: RunOptions) -> ExecutionResult:
         """Run a script, or the one that a feed brings; see `Runtime.execute_code`."""
-        runs, journals = self._runs, self._journals
+        runs = self._runs
         tools = runs.tools(options.tools)
         context = options.context
         is_dry = options.dry_run is not False or (context is not None and context.dry_run is not None)
@@ -43,11 +51,11 @@ class ScriptRuns:
             context = self._dry_runs().begin(options.dry_run, context, options.on_approval)
         if options.limits is not None:
             runs.environment.check_supported(options.limits)
-        is_repeatable = journals.is_durable or options.on_approval == "suspend"
+        is_repeatable = self._is_durable or options.on_approval == "suspend"
         seed, clock = runs.seed_and_clock(options.seed, options.clock, is_repeatable)
         script = script_from(source, options, runs.limits, runs.policy.lint)
         script = dataclasses.replace(script, seed=seed, clock=clock)
-        repaired = journals.repaired(options.repairs) if options.repairs is not None else None
+        repaired = self._journals().repaired(options.repairs) if options.repairs is not None else None
         types = await self._checks.types(options.check_types, source, tools, options.inputs, context)
         if types is not None and types.refuses:
             return types.refusal(context)
@@ -63,11 +71,20 @@ class ScriptRuns:
             await self._dry_runs().keep(context.dry_run, result)
         return result if types is None else types.with_result(result)
 
-    def _begin(self, run: PreparedRun, options: RunOptions, repaired: Journal | None) -> RunControl:
-        """Begin the journal of the first run of a script."""
-        store, context, script = self._journals, run.context, run.script
-        is_durable = store.is_durable and context.dry_run is None and not script.is_fed
+    def _begin(self, run: PreparedRun, options: RunOptions, repaired: Journal | None) -> RunJournal:
+        """Begin the first run of a script: its journal, or the list of its calls where that is enough."""
+        context, script = run.context, run.script
+        is_durable = self._is_durable and context.dry_run is None and not script.is_fed
         is_repeatable = is_durable or options.on_approval == "suspend"
+        is_decided = options.on_approval != "ask" or context.scope.approvals is not None
+        is_plain = repaired is None and context.dry_run is None and run.feed is None
+        if is_plain and not (is_repeatable or is_decided):
+            return ListedCalls(run.tools, context, self._finished)
+        from toolcell.control.run_control import RunControl
+        from toolcell.control.script_header import header_of
+        from toolcell.journal.ledger import Journal
+
+        store = self._journals()
         journal = store.make(context.run_id) if is_repeatable else Journal(os.urandom(16).hex())
         if repaired is not None:
             journal.past, journal.labels = list(repaired.all_entries()), repaired.labels
@@ -98,6 +115,9 @@ class ScriptRuns:
         self, journal: Journal, tools: CallableTools, context: RunContext | None, handlers: RunHandlers
     ) -> ExecutionResult:
         """Run the script of a journal that was taken."""
+        from toolcell.control.run_control import RunControl
+        from toolcell.control.script_header import script_of
+
         sandboxes, header, control = self._runs.sandboxes, journal.header, None
         held = sandboxes.held.take(journal.id)
         journal.begin_again()
@@ -106,7 +126,7 @@ class ScriptRuns:
             prepared = await self._runs.prepare(script_of(header), tools, context)
             journal.share_labels(prepared.context.state.labels)
             control = RunControl(
-                store=self._journals,
+                store=self._journals(),
                 journal=journal,
                 tools=tools,
                 context=prepared.context,
@@ -118,6 +138,6 @@ class ScriptRuns:
             return await self._runs.execute(prepared, control, handlers)
         finally:
             if control is None:
-                self._journals.put_down(journal)
+                self._journals().put_down(journal)
             if held is not None:
                 await sandboxes.held.end(held)

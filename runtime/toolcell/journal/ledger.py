@@ -17,6 +17,7 @@ from toolcell.flows import Labels
 from toolcell.journal.identity import digest_of_call
 from toolcell.journal.replay import CallReplay, NewCall, RecordedTurn
 from toolcell.results import Divergence, Outcome, PendingCall
+from toolcell.results.call_list import CallList
 from toolcell.tools.call import Call
 from toolcell.tools.result import Status, ToolFailure, ToolResult, of_plain
 from toolcell_bridge.wire.codec import decode
@@ -190,6 +191,15 @@ class Journal:
     _past_of: dict[str, deque[int]] = field(default_factory=dict)
     """Indices of `past`, by the digests of their calls; of the first `_known_past`."""
     _known_past: int = 0
+
+    @classmethod
+    def of_calls(cls, listed: CallList) -> Journal:
+        """Return the journal of a finished run whose calls were only listed."""
+        journal = cls(listed.id, labels=listed.labels)
+        for call in listed.calls:
+            entry = journal.ask("", call.tool, call.args)
+            entry.answer, entry.is_refused = call.answer, call.is_refused
+        return journal
 
     # Carrying on
 

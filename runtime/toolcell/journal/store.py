@@ -27,16 +27,12 @@ from toolcell.journal.marks import marks_directory
 from toolcell.journal.records import BEFORE_CALLS, LoadedRun, RunRecords, load_run
 from toolcell.journal.tokens import make_token, read_token
 from toolcell.results import ExecutionResult, Suspension
+from toolcell.results.call_list import FINISHED_RUNS, CallList, FinishedRuns, finished_runs
 from toolcell.results.effects import Preflight
 from toolcell.support.json_text import is_small
-from toolcell.support.lru import Lru
 from toolcell.tools.call import CallableTools
 from toolcell.tools.checks import check_kind, check_path, shown
 from toolcell.tools.options import Origin
-
-FINISHED_RUNS: Final = 64
-FINISHED_BYTES: Final = 64 << 20
-"""How many journals of finished runs are kept in memory for repairs, and how large they may be together."""
 
 CALLS_BYTES: Final = 4096
 """Room that a run needs for its calls, besides its source, to begin."""
@@ -95,7 +91,10 @@ class _Seen:
 class JournalStore:
     """The journals of one runtime."""
 
-    def __init__(self, given: JournalConfig | str | os.PathLike[str] | None) -> None:
+    def __init__(
+        self, given: JournalConfig | str | os.PathLike[str] | None, finished: FinishedRuns | None = None
+    ) -> None:
+        """`finished`: the latest finished runs, also those that had no journal."""
         if isinstance(given, str | os.PathLike):
             check_path("journal=", given)
             given = JournalConfig(directory=Path(given))
@@ -110,7 +109,7 @@ class JournalStore:
         """What the directory may have, where there is a limit."""
         self.hash_seed: int | None = None
         """PYTHONHASHSEED of every script whose journal is in this directory: sets have one order in all processes."""
-        self._finished: Lru[str, tuple[str, Journal]] = Lru(FINISHED_RUNS, FINISHED_BYTES)
+        self._finished = finished_runs() if finished is None else finished
         self._begun: set[str] = set()
         """Ids of runs that began here and have not ended."""
         self._waiting: dict[str, Journal] = {}
@@ -306,7 +305,11 @@ class JournalStore:
                 f"repairs={name!r}: this Runtime has no journal of that run. It keeps those of its last "
                 f"{FINISHED_RUNS} finished runs; a suspended run is resumed, and a dry run has no journal: run it again"
             )
-        return found[1]
+        calls = found[1]
+        if isinstance(calls, CallList):
+            return Journal.of_calls(calls)
+        assert isinstance(calls, Journal)
+        return calls
 
     def interrupted(self) -> list[str]:
         """Return the ids of runs that were interrupted and have no token: `resume` takes these ids."""

@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 logger = logger_of("toolcell.runtime")
 
 
+StartEarly = Callable[[Callable[[CallTool, str, RunContext], RunContext], Limits, HostWork], EarlyCalls]
+
+
 class RunJournal(Protocol):
     """The journal's part in one run: it answers calls from a record, and keeps those that are made."""
 
@@ -74,11 +77,9 @@ class RunJournal(Protocol):
     def answer(self) -> Callable[[int, bytes], None]:
         """Takes the answer to a call before it is sent; nothing when the script has cancelled the call."""
 
-    def start_early(
-        self, context_of: Callable[[CallTool, str, RunContext], RunContext], limits: Limits, work: HostWork
-    ) -> EarlyCalls:
-        """Let calls be made before the script comes to them; return what decides about them."""
-        ...
+    @property
+    def start_early(self) -> StartEarly | None:
+        """Lets calls be made before the script comes to them, and returns what decides about them. None: no call is."""
 
     def finish(self, result: ExecutionResult) -> ExecutionResult:
         """Return the result with what the journal adds. In a thread where a person is going to look at much."""
@@ -293,8 +294,9 @@ class Runs:
                     policy=self.policy,
                     environment=self.environment.facts,
                 )
-            if feed is not None and feed.speculates and context.dry_run is None:
-                feed.early = journal.start_early(observer.context_of, limits, run.work)
+            start_early = journal.start_early
+            if feed is not None and feed.speculates and context.dry_run is None and start_early is not None:
+                feed.early = start_early(observer.context_of, limits, run.work)
             bridge = ToolBridge(run.tools, context, observer, journal.dispatch)
             async with open_jobs(context.state, self._tasks):
                 ran = await self.sandboxes.run(request, bridge, observer, abandoned=run.abandoned, own=own)

@@ -1,0 +1,95 @@
+"""`ListedCalls`: the calls of a run that needs no journal. Its tools make them, and they are listed for a repair."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+from toolcell.errors import RunEnded
+from toolcell.results import ExecutionResult
+from toolcell.results.call_list import CallList, FinishedRuns, ListedCall
+from toolcell.run.held import HeldRun
+from toolcell.tools.call import CallableTools, RunContext
+from toolcell.tools.options import Origin
+from toolcell.tools.result import ToolResult
+
+ANSWER_BYTES: Final = 64 << 20
+"""Bytes of answers that are kept of one run. A run with more cannot be repaired."""
+
+
+class ListedCalls:
+    """Makes the calls of one run, and lists them. A `RunJournal`."""
+
+    held: HeldRun | None = None
+    start_early = None
+    """A run with early calls has a journal."""
+
+    def __init__(self, tools: CallableTools, context: RunContext, finished: FinishedRuns) -> None:
+        self.context = context
+        self._tools, self._finished = tools, finished
+        self._list = CallList(os.urandom(16).hex())
+        self._by_id: dict[str, ListedCall] = {}
+
+    @property
+    def journal_id(self) -> str:
+        """By which its calls are found."""
+        return self._list.id
+
+    async def dispatch(
+        self,
+        name: str,
+        args: Mapping[str, Any] | str,
+        *,
+        call_id: str = "",
+        origin: Origin | None = None,
+        context: RunContext | None = None,
+    ) -> ToolResult:
+        """Make a call.
+
+        Raises:
+            ToolAbort: a tool ended the run.
+            AuditError: the call could not be recorded.
+        """
+        call = self._by_id[call_id] = ListedCall(name, args)
+        self._list.calls.append(call)
+        try:
+            result = await self._tools.dispatch(name, args, call_id=call_id, origin=origin, context=context)
+        except RunEnded as exc:
+            if context is not None and context.state.abort is exc:
+                context.state.abort = None  # it ends this script, and not the agent's run around it
+            raise
+        if result.error is not None:
+            call.is_refused = not result.meta.duration_ms
+        return result
+
+    def answer(self, call_number: int, frame: bytes) -> None:
+        """Keep the answer to a call."""
+        call = self._by_id.get(f"call_{call_number}")
+        if call is not None and call.answer is None:
+            self._list.size += len(frame)
+            call.answer = frame if self._list.size <= ANSWER_BYTES else b""
+
+    def finish(self, result: ExecutionResult) -> ExecutionResult:
+        """Keep its calls for a repair, as long as there is room."""
+        found, work = self._list, self.context.scope.work
+        if found.size <= ANSWER_BYTES:
+            found.labels = self.context.state.labels.held
+            found.size += work.calls if work is not None else 0
+            self._finished.put(found.id, (result.run_id, found), found.size)
+        return without_secrets(result, self.context)
+
+    def abandon(self) -> None:
+        """The run has no result, and cannot be repaired."""
+
+
+def without_secrets(result: ExecutionResult, context: RunContext) -> ExecutionResult:
+    """Return the result without the secrets of the run in the local variables of its error."""
+    if result.error is None or not result.error.frames or not len(context.secrets):
+        return result
+    frames = tuple(
+        dataclasses.replace(frame, locals={name: context.secrets.redact(text) for name, text in frame.locals.items()})
+        for frame in result.error.frames
+    )
+    return dataclasses.replace(result, error=dataclasses.replace(result.error, frames=frames))
