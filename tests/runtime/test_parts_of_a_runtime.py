@@ -46,6 +46,7 @@ print(*(name for name in sys.modules if name.startswith("toolcell.")))
 """
 
 UNUSED = (
+    "toolcell.journal",
     "toolcell.audit",
     "toolcell.sessions",
     "toolcell.agents",
@@ -56,6 +57,11 @@ UNUSED = (
     "toolcell.integrations",
     "toolcell.sync",
     "toolcell.quotas",
+    "toolcell.control.run_control",
+    "toolcell.control.journaled_calls",
+    "toolcell.control.suspension",
+    "toolcell.control.decisions",
+    "toolcell.control.script_header",
     "toolcell.control.draft",
     "toolcell.control.dry_runs",
     "toolcell.control.commit",
