@@ -163,6 +163,26 @@ def test_final_answer_ends_the_script_and_is_not_caught_as_an_exception(executor
     assert (again.output, again.logs, again.is_final_answer) == (None, "next\n", False)
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "try:\n    final_answer(1)\nexcept:\n    print('caught')\nprint('after')",
+        "def f():\n    try:\n        final_answer(1)\n    except:\n        pass\n    return 5\nprint(f())",
+        "for _ in range(3):\n    try:\n        final_answer(1)\n    except BaseException:\n        continue\nprint('after')",
+    ],
+)
+def test_final_answer_ends_a_script_that_catches_everything(executor: ToolcellPythonExecutor, code: str) -> None:
+    done = executor(code)
+    assert (done.output, done.logs, done.is_final_answer) == (1, "", True)
+    assert executor("def g():\n    return 2\ng()").output == 2
+
+
+def test_an_answer_may_hold_numbers_that_json_does_not_have(executor: ToolcellPythonExecutor) -> None:
+    answer = executor("final_answer({'a': [float('nan'), float('-inf')], 'b': 1.5})").output
+    assert repr(answer) == "{'a': [nan, -inf], 'b': 1.5}"
+    assert repr(executor("float('nan')").output) == "nan"
+
+
 def test_a_final_answer_tool_of_the_agents_own_gives_whatever_it_makes(runtime: SyncRuntime) -> None:
     class Checked(FinalAnswerTool):
         def forward(self, answer: Any) -> Any:

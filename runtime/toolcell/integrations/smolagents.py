@@ -37,8 +37,30 @@ _SCHEMA_KEYS = frozenset({"description", "enum", "items", "properties", "additio
 _TYPES = frozenset({"string", "boolean", "integer", "number", "array", "object", "null"})
 """Of smolagents' types, those of a JSON Schema. It has `any`, `image` and `audio` besides."""
 
+_FLOAT = "$float"
+"""Key of a number that JSON does not have, in a final answer on its way to the host."""
+
 _DEFINE = f"""\
 def define(name, parameters):
+    import sys
+    is_final = name == {FINAL_ANSWER!r}
+    def sendable(value):
+        if isinstance(value, float) and value - value != 0:
+            return {{{_FLOAT!r}: repr(value)}}
+        if isinstance(value, dict):
+            return {{key: sendable(each) for key, each in value.items()}}
+        return [sendable(each) for each in value] if isinstance(value, (list, tuple)) else value
+    def end(frame, event, arg):
+        if event == "line":
+            raise SystemExit(0)
+        return end
+    def end_at_next_line(frame):
+        # A bare `except:` takes the SystemExit below for its own; the next line that the script comes to ends it.
+        script = frame.f_code.co_filename
+        while frame is not None and frame.f_code.co_filename == script:
+            frame.f_trace = end
+            frame = frame.f_back
+        sys.settrace(lambda frame, event, arg: None)
     def called(*args, **kwargs):
         if len(args) > len(parameters):
             raise TypeError(f"{{name}}() takes {{len(parameters)}} arguments, and {{len(args)}} were given")
@@ -46,8 +68,9 @@ def define(name, parameters):
             if parameter in kwargs:
                 raise TypeError(f"{{name}}() got two values of {{parameter!r}}")
             kwargs[parameter] = value
-        answer = call_tool(name, kwargs)
-        if name == {FINAL_ANSWER!r}:
+        answer = call_tool(name, {{key: sendable(each) for key, each in kwargs.items()}} if is_final else kwargs)
+        if is_final:
+            end_at_next_line(sys._getframe(1))
             raise SystemExit(0)
         return answer
     called.__name__ = called.__qualname__ = name
@@ -148,7 +171,7 @@ class ToolcellPythonExecutor(PythonExecutor):
             return tool(**args)
 
         def answer(args: dict[str, Any]) -> None:
-            self._answers.append(tool(**args))
+            self._answers.append(tool(**{key: _received(each) for key, each in args.items()}))
 
         # smolagents shows its model what a tool raised.
         return framework_tool(
@@ -160,6 +183,15 @@ class ToolcellPythonExecutor(PythonExecutor):
             expose_errors=True,
             orchestrates=hasattr(tool, "run") and hasattr(tool, "memory"),  # an agent, which may take its time
         )
+
+
+def _received(value: Any) -> Any:
+    """Return a part of a final answer with the numbers that JSON does not have."""
+    if isinstance(value, dict):
+        if list(value) == [_FLOAT] and value[_FLOAT] in ("nan", "inf", "-inf"):
+            return float(value[_FLOAT])
+        return {key: _received(each) for key, each in value.items()}
+    return [_received(each) for each in value] if isinstance(value, list) else value
 
 
 def _schema(inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
