@@ -58,8 +58,8 @@ async def test_a_document_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path:
 
 
 def test_very_many_agents_of_one_group_are_read() -> None:
-    text = "user-agent: other\n" * 20_000 + "user-agent: OasisBot\n" * 20_000 + "disallow: /a\n"
-    assert not robots.parse_robots(text, "OasisBot").allows("/a")
+    text = "user-agent: other\n" * 20_000 + "user-agent: toolcell\n" * 20_000 + "disallow: /a\n"
+    assert not robots.parse_robots(text, "toolcell").allows("/a")
     assert robots.parse_robots(text, "third").allows("/a")
 
 

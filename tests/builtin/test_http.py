@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
+import toolcell
 from builtin.webkit import Names, Page, Site, call, local, page, redirect, serve
 from toolcell import UsageError
 from toolcell.builtin import Credential, Http, WebPolicy
@@ -70,7 +71,7 @@ async def test_the_article_of_a_page_is_its_text() -> None:
         "content_type": "text/html; charset=utf-8", "truncated": False,
     }  # fmt: skip
     assert site.requests[0].startswith("GET / HTTP/1.1\r\n")
-    assert "User-Agent: Mozilla/5.0 (compatible; OasisBot/1.0)\r\n" in site.requests[0]
+    assert f"User-Agent: Mozilla/5.0 (compatible; toolcell/{toolcell.__version__})\r\n" in site.requests[0]
 
 
 @pytest.mark.conforms("S6")
@@ -335,8 +336,8 @@ async def test_a_body_is_not_sent_on_to_another_host() -> None:
         ("User-agent: *\nDisallow: /private", "/private/x", False),
         ("User-agent: *\nDisallow: /private", "/public", True),
         ("User-agent: *\nDisallow: /\nAllow: /pub", "/public", True),
-        ("User-agent: oasisbot\nDisallow: /a\n\nUser-agent: *\nDisallow: /", "/b", True),
-        ("User-agent: other\nUser-agent: OasisBot\nDisallow: /a", "/a", False),
+        ("User-agent: TOOLCELL\nDisallow: /a\n\nUser-agent: *\nDisallow: /", "/b", True),
+        ("User-agent: other\nUser-agent: toolcell\nDisallow: /a", "/a", False),
         ("User-agent: other\nDisallow: /a", "/a", True),
         ("User-agent: *\nDisallow: /*.pdf$", "/x/y.pdf", False),
         ("User-agent: *\nDisallow: /*.pdf$", "/x/y.pdf?z", True),
@@ -349,7 +350,7 @@ async def test_a_body_is_not_sent_on_to_another_host() -> None:
     ],
 )  # fmt: skip
 def test_robots_rules_are_read_as_rfc_9309_says(robots: str, path: str, allowed: bool) -> None:
-    assert parse_robots(robots, "OasisBot").allows(path) is allowed
+    assert parse_robots(robots, "toolcell").allows(path) is allowed
 
 
 async def test_robots_txt_is_asked_once_and_on_every_host_of_a_redirect() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _ast
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -45,8 +45,12 @@ class Denied(Exception):
         self.error = error
 
 
-def parse(run: RunScript, name: str = SCRIPT, part: Part = WHOLE) -> tuple[types.CodeType, dict[str, Any]]:
+def parse(
+    run: RunScript, name: str = SCRIPT, part: Part = WHOLE, defined: Collection[str] = ()
+) -> tuple[types.CodeType, dict[str, Any]]:
     """Compile a script under this file name; returns it with the names it needs. Its last value will be under `LAST`.
+
+    `defined`: names that it finds in its namespace, beside its inputs.
 
     Raises:
         SyntaxError, ValueError, RecursionError, MemoryError: as compile() does.
@@ -58,7 +62,7 @@ def parse(run: RunScript, name: str = SCRIPT, part: Part = WHOLE) -> tuple[types
         return _compiled(tree, part, lambda tree: compile(tree, name, "exec", flags, dont_inherit=True)), {}
     from toolcell_bridge.guest.lint import check, compile_tree
 
-    checked = check(run.source, run.lint, name)  # type: ignore[arg-type]
+    checked = check(run.source, run.lint, name, {*defined, *run.inputs})  # type: ignore[arg-type]
     if checked.tree is None:
         raise Denied(_denied(checked.findings))
     return _compiled(checked.tree, part, lambda tree: compile_tree(tree, "exec", name, flags)), checked.guards

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType
@@ -66,13 +66,15 @@ class Offence:
 class _Policies(Protocol):
     def find_offences(self, tree: ast.Module) -> list[Offence]: ...
 
+    def find_unavailable(self, tree: ast.Module, defined: Collection[str]) -> list[Offence]: ...
+
     def restrict(self, tree: ast.Module) -> tuple[ast.Module, list[Offence]]: ...
 
     def guards(self) -> dict[str, object]: ...
 
 
-def check(source: str, profile: Profile = "off", filename: str = "<code>") -> LintResult:
-    """Parse `source` and check it against `profile`.
+def check(source: str, profile: Profile = "off", filename: str = "<code>", defined: Collection[str] = ()) -> LintResult:
+    """Parse `source` and check it against `profile`. `defined`: names that the script finds in its namespace.
 
     Raises:
         SyntaxError: the source is no Python, or too deep or too large for the interpreter to parse.
@@ -86,8 +88,9 @@ def check(source: str, profile: Profile = "off", filename: str = "<code>") -> Li
         offences = policies.find_offences(tree)
         if profile == "standard":
             return _checked(source, tree, offences, {})
+        unavailable = policies.find_unavailable(tree, defined)  # before the tree is transformed
         restricted, more = policies.restrict(tree)
-        return _checked(source, restricted, offences + more, policies.guards())
+        return _checked(source, restricted, offences + unavailable + more, policies.guards())
 
 
 def compile_tree(

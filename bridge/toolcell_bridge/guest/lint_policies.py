@@ -19,7 +19,7 @@ import re
 import string
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -297,6 +297,42 @@ class LogPrint(PrintCollector):
         sys.stdout.flush()
 
 
+def find_unavailable(tree: ast.Module, defined: Collection[str]) -> list[Offence]:
+    """Find the modules and builtins that a restricted script does not have, so that none of it runs."""
+    known = {*_restricted_builtins(), "print", *_bound_names(tree), *defined}
+    found = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import():
+                problem = next((said for each in node.names if (said := _not_importable(each.name))), "")
+            case ast.ImportFrom(module=str(module), level=0):
+                problem = _not_importable(module) or next(
+                    (said for each in node.names if (said := _not_exported(module, each.name))), ""
+                )
+            case ast.ImportFrom(module=module, level=level) if level:
+                problem = _not_importable("." * level + (module or ""))
+            case ast.Name(id=name, ctx=ast.Load()) if name not in known and hasattr(builtins, name):
+                problem = f"{name} is not there in a restricted script"
+            case _:
+                problem = ""
+        if problem:
+            place: Any = node
+            found.append(Offence(place.lineno, place.col_offset, "restricted", problem))
+    return found
+
+
+def _not_importable(name: str) -> str:
+    if name in rules.IMPORTABLE:
+        return ""
+    return f"import of {name!r} is blocked in a restricted script: use call_tool() instead"
+
+
+def _not_exported(module: str, name: str) -> str:
+    if name == "*" or _is_exported(importlib.import_module(module), name):
+        return ""
+    return f"cannot import {name!r} from {module!r} in a restricted script"
+
+
 def guards() -> dict[str, object]:
     """Make the globals a restricted script needs: its builtins, and the functions its transformed tree calls."""
     return {
@@ -370,12 +406,12 @@ def guarded_import(
     level: int = 0,
 ) -> object:
     """Import a module of the table; `from` imports take exported names only."""
-    if level or name not in rules.IMPORTABLE:
-        raise ImportError(f"import of {name!r} is blocked in a restricted script: use call_tool() instead")
+    if level or (problem := _not_importable(name)):
+        raise ImportError(problem if not level else _not_importable("." * level + name))
     module = importlib.import_module(name)
     for wanted in fromlist or ():
-        if not _is_exported(module, wanted):
-            raise ImportError(f"cannot import {wanted!r} from {name!r} in a restricted script")
+        if problem := _not_exported(name, wanted):
+            raise ImportError(problem)
     found = module if fromlist else sys.modules[name.partition(".")[0]]
     # RestrictedPython's stand-in hides string.Formatter, which reads attributes unguarded (CVE-2024-47532).
     return utility_builtins["string"] if found is string else found

@@ -232,7 +232,7 @@ class Runner:
 
     def _compiled(self, run: RunScript, name: str, namespace: dict[str, Any], part: Part = WHOLE) -> types.CodeType:
         """Compile a script, or a statement of one, and give it the names that it needs."""
-        code, guards = parse(run, name, part)
+        code, guards = parse(run, name, part, namespace)
         namespace.update(guards)
         if LAST_RESULT in code.co_names:
             namespace[LAST_RESULT] = self._set_last_result

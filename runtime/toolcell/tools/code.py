@@ -55,6 +55,11 @@ _CODE_MORE = " call_tools_parallel([(name, args), ...]) makes several calls at o
 _CODE_OR_PLAN = f" For independent calls known upfront, {PLAN_TOOL} is simpler."
 
 
+_RESTRICTED = (
+    " Without set_result, the value of the last expression is the result. Scripts are restricted: they cannot open "
+    "files, use no attribute or name that begins with _, and may import only {modules}. What is not allowed is refused "
+    "before anything runs. {state}"
+)
 _SANDBOX = (
     " Without set_result, the value of the last expression is the result, and open matplotlib figures are returned as "
     "images. Files are written to the current folder; "
@@ -96,8 +101,13 @@ def described_sandbox(runtime: Any, limits: Limits | None = None, *, keeps_state
     `limits`: of each script, when they are not the runtime's. `keeps_state`: the scripts are those of a session.
     """
     limits, packages = limits or getattr(runtime, "limits", None), tuple(getattr(runtime, "packages", ()))
-    text = _SANDBOX.format(state=_KEPT if keeps_state else _AFRESH)
-    if packages:
+    state = _KEPT if keeps_state else _AFRESH
+    text = _SANDBOX.format(state=state)
+    if getattr(getattr(runtime, "policy", None), "lint", None) == "strict":
+        from toolcell_bridge.guest.lint import IMPORTABLE  # only this profile has it
+
+        text = _RESTRICTED.format(modules=", ".join(sorted(IMPORTABLE)), state=state)
+    elif packages:
         more = f" and {len(packages) - MAX_PACKAGES} more" if len(packages) > MAX_PACKAGES else ""
         text += f" Besides the standard library there are: {', '.join(packages[:MAX_PACKAGES])}{more}."
     else:

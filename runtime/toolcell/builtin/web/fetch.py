@@ -25,7 +25,7 @@ from toolcell.support.quiet_loggers import quiet_loggers
 from toolcell.support.token_bucket import TokenBucket
 
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
-ROBOTS_AGENT: Final = "OasisBot"
+ROBOTS_AGENT: Final = "toolcell"
 ROBOTS_KEPT_S: Final = 3600.0
 MAX_HOSTS: Final = 1024
 """Of which robots.txt and the time of the last request are kept."""

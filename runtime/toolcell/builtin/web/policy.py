@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from toolcell import __version__
 from toolcell.builtin.web.addresses import IPAddress, IPNetwork, networks_of, refusal
 from toolcell.builtin.web.urls import Target, decoded_path
 from toolcell.errors import ToolError, UsageError
@@ -24,7 +25,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 LOCAL_NAMES: Final = ("localhost", "localdomain", "local", "internal", "home.arpa")
 """Names of one's own network, and everything below them. Source: RFC 6761, RFC 6762, RFC 8375, ICANN on `.internal`."""
 
-USER_AGENT: Final = "Mozilla/5.0 (compatible; OasisBot/1.0)"
+USER_AGENT: Final = f"Mozilla/5.0 (compatible; toolcell/{__version__})"
 
 
 @dataclass(frozen=True, slots=True)

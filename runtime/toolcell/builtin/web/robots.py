@@ -33,7 +33,7 @@ NOTHING = RobotsRules(((False, "/"),))
 
 
 def parse_robots(text: str, agent: str) -> RobotsRules:
-    """Return the rules that a robots.txt has for `agent`, a product name such as `OasisBot`."""
+    """Return the rules that a robots.txt has for `agent`, a product name such as `toolcell`."""
     own: list[tuple[bool, str]] = []
     others: list[tuple[bool, str]] = []
     is_named = False
