@@ -193,6 +193,29 @@ async def test_a_missing_column_never_passes_and_null_only_equals_null() -> None
     assert "op" in await failure("data_filter", records=SALES, where=[one | {"op": "like"}])
 
 
+@pytest.mark.parametrize("engine", ["python", "polars"])
+@pytest.mark.parametrize(
+    ("one", "other", "are_one"),
+    [
+        ("00501", "501", False), ("1e3", "1000", False), ("12E5", "1200000", False), ("-01", "-1", False),
+        ("1.0", "1", True), ("1.5e3", "1500", True), ("0", "0.0", True), ("0.50", ".5", True),
+    ],
+)  # fmt: skip
+async def test_text_that_only_looks_like_a_number_is_not_the_same_as_one(
+    engine: Any, one: str, other: str, are_one: bool
+) -> None:
+    tools = DataTools(engine=engine)
+    records = [{"k": one, "n": 1}, {"k": other, "n": 2}]
+    groups = await call(
+        tools, "data_aggregate", records=records, group_by=["k"], metrics=[{"column": "n", "op": "sum"}]
+    )
+    assert groups.value["count"] == (1 if are_one else 2)
+    for sought, expected in ((one, 1), (other, 2)):
+        where = [{"column": "k", "op": "==", "value": sought}]
+        found = await call(tools, "data_filter", records=records, where=where)
+        assert [row["n"] for row in found.value["records"]] == ([1, 2] if are_one else [expected])
+
+
 # Aggregate
 
 

@@ -19,6 +19,9 @@ MAX_CONDITIONS = 100
 NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 
+_IDENTIFIER = re.compile(r"[+-]?0[0-9].*|[0-9]+[eE][0-9]+")
+"""Text of digits that says more, or something else, than its number."""
+
 _HUGE = 10**MAX_NUMBER_CHARS
 
 Number = int | float
@@ -56,6 +59,16 @@ def number_of(cell: Any) -> Number | None:
     return value if math.isfinite(value) else None
 
 
+def key_of(cell: Any) -> Number | None:
+    """Return the number that a cell is compared and grouped by; None for text, and for what only looks like a number.
+
+    `00501` is a postcode and `12E5` a part: neither is the same as 501 or 1200000.
+    """
+    if type(cell) is str and _IDENTIFIER.fullmatch(cell.strip()):
+        return None
+    return number_of(cell)
+
+
 def tidy(number: Number) -> Number:
     """Return a whole float as an integer, and an integer that no JSON reader could hold as a float."""
     if isinstance(number, float):
@@ -81,8 +94,14 @@ def sort_key(cell: Any) -> tuple[int, Number, str]:
 
 
 def group_key(cell: Any) -> tuple[int, Number, str]:
-    """Two cells of one group have the same key: 1, 1.0 and "1" are one group, null and missing another."""
-    return (2, 0, "") if is_empty(cell) else sort_key(cell)
+    """Two cells of one group have the same key: 1, 1.0 and "1" are one group, null and missing another.
+
+    "01" and "1e0" are groups of their own.
+    """
+    if is_empty(cell):
+        return (2, 0, "")
+    number = key_of(cell)
+    return (1, 0, text_of_cell(cell)) if number is None else (0, number, "")
 
 
 OPERATORS: Final = ("==", "!=", ">", "<", ">=", "<=", "contains", "in")
@@ -129,7 +148,7 @@ class Condition:
     def _is_one(self, cell: Any) -> bool:
         if cell is None:
             return self.has_null
-        number = number_of(cell)
+        number = key_of(cell)
         return text_of_cell(cell) in self.texts if number is None else number in self.numbers
 
 
@@ -146,7 +165,8 @@ def condition(column: str, op: str, value: Any) -> Condition:
     values: Sequence[Any] = value if op == "in" else [value]
     if len(values) > MAX_IN_VALUES:
         raise ToolError(f'"in" takes at most {MAX_IN_VALUES} values, not {len(values)}', code="invalid_arguments")
-    numbers = [number_of(each) for each in values]
+    read = key_of if op in ("==", "!=", "in") else number_of
+    numbers = [read(each) for each in values]
     texts = frozenset(
         text_of_cell(each) for each, number in zip(values, numbers, strict=True) if number is None and each is not None
     )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EngineName = Literal["auto", "polars", "python"]
 
 NO_POLARS: Final = "this engine needs polars; run: pip install 'toolcell[data]'"
-SURELY_A_NUMBER: Final = r"^-?[0-9]{1,15}(?:\.[0-9]{1,6})?$"
+SURELY_A_NUMBER: Final = r"^-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,6})?$"
 SURELY_NONE: Final = r"^[A-Za-z_]"
 _EXACT: Final = 2**53
 
