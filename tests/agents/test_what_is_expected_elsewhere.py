@@ -53,3 +53,15 @@ async def test_the_most_calls_of_one_response_are_a_models_and_not_the_programs(
     results = await registry.execute_batch([("double", {"x": x}) for x in range(100)], origin=origin)
 
     assert [result.status for result in results].count(Status.BLOCKED) == refused
+
+
+async def test_a_call_that_nobody_approved_says_what_decides_about_it() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool(requires_approval=True)
+    async def pay(euros: int) -> str:
+        """Pay so many euros to whoever has asked."""
+        return f"paid {euros}"
+
+    refused = await registry.dispatch("pay", {"euros": 1})
+    assert "approval_hook(...)" in refused.message and 'on_approval="suspend"' in refused.message

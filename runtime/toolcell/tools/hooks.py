@@ -156,6 +156,10 @@ class Hook:
         check_kind("Hook(name)", self.name, str)
 
 
+APPROVAL_CURE = 'its program may add approval_hook(...), or run it with on_approval="suspend"'
+"""What decides about calls that need approval."""
+
+
 def approval_hook(approver: Approver, *, timeout_s: float | None = None) -> Hook:
     """Make a hook that asks `approver` about every call that needs approval; `call.approval_reason` says why.
 
@@ -238,6 +242,8 @@ def not_approved(call: Call, other_arguments: bool) -> ToolResult:
     message = f'tool "{call.name}" {call.approval_reason}, and nobody approved this call'
     if other_arguments:
         message += " with these arguments: a later hook changed them; add the hook that approves last"
+    else:
+        message += f"; {APPROVAL_CURE}"
     return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
 
 
