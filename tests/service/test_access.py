@@ -119,7 +119,7 @@ def test_a_proxy_is_named_by_address_or_network(proxies: list[str]) -> None:
 
 def attempts_from(service: Service) -> set[str]:
     """Return the addresses from which wrong tokens were counted."""
-    return set(service.authenticator._attempts._debts)  # type: ignore[attr-defined]
+    return set(service.authenticator._attempts._wrong)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def world(service: tuple[Service, TestClient, Issuer]) -> Iterator[World]:
 
 @pytest.fixture(autouse=True)
 def _no_wrong_tokens_before(service: tuple[Service, TestClient, Issuer]) -> None:
-    service[0].authenticator._tokens._attempts._debts.clear()  # type: ignore[attr-defined]
+    service[0].authenticator._tokens._attempts._wrong.take_all()  # type: ignore[attr-defined]
 
 
 def fill(world: World) -> None:
