@@ -16,6 +16,7 @@ from toolcell.journal.ledger import CANCELLED, Journal, JournalEntry
 from toolcell.journal.replay import NewCall
 from toolcell.results import Divergence, Outcome
 from toolcell.run.early_calls import EarlyCalls
+from toolcell.run.listed_calls import end_script_alone
 from toolcell.support.host_work import HostWork
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.hooks import Reject
@@ -97,8 +98,7 @@ class JournaledCalls:
                 entry.is_refused = not result.meta.duration_ms
             return result
         except RunEnded as exc:
-            if context is not None and context.state.abort is exc:
-                context.state.abort = None  # it ends this script, and not the agent's run around it
+            end_script_alone(exc, context)
             raise
         finally:
             suspender.active -= 1

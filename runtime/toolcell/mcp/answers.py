@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import mimetypes
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from mcp_types import (
     AudioContent,
@@ -31,6 +30,7 @@ from toolcell.tools.parts import File, Part, Text
 from toolcell.tools.problems import ValueCheck
 from toolcell.tools.result import ToolResult
 from toolcell.tools.strangers import safe_text
+from toolcell.tools.text_data import strict_json
 
 INVALID_RESULT = "invalid_result"
 """Code of a failure: the server's answer is not what it declared."""
@@ -61,22 +61,21 @@ def as_tool_result(
         said = safe_text(hide(text), MAX_SAID_CHARS) or "the server reports an error and does not describe it"
         return ToolResult.fail(f"MCP server {server}: {said}")
     files = tuple(each for each in blocks if isinstance(each, File))
-    value, read = answer.structured_content, _Reader()
+    value = answer.structured_content
     if check is not None:
         if value is None:
             return _invalid(server, "it declares an output schema and sent no structured content")
         if (problem := _mismatch(check, value)) is not None:
             return _invalid(server, problem)
     if value is not None:
-        beside = [read(each) for place, each in enumerate(blocks) if not _says_the_same(each, place, value, read)]
         if is_wrapped and isinstance(value, dict):
             value = value["result"]
-        elif beside and isinstance(value, dict) and BESIDE not in value:
+        elif isinstance(value, dict) and BESIDE not in value and (beside := _beside(blocks, value)):
             value = {**value, BESIDE: beside}
         return ToolResult(parts=_shown(blocks), value=value, has_value=True, files=files)
     if len(blocks) <= 1:
         return ToolResult(parts=_shown(blocks), files=files)
-    return ToolResult(parts=_shown(blocks), value=[read(each) for each in blocks], has_value=True, files=files)
+    return ToolResult(parts=_shown(blocks), value=[*map(_Reader(), blocks)], has_value=True, files=files)
 
 
 def is_wrapper(schema: Mapping[str, Any] | None, name: str) -> bool:
@@ -92,14 +91,21 @@ def is_wrapper(schema: Mapping[str, Any] | None, name: str) -> bool:
     return schema.get("x-fastmcp-wrap-result") is True or schema.get("title") == f"{name}Output"
 
 
-def _says_the_same(block: Part, place: int, value: Any, read: _Reader) -> bool:
-    """Whether a part repeats structured content as text, as servers do for older clients: whole, or item by item."""
-    if not isinstance(block, Text):
-        return False
-    inner = value["result"] if isinstance(value, dict) and list(value) == ["result"] else value
+def _beside(blocks: Sequence[Part], value: dict[str, Any]) -> list[Any]:
+    """Return what the parts of an answer say that its structured content does not."""
+    data = [*map(_Reader(), blocks)]
+    return [
+        data[place]
+        for place, each in enumerate(blocks)
+        if not isinstance(each, Text) or not _says_the_same(each.text, data[place], place, value)
+    ]
+
+
+def _says_the_same(text: str, data: Any, place: int, value: dict[str, Any]) -> bool:
+    """Whether a text repeats structured content, as servers do for older clients: whole, or item by item."""
+    inner = value["result"] if list(value) == ["result"] else value
     item = inner[place] if isinstance(inner, list) and place < len(inner) else inner
-    data = read(block)
-    return not block.text.strip() or any(one in (value, inner, item) for one in (block.text, data))
+    return not text.strip() or any(one in (value, inner, item) for one in (text, data))
 
 
 def _invalid(server: str, problem: str) -> ToolResult:
@@ -179,12 +185,8 @@ class _Reader:
         if elements > self._left or len(text) > MAX_JSON_CHARS:
             return text
         try:
-            found = json.loads(text, parse_constant=_refuse)
+            found = strict_json(text)
         except (ValueError, RecursionError):
             return text
         self._left -= elements
         return found
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

@@ -115,7 +115,7 @@ class McpClient(OpenedInBlock):
         self._connection: Connection | None = None
         self._under_way = Counter[Transport]()
         """Calls without an answer."""
-        self._answered = anyio.Event()
+        self._answered = ChangeEvent()
         self._home: asyncio.AbstractEventLoop | None = None
         self._changed = anyio.Event()
         self._problem = "it was not started"
@@ -320,7 +320,7 @@ class McpClient(OpenedInBlock):
             yield
         finally:
             self._under_way[transport] -= 1
-            self._answered.set()
+            self._answered.notify()
             if not self._under_way[transport]:
                 del self._under_way[transport]
 
@@ -333,7 +333,6 @@ class McpClient(OpenedInBlock):
             self._connection, self._problem = None, problem
             with anyio.move_on_after(FORGOTTEN_S):  # others are told the same, or have their answer
                 while self._under_way[transport]:
-                    self._answered = anyio.Event()
                     await self._answered.wait()
             transport.ended.set()
         if is_again:

@@ -47,9 +47,9 @@ from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.detail import check_shown_chars
 from toolcell.tools.options import Origin
-from toolcell.tools.problems import ValueCheck
 from toolcell.tools.search import FOUND
 from toolcell.tools.stubs import declared
+from toolcell.tools.text_data import check_of
 from toolcell_bridge import __version__
 
 Context = ServerRequestContext[Any, Any]
@@ -348,7 +348,7 @@ def _of_row(rows: PlanRows, schema: Mapping[str, Any] | None) -> types.CallToolR
         return failed(f"its result has {size} bytes of JSON, and an answer holds {VALUE_BYTES}; use {CODE_TOOL}")
     plain = json.loads(json_text(value))
     structured = {"result": plain} if is_wrapper(schema, row["tool"]) else plain
-    if (problem := ValueCheck(schema).problem(structured)) is not None:
+    if (problem := check_of(schema).problem(structured)) is not None:
         return failed(f"its result is not of the type that it declares: {problem.message}")
     return types.CallToolResult(content=content, structured_content=structured)
 

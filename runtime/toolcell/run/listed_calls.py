@@ -57,8 +57,7 @@ class ListedCalls:
         try:
             result = await self._tools.dispatch(name, args, call_id=call_id, origin=origin, context=context)
         except RunEnded as exc:
-            if context is not None and context.state.abort is exc:
-                context.state.abort = None  # it ends this script, and not the agent's run around it
+            end_script_alone(exc, context)
             raise
         if result.error is not None:
             call.is_refused = not result.meta.duration_ms
@@ -82,6 +81,12 @@ class ListedCalls:
 
     def abandon(self) -> None:
         """The run has no result, and cannot be repaired."""
+
+
+def end_script_alone(exc: RunEnded, context: RunContext | None) -> None:
+    """Let what ended a script not end the agent's run around it."""
+    if context is not None and context.state.abort is exc:
+        context.state.abort = None
 
 
 def without_secrets(result: ExecutionResult, context: RunContext) -> ExecutionResult:

@@ -127,8 +127,17 @@ def may_be_data(options: ToolOptions, result: ToolResult) -> bool:
     return result.output.lstrip()[:1] in ("{", "[")
 
 
+def strict_json(text: str) -> Any:
+    """Return the data of a JSON text. NaN and infinities are not JSON.
+
+    Raises:
+        ValueError, RecursionError: it is not JSON, or is nested too deeply.
+    """
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
 def _parsed(text: str) -> Any:
-    return plain_value(json.loads(text, parse_constant=_refuse_constant))
+    return plain_value(strict_json(text))
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -172,11 +181,20 @@ def _target(root: Mapping[str, Any], reference: str) -> object:
 def _problem(schema: Mapping[str, Any], value: object) -> str:
     """Return what is wrong with a value of a declared type; empty when nothing is."""
     try:
-        check = _check(json.dumps(schema, default=str))
+        check = check_of(schema)
     except RegistrationError:  # a return type that says nothing that can be checked
         return ""
     problem = check.problem(value)
     return "" if problem is None else f"{'/'.join(map(str, problem.path)) or 'root'}: {problem.message}"
+
+
+def check_of(schema: Mapping[str, Any]) -> ValueCheck:
+    """Return what checks values of a declared type; compiled once for as long as it is asked for.
+
+    Raises:
+        RegistrationError: the type says nothing that can be checked.
+    """
+    return _check(json.dumps(schema, default=str))
 
 
 @lru_cache(128)
