@@ -12,6 +12,7 @@ from runtime.plain_python import PROGRAMS
 from toolcell import Limits, SyncRuntime, ToolRegistry
 from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.images.reference import ImageRef
+from toolcell.testing.contract.termination import OWN_SIGNALS
 
 pytestmark = pytest.mark.docker
 
@@ -30,6 +31,12 @@ def runtime(docker_image: ImageRef, request: pytest.FixtureRequest) -> Iterator[
 def test_a_program_behaves_as_under_plain_python(runtime: SyncRuntime, program: str) -> None:
     result = runtime.execute_code(textwrap.dedent(PROGRAMS[program]))
     assert (result.outcome, result.value) == ("ok", True), (result.error, result.logs.text)
+
+
+@pytest.mark.parametrize("source", OWN_SIGNALS)
+def test_a_signal_to_itself_ends_a_script_and_is_named(runtime: SyncRuntime, source: str) -> None:
+    error = runtime.execute_code(f"import os, signal, threading\n{source}").error
+    assert error is not None and (error.type, error.signal) == ("Killed", OWN_SIGNALS[source])
 
 
 @pytest.mark.parametrize("wait", ["while True:\n    pass", "import re\nre.match('(a+)+$', 'a' * 40 + 'b')"])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from passed_on import processes
 from passed_on.office import Office, Order
 
 
@@ -22,3 +23,8 @@ def office() -> Office:
 @pytest.fixture
 def order(tmp_path: Path) -> Order:
     return Order(folder=tmp_path / "journals")
+
+
+@pytest.fixture(autouse=True)
+def processes_of_others() -> None:
+    processes.begin()

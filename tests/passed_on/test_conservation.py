@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from passed_on.office import Office
+from passed_on.processes import own_children
 from toolcell import ExecutionResult, Limits, Outcome, PoolConfig, Quota, QuotaExceeded, Quotas, RunContext, Runtime
 from toolcell.audit import Index, RecordedRun
 
@@ -52,7 +53,7 @@ async def lost(runtime: Runtime) -> ExecutionResult:
     """The parent of all sandboxes dies."""
 
     def kill(_value: object) -> None:
-        for child in psutil.Process().children(recursive=True):
+        for child in own_children():
             with suppress(psutil.Error):
                 if child.children():
                     child.kill()
@@ -127,7 +128,7 @@ async def test_a_run_is_accounted_for_however_it_ends(ending: str, office: Offic
             result = await end(runtime)
 
     assert descriptors() == before
-    assert psutil.Process().children(recursive=True) == []
+    assert own_children() == []
     (record,) = recorded(tmp_path)
     made = len(office.made)
     assert record.end and all(call.is_finished for call in record.calls)

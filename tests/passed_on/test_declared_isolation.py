@@ -11,6 +11,7 @@ import anyio
 import psutil
 import pytest
 
+from passed_on.processes import own_children
 from toolcell import ExecutionResult, Policy, PoolConfig, Runtime, ToolRegistry
 
 pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
@@ -67,8 +68,7 @@ async def two_sandboxes(**options: Any) -> tuple[list[ExecutionResult], list[Pro
         nonlocal waiting
         waiting += 1
         if waiting == 2:
-            children = psutil.Process().children(recursive=True)
-            looked.extend(Process.of(each.pid) for each in children if not each.children())
+            looked.extend(Process.of(each.pid) for each in own_children() if not each.children())
             both.set()
         await both.wait()
 

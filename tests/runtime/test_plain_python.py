@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from toolcell import Policy, SyncRuntime
+from toolcell.testing.contract.termination import OWN_SIGNALS
 
 from .conftest import Run
 from .plain_python import PROGRAMS
@@ -17,6 +21,14 @@ pytestmark = pytest.mark.isolation
 def test_a_program_behaves_as_under_plain_python(run: Run, program: str) -> None:
     result = run(textwrap.dedent(PROGRAMS[program]))
     assert (result.outcome, result.value) == ("ok", True), (result.error, result.logs.text)
+
+
+@pytest.mark.parametrize("profile", ["full", "container"])
+def test_a_signal_to_itself_ends_a_script_and_is_named(profile: Any) -> None:
+    with SyncRuntime(policy=Policy(profile=profile)) as runtime:
+        for source, number in OWN_SIGNALS.items():
+            error = runtime.execute_code(f"import os, signal, threading\n{source}").error
+            assert error is not None and (error.type, error.signal) == ("Killed", number), source
 
 
 def test_a_module_given_as_a_file_is_imported(run: Run, tmp_path: Path) -> None:
