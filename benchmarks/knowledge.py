@@ -38,9 +38,17 @@ PLACES = [
     "shipyard", "airport", "dairy",
 ]  # fmt: skip
 CURES = [
-    "replaced", "lubricated", "tightened", "cleaned", "recalibrated", "welded", "flushed", "rewired",
-    "insulated", "balanced",
-]  # fmt: skip
+    "replaced",
+    "lubricated",
+    "tightened",
+    "cleaned",
+    "recalibrated",
+    "welded",
+    "flushed",
+    "rewired",
+    "insulated",
+    "balanced",
+]
 FORMS = ("", "s", "ed", "ing", "er")
 SAMPLE = 2000
 KINDS = ("code", "described", "both")

@@ -81,9 +81,14 @@ class Caller:
         pool = PoolConfig(warm=4)
         async with Runtime(registry, journal=folder / "journal", audit=folder / "audit", pool=pool) as runtime:
             ordered = runtime.map(
-                SCRIPT, inputs(self.items), concurrency=CONCURRENCY, map_id="squares", resume=True, progress=True,
+                SCRIPT,
+                inputs(self.items),
+                concurrency=CONCURRENCY,
+                map_id="squares",
+                resume=True,
+                progress=True,
                 total=self.items,
-            )  # fmt: skip
+            )
             async for item in ordered:
                 await self._count(runtime, item)
         return {**self.counts, "rss": self.rss}

@@ -30,10 +30,12 @@ def decide(call: PendingCall) -> Approve | Deny | Edit:
 
 
 SCRIPT = "[call_tool('transfer', to=name, euros=euros) for name, euros in (('ada', 10), ('bob', 200))]"
-model = ScriptedModel([  # in the place of a model: a script with two payments, and a call of its own beside it
-    calls(("execute_code", {"code": SCRIPT}), ("transfer", {"to": "eve", "euros": 9000})),
-    lambda request: "; ".join(m["content"] for m in request.messages if m["role"] == "tool"),
-])  # fmt: skip
+model = ScriptedModel(
+    [  # in the place of a model: a script with two payments, and a call of its own beside it
+        calls(("execute_code", {"code": SCRIPT}), ("transfer", {"to": "eve", "euros": 9000})),
+        lambda request: "; ".join(m["content"] for m in request.messages if m["role"] == "tool"),
+    ]
+)
 
 
 async def main() -> None:

@@ -45,8 +45,15 @@ class BubbleSandbox(SandboxDefaults):
         rlimits = f"NOFILE={limits.open_files} AS={limits.memory_bytes + (2 << 30)} CORE=0".split()
         with theirs:  # env={}: scripts can read bubblewrap's own environment in /proc/1/environ
             self.process = subprocess.Popen(
-                [*BWRAP, *guest, *rlimits], env={}, pass_fds=[theirs.fileno()], start_new_session=True, bufsize=0,
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+                [*BWRAP, *guest, *rlimits],
+                env={},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                bufsize=0,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
         self.pipes = (self.process.stdout, self.process.stderr)
         for pipe in self.pipes:
             os.set_blocking(pipe.fileno(), False)

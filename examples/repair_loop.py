@@ -18,11 +18,13 @@ async def send_mail(to: str) -> dict[str, str | int]:
 
 BROKEN = "mails = [call_tool('send_mail', to=name) for name in ('ada', 'bob')]\nsum(mail['id'] for mail in mails)"
 MENDED = BROKEN.replace("'id'", "'number'")
-model = ScriptedModel([  # in the place of a model: it reads what went wrong, and mends the script
-    calls(("execute_code", {"code": BROKEN})),
-    calls(("execute_code", {"code": MENDED})),
-    "Both mails are sent.",
-])  # fmt: skip
+model = ScriptedModel(
+    [  # in the place of a model: it reads what went wrong, and mends the script
+        calls(("execute_code", {"code": BROKEN})),
+        calls(("execute_code", {"code": MENDED})),
+        "Both mails are sent.",
+    ]
+)
 
 
 async def main() -> None:

@@ -84,9 +84,14 @@ def _started(programs: Path, directory: Path) -> Iterator[None]:
 
     def run(program: str, *arguments: str) -> None:
         subprocess.run(
-            [str(programs / program), *arguments], user=user, cwd=directory, check=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, env={"PATH": os.environ["PATH"], "LC_ALL": "C"},
-        )  # fmt: skip
+            [str(programs / program), *arguments],
+            user=user,
+            cwd=directory,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={"PATH": os.environ["PATH"], "LC_ALL": "C"},
+        )
 
     run("initdb", "--pgdata", data, "--username=toolcell", "--auth=trust", "--encoding=UTF8", "--no-sync")
     settings = f"-c listen_addresses= -c unix_socket_directories={directory} -c fsync=off -c max_connections=40"

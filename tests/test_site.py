@@ -73,8 +73,10 @@ def test_the_recipe_of_an_sdk_runs_against_a_server_that_speaks_its_api(kind: st
         keys = {f"{kind.upper()}_API_KEY": "k", f"{kind.upper()}_BASE_URL": url}
         done = subprocess.run(
             [sys.executable, str(EXAMPLES / f"{kind}_agent.py")],
-            capture_output=True, text=True, env={**os.environ, **keys},
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            env={**os.environ, **keys},
+        )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("53.3 million more.\n")
     assert "53300000" in done.stdout

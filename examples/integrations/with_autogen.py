@@ -26,10 +26,12 @@ def approve(request: ApprovalRequest) -> ApprovalResponse:
     return ApprovalResponse(approved=True, reason="it runs in a sandbox")
 
 
-scripted = ReplayChatCompletionClient([
-    "```python\nprint(round(tools.population('Bern') / tools.area('Bern')), 'people per km²')\n```",
-    "Bern has 2597 people per km².",
-])  # fmt: skip
+scripted = ReplayChatCompletionClient(
+    [
+        "```python\nprint(round(tools.population('Bern') / tools.area('Bern')), 'people per km²')\n```",
+        "Bern has 2597 people per km².",
+    ]
+)
 
 
 async def main() -> None:

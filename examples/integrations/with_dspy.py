@@ -20,10 +20,12 @@ def area(city: str) -> float:
     return {"Bern": 51.6, "Basel": 23.9}[city]
 
 
-scripted = DummyLM([
-    {"reasoning": "Look first.", "code": "density = population(city) / area(city)\nprint(density)"},
-    {"reasoning": "That is it.", "code": "SUBMIT(round(density))"},
-])  # fmt: skip
+scripted = DummyLM(
+    [
+        {"reasoning": "Look first.", "code": "density = population(city) / area(city)\nprint(density)"},
+        {"reasoning": "That is it.", "code": "SUBMIT(round(density))"},
+    ]
+)
 
 with SyncRuntime(registry) as runtime, dspy.context(lm=scripted):
     rlm = dspy.RLM("city -> density: int", tools=[area], interpreter_factory=interpreter_factory(runtime))

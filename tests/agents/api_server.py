@@ -107,9 +107,15 @@ def call_piece(index: int, arguments: str, call_id: str | None = None, name: str
 
 def message(*blocks: dict[str, Any], stop: str = "end_turn") -> dict[str, Any]:
     return {
-        "id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": list(blocks),
-        "stop_reason": stop, "stop_sequence": None, "usage": {"input_tokens": 11, "output_tokens": 7},
-    }  # fmt: skip
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": list(blocks),
+        "stop_reason": stop,
+        "stop_sequence": None,
+        "usage": {"input_tokens": 11, "output_tokens": 7},
+    }
 
 
 def text(content: str) -> dict[str, Any]:

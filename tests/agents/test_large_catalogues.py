@@ -56,10 +56,16 @@ async def test_a_tool_that_was_found_is_listed_from_the_next_turn_on_and_can_be_
 
 async def test_a_tool_that_is_not_shown_is_called_by_name_by_a_plan_and_by_code() -> None:
     steps = [{"tool": "crm.find_report", "args": {"title": "x"}}]
-    model = ScriptedModel([
-        calls(("crm.find_report", {"title": "x"}), ("execute_plan", {"steps": steps}), ("execute_code", {"code": "..."})),
-        "done",
-    ])  # fmt: skip
+    model = ScriptedModel(
+        [
+            calls(
+                ("crm.find_report", {"title": "x"}),
+                ("execute_plan", {"steps": steps}),
+                ("execute_code", {"code": "..."}),
+            ),
+            "done",
+        ]
+    )
     agent = Agent(model, tools=catalogue(500), plan_execution=True, code_execution=FakeRuntime(nothing))
 
     result = await agent.run("Go on")

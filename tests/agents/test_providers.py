@@ -273,9 +273,13 @@ def test_keys_that_the_apis_do_not_know_are_not_sent() -> None:
     ]
 
     assert [set(each) for each in to_openai(messages)] == [
-        {"role", "content"}, {"role", "content", "tool_calls"}, {"role", "content", "tool_call_id"},
-        {"role", "content", "tool_call_id"}, {"role", "content"}, {"role", "content"},
-    ]  # fmt: skip
+        {"role", "content"},
+        {"role", "content", "tool_calls"},
+        {"role", "content", "tool_call_id"},
+        {"role", "content", "tool_call_id"},
+        {"role", "content"},
+        {"role", "content"},
+    ]
     anthropic = to_anthropic(messages)
     assert [each["role"] for each in anthropic] == ["user", "assistant", "user", "user"]
     assert [block["tool_use_id"] for block in anthropic[2]["content"]] == ["a", "b"]

@@ -238,8 +238,16 @@ async def test_a_refused_call_goes_back_as_an_object_that_quotes_it(kind: str, t
 
 
 def test_a_conversation_that_was_kept_with_unmended_arguments_is_sent_with_mended_ones() -> None:
-    kept = [user("go"), {"role": "assistant", "content": "", "tool_calls": [
-        {"id": "c1", "type": "function", "function": {"name": "read_file", "arguments": '{"path": "a",}'}}]}]  # fmt: skip
+    kept = [
+        user("go"),
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "read_file", "arguments": '{"path": "a",}'}}
+            ],
+        },
+    ]
 
     [block] = to_anthropic(kept)[1]["content"]
     [call] = to_openai(kept)[1]["tool_calls"]
@@ -278,8 +286,10 @@ async def test_an_empty_answer_is_not_a_final_one(content: str | None) -> None:
 
 
 async def test_the_caller_of_a_sub_agent_reads_that_its_answer_was_cut_off_or_empty() -> None:
-    for reply, mark in ((ModelResponse("half of", (), "length"), "half of\n\n[the model's answer was cut off"),
-                        ("", "Sub-agent failed: the model gave an empty answer")):  # fmt: skip
+    for reply, mark in (
+        (ModelResponse("half of", (), "length"), "half of\n\n[the model's answer was cut off"),
+        ("", "Sub-agent failed: the model gave an empty answer"),
+    ):
         inner = Agent(ScriptedModel([reply]))
         outer = Agent(
             ScriptedModel([calls(("helper", {"task": "x"})), "done"]),

@@ -75,8 +75,10 @@ async def test_an_agent_without_an_answer_is_an_error_result(why: str) -> None:
 
     inner = Agent(
         ScriptedModel([ConnectionError("no network")] if why == "provider" else [calls(("look", {}))], repeat=True),
-        tools=[look], retry=ONCE, max_iterations=2,
-    )  # fmt: skip
+        tools=[look],
+        retry=ONCE,
+        max_iterations=2,
+    )
     registry = ToolRegistry([inner.as_tool("aide", "Helps with everything there is.")])
     run = RunContext(state=RunState(budget=Budget(tokens=0))) if why == "budget" else RunContext()
 
@@ -96,8 +98,11 @@ async def test_a_networks_members_are_sorted_tools_whose_results_and_events_reac
         return ToolResult.ok(f"{ctx.user_id} {len(ctx.run.attachments)}", files=(File("a.txt", b""),))
 
     usage = {"input_tokens": 10, "output_tokens": 1}
-    worker = Agent(ScriptedModel([{**calls_dict("whose"), "usage": usage}, {"content": "done", "usage": usage}]),
-                   tools=[whose], name="worker")  # fmt: skip
+    worker = Agent(
+        ScriptedModel([{**calls_dict("whose"), "usage": usage}, {"content": "done", "usage": usage}]),
+        tools=[whose],
+        name="worker",
+    )
     idle = answering("nothing to do")
     model = ScriptedModel([calls(("agent_worker", {"task": "go"}), ("agent_wroker", {"task": "go"})), "finished"])
     network = Network(model, {"worker": ("Works on things all day.", worker), "idle": ("Does nothing all day.", idle)})
@@ -169,9 +174,11 @@ async def test_agents_share_one_budget_of_calls_and_tokens_and_one_deadline() ->
 
     def with_usage(*lines: Any) -> ScriptedModel:
         return ScriptedModel(
-            [{**line, "usage": {"input_tokens": 40, "output_tokens": 10}} if isinstance(line, dict) else line
-             for line in lines]
-        )  # fmt: skip
+            [
+                {**line, "usage": {"input_tokens": 40, "output_tokens": 10}} if isinstance(line, dict) else line
+                for line in lines
+            ]
+        )
 
     inner = Agent(with_usage(calls_dict("look"), calls_dict("look"), {"content": "inner"}), tools=[look])
     outer_model = ScriptedModel([calls(("aide", {"task": "go"})), lambda request: request.messages[-1]["content"]])
@@ -236,8 +243,10 @@ async def test_only_the_answer_reaches_the_caller_and_the_trace_stays_in_the_det
 
     shown: list[str] = []
     inner = Agent(ScriptedModel([calls(("secretive", {}), content="inner answer")]), tools=[secretive])
-    outer = Agent(ScriptedModel([calls(("aide", {"task": "go"})), "outer answer"]),
-                  on_user=lambda text, result: shown.append(text))  # fmt: skip
+    outer = Agent(
+        ScriptedModel([calls(("aide", {"task": "go"})), "outer answer"]),
+        on_user=lambda text, result: shown.append(text),
+    )
     outer.add_subagent("aide", "Helps with everything there is.", inner)
     log = recorded(outer.events)
 

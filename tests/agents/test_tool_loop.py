@@ -403,14 +403,17 @@ async def test_budgets_of_tokens_time_and_calls_end_or_bound_a_run() -> None:
 
     tokens = await loop(ScriptedModel([asks], repeat=True), budget=Budget(tokens=100))
     time = await loop(Thinker(), wall_s=0.01)
-    few = await loop(ScriptedModel([calls(("look", {}), ("look", {}), ("look", {})), "done"]),
-                     budget=Budget(tool_calls=2))  # fmt: skip
+    few = await loop(
+        ScriptedModel([calls(("look", {}), ("look", {}), ("look", {})), "done"]), budget=Budget(tool_calls=2)
+    )
 
     assert (tokens.stop_reason, tokens.iterations, tokens.usage.total) == ("budget", 2, 120)
     assert (time.stop_reason, time.error) == ("budget", "the run's time is used up")
     assert [message["content"] for message in few.messages[2:5]] == [
-        "saw nothing", "saw nothing", "no tool calls left: the run's budget of 2 is used up",
-    ]  # fmt: skip
+        "saw nothing",
+        "saw nothing",
+        "no tool calls left: the run's budget of 2 is used up",
+    ]
     assert few.stop_reason == "final"
 
 
@@ -502,8 +505,10 @@ async def test_an_agent_keeps_its_conversation_until_it_is_reset() -> None:
     await agent.run("c")
 
     assert [[message["content"] for message in request.messages] for request in model.requests] == [
-        ["Be brief.", "a"], ["Be brief.", "a", "one", "b"], ["Be brief.", "c"],
-    ]  # fmt: skip
+        ["Be brief.", "a"],
+        ["Be brief.", "a", "one", "b"],
+        ["Be brief.", "c"],
+    ]
     assert len([event for event in log if event.type == "agent_end"]) == 3
 
 

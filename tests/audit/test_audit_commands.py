@@ -53,9 +53,13 @@ def filled(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> L
             ("outer", {"query": "x"}),
         ]
         ledger.run(
-            recorder, SCRIPT, calls, context=RunContext(run_id="aaaa1111", user_id="ada", thread_id="t1"),
-            value={"n": 1}, printed="skipped\n",
-        )  # fmt: skip
+            recorder,
+            SCRIPT,
+            calls,
+            context=RunContext(run_id="aaaa1111", user_id="ada", thread_id="t1"),
+            value={"n": 1},
+            printed="skipped\n",
+        )
         ledger.run(recorder, "x = 1", [], context=RunContext(run_id="bbbb2222"))
     return ledger
 
@@ -107,11 +111,19 @@ def test_a_run_is_shown_with_its_calls_on_a_timeline(filled: Ledger) -> None:
 
     assert status == exits.OK
     for expected in (
-        "run aaaa1111  ok", "user ada, thread t1", "30 s, cpu 30 s, 512 MiB", "seed 7, clock 1000000000.0, hash seed 1",
-        "1 | hits = call_tool('search', query='boxes')", "  search", "    search", "tool_error: no such page",
-        'mended {"path": "limit", "from": "5", "to": 5}', '-> [{"title": "boxes", "rank": 5}]', "| skipped",
+        "run aaaa1111  ok",
+        "user ada, thread t1",
+        "30 s, cpu 30 s, 512 MiB",
+        "seed 7, clock 1000000000.0, hash seed 1",
+        "1 | hits = call_tool('search', query='boxes')",
+        "  search",
+        "    search",
+        "tool_error: no such page",
+        'mended {"path": "limit", "from": "5", "to": 5}',
+        '-> [{"title": "boxes", "rank": 5}]',
+        "| skipped",
         'result  {"n": 1}',
-    ):  # fmt: skip
+    ):
         assert expected in out, expected
     bars = [line for line in out.splitlines() if re.search("[█▏]", line)]
     assert len(bars) == 4
@@ -154,8 +166,14 @@ def test_a_call_that_a_hook_answered_is_shown_with_its_answer_and_not_as_refused
 def test_nothing_a_script_did_reaches_the_terminal_raw(filled: Ledger) -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\u202e"
     with filled.opened() as recorder:
-        filled.run(recorder, f"# {evil}", [(f"x{evil}", {evil: evil})], printed=evil, value=evil,
-                   context=RunContext(run_id="cccc", user_id=evil, thread_id=evil))  # fmt: skip
+        filled.run(
+            recorder,
+            f"# {evil}",
+            [(f"x{evil}", {evil: evil})],
+            printed=evil,
+            value=evil,
+            context=RunContext(run_id="cccc", user_id=evil, thread_id=evil),
+        )
     for command in (["list"], ["stats"], ["verify"]):
         _, out, err = invoke(*command, filled.directory)
         assert not set("\x1b\x07\u202e") & set(out + err)
@@ -294,9 +312,16 @@ def test_keys_are_made_and_never_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["show", "nothing"], ["show", "a", "b", "c"], ["list", "/nowhere"], ["list", "--since", "yesterday-ish"],
-     ["verify", "/nowhere"], ["export", "/nowhere", "last"], ["replay", "/nowhere", "last"]],
-)  # fmt: skip
+    [
+        ["show", "nothing"],
+        ["show", "a", "b", "c"],
+        ["list", "/nowhere"],
+        ["list", "--since", "yesterday-ish"],
+        ["verify", "/nowhere"],
+        ["export", "/nowhere", "last"],
+        ["replay", "/nowhere", "last"],
+    ],
+)
 def test_what_cannot_be_done_is_said_in_one_line(filled: Ledger, words: list[str]) -> None:
     status, out, err = invoke(*words)
 
@@ -519,9 +544,15 @@ def call(started_ms: float, took_ms: float, **fields: Any) -> RecordedCall:
 
 @pytest.mark.parametrize(
     ("started_ms", "took_ms", "expected"),
-    [(0, 100, "#" * 28), (0, 50, "#" * 14 + " " * 14), (50, 50, " " * 14 + "#" * 14), (50, 0.1, " " * 14 + "|" + " " * 13),
-     (100, 0, " " * 27 + "|"), (75, 500, " " * 21 + "#" * 7)],
-)  # fmt: skip
+    [
+        (0, 100, "#" * 28),
+        (0, 50, "#" * 14 + " " * 14),
+        (50, 50, " " * 14 + "#" * 14),
+        (50, 0.1, " " * 14 + "|" + " " * 13),
+        (100, 0, " " * 27 + "|"),
+        (75, 500, " " * 21 + "#" * 7),
+    ],
+)
 def test_a_bar_is_where_its_call_was(started_ms: float, took_ms: float, expected: str) -> None:
     assert audit_terminal.bar(call(started_ms, took_ms, status="ok"), 0, 100_000_000, "ascii") == expected
 

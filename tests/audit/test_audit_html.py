@@ -69,14 +69,28 @@ class Structure(HTMLParser):
 def run_with(text: str) -> RecordedRun:
     """A run that has a text wherever a record can hold one."""
     start = {
-        "source": f"{text}\n{text}", "sha256": text, "inputs": {text: text}, "files": [[text, 1, text, None]],
-        "who": {text: text, "user": text}, "lint": text, "seed": 1, "clock": 1.0, "more": {text: text, "source_cut": {"why": text}},
-    }  # fmt: skip
+        "source": f"{text}\n{text}",
+        "sha256": text,
+        "inputs": {text: text},
+        "files": [[text, 1, text, None]],
+        "who": {text: text, "user": text},
+        "lint": text,
+        "seed": 1,
+        "clock": 1.0,
+        "more": {text: text, "source_cut": {"why": text}},
+    }
     end = {
-        "outcome": text, "has_value": True, "value": [text, {text: text}], "value_sha256": text,
-        "logs": [["stdout", text], ["stderr", text], [text, text]], "files": [[text, text, 1, text, None], [text, None, 1, None, text]],
-        "error": {"type": text, "message": text, "line": 1, "trace": text, text: text}, "usage": {text: text}, "calls": [2, 0], "more": {text: text},
-    }  # fmt: skip
+        "outcome": text,
+        "has_value": True,
+        "value": [text, {text: text}],
+        "value_sha256": text,
+        "logs": [["stdout", text], ["stderr", text], [text, text]],
+        "files": [[text, text, 1, text, None], [text, None, 1, None, text]],
+        "error": {"type": text, "message": text, "line": 1, "trace": text, text: text},
+        "usage": {text: text},
+        "calls": [2, 0],
+        "more": {text: text},
+    }
     calls = (
         RecordedCall(1, text, None, text, text, 1, {text: text}, 5, 2, text, 6, 0.5, text, text, {"why": text, text: text}, {"message": text}),
         RecordedCall(2, text, 1, text, text, None, text, 7, 3, text, 8, 1e18, [text], None, {}, {"text": text, text: [text]}),

@@ -24,9 +24,17 @@ ATTACKS = [each.replace("alert(1)", f"document.title='{RAN}'") for each in PAYLO
 """Each leaves its mark in the title if it runs."""
 
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--no-first-run", "--disable-breakpad", "--disable-dev-shm-usage", "--virtual-time-budget=2000", "--dump-dom",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+    "--disable-breakpad",
+    "--disable-dev-shm-usage",
+    "--virtual-time-budget=2000",
+    "--dump-dom",
+)
 
 
 class Site:

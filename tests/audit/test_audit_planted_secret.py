@@ -46,8 +46,15 @@ SPELLINGS = {
     "base64, two bytes later": base64.b64encode(b"ab" + RAW + b"more").decode(),
     "cut off": SECRET[: len(SECRET) * 2 // 3],
 }
-MARKS = (b"hunter2-", b"quoted", RAW.hex().encode()[:12], RAW.hex().upper().encode()[:12], b"aHVudGVyMi0", b"h1bnRlcjIt",
-         b"odW50ZXIyL")  # fmt: skip
+MARKS = (
+    b"hunter2-",
+    b"quoted",
+    RAW.hex().encode()[:12],
+    RAW.hex().upper().encode()[:12],
+    b"aHVudGVyMi0",
+    b"h1bnRlcjIt",
+    b"odW50ZXIyL",
+)
 """Pieces of the secret, in clear, in hex and in base64 at each alignment."""
 
 
@@ -107,8 +114,12 @@ def everything(ledger: Ledger) -> dict[str, bytes]:
     with closing(sqlite3.connect(next(indexing.default_index_dir().glob("*.sqlite")))) as db:
         dump = "\n".join(db.iterdump()).encode()
     bodies = [
-        base64.b64decode(step["body"]) for each in receipts for way in each["ways"] for step in way["records"] if "body" in step
-    ]  # fmt: skip
+        base64.b64decode(step["body"])
+        for each in receipts
+        for way in each["ways"]
+        for step in way["records"]
+        if "body" in step
+    ]
     return {
         "log": ledger.bytes_on_disk(),
         "index": dump + b"".join(path.read_bytes() for path in indexing.default_index_dir().iterdir()),

@@ -236,9 +236,14 @@ def test_a_registered_secret_is_nowhere_on_disk(ledger: Ledger) -> None:
                 ("search", {"query": 5, hidden: hidden}),
             ]
             ledger.run(
-                recorder, f"x = '{hidden}'", calls, context=context, inputs={"a": [hidden]}, value={"v": hidden},
+                recorder,
+                f"x = '{hidden}'",
+                calls,
+                context=context,
+                inputs={"a": [hidden]},
+                value={"v": hidden},
                 printed=f"the secret is {hidden}\n",
-            )  # fmt: skip
+            )
     disk = ledger.bytes_on_disk()
 
     assert secret.encode() not in disk
@@ -330,9 +335,13 @@ def test_what_is_too_large_is_cut_after_redaction_and_named_by_digest(ledger: Le
     large = "x" * 1000 + secret + "y" * 200_000
     with ledger.opened(secrets=[secret]) as recorder:
         ledger.run(
-            recorder, f"# {'z' * 300_000}", [("search", {"query": large})], inputs={"big": large}, value=large,
+            recorder,
+            f"# {'z' * 300_000}",
+            [("search", {"query": large})],
+            inputs={"big": large},
+            value=large,
             printed=large,
-        )  # fmt: skip
+        )
     disk = ledger.bytes_on_disk()
     run = ledger.the_run()
 

@@ -207,14 +207,19 @@ CHANGES = {
     "a tool's name": ("call_tool('fail', text='no')", "call_tool('crash', text='no')", "call", 3, 5),
     "a call more": ("second =", "call_tool('search', query='more')\nsecond =", "call", 2, 3),
     "a call less": ("    call_tool('fail', text='no')\n", "    pass\n", "call", 3, 8),
-    "the last call left out": ("last = call_tool('search', query=second[0]['title'], limit=random.randint(1, 10**9))",
-                               "last = [{'title': 'kittens!', 'rank': 1}]", "missing_call", 4, 8),
+    "the last call left out": (
+        "last = call_tool('search', query=second[0]['title'], limit=random.randint(1, 10**9))",
+        "last = [{'title': 'kittens!', 'rank': 1}]",
+        "missing_call",
+        4,
+        8,
+    ),
     "a call after the last": ("set_result(", "call_tool('search', query='x')\nset_result(", "extra_call", 5, 9),
     "the result": ("'n': len(second)", "'n': 0", "value", None, None),
     "what it prints": ("'failed:'", "'broken:'", "stdout", None, None),
     "its end": ("set_result(", "1/0\nset_result(", "outcome", None, None),
     "a random number drawn before": ("import random\n", "import random; random.random()\n", "call", 4, 8),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("old", "new", "kind", "index", "line"), CHANGES.values(), ids=CHANGES.keys())

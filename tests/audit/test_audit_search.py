@@ -28,9 +28,12 @@ def filled(ledger: Ledger) -> Ledger:
     """One run with something to find in every field, and one run without."""
     with ledger.opened() as recorder:
         record = ledger.begin(
-            recorder, "# look for nothing\nx = 'in-source'", inputs={"name": "in-inputs"},
-            files=[("in-name.txt", KEPT.encode())], context=RunContext(run_id="aaaa1111", user_id="in-who"),
-        )  # fmt: skip
+            recorder,
+            "# look for nothing\nx = 'in-source'",
+            inputs={"name": "in-inputs"},
+            files=[("in-name.txt", KEPT.encode())],
+            context=RunContext(run_id="aaaa1111", user_id="in-who"),
+        )
         ledger.call(record, "search", {"query": "in-args"}, 1)
         ledger.call(record, "fail", {"text": "in-failure"}, 2)
         logs = Logs((LogEntry("stdout", "first\nin-out"), LogEntry("stderr", "put\n")), 20)
@@ -123,9 +126,13 @@ def test_two_runs_are_compared(ledger: Ledger) -> None:
     with ledger.opened() as recorder:
         for name, text in (("aaaa", "x"), ("bbbb", "x"), ("cccc", "z")):
             ledger.run(
-                recorder, f"a = 1\nb = '{text}'", [("search", {"query": text}), ("outer", {"query": "1"})],
-                context=RunContext(run_id=name), printed=f"same\n{text}\n", value=text,
-            )  # fmt: skip
+                recorder,
+                f"a = 1\nb = '{text}'",
+                [("search", {"query": text}), ("outer", {"query": "1"})],
+                context=RunContext(run_id=name),
+                printed=f"same\n{text}\n",
+                value=text,
+            )
     same = invoke("diff", ledger.directory, "aaaa", "bbbb")
     status, out, _ = invoke("diff", ledger.directory, "aaaa", "cccc")
     report = json.loads(invoke("diff", ledger.directory, "aaaa", "cccc", "--json")[1])
@@ -134,8 +141,12 @@ def test_two_runs_are_compared(ledger: Ledger) -> None:
     assert status == exits.FAILED
     assert "-b = 'x'" in out and "+b = 'z'" in out and "call 1 search args" in out
     assert [each["what"] for each in report["changes"]] == [
-        "source", "call 1 search args", "call 1 search result", "value", "stdout"
-    ]  # fmt: skip
+        "source",
+        "call 1 search args",
+        "call 1 search result",
+        "value",
+        "stdout",
+    ]
 
 
 def test_a_long_list_says_how_many_runs_it_does_not_show(ledger: Ledger) -> None:
@@ -202,8 +213,11 @@ def test_events_are_lines_of_json_with_trust_and_zones(filled: Ledger, tmp_path:
     assert {each["at"][-6:] for each in lines} == {"+00:00"}
     assert {each["trust"] for each in lines} == {"unverified"}  # no key was given
     assert [each["event"]["outcome"] for each in ecs if "outcome" in each["event"]] == [
-        "success", "failure", "success", "success"
-    ]  # fmt: skip
+        "success",
+        "failure",
+        "success",
+        "success",
+    ]
     assert {(each["ecs"]["version"], each["event"]["dataset"]) for each in ecs} == {("8.17.0", "toolcell.audit")}
     assert ecs[0]["user"] == {"id": "in-who"} and ecs[2]["error"]["message"]
 

@@ -91,8 +91,12 @@ async def test_the_format_is_found_out(content: str, records: Any, columns: Any)
 async def test_the_count_is_of_all_rows_and_content_is_required() -> None:
     found = await value("data_parse", content="n\n" + "".join(f"{n}\n" for n in range(50)), limit=3)
     assert found == {
-        "records": [{"n": "0"}, {"n": "1"}, {"n": "2"}], "columns": ["n"], "count": 50, "truncated": True, "total": 50,
-    }  # fmt: skip
+        "records": [{"n": "0"}, {"n": "1"}, {"n": "2"}],
+        "columns": ["n"],
+        "count": 50,
+        "truncated": True,
+        "total": 50,
+    }
     for nothing in ("", "  \n"):
         assert await failure("data_parse", content=nothing) == "content is required"
 
@@ -109,12 +113,14 @@ async def test_the_count_is_of_all_rows_and_content_is_required() -> None:
         (b"a,,a\n1,2,3\n", [{"a": "1", "column_2": "2", "a_2": "3"}]),
         (b'a,b\n"x, ""y""\nz",2\n', [{"a": 'x, "y"\nz', "b": "2"}]),
         (b"a\rb\rc", [{"a": "b"}, {"a": "c"}]),
-        (b'\xef\xbb\xbf [ {"a": NaN}, {"a": 1e999}, {"a": 12345678901234567890}, {"a": "\\ud800"} ]',
-         [{"a": None}, {"a": None}, {"a": "12345678901234567890"}, {"a": "?"}]),
+        (
+            b'\xef\xbb\xbf [ {"a": NaN}, {"a": 1e999}, {"a": 12345678901234567890}, {"a": "\\ud800"} ]',
+            [{"a": None}, {"a": None}, {"a": "12345678901234567890"}, {"a": "?"}],
+        ),
         (b"a\n\x00\n", [{"a": "\0"}]),
     ],
     ids=["bom", "utf-16", "utf-16 without bom", "cp1252", "ragged", "names", "quotes", "old mac", "odd json", "nul"],
-)  # fmt: skip
+)
 async def test_files_of_the_wild_are_read(content: bytes, records: Any) -> None:
     assert (await value("data_parse", content=content))["records"] == records
 
@@ -163,10 +169,18 @@ def test_json_is_read_alike_however_it_is_cut(records: list[dict[str, Any]], ind
 @pytest.mark.parametrize(
     ("op", "given", "cities"),
     [
-        ("==", 10, [0]), ("==", "10.0", [0]), ("!=", 10, [1, 2, 3]), (">", 5, [0, 1, 3]), ("<", "8", [1, 2]),
-        (">=", 7.5, [0, 1, 3]), ("<=", 2, [2]), ("contains", "N/A", [3]), ("in", ["2", 7.5], [1, 2]), ("in", [], []),
+        ("==", 10, [0]),
+        ("==", "10.0", [0]),
+        ("!=", 10, [1, 2, 3]),
+        (">", 5, [0, 1, 3]),
+        ("<", "8", [1, 2]),
+        (">=", 7.5, [0, 1, 3]),
+        ("<=", 2, [2]),
+        ("contains", "N/A", [3]),
+        ("in", ["2", 7.5], [1, 2]),
+        ("in", [], []),
     ],
-)  # fmt: skip
+)
 async def test_conditions_compare_numbers_in_text_as_numbers(op: str, given: Any, cities: list[int]) -> None:
     """Text that is no number is compared as text: "n/a" is larger than "5"."""
     found = await value("data_filter", records=SALES, where=[{"column": "amount", "op": op, "value": given}])
@@ -197,10 +211,16 @@ async def test_a_missing_column_never_passes_and_null_only_equals_null() -> None
 @pytest.mark.parametrize(
     ("one", "other", "are_one"),
     [
-        ("00501", "501", False), ("1e3", "1000", False), ("12E5", "1200000", False), ("-01", "-1", False),
-        ("1.0", "1", True), ("1.5e3", "1500", True), ("0", "0.0", True), ("0.50", ".5", True),
+        ("00501", "501", False),
+        ("1e3", "1000", False),
+        ("12E5", "1200000", False),
+        ("-01", "-1", False),
+        ("1.0", "1", True),
+        ("1.5e3", "1500", True),
+        ("0", "0.0", True),
+        ("0.50", ".5", True),
     ],
-)  # fmt: skip
+)
 async def test_text_that_only_looks_like_a_number_is_not_the_same_as_one(
     engine: Any, one: str, other: str, are_one: bool
 ) -> None:
@@ -224,11 +244,18 @@ async def test_metrics_of_all_records_and_of_groups() -> None:
     metrics = [{"column": "amount", "op": op} for op in ("sum", "count", "avg", "min", "max")]
     assert await value("data_aggregate", records=SALES, metrics=metrics, group_by=["city"]) == {
         "groups": [
-            {"city": "Oslo", "sum_amount": 7.5, "count_amount": 2, "avg_amount": 7.5, "min_amount": 7.5, "max_amount": 7.5},
+            {
+                "city": "Oslo",
+                "sum_amount": 7.5,
+                "count_amount": 2,
+                "avg_amount": 7.5,
+                "min_amount": 7.5,
+                "max_amount": 7.5,
+            },
             {"city": "Rome", "sum_amount": 12, "count_amount": 2, "avg_amount": 6, "min_amount": 2, "max_amount": 10},
         ],
         "count": 2,
-    }  # fmt: skip
+    }
     empty = await value("data_aggregate", records=[], metrics=[*metrics, {"column": "*", "op": "count"}])
     assert empty["groups"] == [
         {"sum_amount": 0, "count_amount": 0, "avg_amount": None, "min_amount": None, "max_amount": None, "count_*": 0}
@@ -308,11 +335,17 @@ async def test_answers_over_32_kib_are_halved_and_say_so() -> None:
 # Engines
 
 CELLS = st.one_of(
-    st.none(), st.booleans(), st.integers(-(10**17), 10**17), st.floats(allow_nan=True), st.text(max_size=4),
-    st.decimals(-10000, 10000, places=3).map(str), st.integers().map(str), st.floats().map(str),
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**17), 10**17),
+    st.floats(allow_nan=True),
+    st.text(max_size=4),
+    st.decimals(-10000, 10000, places=3).map(str),
+    st.integers().map(str),
+    st.floats().map(str),
     st.sampled_from(["1", "1.0", "01", " 1", "-0", "+1", "1e3", ".5", "5.", "1_0", "٣", "inf", "NaN", "0x1", "1\n"]),
     st.lists(st.integers(), max_size=2),
-)  # fmt: skip
+)
 TEXT_CELLS = st.one_of(
     st.text(max_size=4), st.decimals(-10000, 10000, places=3).map(str), st.integers().map(str), st.floats().map(str),
     st.sampled_from(["1", "1.0", "01", " 1", "-0", "+1", "1e3", ".5", "5.", "1_0", "٣", "9999999999999999999", "9007199254740993", "0.1", "0.2", "-0.0", "1\n", "", "\0"]),

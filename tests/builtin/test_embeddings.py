@@ -146,8 +146,11 @@ async def test_a_service_is_asked_as_openai_and_its_order_is_mended() -> None:
     assert str(request.url) == "http://e/v1/embeddings"
     assert request.headers["authorization"] == "Bearer sk-secret"
     assert json.loads(request.content) == {
-        "model": "m", "input": ["a", "b"], "encoding_format": "float", "dimensions": 2,
-    }  # fmt: skip
+        "model": "m",
+        "input": ["a", "b"],
+        "encoding_format": "float",
+        "dimensions": 2,
+    }
     assert "sk-secret" not in repr(provider)
     assert await provider.embed([""]) == [[0.0, 0.0]]
 

@@ -55,9 +55,14 @@ async def test_each_tool_answers_in_the_words_of_its_requirement_and_with_a_valu
     read = await call(registry, "file_read", path="notes/todo.txt")
     assert read.text == "milk\n"
     assert read.value == {
-        "path": "notes/todo.txt", "text": "milk\n", "encoding": "utf-8", "offset": 0, "chars": 5, "size": 5,
+        "path": "notes/todo.txt",
+        "text": "milk\n",
+        "encoding": "utf-8",
+        "offset": 0,
+        "chars": 5,
+        "size": 5,
         "truncated": False,
-    }  # fmt: skip
+    }
     assert (await call(registry, "file_read", path="notes/empty")).text == ""
 
     (work / "b").mkdir()
@@ -165,9 +170,10 @@ async def test_each_user_has_a_directory_of_their_own(work: Path) -> None:
     users = ["ada", "Ada", "../ada", "", "ada/../bob", "x" * 300, "\udc80"]
     for user in users:
         result = await registry.dispatch(
-            "file_write", {"path": "mine.txt", "content": user.encode("utf-8", "replace").decode()},
+            "file_write",
+            {"path": "mine.txt", "content": user.encode("utf-8", "replace").decode()},
             context=RunContext(user_id=user),
-        )  # fmt: skip
+        )
         if not user:
             assert result.text == "each user has a workspace of their own, and this run is for no user"
     assert len(list(work.iterdir())) == len(users) - 1
@@ -200,9 +206,12 @@ async def runtime() -> AsyncIterator[Runtime]:
 @pytest.mark.conforms("S-b2", "S4")
 async def test_every_tool_works_from_code_a_plan_and_a_model(registry: ToolRegistry, runtime: Runtime) -> None:
     steps = [
-        ("file_write", {"path": "a/b.txt", "content": "x"}), ("file_read", {"path": "a/b.txt"}),
-        ("file_list", {"path": "a"}), ("file_stat", {"path": "a/b.txt"}), ("file_delete", {"path": "a/b.txt"}),
-    ]  # fmt: skip
+        ("file_write", {"path": "a/b.txt", "content": "x"}),
+        ("file_read", {"path": "a/b.txt"}),
+        ("file_list", {"path": "a"}),
+        ("file_stat", {"path": "a/b.txt"}),
+        ("file_delete", {"path": "a/b.txt"}),
+    ]
     coded = [await by_code(runtime, registry, *step) for step in steps]
     planned = [await by_plan(registry, *step) for step in steps]
     read = [await by_model(registry, *step) for step in steps]

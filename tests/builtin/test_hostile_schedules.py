@@ -48,9 +48,11 @@ async def test_code_cannot_be_scheduled_for_its_calls_could_not_be_checked() -> 
     registry = tools(store)
     registry.enable_code_execution(Runtime(registry))
     args = {
-        "description": "d", "time": "09:00", "recurrence": "daily",
+        "description": "d",
+        "time": "09:00",
+        "recurrence": "daily",
         "tools": [{"tool": "execute_code", "params": {"code": "call_tool('send', {'to': 'ada'})"}}],
-    }  # fmt: skip
+    }
     refused = await registry.dispatch("schedule_create", args, context=RunContext())
     assert refused.text.startswith("execute_code cannot be scheduled: which tools it will call cannot be checked now")
     assert await store.list_scheduled_actions() == []

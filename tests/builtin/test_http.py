@@ -42,9 +42,14 @@ from tools.toolkit import PATIENCE_S
 pytestmark = pytest.mark.anyio
 
 HOSTS = Names(site_test=[["127.0.0.1"]], other_test=[["127.0.0.1"]])
-ARTICLE = "<html><head><title>A &amp; B</title><style>x{}</style></head><body><nav><a href=/>Home</a></nav><article><h1>Head</h1>" + "".join(
-    f"<p>Sentence number {n} of the article is long enough to be taken for its text, with caf&eacute;.</p>" for n in range(8)
-) + "</article><script>evil()</script><footer>Imprint</footer></body></html>"  # fmt: skip
+ARTICLE = (
+    "<html><head><title>A &amp; B</title><style>x{}</style></head><body><nav><a href=/>Home</a></nav><article><h1>Head</h1>"
+    + "".join(
+        f"<p>Sentence number {n} of the article is long enough to be taken for its text, with caf&eacute;.</p>"
+        for n in range(8)
+    )
+    + "</article><script>evil()</script><footer>Imprint</footer></body></html>"
+)
 SECRET = "s3cret-token-0123456789"
 
 
@@ -67,9 +72,13 @@ async def test_the_article_of_a_page_is_its_text() -> None:
     for gone in ("evil()", "<p>", "x{}", "Home", "Imprint"):
         assert gone not in result.text
     assert result.value == {
-        "status": 200, "url": site.url(), "title": "A & B", "body": result.text,
-        "content_type": "text/html; charset=utf-8", "truncated": False,
-    }  # fmt: skip
+        "status": 200,
+        "url": site.url(),
+        "title": "A & B",
+        "body": result.text,
+        "content_type": "text/html; charset=utf-8",
+        "truncated": False,
+    }
     assert site.requests[0].startswith("GET / HTTP/1.1\r\n")
     assert f"User-Agent: Mozilla/5.0 (compatible; toolcell/{toolcell.__version__})\r\n" in site.requests[0]
 
@@ -140,8 +149,14 @@ def test_a_page_names_its_own_charset_and_other_text_does_not() -> None:
     assert "В" in decode_text(body, "text/html", is_page=True)
     assert "В" not in decode_text(body, "text/plain")
     assert decode_text(b"<meta charset=utf-16><p>x", "text/html", is_page=True).endswith("x")
-    kinds = {"text/html;x": "html", "application/json": "json", "text/csv": "text", "": "html", "font/woff": "binary",
-             "image/svg+xml": "text"}  # fmt: skip
+    kinds = {
+        "text/html;x": "html",
+        "application/json": "json",
+        "text/csv": "text",
+        "": "html",
+        "font/woff": "binary",
+        "image/svg+xml": "text",
+    }
     assert {name: kind_of(name, b" <!DOCTYPE html>") for name in kinds} == kinds
     assert kind_of("", b"\0\1") == "binary" and kind_of("", b"[1]") == "json"
 
@@ -200,9 +215,12 @@ def test_a_bomb_is_decompressed_up_to_the_bound(encoding: str, body: bytes) -> N
 def test_a_body_is_decompressed_alike_however_it_is_cut(content: bytes, step: int, how: str) -> None:
     raw = zlib.compressobj(wbits=-15)
     sent = {
-        "gzip": gzip.compress(content), "deflate": zlib.compress(content), "raw": raw.compress(content) + raw.flush(),
-        "two": gzip.compress(content[:9]) + gzip.compress(content[9:]), "": content,
-    }[how]  # fmt: skip
+        "gzip": gzip.compress(content),
+        "deflate": zlib.compress(content),
+        "raw": raw.compress(content) + raw.flush(),
+        "two": gzip.compress(content[:9]) + gzip.compress(content[9:]),
+        "": content,
+    }[how]
     decoder = BodyDecoder({"raw": "deflate", "two": "gzip"}.get(how, how), 1000)
     assert all(decoder.feed(sent[at : at + step]) for at in range(0, len(sent), step))
     assert decoder.finish(is_whole=True).content == content
@@ -282,7 +300,7 @@ async def test_a_host_that_cannot_be_reached_is_an_error() -> None:
         ({"ports": None}, "GET", "https://example.com:1234/", True),
         ({"ports": [443]}, "GET", "http://example.com/", False),
     ],
-)  # fmt: skip
+)
 def test_rules_are_about_host_method_path_and_port(rules: dict[str, Any], method: str, url: str, allowed: bool) -> None:
     policy = WebPolicy(**rules)
     if allowed:
@@ -295,10 +313,18 @@ def test_rules_are_about_host_method_path_and_port(rules: dict[str, Any], method
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"allow": "example.com"}, {"deny": ["http://x/"]}, {"allow": ["FETCH x.com"]}, {"private": "10.0.0.0/8"},
-     {"max_redirects": -1}, {"interval_s": -1}, {"max_body_bytes": 0}, {"allow": [""]}],
+    [
+        {"allow": "example.com"},
+        {"deny": ["http://x/"]},
+        {"allow": ["FETCH x.com"]},
+        {"private": "10.0.0.0/8"},
+        {"max_redirects": -1},
+        {"interval_s": -1},
+        {"max_body_bytes": 0},
+        {"allow": [""]},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_wrong_policy_is_refused_when_it_is_made(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         WebPolicy(**wrong)
@@ -348,7 +374,7 @@ async def test_a_body_is_not_sent_on_to_another_host() -> None:
         ("User-agent: *\nAllow: /x\nDisallow: /x", "/x", True),
         ("User-agent: *\nDisallow: /" + "*a" * 500, "/" + "a" * 3000, True),
     ],
-)  # fmt: skip
+)
 def test_robots_rules_are_read_as_rfc_9309_says(robots: str, path: str, allowed: bool) -> None:
     assert parse_robots(robots, "toolcell").allows(path) is allowed
 
@@ -478,13 +504,17 @@ def certificate(folder: Path, name: str) -> tuple[Path, x509.Certificate]:
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
     made = (
-        x509.CertificateBuilder().subject_name(subject).issuer_name(subject).public_key(key.public_key())
-        .serial_number(1).not_valid_before(now - datetime.timedelta(days=1))
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
-    )  # fmt: skip
+    )
     file = folder / f"{name}.pem"
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

@@ -94,9 +94,14 @@ async def test_nothing_known_is_said_and_past_messages_have_their_roles(store: S
     past = await registry.dispatch("knowledge_search", {"query": "zebra"})
     assert past.text == "From past conversations:\n[user]: I saw a zebra"
     assert past.value[0] | {"score": 0} == {
-        "kind": "message", "title": "user", "url": "", "text": "I saw a zebra", "score": 0, "document_id": "",
+        "kind": "message",
+        "title": "user",
+        "url": "",
+        "text": "I saw a zebra",
+        "score": 0,
+        "document_id": "",
         "metadata": {},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.conforms("S-b8")

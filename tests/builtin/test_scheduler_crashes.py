@@ -33,8 +33,11 @@ class Host:
         }
         self.process = subprocess.Popen(
             [sys.executable, str(HOST), place, str(ledger)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
 
     def wait_for(self, word: str) -> None:
         assert self.process.stdout is not None

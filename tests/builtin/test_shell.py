@@ -66,8 +66,10 @@ async def test_output_errors_and_exit_codes_are_told_in_the_words_of_the_require
     result = await run(registry, "echo out; echo err >&2")
     assert result.text == "out\n\n--- stderr ---\nerr\n"
     assert {name: result.value[name] for name in ("exit_code", "stdout", "stderr")} == {
-        "exit_code": 0, "stdout": "out\n", "stderr": "err\n",
-    }  # fmt: skip
+        "exit_code": 0,
+        "stdout": "out\n",
+        "stderr": "err\n",
+    }
     assert (await run(registry, "true")).text == "(no output)"
     failed = await run(registry, "echo partly; exit 3")
     assert failed.text == "exit: exit status 3\npartly\n"
@@ -124,10 +126,14 @@ async def test_timeouts_out_of_range_become_the_default_or_the_most(work: Path) 
 @pytest.mark.parametrize(
     ("command", "pattern"),
     [
-        ("rm -rf /", "rm -rf /"), ("RM -RF /*", "rm -rf /"), ("SUDO reboot", "sudo "), ("mkfs.ext4 x", "mkfs"),
-        ("echo x > /dev/sda", "> /dev/"), ("dd if=/dev/zero of=x", "dd if="),
+        ("rm -rf /", "rm -rf /"),
+        ("RM -RF /*", "rm -rf /"),
+        ("SUDO reboot", "sudo "),
+        ("mkfs.ext4 x", "mkfs"),
+        ("echo x > /dev/sda", "> /dev/"),
+        ("dd if=/dev/zero of=x", "dd if="),
     ],
-)  # fmt: skip
+)
 async def test_a_blocked_command_says_which_pattern_it_has(work: Path, command: str, pattern: str) -> None:
     registry = ToolRegistry([Shell(work, RecordingRuntime())])
     assert (await run(registry, command)).text == f"command blocked for safety: {pattern}"
@@ -139,11 +145,15 @@ async def test_a_blocked_command_says_which_pattern_it_has(work: Path, command: 
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("", "command is required"), (" \n", "command is required"), ("a\0b", "command has a null character"),
+        ("", "command is required"),
+        (" \n", "command is required"),
+        ("a\0b", "command has a null character"),
         ("x" * 100_001, "command has 100001 characters, and 100000 is the limit"),
-        ("echo x > /dev/null", ""), ("rm -rf /sandbox/work/tmp", ""), ("ls 2> /dev/null", ""),
+        ("echo x > /dev/null", ""),
+        ("rm -rf /sandbox/work/tmp", ""),
+        ("ls 2> /dev/null", ""),
     ],
-)  # fmt: skip
+)
 async def test_a_command_is_checked_and_harmless_ones_are_not_blocked(work: Path, command: str, said: str) -> None:
     result = await run(ToolRegistry([Shell(work, RecordingRuntime())]), command)
     assert result.is_error is bool(said)
@@ -309,10 +319,16 @@ ANSWER: dict[str, Any] = {
 @pytest.mark.parametrize(
     "change",
     [
-        {"stdout": 1}, {"exit_code": "0"}, {"exit_code": True}, {"deleted": "x"}, {"deleted": [1]}, {"timed_out": 0},
-        {"skipped": None}, {"directory": None},
+        {"stdout": 1},
+        {"exit_code": "0"},
+        {"exit_code": True},
+        {"deleted": "x"},
+        {"deleted": [1]},
+        {"timed_out": 0},
+        {"skipped": None},
+        {"directory": None},
     ],
-)  # fmt: skip
+)
 async def test_an_answer_that_is_none_is_an_error(work: Path, change: dict[str, Any]) -> None:
     assert is_answer(ANSWER)
     assert not is_answer(ANSWER | change)
@@ -326,9 +342,10 @@ def test_an_answer_changes_only_what_the_sandbox_was_given(tmp_path: Path) -> No
     work.write("not-given", b"2")
     (tmp_path / "outside").write_text("3")
     said = ANSWER | {
-        "deleted": ["given", "not-given", "../outside", str(tmp_path / "outside")], "deleted_directories": ["..", "", "/"],
+        "deleted": ["given", "not-given", "../outside", str(tmp_path / "outside")],
+        "deleted_directories": ["..", "", "/"],
         "made_directories": ["../new", str(tmp_path / "new-too"), "fine"],
-    }  # fmt: skip
+    }
     files = [OutputFile(name, "", 1, b"x") for name in ("../outside", str(tmp_path / "x"), "given/..", "a\nb", "ok")]
     value = save(work, ExecutionResult("r", Outcome.OK, said, files=tuple(files)), Copy((("given", b"1"),), (), ()))
     assert value["deleted"] == ["given"]

@@ -23,9 +23,13 @@ from toolcell.tools.result import ToolResult
 pytestmark = pytest.mark.anyio
 
 CREATE = {
-    "name": "Release notes", "description": "How to write release notes for users", "instructions": "1. Read the log.",
-    "tags": ["writing"], "tools": ["file_read"], "references": ["style guide"],
-}  # fmt: skip
+    "name": "Release notes",
+    "description": "How to write release notes for users",
+    "instructions": "1. Read the log.",
+    "tags": ["writing"],
+    "tools": ["file_read"],
+    "references": ["style guide"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +60,11 @@ async def test_a_skill_is_created_found_and_changed_in_the_words_of_the_requirem
     (skill,) = await store.list_skills()
     assert created.text == f'created skill "Release notes" (id: {skill.id})'
     assert (skill.created_by, skill.tags, skill.tools, skill.references) == (
-        "ada", ("writing",), ("file_read",), ("style guide",),
-    )  # fmt: skip
+        "ada",
+        ("writing",),
+        ("file_read",),
+        ("style guide",),
+    )
     assert created.value["digest"] == digest_of(skill)
 
     found = await call(registry, "skill_search", query=CREATE["description"])
@@ -74,8 +81,11 @@ async def test_a_skill_is_created_found_and_changed_in_the_words_of_the_requirem
     changed = await store.get_skill(skill.id)
     assert changed is not None
     assert (changed.name, changed.tags, changed.description, changed.tools) == (
-        "Notes", (), skill.description, ("file_read",),
-    )  # fmt: skip
+        "Notes",
+        (),
+        skill.description,
+        ("file_read",),
+    )
     assert changed.embedding == skill.embedding
     await call(registry, "skill_update", id=skill.id, description="Something about whales")
     changed = await store.get_skill(skill.id)
@@ -109,12 +119,14 @@ async def test_the_five_nearest_are_found_the_best_first(registry: ToolRegistry)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"name": " "}, "name is required"), ({"description": ""}, "description is required"),
-        ({"instructions": "\n"}, "instructions is required"), ({"name": "x" * 201}, "name has 201 characters, and 200"),
+        ({"name": " "}, "name is required"),
+        ({"description": ""}, "description is required"),
+        ({"instructions": "\n"}, "instructions is required"),
+        ({"name": "x" * 201}, "name has 201 characters, and 200"),
         ({"tags": ["x"] * 101}, "tags has 101 items, and may have 100"),
         ({"instructions": "x" * 100_001}, "instructions has 100001 characters"),
     ],
-)  # fmt: skip
+)
 async def test_a_skill_that_is_none_is_refused(
     registry: ToolRegistry, store: SqliteStore, change: dict[str, Any], said: str
 ) -> None:

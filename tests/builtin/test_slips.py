@@ -61,7 +61,7 @@ def test_what_makes_no_vectors_is_refused_with_what_to_write(make: Callable[...,
         (lambda: DataTools(""), "the workspace must be a path, not an empty text"),
         (lambda: SqliteStore(""), r"SqliteStore\(path\) must be a path, not an empty text"),
     ],
-)  # fmt: skip
+)
 def test_an_argument_of_another_kind_is_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make()

@@ -62,8 +62,11 @@ async def test_a_label_means_in_every_tool_what_browsers_take_it_for(
 @pytest.mark.parametrize("label", ["punycode", "idna", "hex", "rot13", "no such", "", "unicode_escape"])
 async def test_what_is_not_an_encoding_of_files_is_refused_by_name(registry: ToolRegistry, label: str) -> None:
     assert known_encoding(label) is None
-    for name, args in (("file_read", {"path": "x"}), ("file_write", {"path": "x", "content": "a"}),
-                       ("data_parse", {"content": "a\n1"})):  # fmt: skip
+    for name, args in (
+        ("file_read", {"path": "x"}),
+        ("file_write", {"path": "x", "content": "a"}),
+        ("data_parse", {"content": "a\n1"}),
+    ):
         await registry.execute("file_write", {"path": "x", "content": "a"})
         refused = await registry.execute(name, {**args, "encoding": label})
         assert refused.is_error
@@ -133,9 +136,16 @@ def test_members_of_gzip_that_stand_one_behind_the_other_are_one_body() -> None:
 
 
 @pytest.mark.parametrize(
-    "media_type", ["binary/octet-stream", "application/csv", "application/octet-stream; charset=x", "application/x-download",
-                   "application/vnd.ms-excel", "foo/bar; a=b"],
-)  # fmt: skip
+    "media_type",
+    [
+        "binary/octet-stream",
+        "application/csv",
+        "application/octet-stream; charset=x",
+        "application/x-download",
+        "application/vnd.ms-excel",
+        "foo/bar; a=b",
+    ],
+)
 def test_a_media_type_that_says_little_is_decided_by_the_content(media_type: str) -> None:
     assert kind_of(media_type, b"a,b\n1,2\n") == "text"
     assert kind_of(media_type, b'{"a": 1}') == "json"

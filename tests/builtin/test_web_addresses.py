@@ -140,7 +140,7 @@ async def test_redirects_end() -> None:
         ("https://1password.com/", "https://1password.com/"),
         ("https://example.com/a@b:c", "https://example.com/a@b:c"),
     ],
-)  # fmt: skip
+)
 def test_honest_urls_pass_in_their_normal_form(text: str, normal: str) -> None:
     target = parse_url(text)
     WebPolicy().check("GET", target)

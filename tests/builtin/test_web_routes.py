@@ -42,11 +42,13 @@ def registry(tmp_path: Path) -> ToolRegistry:
     (tmp_path / "rows.csv").write_text("city,n\nRome,10\nOslo,9\n")
     transport = httpx.MockTransport(answer)
     keys = [Credential("docs.test", {"Authorization": f"Bearer {SECRET}"})]
-    return ToolRegistry([
-        Http(local(), keys, transport=transport),
-        WebSearch(HashEmbeddings(), "brave-key-1", policy=local(), transport=transport),
-        DataTools(tmp_path),
-    ])  # fmt: skip
+    return ToolRegistry(
+        [
+            Http(local(), keys, transport=transport),
+            WebSearch(HashEmbeddings(), "brave-key-1", policy=local(), transport=transport),
+            DataTools(tmp_path),
+        ]
+    )
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,10 @@ class Web(httpx.AsyncBaseTransport):
 
 
 def pages(count: int, text: str = "") -> dict[str, str]:
-    return {f"https://p{n}.test/": f"<p>{text or f'A long enough text about subject number {n} and nothing else.'}</p>" for n in range(count)}  # fmt: skip
+    return {
+        f"https://p{n}.test/": f"<p>{text or f'A long enough text about subject number {n} and nothing else.'}</p>"
+        for n in range(count)
+    }
 
 
 async def search(web: Web, embeddings: Any = None, **args: Any) -> ToolResult:
@@ -166,8 +169,12 @@ async def test_searxng_is_asked_at_its_own_address_also_a_private_one() -> None:
 
     def answer(request: httpx.Request) -> httpx.Response:
         asked.append(request)
-        return httpx.Response(200, text=json.dumps({"results": [
-            {"title": "T", "url": "https://t.test/", "content": "<b>found</b>"}, {"title": "no url"}]}))  # fmt: skip
+        return httpx.Response(
+            200,
+            text=json.dumps(
+                {"results": [{"title": "T", "url": "https://t.test/", "content": "<b>found</b>"}, {"title": "no url"}]}
+            ),
+        )
 
     headers = {"Authorization": "Basic dXNlcjpwYXNzd29yZA=="}
     engine = SearxngSearch("http://10.0.0.7:8888/searx/", headers=headers, transport=httpx.MockTransport(answer))

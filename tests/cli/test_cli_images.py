@@ -135,7 +135,14 @@ def test_doctor_reports_nothing_missing_on_a_complete_engine() -> None:
 
 
 def test_doctor_names_each_missing_thing_with_its_remedy() -> None:
-    info = DaemonInfo(**{**{name: getattr(INFO, name) for name in INFO.__slots__}, "runtimes": ("runc",), "security": (), "has_init": False})  # fmt: skip
+    info = DaemonInfo(
+        **{
+            **{name: getattr(INFO, name) for name in INFO.__slots__},
+            "runtimes": ("runc",),
+            "security": (),
+            "has_init": False,
+        }
+    )
     lacks = doctor_docker.missing(info, {"MemoryLimit": False, "SwapLimit": False, "PidsLimit": False}, [])
     assert len(lacks) == 7
     assert all(what and fix for what, fix in lacks)

@@ -49,8 +49,12 @@ class Terminal:
         environment = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "COLUMNS": "200"}
         self.process = subprocess.Popen(
             [sys.executable, "-c", IN_TERMINAL, *command],
-            stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True,
-        )  # fmt: skip
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment,
+            start_new_session=True,
+        )
         os.close(theirs)
         self.shown = ""
         self._seen = 0

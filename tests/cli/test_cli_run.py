@@ -251,12 +251,15 @@ HOSTILE = "\x1b[2J\x1b]52;c;AAAA\x07\u202e\u2028\x9b31m[red]"
 def test_nothing_a_script_says_reaches_the_terminal_raw(fake: type[FakeRuntime], folder: Path) -> None:
     (folder / "script.py").write_text(f"# {HOSTILE}\n1/0\n")
     fake.result = ExecutionResult(
-        "r1", Outcome.ERROR, HOSTILE, True,
+        "r1",
+        Outcome.ERROR,
+        HOSTILE,
+        True,
         Logs((LogEntry("stdout", HOSTILE), LogEntry("stderr", HOSTILE))),
         (OutputFile(HOSTILE, HOSTILE, 1, b"x", problem=HOSTILE),),
         ErrorInfo(HOSTILE, HOSTILE, 2, 1, f"{HOSTILE}\n\n\n\n\n{HOSTILE}", findings=()),
         (ToolCallRecord(1, HOSTILE, {HOSTILE: HOSTILE}, "error", HOSTILE, HOSTILE),),
-    )  # fmt: skip
+    )
     for arguments in (["run", "script.py"], ["run", "script.py", "--json"]):
         _, out, err = invoke(*arguments)
         assert not re.search("[\x1b\x07\x9b\u202e\u2028]", out + err)
@@ -624,8 +627,11 @@ def test_ctrl_c_ends_a_real_run_and_keeps_what_it_had_said(folder: Path) -> None
     ]
     with subprocess.Popen(
         [*command, str(writer), "run", "s.py", "--tools", "ready_tools.py"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pass_fds=(writer,),
-    ) as process:  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        pass_fds=(writer,),
+    ) as process:
         assert os.read(reader, 1) == b"x"
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=300)
@@ -695,9 +701,13 @@ def test_what_takes_long_says_so_on_a_terminal_only(monkeypatch: pytest.MonkeyPa
 @pytest.mark.isolation
 def test_a_plain_run_from_the_command_line_loads_only_what_it_needs(folder: Path) -> None:
     needless = (
-        "rich", "docker", "tomllib", "toolcell.sandbox.process.contained_backend",
-        "toolcell_bridge.guest.lint", "toolcell_bridge.isolation.seccomp",
-    )  # fmt: skip
+        "rich",
+        "docker",
+        "tomllib",
+        "toolcell.sandbox.process.contained_backend",
+        "toolcell_bridge.guest.lint",
+        "toolcell_bridge.isolation.seccomp",
+    )
     probe = (
         "import gc, sys\nfrom toolcell.cli import main\nyoung = [0]\n"
         "gc.callbacks.append(lambda when, about: young.append(len(gc.get_objects(about['generation']))))\n"

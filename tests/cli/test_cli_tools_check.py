@@ -163,9 +163,13 @@ def test_what_a_check_raises_comes_out_as_it_is(monkeypatch: pytest.MonkeyPatch)
 
 def test_inputs_are_checked_as_values_of_their_types() -> None:
     properties = {
-        "a": {"type": "integer"}, "b": {"type": "array"}, "c": {"type": ["string", "null"]}, "d": {},
-        "e": {"type": "number", "default": 1}, "f": {"type": "string"},
-    }  # fmt: skip
+        "a": {"type": "integer"},
+        "b": {"type": "array"},
+        "c": {"type": ["string", "null"]},
+        "d": {},
+        "e": {"type": "number", "default": 1},
+        "f": {"type": "string"},
+    }
     schema = {"type": "object", "properties": properties, "required": ["a", "b", "c"]}
     script = saved_script("f", "1", schema, None, {})
     assert example_inputs(script) == {"a": 0, "b": [], "c": None, "d": None, "e": 0.0, "f": None}
@@ -190,24 +194,28 @@ def tool(required: tuple[str, ...] = (), /, returns: Any = None, **properties: A
         (tool(a=STRING), tool(("a",), a=STRING), [("parameter 'a' is required now", True)]),
         (tool(("a",), a=STRING), tool(a=STRING), [("parameter 'a' may be left out now", False)]),
         (
-            tool(a=STRING), tool(a=NUMBER),
-            [("parameter 'a' took {\"type\": \"string\"} and takes {\"type\": \"number\"} now", True)],
+            tool(a=STRING),
+            tool(a=NUMBER),
+            [('parameter \'a\' took {"type": "string"} and takes {"type": "number"} now', True)],
         ),
         (
-            tool(returns=STRING), tool(),
+            tool(returns=STRING),
+            tool(),
             [('it returned {"type": "string"} and returns something undeclared now', True)],
         ),
         (
-            tool(title=STRING), tool(title=NUMBER),
-            [("parameter 'title' took {\"type\": \"string\"} and takes {\"type\": \"number\"} now", True)],
+            tool(title=STRING),
+            tool(title=NUMBER),
+            [('parameter \'title\' took {"type": "string"} and takes {"type": "number"} now', True)],
         ),
         (
-            ToolThen({"type": "object", "minProperties": 1}, None), ToolThen({"type": "object"}, None),
+            ToolThen({"type": "object", "minProperties": 1}, None),
+            ToolThen({"type": "object"}, None),
             [("the rules for its parameters together are others", True)],
         ),
     ],
     ids=range(12),
-)  # fmt: skip
+)
 def test_a_change_of_a_schema_is_told_in_words(then: ToolThen, now: ToolThen, expected: list[Any]) -> None:
     assert [(each.text, each.can_break) for each in changes(then, now)] == expected
 

@@ -27,7 +27,7 @@ SCRIPTS = {
     "large values": "set_result(call_tool('echo', q='x' * 700_000))",
     "randomness and time": "import random, time, datetime\nset_result([random.random(), time.time(), str(datetime.datetime.now())])",
     "progress and logs": "for i in range(200):\n    progress({'at': i})\n    print('-' * i)",
-}  # fmt: skip
+}
 
 
 def registry() -> ToolRegistry:

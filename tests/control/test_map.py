@@ -366,13 +366,16 @@ async def one(effects: Effects, source: str, *first: Any, **options: Any) -> tup
         pytest.param("n", [Outcome.ERROR], {"retries": 2}, 1, id="the script's own failure"),
         pytest.param("n", [Outcome.ERROR], {"retries": 2, "retry_on": ["error"]}, 2, id="unless that is asked for"),
         pytest.param(
-            "call_tool('write', text='a')", [Outcome.ERROR], {"retries": 2, "retry_on": ["error"]}, 1,
+            "call_tool('write', text='a')",
+            [Outcome.ERROR],
+            {"retries": 2, "retry_on": ["error"]},
+            1,
             id="and had no effect",
         ),
         pytest.param("n", [Outcome.LOST] * 5, {"retries": 2}, 3, id="as often as said"),
         pytest.param("n", [Outcome.LOST], {}, 1, id="by default never"),
     ],
-)  # fmt: skip
+)
 async def test_only_what_provably_had_no_effect_is_tried_again(
     effects: Effects, source: str, first: list[Any], options: Any, attempts: int
 ) -> None:

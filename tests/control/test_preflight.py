@@ -33,13 +33,15 @@ ROWS: list[tuple[str, list[list[object]]]] = [
     ("tools[name].b()", [[1, None, []]]),
     ("tools.a.b(1).c()", [[1, "a.b", None]]),
     ("tools.a.__call__()", []),
-    ("call_tools_parallel([('a', {'x': 1}), 'b', {'tool': 'c', 'args': {'y': 1}}, d])",
-     [[1, "a", ["x"]], [1, "b", []], [1, "c", ["y"]], [1, None, None]]),
+    (
+        "call_tools_parallel([('a', {'x': 1}), 'b', {'tool': 'c', 'args': {'y': 1}}, d])",
+        [[1, "a", ["x"]], [1, "b", []], [1, "c", ["y"]], [1, None, None]],
+    ),
     ("call_tools_parallel([('a', {'x': n}) for n in rows])", [[1, "a", ["x"]]]),
     ("call_tools_parallel(calls)", [[1, None, None]]),
     ("def f():\n    if x:\n        return call_tool('a', y=call_tool('b'))", [[3, "a", ["y"]], [3, "b", []]]),
     ("print('call_tool(1)')", []),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("source", "calls"), ROWS)

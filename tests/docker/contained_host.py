@@ -129,8 +129,10 @@ def main() -> None:
     targets = Targets()
     control = subprocess.run(
         [sys.executable, "-c", f"inputs = {targets.inputs()!r}; globals().update(inputs)\n" + CONTROL["plain"]],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     seen["without isolation"] = json.loads(control.stdout)
     before = set(os.listdir(tempfile.gettempdir()))
     with SyncRuntime(policy=Policy(profile="container"), limits=LIMITS, pool=PoolConfig(warm=1)) as runtime:

@@ -140,9 +140,13 @@ set_result([sorted(found), asyncio.run(main())])
 
 @pytest.mark.parametrize(
     "script",
-    ["import time; time.sleep(60)", "import signal; signal.pause()", "call_tool('wait', seconds=60)",
-     "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"],
-)  # fmt: skip
+    [
+        "import time; time.sleep(60)",
+        "import signal; signal.pause()",
+        "call_tool('wait', seconds=60)",
+        "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
+    ],
+)
 def test_wall_time_ends_every_kind_of_script(run: Run, script: str) -> None:
     result = run(f"print('started')\n{script}", limits=LIMITS.model_copy(update={"wall_s": 2.0}))
 
@@ -189,12 +193,15 @@ def test_a_run_may_have_fewer_processes_and_less_memory_than_its_container_was_m
     ("script", "message"),
     [
         ("files = [open('/dev/null') for _ in range(100)]", "Too many open files"),
-        ("with open('a', 'wb') as a, open('b', 'wb') as b:\n    a.write(bytes(6 << 20)); b.write(bytes(6 << 20))", "No space"),
+        (
+            "with open('a', 'wb') as a, open('b', 'wb') as b:\n    a.write(bytes(6 << 20)); b.write(bytes(6 << 20))",
+            "No space",
+        ),
         ("for n in range(1000): open(str(n), 'w').close()", "No space left"),
         ("open('a', 'wb').write(bytes(10 << 20))", "No space left"),
         ("f = open('a', 'wb')\nf.truncate(10 << 20)", "File too large"),
     ],
-)  # fmt: skip
+)
 def test_files_and_disk_are_bounded(run: Run, script: str, message: str) -> None:
     result = run(script)
 
@@ -205,9 +212,12 @@ def test_files_and_disk_are_bounded(run: Run, script: str, message: str) -> None
 
 @pytest.mark.parametrize(
     "script",
-    ["import os\nwhile True: os.write(1, bytes(65536))", "while True: print('x' * 1000)",
-     "import os\nos.fork()\nwhile True: os.write(2, b'x' * 65536)"],
-)  # fmt: skip
+    [
+        "import os\nwhile True: os.write(1, bytes(65536))",
+        "while True: print('x' * 1000)",
+        "import os\nos.fork()\nwhile True: os.write(2, b'x' * 65536)",
+    ],
+)
 def test_a_flood_of_output_ends_the_run_and_is_not_kept(run: Run, script: str) -> None:
     limits = LIMITS.model_copy(update={"output_flood_bytes": 4 * MIB, "output_bytes": 1000})
 

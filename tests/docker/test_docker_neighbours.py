@@ -47,13 +47,21 @@ set_result([found, room.f_bfree, room.f_ffree])
         ({"wall_s": 0.4}, "import time; time.sleep(60)", Outcome.TIMEOUT),
         ({"cpu_s": 0.3}, "import os\nos.fork()\nwhile True: pass", Outcome.CPU_LIMIT),
         ({}, "rows = []\nwhile True: rows.append(bytearray(b'x') * (1 << 20))", Outcome.MEMORY_LIMIT),
-        ({}, "import os, time\nfor _ in range(60):\n    if os.fork() == 0: time.sleep(60)\ntime.sleep(9)", Outcome.PROCESS_LIMIT),
-        ({}, "import threading, time\nfor _ in range(60): threading.Thread(target=time.sleep, args=(60,)).start()\ntime.sleep(9)", Outcome.PROCESS_LIMIT),
+        (
+            {},
+            "import os, time\nfor _ in range(60):\n    if os.fork() == 0: time.sleep(60)\ntime.sleep(9)",
+            Outcome.PROCESS_LIMIT,
+        ),
+        (
+            {},
+            "import threading, time\nfor _ in range(60): threading.Thread(target=time.sleep, args=(60,)).start()\ntime.sleep(9)",
+            Outcome.PROCESS_LIMIT,
+        ),
         ({}, "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", Outcome.PROCESS_LIMIT),
         ({}, "import os\nos.write(3, b'\\xff' * 8)\nimport time; time.sleep(9)", Outcome.PROTOCOL_ERROR),
         ({}, "import os; os.kill(os.getpid(), 9)", Outcome.KILLED),
     ],
-)  # fmt: skip
+)
 def test_limits_end_one_run_and_the_container_serves_on(
     runtime: SyncRuntime, changes: dict[str, float], script: str, outcome: Outcome
 ) -> None:

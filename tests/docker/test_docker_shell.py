@@ -63,11 +63,19 @@ def test_the_image_has_the_programs_of_a_shell_and_no_problem(
     assert check.problems(docker_client, shell_image) == []
     assert "there are programs in it" in str(
         check.problems_inside(
-            {"guest": "", "python": "", "compiled": True, "links": {}, "programs": ["sh", "mount"], "unusable": {},
-             "elevating": [], "writable": []},
+            {
+                "guest": "",
+                "python": "",
+                "compiled": True,
+                "links": {},
+                "programs": ["sh", "mount"],
+                "unusable": {},
+                "elevating": [],
+                "writable": [],
+            },
             shell_image,
         )
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.conforms("S2", "S-b2", "S-b4")

@@ -187,7 +187,7 @@ ENDINGS = {
     "a trickle of a long frame": "send(struct.pack('>I', 8 << 20)); [(send(b'x'), time.sleep(0.01)) for _ in range(200 if isolated else 3)]",
     "silence": "stay()",
     "another's bytes": "os.dup2(os.open('/dev/zero', os.O_RDONLY), bridge_descriptor()); stay()",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", ENDINGS)

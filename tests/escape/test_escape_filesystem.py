@@ -20,8 +20,7 @@ HOST_PLACES = (
     "/dev/sda", "/dev/loop-control", "/dev/fuse", "/dev/kvm", "/dev/net/tun", "/dev/mqueue", "/usr/bin/sh", "/usr/local",
 )  # fmt: skip
 
-IMAGES_OWN = ("/bin", "/sbin", "/usr/local", "/opt", "/etc/hostname", "/etc/resolv.conf", "/etc/ssl",
-              "/proc/self/cwd")  # fmt: skip
+IMAGES_OWN = ("/bin", "/sbin", "/usr/local", "/opt", "/etc/hostname", "/etc/resolv.conf", "/etc/ssl", "/proc/self/cwd")
 """What a container has of its own by these names, without anything of the host in it: its image's, its workspace."""
 
 

@@ -117,14 +117,16 @@ EVIL = {
     "streams that are gone": "import sys\nsys.stdout = sys.stderr = None\nprint('x')\nraise ValueError",
     "streams that raise": "import sys\nclass S:\n    def write(self, t): raise KeyError\n    def flush(self): raise SystemExit(0)\n"
     "sys.stdout = sys.stderr = S()\nraise ValueError",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", EVIL)
 def test_an_exception_is_reported_within_bounds_whatever_it_does(kind: str, victim: Victim) -> None:
     """Outside, whoever formats the exception runs the script's code or prints all of it; inside that is the guest's
     own trouble, and the host takes plain text of a bounded size."""
-    plain = outside(BASICS + """
+    plain = outside(
+        BASICS
+        + """
 def formatted():
     import traceback
     try:
@@ -132,7 +134,11 @@ def formatted():
     except BaseException as error:
         return len(traceback.format_exc()) > 0
 set_result(True if attempt(formatted) else False)
-""", evil=EVIL[kind], within_s=0.5, may_fail=True)  # fmt: skip
+""",
+        evil=EVIL[kind],
+        within_s=0.5,
+        may_fail=True,
+    )
     assert plain.value is not False
 
     inside = victim.run(EVIL[kind], limits={"wall_s": 0.7, "memory_bytes": 512 * MIB})

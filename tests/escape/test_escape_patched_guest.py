@@ -80,7 +80,7 @@ PATCHES = {
             if child:
                 os.waitpid(child, 0)
         os.write(spare, b"\\xff" * 8)""",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("patch", PATCHES)
@@ -165,7 +165,7 @@ LAST_WORDS = {
     "a thread that is no daemon": "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()",
     "an event loop left running": "import asyncio\nasync def forever():\n    while True: await asyncio.sleep(1)\n"
     "asyncio.get_event_loop_policy().new_event_loop().create_task(forever())",
-}  # fmt: skip
+}
 
 
 ENDS = {"an endless destructor": "timeout", "a thread that is no daemon": "timeout", "a hook on errors": "error"}

@@ -91,7 +91,7 @@ MARKS = {
         "import random\nrandom.seed(7)",
         "import random\nset_result(random.random() == random.Random(7).random())",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("mark", MARKS)
@@ -245,22 +245,34 @@ TALK = {
             attempt(os.utime, "/dev/null", (1, 1))
         def hear():
             return any(1 in (os.stat(path).st_atime, os.stat(path).st_mtime) for path in (shared, "/dev/null"))""",
-}  # fmt: skip
+}
 
-WITHOUT_HARM = ("an abstract socket", "POSIX shared memory", "record locks of shared files", "flock of shared files",
-                "leases on shared files", "System V shared memory", "System V semaphores", "System V queues")  # fmt: skip
+WITHOUT_HARM = (
+    "an abstract socket",
+    "POSIX shared memory",
+    "record locks of shared files",
+    "flock of shared files",
+    "leases on shared files",
+    "System V shared memory",
+    "System V semaphores",
+    "System V queues",
+)
 """Those that a plain process may try on this machine without a trace of it staying behind."""
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are x86-64's")
 @pytest.mark.parametrize("channel", TALK)
 def test_two_sandboxes_have_nothing_to_talk_through(channel: str, victim: Victim, tmp_path: Path) -> None:
-    source = RAW + """
+    source = (
+        RAW
+        + """
 keep, held = [], []
 def string(text):
     keep.append(ctypes.create_string_buffer(text))
     return ctypes.addressof(keep[-1])
-""" + TALK[channel].replace("\n        ", "\n")  # fmt: skip
+"""
+        + TALK[channel].replace("\n        ", "\n")
+    )
     salt = secrets.randbelow(1 << 30)  # others may be running the same attack on this machine
     if channel in WITHOUT_HARM:
         alone = (

@@ -139,13 +139,15 @@ def test_a_layer_that_this_backend_has_not_is_never_taken_as_given() -> None:
 
 @process_only("a container's cgroup is the daemon's, whatever the host's process sees", on_nodes=False)
 def test_without_a_cgroup_the_result_says_so() -> None:
-    uncovered = Victim(before=(
-        "import ctypes, os\n"
-        "if os.geteuid() == 0:\n"
-        "    libc = ctypes.CDLL(None, use_errno=True)\n"
-        "    assert libc.unshare(0x00020000) == 0 and libc.mount(None, b'/', None, 0x44000, None) == 0\n"
-        "    assert libc.mount(b'tmpfs', b'/sys/fs/cgroup', b'tmpfs', 0, None) == 0\n"
-    ))  # fmt: skip
+    uncovered = Victim(
+        before=(
+            "import ctypes, os\n"
+            "if os.geteuid() == 0:\n"
+            "    libc = ctypes.CDLL(None, use_errno=True)\n"
+            "    assert libc.unshare(0x00020000) == 0 and libc.mount(None, b'/', None, 0x44000, None) == 0\n"
+            "    assert libc.mount(b'tmpfs', b'/sys/fs/cgroup', b'tmpfs', 0, None) == 0\n"
+        )
+    )
     try:
         layers = uncovered.run("set_result(1)").result.isolation.layers
         assert "cgroup" not in layers

@@ -68,7 +68,7 @@ HOLD = {
             threading.Thread(target=hold, daemon=True).start()
         for _ in range(8):
             ready.acquire()""",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("trick", HOLD)
@@ -207,7 +207,7 @@ BUSY = {
         set_result("deaf")
         while isolated:
             pass""",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", BUSY)
@@ -250,7 +250,7 @@ ASLEEP = {
     "fifo that nobody writes": "import os\nos.mkfifo('fifo')\nopen('fifo').read()",
     "stopped children": "import os, signal\nfor _ in range(4):\n    if os.fork() == 0:\n        os.kill(os.getpid(), signal.SIGSTOP)\nos.wait()",
     "bridge that is read elsewhere": "import os\nwhile True:\n    os.read(3, 1)",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", ASLEEP)

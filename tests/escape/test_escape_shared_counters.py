@@ -52,7 +52,7 @@ TAKEN = {
     "performance events": ["call(298, BAD, 0, -1, -1, 0)"],
     "kernel programs": ["call(321, 0, BAD, 8)"],
     "anonymous files": ["call(319, address(name), 0)"],
-}  # fmt: skip
+}
 
 MAY_BE_OFF = frozenset({"fanotify groups and marks", "memory and workers of io_uring", "namespaces", "keys",
                         "performance events", "kernel programs", "locked memory"})  # fmt: skip
@@ -88,13 +88,16 @@ def test_a_lock_of_a_script_is_no_lock_of_the_kernel() -> None:
         assert runtime.execute_code(LOCKS).value == [*["ok"] * 5, "EPERM", False]
 
 
-TIMERS = RAW + """
+TIMERS = (
+    RAW
+    + """
 wanted, made = 500, 0
 timer = ctypes.c_int()
 event = (ctypes.c_int * 16)(0, 0, 0, 1)  # SIGEV_NONE
 while made < wanted and call(222, 1, ctypes.addressof(event), ctypes.addressof(timer)) == 0:
     made += 1
-"""  # fmt: skip
+"""
+)
 
 
 @process_only("containers are one user to the kernel, which counts queued signals and timers per user")

@@ -88,7 +88,7 @@ SHAPES = {
     "as many names as allowed": "msgpack.packb({str(number): 0 for number in range(130_000)})",
     "8 MiB in as many texts as allowed": "b'\\xdd' + struct.pack('>I', 250_000) + (b'\\xbe' + b'\\xc3\\xa9' * 15) * 250_000",
     "a list that announces more": "b'\\xdd\\xff\\xff\\xff\\xff' + b'\\xc0' * (size - 5)",
-}  # fmt: skip
+}
 
 MESSAGES = {
     "a call": "send(raw(b'\\x95\\x11\\x01\\xa4echo\\x81\\xa1q' + body + b'\\xc0'))",

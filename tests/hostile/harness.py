@@ -85,8 +85,13 @@ def measure(attack: Attack, backend: str = "process", environment: Mapping[str, 
     try:
         done = subprocess.run(
             [sys.executable, str(HOST)],
-            input=request, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment,
-        )  # fmt: skip
+            input=request,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+            env=environment,
+        )
     except subprocess.TimeoutExpired as exc:
         raise HostLost(f"the host did not answer within {PATIENCE_S:g} s: {exc.stdout!r}") from exc
     reports = [Report(**json.loads(line)) for line in done.stdout.splitlines()]

@@ -60,8 +60,15 @@ _OTHERS = [
 ]  # fmt: skip
 
 EXPRESSIONS = (
-    *_INTEGERS, *_FLOATS, *_NUMBERS_AS_TEXT, *_TEXTS, *_JSON_AS_TEXT, *_LISTS, *_OBJECTS, *_OTHERS,
-)  # fmt: skip
+    *_INTEGERS,
+    *_FLOATS,
+    *_NUMBERS_AS_TEXT,
+    *_TEXTS,
+    *_JSON_AS_TEXT,
+    *_LISTS,
+    *_OBJECTS,
+    *_OTHERS,
+)
 
 HELPERS = """
 import base64, collections, collections.abc, datetime, decimal, enum, fractions, json, math, pathlib, types, uuid

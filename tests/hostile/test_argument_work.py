@@ -65,15 +65,23 @@ ATTACKS: dict[str, tuple[dict[str, Any], Callable[[int], Any]]] = {
     "no JSON in strings": ({"type": "array", "items": INTEGERS}, lambda n: ["[" * 60] * 10 * n),
     "a tree that fits no branch": ({"$ref": "#/$defs/tree"}, lambda n: nested(7 * n, "bad")),
     "a tree to mend": ({"$ref": "#/$defs/tree"}, lambda n: nested(7 * n, "12")),
-    "unknown properties": ({"type": "object", "properties": {"a": {}}, "additionalProperties": False},
-                           lambda n: {f"k{i}": 1 for i in range(500 * n)}),
-    "long names": ({"type": "object", "properties": {"query": {}}, "additionalProperties": False},
-                   lambda n: {"quary" * 1000 * n: 1}),
-    "names that break a rule": ({"type": "object", "propertyNames": {"maxLength": 1}},
-                                lambda n: {f"k{i}": 1 for i in range(500 * n)}),
-    "names under patterns": ({"type": "object", "patternProperties": {"^k": {"type": "integer"}, "1$": {}}},
-                             lambda n: {f"k{i}": "x" for i in range(500 * n)}),
-}  # fmt: skip
+    "unknown properties": (
+        {"type": "object", "properties": {"a": {}}, "additionalProperties": False},
+        lambda n: {f"k{i}": 1 for i in range(500 * n)},
+    ),
+    "long names": (
+        {"type": "object", "properties": {"query": {}}, "additionalProperties": False},
+        lambda n: {"quary" * 1000 * n: 1},
+    ),
+    "names that break a rule": (
+        {"type": "object", "propertyNames": {"maxLength": 1}},
+        lambda n: {f"k{i}": 1 for i in range(500 * n)},
+    ),
+    "names under patterns": (
+        {"type": "object", "patternProperties": {"^k": {"type": "integer"}, "1$": {}}},
+        lambda n: {f"k{i}": "x" for i in range(500 * n)},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -109,15 +117,23 @@ def test_a_message_is_bounded_whatever_was_sent(name: str) -> None:
 
 
 OWN_RULES: dict[str, tuple[dict[str, Any], Callable[[int], Any], str]] = {
-    "names that are missing": ({"type": "object", "required": ["a", "b"]}, lambda n: {f"k{i}": 1 for i in range(n)},
-                               'x: missing required property "b"'),
-    "names that are unknown": ({"properties": {"a1": {}}, "patternProperties": {"^k": {}}, "additionalProperties": False},
-                               lambda n: {"a": 1, **{f"k{i}": 1 for i in range(n)}},
-                               'x: unknown property "a" (did you mean `a1`?)'),
+    "names that are missing": (
+        {"type": "object", "required": ["a", "b"]},
+        lambda n: {f"k{i}": 1 for i in range(n)},
+        'x: missing required property "b"',
+    ),
+    "names that are unknown": (
+        {"properties": {"a1": {}}, "patternProperties": {"^k": {}}, "additionalProperties": False},
+        lambda n: {"a": 1, **{f"k{i}": 1 for i in range(n)}},
+        'x: unknown property "a" (did you mean `a1`?)',
+    ),
     "another type": ({"type": ["string", "integer"]}, lambda n: [0] * n, "x: must be integer or string, not array"),
-    "a missing name beside a large member": ({"type": "object", "required": ["a", "b"]}, lambda n: {"a": [0] * n},
-                                             'x: missing required property "b"'),
-}  # fmt: skip
+    "a missing name beside a large member": (
+        {"type": "object", "required": ["a", "b"]},
+        lambda n: {"a": [0] * n},
+        'x: missing required property "b"',
+    ),
+}
 
 
 @pytest.mark.parametrize("name", OWN_RULES)
@@ -182,10 +198,18 @@ def test_all_text_of_one_call_is_decoded_under_one_bound() -> None:
         checker({"type": "array", "items": INTEGERS}).check({"x": rows})
 
 
-@pytest.mark.parametrize(("kind", "value"), [
-    ("integer", "9" * 19), ("integer", "1e300"), ("integer", 1e300), ("integer", "-" + "9" * 30),
-    ("number", "9" * 350), ("number", "9" * 30), ("number", "1e999"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("integer", "9" * 19),
+        ("integer", "1e300"),
+        ("integer", 1e300),
+        ("integer", "-" + "9" * 30),
+        ("number", "9" * 350),
+        ("number", "9" * 30),
+        ("number", "1e999"),
+    ],
+)
 def test_no_number_is_mended_to_one_that_arguments_cannot_hold(kind: str, value: Any) -> None:
     with pytest.raises(InvalidArguments, match="must be"):
         checker({"type": kind}).check({"x": value})

@@ -170,7 +170,7 @@ WORK: dict[str, Callable[[int], object]] = {
     "hide secrets of a run": lambda n: Secrets({"k": "hunter22"}).redact_value(["hunter22"] * 1000 * n),
     "digest": lambda n: value_digest([{"a": 1}] * 1000 * n),
     "show": lambda n: bounded_json([["x"]] * 1000 * n, 1000, "..."),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WORK)

@@ -76,18 +76,24 @@ class Maker:
                 {"$ref": "#/$defs/tree"}, {"$ref": "#/properties/x"}, {"minimum": 1}, {"pattern": "^(a+)+$"},
             ))  # fmt: skip
         below: Callable[[], Any] = lambda: self.schema(pick.randrange(depth))  # noqa: E731
-        return pick.choice((
-            lambda: {"type": "object", "properties": {"a": below(), "b": below()}, "required": ["a"]},
-            lambda: {"type": "object", "properties": {"a": below()}, "additionalProperties": pick.choice((False, below()))},
-            lambda: {"type": "array", "items": below()},
-            lambda: {"type": "array", "prefixItems": [below(), below()], "items": below()},
-            lambda: {"anyOf": [below() for _ in range(pick.randrange(1, 5))]},
-            lambda: {"oneOf": [below(), below(), below()]},
-            lambda: {"allOf": [below(), below()]},
-            lambda: {"if": below(), "then": below(), "else": below()},
-            lambda: {"patternProperties": {"^[ab]": below()}, "propertyNames": {"maxLength": 3}},
-            lambda: {"not": below()},
-        ))()  # fmt: skip
+        return pick.choice(
+            (
+                lambda: {"type": "object", "properties": {"a": below(), "b": below()}, "required": ["a"]},
+                lambda: {
+                    "type": "object",
+                    "properties": {"a": below()},
+                    "additionalProperties": pick.choice((False, below())),
+                },
+                lambda: {"type": "array", "items": below()},
+                lambda: {"type": "array", "prefixItems": [below(), below()], "items": below()},
+                lambda: {"anyOf": [below() for _ in range(pick.randrange(1, 5))]},
+                lambda: {"oneOf": [below(), below(), below()]},
+                lambda: {"allOf": [below(), below()]},
+                lambda: {"if": below(), "then": below(), "else": below()},
+                lambda: {"patternProperties": {"^[ab]": below()}, "propertyNames": {"maxLength": 3}},
+                lambda: {"not": below()},
+            )
+        )()
 
     def value(self, depth: int) -> Any:
         """A value of some levels; a few are much longer or deeper than they are varied."""
@@ -95,13 +101,15 @@ class Maker:
         if depth == 0:
             return pick.choice(LEAVES)
         below: Callable[[], Any] = lambda: self.value(pick.randrange(depth))  # noqa: E731
-        return pick.choice((
-            lambda: [below() for _ in range(pick.randrange(6))],
-            lambda: {name: below() for name in pick.sample("abcd", pick.randrange(5))},
-            lambda: [below()] * pick.randrange(1, 60),
-            lambda: json.dumps(below()),
-            lambda: nested(below(), pick.randrange(1, 40)),
-        ))()  # fmt: skip
+        return pick.choice(
+            (
+                lambda: [below() for _ in range(pick.randrange(6))],
+                lambda: {name: below() for name in pick.sample("abcd", pick.randrange(5))},
+                lambda: [below()] * pick.randrange(1, 60),
+                lambda: json.dumps(below()),
+                lambda: nested(below(), pick.randrange(1, 40)),
+            )
+        )()
 
 
 def nested(value: Any, depth: int) -> Any:

@@ -46,8 +46,10 @@ HEAVY: dict[str, dict[str, Any]] = {
     "not": doubled(lambda each: {"not": each, "if": each}),
     "if": doubled(lambda each: {"if": each, "then": each, "else": each}),
     "dependentSchemas": doubled(lambda each: {"dependentSchemas": {"a": each, "b": each}}),
-    "dependencies": {**doubled(lambda each: {"dependencies": {"a": each, "b": each}}),
-                     "$schema": "http://json-schema.org/draft-07/schema#"},
+    "dependencies": {
+        **doubled(lambda each: {"dependencies": {"a": each, "b": each}}),
+        "$schema": "http://json-schema.org/draft-07/schema#",
+    },
     "draft 4": {**doubled(twice("allOf")), "$schema": "http://json-schema.org/draft-04/schema#"},
     "members": doubled(lambda each: {"allOf": [{"properties": {"n": each}}, {"properties": {"n": each}}]}),
     "patterns": doubled(lambda each: {"patternProperties": {"a": each, "a.*": each}}),
@@ -73,7 +75,7 @@ HEAVY: dict[str, dict[str, Any]] = {
         "$defs": {f"D{n}": {"allOf": [{"$ref": f"#/%24defs/D{n + 1}"}] * 2} for n in range(LEVELS)}
         | {f"D{LEVELS}": {}},
     },
-}  # fmt: skip
+}
 
 
 def unevaluated(levels: int) -> dict[str, Any]:
@@ -134,8 +136,13 @@ def test_a_reference_that_leads_nowhere_is_refused(reference: str) -> None:
         compile_schema({"type": "object", "properties": {"a": {"$ref": reference}}})
 
 
-JSON = {"anyOf": [{"type": ["null", "boolean", "number", "string"]}, {"type": "array", "items": {"$ref": "#"}},
-                  {"type": "object", "additionalProperties": {"$ref": "#"}}]}  # fmt: skip
+JSON = {
+    "anyOf": [
+        {"type": ["null", "boolean", "number", "string"]},
+        {"type": "array", "items": {"$ref": "#"}},
+        {"type": "object", "additionalProperties": {"$ref": "#"}},
+    ]
+}
 
 
 def test_schemas_of_the_world_are_light() -> None:

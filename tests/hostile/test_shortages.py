@@ -34,9 +34,13 @@ def host(shortage: str, *arguments: str, backend: str = "process", within: str =
 
     done = subprocess.run(
         [sys.executable, "-W", "error", str(HOST), shortage, backend, *arguments],
-        capture_output=True, text=True, timeout=280, check=False, env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        env=os.environ | environment,
         preexec_fn=enter if within else None,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 

@@ -183,7 +183,10 @@ def test_a_function_that_never_returns_is_listed_and_does_not_keep_the_process_f
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", NEVER_RETURNS, loop, route],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
 
     assert done.stdout == "['stuck']\n"

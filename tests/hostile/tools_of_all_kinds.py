@@ -123,8 +123,13 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 }
 
 OPTIONS: tuple[dict[str, Any], ...] = (
-    {}, {"coercion": "lenient"}, {"coercion": "off"}, {"validate": False}, {"extras": "forbid"}, {"extras": "allow"},
-)  # fmt: skip
+    {},
+    {"coercion": "lenient"},
+    {"coercion": "off"},
+    {"validate": False},
+    {"extras": "forbid"},
+    {"extras": "allow"},
+)
 
 
 def registry_of_all_kinds(options: dict[str, Any]) -> ToolRegistry:

@@ -121,9 +121,15 @@ async def network_is_cut() -> dict[str, Any]:
         stack.callback(cluster.shutdown)
         own = Path(sys.executable).with_name("ray")
         node = [
-            str(own), "start", "--block", f"--address={cluster.address}", "--node-ip-address=10.77.0.2",
-            "--num-cpus=1", f"--object-store-memory={80 << 20}", '--resources={"far": 1}',
-        ]  # fmt: skip
+            str(own),
+            "start",
+            "--block",
+            f"--address={cluster.address}",
+            "--node-ip-address=10.77.0.2",
+            "--num-cpus=1",
+            f"--object-store-memory={80 << 20}",
+            '--resources={"far": 1}',
+        ]
         stack.enter_context(in_far_network(node))
         ray.init(address=cluster.address, log_to_driver=False)
         stack.callback(ray.shutdown)

@@ -109,8 +109,15 @@ async def test_what_an_approver_refuses_is_an_error_in_the_script_and_of_python_
 
 
 async def test_what_fails_is_told_as_inspects_own_python_tool_tells_it(tmp_path: Path) -> None:
-    codes = ["print('so far')\n1 / 0", "if:", "tools.area('Atlantis')", "tools.area(town='Bern')",
-             "call_tool('secret')", "tools.population('nowhere')", "import os\nos._exit(3)"]  # fmt: skip
+    codes = [
+        "print('so far')\n1 / 0",
+        "if:",
+        "tools.area('Atlantis')",
+        "tools.area(town='Bern')",
+        "call_tool('secret')",
+        "tools.population('nowhere')",
+        "import os\nos._exit(3)",
+    ]
     async with Runtime(registry_of_cities([]), limits=Limits(wall_s=60)) as runtime:
         told = answers(await evaluated(toolcell_python(runtime, tools=[area()]), tmp_path, *codes))
         late = answers(await evaluated(toolcell_python(runtime, limits=Limits(wall_s=1)), tmp_path, "while True: pass"))

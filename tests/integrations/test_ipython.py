@@ -144,12 +144,15 @@ class TestCells:
 class TestHtml:
     def test_everything_from_a_script_is_text(self) -> None:
         result = ExecutionResult(
-            HOSTILE, Outcome.ERROR, value=[{HOSTILE: HOSTILE}], has_value=True,
+            HOSTILE,
+            Outcome.ERROR,
+            value=[{HOSTILE: HOSTILE}],
+            has_value=True,
             logs=Logs((LogEntry("stdout", HOSTILE),)),
             files=(OutputFile(HOSTILE, HOSTILE, 3, b"<sv"),),
             error=ErrorInfo(HOSTILE, HOSTILE, traceback=HOSTILE),
             calls=(ToolCallRecord(1, HOSTILE, {HOSTILE: HOSTILE}, HOSTILE),),
-        )  # fmt: skip
+        )
         html = result._repr_html_()
         assert html.count("&lt;img src=x onerror=alert(1)&gt;") == 11
         assert "<img" not in html

@@ -155,8 +155,11 @@ async def test_a_call_that_needs_approval_defers_run_code_and_the_script_goes_on
     [call] = asked.output.approvals
     [waiting] = asked.output.metadata[call.tool_call_id]["calls"]
     assert (call.tool_name, waiting["tool"], waiting["args"], waiting["line"]) == (
-        "run_code", "order", {"item": "apple", "count": 2}, 3,
-    )  # fmt: skip
+        "run_code",
+        "order",
+        {"item": "apple", "count": 2},
+        3,
+    )
     other = Agent(said.model, output_type=[str, DeferredToolRequests], tools=tools, capabilities=[CodeMode(runtime)])
     results = DeferredToolResults(approvals={call.tool_call_id: True}, metadata=asked.output.metadata)
     await other.run(message_history=asked.all_messages(), deferred_tool_results=results)

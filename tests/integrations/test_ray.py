@@ -279,8 +279,11 @@ def test_a_missing_layer_is_named_with_its_reason_and_remedy() -> None:
 def test_doctor_names_each_node_and_leaves_nothing_there(cluster: Any) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "toolcell", "doctor", "--ray", cluster.address, "--json"],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     found = json.loads(done.stdout)
     assert (done.returncode, found["ok"], len(found["nodes"])) == (0, True, NODES)
     assert all(node["live"] and not node["problem"] for node in found["nodes"])
@@ -297,8 +300,11 @@ def _actor_processes() -> list[str]:
 def test_a_cluster_that_is_not_there_is_named_at_once(address: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "toolcell", "doctor", "--ray", address],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 3, done
     assert f"no Ray cluster answers at {address}: " in done.stdout
 

@@ -31,9 +31,13 @@ def local() -> Iterator[None]:
 
 def mapped(source: str, rows: int = 20, batch_format: str = "default", **options: Any) -> list[dict[str, Any]]:
     dataset = ray.data.range(rows).map_batches(
-        SandboxedFunction, fn_constructor_args=(source,), fn_constructor_kwargs=options, concurrency=1,
-        batch_size=10, batch_format=batch_format,
-    )  # fmt: skip
+        SandboxedFunction,
+        fn_constructor_args=(source,),
+        fn_constructor_kwargs=options,
+        concurrency=1,
+        batch_size=10,
+        batch_format=batch_format,
+    )
     return sorted(dataset.take_all(), key=str)
 
 

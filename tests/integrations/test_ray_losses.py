@@ -27,8 +27,12 @@ PROGRAM = Path(__file__).with_name("ray_losses.py")
 def told(what: str, **environment: str) -> Any:
     done = subprocess.run(
         [sys.executable, str(PROGRAM), what],
-        capture_output=True, text=True, timeout=300, check=False, env={**os.environ, **environment},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, **environment},
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -42,8 +42,12 @@ class Container:
         code = START.format(before=f"sys.path[:] = {sys.path!r}; {before or 'pass'}")
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-s", "-B", "-c", code],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, cwd="/",
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            cwd="/",
+        )
         body = msgpack.packb(
             {"frame_bytes": 8 * MIB, "environment": {}, "preload": [], "slots": [str(slot) for slot in self.slots]}
             | settings

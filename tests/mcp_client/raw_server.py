@@ -27,9 +27,11 @@ if "many" in script:
     script["pages"] = [tools[start : start + 500] for start in range(0, len(tools), 500)]
 listings = 0
 QUESTION = {
-    "message": "who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}},
-    "messages": [], "maxTokens": 1,
-}  # fmt: skip
+    "message": "who?",
+    "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}},
+    "messages": [],
+    "maxTokens": 1,
+}
 
 
 def send(message: object) -> None:

@@ -251,8 +251,10 @@ async def test_whoever_fills_the_threads_of_one_purpose_keeps_no_others_from_the
         over.set()
     purposes = [structure.at_most, pace.logger.name.upper, traffic.Traffic("x").note_sending]
     assert [daemon_threads._module_of(each) for each in purposes] == [
-        "toolcell.mcp.structure", "", "toolcell.mcp.traffic",
-    ]  # fmt: skip
+        "toolcell.mcp.structure",
+        "",
+        "toolcell.mcp.traffic",
+    ]
 
 
 # Structure.

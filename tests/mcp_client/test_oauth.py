@@ -263,9 +263,13 @@ async def test_what_an_authorization_server_sends_back_is_neither_said_nor_logge
     echo = '{"error": "invalid_grant", "error_description": "the-code, my-secret-of-client"}'
     world.answers[f"{ISSUER}/token"] = httpx2.Response(400, text=echo)
     auth = OAuth(
-        redirect=world.person, redirect_uri=REDIRECT_URI, store=Text(),
-        client_id="mine", client_secret="my-secret-of-client", issuer=ISSUER,
-    )  # fmt: skip
+        redirect=world.person,
+        redirect_uri=REDIRECT_URI,
+        store=Text(),
+        client_id="mine",
+        client_secret="my-secret-of-client",
+        issuer=ISSUER,
+    )
     with caplog.at_level(logging.DEBUG):
         async with world.client(world.login(auth)) as client:
             said = problem(await client.post(SERVER))

@@ -37,9 +37,15 @@ class Programs:
         env = dict(os.environ, HOME=str(folder), NO_COLOR="1")
         env["PATH"] = f"{Path(self.node).parent}:{env['PATH']}"
         return subprocess.run(
-            command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=PATIENCE_S, check=False,
-        )  # fmt: skip
+            command,
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
 
 
 @pytest.fixture(scope="session")

@@ -33,8 +33,14 @@ async def test_a_conversation_goes_on_until_it_is_forgotten(office: Office) -> N
 
     assert (first.content, first.stop_reason, first.iterations, second.content) == ("first", "final", 2, "second")
     assert [message["role"] for message in second.messages] == [
-        "system", "user", "assistant", "tool", "assistant", "user", "assistant",
-    ]  # fmt: skip
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+        "assistant",
+    ]
     assert answers(first.messages) == ["wrote a"] and office.made == ["a"]
     assert [message["role"] for message in model.requests[-1].messages] == ["system", "user"]
     json.dumps(second.messages)

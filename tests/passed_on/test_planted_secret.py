@@ -143,9 +143,13 @@ class Ways:
                 self.put("session", await session.execute_code(SCRIPT))
 
             model = ScriptedModel(
-                [calls(("returns", {}), ("fails", {}), ("crashes", {}), ("reports", {})),
-                 calls(("execute_code", {"code": SCRIPT})), calls(("execute_code", {"code": FAILING})), "done"]
-            )  # fmt: skip
+                [
+                    calls(("returns", {}), ("fails", {}), ("crashes", {}), ("reports", {})),
+                    calls(("execute_code", {"code": SCRIPT})),
+                    calls(("execute_code", {"code": FAILING})),
+                    "done",
+                ]
+            )
             agent = Agent(model, tools=registry, code_execution=runtime)
             told = await agent.run("go", context=self.run())
             self.put("model messages", *(json.dumps(each.messages) for each in model.requests), told.messages)

@@ -163,4 +163,4 @@ PROGRAMS = {
         with sqlite3.connect("a.db") as db:
             db.execute("create table t (a)")
         set_result(len(box) == 1)""",
-}  # fmt: skip
+}

@@ -201,8 +201,11 @@ def program(source: str) -> str:
     """Run a program to its end and return what it printed."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(source)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

@@ -89,7 +89,8 @@ def test_a_session_imports_the_tools_of_each_of_its_scripts(runtime: SyncRuntime
 SHOWN = {
     "a method": ("class A:\n    def _repr_html_(self): return '<b>x</b>'\nA()", ["result.html"]),
     "a property": (
-        "class A:\n    @property\n    def _repr_html_(self): return lambda: '<b>x</b>'\nA()", ["result.html"],
+        "class A:\n    @property\n    def _repr_html_(self): return lambda: '<b>x</b>'\nA()",
+        ["result.html"],
     ),
     "an attribute of the object": ("class A: pass\na = A()\na._repr_html_ = lambda: '<b>x</b>'\na", ["result.html"]),
     "nothing": ("class A:\n    def _repr_html_(self): return None\nA()", []),
@@ -98,9 +99,10 @@ SHOWN = {
     "an object with every attribute": ("class A:\n    def __getattr__(self, name): return lambda *a: 'x'\nA()", []),
     "a mock": ("from unittest.mock import MagicMock\nMagicMock()", []),
     "a property that is not there": (
-        "class A:\n    @property\n    def _repr_html_(self): raise AttributeError('off')\nA()", [],
+        "class A:\n    @property\n    def _repr_html_(self): raise AttributeError('off')\nA()",
+        [],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SHOWN)

@@ -21,15 +21,21 @@ pytestmark = pytest.mark.isolation
         ("x = 0\nif x:\n    return 'early'\nx = 2\nx", 2),
         ("if input_files:\n    return 1\nset_result(7)", 7),
         ("if input_files:\n    return 1\ndef set_result(n): return n + 1\nset_result(7)", 8),
-        ("for n in range(9):\n    try:\n        if n == 3:\n            return n\n    except BaseException:\n        pass", 3),
+        (
+            "for n in range(9):\n    try:\n        if n == 3:\n            return n\n    except BaseException:\n        pass",
+            3,
+        ),
         ("r = await call_tool_async('add', {'a': 1})\nreturn r + 1", 3),
         ("import asyncio\nasync with asyncio.timeout(60):\n    return await call_tool_async('add', {'a': 1})", 2),
-        ("from __future__ import annotations\nimport os.path as p, json\ndef f(n): return n + k\nk = 2\nreturn f(1)", 3),
+        (
+            "from __future__ import annotations\nimport os.path as p, json\ndef f(n): return n + k\nk = 2\nreturn f(1)",
+            3,
+        ),
         ("total: int = 1\ndef more():\n    return total + 1\nreturn more()", 2),
         ("names = []\n[names.append(n) for n in 'ab']\n(m := len(names))\nreturn [names, m]", [["a", "b"], 2]),
         ("match {'a': 1, 'b': 2}:\n    case {'a': one, **rest}:\n        return [one, rest]", [1, {"b": 2}]),
     ],
-)  # fmt: skip
+)
 def test_a_return_at_the_top_level_ends_the_script_with_its_value(run: Run, source: str, value: Any) -> None:
     result = run(source)
     assert (result.outcome, result.value) == (Outcome.OK, value), result.error

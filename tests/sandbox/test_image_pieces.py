@@ -259,8 +259,16 @@ def test_the_digest_of_sources_covers_names_and_contents_and_no_caches(tmp_path:
     assert reference.digest_of(tmp_path) != first
 
 
-SOUND = {"guest": IMAGE.guest_version, "python": IMAGE.python, "compiled": True, "links": check.LINKS,
-         "elevating": [], "writable": [], "programs": ["python3", "python3.13"], "unusable": {}}  # fmt: skip
+SOUND = {
+    "guest": IMAGE.guest_version,
+    "python": IMAGE.python,
+    "compiled": True,
+    "links": check.LINKS,
+    "elevating": [],
+    "writable": [],
+    "programs": ["python3", "python3.13"],
+    "unusable": {},
+}
 
 
 @pytest.mark.parametrize(

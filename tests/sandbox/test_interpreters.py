@@ -51,8 +51,9 @@ def test_a_guest_may_be_another_python_than_the_host(version: str, python: str) 
         assert (failed.error and failed.error.type, failed.error and failed.error.line) == ("ZeroDivisionError", 2)
         blocked = runtime.execute_code("import os\nset_result(os.listdir('/root'))")
         assert (blocked.outcome, blocked.error and blocked.error.type) in (
-            ("error", "PermissionError"), ("error", "FileNotFoundError")
-        )  # fmt: skip
+            ("error", "PermissionError"),
+            ("error", "FileNotFoundError"),
+        )
 
 
 def double(number: int) -> int:

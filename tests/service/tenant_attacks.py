@@ -108,9 +108,14 @@ RUNS = (
     get("bolt's runs by tool", "/v1/runs?tool=vault_key"),
     get("bolt's runs by session", "/v1/runs?session=vault"),
     get("bolt's runs with a cursor of bolt's list", "/v1/runs?cursor={cursor}"),
-    Attempt("mending a run of bolt's", lambda world: world.run("1", repairs=world.ids["run"]), 422, "usage_error",
-            lambda world: world.run("1", repairs=UNKNOWN)),
-)  # fmt: skip
+    Attempt(
+        "mending a run of bolt's",
+        lambda world: world.run("1", repairs=world.ids["run"]),
+        422,
+        "usage_error",
+        lambda world: world.run("1", repairs=UNKNOWN),
+    ),
+)
 
 SESSIONS = (
     session("looking at a session", "GET", ""),
@@ -126,10 +131,13 @@ SESSIONS = (
     session("a copy of a session", "POST", "/fork", {"name": "copy"}),
     session("removing a session", "DELETE", ""),
     get("bolt's session in the list", "/v1/sessions"),
-    Attempt("restoring a session by its name",
-            lambda world: world.ask("POST", "/v1/sessions", json={"name": "vault", "restore": True}), 404,
-            "no_such_session"),
-)  # fmt: skip
+    Attempt(
+        "restoring a session by its name",
+        lambda world: world.ask("POST", "/v1/sessions", json={"name": "vault", "restore": True}),
+        404,
+        "no_such_session",
+    ),
+)
 
 
 def own_session_of_this_name(world: World) -> httpx.Response:
@@ -217,13 +225,18 @@ TOOLS = (
     by_id("a tool", "GET", "/v1/tools/{}", "tool", 404, "no_such_tool"),
     Attempt("a script with a tool of bolt's", lambda world: world.run("1", tools=["vault_key"]), 422, "unknown_tool"),
     Attempt("a call of a tool of bolt's", lambda world: world.run("call_tool('vault_key')"), 200),
-    Attempt("a plan with a tool of bolt's",
-            lambda world: world.ask("POST", "/v1/plan", json={"steps": [{"tool": "vault_key", "args": {}}]}), 200),
-    Attempt("bolt's state, from a script",
-            lambda world: world.run("import glob, os; [*glob.glob('/**/bolt*', recursive=True), *os.environ.values()]"),
-            200),
+    Attempt(
+        "a plan with a tool of bolt's",
+        lambda world: world.ask("POST", "/v1/plan", json={"steps": [{"tool": "vault_key", "args": {}}]}),
+        200,
+    ),
+    Attempt(
+        "bolt's state, from a script",
+        lambda world: world.run("import glob, os; [*glob.glob('/**/bolt*', recursive=True), *os.environ.values()]"),
+        200,
+    ),
     Attempt("bolt's name from the probes", lambda world: world.ask("GET", "/readyz"), 200),
-)  # fmt: skip
+)
 
 
 def rotated(world: World) -> str:
@@ -319,8 +332,9 @@ JWTS = (
     with_token("a JWT without a signature", unsigned, 401, "unauthorized"),
     with_token("a JWT signed with the public key as a secret", with_public_key, 401, "unauthorized"),
     with_token("a JWT signed with an own key", signed(OWN_KEY), 401, "unauthorized"),
-    with_token("a JWT that brings its key", signed(OWN_KEY, headers={"jku": "https://evil.example"}), 401,
-               "unauthorized"),
+    with_token(
+        "a JWT that brings its key", signed(OWN_KEY, headers={"jku": "https://evil.example"}), 401, "unauthorized"
+    ),
     with_token("a JWT for another service", signed(aud="other"), 401, "unauthorized"),
     with_token("a JWT of another issuer", signed(iss="https://evil.example"), 401, "unauthorized"),
     with_token("a JWT that has expired", signed(exp=1), 401, "unauthorized"),
@@ -328,25 +342,32 @@ JWTS = (
     with_token("a JWT with a list of tenants", signed(tenant=["acme", "bolt"]), 403, "no_tenant"),
     with_token("a JWT of bolt's without a scope that we know", signed(scope="admin execute"), 403, "forbidden"),
     with_token("a JWT of acme's that names bolt elsewhere", signed(tenant="acme", tenant_id="bolt"), 200, ""),
-)  # fmt: skip
+)
 
 HEADERS = (
     with_header("a header that names the tenant", {"X-Tenant": "bolt", "X-Tenant-Id": "bolt"}, 200),
     with_header("a header that names the user", {"X-Forwarded-User": "bolt-agent", "Remote-User": "bolt-agent"}, 200),
-    with_header("an address of this machine in the headers",
-                {"Authorization": "", "X-Forwarded-For": "127.0.0.1", "Forwarded": "for=127.0.0.1"}, 401,
-                "unauthorized"),
-    with_header("the host of this machine in the headers", {"Authorization": "", "Host": "localhost"}, 401,
-                "unauthorized"),
+    with_header(
+        "an address of this machine in the headers",
+        {"Authorization": "", "X-Forwarded-For": "127.0.0.1", "Forwarded": "for=127.0.0.1"},
+        401,
+        "unauthorized",
+    ),
+    with_header(
+        "the host of this machine in the headers", {"Authorization": "", "Host": "localhost"}, 401, "unauthorized"
+    ),
     with_header("another URL in the headers", {"X-Original-URL": "/v1/runs/bolt", "X-Rewrite-URL": "/admin"}, 200),
-    Attempt("another method in the headers",
-            lambda world: world.ask("GET", "/v1/sessions/vault", headers={"X-HTTP-Method-Override": "DELETE"}), 404,
-            "no_such_session"),
+    Attempt(
+        "another method in the headers",
+        lambda world: world.ask("GET", "/v1/sessions/vault", headers={"X-HTTP-Method-Override": "DELETE"}),
+        404,
+        "no_such_session",
+    ),
     Attempt("the tenant in the body", lambda world: world.run("1", tenant="bolt"), 422, "invalid_request"),
     Attempt("the user in the body", lambda world: world.run("1", user_id="bolt-agent"), 422, "invalid_request"),
     Attempt("the tenant in the query", lambda world: world.ask("GET", "/v1/runs?tenant=bolt"), 422, "invalid_request"),
     Attempt("the tenant in the path", lambda world: world.ask("GET", "/v1/tenants/bolt/runs"), 404, "not_found"),
-)  # fmt: skip
+)
 
 GROUPS: dict[str, tuple[Attempt, ...]] = {
     "Runs and the audit log": RUNS,

@@ -90,8 +90,11 @@ def test_with_a_certificate_it_speaks_tls_and_nothing_else(
 def refusal(*flags: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "toolcell", "serve", "--port", "0", *flags],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 2, done
     return done.stderr
 

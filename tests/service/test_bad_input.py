@@ -179,10 +179,15 @@ def test_a_body_of_another_type_is_refused_so_no_form_of_a_web_page_runs_code(cl
 @pytest.mark.parametrize(
     "path",
     [
-        "/v1/sessions/..%2F..%2Fetc", "/v1/sessions/%2e%2e", "/v1/sessions/a%00b", "/v1/sessions/" + "a" * 300,
-        "/v1/runs/..%2Fruns", "/v1/suspended/..%2F..%2Fkey", "/v1/tools/%2e%2e",
+        "/v1/sessions/..%2F..%2Fetc",
+        "/v1/sessions/%2e%2e",
+        "/v1/sessions/a%00b",
+        "/v1/sessions/" + "a" * 300,
+        "/v1/runs/..%2Fruns",
+        "/v1/suspended/..%2F..%2Fkey",
+        "/v1/tools/%2e%2e",
     ],
-)  # fmt: skip
+)
 def test_names_in_paths_lead_nowhere_else(client: TestClient, path: str) -> None:
     response = client.get(path)
 

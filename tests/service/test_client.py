@@ -103,8 +103,10 @@ REFUSED = {"map": ("1", [{}]), "feed": ()}
 
 SESSION_ELSEWHERE = {
     "execute_code": {"dry_run": "as for Client.execute_code"},
-    "feed": FED, "can_be_put_down": "only the runtime uses it", "look": "only the runtime uses it",
-}  # fmt: skip
+    "feed": FED,
+    "can_be_put_down": "only the runtime uses it",
+    "look": "only the runtime uses it",
+}
 """The same of `Session`."""
 
 
@@ -299,9 +301,14 @@ async def test_a_stream_has_prints_calls_and_the_result(url: str) -> None:
 
     told = [(type(each).__name__, getattr(each, "tool", "")) for each in events]
     assert told == [
-        ("LogPrinted", ""), ("CallStarted", "balance"), ("CallEnded", "balance"), ("ProgressReported", ""),
-        ("CallStarted", "nope"), ("CallEnded", "nope"), ("RunFinished", ""),
-    ]  # fmt: skip
+        ("LogPrinted", ""),
+        ("CallStarted", "balance"),
+        ("CallEnded", "balance"),
+        ("ProgressReported", ""),
+        ("CallStarted", "nope"),
+        ("CallEnded", "nope"),
+        ("RunFinished", ""),
+    ]
 
 
 async def test_leaving_a_stream_ends_the_run_at_the_service(tmp_path: Path) -> None:

@@ -339,19 +339,26 @@ REQUESTS: dict[str, tuple[Any, Any]] = {
     "a tool without schema": ("offer_tools", {"toolset": 1, "tools": [{"name": "x", "description": "d" * 20}]}),
     "a tool with options": (
         "offer_tools",
-        {"toolset": 1, "tools": [{"name": "x", "description": "d" * 20, "parameters": {"type": "object"},
-                                  "options": {"blocking": False}}]},
+        {
+            "toolset": 1,
+            "tools": [
+                {"name": "x", "description": "d" * 20, "parameters": {"type": "object"}, "options": {"blocking": False}}
+            ],
+        },
     ),
     "a tool with a bad schema": (
         "offer_tools",
-        {"toolset": 1, "tools": [{"name": "x", "description": "d" * 20, "parameters": {"type": "object", "$ref": "#/x"}}]},
+        {
+            "toolset": 1,
+            "tools": [{"name": "x", "description": "d" * 20, "parameters": {"type": "object", "$ref": "#/x"}}],
+        },
     ),
     "token": ("resume", {"token": "x"}),
     "decision": ("resume", {"token": "x", "decisions": {"a": {"kind": "shrug"}}}),
     "draft": ("commit", {"draft": "../../x"}),
     "revert": ("revert", {"result": {}}),
     "session name": ("session.open", {"name": "../x"}),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

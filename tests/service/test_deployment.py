@@ -206,8 +206,10 @@ def test_the_pod_has_no_privileges_and_time_to_drain() -> None:
     for each in containers:
         assert each["image"] == reference.SERVICE_IMAGE
         assert each["securityContext"] == {
-            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
-        }  # fmt: skip
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
         assert "memory" in each["resources"]["limits"]
     assert pod["terminationGracePeriodSeconds"] > waits_s + drain_s() + CANCEL_S
 

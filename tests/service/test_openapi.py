@@ -135,9 +135,13 @@ def test_random_requests_of_the_document_get_the_answers_of_the_document(tmp_pat
     config = ServiceConfig(state=tmp_path / "state", defaults=TenantConfig(audit=tmp_path / "runs"))
     app = create_app(config, registry=registry())
     bounded = settings(
-        max_examples=EXAMPLES, derandomize=True, deadline=None, database=None,
-        phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+        max_examples=EXAMPLES,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
     with client_of(app, raise_server_exceptions=False) as client:
         schema = schemathesis.openapi.from_dict(client.get("/v1/openapi.json").json())
         tested = 0

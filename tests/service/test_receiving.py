@@ -83,9 +83,11 @@ async def test_bodies_that_never_end_are_bounded_and_keep_no_other_tenant_out(tm
     with contextlib.closing(TokenDatabase(tmp_path / "tokens.db")) as store:
         hostile, polite = (store.create(name, tuple(Scope)).text for name in ("hostile", "polite"))
     settings: dict[str, Any] = {
-        "tokens": tmp_path / "tokens.db", "body_bytes": MIB, "receiving_bytes": 8 * MIB,
+        "tokens": tmp_path / "tokens.db",
+        "body_bytes": MIB,
+        "receiving_bytes": 8 * MIB,
         "defaults": TenantConfig(receiving_bytes=4 * MIB),
-    }  # fmt: skip
+    }
     async with serving(tmp_path / "state", registry(), **settings) as (url, service):
         host = url.removeprefix("http://")
         writers = []

@@ -333,10 +333,15 @@ def test_nothing_is_sent_after_goodbye() -> None:
 @pytest.mark.parametrize(("moves", "is_caller"), [(CALLER_RECEIVES, True), (SERVICE_RECEIVES, False)])
 def test_every_frame_that_is_no_row_of_the_table_is_refused(moves: Any, is_caller: bool) -> None:
     kinds = [
-        frames.CallerHello(SOCKET_VERSION, "", 0), frames.ServiceHello(SOCKET_VERSION, "", True, 0, 1.0, 1, 1),
-        frames.Piece(1, 1, True, b"x"), frames.WindowCredit(1, 1, 1), frames.Acknowledged(0), frames.Ping(1),
-        frames.Pong(1), frames.Goodbye("closed", ""),
-    ]  # fmt: skip
+        frames.CallerHello(SOCKET_VERSION, "", 0),
+        frames.ServiceHello(SOCKET_VERSION, "", True, 0, 1.0, 1, 1),
+        frames.Piece(1, 1, True, b"x"),
+        frames.WindowCredit(1, 1, 1),
+        frames.Acknowledged(0),
+        frames.Ping(1),
+        frames.Pong(1),
+        frames.Goodbye("closed", ""),
+    ]
     for state in LinkState:
         for frame in kinds:
             if (state, type(frame)) not in moves:
@@ -349,9 +354,15 @@ def test_every_frame_that_is_no_row_of_the_table_is_refused(moves: Any, is_calle
 @pytest.mark.parametrize("codec", [FRAMES, CALLER_MESSAGES, SERVICE_MESSAGES])
 def test_every_message_is_read_as_it_was_written(codec: Any) -> None:
     samples = {
-        "bool": True, "int": 3, "int | None": None, "float": 0.5, "str": "ü", "bytes": b"\x00",
-        "dict[str, Plain]": {"a": [1, None, {"b": b"\xff"}]}, "Plain": [1.5, "x"],
-    }  # fmt: skip
+        "bool": True,
+        "int": 3,
+        "int | None": None,
+        "float": 0.5,
+        "str": "ü",
+        "bytes": b"\x00",
+        "dict[str, Plain]": {"a": [1, None, {"b": b"\xff"}]},
+        "Plain": [1.5, "x"],
+    }
     for layout in codec._layouts.values():
         message = layout.kind(*(samples[str(each.type)] for each in dataclasses.fields(layout.kind)))
         assert codec.decode(codec.encode(message)) == message

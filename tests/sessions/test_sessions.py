@@ -84,8 +84,11 @@ def test_a_script_finds_what_the_scripts_before_it_imported_defined_and_wrote(se
     value(session, "table = Table([{'a': 1}, {'a': 4}]); log = 'my own'")
 
     assert value(session, "[table.mean('a'), open('rows.txt').read(), log, statistics.median([1, 2])]") == [
-        2.5, "kept", "my own", 1.5,
-    ]  # fmt: skip
+        2.5,
+        "kept",
+        "my own",
+        1.5,
+    ]
 
 
 def test_a_script_that_fails_leaves_what_python_would_and_its_traceback_names_each_script(session: SyncSession) -> None:
@@ -132,7 +135,7 @@ def test_a_file_is_not_put_where_a_script_made_something_else_and_the_session_go
         ("k = 1\nwhile True: print('x' * 999)", Limits(output_flood_bytes=100_000), Outcome.OUTPUT_LIMIT),
     ],
     ids=["a loop", "a sleep", "a call", "an async call", "CPU time", "output"],
-)  # fmt: skip
+)
 def test_a_script_past_a_limit_is_interrupted_and_the_session_keeps_its_state(
     session: SyncSession, source: str, limits: Limits, outcome: Outcome
 ) -> None:
@@ -151,8 +154,9 @@ def test_a_script_that_does_not_let_itself_be_interrupted_costs_the_session_its_
 ) -> None:
     with runtime.session(tools=effects.registry, restore=restore) as session:
         value(session, "import random\nx = [call_tool('write', text='once'), random.random()]\nx[0]")
-        stopped = session.execute_code("y = 1\nwhile True:\n  try:\n    sum(range(10**10))\n  except: pass",
-                                       limits=Limits(wall_s=0.1))  # fmt: skip
+        stopped = session.execute_code(
+            "y = 1\nwhile True:\n  try:\n    sum(range(10**10))\n  except: pass", limits=Limits(wall_s=0.1)
+        )
         with pytest.raises(SessionError, match=r"cannot be forked: it was lost|keeps no journal"):
             session.fork()
         after = session.execute_code("['x' in globals(), 'y' in globals()]")
@@ -247,8 +251,11 @@ def test_a_script_cannot_change_the_limits_of_its_sandbox(session: SyncSession) 
 
 
 def test_a_script_that_diverges_in_the_rebuilding_is_named(session: SyncSession, effects: Effects) -> None:
-    value(session, "import time\nfor _ in range(1 + (time.monotonic_ns() // 2) % 2 ** 40): break\n"
-                   "call_tool('write', text=str(time.monotonic_ns()))")  # fmt: skip
+    value(
+        session,
+        "import time\nfor _ in range(1 + (time.monotonic_ns() // 2) % 2 ** 40): break\n"
+        "call_tool('write', text=str(time.monotonic_ns()))",
+    )
     session.put_down()
     with pytest.raises(SessionError, match=r"script 1 did not repeat what it had done: call 1 of write .* reset\(\)"):
         session.execute_code("1")
@@ -260,8 +267,11 @@ def test_a_script_that_diverges_in_the_rebuilding_is_named(session: SyncSession,
 def test_a_call_that_a_script_did_not_wait_for_is_not_made_again_in_the_rebuilding(
     session: SyncSession, effects: Effects
 ) -> None:
-    value(session, "import asyncio\ntask = asyncio.create_task(call_tool_async('wait_for_ever'))\n"
-                   "x = await call_tool_async('write', text='x')")  # fmt: skip
+    value(
+        session,
+        "import asyncio\ntask = asyncio.create_task(call_tool_async('wait_for_ever'))\n"
+        "x = await call_tool_async('write', text='x')",
+    )
     session.put_down()
 
     assert began(session.execute_code("x")) == "journal" and sorted(effects.made) == ["waits", "x"]

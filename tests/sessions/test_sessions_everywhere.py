@@ -74,9 +74,14 @@ def test_each_script_is_a_run_in_the_audit_log_with_the_name_of_its_session(tmp_
 
 
 samples = st.builds(
-    Sample, st.floats(0, 100), st.integers(0, 2**40), st.integers(1, 99), st.integers(1, 99), st.integers(0, 9),
+    Sample,
+    st.floats(0, 100),
+    st.integers(0, 2**40),
+    st.integers(1, 99),
+    st.integers(1, 99),
     st.integers(0, 9),
-)  # fmt: skip
+    st.integers(0, 9),
+)
 
 
 @given(samples, samples)

@@ -28,9 +28,16 @@ MOST_BYTES = 4_000
 OF_EACH = 4
 KEPT = {"type", "enum", "format", "pattern", "minLength", "maxLength", "minItems", "maxItems", "readOnly", "deprecated"}
 TEXTS = {
-    "date-time": "2026-01-02T03:04:05Z", "google-datetime": "2026-01-02T03:04:05Z", "date": "2026-01-02", "byte": "AP8=",
-    "google-duration": "3.5s", "google-fieldmask": "name", "int64": "7", "uint64": "7", "uri": "https://example.com/",
-}  # fmt: skip
+    "date-time": "2026-01-02T03:04:05Z",
+    "google-datetime": "2026-01-02T03:04:05Z",
+    "date": "2026-01-02",
+    "byte": "AP8=",
+    "google-duration": "3.5s",
+    "google-fieldmask": "name",
+    "int64": "7",
+    "uint64": "7",
+    "uri": "https://example.com/",
+}
 GUESSES = (
     "", "a", "abcdef", "Abc-1", "1", "12", "123456789012", "12345678-1234-1234-1234-123456789012", "a1b2c3d4e5f6",
     "arn:aws:iam::123456789012:role/name", "arn:aws:s3:::name", "us-east-1", "https://example.com/a", "a@example.com",

@@ -64,12 +64,15 @@ STRING, WHOLE = {"type": "string"}, {"type": "integer"}
             [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}, {"a": 3}],
             {"type": "object", "properties": {"a": WHOLE, "b": STRING}, "required": ["a"]},
         ),
-        ([{"a": 1, "ada@example.com": 1}, {"a": 2, "bob": 1}], {"type": "object", "properties": {"a": WHOLE}, "required": ["a"]}),
+        (
+            [{"a": 1, "ada@example.com": 1}, {"a": 2, "bob": 1}],
+            {"type": "object", "properties": {"a": WHOLE}, "required": ["a"]},
+        ),
         ([{"x" * 65: 1}] * 2, {"type": "object"}),
         ([{str(key): 1 for key in range(MAX_FIELDS + 1)}] * 2, {"type": "object"}),
         (["a"], {}),
     ],
-)  # fmt: skip
+)
 def test_a_type_is_that_of_everything_that_was_seen(values: list[Any], schema: dict[str, Any]) -> None:
     assert of(*values) == schema
 

@@ -184,8 +184,10 @@ schemas = st.recursive(
     name=st.from_regex(r"[A-Za-z0-9_-]{1,10}", fullmatch=True),
 )
 def test_any_schema_gives_a_stub_that_is_python(properties: dict[str, Any], description: str, name: str) -> None:
-    described = {key: {**part, "description": description} if isinstance(part, dict) else part
-                 for key, part in properties.items()}  # fmt: skip
+    described = {
+        key: {**part, "description": description} if isinstance(part, dict) else part
+        for key, part in properties.items()
+    }
     schema = {"type": "object", "properties": described, "required": list(properties)[:1]}
 
     tree = ast.parse(python_stub(ToolDefinition(name, description, schema)))

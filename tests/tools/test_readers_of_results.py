@@ -252,8 +252,9 @@ async def test_a_secret_is_in_no_field_of_a_result_and_in_no_event(leak: str, ho
 async def test_a_secret_is_not_cut_in_two_by_the_bounds_of_a_result() -> None:
     registry = ToolRegistry()
     run = RunContext(secrets=Secrets({"KEY": SECRET}))
-    registry.register("act", "Say much with a key in it", None, lambda args: "x" * 190 + SECRET + "y" * 500,
-                      max_result_bytes=300)  # fmt: skip
+    registry.register(
+        "act", "Say much with a key in it", None, lambda args: "x" * 190 + SECRET + "y" * 500, max_result_bytes=300
+    )
 
     text = (await registry.dispatch("act", {}, context=run)).text
 

@@ -71,8 +71,12 @@ def test_the_stubs_of_all_real_tools_are_accepted_by_ty(registry: ToolRegistry, 
     (tmp_path / "stubs.pyi").write_text(text, encoding="utf-8")
     done = subprocess.run(
         [TY, "check", "--output-format", "concise", "--python-version", "3.12", "stubs.pyi"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 

@@ -184,8 +184,12 @@ CALLS: dict[str, tuple[Callable[[ToolRegistry], Any], str, str]] = {
     "no prompt": (lambda registry: Agent(ScriptedModel([])).run(None), "None", "user('...')"),  # type: ignore[arg-type]
     "texts for a prompt": (lambda registry: Agent(ScriptedModel([])).run(["hi"]), "'hi'", "user('...')"),  # type: ignore[list-item]
     "one message": (lambda registry: Agent(ScriptedModel([])).run({"role": "user"}), "'user'", "user('...')"),  # type: ignore[arg-type]
-    "a provider for a loop": (lambda registry: run_tool_loop(ScriptedModel([]), []), "ScriptedModel", "ToolLoopConfig("),  # type: ignore[arg-type]
-}  # fmt: skip
+    "a provider for a loop": (
+        lambda registry: run_tool_loop(ScriptedModel([]), []),
+        "ScriptedModel",
+        "ToolLoopConfig(",
+    ),  # type: ignore[arg-type]
+}
 
 
 @pytest.mark.anyio

@@ -335,13 +335,19 @@ async def test_scripts_are_kept_as_plain_files_and_loaded_again(runtime: Runtime
     with_script(folder=tmp_path, requires_approval=False, returns={"type": "array"})
     second = with_script(folder=tmp_path)
     assert sorted(each.name for each in (tmp_path / "big_orders").iterdir()) == [
-        "v1.json", "v1.py", "v2.json", "v2.py",
-    ]  # fmt: skip
+        "v1.json",
+        "v1.py",
+        "v2.json",
+        "v2.py",
+    ]
     assert (tmp_path / "big_orders/v2.py").read_text() == SOURCE
     facts = json.loads((tmp_path / "big_orders/v1.json").read_text())
     assert (facts["name"], facts["version"], facts["inputs"], sorted(facts["tools"])) == (
-        "big_orders", 1, INPUTS, ["note", "orders"],
-    )  # fmt: skip
+        "big_orders",
+        1,
+        INPUTS,
+        ["note", "orders"],
+    )
     assert facts["options"] == {"requires_approval": False, "returns": {"type": "array"}}
     assert second.names() == ["orders", "note", "big_orders_v1", "big_orders"]
 

@@ -75,10 +75,14 @@ async def test_a_slip_in_a_tool_ends_its_call_alone(slip: str) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        lambda: Substitute("text"), lambda: Block(5), lambda: Rewrite(3), lambda: True, lambda: sys.exit(1),  # type: ignore[arg-type]
+        lambda: Substitute("text"),
+        lambda: Block(5),
+        lambda: Rewrite(3),
+        lambda: True,
+        lambda: sys.exit(1),  # type: ignore[arg-type]
         lambda: fail_with(Panic()),
     ],
-)  # fmt: skip
+)
 async def test_a_slip_in_a_before_hook_blocks_its_call(answer: Callable[[], Any]) -> None:
     registry = ToolRegistry()
     registry.register("act", "Do something that is to be blocked", None, lambda args: "done")
@@ -138,10 +142,17 @@ async def test_a_call_that_was_made_has_its_result_although_its_end_is_not_recor
 
 @pytest.mark.parametrize(
     "settings",
-    [{"max_workers": 0}, {"timeout_s": -1}, {"timeout_s": float("nan")}, {"max_batch": 0}, {"coercion": "fast"},
-     {"extras": "maybe"}, {"sequential": "yes"}],
+    [
+        {"max_workers": 0},
+        {"timeout_s": -1},
+        {"timeout_s": float("nan")},
+        {"max_batch": 0},
+        {"coercion": "fast"},
+        {"extras": "maybe"},
+        {"sequential": "yes"},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_wrong_setting_is_refused_and_named(settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(settings))):
         ToolRegistry(**settings)
@@ -149,10 +160,17 @@ def test_a_wrong_setting_is_refused_and_named(settings: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"max_concurrency": 0}, {"mode": "serial"}, {"callable_from": "codes"}, {"timeout_s": "x"}, {"blocking": None},
-     {"max_result_bytes": -1}, {"coercion": "fast"}],
+    [
+        {"max_concurrency": 0},
+        {"mode": "serial"},
+        {"callable_from": "codes"},
+        {"timeout_s": "x"},
+        {"blocking": None},
+        {"max_result_bytes": -1},
+        {"coercion": "fast"},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_wrong_option_is_refused_and_named(options: dict[str, Any]) -> None:
     with pytest.raises(RegistrationError, match=next(iter(options))):
         ToolRegistry().register("act", "Do what its options say", None, lambda args: "done", **options)

@@ -146,8 +146,11 @@ async def test_cancelling_a_sequence_answers_the_calls_that_never_ran() -> None:
 
     assert ran == [0, 1]
     assert [result.text for result in results] == [
-        "stepped", "the user left", "tool execution aborted", "tool execution aborted",
-    ]  # fmt: skip
+        "stepped",
+        "the user left",
+        "tool execution aborted",
+        "tool execution aborted",
+    ]
     assert [result.status for result in results[1:]] == [Status.CANCELLED] * 3
     started = [kind for kind, _ in kinds(log) if kind in ("start", "end")]
     assert started == ["start", "end"] * 4

@@ -164,8 +164,9 @@ async def test_tool_abort_is_the_one_way_a_tool_ends_the_run(nested: bool) -> No
 
     assert (run.stop_reason, run.error, model.samplings) == ("cancelled", "the database is gone", 1)
     assert [message["tool_call_id"] for message in run.messages if message["role"] == "tool"] == [
-        "call_0_other", "call_1_bad",
-    ]  # fmt: skip
+        "call_0_other",
+        "call_1_bad",
+    ]
     assert len([event for event in log if event.type == "tool_execution_end"]) == 2
     with pytest.raises(ToolAbort, match="the database is gone"):
         await registry.execute("bad")
@@ -333,8 +334,12 @@ async def test_the_record_of_a_call_begins_before_its_effect_and_ends_after() ->
     await registry.dispatch("nowhere", {}, context=run)
 
     assert log == [
-        "started act {'n': 1} True", "effect", "ended act ok", "started nowhere {} False", "ended nowhere error",
-    ]  # fmt: skip
+        "started act {'n': 1} True",
+        "effect",
+        "ended act ok",
+        "started nowhere {} False",
+        "ended nowhere error",
+    ]
 
 
 class Refusing(dict[str, Any]):

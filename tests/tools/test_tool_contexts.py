@@ -250,8 +250,9 @@ async def test_a_finished_job_is_told_to_the_model_as_a_follow_up() -> None:
     assert result.content == "it worked"
     assert model.requests[1].messages[-1]["content"] == "on it"
     assert model.requests[2].messages[-1] == {
-        "role": "user", "content": "Background job job_1 of in_background finished: worked",
-    }  # fmt: skip
+        "role": "user",
+        "content": "Background job job_1 of in_background finished: worked",
+    }
 
 
 def _with_jobs(jobs: JobTable) -> RunState:

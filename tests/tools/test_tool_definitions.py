@@ -81,8 +81,13 @@ def test_builder_types_are_those_of_json_schema_and_the_order_is_kept() -> None:
 
     assert definition.parameters["required"] == ["p1", "p3", "p5"]
     assert [part["type"] for part in definition.parameters["properties"].values()] == [
-        "string", "integer", "number", "boolean", "array", "object",
-    ]  # fmt: skip
+        "string",
+        "integer",
+        "number",
+        "boolean",
+        "array",
+        "object",
+    ]
     with pytest.raises(RegistrationError, match="comes last"):
         built.param("late", "string", "too late")
     with pytest.raises(RegistrationError, match="no function"):
@@ -166,12 +171,16 @@ BAD = [
     (ToolDefinition("", "A tool without a name", EMPTY), "name must match"),
     (ToolDefinition("mute", "  ", EMPTY), "description is empty"),
     (ToolDefinition("list", "Parameters that are a list", {"type": "array"}), '"type": "object"'),
-    (ToolDefinition("odd", "A type that does not exist", {"type": "object", "properties": {"x": {"type": "strng"}}}),
-     "invalid schema"),
+    (
+        ToolDefinition("odd", "A type that does not exist", {"type": "object", "properties": {"x": {"type": "strng"}}}),
+        "invalid schema",
+    ),
     (ToolDefinition("gap", "Requires what is not there", {**EMPTY, "required": ["ghost"]}), "'ghost' is required"),
-    (ToolDefinition("far", "Refers to another document", {"type": "object", "$ref": "https://example.com/s"}),
-     "invalid schema"),
-]  # fmt: skip
+    (
+        ToolDefinition("far", "Refers to another document", {"type": "object", "$ref": "https://example.com/s"}),
+        "invalid schema",
+    ),
+]
 
 
 @pytest.mark.conforms("A-b1", "C18")
@@ -254,8 +263,10 @@ async def test_traits_decide_who_is_told_of_a_tool_and_who_may_call_it() -> None
     assert entry is not None
     assert (entry.options.read_only, entry.options.timeout_s, entry.options.max_result_bytes) == (True, 5, 100)
     assert {origin: registry.names(origin) for origin in (MODEL, PLAN, CODE)} == {
-        MODEL: ["look"], PLAN: ["look"], CODE: ["touch"],
-    }  # fmt: skip
+        MODEL: ["look"],
+        PLAN: ["look"],
+        CODE: ["touch"],
+    }
     refused = await registry.dispatch("look", {}, origin=CODE)
     direct = await registry.dispatch("touch", {}, origin=MODEL)
     assert refused.text == "look cannot be called from within execute_code"

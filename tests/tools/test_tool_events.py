@@ -45,8 +45,10 @@ async def test_start_update_and_end_carry_what_they_should_under_their_wire_name
 
     start, update, end = (event for event in log if event.type != "tool_execution_finished")
     assert [event.type for event in (start, update, end)] == [
-        "tool_execution_start", "tool_execution_update", "tool_execution_end",
-    ]  # fmt: skip
+        "tool_execution_start",
+        "tool_execution_update",
+        "tool_execution_end",
+    ]
     assert {(event.call_id, event.tool) for event in (start, update, end)} == {("c1", "work")}
     assert (start.args, update.args, end.args) == ({"text": 5}, {"text": "5"}, {"text": "5"})
     assert update.update == {"text": "half way"}
@@ -74,8 +76,13 @@ async def test_every_call_starts_once_and_ends_once_whatever_becomes_of_it() -> 
     registry.register("open", "Takes anything at all", None, lambda args: "x")
     log = recorded(registry.events)
     batch: list[tuple[str, Any]] = [
-        ("nowhere", {}), ("panic", {"x": 1}), ("panic", "{bad"), ("open", {"blocked": 1}), ("panic", {}), ("hang", {}),
-    ]  # fmt: skip
+        ("nowhere", {}),
+        ("panic", {"x": 1}),
+        ("panic", "{bad"),
+        ("open", {"blocked": 1}),
+        ("panic", {}),
+        ("hang", {}),
+    ]
 
     results = await registry.execute_batch(batch)
 
@@ -140,9 +147,14 @@ async def test_events_are_also_told_in_the_words_of_two_other_systems() -> None:
     streamed = [event for event in map(as_stream_event, log) if event is not None]
     called = [event for event in map(as_call_event, log) if event is not None]
     assert [event["type"] for event in streamed] == [
-        "tool-call-start", "tool-progress", "tool-call-result",
-        "tool-call-start", "agent-start", "agent-finish", "tool-call-result",
-    ]  # fmt: skip
+        "tool-call-start",
+        "tool-progress",
+        "tool-call-result",
+        "tool-call-start",
+        "agent-start",
+        "agent-finish",
+        "tool-call-result",
+    ]
     assert streamed[0] == {"type": "tool-call-start", "name": "work", "args": {"text": "x"}}
     assert streamed[2]["content"] == "done"
     assert set(streamed[2]) == {"type", "name", "content", "usage", "duration"}
@@ -220,9 +232,13 @@ async def test_a_tool_is_told_to_have_finished_before_its_slower_sibling() -> No
     await registry.execute_batch([("slow", {}), ("quick", {})])
 
     assert kinds(log) == [
-        ("start", "slow"), ("start", "quick"), ("finished", "quick"), ("finished", "slow"),
-        ("end", "slow"), ("end", "quick"),
-    ]  # fmt: skip
+        ("start", "slow"),
+        ("start", "quick"),
+        ("finished", "quick"),
+        ("finished", "slow"),
+        ("end", "slow"),
+        ("end", "quick"),
+    ]
 
 
 @pytest.mark.conforms("H-b3")

@@ -54,15 +54,20 @@ APPROVALS: dict[str, tuple[list[Hook], list[str]]] = {
     "approved, then changed in place": ([approval_hook(approves), Hook(before=in_place)], []),
     "changed by who approves": ([approval_hook(approves_and_changes)], []),
     "approved, then rewritten to the same": (
-        [approval_hook(approves), Hook(before=lambda c: Rewrite(HARMLESS))], ["/tmp/notes"],
+        [approval_hook(approves), Hook(before=lambda c: Rewrite(HARMLESS))],
+        ["/tmp/notes"],
     ),
     "approved, rewritten, approved again": (
-        [approval_hook(approves), Hook(before=lambda c: Rewrite(HARMFUL)), approval_hook(approves)], ["/etc/passwd"],
+        [approval_hook(approves), Hook(before=lambda c: Rewrite(HARMFUL)), approval_hook(approves)],
+        ["/etc/passwd"],
     ),
     "modified": ([approval_hook(lambda c: Modify(HARMFUL))], ["/etc/passwd"]),
-    "modified, then rewritten": ([approval_hook(lambda c: Modify(HARMLESS)), Hook(before=lambda c: Rewrite(HARMFUL))], []),
+    "modified, then rewritten": (
+        [approval_hook(lambda c: Modify(HARMLESS)), Hook(before=lambda c: Rewrite(HARMFUL))],
+        [],
+    ),
     "rejected": ([approval_hook(lambda c: Reject())], []),
-}  # fmt: skip
+}
 
 
 async def directly(registry: ToolRegistry) -> None:

@@ -86,11 +86,15 @@ async def test_rows_have_exactly_the_keys_of_their_status_in_the_order_of_the_st
     rows = await plan(registry, step("search", query="a"), step("search", query="bad"), step("nothing"))
 
     assert rows == [
-        {"step": 0, "tool": "search", "status": "ok", "result": {"hits": [{"url": "https://a.example", "score": 1}],
-                                                                 "total": 1}},
+        {
+            "step": 0,
+            "tool": "search",
+            "status": "ok",
+            "result": {"hits": [{"url": "https://a.example", "score": 1}], "total": 1},
+        },
         {"step": 1, "tool": "search", "status": "error", "error": "timeout"},
         {"step": 2, "tool": "nothing", "status": "ok", "result": None},
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.conforms("P7", "P8")
@@ -416,10 +420,13 @@ async def test_sub_agents_run_two_at_a_time_in_a_plan() -> None:
         await crowd.visit()
         return "visited"
 
-    agent = Agent(ScriptedModel([calls(("execute_plan", {"steps": [step("aide", task="go")] * 6})), "done"]),
-                  plan_execution=True)  # fmt: skip
-    aide = Agent(ScriptedModel([lambda request: calls(("visit", {})) if len(request.messages) == 1 else "done"],
-                                 repeat=True), tools=[visit])  # fmt: skip
+    agent = Agent(
+        ScriptedModel([calls(("execute_plan", {"steps": [step("aide", task="go")] * 6})), "done"]), plan_execution=True
+    )
+    aide = Agent(
+        ScriptedModel([lambda request: calls(("visit", {})) if len(request.messages) == 1 else "done"], repeat=True),
+        tools=[visit],
+    )
     agent.add_subagent("aide", "Helps with everything there is.", aide)
 
     run = await agent.run("go")
@@ -467,9 +474,15 @@ async def test_hooks_and_observers_see_every_step() -> None:
     await registry.dispatch("execute_plan", {"steps": steps}, call_id="p", context=RunContext(observer=Observer()))
 
     assert seen == [
-        "before p", "started p", "before plan_step_0", "started plan_step_0", "started plan_step_1",
-        "ended plan_step_0", "ended plan_step_1", "ended p",
-    ]  # fmt: skip
+        "before p",
+        "started p",
+        "before plan_step_0",
+        "started plan_step_0",
+        "started plan_step_1",
+        "ended plan_step_0",
+        "ended plan_step_1",
+        "ended p",
+    ]
 
 
 @pytest.mark.conforms("P-b6")
@@ -534,13 +547,18 @@ async def test_code_that_calls_a_tool_that_ends_the_run_ends_the_run() -> None:
 step_ids = st.sampled_from(["a", "b", "c", "d"])
 plans = st.lists(
     st.fixed_dictionaries(
-        {"tool": st.sampled_from(["search", "fetch", "nowhere"]),
-         "args": st.dictionaries(st.sampled_from(["query", "url"]),
-                                 st.sampled_from(["x", "bad"]) | step_ids.map(lambda name: {"$ref": f"{name}.total"}))},
+        {
+            "tool": st.sampled_from(["search", "fetch", "nowhere"]),
+            "args": st.dictionaries(
+                st.sampled_from(["query", "url"]),
+                st.sampled_from(["x", "bad"]) | step_ids.map(lambda name: {"$ref": f"{name}.total"}),
+            ),
+        },
         optional={"id": step_ids, "depends_on": st.lists(step_ids, max_size=2)},
     ),
-    min_size=1, max_size=6,
-)  # fmt: skip
+    min_size=1,
+    max_size=6,
+)
 
 
 def why_refused(steps: list[Any]) -> str | None:
@@ -602,15 +620,20 @@ async def test_code_inside_a_plan_is_bounded_like_everything_else() -> None:
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        ([step("fetch", "a" * 100_000, url="x")], f"the id of step 0 has 100000 characters, more than {MAX_NAME_CHARS}"),
+        (
+            [step("fetch", "a" * 100_000, url="x")],
+            f"the id of step 0 has 100000 characters, more than {MAX_NAME_CHARS}",
+        ),
         ([step("fetch", "a", url={"$ref": "b" * 100_000})], "step 0 has a reference of 100000 characters"),
         ([step("fetch", "a", url={"$ref": f"a[{'9' * 5000}]"})], "step 0 has a reference of 5003 characters"),
         ([step("fetch", "a", url={"$ref": "a" + "[0]" * 50_000})], "step 0 has a reference of 150001 characters"),
-        ([step("fetch", "a", url="x"), step("fetch", url=[{"$ref": "a"}] * (MAX_REFERENCES + 1))],
-         f"a plan may have {MAX_REFERENCES} references"),
+        (
+            [step("fetch", "a", url="x"), step("fetch", url=[{"$ref": "a"}] * (MAX_REFERENCES + 1))],
+            f"a plan may have {MAX_REFERENCES} references",
+        ),
         ([step("fetch", "a", url="x") | {"depends_on": ["b" * 100_000]}], "which is no step's id"),
     ],
-)  # fmt: skip
+)
 async def test_what_references_cost_is_bounded_and_so_is_what_is_said_about_them(steps: Any, said: str) -> None:
     result = await planning().execute("execute_plan", {"steps": steps})
 

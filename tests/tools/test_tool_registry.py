@@ -67,9 +67,11 @@ def test_one_registry_speaks_every_format() -> None:
     registry = with_tools("a")
     text = "The tool that is called a"
 
-    assert get_definitions(registry) == registry.to_provider_defs() == [
-        {"type": "function", "function": {"name": "a", "description": text, "parameters": EMPTY}}
-    ]  # fmt: skip
+    assert (
+        get_definitions(registry)
+        == registry.to_provider_defs()
+        == [{"type": "function", "function": {"name": "a", "description": text, "parameters": EMPTY}}]
+    )
     assert registry.schemas() == [{"name": "a", "description": text, "input_schema": EMPTY}]
     assert registry.to_mcp() == [
         {
@@ -174,10 +176,13 @@ async def test_calls_are_logged_with_timing_and_without_secrets(caplog: pytest.L
 
     messages = [record.getMessage() for record in caplog.records]
     assert [message.split(":")[0].split(" in ")[0].split(" after ")[0] for message in messages] == [
-        "tool work started", "tool work completed",
-        "tool later started", "tool later started (async)",
-        "tool fail started", "tool fail failed",
-    ]  # fmt: skip
+        "tool work started",
+        "tool work completed",
+        "tool later started",
+        "tool later started (async)",
+        "tool fail started",
+        "tool fail failed",
+    ]
     assert messages[1].endswith("ms, 4 characters")
     assert "hunter22" not in caplog.text
     assert "[redacted]" in messages[0]

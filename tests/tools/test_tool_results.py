@@ -324,9 +324,17 @@ async def test_error_codes_are_stable_and_say_whether_to_try_again() -> None:
     registry.blacklist("busy")
     assert await code("busy") == ("not_permitted", False)
     assert {str(each) for each in ErrorCode} >= {
-        "unknown_tool", "invalid_arguments", "blocked", "not_permitted", "timeout", "cancelled", "exception",
-        "no_result", "too_large", "unavailable",
-    }  # fmt: skip
+        "unknown_tool",
+        "invalid_arguments",
+        "blocked",
+        "not_permitted",
+        "timeout",
+        "cancelled",
+        "exception",
+        "no_result",
+        "too_large",
+        "unavailable",
+    }
 
 
 @pytest.mark.conforms("B-b5")

@@ -18,8 +18,15 @@ Found = tuple[str, dict[str, Any], int]
 
 CALLING: Final = frozenset({"call_tool", "call_tool_async"})
 NOT_AT_ONCE: Final = (
-    ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.IfExp, ast.BoolOp, ast.Compare,
-)  # fmt: skip
+    ast.Lambda,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+    ast.IfExp,
+    ast.BoolOp,
+    ast.Compare,
+)
 """Expressions of which a part may not be evaluated."""
 
 SIMPLE: Final = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Assert, ast.Delete)

@@ -90,10 +90,17 @@ def _text(error: BaseException) -> str:
 
 
 OTHER_NAMES = {
-    "PIL": "pillow", "bs4": "beautifulsoup4", "cv2": "opencv-python-headless", "dateutil": "python-dateutil",
-    "docx": "python-docx", "fitz": "pymupdf", "pptx": "python-pptx", "skimage": "scikit-image",
-    "sklearn": "scikit-learn", "yaml": "pyyaml",
-}  # fmt: skip
+    "PIL": "pillow",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "docx": "python-docx",
+    "fitz": "pymupdf",
+    "pptx": "python-pptx",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
 """Modules whose package has another name."""
 
 
@@ -170,8 +177,11 @@ def _coroutine(error: BaseException, text: str) -> str:
 
 
 AWAITS_VALUE = (
-    "an awaitable is required", "a coroutine was expected", "'async for' requires an object", "unhashable type",
-)  # fmt: skip
+    "an awaitable is required",
+    "a coroutine was expected",
+    "'async for' requires an object",
+    "unhashable type",
+)
 """What asyncio says when it is given a value where it wants a coroutine."""
 
 

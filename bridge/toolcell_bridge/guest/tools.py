@@ -294,9 +294,13 @@ def _unwatch(loop: asyncio.AbstractEventLoop, channel: Channel) -> None:
 
 
 for _function in (
-    Toolbox.call_tool, Toolbox.call_tools_parallel, Toolbox.call_tool_async, Toolbox.list_tools, Toolbox.search_tools,
+    Toolbox.call_tool,
+    Toolbox.call_tools_parallel,
+    Toolbox.call_tool_async,
+    Toolbox.list_tools,
+    Toolbox.search_tools,
     Toolbox.progress,
-):  # fmt: skip
+):
     _function.__qualname__ = _function.__name__  # error messages hold it
 Toolbox._call_async.__qualname__ = Toolbox._call_async.__name__ = "call_tool_async"
 ToolError.__module__ = "__main__"  # where a script finds it

@@ -70,9 +70,16 @@ def ecs_events(run: RecordedRun, summary: RunSummary) -> Iterator[dict[str, Any]
     yield _ecs("run-started", ["start"], run.started_ns, run.seq, None, None, base, own | {"script": script})
     for call in run.calls:
         yield _ecs(
-            "tool-call", ["info"], call.started_ns, call.started_seq, call.status, call.duration_s, base,
-            own | {"call": _call(call)}, call.message,
-        )  # fmt: skip
+            "tool-call",
+            ["info"],
+            call.started_ns,
+            call.started_seq,
+            call.status,
+            call.duration_s,
+            base,
+            own | {"call": _call(call)},
+            call.message,
+        )
     if run.end:
         duration_s = max(0, (run.ended_ns or 0) - run.started_ns) / 1e9
         error = run.end.get("error") or {}
@@ -82,9 +89,16 @@ def ecs_events(run: RecordedRun, summary: RunSummary) -> Iterator[dict[str, Any]
             "files": [{"name": name, "size": size, "sha256": sha256} for name, _, size, sha256, _ in run.end["files"]],
         }
         yield _ecs(
-            "run-ended", ["end"], run.ended_ns or 0, run.seq, run.outcome, duration_s, base, own | detail,
+            "run-ended",
+            ["end"],
+            run.ended_ns or 0,
+            run.seq,
+            run.outcome,
+            duration_s,
+            base,
+            own | detail,
             str(error.get("message", "")),
-        )  # fmt: skip
+        )
 
 
 def _ecs(
@@ -99,9 +113,14 @@ def _ecs(
     message: str = "",
 ) -> dict[str, Any]:
     event: dict[str, Any] = {
-        "kind": "event", "category": ["process"], "type": types, "action": action, "dataset": DATASET,
-        "provider": "toolcell", "sequence": seq,
-    }  # fmt: skip
+        "kind": "event",
+        "category": ["process"],
+        "type": types,
+        "action": action,
+        "dataset": DATASET,
+        "provider": "toolcell",
+        "sequence": seq,
+    }
     if outcome is not None:
         event["outcome"] = "success" if outcome in GOOD else "unknown" if outcome in UNKNOWN else "failure"
     if duration_s is not None:
@@ -112,6 +131,12 @@ def _ecs(
 
 def _call(call: RecordedCall) -> dict[str, Any]:
     return {
-        "number": call.number, "tool": call.tool, "origin": call.origin, "line": call.line, "verdict": call.verdict,
-        "status": call.status, "code": call.code, "args": json.dumps(jsonable(call.args)),
-    }  # fmt: skip
+        "number": call.number,
+        "tool": call.tool,
+        "origin": call.origin,
+        "line": call.line,
+        "verdict": call.verdict,
+        "status": call.status,
+        "code": call.code,
+        "args": json.dumps(jsonable(call.args)),
+    }

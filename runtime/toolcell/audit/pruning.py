@@ -211,9 +211,16 @@ class Pruner:
             digest = hashlib.sha256(digest.encode() + each.sha256).hexdigest()
         last = removed[-1]
         values = (
-            self._chain.log, self._chain.name, last.number, last.seq, last.record_hash, last.newest_ns, digest,
-            time.time_ns(), signer.key_id,
-        )  # fmt: skip
+            self._chain.log,
+            self._chain.name,
+            last.number,
+            last.seq,
+            last.record_hash,
+            last.newest_ns,
+            digest,
+            time.time_ns(),
+            signer.key_id,
+        )
         return PruneRecord(*values, signer.sign(PruneRecord.statement(*values[:-1])))
 
 

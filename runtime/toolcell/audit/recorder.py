@@ -158,9 +158,17 @@ class Recorder:
             script = (*text, inputs, value_digest(inputs) if inputs else None)
             own = (message.lint, message.seed, message.clock)
         fields: tuple[Any, ...] = (
-            self._new_id(context), kind, *script, [*files], tools and tools.digest,
-            settings and settings.digest, *own, sandbox_id, _who(context), {} if feed is None else {"fed": True},
-        )  # fmt: skip
+            self._new_id(context),
+            kind,
+            *script,
+            [*files],
+            tools and tools.digest,
+            settings and settings.digest,
+            *own,
+            sandbox_id,
+            _who(context),
+            {} if feed is None else {"fed": True},
+        )
         run = self.log.append(records.RUN_STARTED, 0, fields, redactor)
         for shared in (tools, settings):
             self._write_shared(shared)  # again, if this record began a new segment

@@ -235,9 +235,12 @@ class RunRecord:
         if report is not None:
             lines = [[each.first_line, each.last_line, each.text] for each in report.retracted]
             told["eager"] = {
-                "statements": report.statements, "line": report.line, "retracted": len(lines),
-                "early_calls": report.early_calls, "hits": report.hits,
-            }  # fmt: skip
+                "statements": report.statements,
+                "line": report.line,
+                "retracted": len(lines),
+                "early_calls": report.early_calls,
+                "hits": report.hits,
+            }
             if lines:
                 told["retracted"] = lines
         return told

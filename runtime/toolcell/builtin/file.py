@@ -86,12 +86,16 @@ class Files(ToolPackage):
         returns={
             "type": "object",
             "properties": {
-                "path": {"type": "string"}, "text": {"type": "string"}, "encoding": {"type": "string"},
-                "offset": {"type": "integer"}, "chars": {"type": "integer"}, "size": {"type": "integer"},
+                "path": {"type": "string"},
+                "text": {"type": "string"},
+                "encoding": {"type": "string"},
+                "offset": {"type": "integer"},
+                "chars": {"type": "integer"},
+                "size": {"type": "integer"},
                 "truncated": {"type": "boolean"},
             },
         },
-    )  # fmt: skip
+    )
     async def file_read(
         self, path: str, ctx: ToolContext, offset: int = 0, limit: int = VALUE_CHARS, encoding: str = "auto"
     ) -> ToolResult:
@@ -137,10 +141,11 @@ class Files(ToolPackage):
         returns={
             "type": "object",
             "properties": {
-                "entries": {"type": "array", "items": {"type": "object"}}, "truncated": {"type": "boolean"},
+                "entries": {"type": "array", "items": {"type": "object"}},
+                "truncated": {"type": "boolean"},
             },
         },
-    )  # fmt: skip
+    )
     async def file_list(self, ctx: ToolContext, path: str = "", pattern: str | None = None) -> ToolResult:
         """List a directory of the workspace: a line with the type and the name for each entry.
 
@@ -171,11 +176,13 @@ class Files(ToolPackage):
         returns={
             "type": "object",
             "properties": {
-                "name": {"type": "string"}, "size": {"type": "integer"},
-                "type": {"enum": ["file", "directory"]}, "modified": {"type": "string"},
+                "name": {"type": "string"},
+                "size": {"type": "integer"},
+                "type": {"enum": ["file", "directory"]},
+                "modified": {"type": "string"},
             },
         },
-    )  # fmt: skip
+    )
     async def file_stat(self, path: str, ctx: ToolContext) -> ToolResult:
         """Describe a file or directory of the workspace: name, size in bytes, type, time of the last change.
 
@@ -198,9 +205,14 @@ def _read(workspace: Workspace, path: str, offset: int, limit: int, encoding: st
     text = whole[offset : offset + limit]
     truncated = offset + len(text) < len(whole)
     value = {
-        "path": path, "text": text, "encoding": found, "offset": offset, "chars": len(whole), "size": len(data),
+        "path": path,
+        "text": text,
+        "encoding": found,
+        "offset": offset,
+        "chars": len(whole),
+        "size": len(data),
         "truncated": truncated,
-    }  # fmt: skip
+    }
     shown = text[:READ_CHARS] + (TRUNCATED if truncated or len(text) > READ_CHARS else "")
     return said(shown, value)
 

@@ -52,9 +52,14 @@ def execute(command: str, timeout_s: float, output_bytes: int, folder: str, keep
         os.dup2(tells, DIRECTORY)
         command = f"trap 'pwd -P >&{DIRECTORY}' 0; {command}"
     process = subprocess.Popen(
-        [SHELL, "-c", command], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True, pass_fds=[DIRECTORY] if keeps_directory else [],
-    )  # fmt: skip
+        [SHELL, "-c", command],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        pass_fds=[DIRECTORY] if keeps_directory else [],
+    )
     ended, ends = os.pipe()
     waiting = threading.Thread(target=lambda: (process.wait(), os.write(ends, b"x")), daemon=True)
     waiting.start()
@@ -76,9 +81,13 @@ def execute(command: str, timeout_s: float, output_bytes: int, folder: str, keep
 def answer(code: int, timed_out: bool, stdout: Kept, stderr: Kept) -> dict[str, Any]:
     """Say how the command ended and what it printed."""
     return {
-        "exit_code": code if code >= 0 else 128 - code, "signal": -code if code < 0 else 0, "timed_out": timed_out,
-        "stdout": stdout.text(), "stderr": stderr.text(), "truncated": stdout.dropped + stderr.dropped > 0,
-    }  # fmt: skip
+        "exit_code": code if code >= 0 else 128 - code,
+        "signal": -code if code < 0 else 0,
+        "timed_out": timed_out,
+        "stdout": stdout.text(),
+        "stderr": stderr.text(),
+        "truncated": stdout.dropped + stderr.dropped > 0,
+    }
 
 
 class Kept:

@@ -28,8 +28,16 @@ UTC = "UTC"
 
 WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _INDONESIAN = {
-    "senin": 0, "selasa": 1, "rabu": 2, "kamis": 3, "jumat": 4, "jum'at": 4, "sabtu": 5, "minggu": 6, "ahad": 6,
-}  # fmt: skip
+    "senin": 0,
+    "selasa": 1,
+    "rabu": 2,
+    "kamis": 3,
+    "jumat": 4,
+    "jum'at": 4,
+    "sabtu": 5,
+    "minggu": 6,
+    "ahad": 6,
+}
 _WEEKDAY_OF = {name: index for index, day in enumerate(WEEKDAYS) for name in (day, day[:3])} | _INDONESIAN
 
 _TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})")

@@ -119,14 +119,17 @@ class Shell(ToolPackage):
         returns={
             "type": "object",
             "properties": {
-                "exit_code": {"type": "integer"}, "stdout": {"type": "string"}, "stderr": {"type": "string"},
-                "truncated": {"type": "boolean"}, "directory": {"type": "string"},
+                "exit_code": {"type": "integer"},
+                "stdout": {"type": "string"},
+                "stderr": {"type": "string"},
+                "truncated": {"type": "boolean"},
+                "directory": {"type": "string"},
                 "changed": {"type": "array", "items": {"type": "string"}},
                 "deleted": {"type": "array", "items": {"type": "string"}},
                 "not_saved": {"type": "array", "items": {"type": "string"}},
             },
         },
-    )  # fmt: skip
+    )
     async def shell_exec(self, command: str, ctx: ToolContext, timeout: int = 0) -> ToolResult:
         """Run a command with `sh -c` in the workspace and return its output. There is no network.
 
@@ -141,17 +144,22 @@ class Shell(ToolPackage):
         copy = await in_thread(copy_of, workspace, limits.disk_bytes // 2)
         key = (str(workspace.root), ctx.thread_id)
         inputs = {
-            "COMMAND": command, "TIMEOUT_S": timeout_s, "OUTPUT_BYTES": OUTPUT_BYTES,
-            "DIRECTORY_NAME": self._directory(key), "DIRECTORIES": list(copy.directories),
+            "COMMAND": command,
+            "TIMEOUT_S": timeout_s,
+            "OUTPUT_BYTES": OUTPUT_BYTES,
+            "DIRECTORY_NAME": self._directory(key),
+            "DIRECTORIES": list(copy.directories),
             "KEEPS": self._directories is not None,
-        }  # fmt: skip
+        }
         result = await self._run(inputs, copy, limits, ctx)
         if result.outcome is Outcome.TIMEOUT:
             return failed(f"command timed out after {timeout_s:g}s", "", status=Status.TIMEOUT, code=ErrorCode.TIMEOUT)
         if not result.ok or not is_answer(result.value):
             said = result.error.message if result.error is not None else "the sandbox gave no answer"
-            raise ToolError(f"the command was ended: {result.outcome}: {one_line(said, 500)}; no file was changed",
-                            code=str(result.outcome))  # fmt: skip
+            raise ToolError(
+                f"the command was ended: {result.outcome}: {one_line(said, 500)}; no file was changed",
+                code=str(result.outcome),
+            )
         value = await in_thread(save, workspace, result, copy)
         self._keep(key, value["directory"])
         return shown(value, timeout_s, bool(result.value["timed_out"]), int(result.value["signal"]))
@@ -179,12 +187,18 @@ class Shell(ToolPackage):
 
     async def _run(self, inputs: Mapping[str, Any], copy: Copy, limits: Limits, ctx: ToolContext) -> ExecutionResult:
         execute: Any = functools.partial(
-            self._runtime.execute_code, SOURCE, inputs=inputs, files=copy.files, tools=(), limits=limits, lint="off",
+            self._runtime.execute_code,
+            SOURCE,
+            inputs=inputs,
+            files=copy.files,
+            tools=(),
+            limits=limits,
+            lint="off",
             check_types=False,
             context=RunContext(
                 user_id=ctx.user_id, thread_id=ctx.thread_id, scope=RunScope(parent_call_id=ctx.call_id)
             ),
-        )  # fmt: skip
+        )
         try:
             if inspect.iscoroutinefunction(self._runtime.execute_code):
                 result: ExecutionResult = await execute()
@@ -275,10 +289,16 @@ def save(workspace: Workspace, result: ExecutionResult, copy: Copy) -> dict[str,
         else:
             attempt(changed, file.name, workspace.write, file.data)
     return {
-        "exit_code": said["exit_code"], "stdout": said["stdout"], "stderr": said["stderr"],
-        "truncated": said["truncated"], "directory": said["directory"][:1000], "changed": changed, "deleted": deleted,
-        "not_saved": [clean(each)[:300] for each in not_saved[:MAX_FILES]], "left_out": list(copy.left_out),
-    }  # fmt: skip
+        "exit_code": said["exit_code"],
+        "stdout": said["stdout"],
+        "stderr": said["stderr"],
+        "truncated": said["truncated"],
+        "directory": said["directory"][:1000],
+        "changed": changed,
+        "deleted": deleted,
+        "not_saved": [clean(each)[:300] for each in not_saved[:MAX_FILES]],
+        "left_out": list(copy.left_out),
+    }
 
 
 def shown(value: dict[str, Any], timeout_s: float, timed_out: bool, number: int) -> ToolResult:

@@ -65,10 +65,12 @@ set_result(code)
 _SKILL: Final = {
     "type": "object",
     "properties": {
-        "id": {"type": "string"}, "name": {"type": "string"}, "created_by": {"type": "string"},
+        "id": {"type": "string"},
+        "name": {"type": "string"},
+        "created_by": {"type": "string"},
         "digest": {"type": "string"},
     },
-}  # fmt: skip
+}
 
 
 class ScriptRuntime(Protocol):
@@ -162,9 +164,12 @@ class Skills(ToolPackage):
             name=_text("name", name, MAX_NAME),
             description=_text("description", description, MAX_DESCRIPTION),
             instructions=_text("instructions", instructions, MAX_TEXT),
-            tags=_list("tags", tags), tools=_list("tools", tools), references=_list("references", references),
-            model=for_terminal(model)[:MAX_NAME], created_by=for_terminal(ctx.user_id)[:MAX_NAME] or "unknown",
-        )  # fmt: skip
+            tags=_list("tags", tags),
+            tools=_list("tools", tools),
+            references=_list("references", references),
+            model=for_terminal(model)[:MAX_NAME],
+            created_by=for_terminal(ctx.user_id)[:MAX_NAME] or "unknown",
+        )
         await self._create(skill)
         return ToolResult.ok(f'created skill "{skill.name}" (id: {skill.id})', value=plain(skill))
 
@@ -199,9 +204,10 @@ class Skills(ToolPackage):
         skill = await self._get(id)
         changes: dict[str, Any] = {}
         for key, text, most in (
-            ("name", name, MAX_NAME), ("description", description, MAX_DESCRIPTION),
+            ("name", name, MAX_NAME),
+            ("description", description, MAX_DESCRIPTION),
             ("instructions", instructions, MAX_TEXT),
-        ):  # fmt: skip
+        ):
             if text is not None:
                 changes[key] = _text(key, text, most)
         for key, items in (("tags", tags), ("tools", tools)):
@@ -237,23 +243,35 @@ class Skills(ToolPackage):
             raise ToolError(f"no script {one_line(script, 80)}; this skill has: {', '.join(scripts) or 'none'}")
         files = await in_thread(self._files_of, skill)
         execute: Any = functools.partial(
-            self._runtime.execute_code, RUN_SCRIPT, tools=(), lint="off", check_types=False,
+            self._runtime.execute_code,
+            RUN_SCRIPT,
+            tools=(),
+            lint="off",
+            check_types=False,
             files=[(f"{slug(skill.name)}/{path}", data) for path, data in files.items()],
-            inputs={"FOLDER": slug(skill.name), "SCRIPT": script, "ARGUMENTS": [str(each) for each in arguments or []],
-                    "SKILL": {"id": skill.id, "digest": digest_of(skill), "script": known[script]}},
+            inputs={
+                "FOLDER": slug(skill.name),
+                "SCRIPT": script,
+                "ARGUMENTS": [str(each) for each in arguments or []],
+                "SKILL": {"id": skill.id, "digest": digest_of(skill), "script": known[script]},
+            },
             context=RunContext(
                 user_id=ctx.user_id, thread_id=ctx.thread_id, scope=RunScope(parent_call_id=ctx.call_id)
             ),
-        )  # fmt: skip
+        )
         try:
             is_async = inspect.iscoroutinefunction(self._runtime.execute_code)
             result = await (execute() if is_async else daemon_threads.run_sync(execute))
         except SandboxUnavailable as exc:
             raise ToolError(f"no sandbox for the script: {exc}", code=ErrorCode.UNAVAILABLE, retryable=True) from exc
         value = {
-            "exit_code": result.value if type(result.value) is int else 1, "stdout": result.logs.stdout,
-            "stderr": result.logs.stderr, "script": known[script], "digest": digest_of(skill), "run_id": result.run_id,
-        }  # fmt: skip
+            "exit_code": result.value if type(result.value) is int else 1,
+            "stdout": result.logs.stdout,
+            "stderr": result.logs.stderr,
+            "script": known[script],
+            "digest": digest_of(skill),
+            "run_id": result.run_id,
+        }
         text = result.logs.text or "(no output)"
         if not result.ok or value["exit_code"]:
             error = result.error
@@ -287,9 +305,15 @@ class Skills(ToolPackage):
             )
         skill = Skill(
             id=str(uuid.uuid5(_IMPORTED, json.dumps([created_by, read.name]))),
-            name=read.name, description=read.description, instructions=read.instructions, tools=read.tools,
-            tags=read.tags, model=read.model, references=read.references, created_by=created_by,
-        )  # fmt: skip
+            name=read.name,
+            description=read.description,
+            instructions=read.instructions,
+            tools=read.tools,
+            tags=read.tags,
+            model=read.model,
+            references=read.references,
+            created_by=created_by,
+        )
         earlier = await self._store.get_skill(skill.id)
         for name, data in read.files.items():
             assert self._folders is not None
@@ -342,19 +366,33 @@ def _paths(skill: Skill) -> Iterator[str]:
 def digest_of(skill: Skill) -> str:
     """Return a digest of what a skill says. It goes into the answers of the tools, and so into the audit log."""
     facts = [
-        skill.name, skill.description, skill.instructions, skill.tools, skill.model, skill.tags, skill.references,
-    ]  # fmt: skip
+        skill.name,
+        skill.description,
+        skill.instructions,
+        skill.tools,
+        skill.model,
+        skill.tags,
+        skill.references,
+    ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def plain(skill: Skill) -> dict[str, Any]:
     """Return a skill as data, with its digest and who made it."""
     return {
-        "id": skill.id, "name": skill.name, "description": skill.description, "instructions": skill.instructions,
-        "tags": list(skill.tags), "tools": list(skill.tools), "model": skill.model,
-        "references": list(skill.references), "created_by": skill.created_by, "digest": digest_of(skill),
-        "created_at": skill.created_at, "updated_at": skill.updated_at,
-    }  # fmt: skip
+        "id": skill.id,
+        "name": skill.name,
+        "description": skill.description,
+        "instructions": skill.instructions,
+        "tags": list(skill.tags),
+        "tools": list(skill.tools),
+        "model": skill.model,
+        "references": list(skill.references),
+        "created_by": skill.created_by,
+        "digest": digest_of(skill),
+        "created_at": skill.created_at,
+        "updated_at": skill.updated_at,
+    }
 
 
 def _lines(found: list[Scored[Skill]]) -> Iterator[str]:

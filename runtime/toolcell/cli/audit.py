@@ -263,7 +263,7 @@ def show_matches(matches: list[Match], full: bool, console: Console) -> None:
                 f"  {audit_terminal.show_time(run.started_ns)}  ",
                 (run.trust, audit_terminal.TRUST_STYLES[run.trust]),
             )
-        )  # fmt: skip
+        )
         for match in found:
             console.print(Text.assemble("  ", *_match(match, full)))
 
@@ -274,8 +274,10 @@ def _match(match: Match, full: bool) -> list[Any]:
     most = 1 << 30 if full else 200
     return [
         safe(one_line(f"{call}{match.where}:{match.line}: ", 120), "dim"),
-        safe(one_line(before, most)), safe(one_line(hit, most), "bold red"), safe(one_line(after, most)),
-    ]  # fmt: skip
+        safe(one_line(before, most)),
+        safe(one_line(hit, most), "bold red"),
+        safe(one_line(after, most)),
+    ]
 
 
 # diff

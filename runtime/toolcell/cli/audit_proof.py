@@ -238,11 +238,12 @@ def show_ranges(found: list[key_ranges.KeyRange]) -> None:
         key = one_line(f"{each.key} {each.algorithm}", 40)
         console.print(
             Text.assemble(
-                f"{each.chain}  ", safe(f"{key:<28}  ", "cyan"),
+                f"{each.chain}  ",
+                safe(f"{key:<28}  ", "cyan"),
                 (f"{each.state:<8}  ", STYLES.get(each.state, "bold red")),
                 f"records {each.first} to {each.last}, {what}, {times}",
             )
-        )  # fmt: skip
+        )
         if each.successor:
             console.print(safe(f"              the next key is {one_line(each.successor, 40)}", "dim"))
 

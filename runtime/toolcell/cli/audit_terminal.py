@@ -555,9 +555,10 @@ def show_receipt_check(checked: ReceiptCheck, console: Console) -> None:
         word = Text("partial", "bold yellow") if checked.is_partial else Text("ok", "bold green")
         console.print(
             Text.assemble(
-                word, safe(f"  run {run.id}, {run.outcome}, {len(run.calls)} calls, "),
+                word,
+                safe(f"  run {run.id}, {run.outcome}, {len(run.calls)} calls, "),
                 safe(f"signed {signed} with key {checked.key}"),
             )
-        )  # fmt: skip
+        )
     elif not checked.is_unchecked:
         console.print(Text("this receipt does not hold what was recorded", "bold red"))

@@ -212,10 +212,17 @@ class ProgramOutput:
 
 
 _EXIT_CODES: Mapping[Outcome, int] = {
-    Outcome.OK: 0, Outcome.TIMEOUT: 124, Outcome.CANCELLED: 130, Outcome.CPU_LIMIT: 137, Outcome.MEMORY_LIMIT: 137,
-    Outcome.OUTPUT_LIMIT: 137, Outcome.HOST_WORK_LIMIT: 137, Outcome.KILLED: 137, Outcome.LOST: 137,
+    Outcome.OK: 0,
+    Outcome.TIMEOUT: 124,
+    Outcome.CANCELLED: 130,
+    Outcome.CPU_LIMIT: 137,
+    Outcome.MEMORY_LIMIT: 137,
+    Outcome.OUTPUT_LIMIT: 137,
+    Outcome.HOST_WORK_LIMIT: 137,
+    Outcome.KILLED: 137,
+    Outcome.LOST: 137,
     Outcome.PROTOCOL_ERROR: 137,
-}  # fmt: skip
+}
 """As shells and `timeout` have them."""
 
 

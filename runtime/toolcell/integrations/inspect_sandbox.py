@@ -223,9 +223,13 @@ class ToolcellSandboxEnvironment(SandboxEnvironment):
         changes = {"files": 0, "tool_calls": 0, "wall_s": wall_s, **limits}
         try:
             result = await self._session.execute_code(
-                source, inputs=inputs, files=carried or {}, limits=own.model_copy(update=changes), lint="off",
+                source,
+                inputs=inputs,
+                files=carried or {},
+                limits=own.model_copy(update=changes),
+                lint="off",
                 check_types=False,
-            )  # fmt: skip
+            )
         except (SandboxUnavailable, SessionError) as exc:
             raise SandboxUnavailableError(str(exc)) from exc
         if result.outcome is Outcome.TIMEOUT:

@@ -12,9 +12,16 @@ MAX_DEPTH = 64
 """Of schemas; what is nested deeper stays as it is, and is refused later."""
 
 TYPES = {
-    "str": "string", "int": "integer", "float": "number", "double": "number", "bool": "boolean", "list": "array",
-    "dict": "object", "map": "object", "none": "null",
-}  # fmt: skip
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "double": "number",
+    "bool": "boolean",
+    "list": "array",
+    "dict": "object",
+    "map": "object",
+    "none": "null",
+}
 """What is written in place of a type of JSON."""
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")

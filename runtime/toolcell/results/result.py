@@ -406,9 +406,12 @@ class ExecutionResult:
 
 _RECORDS = ("error", "usage", "isolation", "suspension", "divergence", "repair", "session", "preflight", "eager")
 _PARTS = {
-    "error": ("frames",), "suspension": ("calls",), "repair": ("reused", "new", "orphaned"), "preflight": ("calls",),
+    "error": ("frames",),
+    "suspension": ("calls",),
+    "repair": ("reused", "new", "orphaned"),
+    "preflight": ("calls",),
     "eager": ("retracted",),
-}  # fmt: skip
+}
 
 
 def _fields_of(record: Any) -> dict[str, Any]:

@@ -81,8 +81,12 @@ def _without_files(data: object) -> object:
     if not (isinstance(data, Mapping) and isinstance(files := data.get("files"), list | tuple)):
         return data
     why = "it was left out, because the answer is too large; fetch it from /v1/runs/{run_id}/files/{path}"
-    return {**data, "files": [{**each, "data": None, "problem": each["problem"] or why} if "data" in each else each
-                              for each in files]}  # fmt: skip
+    return {
+        **data,
+        "files": [
+            {**each, "data": None, "problem": each["problem"] or why} if "data" in each else each for each in files
+        ],
+    }
 
 
 def _cut(value: Any, cut: Cut) -> Any:

@@ -50,9 +50,17 @@ HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?")
 """A name or an address, with a port or without."""
 
 FORWARDED: Final = (
-    "forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-server", "x-real-ip",
-    "x-client-ip", "true-client-ip", "cf-connecting-ip",
-)  # fmt: skip
+    "forwarded",
+    "via",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-proto",
+    "x-forwarded-server",
+    "x-real-ip",
+    "x-client-ip",
+    "true-client-ip",
+    "cf-connecting-ip",
+)
 """Headers of proxies: behind one, everybody has its address."""
 
 

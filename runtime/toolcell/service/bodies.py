@@ -58,9 +58,13 @@ async def read_body(request: Request, max_bytes: int, max_s: float, held: Reserv
 def _too_large(size: str, limit: int) -> Problem:
     # The rest of the body is not read; so the connection cannot be used again.
     return Problem(
-        413, "body_too_large", "The body is too large", f"it has {size}, and the limit is {limit}",
-        headers={"Connection": "close"}, limit=limit,
-    )  # fmt: skip
+        413,
+        "body_too_large",
+        "The body is too large",
+        f"it has {size}, and the limit is {limit}",
+        headers={"Connection": "close"},
+        limit=limit,
+    )
 
 
 def check_json(request: Request) -> None:

@@ -275,8 +275,9 @@ class Client(OpenedInBlock, AskingClient):
         asked = {
             "draft": draft if isinstance(draft, str) else reference_to(draft),
             "approve": approve if isinstance(approve, str) else list(approve),
-            "recheck": recheck, "decisions": plain_decisions(decisions),
-        }  # fmt: skip
+            "recheck": recheck,
+            "decisions": plain_decisions(decisions),
+        }
         made = await self._ask("commit", asked, "commit", tools=tools, context=context)
         assert isinstance(made, CommitResult)
         return made
@@ -335,7 +336,11 @@ class Client(OpenedInBlock, AskingClient):
         """Return a session, to be opened with `async with`: its scripts share a sandbox; see `Runtime.session`."""
         RunOptions(context=context)  # checks it
         asked = {
-            "name": name, "limits": asked_limits(limits), "cpu_s": None if cpu_s is None else float(cpu_s),
-            "idle_s": None if idle_s is None else float(idle_s), "tool_calls": tool_calls, "restore": restore,
-        }  # fmt: skip
+            "name": name,
+            "limits": asked_limits(limits),
+            "cpu_s": None if cpu_s is None else float(cpu_s),
+            "idle_s": None if idle_s is None else float(idle_s),
+            "tool_calls": tool_calls,
+            "restore": restore,
+        }
         return ClientSession(self, asked, tools, context)

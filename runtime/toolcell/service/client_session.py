@@ -79,9 +79,14 @@ class ClientSession(OpenedInBlock):
 
     async def _open_as(self, method: str, asked: Mapping[str, Any], session: str = "") -> None:
         opened = await self._client._ask(
-            method, asked, "state", tools=self._tools, makes_calls=False, offers=method == "session.open",
+            method,
+            asked,
+            "state",
+            tools=self._tools,
+            makes_calls=False,
+            offers=method == "session.open",
             session=session,
-        )  # fmt: skip
+        )
         self._number, self._state, self._home = opened["value"], opened["state"], self._client._link.session
 
     async def close(self) -> None:

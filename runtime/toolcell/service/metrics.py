@@ -64,9 +64,12 @@ class Metrics:
             "toolcell_run_seconds", "How long scripts ran.", tenant, buckets=SECONDS, registry=registry
         )
         self._start = Histogram(
-            "toolcell_start_seconds", "How long runs waited for their sandbox.", tenant, buckets=SECONDS,
+            "toolcell_start_seconds",
+            "How long runs waited for their sandbox.",
+            tenant,
+            buckets=SECONDS,
             registry=registry,
-        )  # fmt: skip
+        )
         self._cpu = Counter("toolcell_cpu_seconds", "Processor time of sandboxes.", tenant, registry=registry)
         registry.register(_States(states))
 

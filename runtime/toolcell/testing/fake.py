@@ -84,10 +84,17 @@ class FakeSandbox(SandboxDefaults):
             stdout=output[0],
             stderr=output[1],
             cwd=self.workspace,
-            env={"LANG": "C.UTF-8", "HOME": self.workspace, "TMPDIR": self.workspace, "PATH": "", "TZ": "UTC",
-                 "PYTHONPATH": str(Path(toolcell_bridge.__file__).parents[1]), **environment},
+            env={
+                "LANG": "C.UTF-8",
+                "HOME": self.workspace,
+                "TMPDIR": self.workspace,
+                "PATH": "",
+                "TZ": "UTC",
+                "PYTHONPATH": str(Path(toolcell_bridge.__file__).parents[1]),
+                **environment,
+            },
             start_new_session=True,
-        )  # fmt: skip
+        )
 
     def accept(self, layers: Mapping[str, str]) -> None:
         """Take the layers named in Hello: only the rlimits that the guest set itself."""

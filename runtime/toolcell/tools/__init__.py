@@ -75,4 +75,4 @@ __all__ = [
     "current_context",
     "decode_tool_call",
     "tool",
-]  # fmt: skip
+]

@@ -365,9 +365,17 @@ def closed_properties(schema: Mapping[str, Any]) -> frozenset[str] | None:
 
 
 _SPEAKS_OF_OTHERS = {
-    "additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames",
-    "anyOf", "oneOf", "allOf", "if", "dependentSchemas", "$ref",
-}  # fmt: skip
+    "additionalProperties",
+    "patternProperties",
+    "unevaluatedProperties",
+    "propertyNames",
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "if",
+    "dependentSchemas",
+    "$ref",
+}
 
 
 def json_copy(value: Any) -> Any:

@@ -58,8 +58,11 @@ def _check_data(kind: str, part: Image | File) -> None:
 Part = Text | Image | File
 
 IMAGE_SIGNATURES: Mapping[str, bytes] = {
-    "image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff", "image/gif": b"GIF8", "image/webp": b"RIFF",
-}  # fmt: skip
+    "image/png": b"\x89PNG\r\n\x1a\n",
+    "image/jpeg": b"\xff\xd8\xff",
+    "image/gif": b"GIF8",
+    "image/webp": b"RIFF",
+}
 """Media types that models can see, and how their files begin: a provider refuses a request with anything else."""
 
 MAX_IMAGES = 10

@@ -125,10 +125,16 @@ class ToolRegistry:
     def register(self, tool: Any, /, *, replace: bool = ..., **options: Any) -> None: ...
     @overload
     def register(
-        self, name: str, description: str, schema: Mapping[str, Any] | None,
-        function: Callable[..., Any] | None, /,
-        *, replace: bool = ..., **options: Any,
-    ) -> None: ...  # fmt: skip
+        self,
+        name: str,
+        description: str,
+        schema: Mapping[str, Any] | None,
+        function: Callable[..., Any] | None,
+        /,
+        *,
+        replace: bool = ...,
+        **options: Any,
+    ) -> None: ...
 
     def register(
         self,
@@ -152,9 +158,15 @@ class ToolRegistry:
     def tool(self, function: F, /) -> F: ...
     @overload
     def tool(
-        self, /, *, name: str | None = ..., description: str | None = ..., prepare: Prepare | None = ...,
-        replace: bool = ..., **options: Any,
-    ) -> Callable[[F], F]: ...  # fmt: skip
+        self,
+        /,
+        *,
+        name: str | None = ...,
+        description: str | None = ...,
+        prepare: Prepare | None = ...,
+        replace: bool = ...,
+        **options: Any,
+    ) -> Callable[[F], F]: ...
 
     def tool(
         self,

@@ -126,9 +126,15 @@ def _write_facts(place: Path, script: SavedScript, *, replace_it: bool) -> bool:
         for name, each in sorted(script.tools.items())
     }
     facts = {
-        "format": FORMAT, "name": script.name, "version": script.version, "sha256": text_digest(script.source),
-        "description": script.description, "inputs": script.inputs, "options": script.options, "tools": tools,
-    }  # fmt: skip
+        "format": FORMAT,
+        "name": script.name,
+        "version": script.version,
+        "sha256": text_digest(script.source),
+        "description": script.description,
+        "inputs": script.inputs,
+        "options": script.options,
+        "tools": tools,
+    }
     data = (json.dumps(facts, indent=1) + "\n").encode()
     if len(data) > MAX_FACTS_BYTES:
         raise UsageError(f"script {script.name!r}: its schemas have {len(data)} bytes; the limit is {MAX_FACTS_BYTES}")

@@ -64,8 +64,16 @@ class RegisteredTool:
     """One callable name of a registry. Whatever is the same in every call is computed here, once."""
 
     __slots__ = (
-        "aliases", "checker", "definition", "has_own_limits", "identity", "name", "options", "spec", "timeout_s",
-    )  # fmt: skip
+        "aliases",
+        "checker",
+        "definition",
+        "has_own_limits",
+        "identity",
+        "name",
+        "options",
+        "spec",
+        "timeout_s",
+    )
 
     def __init__(
         self, spec: ToolSpec, checker: ArgumentChecker, aliases: tuple[str, ...], identity: ToolIdentity

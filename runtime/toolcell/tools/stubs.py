@@ -204,10 +204,14 @@ def default_text(default: Any, annotation: str) -> str:
     if "Any" in kinds and isinstance(default, str | int | float | bool | None):
         return written
     fits = {
-        bool: "bool" in kinds, int: "int" in kinds or "float" in kinds, float: "float" in kinds, str: "str" in kinds,
-        list: annotation.startswith("list[") and default == [], dict: annotation.startswith("dict[") and default == {},
+        bool: "bool" in kinds,
+        int: "int" in kinds or "float" in kinds,
+        float: "float" in kinds,
+        str: "str" in kinds,
+        list: annotation.startswith("list[") and default == [],
+        dict: annotation.startswith("dict[") and default == {},
         type(None): "None" in kinds,
-    }.get(type(default), False)  # fmt: skip
+    }.get(type(default), False)
     is_choice = isinstance(default, str | int) and re.search(rf"(\[|, ){re.escape(written)}[,\]]", annotation)
     return written if fits or is_choice else "..."
 

@@ -170,9 +170,15 @@ def test_whatever_was_recorded_is_well_formed(
     with ledger.opened(settings={"value_bytes": 64, "logs_bytes": 64}, heads=ledger.directory / "../heads") as recorder:
         calls = [("search", {"query": printed}), (tool, {name: 1}), ("fail", {"text": printed})]
         ledger.run(
-            recorder, source, calls, context=context, value=value, printed=printed, inputs={"v": value},
+            recorder,
+            source,
+            calls,
+            context=context,
+            value=value,
+            printed=printed,
+            inputs={"v": value},
             files=[(name or "f", printed.encode("utf-8", "surrogatepass"))],
-        )  # fmt: skip
+        )
     report = ledger.verify(heads=[])
 
     assert report.ok, report.findings

@@ -15,9 +15,17 @@ TAGS = (
     "form", "a href=x", "base href=x", "meta http-equiv=refresh content=0", "embed src=x", "xss tabindex=1",
 )  # fmt: skip
 EVENTS = (
-    "onerror", "onload", "onfocus", "ontoggle", "onbegin", "onmouseover", "onanimationstart", "onpointerrawupdate",
-    "onpageshow", "onstart",
-)  # fmt: skip
+    "onerror",
+    "onload",
+    "onfocus",
+    "ontoggle",
+    "onbegin",
+    "onmouseover",
+    "onanimationstart",
+    "onpointerrawupdate",
+    "onpageshow",
+    "onstart",
+)
 BREAKS = (
     "",
     '">',

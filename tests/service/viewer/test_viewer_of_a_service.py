@@ -34,9 +34,15 @@ ALL = [
 FORMS = [each.path for each in ALL if isinstance(each, Route) and "POST" in (each.methods or ())]
 PAGES = [each.path for each in ALL if isinstance(each, Route) and "GET" in (each.methods or ())]
 VALUES = {
-    "{chain}": "0123456789ab", "{seq:int}": "1", "{first:int}": "1", "{number:int}": "0", "{part}": "script",
-    "{ident}": "0" * 32, "{name}": "hers", "{live}": "x",
-}  # fmt: skip
+    "{chain}": "0123456789ab",
+    "{seq:int}": "1",
+    "{first:int}": "1",
+    "{number:int}": "0",
+    "{part}": "script",
+    "{ident}": "0" * 32,
+    "{name}": "hers",
+    "{live}": "x",
+}
 
 
 def filled(path: str) -> str:

@@ -25,9 +25,16 @@ from toolcell.support.asgi import HttpServer, listening
 Returned = TypeVar("Returned")
 
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+)
 LIGHT = {"viewport": {"width": 1280, "height": 860}}
 DARK = {**LIGHT, "color_scheme": "dark"}
 SMALL = {"viewport": {"width": 360, "height": 740}}

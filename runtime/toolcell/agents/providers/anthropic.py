@@ -139,9 +139,10 @@ def _response(blocks: Sequence[Mapping[str, Any]], stop_reason: str | None, usag
     # Blocks of tools that run at Anthropic stand between texts, so the texts are kept where they were.
     has_others = any(block["type"] not in _OWN_BLOCKS | _THOUGHTS for block in blocks)
     kept = [
-        dict(block) for block in blocks
+        dict(block)
+        for block in blocks
         if block["type"] not in _OWN_BLOCKS or (has_others and block["type"] == "text" and block["text"])
-    ]  # fmt: skip
+    ]
     reason = _FINISH_REASONS.get(stop_reason or "end_turn", stop_reason or "stop")
     return ModelResponse(text, calls, reason, usage, {"blocks": kept} if kept else {})
 

@@ -24,10 +24,18 @@ T = TypeVar("T")
 TRANSIENT_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """529 is Anthropic's 'overloaded'. 401 and 403 are not here: the same key gets the same refusal."""
 
-TRANSIENT_ERRORS = frozenset({
-    "overloaded_error", "api_error", "rate_limit_error", "timeout_error",  # Anthropic
-    "server_error", "rate_limit_exceeded", "server_overloaded", "timeout",  # OpenAI
-})  # fmt: skip
+TRANSIENT_ERRORS = frozenset(
+    {
+        "overloaded_error",
+        "api_error",
+        "rate_limit_error",
+        "timeout_error",  # Anthropic
+        "server_error",
+        "rate_limit_exceeded",
+        "server_overloaded",
+        "timeout",  # OpenAI
+    }
+)
 """Passing errors by the name in their body: a stream that has begun with status 200 reports them so."""
 
 MISUSE_STATUSES = frozenset({401, 403, 404})

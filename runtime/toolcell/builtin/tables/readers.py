@@ -67,8 +67,10 @@ class Table:
             ToolError: the text is damaged; says where.
         """
         readers: dict[str, Callable[[], Iterator[Batch]]] = {
-            "csv": self._csv, "json": self._json, "jsonl": self._json_lines,
-        }  # fmt: skip
+            "csv": self._csv,
+            "json": self._json,
+            "jsonl": self._json_lines,
+        }
         return readers[self.format]()
 
     # CSV

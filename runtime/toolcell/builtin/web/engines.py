@@ -90,9 +90,14 @@ class SearxngSearch:
             raise UsageError(f"SearxngSearch(url): {exc}") from exc
         self._url = f"{base.origin}{base.path.rstrip('/')}/search"
         policy = WebPolicy(
-            allow=[base.host] if base.address is None else [], ports=frozenset({base.port}), private=[base.host],
-            max_body_bytes=MAX_ANSWER_BYTES, max_redirects=0, interval_s=0, robots=False,
-        )  # fmt: skip
+            allow=[base.host] if base.address is None else [],
+            ports=frozenset({base.port}),
+            private=[base.host],
+            max_body_bytes=MAX_ANSWER_BYTES,
+            max_redirects=0,
+            interval_s=0,
+            robots=False,
+        )
         credentials = [Credential(base.host, headers, plain_http=True)] if headers else []
         self._fetcher = Fetcher(policy, credentials, resolver=resolver, transport=transport)
 

@@ -69,10 +69,8 @@ stat()."""
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 
 CONTAINER_LAYERS: frozenset[Layer] = frozenset(
-    {
-        "pid", "mount", "net", "ipc", "uts", "landlock", "seccomp", "capabilities", "no_new_privs", "rlimits", "cgroup"
-    }
-)  # fmt: skip
+    {"pid", "mount", "net", "ipc", "uts", "landlock", "seccomp", "capabilities", "no_new_privs", "rlimits", "cgroup"}
+)
 """Layers that a container must have unless the policy says otherwise. A daemon seldom gives a user namespace. Whether
 it gives a cgroup namespace depends on the kernel's cgroup version."""
 

@@ -26,9 +26,16 @@ LABEL_BACKEND = "io.toolcell.backend"
 """Label of the backend, within that process, that made the container."""
 
 WATCHER_ENVIRONMENT = (
-    "DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_CONFIG", "HOME", "PATH", "LANG", "SSH_AUTH_SOCK",
+    "DOCKER_HOST",
+    "DOCKER_TLS_VERIFY",
+    "DOCKER_CERT_PATH",
+    "DOCKER_CONFIG",
+    "HOME",
+    "PATH",
+    "LANG",
+    "SSH_AUTH_SOCK",
     "XDG_RUNTIME_DIR",
-)  # fmt: skip
+)
 
 SWEEP_EVERY_S = 0.25
 SWEEPS_EMPTY = 12
@@ -139,10 +146,14 @@ class Watcher:
         environment = {name: os.environ[name] for name in WATCHER_ENVIRONMENT if name in os.environ}
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-B", "-c", code, backend, str(os.getpid()), docker_host or ""],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment, cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            cwd="/",
             # Not in our process group: a signal to the whole group must not end the watcher, which has to clean up.
             start_new_session=True,
-        )  # fmt: skip
+        )
         return cls(process)
 
     @property

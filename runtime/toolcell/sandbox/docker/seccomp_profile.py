@@ -27,10 +27,17 @@ _ENOSYS = 38
 UNTIL_GUEST = Group(
     "until the guest has its own filter: runc's last steps, init, the dynamic loader, Python, and the isolation",
     (
-        "execve", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self", "seccomp", "capset",
-        "setrlimit", "prlimit64", "setpriority",
+        "execve",
+        "landlock_create_ruleset",
+        "landlock_add_rule",
+        "landlock_restrict_self",
+        "seccomp",
+        "capset",
+        "setrlimit",
+        "prlimit64",
+        "setpriority",
     ),
-)  # fmt: skip
+)
 
 BESIDE_GUESTS = Group(
     "processes of a container that are no guests wait for children and with epoll, and pass descriptors; guests with "

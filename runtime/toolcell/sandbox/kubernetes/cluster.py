@@ -279,9 +279,16 @@ class Cluster:
 
         core = CoreV1Api(self._sockets)
         connecting = await core.connect_get_namespaced_pod_exec(
-            pod, self.namespace, container=CONTAINER, command=[*RELAY, *arguments],
-            stdin=True, stdout=True, stderr=True, tty=False, _preload_content=False,
-        )  # fmt: skip
+            pod,
+            self.namespace,
+            container=CONTAINER,
+            command=[*RELAY, *arguments],
+            stdin=True,
+            stdout=True,
+            stderr=True,
+            tty=False,
+            _preload_content=False,
+        )
         try:
             websocket = await asyncio.wait_for(connecting, REQUEST_S)
         except aiohttp.WSServerHandshakeError as exc:

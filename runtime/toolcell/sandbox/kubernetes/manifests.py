@@ -12,9 +12,13 @@ RBAC = "rbac.authorization.k8s.io"
 
 
 def manifests(
-    settings: PodSettings, *, pool: str = "toolcell", namespace: str = "default", replicas: int = 2,
+    settings: PodSettings,
+    *,
+    pool: str = "toolcell",
+    namespace: str = "default",
+    replicas: int = 2,
     service_account: str = "default",
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """Return the objects. `service_account`: of the caller, in the same namespace."""
     metadata = {"name": pool, "namespace": namespace}
     return [

@@ -285,11 +285,18 @@ class NodeConnection(asyncio.Protocol):
             frames.USAGE,
             msgpack.packb(
                 [
-                    last, out, err, each.cpu_s, each.peak_memory_bytes, each.processes, each.peak_processes,
-                    each.memory_kills, each.refused_processes,
+                    last,
+                    out,
+                    err,
+                    each.cpu_s,
+                    each.peak_memory_bytes,
+                    each.processes,
+                    each.peak_processes,
+                    each.memory_kills,
+                    each.refused_processes,
                 ]
             ),
-        )  # fmt: skip
+        )
 
     async def _finish(self, sandbox: Sandbox) -> None:
         """Tell how the sandbox ended. Nothing of it is left then."""

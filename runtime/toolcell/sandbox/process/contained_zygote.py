@@ -126,17 +126,23 @@ class ContainedZygote(ZygoteHandle[ContainedProcess]):
             base = tempfile.mkdtemp(prefix=PREFIX)
         except OSError as exc:
             raise SandboxUnavailable(NO_PLACE.format(exc)) from exc
-        code = f"{START}; sys.path[:] = {list(place.sys_path)!r}; " \
-               "from toolcell_bridge.entry.contained_zygote import main; main(int(sys.argv[1]))"  # fmt: skip
+        code = (
+            f"{START}; sys.path[:] = {list(place.sys_path)!r}; "
+            "from toolcell_bridge.entry.contained_zygote import main; main(int(sys.argv[1]))"
+        )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
                 process = subprocess.Popen(
                     [*place.command, "-P", "-s", "-S", "-B", "-c", code, str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE, cwd="/", start_new_session=True,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    cwd="/",
+                    start_new_session=True,
                     env=ENVIRONMENT | hashing(hash_seed) | {"PYTHONHOME": place.home},
-                )  # fmt: skip
+                )
         except OSError as exc:
             ours.close()
             os.rmdir(base)

@@ -127,15 +127,22 @@ class NamespacedZygote(ZygoteHandle[NamespacedProcess]):
             with theirs:
                 process = subprocess.Popen(
                     [root.executable, "-I", "-S", "-B", root.launcher, str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE, env={"LANG": "C.UTF-8"}, cwd="/", start_new_session=True,
-                )  # fmt: skip
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    env={"LANG": "C.UTF-8"},
+                    cwd="/",
+                    start_new_session=True,
+                )
         except OSError:
             ours.close()
             raise
         environment = ENVIRONMENT | hashing(hash_seed)
-        code = f"{START}; sys.path[:] = {list(root.sys_path)!r}; from toolcell_bridge.entry.zygote import main; " \
-               "main(int(sys.argv[1]), int(sys.argv[2]))"  # fmt: skip
+        code = (
+            f"{START}; sys.path[:] = {list(root.sys_path)!r}; from toolcell_bridge.entry.zygote import main; "
+            "main(int(sys.argv[1]), int(sys.argv[2]))"
+        )
         plan = {
             "root": asdict(root.root),
             "ids": None if block is None else [block.first, block.count],

@@ -27,16 +27,27 @@ async def execute(request: ApiRequest) -> Mapping[str, Any]:
     runtime, steps = request.tenant.runtime, given.steps
     rows = await run_for(request, lambda run: runtime.execute_plan(steps, **options), end_s=0.0)
     about = ExecutionResult(
-        rows.run_id, Outcome.OK, list(rows), True, files=rows.files, suspension=rows.suspension,
+        rows.run_id,
+        Outcome.OK,
+        list(rows),
+        True,
+        files=rows.files,
+        suspension=rows.suspension,
         journal_id=rows.journal_id,
-    )  # fmt: skip
+    )
     members = await kept_result(request.tenant, about)
     return {"rows": members["value"], **{name: members[name] for name in PlanResult.model_fields if name != "rows"}}
 
 
 ENDPOINTS = (
     Endpoint(
-        method="POST", path="/v1/plan", scope=Scope.EXECUTE, handler=execute,
-        summary="Run independent tool calls at once", body=PlanRequest, answer=PlanResult, is_keyed=True,
+        method="POST",
+        path="/v1/plan",
+        scope=Scope.EXECUTE,
+        handler=execute,
+        summary="Run independent tool calls at once",
+        body=PlanRequest,
+        answer=PlanResult,
+        is_keyed=True,
     ),
-)  # fmt: skip
+)

@@ -25,9 +25,10 @@ async def list_runs(request: ApiRequest) -> Mapping[str, Any]:
     given: RunsQuery = request.query
     same = ("outcome", "tool", "sha256", "session", "user", "trust", "limit")
     wanted = Filter(
-        since_ns=_nanoseconds(given.since), until_ns=_nanoseconds(given.until),
+        since_ns=_nanoseconds(given.since),
+        until_ns=_nanoseconds(given.until),
         **{name: getattr(given, name) for name in same},
-    )  # fmt: skip
+    )
     found, following = await _recorded(request).page(wanted, given.cursor)
     return {"runs": [each.to_dict() for each in found], "next": following}
 

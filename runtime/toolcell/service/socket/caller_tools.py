@@ -74,9 +74,14 @@ class CallerTools:
 
         args: Any = said.arguments
         await self.tools.answer(
-            said.tool, args, answer(), note="answered by the service", call_id=said.call_id,
-            origin=self._origin(said.origin), context=self.context,
-        )  # fmt: skip
+            said.tool,
+            args,
+            answer(),
+            note="answered by the service",
+            call_id=said.call_id,
+            origin=self._origin(said.origin),
+            context=self.context,
+        )
 
     def _context_of(self, run_id: str) -> RunContext:
         # The service counts calls that fail again and again, and its hint is in the answer once.

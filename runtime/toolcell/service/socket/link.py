@@ -175,10 +175,18 @@ class ServiceLink:
         extra: dict[str, Any] = {"ssl": self._tls} if self._tls is not None else {}
         try:
             connection = await connect_websocket(
-                self.url, additional_headers=self._headers, compression=None, max_size=FRAME_BYTES, max_queue=16,
-                ping_interval=None, open_timeout=self.connect_s, close_timeout=1.0, proxy=None,
-                subprotocols=None, **extra,
-            )  # fmt: skip
+                self.url,
+                additional_headers=self._headers,
+                compression=None,
+                max_size=FRAME_BYTES,
+                max_queue=16,
+                ping_interval=None,
+                open_timeout=self.connect_s,
+                close_timeout=1.0,
+                proxy=None,
+                subprotocols=None,
+                **extra,
+            )
         except InvalidStatus as exc:
             self._refused(exc.response.status_code, bytes(exc.response.body or b""))
         except (OSError, TimeoutError, InvalidHandshake, InvalidURI, EOFError) as exc:

@@ -12,9 +12,17 @@ from toolcell.tools.registry_state import RegistrySettings, RegistryState
 from toolcell.tools.spec import RegisteredTool
 
 TOLD: Final = (
-    "label", "read_only", "idempotent", "requires_approval", "timeout_s", "returns", "orchestrates", "is_agent",
-    "coercion", "extras",
-)  # fmt: skip
+    "label",
+    "read_only",
+    "idempotent",
+    "requires_approval",
+    "timeout_s",
+    "returns",
+    "orchestrates",
+    "is_agent",
+    "coercion",
+    "extras",
+)
 """Options of `ToolOptions` that the service has to know. The others are met where the tool runs."""
 
 

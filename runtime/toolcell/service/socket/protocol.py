@@ -162,10 +162,15 @@ class SocketProtocol:
         self.state = LinkState.OPEN
         self._urgent.append(
             ServiceHello(
-                SOCKET_VERSION, self.session, is_resumed, self._received, float(self.grace_s), self.message_bytes,
+                SOCKET_VERSION,
+                self.session,
+                is_resumed,
+                self._received,
+                float(self.grace_s),
+                self.message_bytes,
                 self.most_channels,
             )
-        )  # fmt: skip
+        )
         return Greeted(is_resumed)
 
     def lost(self) -> None:

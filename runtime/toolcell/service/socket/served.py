@@ -96,16 +96,20 @@ class ServedSession:
     def run_options(self, request: ServedRequest, given: Arguments, most: Limits | None = None) -> dict[str, Any]:
         """Return what scripts of a runtime and of a session have in common."""
         inputs = given.take("inputs", dict)
-        return self.common(request, given) | self.handlers(request, given) | {
-            "source": given.take("source", str),
-            "inputs": inputs,
-            "files": guest_files(given.files()),
-            "limits": given.limits(most or self.runtime.limits),
-            "lint": given.take("lint", str),
-            "on_approval": given.take("on_approval", str, default="ask"),
-            "dry_run": given.take("dry_run", bool, default=False),
-            "check_types": given.take("check_types", str, bool),
-        }  # fmt: skip
+        return (
+            self.common(request, given)
+            | self.handlers(request, given)
+            | {
+                "source": given.take("source", str),
+                "inputs": inputs,
+                "files": guest_files(given.files()),
+                "limits": given.limits(most or self.runtime.limits),
+                "lint": given.take("lint", str),
+                "on_approval": given.take("on_approval", str, default="ask"),
+                "dry_run": given.take("dry_run", bool, default=False),
+                "check_types": given.take("check_types", str, bool),
+            }
+        )
 
     # Sessions
 

@@ -199,9 +199,13 @@ class SocketSessions:
             raise Problem(503, "too_many_sessions", "Too many clients", detail)
         name = secrets.token_hex(32)
         protocol = SocketProtocol(
-            is_caller=False, message_bytes=self._message_bytes, channels=self._channels, session=name,
-            grace_s=self._grace_s, held=self._receiving.reservation(principal.tenant),
-        )  # fmt: skip
+            is_caller=False,
+            message_bytes=self._message_bytes,
+            channels=self._channels,
+            session=name,
+            grace_s=self._grace_s,
+            held=self._receiving.reservation(principal.tenant),
+        )
         served = ServedSession(principal, tenant)
         made = self._sessions[name] = CallerSession(principal, served, protocol, self._place, self._folders)
         return made, CallerHello(hello.version, "", 0)

@@ -105,9 +105,14 @@ def referred(plain: Mapping[str, Any]) -> Any:
     match plain.get("kind"):
         case "result":
             return ExecutionResult(
-                run_id, Outcome.OK, plain.get("value"), plain.get("has_value") is True,
-                draft_id=_text(plain, "draft_id"), draft_digest=_text(plain, "draft_digest"), journal_id=journal_id,
-            )  # fmt: skip
+                run_id,
+                Outcome.OK,
+                plain.get("value"),
+                plain.get("has_value") is True,
+                draft_id=_text(plain, "draft_id"),
+                draft_digest=_text(plain, "draft_digest"),
+                journal_id=journal_id,
+            )
         case "commit":
             return CommitResult(run_id, (), journal_id=journal_id)
         case "plan":

@@ -96,9 +96,13 @@ def build_python(
 
 
 def build_shell(
-    client: EngineClient, base: str | None = None, *, tag: str = reference.SHELL_IMAGE, fresh: bool = False,
+    client: EngineClient,
+    base: str | None = None,
+    *,
+    tag: str = reference.SHELL_IMAGE,
+    fresh: bool = False,
     report: Report = silent,
-) -> ImageRef:  # fmt: skip
+) -> ImageRef:
     """Build the image for `Policy(shell=True)` on `base`, which has the programs, else on the official Python image.
 
     Raises:
@@ -324,9 +328,13 @@ def pack(context: Path, target: IO[bytes]) -> None:
 
 
 def import_debian(
-    client: EngineClient, *, suite: str = debian_base.SUITE, mirror: str = debian_base.MIRROR, report: Report = silent,
+    client: EngineClient,
+    *,
+    suite: str = debian_base.SUITE,
+    mirror: str = debian_base.MIRROR,
+    report: Report = silent,
     shell: bool = False,
-) -> str:  # fmt: skip
+) -> str:
     """Import a base image of Debian packages, unless it has the same packages already; return its id.
 
     `shell`: with the programs of a shell.
@@ -346,7 +354,12 @@ def import_debian(
             debian_base.write_archive(packages, archive)
             archive.seek(0)
             changes = [f"LABEL {label}={packages.digest}", f"LABEL {reference.ROLE}={reference.DEBIAN}"]
-            call_api(client.api.import_image_from_data, archive, repository=reference.DEBIAN_REPOSITORY, tag=name,
-                      changes=changes)  # fmt: skip
+            call_api(
+                client.api.import_image_from_data,
+                archive,
+                repository=reference.DEBIAN_REPOSITORY,
+                tag=name,
+                changes=changes,
+            )
     inspected = call_api(client.api.inspect_image, found[0]["Id"] if found else tag)
     return str(inspected["Id"])

@@ -111,8 +111,9 @@ def _require_tools() -> None:
             "Ubuntu, or give --base an image that your engine has or can pull"
         )
     if not Path(KEYRING).exists():
-        raise SandboxUnavailable(f"{KEYRING} is not there to check Debian's signatures with: apt install "
-                                 "debian-archive-keyring")  # fmt: skip
+        raise SandboxUnavailable(
+            f"{KEYRING} is not there to check Debian's signatures with: apt install debian-archive-keyring"
+        )
     if platform.machine() not in ARCHITECTURES:
         raise SandboxUnavailable(
             f"no base image is built for {platform.machine()}, only for {', '.join(ARCHITECTURES)}"
