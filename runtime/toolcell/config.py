@@ -24,7 +24,7 @@ from pydantic import (
 
 from toolcell.errors import UsageError
 from toolcell.flows import Flow
-from toolcell.support.spelling import meant
+from toolcell.support.spelling import suggestion
 from toolcell.support.text import one_line
 
 KIB = 1024
@@ -102,7 +102,9 @@ class SettingsModel(BaseModel):
 
     def __setattr__(self, name: str, value: Any) -> None:
         kind = type(self).__name__
-        raise UsageError(f"{kind} does not change; write .model_copy(update={{{name!r}: {_shown(value)}}}) for a copy")
+        raise UsageError(
+            f"{kind} does not change; write .model_copy(update={{{name!r}: {_repr_of(value)}}}) for a copy"
+        )
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy, with `update` in it.
@@ -147,7 +149,7 @@ def _problems(exc: ValidationError, kind: type[SettingsModel]) -> str:
     """Name each wrong value with its key and what it should be, on one line."""
     found = [each for each in exc.errors() if each["type"] != "default_factory_not_called"]
     return "; ".join(
-        f"{'.'.join(map(str, each['loc']))} = {_shown(each['input'])}: "
+        f"{'.'.join(map(str, each['loc']))} = {_repr_of(each['input'])}: "
         + (_unknown(str(each["loc"][-1]), kind) if each["type"] == "extra_forbidden" else _expected(each["msg"]))
         for each in found
     )
@@ -164,11 +166,11 @@ def _expected(message: str) -> str:
 def _unknown(key: str, kind: type[SettingsModel]) -> str:
     fields = list(kind.model_fields)
     known = kind.other_names.get(key) or next((name for name in fields if name.startswith(f"{key}_")), None)
-    hint = f"did you mean {known}?" if known else meant(key, fields, f"the keys are {', '.join(fields)}")
+    hint = f"did you mean {known}?" if known else suggestion(key, fields, f"the keys are {', '.join(fields)}")
     return f"there is no such key; {hint}"
 
 
-def _shown(value: object) -> str:
+def _repr_of(value: object) -> str:
     return one_line(repr(value), MAX_SHOWN_CHARS)
 
 
@@ -185,7 +187,7 @@ def settings_of(kind: type[Settings], given: Settings | None, name: str) -> Sett
         return kind()
     if not isinstance(given, kind):
         wanted, got = kind.__name__, type(given).__name__
-        raise UsageError(f"{name}= takes {wanted}, not {got} {_shown(given)}; write {name}={wanted}(...)")
+        raise UsageError(f"{name}= takes {wanted}, not {got} {_repr_of(given)}; write {name}={wanted}(...)")
     return given
 
 
@@ -196,13 +198,13 @@ def names_of(given: Iterable[object], name: str) -> tuple[str, ...]:
         UsageError: `given` is one text, which would be taken apart into letters, or something in it is no name.
     """
     if isinstance(given, str):
-        raise UsageError(f"{name}= takes a list of names, not the text {_shown(given)}; write {name}=[{given!r}]")
+        raise UsageError(f"{name}= takes a list of names, not the text {_repr_of(given)}; write {name}=[{given!r}]")
     if not isinstance(given, Iterable):
-        raise UsageError(f"{name}= takes a list of names, not {type(given).__name__} {_shown(given)}")
+        raise UsageError(f"{name}= takes a list of names, not {type(given).__name__} {_repr_of(given)}")
     names = []
     for each in given:
         if not isinstance(each, str) or not each.strip():
-            raise UsageError(f"{name}= takes a list of names, and {_shown(each)} is none")
+            raise UsageError(f"{name}= takes a list of names, and {_repr_of(each)} is none")
         names.append(each)
     return tuple(names)
 

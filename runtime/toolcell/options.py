@@ -18,7 +18,7 @@ from toolcell.results import ExecutionResult
 from toolcell.run.callbacks import OnLog, OnProgress, RunHandlers
 from toolcell.run.input_files import FileContent, FileInput
 from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.checks import check_one_of, shown
+from toolcell.tools.checks import brief, check_one_of
 from toolcell.tools.placeholders import DryRun
 
 OnApproval = Literal["ask", "deny", "suspend"]
@@ -76,13 +76,13 @@ class RunOptions:
             _check_seed_and_clock(self.seed, self.clock)
         if self.cancel is not None and not _is_async_event(self.cancel):
             raise UsageError(
-                f"cancel= takes an anyio.Event, which does not block the event loop, not {shown(self.cancel)}"
+                f"cancel= takes an anyio.Event, which does not block the event loop, not {brief(self.cancel)}"
             )
         if self.context is not None:
             _check_context(self.context)
         for name, function in (("on_log", self.on_log), ("on_progress", self.on_progress)):
             if function is not None and not callable(function):
-                raise UsageError(f"{name}= takes a function, not {shown(function)}")
+                raise UsageError(f"{name}= takes a function, not {brief(function)}")
         if self.on_approval != "ask":
             check_on_approval(self.on_approval)
         if self.hold_s or type(self.hold_s) is not float:
@@ -102,14 +102,14 @@ class RunOptions:
 
 def _check_seed_and_clock(seed: object, clock: object) -> None:
     if seed is not None and (type(seed) is not int or not -(1 << 63) <= seed < 1 << 63):
-        raise UsageError(f"seed= must be a whole number of 64 bits, not {shown(seed)}")
+        raise UsageError(f"seed= must be a whole number of 64 bits, not {brief(seed)}")
     if clock is not None and (type(clock) not in (int, float) or not -1e15 < clock < 1e15):  # type: ignore[operator]
-        raise UsageError(f"clock= must be a number of seconds since 1970, not {shown(clock)}; write time.time()")
+        raise UsageError(f"clock= must be a number of seconds since 1970, not {brief(clock)}; write time.time()")
 
 
 def _check_context(context: object) -> None:
     if not isinstance(context, RunContext):
-        raise UsageError(f"context= takes a RunContext, not {shown(context)}; write RunContext(user_id=...)")
+        raise UsageError(f"context= takes a RunContext, not {brief(context)}; write RunContext(user_id=...)")
 
 
 def check_on_approval(value: object) -> None:
@@ -119,14 +119,14 @@ def check_on_approval(value: object) -> None:
         UsageError: it is none of its values.
     """
     if value not in get_args(OnApproval):
-        raise UsageError(f'on_approval must be "ask", "deny" or "suspend", not {shown(value)}')
+        raise UsageError(f'on_approval must be "ask", "deny" or "suspend", not {brief(value)}')
 
 
 def _check_hold(hold_s: object, on_approval: object) -> None:
     is_number = isinstance(hold_s, int | float) and not isinstance(hold_s, bool)
     if not is_number or not 0 <= hold_s <= HOLD_S:  # type: ignore[operator]
         raise UsageError(
-            f"hold_s= must be a number of seconds from 0 to {HOLD_S:g}, not {shown(hold_s)}; a run that waits longer "
+            f"hold_s= must be a number of seconds from 0 to {HOLD_S:g}, not {brief(hold_s)}; a run that waits longer "
             "is resumed by its journal"
         )
     if hold_s and on_approval != "suspend":

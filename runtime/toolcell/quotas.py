@@ -126,7 +126,7 @@ class Quotas:
         self._lock = threading.Lock()
         self._windows: dict[tuple[Hashable, Resource], Window] = {}
 
-    def _of(self, run: Any) -> tuple[Hashable, Quota]:
+    def _find_quota(self, run: Any) -> tuple[Hashable, Quota]:
         try:
             key = self._by(run) if callable(self._by) else getattr(run, self._by)
             hash(key)
@@ -152,7 +152,7 @@ class Quotas:
         Raises:
             QuotaExceeded: the key has used up its runs or its CPU time.
         """
-        key, quota = self._of(run)
+        key, quota = self._find_quota(run)
         with self._lock:
             for resource in ("cpu_s", "runs"):
                 self._check(key, quota, resource)
@@ -162,7 +162,7 @@ class Quotas:
     def take_call(self, run: Any) -> QuotaExceeded | UsageError | None:
         """Count a tool call; return why it is refused instead, or None."""
         try:
-            key, quota = self._of(run)
+            key, quota = self._find_quota(run)
             if quota.calls is None:
                 return None
             with self._lock:
@@ -174,7 +174,7 @@ class Quotas:
 
     def end_run(self, run: Any, cpu_s: float) -> None:
         """Count what a run has used."""
-        key, quota = self._of(run)
+        key, quota = self._find_quota(run)
         if quota.cpu_s is not None:
             with self._lock:
                 self._window(key, "cpu_s", quota.per_s).add(self._clock(), cpu_s)

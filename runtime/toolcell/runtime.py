@@ -36,7 +36,7 @@ from toolcell.support.keywords import check_keywords, keywords_known, keywords_o
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.tools import RunContext, ToolRegistry
 from toolcell.tools.call import CallableTools
-from toolcell.tools.checks import check_kind, shown
+from toolcell.tools.checks import brief, check_kind
 from toolcell.tools.placeholders import DryRun
 from toolcell.tools.registry import registry_of
 
@@ -458,7 +458,7 @@ class Runtime(OpenedInBlock):
         self.check_open()
         if not (dry_run is None or isinstance(dry_run, DryRun)):
             raise UsageError(
-                f"dry_run of a plan takes a Draft, not {shown(dry_run)}: draft = Draft(), then commit(draft)"
+                f"dry_run of a plan takes a Draft, not {brief(dry_run)}: draft = Draft(), then commit(draft)"
             )
         options = RunOptions(tools=tools, context=context, on_approval=on_approval, dry_run=dry_run or False)
         return await self.plans.execute(steps, options)

@@ -15,7 +15,7 @@ import pytest
 from builtin.routes import by_code, by_model, by_plan
 from toolcell import Limits, Policy, Runtime, SyncRuntime
 from toolcell.builtin import Shell
-from toolcell.builtin.shell import BLOCKLIST, Copy, is_answer, save, shown
+from toolcell.builtin.shell import BLOCKLIST, Copy, command_result, is_answer, save
 from toolcell.builtin.workspace import Workspace
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult, Outcome, OutputFile
@@ -358,7 +358,7 @@ def test_an_answer_changes_only_what_the_sandbox_was_given(tmp_path: Path) -> No
 
 def test_a_signal_that_does_not_exist_is_a_number() -> None:
     value = {"stdout": "", "stderr": "", "truncated": False, "not_saved": [], "exit_code": 255}
-    assert shown(value, 1.0, False, 127).message == "exit: signal: 127"
+    assert command_result(value, 1.0, False, 127).message == "exit: signal: 127"
 
 
 class Limited:

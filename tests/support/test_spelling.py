@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 
-from toolcell.support.spelling import closest, did_you_mean, meant
+from toolcell.support.spelling import closest, did_you_mean, suggestion
 
 
 def test_the_name_that_is_most_alike_is_meant() -> None:
     assert closest("serch", ["find", "search", "searches"]) == "search"
     assert closest("zzz", ["find", "search"]) is None
     assert closest("abcd", ["abce", "xbcd"], alike=0.9) is None
-    assert meant("serch", ["search"], "there are: x") == "did you mean search?"
-    assert meant("zzz", ["search"], "there are: x") == "there are: x"
+    assert suggestion("serch", ["search"], "there are: x") == "did you mean search?"
+    assert suggestion("zzz", ["search"], "there are: x") == "there are: x"
     assert did_you_mean("serch", ["search"], quote="") == " (did you mean search?)"
     assert did_you_mean("zzz", ["search"]) == ""
 

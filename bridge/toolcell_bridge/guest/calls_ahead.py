@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from toolcell_bridge.guest.bound_names import bound_name
 from toolcell_bridge.guest.tool_names import name_meant, python_path
-from toolcell_bridge.guest.tools import bound
+from toolcell_bridge.guest.tools import bind_arguments
 
 Found = tuple[str, dict[str, Any], int]
 """Tool name, arguments, line."""
@@ -64,7 +64,7 @@ class CallsAhead:
         for call in _calls_of(tree.body):
             if _root(call.func) in rebound:
                 continue
-            for tool, args in self._asked(call):
+            for tool, args in self._requested_tools(call):
                 if tool is None:
                     return found, False
                 if args is not None:
@@ -81,23 +81,23 @@ class CallsAhead:
 
     def _writes(self, call: ast.Call) -> bool:
         """Whether this, wherever it stands, is a call of a tool that was not named."""
-        return any(tool is None for tool, _ in self._asked(call))
+        return any(tool is None for tool, _ in self._requested_tools(call))
 
-    def _asked(self, call: ast.Call) -> Iterator[tuple[str | None, dict[str, Any] | None]]:
+    def _requested_tools(self, call: ast.Call) -> Iterator[tuple[str | None, dict[str, Any] | None]]:
         """Yield each tool that a call asks for, or None for one that was not named; and its arguments, if literal."""
         path = _path(call.func)
         if path in CALLING:
-            tool = self._named(_literal(call.args[0]) if call.args else None)
+            tool = self._known_tool(_literal(call.args[0]) if call.args else None)
             yield tool, self._arguments(tool, call.args[1:], call.keywords)
         elif path == "call_tools_parallel":
             entries = call.args[0].elts if call.args and isinstance(call.args[0], ast.List | ast.Tuple) else None
             for each in entries if entries is not None else (None,):
                 yield self._entry(_literal(each) if each is not None else None)
         elif path is not None and path.startswith("tools."):
-            tool = self._path_of.get(path.removeprefix("tools.")) or self._named(path.removeprefix("tools."))
+            tool = self._path_of.get(path.removeprefix("tools.")) or self._known_tool(path.removeprefix("tools."))
             yield tool, self._arguments(tool, call.args, call.keywords)
 
-    def _named(self, name: object) -> str | None:
+    def _known_tool(self, name: object) -> str | None:
         if not isinstance(name, str):
             return None
         meant = name if name in self._ahead else name_meant(name, [*self._ahead])
@@ -119,7 +119,7 @@ class CallsAhead:
             if len(given) == 1 and isinstance(given[0], dict):
                 return {**given[0], **named}
             names = self._ahead[tool]
-            return bound(tool, {"properties": dict.fromkeys(names), "required": names}, given, named)
+            return bind_arguments(tool, {"properties": dict.fromkeys(names), "required": names}, given, named)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return None
 
@@ -127,14 +127,14 @@ class CallsAhead:
         """Read one entry of call_tools_parallel."""
         match entry:
             case str():
-                return self._named(entry), {}
+                return self._known_tool(entry), {}
             case {"tool": str(name), **rest} | {"name": str(name), **rest}:
                 args = rest.get("args", rest.get("arguments")) or {}
-                return self._named(name), args if isinstance(args, dict) else None
+                return self._known_tool(name), args if isinstance(args, dict) else None
             case [str(name)] | (str(name),):
-                return self._named(name), {}
+                return self._known_tool(name), {}
             case [str(name), dict(args)] | (str(name), dict(args)):
-                return self._named(name), args
+                return self._known_tool(name), args
         return None, None
 
 

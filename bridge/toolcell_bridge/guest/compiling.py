@@ -92,11 +92,11 @@ def _keep_last_value(tree: Any, part: Part) -> Any:
     last = tree.body[-1]
     if part.is_first and not part.is_last and isinstance(last.value, _ast.Constant):
         return tree  # the script's docstring
-    tree.body[-1] = _kept(last, part.is_last)
+    tree.body[-1] = _assign_last(last, part.is_last)
     return tree
 
 
-def _kept(last: _ast.Expr, is_last: bool) -> _ast.Assign:
+def _assign_last(last: _ast.Expr, is_last: bool) -> _ast.Assign:
     """Turn the statement `last` into an assignment to `LAST`."""
     called = last.value.func if isinstance(last.value, _ast.Call) else None
     if is_last and isinstance(called, _ast.Name) and called.id == "set_result":

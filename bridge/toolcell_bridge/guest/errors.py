@@ -40,7 +40,7 @@ def describe(error: BaseException, source: str) -> dict[str, Plain]:
     return {
         "type": type(error).__name__,
         "message": message,
-        "line": _line(failed) or _line(error),
+        "line": _script_line(failed) or _script_line(error),
         "column": None,
         "traceback": _traceback(error, message, cure),
         "frames": _frames(failed),
@@ -56,7 +56,7 @@ def _that_failed(error: BaseException) -> BaseException:
     return error
 
 
-def _line(error: BaseException) -> int | None:
+def _script_line(error: BaseException) -> int | None:
     numbers = [line for name, line, _ in _script_lines(error.__traceback__) if name == SCRIPTS.current]
     return numbers[-1] if numbers else None
 
@@ -132,8 +132,8 @@ def _missing_module(given: object) -> str:
     name = given.partition(".")[0] if isinstance(given, str) else ""
     if not name.isidentifier() or name in sys.modules or name in sys.stdlib_module_names:
         return ""
-    if name in OWN_NAMES or _written(name):
-        called = _written(name) or "tools.NAME"
+    if name in OWN_NAMES or _call_path(name):
+        called = _call_path(name) or "tools.NAME"
         return f"; tools and call_tool are names of every script: write {called}(...), and no import"
     package = OTHER_NAMES.get(name, name)
     return (
@@ -143,11 +143,11 @@ def _missing_module(given: object) -> str:
 
 
 def _tool_as_function(name: object) -> str:
-    written = _written(name)
+    written = _call_path(name)
     return f"; tools are called as {written}(...)" if written else ""
 
 
-def _written(name: object) -> str:
+def _call_path(name: object) -> str:
     """Return how the script calls the tool or the namespace of this name; nothing when there is none."""
     from toolcell_bridge.guest.tool_names import name_meant, python_path
 

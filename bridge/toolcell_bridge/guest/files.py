@@ -144,7 +144,7 @@ Version = tuple[int, int, int]
 """What differs when a file was changed: inode, size, time of the last change in nanoseconds."""
 
 
-def found(names: Iterable[str], root: str) -> dict[str, Version]:
+def find_versions(names: Iterable[str], root: str) -> dict[str, Version]:
     """Return the files that these names stand for now."""
     files = {}
     for asked in names:

@@ -94,7 +94,7 @@ def _of_display(value: object, name: str) -> Iterator[Shown]:
     kind = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
     if kind is not None and issubclass(type(value), kind):
         figure: Any = value
-        yield f"{name}.png", "image/png", partial(_drawn, figure)
+        yield f"{name}.png", "image/png", partial(_png_of, figure)
         sys.modules[FIGURES].Gcf.destroy_fig(figure)
     else:
         yield from _of_value(value, name)
@@ -186,7 +186,7 @@ def _of_figures(value: object, prefix: str) -> Iterator[Shown]:
         known.Gcf.destroy(manager.num)
     figures = [figure for figure in figures if len(figure.get_children()) > 1]  # the first child is its background
     for number, figure in enumerate(figures[:MOST_FIGURES], 1):
-        yield f"{prefix}figure-{number}.png", "image/png", partial(_drawn, figure)
+        yield f"{prefix}figure-{number}.png", "image/png", partial(_png_of, figure)
     if len(figures) > MOST_FIGURES:
         too_many = ValueError(
             f"{len(figures)} figures are open, and {MOST_FIGURES} are returned; save and close others"
@@ -198,7 +198,7 @@ def _refuse(problem: BaseException) -> None:
     raise problem
 
 
-def _drawn(figure: Any) -> bytes:
+def _png_of(figure: Any) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format="png", bbox_inches="tight")
     return file.getvalue()

@@ -101,7 +101,7 @@ class Runner:
             while True:
                 request = self._channel.next_request()
                 if isinstance(request, PutFile):
-                    self._put(request)
+                    self._write_input(request)
                 elif isinstance(request, Stay):
                     self._begin_session(request)
                 elif isinstance(request, AnnounceParts):
@@ -192,7 +192,7 @@ class Runner:
     def _text(self, run: RunScript) -> str:
         return run.source if self._fed is None else self._fed.text
 
-    def _put(self, message: PutFile) -> None:
+    def _write_input(self, message: PutFile) -> None:
         is_first, self._writing = message.path != self._writing, "" if message.last else message.path
         try:
             files.write(message, self._workspace, is_first)
@@ -361,7 +361,7 @@ class Runner:
         result, sent = self._returned.result, self._returned.sent
         try:
             write_out_files()
-            now = files.found(result.files, self._workspace)
+            now = files.find_versions(result.files, self._workspace)
             if now != sent and sent.keys() <= now.keys():
                 self._channel.send(result)
                 self._send_files(ResultFiles(result, {}), run)

@@ -50,7 +50,7 @@ class ToolError(RuntimeError):
         self.details = details
 
 
-def _line() -> int | None:
+def _line_here() -> int | None:
     """Line of the script that is calling. Of a thread that runs none of its lines, the line that the main one is at."""
     return _line_of(sys._getframe(2)) or _line_of(sys._current_frames().get(_main_thread().ident or 0))
 
@@ -74,7 +74,7 @@ def _merged(name: object, values: Sequence[object], kwargs: Mapping[str, object]
     return None
 
 
-def bound(
+def bind_arguments(
     name: str, parameters: Mapping[str, Any], values: Sequence[object], kwargs: Mapping[str, object]
 ) -> dict[str, object]:
     """Return the arguments of a call like those of a Python function: the required parameters come first.
@@ -132,15 +132,15 @@ class Toolbox:
         self, name: str, values: Sequence[Any], kwargs: Mapping[str, Any], raw: bool = False, line: int | None = None
     ) -> Any:
         """Call a tool with these values and keywords; see `call_tool`. `line`: where the script named the tool."""
-        name = self._meant(name)
-        line = _line_of(sys._getframe(1)) or line or _line()
+        name = self._registered_name(name)
+        line = _line_of(sys._getframe(1)) or line or _line_here()
         ((_, reply),) = self._channel.call([(name, self._arguments(name, values, kwargs), line)])
         try:
             return self._value(name, self._channel.wait(reply), raw)
         except ChannelClosed as exc:
             raise ToolError(str(exc), tool=name, code="unavailable") from None
 
-    def _meant(self, name: Any) -> Any:
+    def _registered_name(self, name: Any) -> Any:
         """Return the name of the tool that `github__search` stands for. Anything else is returned as it is."""
         if not isinstance(name, str) or "__" not in name:
             return name
@@ -161,7 +161,7 @@ class Toolbox:
         if merged is None and name not in self.names:
             merged = {}  # the host says what is wrong with the name
         elif merged is None:
-            merged = bound(name, self._parameters(name), values, kwargs)
+            merged = bind_arguments(name, self._parameters(name), values, kwargs)
         return to_packed(merged, f"{name} arguments")
 
     def _parameters(self, name: str) -> Mapping[str, Any]:
@@ -173,12 +173,12 @@ class Toolbox:
     def _request(self, entry: object) -> tuple[str, Any]:
         """One entry of call_tools_parallel: ("name", {...}), "name", or {"tool": ..., "args": ...}."""
         if isinstance(entry, str):
-            return self._meant(entry), to_packed({}, f"{entry} arguments")
+            return self._registered_name(entry), to_packed({}, f"{entry} arguments")
         if isinstance(entry, Mapping):
-            name = self._meant(entry.get("tool", entry.get("name")))
+            name = self._registered_name(entry.get("tool", entry.get("name")))
             return name, self._arguments(name, [entry.get("args", entry.get("arguments"))], {})
         if isinstance(entry, Sequence) and entry:
-            name = self._meant(entry[0])
+            name = self._registered_name(entry[0])
             return name, self._arguments(name, entry[1:], {})
         raise TypeError(f'a call is ("tool", {{...}}) or {{"tool": ..., "args": {{...}}}}, not {entry!r:.80}')
 
@@ -190,7 +190,7 @@ class Toolbox:
         The first failure is raised after all have finished, or with `return_exceptions=True` each failure
         is a ToolError in its place. `max_workers` keeps fewer than the run's own limit in flight.
         """
-        requests = [(*self._request(entry), _line()) for entry in calls]
+        requests = [(*self._request(entry), _line_here()) for entry in calls]
         window = max(1, min(max_workers or WINDOW, WINDOW))
         replies = [reply for _, reply in self._channel.call(requests[:window])]
         answers: list[Any] = []
@@ -218,12 +218,14 @@ class Toolbox:
         Raises:
             ToolError: the tool failed, is unknown, or was refused.
         """
-        return self._call_async(name, args, kwargs, _line())  # a task that awaits it is not at the line that made it
+        return self._call_async(
+            name, args, kwargs, _line_here()
+        )  # a task that awaits it is not at the line that made it
 
     async def _call_async(self, name: Any, args: Sequence[Any], kwargs: Mapping[str, Any], line: int | None) -> Any:
         import asyncio
 
-        name = self._meant(name)
+        name = self._registered_name(name)
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
         ((call_id, reply),) = self._channel.call_with(
@@ -319,10 +321,10 @@ class ToolNamespace:
     def __getattr__(self, name: str) -> Any:
         toolbox, prefix = self.__toolbox, self.__prefix
         names = [each[len(prefix) :] for each in toolbox.names if each.startswith(prefix)] if prefix else toolbox.names
-        found, is_namespace = _named(name, names)
+        found, is_namespace = _resolve_name(name, names)
         if is_namespace:
             return ToolNamespace(toolbox, f"{prefix}{found}.")
-        found, line = prefix + found, _line()
+        found, line = prefix + found, _line_here()
 
         def call(*values: Any, **kwargs: Any) -> Any:
             return toolbox.call(found, values, kwargs, line=line)
@@ -338,7 +340,7 @@ class ToolNamespace:
         return list(dict.fromkeys(each.partition(".")[0] for each in names)) + [each for each in names if "." in each]
 
 
-def _named(name: str, names: Sequence[str]) -> tuple[str, bool]:
+def _resolve_name(name: str, names: Sequence[str]) -> tuple[str, bool]:
     """Return the tool or the namespace that a script means, and whether it is a namespace.
 
     It is the one of that name, or one that is written so in Python.

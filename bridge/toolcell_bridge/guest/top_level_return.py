@@ -48,7 +48,7 @@ def _wrapped(tree: Any, last: str, make: type[Any], call: str, went_on: str) -> 
             body[-1] = ast.copy_location(ast.Return(kept.value), kept)
     if went_on:
         body.append(ast.Return(ast.Name(went_on, ast.Load())))
-    names = sorted(_bound(body) - _annotated(body))
+    names = sorted(_bound_names(body) - _annotated(body))
     whole = ast.parse(f"def f(): pass\nx = {call.format('f')}\ndel f").body
     function = make(MODULE, whole[0].args, body, [], None, None)  # type: ignore[attr-defined]
     if "type_params" in make._fields:  # since Python 3.12
@@ -62,7 +62,7 @@ def _wrapped(tree: Any, last: str, make: type[Any], call: str, went_on: str) -> 
     return ast.fix_missing_locations(module)
 
 
-def _bound(body: list[ast.stmt]) -> set[str]:
+def _bound_names(body: list[ast.stmt]) -> set[str]:
     """Return the names that statements bind where they stand."""
     nodes = list(_own_nodes(body))
     names = {name for each in nodes if (name := bound_name(each)) is not None}

@@ -101,7 +101,7 @@ def _trim(first: TracebackException, with_libraries: bool) -> None:
     count = 0
     while waiting:
         each = waiting.pop()
-        frames = _shown(each.stack, with_libraries) if each.stack is not None else []
+        frames = _visible_frames(each.stack, with_libraries) if each.stack is not None else []
         each.stack = _Frames(each.stack, frames) if frames else None
         below = [each.__cause__, each.__context__, *(each.exceptions or ())]
         count += len(below) - below.count(None)
@@ -112,7 +112,7 @@ def _trim(first: TracebackException, with_libraries: bool) -> None:
         waiting += (one for one in below if one is not None)
 
 
-def _shown(stack: StackSummary, with_libraries: bool) -> list[FrameSummary]:
+def _visible_frames(stack: StackSummary, with_libraries: bool) -> list[FrameSummary]:
     """Return the frames that are not of this package. What called the first script is left out with it."""
     if not with_libraries:
         return [frame for frame in stack if _is_users(frame.filename)]

@@ -225,7 +225,7 @@ def _integer(value: int) -> int:
     return number
 
 
-def _taken(to: _Converter, value: Iterable[Any]) -> list[Any]:
+def _list_items(to: _Converter, value: Iterable[Any]) -> list[Any]:
     """List what a stranger's `__iter__` gives, up to the limit."""
     items = list(itertools.islice(value, MAX_ELEMENTS + 1))
     to.can_afford(len(items))
@@ -317,7 +317,7 @@ def _by_ability(kind: type) -> _Handler:
     if issubclass(kind, Mapping):
         return lambda to, value, depth: to.mapping(value, ((key, value[key]) for key in value), depth)
     if issubclass(kind, Set):
-        return lambda to, value, depth: _set(to, value, _taken(to, value), depth)
+        return lambda to, value, depth: _set(to, value, _list_items(to, value), depth)
     if issubclass(kind, (Sequence, ValuesView)):
-        return lambda to, value, depth: to.sequence(value, _taken(to, value), depth)
+        return lambda to, value, depth: to.sequence(value, _list_items(to, value), depth)
     raise Refusal(advice(kind))

@@ -312,7 +312,7 @@ class Connection:
         self._open_files.pop(FilePart, None)
         return True
 
-    def _done(self, message: Done, error: type[ProtocolError]) -> bool:
+    def _end_run(self, message: Done, error: type[ProtocolError]) -> bool:
         self._open_files.pop(FilePart, None)
         self._forgotten.update(self._calls)
         self._calls.clear()
@@ -375,7 +375,7 @@ _TRACKED: Final[dict[type[Message], Callable[..., bool]]] = {
     AnnounceParts: Connection._announced,
     ScriptPart: Connection._script_part,
     Result: Connection._result,
-    Done: Connection._done,
+    Done: Connection._end_run,
     CallTool: Connection._call,
     CancelCall: Connection._cancel,
     ToolReturn: Connection._answer,

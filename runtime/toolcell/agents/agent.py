@@ -29,7 +29,7 @@ from toolcell.results.effects import RevertResult
 from toolcell.run.reverts import Reverts
 from toolcell.runtime import Runtime
 from toolcell.support.keywords import ELSEWHERE
-from toolcell.support.spelling import meant
+from toolcell.support.spelling import suggestion
 from toolcell.tools import events
 from toolcell.tools.adapters import with_options
 from toolcell.tools.call import RunContext
@@ -315,7 +315,7 @@ def _check_options(config: Mapping[str, Any]) -> None:
     for name, value in config.items():
         if name not in known:
             of_model = f"options of the model go into llm_options={{{name!r}: {value!r:.40}}}"
-            hint = _OTHERWISE.get(name) or ELSEWHERE.get(name) or meant(name, suggested, of_model)
+            hint = _OTHERWISE.get(name) or ELSEWHERE.get(name) or suggestion(name, suggested, of_model)
             raise UsageError(f"Agent has no setting {name!r}; {hint}")
 
 

@@ -60,7 +60,7 @@ from toolcell.errors import Misconfigured, ToolAbort, UsageError
 from toolcell.tools import events
 from toolcell.tools.batch import ends_run
 from toolcell.tools.call import Call, OnUser, RunContext
-from toolcell.tools.checks import check_count, check_kind, check_one_of, check_seconds, shown
+from toolcell.tools.checks import brief, check_count, check_kind, check_one_of, check_seconds
 from toolcell.tools.concurrency import maybe_await
 from toolcell.tools.context import share_labels
 from toolcell.tools.definition import ToolDefinition
@@ -122,7 +122,7 @@ class ToolLoopConfig:
         provider = self.provider
         if isinstance(provider, type) or not inspect.iscoroutinefunction(getattr(provider, "chat", None)):
             cure = f"write {provider.__name__}(...)" if isinstance(provider, type) else "such as OpenAIProvider()"
-            raise UsageError(f"provider must have an async method chat, {cure}, not {shown(provider)}")
+            raise UsageError(f"provider must have an async method chat, {cure}, not {brief(provider)}")
         check_count("max_iterations", self.max_iterations, 0)
         check_shown_chars(self.shown_chars)
         check_seconds("wall_s", self.wall_s, optional=True)
@@ -316,14 +316,14 @@ class LoopRun:
         """Add the results of background jobs to the conversation. Without any, `response` is the run's answer."""
         jobs = self.context.state.jobs
         if not self.config.follow_up_jobs or jobs is None:
-            raise _answered(response)
+            raise _end_without_calls(response)
         with self.context.state.cancellable(self.context.deadline) as scope:
             await jobs.wait_finished()
         if scope.cancelled_caught:
             raise self._interrupted()
         finished = jobs.take_finished()
         if not finished:
-            raise _answered(response)
+            raise _end_without_calls(response)
         for job in finished:
             assert job.result is not None
             self._append(user(f"Background job {job.id} of {job.tool} finished: {job.result.text}"))
@@ -399,7 +399,7 @@ class LoopRun:
             )
 
 
-def _answered(response: ModelResponse) -> Stop:
+def _end_without_calls(response: ModelResponse) -> Stop:
     """Return the end of a run whose model made no call: a whole answer, one that was cut off, or none at all."""
     if response.finish_reason == "length":
         return Stop(TRUNCATED, response.content, CUT_OFF)

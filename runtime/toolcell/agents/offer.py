@@ -20,7 +20,7 @@ def shown_tools(
     """Return the definitions of a request: what was found last comes before what the conversation has called."""
     if registry is None:
         return []
-    found = [*map(registry.state.meant, called_tools(messages)), *context.state.found_tools]
+    found = [*map(registry.state.registered_name, called_tools(messages)), *context.state.found_tools]
     latest_last = list(reversed(dict.fromkeys(reversed(found))))
     return registry.definitions(origin, policies=context.scope.policies, shown_chars=shown_chars, found=latest_last)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from toolcell.agents.providers.provider import Message, ModelResponse
 from toolcell.support.log import logger_of
 from toolcell.tools.call import Call
-from toolcell.tools.checks import shown
+from toolcell.tools.checks import brief
 from toolcell.tools.concurrency import maybe_await, passes_on
 from toolcell.tools.finalize import as_result
 from toolcell.tools.hooks import withheld
@@ -62,7 +62,7 @@ async def after_tool(processors: Sequence[Processor], call: Call, result: ToolRe
         try:
             changed = await maybe_await(processor.post_tool(call, result))
             if not isinstance(changed, ToolResult):
-                raise TypeError(f"post_tool returned {shown(changed)}; it must return a ToolResult")
+                raise TypeError(f"post_tool returned {brief(changed)}; it must return a ToolResult")
             result = as_result(changed)
         except BaseException as exc:
             if isinstance(exc, Halt) or passes_on(exc):

@@ -10,7 +10,7 @@ from toolcell.agents.providers.provider import Message
 from toolcell.errors import UsageError
 from toolcell.flows import labels_of
 from toolcell.support.text import cut_text
-from toolcell.tools.checks import shown
+from toolcell.tools.checks import brief
 from toolcell.tools.model_calls import ToolCall
 from toolcell.tools.parts import MAX_IMAGE_BYTES, MAX_IMAGES, Image
 from toolcell.tools.result import MAX_MODEL_CHARS, ToolResult
@@ -39,10 +39,10 @@ def check_messages(messages: object) -> None:
     """
     listed = list(messages) if isinstance(messages, Iterable) and not isinstance(messages, str | Mapping) else None
     if listed is None:
-        raise UsageError(f"a conversation is a list of messages, not {shown(messages)}; write [user('...')]")
+        raise UsageError(f"a conversation is a list of messages, not {brief(messages)}; write [user('...')]")
     for message in listed:
         if not isinstance(message, Mapping) or "role" not in message:
-            raise UsageError(f"a message is a dict with a role, not {shown(message)}; write user('...')")
+            raise UsageError(f"a message is a dict with a role, not {brief(message)}; write user('...')")
     labels_in(listed)
 
 

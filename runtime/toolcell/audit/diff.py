@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from toolcell.audit.reader import RecordedCall, RecordedRun
 from toolcell.audit.redact import Redactor
-from toolcell.audit.wildcards import fits, is_redacted, shown
+from toolcell.audit.wildcards import fits, is_redacted, shown_for
 from toolcell.results import Divergence, ExecutionResult, Outcome
 from toolcell.support import packing
 from toolcell.support.packing import value_digest
@@ -44,7 +44,7 @@ MISSING_CALL: Final = "missing_call"
 _UNREGISTERED: Final = Redactor()
 
 
-def cleaned(value: Any, redactor: Redactor = _UNREGISTERED) -> Any:
+def clean_value(value: Any, redactor: Redactor = _UNREGISTERED) -> Any:
     """Return a value without what no log records, whatever its configuration, and without registered secrets."""
     return redactor.clean_all(packing.unpack(packing.pack(value)))
 
@@ -54,7 +54,7 @@ def same_value(recorded: Any, got: Any, redactor: Redactor = _UNREGISTERED) -> b
     packed = packing.pack(recorded)
     if packed == packing.pack(got):
         return True
-    without = cleaned(got, redactor)
+    without = clean_value(got, redactor)
     return packed == packing.pack(without) or (is_redacted(recorded) and fits(recorded, without))
 
 
@@ -68,8 +68,10 @@ class Comparison:
     not_compared: dict[str, None] = field(default_factory=dict)
 
     def _differs(self, kind: str, message: str, expected: Any, got: Any, line: int | None = None) -> Divergence:
-        safe = cleaned(got, self.redactor)
-        return Divergence(kind, cleaned(message, self.redactor), None, line, "", expected, shown(expected, safe))
+        safe = clean_value(got, self.redactor)
+        return Divergence(
+            kind, clean_value(message, self.redactor), None, line, "", expected, shown_for(expected, safe)
+        )
 
     # Calls
 
@@ -87,7 +89,7 @@ class Comparison:
 
     def _fits_digest(self, digest: str | None, got: Any, more: Mapping[str, Any], what: str, why: Any) -> bool:
         """True when a value fits the digest that is recorded in its place, or when that cannot be said."""
-        if digest is not None and digest in (value_digest(got), value_digest(cleaned(got, self.redactor))):
+        if digest is not None and digest in (value_digest(got), value_digest(clean_value(got, self.redactor))):
             return True
         if digest is None or more.get("redacted"):
             reason = "secrets were taken out of what the digest is of" if digest is not None else _why(why)

@@ -78,7 +78,7 @@ class SpanSink:
             **self._content("gen_ai.tool.call.arguments", fields["source"]),
         }
         # Its parent is the span that is current where the run was started, such as a request's.
-        span = self._tracer.start_span(f"execute_tool {name}", attributes=_known(attributes), start_time=event.at_ns)
+        span = self._tracer.start_span(f"execute_tool {name}", attributes=_present(attributes), start_time=event.at_ns)
         self._runs[key] = _OpenRun(span)
 
     def _call_started(self, event: AuditEvent, key: tuple[str, int], fields: Mapping[str, Any]) -> None:
@@ -99,7 +99,7 @@ class SpanSink:
         run.calls[fields["number"]] = self._tracer.start_span(
             f"execute_tool {fields['tool']}",
             context=self._trace.set_span_in_context(parent),
-            attributes=_known(attributes),
+            attributes=_present(attributes),
             start_time=event.at_ns,
         )
 
@@ -109,7 +109,7 @@ class SpanSink:
         if span is None:
             return
         if fields["status"] in SUCCESSFUL:
-            span.set_attributes(_known(self._content("gen_ai.tool.call.result", fields["value"])))
+            span.set_attributes(_present(self._content("gen_ai.tool.call.result", fields["value"])))
         else:
             self._fail(span, fields["code"] or fields["status"], fields["more"].get("message", ""))
         span.end(event.at_ns)
@@ -126,7 +126,7 @@ class SpanSink:
             "toolcell.peak_memory_bytes": usage.get("peak_memory_bytes"),
             **self._content("gen_ai.tool.call.result", fields["value"]),
         }
-        run.span.set_attributes(_known(attributes))
+        run.span.set_attributes(_present(attributes))
         if fields["outcome"] != "ok":
             self._fail(run.span, fields["outcome"], (fields["error"] or {}).get("message", ""))
         for span in run.calls.values():  # calls that ended with the run
@@ -171,5 +171,5 @@ def _otlp_exporter() -> Any:
     return OTLPSpanExporter()
 
 
-def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _present(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if value is not None}

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, Protocol
 
-from toolcell.audit.diff import MISSING_CALL, SCRIPT_OUTCOMES, Comparison, cleaned
+from toolcell.audit.diff import MISSING_CALL, SCRIPT_OUTCOMES, Comparison, clean_value
 from toolcell.audit.reader import RecordedCall, RecordedRun
 from toolcell.audit.redact import Redactor
 from toolcell.audit.repeatable import unrepeatable
@@ -208,7 +208,7 @@ class AnsweringTools:
         """Return the schema of what a tool returned, where its record has one."""
         return self._returns.get(name)
 
-    def meant(self, name: str) -> str:
+    def registered_name(self, name: str) -> str:
         """Return the name that the record has for one that a provider was given in its place; else `name` itself."""
         return name_meant(name, [*self.names(), *(call.tool for call in self.expected.values())])
 
@@ -241,7 +241,7 @@ class AnsweringTools:
         if call is None and not self._has_end:
             self._stop(f"the record ends here: call {index} was not made before {self._why_it_ends}")
         if call is None:
-            got = cleaned({"tool": name, "args": args}, self._comparison.redactor)
+            got = clean_value({"tool": name, "args": args}, self._comparison.redactor)
             self._diverge("extra_call", f"the script makes a call that it did not make before: {name}", index, got=got)
         elif (found := self._comparison.call(call, name, args)) is not None:
             self._diverge("call", found.message, index, found.expected, found.got)
@@ -331,7 +331,7 @@ def _script(run: RecordedRun, source: str | None) -> tuple[str, tuple[str, ...]]
         return run.source, tuple(notes)
     if run.sha256 not in (
         text_digest(source),
-        text_digest(cleaned(source)),
+        text_digest(clean_value(source)),
     ):
         notes.append("this is not the script that was recorded")
     return source, tuple(notes)

@@ -38,7 +38,7 @@ class RunChange:
 
 def compare_runs(first: RecordedRun, second: RecordedRun) -> list[RunChange]:
     """Return everything in which the second run differs from the first, in the order of a run."""
-    return [*_started(first, second), *_called(first, second), *_ended(first, second)]
+    return [*_started(first, second), *_called(first, second), *_end_changes(first, second)]
 
 
 def _started(first: RecordedRun, second: RecordedRun) -> Iterator[RunChange]:
@@ -61,22 +61,26 @@ def _called(first: RecordedRun, second: RecordedRun) -> Iterator[RunChange]:
     for one, two in itertools.zip_longest(first.calls, second.calls):
         if one is None or two is None:
             there = one or two
-            yield RunChange(f"call {there.number}", one and _named(one), two and _named(two))
+            yield RunChange(f"call {there.number}", one and _call_text(one), two and _call_text(two))
             continue
         name = f"call {one.number}"
         if one.tool != two.tool:
-            yield RunChange(name, _named(one), _named(two))
+            yield RunChange(name, _call_text(one), _call_text(two))
             continue
         name = f"{name} {one.tool}"
-        yield from _value(f"{name} args", *_kept((one.args, one.start_extra), (two.args, two.start_extra), "args_cut"))
+        yield from _value(
+            f"{name} args", *_or_notes((one.args, one.start_extra), (two.args, two.start_extra), "args_cut")
+        )
         yield from _value(f"{name} line", one.line, two.line)
         yield from _value(f"{name} verdict", one.verdict, two.verdict)
         yield from _value(f"{name} status", one.status, two.status)
-        yield from _value(f"{name} result", *_kept((one.value, one.end_extra), (two.value, two.end_extra), "value_cut"))
+        yield from _value(
+            f"{name} result", *_or_notes((one.value, one.end_extra), (two.value, two.end_extra), "value_cut")
+        )
         yield from _value(f"{name} failure", [one.code, one.message], [two.code, two.message])
 
 
-def _ended(first: RecordedRun, second: RecordedRun) -> Iterator[RunChange]:
+def _end_changes(first: RecordedRun, second: RecordedRun) -> Iterator[RunChange]:
     yield from _value("outcome", first.outcome, second.outcome)
     yield from _value("error", first.end.get("error"), second.end.get("error"))
     yield from _value("value", *_either(first.end, second.end, "value", "value_sha256"))
@@ -85,7 +89,7 @@ def _ended(first: RecordedRun, second: RecordedRun) -> Iterator[RunChange]:
     yield from _value("files", _files(first.end, 5), _files(second.end, 5))
 
 
-def _named(call: RecordedCall) -> str:
+def _call_text(call: RecordedCall) -> str:
     return f"{call.tool}({json.dumps(jsonable(call.args), ensure_ascii=False)})"
 
 
@@ -104,7 +108,7 @@ def _either(first: Mapping[str, Any], second: Mapping[str, Any], name: str, dige
     return digests if None in values and None not in digests else values
 
 
-def _kept(first: tuple[Any, Mapping[str, Any]], second: tuple[Any, Mapping[str, Any]], cut: str) -> tuple[Any, Any]:
+def _or_notes(first: tuple[Any, Mapping[str, Any]], second: tuple[Any, Mapping[str, Any]], cut: str) -> tuple[Any, Any]:
     """Return two values, each replaced by the note of why it was not kept, if there is one."""
     one, two = (extra.get(cut, value) for value, extra in (first, second))
     return one, two

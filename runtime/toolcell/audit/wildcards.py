@@ -70,20 +70,20 @@ def _text_fits(recorded: Any, got: Any) -> bool:
     return True
 
 
-def shown(recorded: Any, got: Any) -> Any:
+def shown_for(recorded: Any, got: Any) -> Any:
     """Return a new value as it may be shown beside a recorded one: only what that holds, if secrets were taken out."""
-    return _known(recorded, got) if is_redacted(recorded) else got
+    return _only_known(recorded, got) if is_redacted(recorded) else got
 
 
-def _known(recorded: Any, got: Any, depth: int = 0) -> Any:
+def _only_known(recorded: Any, got: Any, depth: int = 0) -> Any:
     if depth >= MAX_DEPTH:
         return REDACTED
     match recorded, got:
         case (Mapping(), Mapping()):
-            return {_key(recorded, key): _known(recorded.get(key), item, depth + 1) for key, item in got.items()}
+            return {_key(recorded, key): _only_known(recorded.get(key), item, depth + 1) for key, item in got.items()}
         case (list() | tuple(), list() | tuple()):
             beside = [*recorded, *[None] * (len(got) - len(recorded))]
-            return [_known(one, other, depth + 1) for one, other in zip(beside, got, strict=False)]
+            return [_only_known(one, other, depth + 1) for one, other in zip(beside, got, strict=False)]
         case _ if fits(recorded, got):
             return recorded
         case (_, None | bool() | int() | float()) if recorded is not None:

@@ -54,7 +54,7 @@ class _Removals:
     def __init__(self, checks: Mapping[str, ChainCheck], keys: Mapping[str, Verifier]) -> None:
         self._pruned = {name: check.pruned for name, check in checks.items() if check.pruned is not None}
         self._keys = keys
-        self._shown: dict[str, int] = {}
+        self._latest_heads: dict[str, int] = {}
         """Chain to the seq of a head that the witness was shown and whose record is gone."""
         self._told: set[str] = set()
         self.known: set[str] = set()
@@ -68,14 +68,14 @@ class _Removals:
             self._told.add(head.chain)
             return
         self.known.add(head.chain)
-        if pruned is not None and head.seq <= pruned.seq and head.chain not in self._shown:
+        if pruned is not None and head.seq <= pruned.seq and head.chain not in self._latest_heads:
             verifier = self._keys.get(head.key)
             if verifier is not None and head.is_signed_by(verifier):
-                self._shown[head.chain] = head.seq
+                self._latest_heads[head.chain] = head.seq
 
     def find(self, name: str) -> Iterator[Finding]:
         """Yield the findings. Call it after the last head."""
-        for chain, seq in self._shown.items():
+        for chain, seq in self._latest_heads.items():
             if chain not in self._told:
                 upto = self._pruned[chain].seq
                 message = (
@@ -123,13 +123,13 @@ def _find_forgotten(
         if check.chain not in known and check.signed_seq and not is_new:
             message = f"witness {name} has no head of it: it was added, or this witness was not shown it"
             yield Finding(UNWITNESSED, check.chain, None, None, None, message)
-    for chain, seq, said_in in _shown(name, checked):
+    for chain, seq, said_in in _latest_heads(name, checked):
         if longest.get(chain, 0) < seq:
             message = f"witness {name} was shown record {seq} (so says chain {said_in}) and has it no longer"
             yield Finding(WITNESS_BEHIND, chain, None, seq, None, message)
 
 
-def _shown(name: str, checks: Iterable[ChainCheck]) -> Iterator[tuple[str, int, str]]:
+def _latest_heads(name: str, checks: Iterable[ChainCheck]) -> Iterator[tuple[str, int, str]]:
     """Yield chain and seq of the last head of each chain that signed records say a witness kept."""
     last: dict[str, tuple[int, str]] = {}
     for check in checks:

@@ -21,7 +21,7 @@ class Witnessing:
     """
 
     def __init__(self, witnesses: Iterable[Witness | str], is_required: bool, log: Path) -> None:
-        self._witnesses = [_named(each, log) if isinstance(each, str) else each for each in witnesses]
+        self._witnesses = [_load_witness(each, log) if isinstance(each, str) else each for each in witnesses]
         self.is_required = is_required and bool(self._witnesses)
         self._lock = threading.Lock()
         self._last: Head | None = None
@@ -94,7 +94,7 @@ class Witnessing:
         )
 
 
-def _named(place: str, log: Path) -> Witness:
+def _load_witness(place: str, log: Path) -> Witness:
     from toolcell.audit.witness_places import witness_of  # loads an HTTP client
 
     return witness_of(place, log)

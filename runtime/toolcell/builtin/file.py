@@ -155,9 +155,9 @@ class Files(ToolPackage):
         """
         workspace = await self._roots.of(ctx)
         listed = await in_thread(workspace.list, path, pattern)
-        text = "\n".join(map(_line, listed.entries)) + (TRUNCATED if listed.truncated else "")
+        text = "\n".join(map(_entry_line, listed.entries)) + (TRUNCATED if listed.truncated else "")
         value = {"entries": [_entry(each) for each in listed.entries], "truncated": listed.truncated}
-        return said(text, value)
+        return text_result(text, value)
 
     @offered(returns={"type": "object", "properties": {"path": {"type": "string"}}})
     async def file_delete(self, path: str, ctx: ToolContext) -> ToolResult:
@@ -214,7 +214,7 @@ def _read(workspace: Workspace, path: str, offset: int, limit: int, encoding: st
         "truncated": truncated,
     }
     shown = text[:READ_CHARS] + (TRUNCATED if truncated or len(text) > READ_CHARS else "")
-    return said(shown, value)
+    return text_result(shown, value)
 
 
 def _beginning(workspace: Workspace, path: str) -> bytes:
@@ -226,7 +226,7 @@ def _beginning(workspace: Workspace, path: str) -> bytes:
         return b""
 
 
-def said(text: str, value: Any) -> ToolResult:
+def text_result(text: str, value: Any) -> ToolResult:
     """Return text for a model and a value for code. An empty text stays empty: a model does not read the value."""
     return ToolResult(parts=(Text(text),), value=value, has_value=True)
 
@@ -235,14 +235,14 @@ def _basename(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-def _line(entry: Entry) -> str:
+def _entry_line(entry: Entry) -> str:
     # A name with a line break would look like two entries.
-    return f"{_TYPES.get(entry.kind, entry.kind)}\t{_shown(entry.path)}"
+    return f"{_TYPES.get(entry.kind, entry.kind)}\t{_path_text(entry.path)}"
 
 
 def _entry(entry: Entry) -> dict[str, Any]:
-    return {"name": _shown(entry.path), "type": entry.kind, "size": entry.size}
+    return {"name": _path_text(entry.path), "type": entry.kind, "size": entry.size}
 
 
-def _shown(path: str) -> str:
+def _path_text(path: str) -> str:
     return for_terminal(path).replace("\n", "\\n").replace("\t", "\\t")

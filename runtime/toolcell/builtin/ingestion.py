@@ -21,7 +21,7 @@ from toolcell.errors import DocumentError, UsageError
 from toolcell.results import ExecutionResult
 from toolcell.support import daemon_threads
 from toolcell.support.text import for_terminal
-from toolcell.tools.checks import check_count, check_does, check_kind, check_one_of, shown
+from toolcell.tools.checks import brief, check_count, check_does, check_kind, check_one_of
 from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider
 
 PARSERS: Final = ("pypdf", "python-docx")
@@ -98,7 +98,7 @@ class Ingestion:
         check_does("Ingestion(embeddings)", embeddings, EmbeddingProvider, PROVIDERS)
         check_kind("Ingestion(sizes)", sizes, ChunkSizes)
         if not inspect.iscoroutinefunction(getattr(runtime, "execute_code", None)):
-            raise UsageError(f"Ingestion takes a Runtime, not {shown(runtime)}; a SyncRuntime will not do")
+            raise UsageError(f"Ingestion takes a Runtime, not {brief(runtime)}; a SyncRuntime will not do")
         self._store = store
         self._embeddings = embeddings
         self._runtime = runtime
@@ -125,7 +125,7 @@ class Ingestion:
         source = source or (str(path) if path else name)
         found = await self.extract(data, name=name, kind=kind)
         text = "\n\n".join(section.text for section in found.sections)
-        document = Document(title=_line(found.title) or name, source=_line(source), content=text)
+        document = Document(title=_label(found.title) or name, source=_label(source), content=text)
         done = await index_document(self._store, self._embeddings, document, found.sections, self._sizes)
         return Ingested(done.document_id, done.chunks, found.kind, document.title, len(found.sections))
 
@@ -145,11 +145,11 @@ class Ingestion:
             raise DocumentError(f"{what} could not be read: its sandbox gave no sections")
         if isinstance(missing := value.get("missing"), str):
             raise UsageError(
-                f"{what} needs the package {_line(missing)!r} in its sandbox; open Runtime(packages={PARSERS}), with "
+                f"{what} needs the package {_label(missing)!r} in its sandbox; open Runtime(packages={PARSERS}), with "
                 "them installed: pip install 'toolcell[builtin]'"
             )
         if isinstance(error := value.get("error"), str):
-            raise DocumentError(f"{what} could not be read: {_line(error)}")
+            raise DocumentError(f"{what} could not be read: {_label(error)}")
         rows = value.get("sections")
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise DocumentError(f"{what} could not be read: its sandbox gave no sections")
@@ -158,13 +158,13 @@ class Ingestion:
             raise DocumentError(f"{what} has more than {self._max_chars} characters of text")
         if not any(each.text.strip() for each in sections):
             raise DocumentError(f"{what} has no text")
-        return Extracted(_line(value.get("kind")), _line(value.get("title")), sections)
+        return Extracted(_label(value.get("kind")), _label(value.get("title")), sections)
 
 
 def _section(row: Mapping[str, Any]) -> Section:
     text = row.get("text")
     metadata: dict[str, Any] = {}
-    if heading := _line(row.get("heading")):
+    if heading := _label(row.get("heading")):
         metadata["section_heading"] = heading
     page = row.get("page")
     if isinstance(page, int) and not isinstance(page, bool) and 0 < page < 1 << 31:
@@ -172,7 +172,7 @@ def _section(row: Mapping[str, Any]) -> Section:
     return Section(for_terminal(text) if isinstance(text, str) else "", metadata)
 
 
-def _line(text: object) -> str:
+def _label(text: object) -> str:
     return " ".join(for_terminal(text[: MAX_LINE_CHARS * 2]).split())[:MAX_LINE_CHARS] if isinstance(text, str) else ""
 
 

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 from zoneinfo import ZoneInfo
 
 from toolcell.errors import UsageError
-from toolcell.tools.checks import shown
+from toolcell.tools.checks import brief
 
 Frequency = Literal["once", "daily", "custom", "weekly", "monthly"]
 
@@ -89,7 +89,7 @@ class Recurrence:
             UsageError: `moment` is before 1970 or after the year 9892.
         """
         if not 0 <= moment <= LAST_MOMENT:
-            raise UsageError(f"a moment must be between 0 and {LAST_MOMENT} unix seconds, not {shown(moment)}")
+            raise UsageError(f"a moment must be between 0 and {LAST_MOMENT} unix seconds, not {brief(moment)}")
         zone = zone_of(self.zone)
         # Two days back: a clock change moves a time by a day at most (Samoa left out 30 December 2011).
         today = datetime.fromtimestamp(moment, zone).replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=None)
@@ -138,16 +138,16 @@ def recurrence_of(frequency: str, *, time: str = "", day: str = "", zone: str = 
     hour, minute = _time_of(time.strip() or DEFAULT_TIME)
     chosen = next((each for each in FREQUENCIES if each == frequency.strip().lower()), None)
     if chosen is None:
-        raise UsageError(f"recurrence must be one of {', '.join(FREQUENCIES)}, not {shown(frequency)}")
+        raise UsageError(f"recurrence must be one of {', '.join(FREQUENCIES)}, not {brief(frequency)}")
     if chosen in ("once", "daily") and day.strip():
-        raise UsageError(f"{chosen} takes no day, not {shown(day)}; use weekly, custom or monthly for certain days")
+        raise UsageError(f"{chosen} takes no day, not {brief(day)}; use weekly, custom or monthly for certain days")
     days = day.strip() or DEFAULT_DAYS.get(chosen, "")
     zone_of(zone)
     if chosen == "monthly":
         return Recurrence(hour, minute, chosen, day_of_month=_day_of_month(days), zone=zone)
     weekdays = () if chosen in ("once", "daily") else _weekdays(days)
     if chosen == "weekly" and len(weekdays) != 1:
-        raise UsageError(f"weekly takes one day, not {shown(day)}; use custom for several")
+        raise UsageError(f"weekly takes one day, not {brief(day)}; use custom for several")
     return Recurrence(hour, minute, chosen, weekdays, zone=zone)
 
 
@@ -160,7 +160,7 @@ def parse_recurrence(text: str) -> Recurrence:
     shape = "HH:MM, then once, daily, custom(monday,friday), weekly(monday) or monthly(1), then a time zone"
     found = _TEXT.fullmatch(text.strip()) if len(text) <= MAX_TEXT_CHARS else None
     if found is None:
-        raise UsageError(f"{shown(text)} is no schedule; it looks like: {shape}")
+        raise UsageError(f"{brief(text)} is no schedule; it looks like: {shape}")
     return recurrence_of(found["rule"], time=found["time"] or "", day=found["days"] or "", zone=found["zone"] or UTC)
 
 
@@ -180,7 +180,7 @@ def zone_of(name: str) -> tzinfo:
             return ZoneInfo(name)
         except (OSError, ValueError, KeyError):  # no such file, a folder, no zone file
             pass
-    raise UsageError(f"no time zone is called {shown(name)}; write an IANA name such as Asia/Jakarta, or +07:00")
+    raise UsageError(f"no time zone is called {brief(name)}; write an IANA name such as Asia/Jakarta, or +07:00")
 
 
 def offset_zone(hours: object) -> str:
@@ -190,27 +190,27 @@ def offset_zone(hours: object) -> str:
         UsageError: it is no whole number from -12 to 14.
     """
     if not isinstance(hours, int) or isinstance(hours, bool) or not -12 <= hours <= 14:
-        raise UsageError(f"tz_offset must be a whole number of hours from -12 to 14, not {shown(hours)}")
+        raise UsageError(f"tz_offset must be a whole number of hours from -12 to 14, not {brief(hours)}")
     return UTC if hours == 0 else f"{'+' if hours > 0 else '-'}{abs(hours):02}:00"
 
 
 def _time_of(text: str) -> tuple[int, int]:
     found = _TIME.fullmatch(text)
     if found is None or int(found[1]) > 23 or int(found[2]) > 59:
-        raise UsageError(f"time must be HH:MM from 00:00 to 23:59, not {shown(text)}")
+        raise UsageError(f"time must be HH:MM from 00:00 to 23:59, not {brief(text)}")
     return int(found[1]), int(found[2])
 
 
 def _weekdays(text: str) -> tuple[int, ...]:
     names = [name.strip() for name in text.lower().split(",") if name.strip()]
     if unknown := [name for name in names if name not in _WEEKDAY_OF]:
-        raise UsageError(f"no day of the week is called {shown(unknown[0])}; write {', '.join(WEEKDAYS)}")
+        raise UsageError(f"no day of the week is called {brief(unknown[0])}; write {', '.join(WEEKDAYS)}")
     if not names:
-        raise UsageError(f"{shown(text)} names no day of the week; write {', '.join(WEEKDAYS)}")
+        raise UsageError(f"{brief(text)} names no day of the week; write {', '.join(WEEKDAYS)}")
     return tuple(sorted({_WEEKDAY_OF[name] for name in names}))
 
 
 def _day_of_month(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,2}", text) or not 1 <= int(text) <= 31:
-        raise UsageError(f"monthly takes a day of the month from 1 to 31, not {shown(text)}")
+        raise UsageError(f"monthly takes a day of the month from 1 to 31, not {brief(text)}")
     return int(text)

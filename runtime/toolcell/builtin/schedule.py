@@ -37,7 +37,7 @@ from toolcell.tools.context import ToolContext
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.options import Origin
 from toolcell.tools.plan import MAX_STEPS
-from toolcell.tools.problems import listed
+from toolcell.tools.problems import list_names
 from toolcell.tools.result import ErrorCode, ToolResult
 
 MAX_DESCRIPTION_CHARS = 500
@@ -177,7 +177,7 @@ class Schedule(ToolPackage):
             recurrence: How often from now on: once, daily, custom, weekly, or monthly.
             day: New day or days, as in schedule_create.
         """
-        action = _the_one(await self._found(description_query), description_query)
+        action = _the_one(await self._find_actions(description_query), description_query)
         changes = []
         changed = action
         if enabled is not None and enabled != action.enabled:
@@ -208,7 +208,7 @@ class Schedule(ToolPackage):
             every = await self._store.list_scheduled_actions()
             count = await self._store.delete_all_scheduled_actions()
             return ToolResult.ok(f"Deleted all {count} scheduled action(s).", value={"deleted": _values(every)})
-        found = await self._found(description_query)
+        found = await self._find_actions(description_query)
         if not found:
             raise _none(description_query, await self._store.list_scheduled_actions())
         gone = [action for action in found if await self._store.delete_scheduled_action(action.id)]
@@ -216,7 +216,7 @@ class Schedule(ToolPackage):
         text = f"Deleted: {names}" if len(gone) == 1 else f"Deleted {len(gone)} scheduled action(s): {names}"
         return ToolResult.ok(text, value={"deleted": _values(gone)})
 
-    async def _found(self, query: str) -> list[ScheduledAction]:
+    async def _find_actions(self, query: str) -> list[ScheduledAction]:
         if not query.strip():
             raise ToolError("description_query is required: a part of the action's description", code=_INVALID)
         _checked(lambda: check_text("description_query", query))
@@ -331,7 +331,7 @@ def _checked_call(call: ScheduledCall, known: dict[str, ToolDefinition]) -> dict
     if name not in known:
         raise ToolError(
             f"no tool that can be scheduled is called {one_line(name, 80)!r}{did_you_mean(name, known)}; "
-            f"there are: {listed(known) or 'none'}",
+            f"there are: {list_names(known) or 'none'}",
             code=ErrorCode.UNKNOWN_TOOL,
             details={"available": sorted(known)},
         )

@@ -35,7 +35,7 @@ from toolcell.errors import StoreError, UsageError
 from toolcell.support.log import logger_of
 from toolcell.support.text import cut_text
 from toolcell.tools.call import RunContext
-from toolcell.tools.checks import check_count, check_does, check_kind, check_one_of, check_seconds, shown
+from toolcell.tools.checks import brief, check_count, check_does, check_kind, check_one_of, check_seconds
 from toolcell.tools.concurrency import maybe_await
 from toolcell.tools.result import to_json
 
@@ -117,12 +117,12 @@ class Scheduler:
         """
         check_dates()
         if not inspect.iscoroutinefunction(getattr(runtime, "execute_plan", None)):
-            raise UsageError(f"Scheduler takes a Runtime and a store, not {shown(runtime)}; a SyncRuntime will not do")
+            raise UsageError(f"Scheduler takes a Runtime and a store, not {brief(runtime)}; a SyncRuntime will not do")
         check_does("Scheduler(store)", store, ScheduleStore, STORES)
         check_kind("Scheduler(config)", config, SchedulerConfig, type(None))
         for name, function in (("on_run", on_run), ("context_of", context_of)):
             if function is not None and not callable(function):
-                raise UsageError(f"Scheduler({name}) must be a function, not {shown(function)}")
+                raise UsageError(f"Scheduler({name}) must be a function, not {brief(function)}")
         self._runtime = runtime
         self._store = store
         self.config = config or SchedulerConfig()

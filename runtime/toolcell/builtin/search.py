@@ -14,7 +14,7 @@ from toolcell.builtin.http import fetcher
 from toolcell.builtin.package import ToolPackage, offered
 from toolcell.builtin.web.policy import WebPolicy
 from toolcell.errors import EmbeddingError, ToolError, UsageError
-from toolcell.tools.checks import check_does, check_kind, shown
+from toolcell.tools.checks import brief, check_does, check_kind
 from toolcell.tools.concurrency import run_in_thread
 from toolcell.tools.context import ToolContext
 from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider, cosine, embed_texts
@@ -92,7 +92,7 @@ class WebSearch(ToolPackage):
         if embeddings is not None:
             check_does("WebSearch(embeddings)", embeddings, EmbeddingProvider, PROVIDERS)
         if not isinstance(engine, str) and not callable(getattr(engine, "search", None)):
-            raise UsageError(f"WebSearch(engine) must be a Brave key or a search engine, not {shown(engine)}")
+            raise UsageError(f"WebSearch(engine) must be a Brave key or a search engine, not {brief(engine)}")
         self._pages = fetcher(policy, resolver=resolver, transport=transport)
         from toolcell.builtin.web.engines import BraveSearch
 

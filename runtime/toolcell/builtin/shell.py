@@ -162,7 +162,7 @@ class Shell(ToolPackage):
             )
         value = await in_thread(save, workspace, result, copy)
         self._keep(key, value["directory"])
-        return shown(value, timeout_s, bool(result.value["timed_out"]), int(result.value["signal"]))
+        return command_result(value, timeout_s, bool(result.value["timed_out"]), int(result.value["signal"]))
 
     def _check(self, command: str) -> None:
         if not command.strip():
@@ -301,7 +301,7 @@ def save(workspace: Workspace, result: ExecutionResult, copy: Copy) -> dict[str,
     }
 
 
-def shown(value: dict[str, Any], timeout_s: float, timed_out: bool, number: int) -> ToolResult:
+def command_result(value: dict[str, Any], timeout_s: float, timed_out: bool, number: int) -> ToolResult:
     """Return what a command gave, in the words that a model reads."""
     text = value["stdout"] + (f"\n--- stderr ---\n{value['stderr']}" if value["stderr"] else "")
     text = clean(text[: SHOWN_CHARS + 1])

@@ -20,7 +20,7 @@ from toolcell.builtin.stores.records import Skill
 from toolcell.builtin.workspace import Workspace
 from toolcell.errors import ToolError, UsageError
 from toolcell.support.text import for_terminal
-from toolcell.tools.checks import check_path, shown
+from toolcell.tools.checks import brief, check_path
 
 SKILL_FILE: Final = "SKILL.md"
 MAX_FILES: Final = 200
@@ -151,7 +151,7 @@ def front_matter(text: str, *, is_mended: bool = False) -> dict[str, Any]:
     if _has_huge_number(facts):
         raise UsageError(f"the front matter of {SKILL_FILE} has a number of more than 64 bits")
     if not isinstance(facts, dict):
-        raise UsageError(f"the front matter of {SKILL_FILE} must be a mapping, not {shown(facts)}")
+        raise UsageError(f"the front matter of {SKILL_FILE} must be a mapping, not {brief(facts)}")
     return facts
 
 
@@ -213,7 +213,7 @@ def _yaml() -> Any:
 def _text(facts: Mapping[str, Any], key: str, most: int) -> str:
     value = facts.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise UsageError(f"{key} in {SKILL_FILE} must be a text, not {shown(value)}")
+        raise UsageError(f"{key} in {SKILL_FILE} must be a text, not {brief(value)}")
     return _bounded(f"{key} in {SKILL_FILE}", value.strip(), most)
 
 
@@ -234,5 +234,5 @@ def _names_if_any(value: object) -> tuple[str, ...]:
 def _names(value: object, what: str) -> tuple[str, ...]:
     names = _LISTED.findall(value) if isinstance(value, str) else [] if value is None else value
     if not isinstance(names, list) or len(names) > 100 or not all(isinstance(each, str | int) for each in names):
-        raise UsageError(f"{what} in {SKILL_FILE} must be names, at most 100, not {shown(value)}")
+        raise UsageError(f"{what} in {SKILL_FILE} must be names, at most 100, not {brief(value)}")
     return tuple(for_terminal(str(each))[:MAX_NAME] for each in names)

@@ -12,7 +12,7 @@ from toolcell.cli.arguments import as_flag, parse_size
 from toolcell.cli.terminal import print_json, reporting, safe, stdout
 from toolcell.config import CONTAINER_LAYERS, Limits
 from toolcell.errors import SandboxUnavailable, UsageError
-from toolcell.tools.checks import shown
+from toolcell.tools.checks import brief
 
 SUMMARY = """Sandboxes in pods of a Kubernetes cluster: `Runtime(registry, backend=KubernetesBackend())`.
 
@@ -66,7 +66,7 @@ def manifest(
     for flag, name in (names if runtime_class is None else names | {"--runtime-class": runtime_class}).items():
         check_name(flag, name)
     if not IMAGE.fullmatch(image):
-        raise UsageError(f"--image takes a name such as registry.example/toolcell/service:0.1.0, not {shown(image)}")
+        raise UsageError(f"--image takes a name such as registry.example/toolcell/service:0.1.0, not {brief(image)}")
     if runtime_class is not None and "gvisor" in runtime_class and sandboxes > 1:
         raise UsageError("sandboxes of one pod are kept apart by Landlock, which gVisor has not; use --sandboxes 1")
     settings = PodSettings(

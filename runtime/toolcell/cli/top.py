@@ -202,12 +202,12 @@ def picture(url: str, rows: list[dict[str, Any]]) -> RenderableType:
             *(safe(f"{row[column]}") for column in ("running", "waiting")),
             safe(f"{row['busy'] + row['starting']}/{row['idle']}"),
             safe(f"{row['sessions']}"),
-            safe(_shown(row["outcomes"])),
+            safe(_outcomes_text(row["outcomes"])),
         )
     head = Text.assemble((f"{url}  ", "bold"), (time.strftime("%H:%M:%S"), "dim"))
     return Group(head, table if rows else safe("no tenant has run anything yet", "dim"))
 
 
-def _shown(outcomes: Mapping[str, int]) -> str:
+def _outcomes_text(outcomes: Mapping[str, int]) -> str:
     ordered = sorted(outcomes.items(), key=lambda each: -each[1])
     return ", ".join(f"{name} {number}" for name, number in ordered)

@@ -172,7 +172,7 @@ class Checkers:
             UsageError, SandboxUnavailable: no checker can be started.
         """
         while True:
-            checker = await self._taken(key, inputs)
+            checker = await self._take_checker(key, inputs)
             is_new = not checker.checks
             try:
                 return await checker.check(job)
@@ -182,7 +182,7 @@ class Checkers:
             finally:
                 self._put_back(checker)
 
-    async def _taken(self, key: str, inputs: Mapping[str, Any]) -> Checker:
+    async def _take_checker(self, key: str, inputs: Mapping[str, Any]) -> Checker:
         """Return a checker that nobody else has, started if there is none."""
         runtime = await self._open()
         while True:

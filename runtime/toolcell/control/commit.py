@@ -13,7 +13,7 @@ from toolcell.errors import AuditError, ToolAbort, UsageError
 from toolcell.journal.identity import digest_of_call
 from toolcell.results.effects import EffectResult, EffectStatus, cut_in_listing
 from toolcell.tools.call import Call, RunContext
-from toolcell.tools.checks import shown
+from toolcell.tools.checks import brief
 from toolcell.tools.placeholders import effects_in, with_results
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.run_state import Lineage
@@ -48,10 +48,10 @@ def approved_ids(draft: Draft, approve: Approved, digest: str = "") -> set[str]:
             raise UsageError(f"approve: the effects of this draft have sha256 {draft.digest}, not {approve}")
         return set(known)
     if isinstance(approve, str) or not isinstance(approve, Iterable):
-        raise UsageError(f"approve must be \"all\", a draft's digest or a list of effects' ids, not {shown(approve)}")
+        raise UsageError(f"approve must be \"all\", a draft's digest or a list of effects' ids, not {brief(approve)}")
     given: list[Any] = list(approve)
     if others := [each for each in given if not isinstance(each, str)]:
-        raise UsageError(f"approve takes ids of effects, such as [effect.id for effect in ...], not {shown(others[0])}")
+        raise UsageError(f"approve takes ids of effects, such as [effect.id for effect in ...], not {brief(others[0])}")
     chosen = set(given)
     if unknown := [each for each in chosen if each not in known]:
         raise UsageError(f"this draft has no {', '.join(sorted(unknown))}; it has: {', '.join(known) or 'no effects'}")
@@ -130,7 +130,7 @@ class Commit:
                 self.results[ident] = value
                 return "made", ""
             return "failed", str(value)
-        result = await self._made(effect)
+        result = await self._make_effect(effect)
         if result.is_error:
             status: EffectStatus = "failed" if self._has_run else "refused"
             if file is not None and self._has_run:
@@ -141,7 +141,7 @@ class Commit:
             file.write(MADE, ident, "made", to_plain(self.results[ident], "result"))
         return "made", ""
 
-    async def _made(self, effect: Collected) -> ToolResult:
+    async def _make_effect(self, effect: Collected) -> ToolResult:
         call, self._has_run = effect.call, False
         self._making = call
         self._run.state.labels.add(effect.labels)

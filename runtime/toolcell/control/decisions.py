@@ -9,7 +9,7 @@ from typing import Any
 from toolcell.errors import UsageError
 from toolcell.journal.ledger import RecordedDecision
 from toolcell.results import PendingCall
-from toolcell.tools.checks import shown
+from toolcell.tools.checks import brief
 from toolcell.tools.hooks import Approve, Modify, Reject
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue
@@ -51,7 +51,7 @@ def recorded(decision: ResumeDecision, pending: PendingCall, is_in_doubt: bool =
             raise UsageError(f"{ident} is in doubt: decide with Approve(), Deny(...) or AlreadyMade(result), not Edit")
         case AlreadyMade():
             raise UsageError(f"{ident} was not made: decide with Approve(), Deny(...) or Edit(...), not AlreadyMade")
-    raise UsageError(f"the decision about {ident} is Approve(), Deny(...) or Edit(...), not {shown(decision)}")
+    raise UsageError(f"the decision about {ident} is Approve(), Deny(...) or Edit(...), not {brief(decision)}")
 
 
 def answer_of(decision: RecordedDecision) -> Approve | Reject | Modify:
@@ -75,7 +75,7 @@ def check_ids(decisions: Mapping[str, ResumeDecision], known: Mapping[str, objec
         UsageError: names those that are not, and the calls that wait; or they are no mapping.
     """
     if not isinstance(decisions, Mapping):
-        raise UsageError(f"decisions must be a dict from ids of calls to decisions, not {shown(decisions)}")
+        raise UsageError(f"decisions must be a dict from ids of calls to decisions, not {brief(decisions)}")
     unknown = [str(each) for each in decisions if each not in known]
     if unknown:
         raise UsageError(f"no call {', '.join(unknown)} waits for a decision; these do: {', '.join(known) or 'none'}")

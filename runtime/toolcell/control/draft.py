@@ -18,7 +18,7 @@ from toolcell.support.packing import value_digest
 from toolcell.support.text import as_one_line
 from toolcell.tools.adapters import keyword_invoke
 from toolcell.tools.call import Call
-from toolcell.tools.checks import shown
+from toolcell.tools.checks import brief
 from toolcell.tools.placeholders import effects_in, placeholder
 from toolcell.tools.result import ErrorCode, ToolResult, to_json
 from toolcell.tools.spec import RegisteredTool
@@ -234,7 +234,7 @@ class Drafts:
                     f"last {DRAFTS} with at most {KEPT_BYTES} bytes together; make another dry run here"
                 )
         if draft is None:
-            raise UsageError(f"commit takes the result of a dry run, or a Draft, not {shown(given)}")
+            raise UsageError(f"commit takes the result of a dry run, or a Draft, not {brief(given)}")
         draft.check()
         return draft
 

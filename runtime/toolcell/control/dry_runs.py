@@ -21,7 +21,7 @@ from toolcell.run.reverts import Reverts
 from toolcell.run.runs import Runs
 from toolcell.support import daemon_threads
 from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.checks import shown
+from toolcell.tools.checks import brief
 from toolcell.tools.context import share_labels
 from toolcell.tools.placeholders import DryRun, RecordedDryRun
 from toolcell.tools.reverts import MadeCalls
@@ -37,7 +37,7 @@ def draft_of_plan(given: Draft | None) -> Draft | None:
         UsageError: it is something else, such as True.
     """
     if not (given is None or isinstance(given, Draft)):
-        raise UsageError(f"dry_run of a plan takes a Draft, not {shown(given)}: draft = Draft(), then commit(draft)")
+        raise UsageError(f"dry_run of a plan takes a Draft, not {brief(given)}: draft = Draft(), then commit(draft)")
     return given
 
 
@@ -63,7 +63,7 @@ class DryRuns:
         if draft is None or isinstance(draft, RecordedDryRun):
             return context
         if not isinstance(draft, Draft):
-            raise UsageError(f"dry_run takes True or a Draft, not {shown(draft)}")
+            raise UsageError(f"dry_run takes True or a Draft, not {brief(draft)}")
         draft.check()
         if draft.kept_in is not None:
             from toolcell.control.kept_drafts import check_uncommitted
@@ -94,7 +94,7 @@ class DryRuns:
         is_kept = self._journals.is_durable
         file = await daemon_threads.run_sync(self._draft_on_disk, draft) if is_kept else self._draft_on_disk(draft)
         try:
-            found, value, has_value = self._found(draft, file, registry, context)
+            found, value, has_value = self._find_draft(draft, file, registry, context)
             if file is not None and file.chosen is not None:
                 chosen = set(file.chosen)
             else:
@@ -169,7 +169,7 @@ class DryRuns:
             return find_draft(store, ident)
         return find_draft(store, given)
 
-    def _found(
+    def _find_draft(
         self,
         given: ExecutionResult | Draft | str,
         file: DraftJournal | None,

@@ -169,7 +169,7 @@ class TyServer:
             self._ty.stdin.write(b"Content-Length: %d\r\n\r\n%s" % (len(data), data))
             self._ty.stdin.flush()
         except OSError:
-            self._ended()
+            self._raise_ended()
 
     def _receive(self) -> dict[str, Any]:
         assert self._ty.stdout is not None
@@ -180,11 +180,11 @@ class TyServer:
                 length = int(value)
         data = self._ty.stdout.read(length)
         if not length or len(data) < length:
-            self._ended()
+            self._raise_ended()
         message: dict[str, Any] = json.loads(data)
         return message
 
-    def _ended(self) -> NoReturn:
+    def _raise_ended(self) -> NoReturn:
         with open("ty.log", "rb") as log:
             said = log.read()[-300:].decode(errors="replace")
         raise RuntimeError(f"ty ended with {self._ty.wait()}: {said}")

@@ -138,8 +138,8 @@ class JournaledCalls:
             args = dict(entry.args if entry.edited is None else entry.edited)
             digest = await digest_of_call(entry.tool, args)
             refusal: Reject = await self._suspender.hold(entry, args, digest, IN_DOUBT)
-            return _refused(refusal.reason)
-        return ToolResult.of(decision.data) if decision.kind == "made" else _refused(decision.data)
+            return _refusal(refusal.reason)
+        return ToolResult.of(decision.data) if decision.kind == "made" else _refusal(decision.data)
 
     def _refuse_new(self, entry: JournalEntry) -> NoReturn:
         index = self._journal.index_of(entry)
@@ -184,5 +184,5 @@ class JournaledCalls:
         return ToolResult.fail(message, code=IN_DOUBT_CODE)
 
 
-def _refused(reason: str) -> ToolResult:
+def _refusal(reason: str) -> ToolResult:
     return ToolResult.fail(reason or "a person refused this call", code="blocked", status=Status.BLOCKED)

@@ -17,7 +17,7 @@ from toolcell.results.effects import Preflight
 from toolcell.support.log import logger_of
 from toolcell.support.packing import bytes_digest, pack
 from toolcell.tools.call import Call, CallableTools, RunContext
-from toolcell.tools.checks import shown
+from toolcell.tools.checks import brief
 from toolcell.tools.hooks import Approve
 from toolcell.tools.options import Origin
 from toolcell.tools.run_state import Lineage
@@ -238,7 +238,7 @@ def find_draft(store: JournalStore, ident: object) -> DraftJournal:
         UsageError: it cannot be used.
     """
     if not isinstance(ident, str):
-        raise UsageError(f"commit takes the result of a dry run, its draft_id, or a Draft, not {shown(ident)}")
+        raise UsageError(f"commit takes the result of a dry run, its draft_id, or a Draft, not {brief(ident)}")
     if not _NAME.fullmatch(ident):
         raise UnknownId(
             f"there is no draft {ident!r:.80}: commit takes the result of a dry run, its draft_id, or a Draft"
@@ -309,4 +309,4 @@ def settle_doubt(
             case Approve():
                 continue
             case _:
-                raise UsageError(f"the decision about {ident} is AlreadyMade(...) or Approve(), not {shown(decision)}")
+                raise UsageError(f"the decision about {ident} is AlreadyMade(...) or Approve(), not {brief(decision)}")

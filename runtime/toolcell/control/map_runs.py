@@ -28,7 +28,7 @@ from toolcell.run.callbacks import NO_HANDLERS
 from toolcell.support import daemon_threads
 from toolcell.support.packing import text_digest
 from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.checks import check_count, shown
+from toolcell.tools.checks import brief, check_count
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
@@ -75,7 +75,7 @@ class ItemRuns:
             UsageError: there is no such directory, or the name is none.
         """
         if not NAME.fullmatch(str(name)):
-            raise UsageError(f"map_id= must be 1 to 48 letters, digits, '_' or '-', not {shown(name)}")
+            raise UsageError(f"map_id= must be 1 to 48 letters, digits, '_' or '-', not {brief(name)}")
         if not self._journals.is_durable:
             raise UsageError("map_id= keeps a record in the journal directory: use a Runtime(journal=DIRECTORY)")
         self.name = name
@@ -141,7 +141,7 @@ class ItemRuns:
     async def _attempt(self, index: int, inputs: Mapping[str, Any], attempts: int) -> MapItem:
         run_id = item_run(self.name, index)
         try:
-            found = await self._begun(index, inputs, run_id)
+            found = await self._begin_item(index, inputs, run_id)
         except OtherInputs:
             raise
         except UsageError as exc:
@@ -153,7 +153,7 @@ class ItemRuns:
             return MapItem(index, inputs, run_id, Outcome.SUSPENDED, attempts=attempts, suspension=found)
         return item_of(index, inputs, run_id, attempts, found)
 
-    async def _begun(self, index: int, inputs: Mapping[str, Any], run_id: str) -> ExecutionResult | Suspension:
+    async def _begin_item(self, index: int, inputs: Mapping[str, Any], run_id: str) -> ExecutionResult | Suspension:
         """Begin the run of an item, or carry it on; return its result, or what it waits for since an earlier life."""
         context = (self._options.context or RunContext()).within(item=run_id).child(run_id=run_id)
         if self._file is None or not self._file.has_run(index):
@@ -169,7 +169,7 @@ class ItemRuns:
             journal = await self._resumption.take(run_id, None, self._tools, check, even_ended=True)
         except NoSuchRun:  # its host was killed before it began
             file.remove_run(index)
-            return await self._begun(index, inputs, run_id)
+            return await self._begin_item(index, inputs, run_id)
         again = context.child(run_id=f"{run_id}.{os.urandom(4).hex()}")
         return await self._scripts.carry_on(journal, self._tools, again, NO_HANDLERS)
 
@@ -198,6 +198,6 @@ def _outcomes(given: Collection[Outcome | str]) -> frozenset[Outcome]:
     known = {str(each): each for each in Outcome if each not in (Outcome.OK, Outcome.SUSPENDED)}
     if isinstance(given, str) or not {str(each) for each in given} <= known.keys():
         raise UsageError(
-            f"retry_on= takes outcomes of failures ({', '.join(sorted(known))}) in a set, not {shown(given)}"
+            f"retry_on= takes outcomes of failures ({', '.join(sorted(known))}) in a set, not {brief(given)}"
         )
     return frozenset(known[str(each)] for each in given)

@@ -17,7 +17,7 @@ from toolcell.control.map_item import MapItem
 from toolcell.control.map_progress import MapProgress
 from toolcell.errors import MapStopped, UsageError
 from toolcell.support.background import BackgroundTask, TaskReader
-from toolcell.tools.checks import shown
+from toolcell.tools.checks import brief
 
 WINDOW: Final = 4
 """Inputs for each task that are pulled and not read: one slow item does not stop the others at once."""
@@ -139,7 +139,7 @@ class MapPump(BackgroundTask):
             if not isinstance(inputs, Mapping):
                 raise UsageError(
                     f'input {index} of a map must be a dict from names to values, such as {{"x": ...}}, not '
-                    f"{shown(inputs)}"
+                    f"{brief(inputs)}"
                 )
             self._pulled += 1
             return index, inputs
@@ -183,7 +183,7 @@ def _iterator_of(inputs: object) -> Iterator[Inputs] | AsyncIterator[Inputs]:
         return aiter(inputs)
     if isinstance(inputs, Iterable) and not isinstance(inputs, Mapping | str | bytes):
         return iter(inputs)
-    raise UsageError(f"map takes an iterable or async iterator of dicts, one for each run, not {shown(inputs)}")
+    raise UsageError(f"map takes an iterable or async iterator of dicts, one for each run, not {brief(inputs)}")
 
 
 def _first(exc: BaseException) -> BaseException:

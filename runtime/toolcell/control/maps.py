@@ -13,7 +13,7 @@ from toolcell.journal.store import JournalStore
 from toolcell.options import RunOptions
 from toolcell.results import Outcome
 from toolcell.run.runs import Runs
-from toolcell.tools.checks import check_count, check_kind, check_one_of, shown
+from toolcell.tools.checks import brief, check_count, check_kind, check_one_of
 
 if TYPE_CHECKING:
     from toolcell.control.map_stream import OnError, RunMap
@@ -88,7 +88,7 @@ def _checked_options(options: Mapping[str, Any] | None) -> RunOptions:
         UsageError: an option is wrong, or belongs to one run.
     """
     if not isinstance(options, Mapping | None):
-        raise UsageError(f"options= takes a dict of arguments of execute_code, not {shown(options)}")
+        raise UsageError(f"options= takes a dict of arguments of execute_code, not {brief(options)}")
     given = dict(options or {})
     if unknown := sorted(map(str, given.keys() - OPTIONS)):
         raise UsageError(f"options= has {', '.join(unknown)}; every run of a map may have {', '.join(sorted(OPTIONS))}")

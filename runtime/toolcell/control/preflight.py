@@ -18,7 +18,7 @@ from toolcell.tools.checks import check_kind
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.names import provider_name
 from toolcell.tools.options import Origin
-from toolcell.tools.problems import listed
+from toolcell.tools.problems import list_names
 from toolcell_bridge.guest.planned_calls import MAX_CALLS
 from toolcell_bridge.guest.tool_names import python_path
 
@@ -78,7 +78,7 @@ class _Offered:
         names = list(reversed(self._definitions))
         self._names = {provider_name(each): each for each in names} | {python_path(each): each for each in names}
         """As attributes, where `tools.github.some_name` stands for github.some-name; and as providers have them."""
-        self._listed = listed(self._definitions) or "none"
+        self._listed = list_names(self._definitions) or "none"
         self._hints: dict[str, str] = {}
 
     def planned(self, line: int, name: str, names: list[Any] | None) -> PlannedCall:
@@ -107,7 +107,7 @@ def _wrong(definition: ToolDefinition, names: list[Any] | None) -> str:
     return f"missing: {', '.join(missing)}" if missing else ""
 
 
-def refused(run_id: str, preflight: Preflight) -> ExecutionResult:
+def refused_result(run_id: str, preflight: Preflight) -> ExecutionResult:
     """Return the result of a script that was not run, because calls of it cannot succeed."""
     first, *others = preflight.problems
     more = f" (and {len(others)} more)" if others else ""

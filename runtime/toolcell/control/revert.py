@@ -14,7 +14,7 @@ from toolcell.run.reverts import Reverts
 from toolcell.run.runs import Runs
 from toolcell.tools.adapters import is_async, positional_spec
 from toolcell.tools.call import Call, RunContext
-from toolcell.tools.checks import shown
+from toolcell.tools.checks import brief
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.options import ToolOptions
 from toolcell.tools.registry import ToolRegistry
@@ -33,7 +33,7 @@ def made_by(reverts: Reverts, given: ExecutionResult | CommitResult | PlanRows) 
         UsageError: `given` is neither, was a dry run, or is not known here.
     """
     if not isinstance(given, ExecutionResult | CommitResult | PlanRows):
-        raise UsageError(f"revert takes the result of a run, a plan or a commit, not {shown(given)}")
+        raise UsageError(f"revert takes the result of a run, a plan or a commit, not {brief(given)}")
     if isinstance(given, ExecutionResult) and given.draft_id:
         raise UsageError(f"run {given.run_id} was a dry run and made nothing; revert the result of its commit")
     return reverts.made_by(given.journal_id, given.run_id)

@@ -104,9 +104,9 @@ class ScriptChecks:
         """Return a script with its preflight; or the result of one whose calls cannot succeed, which must not run."""
         planned, _ = await self._read(script.source, tools, script.limits)
         if planned.problems:
-            from toolcell.control.preflight import refused
+            from toolcell.control.preflight import refused_result
 
-            return refused(context.run_id if context is not None else os.urandom(16).hex(), planned)
+            return refused_result(context.run_id if context is not None else os.urandom(16).hex(), planned)
         if context is not None and context.dry_run is not None:
             from toolcell.control.draft import Draft
 

@@ -231,15 +231,15 @@ def program_output(result: ExecutionResult) -> ProgramOutput:
     stdout, stderr = result.logs.stdout, result.logs.stderr
     if result.value is not None:
         shown = result.value if isinstance(result.value, str) else to_json(result.value)
-        stdout = f"{_line(stdout)}{cut_text(shown, MAX_VALUE_CHARS)[0]}\n"
+        stdout = f"{_ending_line(stdout)}{cut_text(shown, MAX_VALUE_CHARS)[0]}\n"
     if result.ok:
         return ProgramOutput(stdout, stderr, 0)
     own = result.error.exit_code if result.error is not None else None
     code = own if own and 0 < own < 256 else _EXIT_CODES.get(result.outcome, 1)
-    return ProgramOutput(stdout, f"{_line(stderr)}{describe_failure(result)}\n", code)
+    return ProgramOutput(stdout, f"{_ending_line(stderr)}{describe_failure(result)}\n", code)
 
 
-def _line(text: str) -> str:
+def _ending_line(text: str) -> str:
     return text if not text or text.endswith("\n") else f"{text}\n"
 
 

@@ -17,7 +17,7 @@ from toolcell.options import OnApproval
 from toolcell.runtime import Runtime
 from toolcell.sessions.session import Session
 from toolcell.sync import SyncRuntime
-from toolcell.tools.checks import check_kind, check_one_of, shown
+from toolcell.tools.checks import brief, check_kind, check_one_of
 from toolcell.tools.code import CODE_TOOL
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.run_state import new_id
@@ -77,7 +77,7 @@ class CodeInterpreterMiddleware(AgentMiddleware[CodeInterpreterState, Any, Any])
         check_kind("runtime", runtime, Runtime, SyncRuntime, cure="write CodeInterpreterMiddleware(Runtime(...))")
         check_one_of("mode", mode, get_args(Mode))
         if isinstance(ptc, str | BaseTool) or not all(isinstance(each, str | BaseTool) for each in ptc):
-            raise UsageError(f"ptc= takes a list of names and tools, not {shown(ptc)}")
+            raise UsageError(f"ptc= takes a list of names and tools, not {brief(ptc)}")
         self._home, self._mode, self._ptc, self._name = inner_runtime(runtime), mode, tuple(ptc), tool_name
         reviews = _reviews(interrupt_on or {})
         self._asked = frozenset(reviews)
@@ -105,15 +105,15 @@ class CodeInterpreterMiddleware(AgentMiddleware[CodeInterpreterState, Any, Any])
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """Add what scripts may call to the system message."""
-        return handler(self._told(request))
+        return handler(self._with_stubs(request))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]
     ) -> Any:
         """Add what scripts may call to the system message."""
-        return await handler(self._told(request))
+        return await handler(self._with_stubs(request))
 
-    def _told(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+    def _with_stubs(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         tools = self._callable(request.tools)
         if not tools:
             return request
@@ -200,7 +200,7 @@ def _reviews(interrupt_on: Mapping[str, bool | Mapping[str, Any]]) -> dict[str, 
         elif review is not False:
             raise UsageError(
                 f"interrupt_on[{name!r}] is True, False or a mapping with allowed_decisions and description, "
-                f"not {shown(review)}"
+                f"not {brief(review)}"
             )
     return reviews
 

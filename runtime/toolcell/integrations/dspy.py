@@ -189,7 +189,7 @@ class ToolcellInterpreter:
     def invoke_tool(self, tool_name: str, kwargs: dict[str, Any]) -> Any:
         """Call a function of `tools`; DSPy's callbacks see it. The registry calls this for a script."""
         result = self.tools[tool_name](**kwargs)
-        return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+        return asyncio.run(_as_coroutine(result)) if inspect.isawaitable(result) else result
 
     # Tools.
 
@@ -335,5 +335,5 @@ def _is_name(name: object) -> bool:
     return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
 
 
-async def _awaited(awaitable: Awaitable[Any]) -> Any:
+async def _as_coroutine(awaitable: Awaitable[Any]) -> Any:
     return await awaitable

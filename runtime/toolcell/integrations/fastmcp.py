@@ -101,11 +101,11 @@ class ToolcellSandboxProvider:
                 begun = await session.execute_code(_BEGIN, inputs={"functions": [*calls.functions]})
                 result = await session.execute_code(code, inputs=inputs) if begun.ok else begun
         if not result.ok:
-            raise fastmcp_errors.ToolError(text_for_model(_told(result, calls.made)))
+            raise fastmcp_errors.ToolError(text_for_model(_by_tool_names(result, calls.made)))
         return _output(result)
 
 
-def _told(result: ExecutionResult, calls: list[ToolCallRecord]) -> ExecutionResult:
+def _by_tool_names(result: ExecutionResult, calls: list[ToolCallRecord]) -> ExecutionResult:
     """Return a failure with the calls by their tools' names, and nothing about a session: each script has its own."""
     error = result.error
     if error is not None:
@@ -144,7 +144,7 @@ class _ExternalCalls:
             raise ToolError(f"there is no function {function!r:.80} to call; there are {', '.join(self.functions)}")
         name, params = function, dict(kwargs)
         if function == CALL_TOOL:
-            name, params = _named(*args, **kwargs)
+            name, params = _call_arguments(*args, **kwargs)
         elif args:
             raise ToolError(f"{function}() takes its arguments by name")
         registry = await self._registry(function, name)
@@ -188,7 +188,7 @@ async def _called(function: Callable[..., Any], name: str, args: dict[str, Any])
     return await maybe_await(function(name, args))
 
 
-def _named(tool_name: Any = None, params: Any = None, *more: Any, **others: Any) -> tuple[str, dict[str, Any]]:
+def _call_arguments(tool_name: Any = None, params: Any = None, *more: Any, **others: Any) -> tuple[str, dict[str, Any]]:
     """Return the name and the arguments of a tool as CodeMode's `call_tool` takes them.
 
     Raises:

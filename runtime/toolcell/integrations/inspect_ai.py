@@ -67,7 +67,7 @@ def toolcell_python(
             raise SandboxUnavailableError(str(exc)) from exc
         if fatal:
             raise fatal[0]
-        return _said(result)
+        return _printed_text(result)
 
     description = instructions(registry, owner.runtime, limits, keeps_state=False)
     made = ToolDef(execute, name="python", description=description, viewer=_viewer)
@@ -116,7 +116,7 @@ def _value(known: ToolDef, answer: ChatMessageTool) -> Any:
     return text == "True" if declared is bool and text in ("True", "False") else text
 
 
-def _said(result: ExecutionResult) -> str:
+def _printed_text(result: ExecutionResult) -> str:
     """Return what a script printed and what failed in it, as Inspect's own `python` tool does.
 
     Raises:

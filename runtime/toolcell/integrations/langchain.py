@@ -28,7 +28,7 @@ from toolcell.runtime import Runtime
 from toolcell.sessions.session import Session
 from toolcell.sync import SyncRuntime
 from toolcell.tools.call import RunContext
-from toolcell.tools.checks import check_kind, shown
+from toolcell.tools.checks import brief, check_kind
 from toolcell.tools.code import CODE_TOOL, code_result, describe_code, described_sandbox, flows_of
 from toolcell.tools.context import current_context
 from toolcell.tools.hooks import Approve
@@ -250,7 +250,7 @@ class GraphScripts:
                 try:
                     step = script.send(answer)
                 except StopIteration:
-                    return _shown(answer, name, runtime)
+                    return _message_parts(answer, name, runtime)
 
         async def run_async(code: str, runtime: ToolRuntime = None) -> Any:
             if isinstance(self._given, SyncRuntime):
@@ -263,7 +263,7 @@ class GraphScripts:
                 try:
                     step = script.send(answer)
                 except StopIteration:
-                    return _shown(answer, name, runtime)
+                    return _message_parts(answer, name, runtime)
 
         sandbox = described_sandbox(inner_runtime(self._given))
         return StructuredTool.from_function(
@@ -337,7 +337,7 @@ def _answer(result: ExecutionResult, updates: list[dict[str, Any]]) -> Answer:
     }
 
 
-def _shown(answer: Answer, name: str, graph: ToolRuntime | None) -> tuple[Any, Any]:
+def _message_parts(answer: Answer, name: str, graph: ToolRuntime | None) -> tuple[Any, Any]:
     """Return content and artifact of the tool's message.
 
     Raises:
@@ -381,7 +381,7 @@ def _decided(calls: Sequence[Mapping[str, Any]], answer: Any) -> dict[str, Resum
     given = answer.get("decisions") if isinstance(answer, Mapping) else None
     if not isinstance(given, list) or len(given) != len(calls):
         raise UsageError(
-            f"resume with {{'decisions': [...]}}, one for each of {len(calls)} calls in order, not {shown(answer)}"
+            f"resume with {{'decisions': [...]}}, one for each of {len(calls)} calls in order, not {brief(answer)}"
         )
     decisions: dict[str, ResumeDecision] = {}
     for call, decision in zip(calls, given, strict=True):
@@ -394,5 +394,5 @@ def _decided(calls: Sequence[Mapping[str, Any]], answer: Any) -> dict[str, Resum
             case {"type": "edit", "edited_action": {"name": name, "args": {} as args}} if name == call["name"]:
                 decisions[call["id"]] = Edit(args)
             case _:
-                raise UsageError(f"{shown(decision)} is no decision about a call of {call['name']}; {_DECISION}")
+                raise UsageError(f"{brief(decision)} is no decision about a call of {call['name']}; {_DECISION}")
     return decisions

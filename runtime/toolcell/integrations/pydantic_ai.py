@@ -179,7 +179,7 @@ class CodeModeToolset(WrapperToolset[Any]):
             raise exceptions.ToolFailed(text_for_model(result))
         if not result.ok:
             raise exceptions.ModelRetry(text_for_model(result))
-        return _returned(result)
+        return _tool_return(result)
 
     async def _run(self, code: str, ctx: RunContext[Any], registry: ToolRegistry) -> ExecutionResult:
         runtime = self._owner.runtime
@@ -284,7 +284,7 @@ def _decision(decided: bool | str) -> Approve | Deny:
     return Approve() if decided is True else Deny(decided or "The tool call was denied.")
 
 
-def _returned(result: ExecutionResult) -> Any:
+def _tool_return(result: ExecutionResult) -> Any:
     printed = result.logs.text
     value = {"output": printed, "result": result.value} if printed else result.value
     images = [

@@ -20,7 +20,7 @@ from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult
 from toolcell.support.log import logger_of
 from toolcell.sync import SyncRuntime
-from toolcell.tools.checks import shown
+from toolcell.tools.checks import brief
 from toolcell.tools.code import describe_failure
 
 logger = logger_of("toolcell.ray")
@@ -66,11 +66,11 @@ class SandboxedFunction:
             SandboxUnavailable: the node can start no sandbox; says why.
         """
         if not isinstance(source, str) or not source.strip():
-            raise UsageError(f"source is the text of a script that defines {function}(batch), not {shown(source)}")
+            raise UsageError(f"source is the text of a script that defines {function}(batch), not {brief(source)}")
         if not isinstance(function, str) or not function.isidentifier():
-            raise UsageError(f"function is the name of a function in the source, not {shown(function)}")
+            raise UsageError(f"function is the name of a function in the source, not {brief(function)}")
         if on_error not in ("raise", "skip"):
-            raise UsageError(f"on_error is 'raise' or 'skip', not {shown(on_error)}")
+            raise UsageError(f"on_error is 'raise' or 'skip', not {brief(on_error)}")
         self._source = f"{source}\n\nset_result({function}({BATCH}))\n"
         self._is_lenient = on_error == "skip"
         self._runtime = SyncRuntime(**options)
@@ -106,7 +106,7 @@ def columns_of(batch: Any) -> Columns:
         return dict(batch.to_pydict())
     if hasattr(batch, "to_dict"):
         return dict(batch.to_dict("list"))
-    raise UsageError(f"a batch is a dict of arrays, a data frame or a table, not {shown(batch)}")
+    raise UsageError(f"a batch is a dict of arrays, a data frame or a table, not {brief(batch)}")
 
 
 def batch_of(value: Any) -> Columns:
@@ -125,4 +125,4 @@ def batch_of(value: Any) -> Columns:
             sizes = {name: len(column) for name, column in value.items()}
             raise BatchFailed(f"the columns have different lengths: {sizes!r:.200}")
         return value
-    raise BatchFailed(f"the function returned {shown(value)}: return a dict of lists, or a list of dicts")
+    raise BatchFailed(f"the function returned {brief(value)}: return a dict of lists, or a list of dicts")

@@ -31,7 +31,7 @@ from toolcell.results.call_list import FINISHED_RUNS, CallList, FinishedRuns, fi
 from toolcell.results.effects import Preflight
 from toolcell.support.json_text import is_small
 from toolcell.tools.call import CallableTools
-from toolcell.tools.checks import check_kind, check_path, shown
+from toolcell.tools.checks import brief, check_kind, check_path
 from toolcell.tools.options import Origin
 
 CALLS_BYTES: Final = 4096
@@ -295,7 +295,7 @@ class JournalStore:
             found = self._finished.get(given.journal_id)
             name = given.run_id
         elif not isinstance(given, str):
-            raise UsageError(f"repairs= takes the result of a run, or its id, not {shown(given)}")
+            raise UsageError(f"repairs= takes the result of a run, or its id, not {brief(given)}")
         else:
             name = given
             same = [each for ident, each in self._finished.items() if given in (ident, each[0])]
@@ -429,11 +429,11 @@ class JournalStore:
         ident = str(token["run"]) if token is not None else str(given)
         if not _NAME.fullmatch(ident):
             raise ResumeError(
-                f"resume takes result.suspension, its to_json(), or the id of an interrupted run, not {shown(given)}"
+                f"resume takes result.suspension, its to_json(), or the id of an interrupted run, not {brief(given)}"
             )
         token_id = str(token["token"]) if token is not None else ""
         from_disk = self.is_durable
-        journal = self._taken_from_disk(ident, token_id, even_ended) if from_disk else self._taken(ident, token_id)
+        journal = self._taken_from_disk(ident, token_id, even_ended) if from_disk else self._take_held(ident, token_id)
         try:
             check_tools(journal, tool_digests(tools, Origin(journal.header.get("origin", Origin.CODE))))
         except ResumeError:
@@ -441,7 +441,7 @@ class JournalStore:
             raise
         return journal
 
-    def _taken(self, ident: str, token_id: str) -> Journal:
+    def _take_held(self, ident: str, token_id: str) -> Journal:
         if token_id and token_id in self.used:
             raise ResumeError(used_text(ident))
         found = self._waiting.get(ident)

@@ -111,14 +111,14 @@ class LoginTransport(httpx2.AsyncBaseTransport):
             response = await self._inner.handle_async_request(request)
             return await _whole(response) if response.status_code in (401, 403) else response
         try:
-            return await _whole(await self._sent(request, await self._guard.addresses(request.url)))
+            return await _whole(await self._send_to(request, await self._guard.addresses(request.url)))
         except McpServerError as exc:
             problem = str(exc)
         except httpx2.HTTPError as exc:
             problem = f"the login: {request.url.host[:200]} cannot be reached: {type(exc).__name__}"
         return httpx2.Response(503, extensions={FAILED: problem})
 
-    async def _sent(self, request: httpx2.Request, addresses: list[str] | None) -> httpx2.Response:
+    async def _send_to(self, request: httpx2.Request, addresses: list[str] | None) -> httpx2.Response:
         limits = dict.fromkeys(("connect", "read", "write", "pool"), ANSWER_S)
         request.extensions = {**request.extensions, "timeout": limits}
         if addresses is None:

@@ -72,10 +72,10 @@ def as_tool_result(
             value = value["result"]
         elif isinstance(value, dict) and BESIDE not in value and (beside := _beside(blocks, value)):
             value = {**value, BESIDE: beside}
-        return ToolResult(parts=_shown(blocks), value=value, has_value=True, files=files)
+        return ToolResult(parts=_readable_parts(blocks), value=value, has_value=True, files=files)
     if len(blocks) <= 1:
-        return ToolResult(parts=_shown(blocks), files=files)
-    return ToolResult(parts=_shown(blocks), value=[*map(_Reader(), blocks)], has_value=True, files=files)
+        return ToolResult(parts=_readable_parts(blocks), files=files)
+    return ToolResult(parts=_readable_parts(blocks), value=[*map(_Reader(), blocks)], has_value=True, files=files)
 
 
 def is_wrapper(schema: Mapping[str, Any] | None, name: str) -> bool:
@@ -163,7 +163,7 @@ def _file_name(uri: str, number: int) -> str:
     return name or f"resource-{number}"
 
 
-def _shown(blocks: Sequence[Part]) -> tuple[Part, ...]:
+def _readable_parts(blocks: Sequence[Part]) -> tuple[Part, ...]:
     """Return what a model reads: text, and a line for each file."""
     return tuple(Text(f"({each.name}, {len(each.data)} bytes)") if isinstance(each, File) else each for each in blocks)
 

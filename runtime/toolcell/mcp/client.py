@@ -229,7 +229,7 @@ class McpClient(OpenedInBlock):
                 await self._hold(transport, ready)
                 problem = transport.problem
             except Exception as exc:
-                problem = self._said(exc, transport)
+                problem = self._error_text(exc, transport)
                 if not is_started:
                     raise McpServerError(f"MCP server {self.name}: {problem}") from exc
             finally:
@@ -282,7 +282,7 @@ class McpClient(OpenedInBlock):
             try:
                 await self._catalogue.refresh(client)
             except (MCPError, McpServerError, ValidationError) as exc:
-                self._catalogue.report("server", f"its list cannot be read again: {self._said(exc)}")
+                self._catalogue.report("server", f"its list cannot be read again: {self._error_text(exc)}")
             await anyio.sleep(relist_pause_s(anyio.current_time() - began))
 
     async def _watch(self, changes: Subscription) -> None:
@@ -368,11 +368,11 @@ class McpClient(OpenedInBlock):
                 return await self._call_in_new_session(tool, args, context, transport, is_again)
             if exc.error.code == CONNECTION_CLOSED or transport.ended.is_set():
                 return self._lost(tool, transport, transport.problem)
-            return self._refused(exc)
+            return self._protocol_failure(exc)
         except _LOST as exc:
-            return self._lost(tool, transport, self._said(exc))
+            return self._lost(tool, transport, self._error_text(exc))
         except (ValidationError, InputRequiredRoundsExceededError, RuntimeError) as exc:
-            message = f"MCP server {self.name}: the call was made, and its answer is not MCP: {self._said(exc)}"
+            message = f"MCP server {self.name}: the call was made, and its answer is not MCP: {self._error_text(exc)}"
             return ToolResult.fail(message, code=INVALID_RESULT)
         self._restarts.note_answer()
         run_work = context.call.run.scope.work
@@ -383,11 +383,11 @@ class McpClient(OpenedInBlock):
             run_work.used += await about_bytes_in_slices(result.value)  # also what was JSON in its texts
         return result
 
-    def _refused(self, exc: MCPError) -> ToolResult:
+    def _protocol_failure(self, exc: MCPError) -> ToolResult:
         if exc.error.code == REQUEST_TIMEOUT:
             message = f"MCP server {self.name}: no answer in time"
             return ToolResult.fail(message, code=ErrorCode.TIMEOUT, status=Status.TIMEOUT)
-        return ToolResult.fail(f"MCP server {self.name}: {self._said(exc)}")
+        return ToolResult.fail(f"MCP server {self.name}: {self._error_text(exc)}")
 
     def _lost(self, tool: McpTool, transport: Transport, problem: str) -> ToolResult:
         """Note that the connection is lost, and return the failure of a call that was on its way."""
@@ -410,7 +410,7 @@ class McpClient(OpenedInBlock):
         message = f"MCP server {self.name} is not there: {problem}; the call was not made"
         return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=retryable)
 
-    def _said(self, exc: BaseException, transport: Transport | None = None) -> str:
+    def _error_text(self, exc: BaseException, transport: Transport | None = None) -> str:
         """Return what an exception says, bounded and without hidden characters."""
         while isinstance(exc, BaseExceptionGroup):
             exc = exc.exceptions[0]

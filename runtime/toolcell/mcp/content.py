@@ -68,7 +68,7 @@ def failed(text: str) -> CallToolResult:
     return CallToolResult(content=[TextContent(text=clean(text))], is_error=True)
 
 
-def said(text: str) -> CallToolResult:
+def text_answer(text: str) -> CallToolResult:
     """Return plain text."""
     return CallToolResult(content=[TextContent(text=clean(text))])
 

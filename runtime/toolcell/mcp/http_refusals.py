@@ -38,7 +38,7 @@ async def explained(
     if not is_session_gone and _is_error(body):
         return _with_body(response, body)
     message = f"HTTP {response.status_code} {_phrase(response.status_code)}".rstrip()
-    if said := _said(body, response.headers.get("content-type", "")):
+    if said := _refusal_text(body, response.headers.get("content-type", "")):
         message += f": {said}"
     may_be_old = asked.get("method") == "initialize" and response.status_code in (400, 404, 405)
     if may_be_old and await _is_old(request, inner):
@@ -82,7 +82,7 @@ def _is_error(body: bytes) -> bool:
     return isinstance(found, dict) and found.get("jsonrpc") == "2.0" and isinstance(found.get("error"), dict)
 
 
-def _said(body: bytes, kind: str) -> str:
+def _refusal_text(body: bytes, kind: str) -> str:
     """Return the words of a refusal: a text, or the text of a JSON object that is called so."""
     text = body.decode("utf-8", "replace")
     if "json" in kind.lower():

@@ -243,14 +243,14 @@ class Login(httpx2.Auth):
             raise McpServerError("the login gave no token") from None
         except (OAuthTokenError, OAuthRegistrationError, ValidationError) as exc:
             what = "register the client" if isinstance(exc, OAuthRegistrationError) else "give a token"
-            raise McpServerError(f"the authorization server did not {what}{self._answered()}") from None
+            raise McpServerError(f"the authorization server did not {what}{self._last_answer_text()}") from None
         except OAuthFlowError as exc:
             said = "the login's state is wrong" if str(exc).startswith("State parameter") else str(exc)
             raise McpServerError(f"the login failed: {safe_text(self.hide(said), MAX_PROBLEM_CHARS)}") from None
         except (ValueError, TypeError, httpx2.InvalidURL) as exc:
             raise McpServerError(f"the login failed: {type(exc).__name__}") from None
 
-    def _answered(self) -> str:
+    def _last_answer_text(self) -> str:
         """Return status and error code of the last answer: its text could hold what was sent."""
         if self._last_answer is None:
             return ""

@@ -64,14 +64,14 @@ class Loopback:
         try:
             if self._connections <= MAX_CONNECTIONS:
                 async with asyncio.timeout(REQUEST_S):
-                    await self._answered(await reader.readline(), writer)
+                    await self._answer_browser(await reader.readline(), writer)
         except (OSError, ValueError, TimeoutError):
             pass
         finally:
             self._connections -= 1
             writer.close()
 
-    async def _answered(self, line: bytes, writer: asyncio.StreamWriter) -> None:
+    async def _answer_browser(self, line: bytes, writer: asyncio.StreamWriter) -> None:
         method, _, rest = line.decode("ascii", "replace").partition(" ")
         target = rest.rpartition(" ")[0]
         state = parse_qs(urlsplit(target).query).get("state", [""])[0]

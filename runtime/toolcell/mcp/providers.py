@@ -146,7 +146,14 @@ def program_provider(url: str, login: KeptLogin, auth: ClientCredentials | Ident
     issuer = auth.issuer
     if isinstance(auth, IdentityAssertion):
         return IdentityAssertionOAuthProvider(
-            url, login, auth.client_id, auth.client_secret, auth.issuer, _awaited(auth.assertion), scope, auth.method
+            url,
+            login,
+            auth.client_id,
+            auth.client_secret,
+            auth.issuer,
+            _asserting(auth.assertion),
+            scope,
+            auth.method,
         )
     # The SDK warns without an issuer; `_check_receiver` has the rule for that.
     known: dict[str, Any] = {"server_url": url, "storage": login, "client_id": auth.client_id, "scope": scope}
@@ -157,13 +164,13 @@ def program_provider(url: str, login: KeptLogin, auth: ClientCredentials | Ident
         made = SecretProvider(client_secret=auth.client_secret, token_endpoint_auth_method=method, **known)
     else:
         assert auth.assertion is not None
-        made = SignedProvider(assertion_provider=_awaited(auth.assertion), **known)
+        made = SignedProvider(assertion_provider=_asserting(auth.assertion), **known)
     made._issuer = issuer
     made.configure(login, auth)
     return made
 
 
-def _awaited(function: Callable[..., Any]) -> Callable[..., Awaitable[str]]:
+def _asserting(function: Callable[..., Any]) -> Callable[..., Awaitable[str]]:
     async def ask(*args: str) -> str:
         try:
             given = await called(function, *args, purpose="providers of tokens")

@@ -32,7 +32,7 @@ from toolcell.mcp.content import (
     output_schema,
     question,
     readable_only,
-    said,
+    text_answer,
     too_much_to_decide,
 )
 from toolcell.options import RunOptions
@@ -292,12 +292,14 @@ class McpServer:
         registry = self.runtime.registry.snapshot()
         found = await registry.search_tools(args["query"], limit=args.get("limit", FOUND))
         if not found:
-            return said(f"none of {len(registry.names(Origin.CODE))} tools fits; use other words")
-        return said(registry.describe_tools([each.name for each in found], detail=args.get("detail", "signatures")))
+            return text_answer(f"none of {len(registry.names(Origin.CODE))} tools fits; use other words")
+        return text_answer(
+            registry.describe_tools([each.name for each in found], detail=args.get("detail", "signatures"))
+        )
 
     async def _describe(self, ctx: Context, args: dict[str, Any]) -> Answer:
         registry = self.runtime.registry.snapshot()
-        return said(registry.describe_tools(args["names"], detail=args.get("detail", "full")))
+        return text_answer(registry.describe_tools(args["names"], detail=args.get("detail", "full")))
 
     # Tools as the client's own.
 
@@ -340,7 +342,7 @@ def _of_row(rows: PlanRows, schema: Mapping[str, Any] | None) -> types.CallToolR
     value = row.get("result")
     if isinstance(value, bytes):  # a file is its own value, and comes as such
         value = "\n".join(f"({file.name}, {file.size} bytes)" for file in rows.files)
-    text = said(value[:VALUE_BYTES] if isinstance(value, str) else json_start(value, VALUE_BYTES))
+    text = text_answer(value[:VALUE_BYTES] if isinstance(value, str) else json_start(value, VALUE_BYTES))
     content = [*text.content, *file_blocks(rows.run_id, rows.files)]
     if schema is None:
         return types.CallToolResult(content=content)

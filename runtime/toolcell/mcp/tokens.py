@@ -97,7 +97,7 @@ class KeptLogin:
         Raises:
             McpServerError: the store fails.
         """
-        text = await self._asked("load")
+        text = await self._ask_store("load")
         try:
             found = LoginRecord.model_validate_json(text) if isinstance(text, str) else None
         except ValidationError:
@@ -111,9 +111,9 @@ class KeptLogin:
         Raises:
             McpServerError: the store fails.
         """
-        await self._asked("save", self.kept.model_dump_json(exclude_none=True))
+        await self._ask_store("save", self.kept.model_dump_json(exclude_none=True))
 
-    async def _asked(self, method: str, *args: str) -> Any:
+    async def _ask_store(self, method: str, *args: str) -> Any:
         try:
             return await called(getattr(self._store, method), *args, purpose="stores of tokens")
         except Exception as exc:  # its text may hold what was to be saved

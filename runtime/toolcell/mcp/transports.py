@@ -194,7 +194,7 @@ async def _message(line: bytes) -> SessionMessage | Exception | None:
         if (mended := with_whole_characters(line)) != line:
             return await _message(mended)
         return _failed_answer(line) or exc
-    return SessionMessage(_taken(message))
+    return SessionMessage(_mended_message(message))
 
 
 SDK_CODES = (CONNECTION_CLOSED, REQUEST_TIMEOUT)
@@ -204,7 +204,7 @@ OF_SERVER = -1_000_000
 """Added to such a code of a server."""
 
 
-def _taken(message: Any) -> Any:
+def _mended_message(message: Any) -> Any:
     """Return a message as the SDK may read it: no error of a server passes for one of the SDK's own."""
     if isinstance(message, JSONRPCResponse):
         cut_lists(message.result)
@@ -290,7 +290,7 @@ async def _bounded(read: Any, write: Any, traffic: Traffic, give_up: Callable[[s
             try:
                 async for item in read:
                     if isinstance(item, SessionMessage):
-                        _taken(item.message)
+                        _mended_message(item.message)
                     await traffic.admit(item)
                     await to_session.send(item)
             except Flooded as exc:

@@ -148,7 +148,7 @@ class GuestConnection:
         """
         if self.stopped is not None:
             return
-        self.stopped = _named(reason)
+        self.stopped = _as_shortage(reason)
         if self._recorded is not None:
             self._recorded.end()
             if type(reason) is Aborted and reason.outcome is Outcome.SUSPENDED and self._can_be_held:
@@ -240,7 +240,7 @@ def _nothing() -> None:
     pass
 
 
-def _named(reason: StopReason) -> StopReason:
+def _as_shortage(reason: StopReason) -> StopReason:
     """Give a want of memory in this process its name: it ends one run, as every shortage does."""
     if type(reason) is not Failed or not isinstance(reason.error, MemoryError):
         return reason

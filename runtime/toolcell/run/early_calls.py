@@ -105,7 +105,7 @@ class EarlyCalls:
 
     def expect(self, call: CallAhead) -> None:
         """The guest says that the script is going to make this call."""
-        name = self._tools.meant(call.name)
+        name = self._tools.registered_name(call.name)
         packed = pack([name, _sorted(call.args)])
         is_known = name in self._tools.names(Origin.CODE) and self._may_be_early(name)
         if not is_known or len(packed) > ARGS_BYTES or len(self._queue) + self._unused >= EARLY_CALLS:

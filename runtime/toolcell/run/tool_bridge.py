@@ -54,7 +54,7 @@ class ToolBridge:
 
     def named(self, call: CallTool) -> CallTool:
         """Return a call by its tool's registered name: `github__search` in a script is `github.search` ever after."""
-        name = self._registry.meant(call.name)
+        name = self._registry.registered_name(call.name)
         return call if name == call.name else replace(call, name=name)
 
     async def dispatch(self, call: CallTool) -> Answer:
@@ -64,7 +64,7 @@ class ToolBridge:
             ToolAbort: the tool ended the run, or the call could not be recorded.
         """
         if call.name == LIST_TOOLS:
-            return await self._told(call)
+            return await self._answer_discovery(call)
         call_id = f"call_{call.id}"
         context = self._observer.context_of(call, call_id, self._context)
         try:
@@ -76,20 +76,20 @@ class ToolBridge:
             return failure(call.id, result)
         return ToolReturn(call.id, result.guest_value())
 
-    async def _told(self, call: CallTool) -> Answer:
+    async def _answer_discovery(self, call: CallTool) -> Answer:
         """Answer `list_tools` and `search_tools`. Only words decide, so that a replay finds what its run has found."""
         definitions = self._registry.definitions(Origin.CODE)
         wanted: dict[str, Any] = call.args
         if not wanted:
-            return ToolReturn(call.id, [listed(each) for each in definitions])
+            return ToolReturn(call.id, [tool_row(each) for each in definitions])
         try:
             if len(definitions) <= SMALL:
-                return ToolReturn(call.id, self._chosen(definitions, wanted))
-            return ToolReturn(call.id, await daemon_threads.run_sync(self._chosen, definitions, wanted))
+                return ToolReturn(call.id, self._choose_tools(definitions, wanted))
+            return ToolReturn(call.id, await daemon_threads.run_sync(self._choose_tools, definitions, wanted))
         except UsageError as exc:
             return ToolFail(call.id, str(ErrorCode.INVALID_ARGUMENTS), str(exc), False, {})
 
-    def _chosen(self, definitions: Sequence[ToolDefinition], wanted: Mapping[str, Any]) -> Any:
+    def _choose_tools(self, definitions: Sequence[ToolDefinition], wanted: Mapping[str, Any]) -> Any:
         """Return the tools that a script asked for, as rows or as text.
 
         Raises:
@@ -100,7 +100,7 @@ class ToolBridge:
         elif "names" in wanted:
             definitions = named_of(definitions, _names(wanted["names"]))
         if (detail := wanted.get("detail")) is None:
-            return [listed(each) for each in definitions]
+            return [tool_row(each) for each in definitions]
         return tools_text([(each, returns_of(self._registry, each.name)) for each in definitions], detail)
 
 
@@ -130,6 +130,6 @@ def failure(call_id: int, result: ToolResult) -> ToolFail:
     return ToolFail(call_id, str(error.code), result.text, error.retryable, details)
 
 
-def listed(tool: ToolDefinition) -> dict[str, Any]:
+def tool_row(tool: ToolDefinition) -> dict[str, Any]:
     """Return a tool as `list_tools()` shows it."""
     return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}

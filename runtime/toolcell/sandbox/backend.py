@@ -357,7 +357,7 @@ BACKENDS = ("process", "docker")
 CLASSES = {"ray": "RayBackend()", "kubernetes": "KubernetesBackend()", "k8s": "KubernetesBackend()"}
 
 
-def _meant(name: str) -> str:
+def _class_hint(name: str) -> str:
     return f"; write {CLASSES[name.lower()]}" if name.lower() in CLASSES else ""
 
 
@@ -369,7 +369,7 @@ def check_choice(backend: object, python: object) -> None:
     """
     if isinstance(backend, str):
         if backend not in BACKENDS:
-            raise UsageError(f'backend must be "process", "docker" or a Backend, not {backend!r}{_meant(backend)}')
+            raise UsageError(f'backend must be "process", "docker" or a Backend, not {backend!r}{_class_hint(backend)}')
     elif isinstance(backend, type):
         raise UsageError(f"backend= takes a backend, not the class {backend.__name__}; write {backend.__name__}()")
     elif not callable(getattr(backend, "start", None)):

@@ -63,7 +63,7 @@ def bearer_of(headers: Mapping[str, str]) -> str:
     kind, _, credential = headers.get("authorization", "").partition(" ")
     getlist = getattr(headers, "getlist", None)
     if getlist is not None and len(getlist("authorization")) > 1:
-        raise refused("two Authorization headers")
+        raise unauthorized("two Authorization headers")
     if kind.lower() != "bearer" or not credential.strip():
         raise Problem(
             401,
@@ -73,11 +73,11 @@ def bearer_of(headers: Mapping[str, str]) -> str:
             headers={"WWW-Authenticate": "Bearer"},
         )
     if len(credential) > MAX_HEADER_CHARS or not credential.isascii():
-        raise refused("it is too long or not ASCII")
+        raise unauthorized("it is too long or not ASCII")
     return credential.strip()
 
 
-def refused(why: str) -> Problem:
+def unauthorized(why: str) -> Problem:
     """Return the answer to a wrong credential. `why` tells nothing that its sender could not know."""
     return Problem(
         401,

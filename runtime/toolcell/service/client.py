@@ -37,7 +37,7 @@ from toolcell.support.keywords import check_keywords, keywords_known, keywords_o
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.tools import RunContext, ToolRegistry
 from toolcell.tools.call import CallableTools
-from toolcell.tools.checks import check_seconds, shown
+from toolcell.tools.checks import brief, check_seconds
 from toolcell.tools.plan import plan_of
 from toolcell.tools.registry import registry_of
 from toolcell_bridge.guest.values import to_plain
@@ -271,7 +271,7 @@ class Client(OpenedInBlock, AskingClient):
         """Make the effects of a dry run; see `Runtime.commit`."""
         RunOptions(context=context)  # checks it
         if not isinstance(draft, ExecutionResult | str):
-            raise UsageError(f"commit takes the result of a dry run or a draft_id, not {shown(draft)}")
+            raise UsageError(f"commit takes the result of a dry run or a draft_id, not {brief(draft)}")
         asked = {
             "draft": draft if isinstance(draft, str) else reference_to(draft),
             "approve": approve if isinstance(approve, str) else list(approve),
@@ -289,7 +289,7 @@ class Client(OpenedInBlock, AskingClient):
         """Undo what a run or a commit has made; see `Runtime.revert`. The tools' `revert=` runs here."""
         RunOptions(context=context)  # checks it
         if not isinstance(result, ExecutionResult | CommitResult | PlanRows):
-            raise UsageError(f"revert takes the result of a run, a plan or a commit, not {shown(result)}")
+            raise UsageError(f"revert takes the result of a run, a plan or a commit, not {brief(result)}")
         asked = {"result": reference_to(result)}
         undone = await self._ask("revert", asked, "revert", context=context)
         assert isinstance(undone, RevertResult)

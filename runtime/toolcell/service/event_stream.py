@@ -28,7 +28,7 @@ from toolcell.service.answering import Answers
 from toolcell.service.endpoints import ApiRequest
 from toolcell.service.problems import Problem, problem_in
 from toolcell.service.results import result_members
-from toolcell.service.running import gone, under_way
+from toolcell.service.running import under_way, wait_gone
 from toolcell.service.under_way import RunUnderWay
 
 MEDIA_TYPE: Final = "text/event-stream"
@@ -78,7 +78,7 @@ class RunEventStream(Response):
     async def _leave_when_gone(self, run: RunUnderWay, scope: anyio.CancelScope) -> None:
         http = self._request.http
         del self  # as in `Run`: the frames of a task that is cancelled are a cycle
-        await gone(http)
+        await wait_gone(http)
         run.cancel.set()
         scope.cancel()
 
@@ -88,14 +88,14 @@ async def _copy(stream: RunStream, writer: _Writer, request: ApiRequest) -> None
         async for event in stream:
             if isinstance(event, RunFinished):
                 await request.tenant.files.keep(event.result.run_id, event.result.files)
-            await writer.event(*_told(event))
+            await writer.event(*_event_fields(event))
     except Problem as problem:
         await writer.event("problem", problem.to_dict())
     except ToolcellError as error:
         await writer.event("problem", problem_in(request.http, error).to_dict())
 
 
-def _told(event: RunEvent) -> tuple[str, Any]:
+def _event_fields(event: RunEvent) -> tuple[str, Any]:
     """Return the name and the data of an event."""
     match event:
         case RunFinished(result):

@@ -9,7 +9,7 @@ import jwt
 
 from toolcell.errors import UsageError
 from toolcell.service.attempts import Attempts
-from toolcell.service.bearer import BearerAuthenticator, refused
+from toolcell.service.bearer import BearerAuthenticator, unauthorized
 from toolcell.service.config import NAME
 from toolcell.service.jwks import KeySet, KeysUnavailable
 from toolcell.service.principal import Principal, Scope
@@ -64,9 +64,9 @@ class JwtAuthenticator(BearerAuthenticator):
         try:
             claims = await self._claims_of(credential)
         except jwt.PyJWTError as exc:
-            raise refused(f"the JWT is refused: {exc}"[:300]) from exc
+            raise unauthorized(f"the JWT is refused: {exc}"[:300]) from exc
         except (ValueError, TypeError, RecursionError) as exc:
-            raise refused("this is no JWT") from exc
+            raise unauthorized("this is no JWT") from exc
         except KeysUnavailable as exc:
             headers = {"Retry-After": "30"}
             raise Problem(503, "issuer_unavailable", "The issuer cannot be asked", str(exc), headers=headers) from exc
@@ -101,7 +101,7 @@ class JwtAuthenticator(BearerAuthenticator):
         if self._tenants is not None and tenant not in self._tenants:
             raise Problem(403, "no_tenant", "No tenant", f"the tenant {tenant!r} is not known here")
         if not isinstance(subject, str) or not 0 < len(subject) <= MAX_SUBJECT_CHARS or not is_visible(subject):
-            raise refused("its subject is empty, too long or not printable")
+            raise unauthorized("its subject is empty, too long or not printable")
         return Principal(tenant, subject, self._scopes_in(claims.get(self._scope_claim)))
 
     def _scopes_in(self, claim: object) -> frozenset[Scope]:

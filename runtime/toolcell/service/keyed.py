@@ -114,7 +114,7 @@ class KeyedRequests:
                         raise _not_kept(run_id)
                     return Response(body, status, REPLAYED, media_type)
                 case StillRunning(run_id, is_here):
-                    if not is_here or not await self._ended((tenant, key), until):
+                    if not is_here or not await self._wait_ended((tenant, key), until):
                         raise _in_progress(run_id)
                 case Interrupted(run_id):
                     raise await interrupted_problem(request.tenant, run_id)
@@ -135,7 +135,7 @@ class KeyedRequests:
             detail = "the key could not be noted, so nothing was begun"
             raise Problem(503, "store_error", "The store of keys cannot be used", detail, headers=headers) from exc
 
-    async def _ended(self, place: tuple[str, str], until: float) -> bool:
+    async def _wait_ended(self, place: tuple[str, str], until: float) -> bool:
         """Wait until a request has ended. Return False if it has not."""
         if (found := self._here.get(place)) is None:
             return False

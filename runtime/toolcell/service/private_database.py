@@ -78,9 +78,9 @@ class PrivateDatabase:
 
         Invariant: a file that is not ours is not written to.
         """
-        if self._found(connection) != self._marks:
+        if self._read_pragmas(connection) != self._marks:
             with transaction(connection):
-                found = self._found(connection)
+                found = self._read_pragmas(connection)
                 tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
                 if found != self._marks:
                     if found != (0, 0) or tables[0]:
@@ -95,7 +95,7 @@ class PrivateDatabase:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")  # what was answered must survive a loss of power
 
-    def _found(self, connection: sqlite3.Connection) -> tuple[int, int]:
+    def _read_pragmas(self, connection: sqlite3.Connection) -> tuple[int, int]:
         ours, version = (connection.execute(f"PRAGMA {name}") for name in ("application_id", "user_version"))
         return ours.fetchone()[0], version.fetchone()[0]
 

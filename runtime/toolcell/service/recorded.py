@@ -57,7 +57,7 @@ class RecordedRuns:
         """
 
         def read(index: Index) -> dict[str, Any]:
-            summary = _found(index, ident)
+            summary = _find_run(index, ident)
             redactions = [
                 {"at_ns": each.record.at_ns, **jsonable({name: each.record.fields[name] for name in REDACTION_FIELDS})}
                 for each in index.redactions_of(summary)
@@ -82,7 +82,7 @@ class RecordedRuns:
         """
 
         def read(index: Index) -> tuple[RecordedRun, str]:
-            summary = _found(index, ident)
+            summary = _find_run(index, ident)
             return index.load(summary), summary.trust
 
         return await self._read(read)
@@ -100,7 +100,7 @@ class RecordedRuns:
             return []
 
 
-def _found(index: Index, ident: str) -> RunSummary:
+def _find_run(index: Index, ident: str) -> RunSummary:
     try:
         return index.find(ident, is_whole=True)
     except UsageError as exc:

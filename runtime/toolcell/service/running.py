@@ -95,7 +95,7 @@ async def _watched(http: Request, when_gone: Callable[[], None], work: Callable[
     async with anyio.create_task_group() as tasks:
 
         async def watch() -> None:
-            await gone(http)
+            await wait_gone(http)
             when_gone()
 
         tasks.start_soon(watch)
@@ -109,7 +109,7 @@ async def _watched(http: Request, when_gone: Callable[[], None], work: Callable[
     return done[0]
 
 
-async def gone(http: Request) -> None:
+async def wait_gone(http: Request) -> None:
     """Wait until the client has gone."""
     while (await http.receive())["type"] != "http.disconnect":
         pass

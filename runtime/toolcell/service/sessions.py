@@ -36,12 +36,14 @@ class TenantSessions:
             Problem: there is one of this name (409), or there is none to be restored (404), or too many are open (429).
         """
         name = name or os.urandom(8).hex()
-        async with self._named(name):
+        async with self._lock_of(name):
             restore, is_kept = options.get("restore"), self._runtime.sessions.keeps(name)
             if name in self._open:
-                raise _taken(name, "is open; use it, or another name")
+                raise _conflict(name, "is open; use it, or another name")
             if is_kept and restore is not True and restore != "if_kept":
-                raise _taken(name, 'is kept in its journal; use it, or forget it with DELETE, or say "restore": true')
+                raise _conflict(
+                    name, 'is kept in its journal; use it, or forget it with DELETE, or say "restore": true'
+                )
             if restore is True and not is_kept:
                 raise no_session(name)
             return await self._opened(name, lambda: _open(self._runtime.session(name, **options)))
@@ -54,7 +56,7 @@ class TenantSessions:
         """
         if (found := self._open.get(name)) is not None:
             return found
-        async with self._named(name):
+        async with self._lock_of(name):
             if (found := self._open.get(name)) is not None:
                 return found
             if not self._runtime.sessions.keeps(name):
@@ -70,10 +72,10 @@ class TenantSessions:
         session = await self.get(name)
         copy = copy or os.urandom(8).hex()
         if copy == name:
-            raise _taken(copy, "is there already; choose another name")
-        async with self._named(copy):
+            raise _conflict(copy, "is there already; choose another name")
+        async with self._lock_of(copy):
             if copy in self._open or self._runtime.sessions.keeps(copy):
-                raise _taken(copy, "is there already; choose another name")
+                raise _conflict(copy, "is there already; choose another name")
             return await self._opened(copy, lambda: session.fork(copy))
 
     async def forget(self, name: str) -> None:
@@ -82,7 +84,7 @@ class TenantSessions:
         Raises:
             Problem: there is none of this name (404).
         """
-        async with self._named(name):
+        async with self._lock_of(name):
             is_kept, session = self._runtime.sessions.keeps(name), self._open.get(name)
             if session is None and not is_kept:
                 raise no_session(name)
@@ -96,7 +98,7 @@ class TenantSessions:
             if is_kept:
                 self._runtime.forget_session(name)
 
-    def _named(self, name: str) -> anyio.Lock:
+    def _lock_of(self, name: str) -> anyio.Lock:
         """Return what keeps others from opening and forgetting this session."""
         return self._locks.setdefault(name, anyio.Lock())
 
@@ -148,5 +150,5 @@ def no_session(name: str) -> Problem:
     return Problem(404, "no_such_session", "No such session", f"there is no session named {name!r:.80}")
 
 
-def _taken(name: str, why: str) -> Problem:
+def _conflict(name: str, why: str) -> Problem:
     return Problem(409, "session_exists", "The name is taken", f"the session {name!r:.80} {why}")

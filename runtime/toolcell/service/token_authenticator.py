@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from toolcell.errors import StoreError
 from toolcell.service.attempts import Attempts
-from toolcell.service.bearer import BearerAuthenticator, refused
+from toolcell.service.bearer import BearerAuthenticator, unauthorized
 from toolcell.service.principal import Principal
 from toolcell.service.tokens import TokenDatabase
 from toolcell.support import daemon_threads
@@ -29,9 +29,9 @@ class TokenAuthenticator(BearerAuthenticator):
         # One row by its key, from memory. A thread would take longer, and a reader waits for no writer.
         record = self._store.find(credential)
         if record is None:
-            raise refused("this is no token of the service")
+            raise unauthorized("this is no token of the service")
         if (state := record.state(self._store.now())) != "active":
-            raise refused(f"the token {record.id} is {state}")
+            raise unauthorized(f"the token {record.id} is {state}")
         if record.id not in self._noting and self._store.is_use_to_note(record):
             await self._note_use(record.id)
         return Principal(record.tenant, record.name or record.id, record.scopes)

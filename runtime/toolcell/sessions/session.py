@@ -183,9 +183,9 @@ class Session(OpenedInBlock):
 
     def _exclusively(self) -> ExclusiveUse:
         """Wait for one's turn. Then nothing else happens in the session."""
-        return ExclusiveUse(self._turn, self._check_open, self._rest)
+        return ExclusiveUse(self._turn, self._check_open, self._become_idle)
 
-    def _rest(self) -> None:
+    def _become_idle(self) -> None:
         self._state.rest()
         self._place.note_idle(self._state.look_at)
 
@@ -480,10 +480,10 @@ class Session(OpenedInBlock):
 class ExclusiveUse:
     """One's turn in a session. A class: entering a generator takes a script's time twice."""
 
-    __slots__ = ("_check", "_lock", "_rest")
+    __slots__ = ("_become_idle", "_check", "_lock")
 
     def __init__(self, lock: anyio.Lock, check: Callable[[], None], rest: Callable[[], None]) -> None:
-        self._lock, self._check, self._rest = lock, check, rest
+        self._lock, self._check, self._become_idle = lock, check, rest
 
     async def __aenter__(self) -> None:
         self._check()
@@ -496,7 +496,7 @@ class ExclusiveUse:
 
     async def __aexit__(self, *_exc: object) -> None:
         try:
-            self._rest()
+            self._become_idle()
         finally:
             self._lock.release()
 

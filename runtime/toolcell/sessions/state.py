@@ -138,9 +138,9 @@ class SessionState:
         if on_approval == "suspend":
             self.check_repeatable()  # else nothing could carry it on
         if self.connection is None or not self.connection.is_usable:
-            self._left(script.limits, self.used_cpu_s)  # nothing is started for a script that may not run
+            self._remaining_limits(script.limits, self.used_cpu_s)  # nothing is started for a script that may not run
         began = await self.bring_up(context)
-        limits = self._left(script.limits, self._begin_script())
+        limits = self._remaining_limits(script.limits, self._begin_script())
         is_repeatable = self.settings.restore == "journal"
         seed, clock = self._host.runs.seed_and_clock(None, None, is_repeatable)
         number = self.position + 1
@@ -175,7 +175,7 @@ class SessionState:
         self.journal.waiting = ""
         try:
             script = script_of(journal.header, number)
-            script = replace(script, limits=self._left(script.limits, self._begin_script()))
+            script = replace(script, limits=self._remaining_limits(script.limits, self._begin_script()))
             context = self._context(context, str(number))
             prepared = await self._host.runs.prepare(script, tools, context)
             has_begun = True
@@ -423,15 +423,15 @@ class SessionState:
     # What was used and read, and what is left. All of it counts, also of what left no state.
 
     def check_left(self) -> None:
-        """Check that the session may still run something. Raises as `_left`."""
-        self._left(self._limits, self.used_cpu_s)
+        """Check that the session may still run something. Raises as `_remaining_limits`."""
+        self._remaining_limits(self._limits, self.used_cpu_s)
 
     def _begin_script(self) -> float:
         """Count from here; return the CPU seconds until now. Measured once, for the limits and for the run."""
         self._sandbox.begin_script()
         return self._ended_cpu_s + self._sandbox.used_before_s
 
-    def _left(self, limits: Limits, used_cpu_s: float) -> Limits:
+    def _remaining_limits(self, limits: Limits, used_cpu_s: float) -> Limits:
         """Return the limits of a script, lowered to what is left of the session's.
 
         Raises:
@@ -450,7 +450,7 @@ class SessionState:
         return limits.model_copy(update=lower)
 
     def settings_left(self) -> SessionSettings:
-        """Return the settings of a copy that uses what is left of this session. Raises as `_left`."""
+        """Return the settings of a copy that uses what is left of this session. Raises as `_remaining_limits`."""
         self.check_left()
         left: dict[str, float] = {"cpu_s": self.settings.cpu_s - self.used_cpu_s}
         left["tool_calls"] = max(0, self.settings.tool_calls - self.used_calls)

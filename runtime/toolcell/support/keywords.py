@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, ParamSpec, TypeVar
 
 from toolcell.errors import UsageError
-from toolcell.support.spelling import meant
+from toolcell.support.spelling import suggestion
 
 Given = ParamSpec("Given")
 Returned = TypeVar("Returned")
@@ -98,4 +98,4 @@ def _hint(unknown: str, known: list[str]) -> str:
     if SYNONYMS.get(unknown) in known:
         return f"did you mean {SYNONYMS[unknown]}?"
     extended = [each for each in known if each.startswith(f"{unknown}_")]
-    return f"did you mean {extended[0]}?" if extended else meant(unknown, known, f"it has {', '.join(known)}")
+    return f"did you mean {extended[0]}?" if extended else suggestion(unknown, known, f"it has {', '.join(known)}")

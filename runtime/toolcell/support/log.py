@@ -24,14 +24,14 @@ def _on_one_line(record: logging.LogRecord) -> bool:
     if isinstance(record.msg, str) and not record.msg.isprintable():
         record.msg = as_one_line(record.msg)
     if isinstance(record.args, tuple):
-        record.args = tuple(map(_said, record.args))
+        record.args = tuple(map(_loggable, record.args))
     if record.exc_info and not record.exc_text:
         trace = for_terminal(_FORMATTER.formatException(record.exc_info))
         record.exc_text = "\n".join(f"  {line}" for line in trace.split("\n"))
     return True
 
 
-def _said(value: Any) -> Any:
+def _loggable(value: Any) -> Any:
     """Return what `%s` shows of a value. Numbers stay what they are."""
     if isinstance(value, str | BaseException):
         text = str(value)

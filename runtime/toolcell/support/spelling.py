@@ -29,7 +29,7 @@ def closest(name: str, candidates: Iterable[str], alike: float = ALIKE) -> str |
     return min(matches, key=order, default=None)
 
 
-def meant(name: str, known: Iterable[str], otherwise: str) -> str:
+def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:
     """Return 'did you mean x?', or `otherwise` when nothing is alike."""
     match = closest(name, known)
     return f"did you mean {match}?" if match else otherwise

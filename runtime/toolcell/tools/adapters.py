@@ -14,9 +14,9 @@ from typing import Any, Protocol, Self
 from pydantic import ValidationError
 
 from toolcell.errors import RegistrationError, UsageError
-from toolcell.support.spelling import meant
+from toolcell.support.spelling import suggestion
 from toolcell.tools.arguments import Prepare
-from toolcell.tools.checks import shown
+from toolcell.tools.checks import brief
 from toolcell.tools.concurrency import run_in_thread
 from toolcell.tools.context import ToolContext, new_view, setting, view_class
 from toolcell.tools.definition import ToolDefinition, check_definition
@@ -91,7 +91,7 @@ def with_options(options: ToolOptions, changes: Mapping[str, Any]) -> ToolOption
         RegistrationError: there is no such option.
     """
     for name in changes.keys() - _OPTION_NAMES:
-        hint = meant(name, sorted(_OPTION_NAMES), f"there are: {', '.join(sorted(_OPTION_NAMES))}")
+        hint = suggestion(name, sorted(_OPTION_NAMES), f"there are: {', '.join(sorted(_OPTION_NAMES))}")
         raise RegistrationError(f"no option is called {name!r}; {hint}")
     try:
         return replace(options, **changes) if changes else options
@@ -169,7 +169,7 @@ def check_function(name: str, function: object, *takes: str) -> None:
     if isinstance(function, str) and not takes:
         raise RegistrationError(f"a tool is a function, not {function!r}; write @registry.tool(name={function!r})")
     if isinstance(function, type) or not callable(function):
-        raise RegistrationError(f"tool {name!r}: a tool is a function, not {shown(function)}")
+        raise RegistrationError(f"tool {name!r}: a tool is a function, not {brief(function)}")
     for each in (function, getattr(function, "__call__", None)):  # noqa: B004
         if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
             raise RegistrationError(
@@ -338,7 +338,7 @@ def _object_specs(tool: Any) -> Iterator[ToolSpec]:
     definitions = tool.definitions()
     if not isinstance(definitions, list | tuple) or not all(isinstance(each, ToolDefinition) for each in definitions):
         raise RegistrationError(
-            f"{type(tool).__name__}.definitions() must return a list of ToolDefinition, not {shown(definitions)}"
+            f"{type(tool).__name__}.definitions() must return a list of ToolDefinition, not {brief(definitions)}"
         )
     for definition in definitions:
         yield _bound_spec(tool, definition, definition.name)
@@ -382,7 +382,7 @@ def _options_of(tool: Any, name: str) -> ToolOptions:
     known = getattr(tool, "options", None)
     if isinstance(known, Mapping):
         if known and not any(isinstance(each, ToolOptions) for each in known.values()):
-            raise RegistrationError(f"tool {name!r}: options must be ToolOptions, not {shown(known)}")
+            raise RegistrationError(f"tool {name!r}: options must be ToolOptions, not {brief(known)}")
         known = known.get(name)
     return known if isinstance(known, ToolOptions) else DEFAULT_TOOL_OPTIONS
 

@@ -69,14 +69,14 @@ class InvalidArguments(UsageError):
         if len(problems) > MAX_PROBLEMS:
             lines.append("  - and more problems")
         listing = "\n".join(lines)
-        shown = _shown(received)
+        shown = _received_text(received)
         super().__init__(f'validation failed for tool "{tool}":\n{listing}\n\nReceived arguments:\n{shown}')
         self.problems = problems[: MAX_PROBLEMS + 1]
         self.steps = steps
         """Values that were looked at."""
 
 
-def _shown(received: Any) -> str:
+def _received_text(received: Any) -> str:
     text = bounded_json(received, MAX_SHOWN_CHARS, "\n... (truncated)", indent=2)
     return text.encode("utf-8", "replace").decode("utf-8")
 

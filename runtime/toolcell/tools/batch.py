@@ -46,7 +46,7 @@ async def run_batch(
             results = await _in_turn(state, allowed, on_result)
         else:
             results = await _overlapping(state, allowed, on_result)
-        return results + await _refused(state, surplus, limit, on_result)
+        return results + await _refuse_surplus(state, surplus, limit, on_result)
     except BaseException as exc:
         for call in calls:
             await record_as_cancelled(call, exc)
@@ -128,7 +128,7 @@ def first_that_ends_run(group: BaseExceptionGroup[BaseException]) -> BaseExcepti
     return group
 
 
-async def _refused(
+async def _refuse_surplus(
     state: RegistryState, surplus: Sequence[Call], limit: int | None, on_result: OnResult | None
 ) -> list[ToolResult]:
     message = f"not run: one response may ask for at most {limit} tool calls; ask for this one again"

@@ -115,7 +115,7 @@ class CallableTools(Protocol):
         """Return the definitions that a caller from `origin` sees."""
         ...
 
-    def meant(self, name: str) -> str:
+    def registered_name(self, name: str) -> str:
         """Return the registered name behind one that a provider was given in its place; else `name` itself."""
         ...
 

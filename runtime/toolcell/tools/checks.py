@@ -18,7 +18,7 @@ def check_kind(name: str, value: object, *kinds: type, cure: str = "") -> None:
     """
     if not isinstance(value, kinds):
         wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-        raise UsageError(f"{name} must be {wanted}, not {shown(value)}{f'; {cure}' if cure else ''}")
+        raise UsageError(f"{name} must be {wanted}, not {brief(value)}{f'; {cure}' if cure else ''}")
 
 
 def check_path(name: str, value: object) -> None:
@@ -39,7 +39,7 @@ def check_does(name: str, value: object, protocol: type, cure: str) -> None:
         UsageError: names the protocol; `cure` says what to write.
     """
     if isinstance(value, type) or not isinstance(value, protocol):
-        raise UsageError(f"{name} must be of the kind {protocol.__name__}, {cure}, not {shown(value)}")
+        raise UsageError(f"{name} must be of the kind {protocol.__name__}, {cure}, not {brief(value)}")
 
 
 def check_one_of(name: str, value: object, allowed: Iterable[object]) -> None:
@@ -50,7 +50,7 @@ def check_one_of(name: str, value: object, allowed: Iterable[object]) -> None:
     """
     known = list(allowed)
     if not any(type(value) is type(each) and value == each for each in known):
-        raise UsageError(f"{name} must be one of {', '.join(map(repr, known))}, not {shown(value)}")
+        raise UsageError(f"{name} must be one of {', '.join(map(repr, known))}, not {brief(value)}")
 
 
 def check_count(name: str, value: object, least: int, *, optional: bool = False) -> None:
@@ -62,7 +62,7 @@ def check_count(name: str, value: object, least: int, *, optional: bool = False)
     if optional and value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UsageError(f"{name} must be a whole number of at least {least}, not {shown(value)}")
+        raise UsageError(f"{name} must be a whole number of at least {least}, not {brief(value)}")
 
 
 def check_seconds(name: str, value: object, *, optional: bool = False) -> None:
@@ -75,10 +75,10 @@ def check_seconds(name: str, value: object, *, optional: bool = False) -> None:
         return
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or math.isnan(value) or value < 0:  # type: ignore[arg-type,operator]
-        raise UsageError(f"{name} must be a number of seconds, at least 0, not {shown(value)}")
+        raise UsageError(f"{name} must be a number of seconds, at least 0, not {brief(value)}")
 
 
-def shown(value: Any) -> str:
+def brief(value: Any) -> str:
     """Return the beginning of a value's `repr`, or its type where that fails."""
     try:
         return f"{value!r:.80}"
@@ -104,4 +104,4 @@ def check_fields(checked: object, fields: Iterable[tuple[str, type | tuple[type,
     for name, kind, cure in fields:
         value = getattr(checked, name)
         if not isinstance(value, kind):
-            raise UsageError(f"{type(checked).__name__}({name}) must be {cure}, not {shown(value)}")
+            raise UsageError(f"{type(checked).__name__}({name}) must be {cure}, not {brief(value)}")

@@ -18,7 +18,7 @@ from toolcell.results.effects import shown_effects
 from toolcell.support.text import clean, cut_text, shown_findings, with_line
 from toolcell.tools.adapters import with_options
 from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.checks import shown
+from toolcell.tools.checks import brief
 from toolcell.tools.concurrency import maybe_await
 from toolcell.tools.context import ToolContext
 from toolcell.tools.definition import ToolDefinition
@@ -132,7 +132,7 @@ def describe_code(offered: Offered, sandbox: str = "", shown_chars: int = SHOWN_
     if not tools:
         return text
     detail, shown = shown_within([(tool.definition, tool.options.returns) for tool in tools], shown_chars)
-    return f"{text}\n\n{_told(len(tools), detail, _offers(offered, SEARCH_TOOL))}{shown}{_AFTER.get(detail, '')}"
+    return f"{text}\n\n{_intro(len(tools), detail, _offers(offered, SEARCH_TOOL))}{shown}{_AFTER.get(detail, '')}"
 
 
 _CALLABLE = "callable as call_tool('name', {...}) or tools.name(...)"
@@ -141,7 +141,7 @@ _SEARCH = "print(search_tools('what it is to do', detail='full')) in a script fi
 _AFTER: Mapping[Detail | None, str] = {"full": "\n```", "signatures": "\n```", "names": "."}
 
 
-def _told(count: int, detail: Detail | None, offers_search: bool) -> str:
+def _intro(count: int, detail: Detail | None, offers_search: bool) -> str:
     """Introduce tools of which this much is told."""
     search = f"{_SEARCH}{f'; so does {SEARCH_TOOL}' if offers_search else ''}"
     match detail:
@@ -271,7 +271,7 @@ def check_code_runtime(runtime: object, what: str) -> None:
     """
     if isinstance(runtime, type) or not inspect.iscoroutinefunction(getattr(runtime, "execute_code", None)):
         cure = f"write {runtime.__name__}(...)" if isinstance(runtime, type) else "write Runtime(...), and open it"
-        raise UsageError(f"{what} needs a Runtime, whose execute_code is async, not {shown(runtime)}; {cure}")
+        raise UsageError(f"{what} needs a Runtime, whose execute_code is async, not {brief(runtime)}; {cure}")
 
 
 def flows_of(runtime: object) -> tuple[Flow, ...]:
@@ -339,7 +339,7 @@ def code_result(result: ExecutionResult, *, with_logs: bool = True, with_variabl
     files = tuple(File(file.name, file.data, file.media_type) for file in result.files if file.data is not None)
     details = result.to_dict()
     if result.ok:
-        said = _shown(result.value) if result.has_value else NO_RESULT
+        said = _value_text(result.value) if result.has_value else NO_RESULT
         text = said + _types(result) + _repair(result) + _draft(result) + _files(result) + logs
         return ToolResult(
             parts=(Text(text),), value=result.value, has_value=result.has_value, files=files, details=details
@@ -390,9 +390,9 @@ def _repair(result: ExecutionResult) -> str:
         return ""
     reused, orphaned = Counter(each.tool for each in repair.reused), Counter(each.tool for each in repair.orphaned)
     said = (
-        f"\n\nanswered with the results of the script before, and not made again: {_counted(reused)}" if reused else ""
+        f"\n\nanswered with the results of the script before, and not made again: {_counts(reused)}" if reused else ""
     )
-    return said + (f"\n\nmade by the script before, and still in effect: {_counted(orphaned)}" if orphaned else "")
+    return said + (f"\n\nmade by the script before, and still in effect: {_counts(orphaned)}" if orphaned else "")
 
 
 def _draft(result: ExecutionResult) -> str:
@@ -400,7 +400,7 @@ def _draft(result: ExecutionResult) -> str:
     return f"\n\n{shown_effects(result.effects)}" if result.draft_id else ""
 
 
-def _counted(tools: Mapping[str, int]) -> str:
+def _counts(tools: Mapping[str, int]) -> str:
     return ", ".join(f"{name} ({count})" for name, count in tools.items())
 
 
@@ -411,7 +411,7 @@ def _variables(result: ExecutionResult) -> str:
     return "\n\nvariables where it failed:\n" + "\n".join(rows) if rows else ""
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return cut_text(to_json(value), MAX_VALUE_CHARS)[0]
 
 
@@ -425,7 +425,7 @@ def _limit_reached(error: ErrorInfo) -> str:
 
 
 def _partial_result(result: ExecutionResult) -> str:
-    return f"\n\nresult set before the failure: {_shown(result.value)}" if result.has_value else ""
+    return f"\n\nresult set before the failure: {_value_text(result.value)}" if result.has_value else ""
 
 
 def _files(result: ExecutionResult) -> str:

@@ -61,7 +61,7 @@ def tools_text(tools: Sequence[Described], detail: Detail) -> str:
     """
     check_detail(detail)
     objects = [part for tool in tools for part in tool]
-    text = _texts.get(objects, lambda: _written(tools, detail, MAX_TEXT_CHARS), detail)
+    text = _texts.get(objects, lambda: _tools_text(tools, detail, MAX_TEXT_CHARS), detail)
     if text is None:
         weaker = "" if detail == "names" else f", or a detail before {detail!r} of {', '.join(DETAILS)}"
         raise UsageError(
@@ -70,7 +70,7 @@ def tools_text(tools: Sequence[Described], detail: Detail) -> str:
     return text
 
 
-def _written(tools: Sequence[Described], detail: Detail, max_chars: int) -> str | None:
+def _tools_text(tools: Sequence[Described], detail: Detail, max_chars: int) -> str | None:
     """Return the text; None when it is longer than that. What would be far too long is not written."""
     parts, length = list[str](), 0
     if detail == "full" and sum(len(definition.description) for definition, _ in tools) > max_chars:
@@ -100,7 +100,7 @@ def shown_within(tools: Sequence[Described], shown_chars: int) -> tuple[Detail |
 
     def best() -> tuple[Detail | None, str]:
         for detail in reversed(DETAILS):
-            if (text := _written(tools, detail, shown_chars)) is not None:
+            if (text := _tools_text(tools, detail, shown_chars)) is not None:
                 return detail, text
         return None, ""
 

@@ -19,7 +19,7 @@ from toolcell.errors import ToolAbort, ToolError
 from toolcell.tools.call import Call
 from toolcell.tools.concurrency import OF_THIS_PROCESS, Workers, exclusive_group, own_workers, passes_on
 from toolcell.tools.context import ToolContext, current
-from toolcell.tools.finalize import as_result, raised
+from toolcell.tools.finalize import as_result, failure_of
 from toolcell.tools.hooks import in_hook
 from toolcell.tools.options import Origin
 from toolcell.tools.registry_state import RegistryState
@@ -55,7 +55,7 @@ async def execute(state: RegistryState, call: Call, tool: RegisteredTool) -> tup
                 wait = _in_its_turn if tool.has_own_limits else _with_worker
                 result = await wait(state, context, tool, timeout_s)
             except ToolError as exc:  # there was no place for the call
-                result = raised(call, exc)
+                result = failure_of(call, exc)
             is_pending = result.status is Status.PENDING
             if result.status is Status.OK or not (scope.cancel_called and result.is_error):
                 return result, context
@@ -199,15 +199,15 @@ async def _invoke(state: RegistryState, context: ToolContext, tool: RegisteredTo
     except anyio.get_cancelled_exc_class() as exc:
         if _is_cancelled_from_above():
             raise
-        return raised(context.call, exc)
+        return failure_of(context.call, exc)
     except GeneratorExit as exc:
         if context.is_closing:
             raise
-        return raised(context.call, exc)
+        return failure_of(context.call, exc)
     except KeyboardInterrupt:
         raise
     except BaseException as exc:
-        return raised(context.call, exc)
+        return failure_of(context.call, exc)
 
 
 def _turned_away(state: RegistryState, tool: RegisteredTool) -> ToolResult | None:
@@ -267,7 +267,7 @@ def _start_clock(context: ToolContext, timeout_s: float) -> None:
 def _contained(call: Call, exc: BaseException) -> ToolResult:
     if isinstance(exc, BaseExceptionGroup) and (aborts := exc.subgroup(ToolAbort)) is not None:
         raise _first_leaf(aborts)
-    return raised(call, exc)
+    return failure_of(call, exc)
 
 
 def _contained_group(call: Call, group: BaseExceptionGroup[BaseException]) -> ToolResult:

@@ -86,7 +86,7 @@ def _no_result() -> ToolResult:
     return ToolResult.fail("tool returned no result", code=ErrorCode.NO_RESULT)
 
 
-def raised(call: Call, exc: BaseException) -> ToolResult:
+def failure_of(call: Call, exc: BaseException) -> ToolResult:
     """Return a tool's exception as a failure: class and message for the model, the traceback only in `exc`."""
     if isinstance(exc, ToolError):
         return ToolResult.fail(exc.message, code=exc.code, retryable=exc.retryable, details=exc.details, exc=exc)

@@ -17,7 +17,7 @@ import anyio
 from toolcell.errors import ToolAbort, UsageError
 from toolcell.support.log import logger_of
 from toolcell.tools.call import Call, CallHook, RunContext
-from toolcell.tools.checks import check_kind, check_one_of, check_seconds, shown, text_of
+from toolcell.tools.checks import brief, check_kind, check_one_of, check_seconds, text_of
 from toolcell.tools.concurrency import maybe_await, passes_on
 from toolcell.tools.finalize import as_result
 from toolcell.tools.parts import Text
@@ -150,7 +150,7 @@ class Hook:
     def __post_init__(self) -> None:
         for moment, function in (("before", self.before), ("after", self.after)):
             if function is not None and not callable(function):
-                raise UsageError(f"Hook({moment}) must be a function, not {shown(function)}")
+                raise UsageError(f"Hook({moment}) must be a function, not {brief(function)}")
         check_seconds("Hook(timeout_s)", self.timeout_s, optional=True)
         check_one_of("Hook(on_error)", self.on_error, get_args(OnHookError))
         check_kind("Hook(name)", self.name, str)
@@ -175,7 +175,7 @@ def approval_hook(approver: Approver, *, timeout_s: float | None = None) -> Hook
             case Reject(reason):
                 return Block(reason or f"a person refused this call of {call.name}")
             case decision:
-                return Block(f"no valid approval decision for {call.name}: {shown(decision)}")
+                return Block(f"no valid approval decision for {call.name}: {brief(decision)}")
 
     return Hook(before=before, timeout_s=timeout_s, name="approval")
 
@@ -224,7 +224,7 @@ async def ask_before(hook: CallHook, call: Call) -> ToolResult | Rewrite | Appro
         case Block(reason, code):
             return _blocked(reason, code)
         case _:
-            return _hook_failed(hook, call, TypeError(f"before hook returned {shown(answer)}; {_BEFORE_ANSWERS}"))
+            return _hook_failed(hook, call, TypeError(f"before hook returned {brief(answer)}; {_BEFORE_ANSWERS}"))
 
 
 def is_approved_later(call: Call) -> bool:
@@ -288,7 +288,7 @@ async def _ask_after(hook: CallHook, call: Call, result: ToolResult) -> ToolResu
                 return as_result(change).with_meta_of(result)
             case Override():
                 return change.apply(result)
-        raise TypeError(f"after hook returned {shown(change)}; {_AFTER_ANSWERS}")
+        raise TypeError(f"after hook returned {brief(change)}; {_AFTER_ANSWERS}")
     except BaseException as exc:
         if passes_on(exc):
             raise

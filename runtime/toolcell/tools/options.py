@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from toolcell.errors import UsageError
 from toolcell.flows import labels_of
-from toolcell.tools.checks import check_count, check_kind, check_one_of, check_seconds, shown
+from toolcell.tools.checks import brief, check_count, check_kind, check_one_of, check_seconds
 
 
 class Origin(enum.StrEnum):
@@ -101,9 +101,9 @@ class ToolOptions:
         object.__setattr__(self, "callable_from", origins_of(self.callable_from, "callable_from"))
         for name in ("preview", "revert"):
             if not (getattr(self, name) is None or callable(getattr(self, name))):
-                raise UsageError(f"{name} must be a function, not {shown(getattr(self, name))}")
+                raise UsageError(f"{name} must be a function, not {brief(getattr(self, name))}")
         if self.revert is not None and not _takes_two(self.revert):
-            raise UsageError(f"revert is called as revert(args, result), which {shown(self.revert)} does not take")
+            raise UsageError(f"revert is called as revert(args, result), which {brief(self.revert)} does not take")
         for name in ("reads", "sends"):
             object.__setattr__(self, name, labels_of(getattr(self, name), name))
         for name in _FLAGS:

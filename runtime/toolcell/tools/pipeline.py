@@ -25,7 +25,7 @@ from toolcell.tools.call_log import MAX_NAME_CHARS, log_end, log_start, logger
 from toolcell.tools.concurrency import maybe_await, passes_on
 from toolcell.tools.events import TOOL_END, TOOL_FINISHED, TOOL_START
 from toolcell.tools.execution import ABORTED, cancelled, cut_short, execute
-from toolcell.tools.finalize import finalize, raised, show_user, with_repeat_hint
+from toolcell.tools.finalize import failure_of, finalize, show_user, with_repeat_hint
 from toolcell.tools.hooks import (
     Approve,
     Modify,
@@ -40,7 +40,7 @@ from toolcell.tools.hooks import (
 )
 from toolcell.tools.observed import note_result
 from toolcell.tools.options import Origin
-from toolcell.tools.problems import listed
+from toolcell.tools.problems import list_names
 from toolcell.tools.registry_state import RegistryState, permits_all
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.spec import RegisteredTool
@@ -188,7 +188,7 @@ async def record_as_cancelled(call: Call, exc: BaseException) -> None:
     if call.result is None:  # else the tool was done, and only what comes after it was cut off
         # A tool that was done has a duration: its after hooks had not seen its result, so nobody gets it.
         is_cancelled = isinstance(exc, anyio.get_cancelled_exc_class()) or not call.is_executed or call.duration_s
-        ended = cancelled(ABORTED) if is_cancelled else raised(call, exc)
+        ended = cancelled(ABORTED) if is_cancelled else failure_of(call, exc)
         if call.is_executed:
             call.duration_s = time.perf_counter() - call.started_s
         call.result = finalize(ended, call, call.duration_s)
@@ -268,7 +268,7 @@ def _permitted_above(state: RegistryState, call: Call, tool: RegisteredTool) -> 
 
 def _unknown(state: RegistryState, call: Call) -> ToolResult:
     names = [tool.name for tool in state.visible(call.origin, call.run.scope.policies)]
-    available = f"; available tools: {listed(names)}" if names else "; no tools are available"
+    available = f"; available tools: {list_names(names)}" if names else "; no tools are available"
     asked = call.name[:MAX_NAME_CHARS]
     message = f"unknown tool: {asked}{did_you_mean(call.name, names)}{available}"
     if call.name.startswith(AGENT_PREFIX) and any(name.startswith(AGENT_PREFIX) for name in names):

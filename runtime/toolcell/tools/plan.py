@@ -19,7 +19,7 @@ from toolcell.support.time_slice import TimeSlice
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.batch import first_that_ends_run, run_batch
 from toolcell.tools.call import Call
-from toolcell.tools.checks import shown
+from toolcell.tools.checks import brief
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.finalize import told_failure
 from toolcell.tools.parts import File
@@ -228,7 +228,7 @@ def plan_of(steps: object) -> dict[str, Any]:
     """
     if isinstance(steps, str | bytes | Mapping) or not isinstance(steps, Iterable):
         cure = "write [{...}] around one step" if isinstance(steps, Mapping) and "tool" in steps else STEP_SHAPE
-        raise UsageError(f"execute_plan takes a list of steps, not {shown(steps)}; {cure}")
+        raise UsageError(f"execute_plan takes a list of steps, not {brief(steps)}; {cure}")
     try:
         return _CHECKER.check({"steps": list(steps)}).args
     except InvalidArguments as exc:
@@ -264,7 +264,7 @@ def read_plan(args: Mapping[str, Any]) -> Plan:
 def _checked_step(written: Any) -> tuple[Mapping[str, Any], str]:
     """Return a step fit to run, and "". Or what can be shown of one that is not, and what is wrong with it."""
     if not isinstance(written, dict):
-        return {"tool": "", "args": {}}, f"a step must be an object, not {shown(written)}; {STEP_SHAPE}"
+        return {"tool": "", "args": {}}, f"a step must be an object, not {brief(written)}; {STEP_SHAPE}"
     args = written.get("args")
     is_object = isinstance(args, Mapping)  # copied with the plan: it is not looked through again
     try:
@@ -375,7 +375,7 @@ async def run_plan(
     """Run a plan's steps. Failing steps are rows of the result; only a plan that cannot run at all is a failure."""
     try:
         plan = read_plan(args)
-        plan = replace(plan, steps=tuple(_found(state, step) for step in plan.steps))
+        plan = replace(plan, steps=tuple(_resolve_step(state, step) for step in plan.steps))
     except PlanError as exc:
         return ToolResult.fail(str(exc), code=ErrorCode.INVALID_ARGUMENTS)
     runner = _PlanRun(state, plan, new_call, record)
@@ -388,9 +388,9 @@ async def run_plan(
     return await runner.result()
 
 
-def _found(state: RegistryState, step: Step) -> Step:
+def _resolve_step(state: RegistryState, step: Step) -> Step:
     """Return the step with the name that its tool is registered by. A plan does not run plans."""
-    name = state.meant(step.tool)
+    name = state.registered_name(step.tool)
     tool = state.tools.get(name)
     if tool is not None and PLAN_TOOL in tool.aliases:
         return replace(step, tool=name, problem=f"{PLAN_TOOL} steps cannot call {PLAN_TOOL}")
@@ -428,7 +428,7 @@ class _PlanRun:
             self._coalesce()
             steps = [s for s in self._plan.steps if s.index not in self._same_as and not s.problem]
             self._calls = {step.index: self._new_call(step, step.args) for step in steps}
-            calls = [call for call in self._calls.values() if not await self._answered(call)]
+            calls = [call for call in self._calls.values() if not await self._answer_recorded(call)]
             await run_batch(self._state, calls, limit=None, sequential=self._state.settings.sequential)
         else:
             await self._scheduled()
@@ -439,7 +439,7 @@ class _PlanRun:
         if self._record is not None:
             self._record.is_cut_short = True
 
-    async def _answered(self, call: Call) -> bool:
+    async def _answer_recorded(self, call: Call) -> bool:
         """Give a call the result that is recorded of it; False when it is to be made."""
         result = self._record.recorded(call) if self._record is not None else None
         if result is None:
@@ -496,7 +496,7 @@ class _PlanRun:
             self._failures[step.index] = ToolResult.fail(str(exc), code=ErrorCode.INVALID_ARGUMENTS)
             return
         self._calls[step.index] = call = self._new_call(step, args)
-        if not await self._answered(call):
+        if not await self._answer_recorded(call):
             await run_call(self._state, call)
 
     def _results_by_id(self) -> dict[str, Any]:

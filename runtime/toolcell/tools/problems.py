@@ -231,7 +231,7 @@ class _Finder:
             yield ValueProblem(path, "is not allowed here")
             return
         found = False
-        for is_final, problem in self._own(part, value, path):
+        for is_final, problem in self._own_problems(part, value, path):
             found = True
             yield problem
             if is_final:
@@ -247,7 +247,7 @@ class _Finder:
         if not found:
             yield ValueProblem(path, "does not fit its schema")
 
-    def _own(self, part: Part, value: Any, path: Path) -> Iterator[tuple[bool, ValueProblem]]:
+    def _own_problems(self, part: Part, value: Any, path: Path) -> Iterator[tuple[bool, ValueProblem]]:
         """What the value itself breaks, whatever its members are. True: a wrong type, after which nothing counts."""
         validator = self._schemas.derived("own", part, _without_members)
         if validator is None or validator.is_valid(value):
@@ -487,7 +487,7 @@ MAX_LISTED = 20
 """Names a message lists before it only says how many more there are."""
 
 
-def listed(names: Iterable[str]) -> str:
+def list_names(names: Iterable[str]) -> str:
     """Shape: 'a, b, c and 7 more'."""
     every = list(names)
     more = f" and {len(every) - MAX_LISTED} more" if len(every) > MAX_LISTED else ""

@@ -22,7 +22,7 @@ from toolcell.tools.adapters import FunctionTool, function_spec, positional_spec
 from toolcell.tools.arguments import Prepare
 from toolcell.tools.batch import OnResult, run_batch
 from toolcell.tools.call import Call, CallableTools, RunContext, RunScope
-from toolcell.tools.checks import check_kind, shown
+from toolcell.tools.checks import brief, check_kind
 from toolcell.tools.code import CODE_TOOL, CodeRuntime, code_spec, flows_of, plan_spec
 from toolcell.tools.connections import Connections
 from toolcell.tools.context import current, share_labels
@@ -57,7 +57,7 @@ class ToolRegistry:
     def __init__(self, tools: Iterable[Any] = (), *, settings: RegistrySettings | None = None, **changes: Any) -> None:
         base = settings_of(settings, changes)
         if isinstance(tools, str) or not isinstance(tools, Iterable):
-            raise UsageError(f"ToolRegistry takes a list of tools, not {shown(tools)}; write [...] around it")
+            raise UsageError(f"ToolRegistry takes a list of tools, not {brief(tools)}; write [...] around it")
         policy, events = CallPolicy(), EventBus()
         state = RegistryState(policies=(policy,), settings=base)
         self._begin(state, events, RunContext(run_id="direct", events=events, scope=RunScope(is_shared=True)), policy)
@@ -462,9 +462,9 @@ class ToolRegistry:
         """Return the names that a caller from `origin` may use."""
         return self._state.names(origin)
 
-    def meant(self, name: str) -> str:
+    def registered_name(self, name: str) -> str:
         """Return the registered name behind one such as `github__create_issue`; else `name` itself."""
-        return self._state.meant(name)
+        return self._state.registered_name(name)
 
     def get(self, name: str) -> tuple[Any, bool]:
         """Shape: (the tool as it was registered, True), or (None, False)."""
@@ -610,7 +610,7 @@ class ToolRegistry:
             parent = None
         if origin is None:
             origin = Origin.MODEL if parent is None else parent.origin
-        return Call(self, self._state.meant(name), args, call_id, origin, context, parent, **more)
+        return Call(self, self._state.registered_name(name), args, call_id, origin, context, parent, **more)
 
     async def run_plan(self, args: Mapping[str, Any], run: RunContext, record: PlanRecord | None = None) -> ToolResult:
         """Run the steps of a plan; what `execute_plan` takes as arguments. `record`: of a plan that may wait."""
@@ -773,7 +773,7 @@ def registry_of(tools: Any, what: str) -> Any:
     listed = list(tools) if isinstance(tools, Iterable) and not isinstance(tools, str | bytes | Mapping) else None
     if listed is None:
         cure = "; write [...] around it" if callable(tools) or hasattr(tools, "execute") else ""
-        raise UsageError(f"{what} takes a ToolRegistry or a list of tools, not {shown(tools)}{cure}")
+        raise UsageError(f"{what} takes a ToolRegistry or a list of tools, not {brief(tools)}{cure}")
     if names := [each for each in listed if isinstance(each, str)]:
         raise UsageError(f"{what} takes tools, not names; some tools of a registry are registry.subset({names!r:.80})")
     return ToolRegistry(listed)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
 
 from toolcell.errors import UsageError
-from toolcell.support.spelling import meant
+from toolcell.support.spelling import suggestion
 from toolcell.tools.checks import check_count, check_does, check_kind, check_one_of, check_seconds
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider
@@ -78,7 +78,7 @@ def settings_of(given: RegistrySettings | None, changes: Mapping[str, Any]) -> R
     check_kind("settings=", given, RegistrySettings, type(None), cure="write settings=RegistrySettings(...)")
     known = [field.name for field in fields(RegistrySettings)]
     for name in changes.keys() - set(known):
-        hint = meant(name, known, f"the settings are {', '.join(known)}")
+        hint = suggestion(name, known, f"the settings are {', '.join(known)}")
         raise UsageError(f"ToolRegistry has no setting {name!r}; {hint}")
     return replace(given or RegistrySettings(), **changes)
 
@@ -124,7 +124,7 @@ class RegistryState:
             if advertised or (self.permits(tool, origin) and permits_all(policies, tool, origin)):
                 yield tool
 
-    def meant(self, name: str) -> str:
+    def registered_name(self, name: str) -> str:
         """Return the registered name behind one that a provider was given in its place; else `name` itself."""
         if name in self.tools or type(name) is not str or IN_PLACE_OF_DOT not in name or len(name) > MAX_NAME_CHARS:
             return name

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 
 from toolcell.errors import UsageError
 from toolcell.support.text import cut_text
-from toolcell.tools.checks import check_kind, check_one_of, shown, text_of
+from toolcell.tools.checks import brief, check_kind, check_one_of, text_of
 from toolcell.tools.parts import File, Image, Part, Text, is_image, plain_part
 from toolcell.tools.values import plain_or_text
 
@@ -167,7 +167,7 @@ class ToolResult:
         if type(self.status) is not Status:
             object.__setattr__(self, "status", Status(self.status))
         if self.error is not None and not self.is_error:
-            raise UsageError(f"ToolResult({self.status}) must have no error, not {shown(self.error)}")
+            raise UsageError(f"ToolResult({self.status}) must have no error, not {brief(self.error)}")
 
     @classmethod
     def ok(cls, text: str = "", *, value: Any = None, **fields: Any) -> Self:

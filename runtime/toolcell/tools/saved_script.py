@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.tools.adapters import with_options
-from toolcell.tools.checks import check_kind, shown
+from toolcell.tools.checks import brief, check_kind
 from toolcell.tools.definition import ToolDefinition, check_definition
 from toolcell.tools.names import MAX_NAME_CHARS, check_name, provider_name
 from toolcell.tools.options import ToolOptions
@@ -159,7 +159,7 @@ def inputs_schema(name: str, inputs: object) -> Mapping[str, Any]:
     schema = record_schema(inputs) if isinstance(inputs, type) else inputs
     if not isinstance(schema, Mapping) or schema.get("type") != "object":
         kinds = 'a JSON Schema of "type": "object", a pydantic model, a dataclass or a TypedDict'
-        raise RegistrationError(f"script {name!r}: inputs must be {kinds}, not {shown(inputs)}")
+        raise RegistrationError(f"script {name!r}: inputs must be {kinds}, not {brief(inputs)}")
     plain = ToolDefinition(name, "Inputs of a script.", schema)
     check_definition(plain)
     for each in mapping(plain.parameters.get("properties")):

@@ -57,7 +57,7 @@ def _of_parameters(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[
             yield SchemaChange(
                 f"parameter {name!r} took {_kind(before[name])} and takes {_kind(after[name])} now", True
             )
-    if _rest(then) != _rest(now):
+    if _remaining_keywords(then) != _remaining_keywords(now):
         yield SchemaChange("the rules for its parameters together are others", True)
 
 
@@ -66,7 +66,7 @@ def _required(schema: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(each for each in names if isinstance(each, str)) if isinstance(names, list) else frozenset()
 
 
-def _rest(schema: Mapping[str, Any]) -> Any:
+def _remaining_keywords(schema: Mapping[str, Any]) -> Any:
     return _meaning({name: part for name, part in schema.items() if name not in ("properties", "required")})
 
 

@@ -52,12 +52,12 @@ class SchemaWork:
         self._known: dict[int, int] = {}
         self._inside: set[int] = set()
         self._is_recursive = False
-        self.weight = self._of(schema, 0)
+        self.weight = self._visits_of(schema, 0)
         limit = MAX_RECURSIVE_WEIGHT if self._is_recursive else MAX_WEIGHT
         if self.weight > limit:
             kind = "a schema that contains itself" if self._is_recursive else "a schema"
             raise RegistrationError(
-                f"invalid schema: with its references followed, one value is checked {_shown(self.weight)} times, and "
+                f"invalid schema: with its references followed, one value is checked {_words(self.weight)} times, and "
                 f"for {kind} the limit is {limit}; name each definition less often"
             )
 
@@ -70,7 +70,7 @@ class SchemaWork:
         """Return the visits that checking so many values may take."""
         return values * self.each
 
-    def _of(self, part: Any, depth: int) -> int:
+    def _visits_of(self, part: Any, depth: int) -> int:
         """Visits of one value, or of one member of it, whichever are more."""
         if not isinstance(part, Mapping):
             return 1
@@ -82,14 +82,14 @@ class SchemaWork:
         if depth > _MAX_DEPTH:
             raise RegistrationError(f"invalid schema: its references are nested deeper than {_MAX_DEPTH} levels")
         self._inside.add(id(part))
-        here = sum(self._of(each, depth + 1) for each in _same_value(part))
+        here = sum(self._visits_of(each, depth + 1) for each in _same_value(part))
         for keyword in _REFERENCES:
             if isinstance(reference := part.get(keyword), str):
                 here += self._of_reference(reference, depth + 1)
         if "unevaluatedProperties" in part or "unevaluatedItems" in part:
             here *= 2  # what other keywords have seen is found out once more
         self._inside.discard(id(part))
-        self._known[id(part)] = found = min(_own(part) + here + self._members(part, depth + 1), MAX_WEIGHT**2)
+        self._known[id(part)] = found = min(_own_visits(part) + here + self._members(part, depth + 1), MAX_WEIGHT**2)
         return found
 
     def _of_reference(self, reference: str, depth: int) -> int:
@@ -107,19 +107,19 @@ class SchemaWork:
         if not found:
             self.lost = reference
             return 1
-        return max(self._of(each, depth) for each in found)
+        return max(self._visits_of(each, depth) for each in found)
 
     def _members(self, part: Mapping[str, Any], depth: int) -> int:
         of_object = self._most(_values(part.get("properties")), depth)
-        of_object += sum(self._of(each, depth) for each in _values(part.get("patternProperties")))
+        of_object += sum(self._visits_of(each, depth) for each in _values(part.get("patternProperties")))
         of_object += sum(
-            self._of(part[key], depth)
+            self._visits_of(part[key], depth)
             for key in ("additionalProperties", "unevaluatedProperties", "propertyNames")
             if key in part
         )
         first = [each for key in ("prefixItems", "items") if isinstance(part.get(key), list) for each in part[key]]
         of_list = self._most(first, depth) + sum(
-            self._of(part[key], depth)
+            self._visits_of(part[key], depth)
             for key in ("items", "additionalItems", "unevaluatedItems", "contains")
             if isinstance(part.get(key), Mapping)
         )
@@ -128,7 +128,7 @@ class SchemaWork:
         return max(of_object, of_list) - 1 if max(of_object, of_list) > 1 else 0
 
     def _most(self, parts: Iterable[Any], depth: int) -> int:
-        return max((self._of(each, depth) for each in parts), default=0)
+        return max((self._visits_of(each, depth) for each in parts), default=0)
 
 
 def count_values(value: Any, most: int) -> int:
@@ -145,7 +145,7 @@ def count_values(value: Any, most: int) -> int:
     return count
 
 
-def _own(part: Mapping[str, Any]) -> int:
+def _own_visits(part: Mapping[str, Any]) -> int:
     """Visits for the keywords of a part that are about the value itself."""
     options = part.get("enum")
     of_options = 0
@@ -209,5 +209,5 @@ def _at(root: Any, pointer: str) -> Any:
     return root
 
 
-def _shown(weight: int) -> str:
+def _words(weight: int) -> str:
     return "countless" if weight >= MAX_WEIGHT**2 else str(weight)

@@ -227,7 +227,7 @@ def python_module(tools: Iterable[Described], asynchronous: bool = False) -> str
     """
     given = [*tools]
     types = _types(given)
-    text = _written(given, types, asynchronous)
+    text = _write_stubs(given, types, asynchronous)
     return "\n\n\n".join(filter(None, (types.imports(text), text)))
 
 
@@ -238,7 +238,7 @@ def checked_module(tools: Iterable[Described], name: str) -> str:
     """
     given = [*tools]
     types = _types(given, lenient=True)
-    text = _written(given, types, False, name)
+    text = _write_stubs(given, types, False, name)
     return "\n".join((types.imports(text), text))
 
 
@@ -248,7 +248,7 @@ def python_stubs(tools: Iterable[Described]) -> str:
     The tools of a namespace stand together, in a class of its name.
     """
     given = [*tools]
-    return _written(given, _types(given), False)
+    return _write_stubs(given, _types(given), False)
 
 
 def python_stub(definition: ToolDefinition, returns: Mapping[str, Any] | None = None) -> str:
@@ -272,7 +272,7 @@ def _types(tools: Iterable[Described], lenient: bool = False) -> StubTypes:
     return StubTypes(taken, lenient)
 
 
-def _written(tools: Iterable[Described], types: StubTypes, asynchronous: bool, inside: str = "") -> str:
+def _write_stubs(tools: Iterable[Described], types: StubTypes, asynchronous: bool, inside: str = "") -> str:
     blocks, spaces = list[str](), dict[str, Any]()
     for definition, returns in tools:
         stub = _Stub(definition, returns, types, asynchronous)

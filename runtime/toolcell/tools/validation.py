@@ -22,7 +22,7 @@ from toolcell.tools.call import Call
 from toolcell.tools.concurrency import ToolThread, passes_on
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.execution import cut_short
-from toolcell.tools.finalize import raised
+from toolcell.tools.finalize import failure_of
 from toolcell.tools.placeholders import effects_in
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.spec import RegisteredTool
@@ -94,7 +94,7 @@ async def validate(call: Call, tool: RegisteredTool, received: Any) -> ToolResul
     except BaseException as exc:  # the tool's own types failed while they were made, or a value's own code
         if passes_on(exc):
             raise
-        return _count(call, check.steps) or raised(call, exc)
+        return _count(call, check.steps) or failure_of(call, exc)
     if (refusal := _count(call, check.steps)) is not None:
         return refusal
     call.changes = (*call.changes, *checked.changes)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from toolcell.support.log import logger_of
-from toolcell.tools.checks import shown, text_of
+from toolcell.tools.checks import brief, text_of
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 
@@ -132,7 +132,7 @@ class _Copier:
         for key, item in value.items():
             name = key if type(key) is str else next(iter(_as_plain({key: None}, path)))
             if name in copy:
-                raise BadValue(ValueProblem(path, f"two keys become {shown(name)}"))
+                raise BadValue(ValueProblem(path, f"two keys become {brief(name)}"))
             self._text(name, path)
             copy[name] = self.copy(item, (*path, name))
         return copy
@@ -262,14 +262,14 @@ def plain_or_text(value: Any) -> Any:
         pass
     if isinstance(value, dict):
         return {text_of(key): _leaf_or_text(item) for key, item in value.items()}
-    return shown(value)
+    return brief(value)
 
 
 def _leaf_or_text(value: Any) -> Any:
     try:
         return plain_value(value)
     except ValueError:
-        return shown(value)
+        return brief(value)
 
 
 def is_large(value: Any, most: int = LARGE_ELEMENTS) -> bool:

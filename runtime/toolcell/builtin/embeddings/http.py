@@ -129,7 +129,7 @@ class HttpEmbeddings:
             said = one_line(
                 self._secrets.redact(data[:100_000].decode("utf-8", "replace"))[:2000]
             )  # some say the key again
-            return EmbeddingError(f"{what} answered {status}: {said}", retryable=status in RETRIED), _asked_s(headers)
+            return EmbeddingError(f"{what} answered {status}: {said}", retryable=status in RETRIED), _wait_s(headers)
         try:
             return _Answer(json.loads(data)), 0.0
         except (ValueError, RecursionError):
@@ -152,7 +152,7 @@ async def _bounded(response: Any) -> bytes | None:
     return b"".join(parts)
 
 
-def _asked_s(headers: Mapping[str, str]) -> float:
+def _wait_s(headers: Mapping[str, str]) -> float:
     """Return `Retry-After` in seconds; 0 when there is none, or it is a date. Source: RFC 9110, section 10.2.3."""
     try:
         asked = float(headers.get("retry-after", "0"))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from toolcell.errors import UsageError
-from toolcell.tools.checks import check_kind, check_one_of, shown
+from toolcell.tools.checks import brief, check_kind, check_one_of
 from toolcell_bridge.wire.invisible import is_visible
 
 MAX_ID_CHARS: Final = 200
@@ -273,7 +273,7 @@ def check_id(what: str, value: object) -> None:
         UsageError: it is empty, too long, or holds control characters.
     """
     if not isinstance(value, str) or not 0 < len(value) <= MAX_ID_CHARS or not is_visible(value):
-        raise UsageError(f"{what} must be 1 to {MAX_ID_CHARS} printable characters, not {shown(value)}")
+        raise UsageError(f"{what} must be 1 to {MAX_ID_CHARS} printable characters, not {brief(value)}")
 
 
 def check_text(what: str, value: object) -> None:
@@ -301,7 +301,7 @@ def check_integer(what: str, value: object) -> None:
         UsageError: it is no int, or too large.
     """
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 1 << 63:
-        raise UsageError(f"{what} must be a whole number below 2**63, not {shown(value)}")
+        raise UsageError(f"{what} must be a whole number below 2**63, not {brief(value)}")
 
 
 def check_metadata(what: str, value: object) -> None:
@@ -326,7 +326,7 @@ def check_top_k(top_k: object) -> None:
         UsageError: it is not between 1 and `MAX_TOP_K`.
     """
     if isinstance(top_k, bool) or not isinstance(top_k, int) or not 1 <= top_k <= MAX_TOP_K:
-        raise UsageError(f"top_k must be between 1 and {MAX_TOP_K}, not {shown(top_k)}")
+        raise UsageError(f"top_k must be between 1 and {MAX_TOP_K}, not {brief(top_k)}")
 
 
 def check_vector(what: str, vector: Vector, dimensions: int | None = None) -> None:

@@ -46,10 +46,10 @@ def quoted(names: Sequence[str], table: str = "") -> str:
 
 def to_row(record: Any, *without: str) -> tuple[Any, ...]:
     """Return a record's values as a database takes them."""
-    return tuple(_written(name, getattr(record, name)) for name in columns(type(record), *without))
+    return tuple(_to_column(name, getattr(record, name)) for name in columns(type(record), *without))
 
 
-def _written(name: str, value: Any) -> Any:
+def _to_column(name: str, value: Any) -> Any:
     if name == "embedding":
         return None if value is None else vector_bytes(value)
     if name in _JSON:
@@ -60,10 +60,10 @@ def _written(name: str, value: Any) -> Any:
 def from_row(kind: type[R], row: Sequence[Any], *without: str) -> R:
     """Return the record of a row whose columns are `columns(kind, *without)`."""
     names = columns(kind, *without)
-    return kind(**{name: _read(name, value) for name, value in zip(names, row, strict=True)})
+    return kind(**{name: _from_column(name, value) for name, value in zip(names, row, strict=True)})
 
 
-def _read(name: str, value: Any) -> Any:
+def _from_column(name: str, value: Any) -> Any:
     if name == "embedding":
         return None if value is None else bytes_vector(bytes(value))
     if name in _JSON:

@@ -210,11 +210,11 @@ class TableIndex:
 
     def is_behind(self, transaction: Transaction) -> bool:
         """True when rows were added or deleted since."""
-        return self._known(transaction) != self._now(transaction)
+        return self._load_state(transaction) != self._now(transaction)
 
     def catch_up(self, transaction: Transaction) -> None:
         """Follow the table."""
-        known, now = self._known(transaction), self._now(transaction)
+        known, now = self._load_state(transaction), self._now(transaction)
         if now == known:
             return
         if now.dimensions:
@@ -240,7 +240,7 @@ class TableIndex:
         rows = ((seq, self._sql.encode(bytes(data))) for seq, data in new if any(data))
         transaction.run_many(self._sql.insert.format(name=self._name), rows)
 
-    def _known(self, transaction: Transaction) -> IndexState:
+    def _load_state(self, transaction: Transaction) -> IndexState:
         found = transaction.rows("SELECT value FROM settings WHERE name = ?", (self._name,))
         return IndexState(*(int(part) for part in found[0][0].split(":"))) if found else IndexState()
 
@@ -249,7 +249,7 @@ class TableIndex:
 
     def nearest(self, transaction: Transaction, vector: bytes, top_k: int, condition: Where | None) -> list[Hit]:
         """Return the nearest rows, the best first."""
-        if not any(vector) or not self._known(transaction).dimensions:
+        if not any(vector) or not self._load_state(transaction).dimensions:
             return []
         allowed = self._table.allowed(condition) if condition is not None else Where("", ())
         limit = f"AND seq IN ({allowed.sql})" if condition is not None else ""

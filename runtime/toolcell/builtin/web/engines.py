@@ -130,10 +130,10 @@ def _hits(results: object, snippet: str, count: int) -> list[SearchHit]:
         url = entry.get("url") if isinstance(entry, Mapping) else None
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
             continue
-        title, text = (_line(entry.get(name)) for name in ("title", snippet))
+        title, text = (_plain_line(entry.get(name)) for name in ("title", snippet))
         found.append(SearchHit(title[:300] or url[:300], url, text[:2000]))
     return found[:count]
 
 
-def _line(value: object) -> str:
+def _plain_line(value: object) -> str:
     return " ".join(strip_tags(value[:5000]).split()) if isinstance(value, str) else ""

@@ -125,19 +125,19 @@ class WebPolicy:
         host = target.host
         if self.ports is not None and target.port not in self.ports:
             allowed = ", ".join(map(str, sorted(self.ports)))
-            raise _refused(f"port {target.port} of {host} is not allowed; allowed are {allowed}")
+            raise _not_permitted(f"port {target.port} of {host} is not allowed; allowed are {allowed}")
         is_local = any(host == name or host.endswith(f".{name}") for name in LOCAL_NAMES)
         if is_local and not self.is_private_host(host) and not self.private_networks:
-            raise _refused(f"{host} is a name of the own network, and only public hosts can be fetched")
+            raise _not_permitted(f"{host} is a name of the own network, and only public hosts can be fetched")
         if target.address is not None:
             self.check_address(host, target.address)
         paths = {target.path, decoded_path(target.path)}
         if any(rule.matches(method, host, path) for rule in _rules(self.deny, "deny") for path in paths):
-            raise _refused(f"{method} {target.origin}{target.path} is refused by a rule of the program")
+            raise _not_permitted(f"{method} {target.origin}{target.path} is refused by a rule of the program")
         allow = _rules(self.allow, "allow")
         if allow and not all(any(rule.matches(method, host, path) for rule in allow) for path in paths):
             hosts = ", ".join(sorted({rule.host for rule in allow})[:10])
-            raise _refused(f"{method} {target.origin}{target.path} is not among what the program allows: {hosts}")
+            raise _not_permitted(f"{method} {target.origin}{target.path} is not among what the program allows: {hosts}")
 
     def check_address(self, host: str, address: IPAddress) -> None:
         """Check an address of `host`.
@@ -148,10 +148,10 @@ class WebPolicy:
         reason = None if self.is_private_host(host) else refusal(address, self.private_networks)
         if reason is not None:
             shown = host if host == str(address) else f"{host} ({address})"
-            raise _refused(f"the address of {shown} is refused: {reason}")
+            raise _not_permitted(f"the address of {shown} is refused: {reason}")
 
 
-def _refused(message: str) -> ToolError:
+def _not_permitted(message: str) -> ToolError:
     return ToolError(message, code="not_permitted")
 
 

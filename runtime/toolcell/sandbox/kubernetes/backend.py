@@ -31,7 +31,7 @@ from toolcell.sandbox.node.server import NodeAddress
 from toolcell.sandbox.node.stream import NodeStream, start
 from toolcell.support.change_event import ChangeEvent
 from toolcell.support.log import logger_of
-from toolcell.tools.checks import check_count, check_kind, check_path, shown
+from toolcell.tools.checks import brief, check_count, check_kind, check_path
 
 logger = logger_of("toolcell.kubernetes")
 
@@ -115,7 +115,7 @@ class KubernetesBackend(BackendDefaults):
         timeouts: dict[str, object] = {"ready_s": ready_s, "lease_s": lease_s}
         for what, seconds in timeouts.items():
             if not isinstance(seconds, int | float) or not FEWEST_S <= seconds < math.inf:
-                raise UsageError(f"{what}= takes seconds, at least {FEWEST_S:g}, not {shown(seconds)}")
+                raise UsageError(f"{what}= takes seconds, at least {FEWEST_S:g}, not {brief(seconds)}")
         check_kind("policy=", policy, Policy, NoneType)
         self._policy = policy or Policy(profile="container")
         if self._policy.profile != "container":

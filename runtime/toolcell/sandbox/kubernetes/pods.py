@@ -11,7 +11,7 @@ from typing import Any, Final
 from toolcell.config import MIB, Limits
 from toolcell.errors import UsageError
 from toolcell.sandbox.kubernetes.relay import ADDRESS_FILE, DIRECTORY
-from toolcell.tools.checks import shown
+from toolcell.tools.checks import brief
 
 CONTAINER: Final = "sandbox"
 COMMAND: Final = ("python3", "-P", "-B", "-m", "toolcell.sandbox.kubernetes.pod_server")
@@ -50,7 +50,7 @@ def check_name(what: str, text: object) -> None:
         UsageError: it is none.
     """
     if not isinstance(text, str) or not NAME.fullmatch(text):
-        raise UsageError(f"{what} takes a name of Kubernetes (up to 253 of a-z, 0-9, - and .), not {shown(text)}")
+        raise UsageError(f"{what} takes a name of Kubernetes (up to 253 of a-z, 0-9, - and .), not {brief(text)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from toolcell.config import Limits
 from toolcell.control.decisions import AlreadyMade, ResumeDecision
 from toolcell.errors import UsageError
 from toolcell.service.allowed import allowed_limits
-from toolcell.tools.checks import shown
+from toolcell.tools.checks import brief
 from toolcell.tools.hooks import Approve, Modify, Reject
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
@@ -102,7 +102,7 @@ def plain_decisions(decisions: Mapping[str, ResumeDecision] | None) -> dict[str,
     if decisions is None:
         return None
     if not isinstance(decisions, Mapping):
-        raise UsageError(f"decisions must be a dict from ids of calls to decisions, not {shown(decisions)}")
+        raise UsageError(f"decisions must be a dict from ids of calls to decisions, not {brief(decisions)}")
     try:
         plain: Any = to_plain({str(name): plain_decision(each) for name, each in decisions.items()}, "decisions")
     except (UnsendableValue, ValueTooLarge) as exc:

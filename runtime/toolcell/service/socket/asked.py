@@ -13,7 +13,7 @@ from toolcell.run.input_files import FileContent, FileInput, guest_files
 from toolcell.run.request import run_message
 from toolcell.service.socket.arguments import WHO
 from toolcell.tools import RunContext
-from toolcell.tools.checks import shown
+from toolcell.tools.checks import brief
 
 LARGEST: Final = Limits(frame_bytes=256 * 1024 * 1024)
 """Limits by which a script is looked at before it is sent: the service knows the true ones."""
@@ -80,7 +80,7 @@ def asked_token(token: str | Suspension) -> str:
     """Return the token of a suspended run."""
     found = token.to_json() if isinstance(token, Suspension) else token
     if not isinstance(found, str):
-        raise UsageError(f"a run is resumed with its Suspension, its token or its id, not {shown(token)}")
+        raise UsageError(f"a run is resumed with its Suspension, its token or its id, not {brief(token)}")
     return found
 
 
@@ -89,7 +89,7 @@ def asked_repairs(repairs: ExecutionResult | str | None) -> str | None:
     if isinstance(repairs, ExecutionResult):
         return repairs.journal_id or repairs.run_id
     if not (repairs is None or isinstance(repairs, str)):
-        raise UsageError(f"repairs= takes the result of a run, or its id, not {shown(repairs)}")
+        raise UsageError(f"repairs= takes the result of a run, or its id, not {brief(repairs)}")
     return repairs
 
 
@@ -97,7 +97,7 @@ def asked_dry_run(dry_run: object) -> bool:
     """Return whether calls that write are collected."""
     if not isinstance(dry_run, bool):
         raise UsageError(
-            f"dry_run= of a Client takes True or False, not {shown(dry_run)}: the draft is kept at the service"
+            f"dry_run= of a Client takes True or False, not {brief(dry_run)}: the draft is kept at the service"
         )
     return dry_run
 

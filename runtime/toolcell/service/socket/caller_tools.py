@@ -92,13 +92,13 @@ class CallerTools:
         return Origin.PLAN if origin == Origin.PLAN else Origin.CODE
 
     def _with_preview(self, state: RegistryState, name: str) -> RegistryState:
-        tool = self._found(name)
+        tool = self._find_tool(name)
         assert tool.options.preview is not None
         spec = replace(tool.spec, invoke=keyword_invoke(tool.options.preview, None, tool.options.blocking))
         return replace(state, tools={name: RegisteredTool(spec, tool.checker, tool.aliases, tool.identity)})
 
     async def _revert(self, asked: AskTool, context: RunContext) -> ToolResult:
-        tool = self._found(asked.tool)
+        tool = self._find_tool(asked.tool)
         assert tool.options.revert is not None
         given: Any = asked.arguments.get("args")
         args: dict[str, Any] = given if isinstance(given, dict) else {}
@@ -106,7 +106,7 @@ class CallerTools:
         spec = revert_spec(tool.name, function, tool.options.timeout_s)
         return await ToolRegistry([spec]).execute(spec.definition.name, {"args": args}, context=context)
 
-    def _found(self, name: str) -> RegisteredTool:
+    def _find_tool(self, name: str) -> RegisteredTool:
         tool = self.tools.registered(name)
         if tool is None:
             raise UsageError(f"there is no tool {name!r:.80} here")

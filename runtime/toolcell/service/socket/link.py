@@ -188,14 +188,14 @@ class ServiceLink:
                 **extra,
             )
         except InvalidStatus as exc:
-            self._refused(exc.response.status_code, bytes(exc.response.body or b""))
+            self._note_refusal(exc.response.status_code, bytes(exc.response.body or b""))
         except (OSError, TimeoutError, InvalidHandshake, InvalidURI, EOFError) as exc:
             self.problem = f"{type(exc).__name__} {exc}".strip()
         else:
             return ClientTransport(connection)
         return None
 
-    def _refused(self, status: int, body: bytes) -> None:
+    def _note_refusal(self, status: int, body: bytes) -> None:
         said = body[:500].decode("utf-8", "replace")
         self.problem = f"it answered with the status {status}: {said}"
         if status in REFUSED:

@@ -105,7 +105,7 @@ class CallerSession:
         try:
             last: Finished | RequestFailed = RequestFailed("cancelled", "the request was given up", {})
             with request.scope:
-                last = await self._done(request)
+                last = await self._carry_out(request)
         finally:
             listening.cancel()
         try:
@@ -113,7 +113,7 @@ class CallerSession:
         except (UnsendableValue, ValueTooLarge) as exc:
             channel.send(RequestFailed("too_large", f"it was done, and its result cannot be sent: {exc}", {}))
 
-    async def _done(self, request: ServedRequest) -> Finished | RequestFailed:
+    async def _carry_out(self, request: ServedRequest) -> Finished | RequestFailed:
         try:
             method = METHODS.get(request.method)
             if method is None:

@@ -45,7 +45,7 @@ def pages_of(host: ViewerHost, more: Iterable[BaseRoute] = ()) -> Starlette:
     """Return the pages, without what protects them. `more` are those that only this host has."""
     app = Starlette(
         routes=[Mount("/static", StaticFiles(directory=STATIC)), *ROUTES, *more],
-        exception_handlers={HTTPException: _refused},
+        exception_handlers={HTTPException: _error_page},
     )
     app.state.viewer_host = host
     return app
@@ -56,6 +56,6 @@ def protected(app: ASGIApp, hosts: Iterable[str] = ()) -> ASGIApp:
     return ProtectedPages(app, hosts)
 
 
-async def _refused(request: Request, exc: Exception) -> Response:
+async def _error_page(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
     return PlainTextResponse(f"{exc.detail}\n", exc.status_code, exc.headers)

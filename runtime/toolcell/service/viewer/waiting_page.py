@@ -39,8 +39,8 @@ async def waiting(visit: Visit) -> Response:
     suspended, drafts = await found.suspended(), await found.drafts()
 
     def shown() -> tuple[list[Any], list[Any]]:
-        calls = [(each, [(call, *_shown(call.args)) for call in each.calls]) for each in suspended]
-        return calls, [(each, [(one, *_shown(one.args)) for one in each.effects]) for each in drafts]
+        calls = [(each, [(call, *_arguments_shown(call.args)) for call in each.calls]) for each in suspended]
+        return calls, [(each, [(one, *_arguments_shown(one.args)) for one in each.effects]) for each in drafts]
 
     calls, effects = await daemon_threads.run_sync(shown)  # arguments may be long
     return visit.page(
@@ -67,7 +67,7 @@ async def _user_of(visit: Visit, run_id: str) -> str:
     return await log.read(question) if log is not None else ""
 
 
-def _shown(args: Mapping[str, Any]) -> tuple[str, bool]:
+def _arguments_shown(args: Mapping[str, Any]) -> tuple[str, bool]:
     """Return arguments as text, and whether that is all of them. Too long to be read here: each is cut by itself."""
     text = shown_text(args)
     return (text, True) if len(text) <= MAX_TEXT_CHARS else ("\n".join(arguments_text(args).parts), False)
@@ -113,7 +113,7 @@ def _decision(call: PendingCall, number: int, visit: Visit) -> ResumeDecision:
     fields = {name: visit.fields.get(f"{name}-{number}", "") for name in ("digest", "decision", "reason", "args")}
     if fields["digest"] != call.digest:
         raise UsageError(CHANGED)
-    if fields["decision"] != "deny" and not _shown(call.args)[1]:
+    if fields["decision"] != "deny" and not _arguments_shown(call.args)[1]:
         raise UsageError(f"call {number + 1} ({call.tool}): {TOO_LONG}")
     match fields["decision"]:
         case "approve":
@@ -147,12 +147,12 @@ async def commit(visit: Visit) -> Response:
     if visit.fields.get("digest") != draft.digest:
         raise UsageError(CHANGED)
     chosen = [each for each in effects if visit.fields.get(f"approve-{each}") == "on"]
-    if hidden := [each.id for each in draft.effects if each.id in chosen and not _shown(each.args)[1]]:
+    if hidden := [each.id for each in draft.effects if each.id in chosen and not _arguments_shown(each.args)[1]]:
         raise UsageError(f"{', '.join(hidden)}: {TOO_LONG}")
     given = ident if draft.kept_in is not None else draft
     async with under_way(api):
         done = await runtime.commit(given, chosen, context=context_of(api))
-    return visit.page("committed", done=done, rows=[(each, _shown(each.args)[0]) for each in done.effects])
+    return visit.page("committed", done=done, rows=[(each, _arguments_shown(each.args)[0]) for each in done.effects])
 
 
 def shown_result(result: ExecutionResult) -> dict[str, Any]:
