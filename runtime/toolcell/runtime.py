@@ -215,6 +215,11 @@ class Runtime(OpenedInBlock):
         """End every sandbox. Runs under way end with outcome `cancelled`. May be called from any task, and twice."""
         await self._lifetime.close()
 
+    @property
+    def is_open(self) -> bool:
+        """True between `open` and `close`."""
+        return self._lifetime.is_open
+
     def check_open(self) -> None:
         """Check that it can be used here and now.
 
@@ -334,10 +339,10 @@ class Runtime(OpenedInBlock):
     def stream(self, source: str, **options: Any) -> RunStream:
         """Run a script as `execute_code` does, and return what happens as events, for `async for`.
 
-        Shape: `LogPrinted`, `ProgressReported`, `CallStarted` and `CallEnded` as they happen; at the end each
-        `FileReturned`, and `RunFinished` with the result. Leaving the loop early ends the run; `async with` around the
-        loop also waits for that. `cancel`, if given, is set then. A reader that falls 256 events behind holds the
-        script up, and its `wall_s` goes on; no event is lost.
+        Shape: `LogPrinted`, `ProgressReported`, `CallStarted`, `CallUpdated` and `CallEnded` as they happen; at the end
+        each `FileReturned`, and `RunFinished` with the result. Leaving the loop early ends the run; `async with` around
+        the loop also waits for that. `cancel`, if given, is set then. A reader that falls 256 events behind holds the
+        script up, and its `wall_s` goes on; no event but a `CallUpdated` is lost.
 
         Raises:
             UsageError: an argument is wrong, or this runtime is not open here.

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import anyio.lowlevel
 import pytest
 
-from toolcell import ToolRegistry, ToolResult, UsageError
+from toolcell import Runtime, ToolRegistry, ToolResult, UsageError
 from toolcell.agents import Agent
-from toolcell.agents.providers.scripted import ScriptedModel
+from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.tools import MODEL, Status
 
 pytestmark = pytest.mark.anyio
@@ -65,3 +66,109 @@ async def test_a_call_that_nobody_approved_says_what_decides_about_it() -> None:
 
     refused = await registry.dispatch("pay", {"euros": 1})
     assert "approval_hook(...)" in refused.message and 'on_approval="suspend"' in refused.message
+
+
+PING = {"type": "object", "properties": {"host": {"type": "string"}}, "required": ["host"]}
+
+
+def ping(host: str) -> str:
+    """Check whether a host can be reached."""
+    return f"{host} is reachable"
+
+
+def ping_of_dict(args: Any) -> str:
+    return f"{args['host']} is reachable"
+
+
+REGISTERED: dict[str, Callable[[ToolRegistry], object]] = {
+    "a decorator": lambda registry: registry.register(ping),
+    "a decorator with names": lambda registry: registry.register(name="ping", description="Reach a host by name.")(
+        ping
+    ),
+    "a decorator with a schema": lambda registry: registry.register("ping", "Reach a host by name.", PING)(
+        ping_of_dict
+    ),
+    "a function by keyword": lambda registry: registry.register(name="ping", function=ping),
+    "everything by keyword": lambda registry: registry.register(
+        name="ping", description="Reach a host by name.", schema=PING, function=ping_of_dict
+    ),
+    "everything by position": lambda registry: registry.register("ping", "Reach a host by name.", PING, ping_of_dict),
+}
+
+
+@pytest.mark.conforms("E3", "E12")
+@pytest.mark.parametrize("name", REGISTERED)
+def test_a_tool_is_registered_by_position_by_keyword_and_as_a_decorator(name: str) -> None:
+    registry = ToolRegistry()
+
+    registered = REGISTERED[name](registry)
+
+    assert registered in (ping, ping_of_dict)
+    assert registry.definitions()[0].parameters["required"] == ["host"]
+    assert registry.execute_sync("ping", {"host": "8.8.8.8"}).text == "8.8.8.8 is reachable"
+
+
+@pytest.mark.parametrize("parts", [{"func": ping}, {"parameters": PING}, {"nonsense": 1}])
+def test_a_decorator_that_cannot_work_is_refused_before_it_decorates(parts: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"function=|schema=|no option is called 'nonsense'"):
+        ToolRegistry().register(name="ping", description="Reach a host by name.", **parts)
+
+
+def test_programs_without_an_event_loop_call_tools_and_run_agents() -> None:
+    registry, loops = ToolRegistry([ping]), set[Any]()
+
+    @registry.tool
+    async def loop() -> str:
+        """Note the event loop that runs this."""
+        loops.add(anyio.lowlevel.current_token())
+        return "noted"
+
+    @registry.tool
+    def ping_twice(host: str) -> str:
+        """Ping a host twice, from the thread of a tool."""
+        return "".join(registry.execute_sync("ping", {"host": host}).text for _ in range(2))
+
+    model = ScriptedModel([calls(("ping_twice", {"host": "a"}), ("loop", {})), "done"], repeat=True)
+    run = Agent(model, tools=registry).run_sync("go")
+    registry.execute_sync("loop")
+
+    assert run.content == "done" and "a is reachablea is reachable" in run.steps[0].output
+    assert len(loops) == 1  # clients that belong to an event loop can be used again
+
+
+async def test_a_blocking_call_in_an_event_loop_says_what_to_await() -> None:
+    registry = ToolRegistry([ping])
+    with pytest.raises(UsageError, match=r"write `await registry\.execute\(\.\.\.\)`"):
+        registry.execute_sync("ping", {"host": "a"})
+    with pytest.raises(UsageError, match=r"write `await agent\.run\(\.\.\.\)`"):
+        agent().run_sync("go")
+
+
+@pytest.mark.isolation
+def test_a_blocking_agent_opens_its_runtime_for_each_run() -> None:
+    registry = ToolRegistry([ping])
+    model = ScriptedModel([calls(("execute_code", {"code": "tools.ping(host='b')"})), "done"] * 2)
+    talking = Agent(model, tools=registry, code_execution=Runtime(registry))
+
+    outputs = [talking.run_sync("go").steps[0].output for _ in range(2)]
+
+    assert ["b is reachable" in each for each in outputs] == [True, True]
+
+
+@pytest.mark.conforms("J-b5")
+async def test_identical_calls_of_one_response_count_as_one_failure_and_have_one_hint() -> None:
+    registry = ToolRegistry(max_batch=4)
+
+    @registry.tool
+    async def fails() -> str:
+        """Fail, whatever it is given."""
+        raise ValueError("no")
+
+    model = ScriptedModel([*[calls(*[("fails", {})] * 6)] * 3, "gave up"])
+
+    run = await Agent(model, tools=registry).run("go")
+
+    answers = [message["content"] for message in run.messages if message["role"] == "tool"]
+    hinted = ["change its arguments" in answer for answer in answers]
+    assert (hinted.index(True), sum(hinted)) == (12, 1) and "failed 3 times" in answers[12]
+    assert all("ask for this one again" in answer for answer in answers[4:6] + answers[10:12] + answers[16:18])

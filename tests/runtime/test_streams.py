@@ -9,10 +9,21 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from toolcell import Limits, Outcome, PoolConfig, RunContext, Runtime, SyncRuntime, ToolRegistry, UsageError
+from toolcell import (
+    Limits,
+    Outcome,
+    PoolConfig,
+    RunContext,
+    Runtime,
+    SyncRuntime,
+    ToolContext,
+    ToolRegistry,
+    UsageError,
+)
 from toolcell.run.streaming import (
     CallEnded,
     CallStarted,
+    CallUpdated,
     FileReturned,
     LogPrinted,
     ProgressReported,
@@ -86,6 +97,29 @@ async def test_a_stream_tells_what_happens_in_order_and_ends_with_the_result() -
     assert without_ids(events) == without_ids(in_session) == HAPPENED
     started, ended = (next(each for each in events if isinstance(each, kind)) for kind in (CallStarted, CallEnded))
     assert started.call_id == ended.call_id
+
+
+@pytest.mark.anyio
+@pytest.mark.isolation
+@pytest.mark.conforms("I1", "I3")
+async def test_a_stream_has_what_its_tools_report_and_nothing_of_other_runs() -> None:
+    registry, context = ToolRegistry(), RunContext()
+
+    @registry.tool
+    async def count(ctx: ToolContext, name: str) -> None:
+        """Count, and report it."""
+        ctx.update(f"{name} begins", details={"of": name})
+
+    async with Runtime(registry, pool=SMALL) as runtime:
+        seen = []
+        async for event in runtime.stream("call_tool('count', name='one')", context=context):
+            if isinstance(event, CallStarted):
+                await registry.execute("count", {"name": "other"}, context=context)
+            elif isinstance(event, CallUpdated):
+                seen.append((event.tool, event.text, event.details))
+        assert not context.events.active
+
+    assert seen == [("count", "one begins", {"of": "one"})]
 
 
 @pytest.mark.isolation

@@ -6,7 +6,7 @@ The loop does the work. An agent keeps the conversation, runs one prompt at a ti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from toolcell.results import Suspension
 from toolcell.results.effects import RevertResult
 from toolcell.run.reverts import Reverts
 from toolcell.runtime import Runtime
+from toolcell.support.blocking import wait_for
 from toolcell.support.keywords import ELSEWHERE
 from toolcell.support.spelling import suggestion
 from toolcell.tools import events
@@ -193,6 +194,26 @@ class Agent:
             self.messages += [user(prompt)] if isinstance(prompt, str) else prompt
             approvals = TurnApprovals() if self._on_approval == "suspend" and run.scope.approvals is None else None
             return await self._loop(run, self.tools_for_run(tools), approvals)
+
+    def run_sync(
+        self, prompt: str | Sequence[Message], *, tools: Tools = None, context: RunContext | None = None
+    ) -> ToolLoopResult:
+        """Run `run` and wait for it, in a program without an event loop.
+
+        A `Runtime` for scripts that is not open is opened for this run alone.
+
+        Raises:
+            UsageError: as from `run`, or an event loop runs in this thread.
+        """
+
+        async def run() -> ToolLoopResult:
+            async with AsyncExitStack() as stack:
+                runtime: object = self._runs_code
+                if isinstance(runtime, Runtime) and not runtime.is_open:
+                    await stack.enter_async_context(runtime)
+                return await self.run(prompt, tools=tools, context=context)
+
+        return wait_for(run, "run_sync", "await agent.run(...)")
 
     async def _loop(self, run: RunContext, tools: ToolRegistry, approvals: TurnApprovals | None) -> ToolLoopResult:
         """Run the loop on the conversation, which a run that is cut short leaves whole."""

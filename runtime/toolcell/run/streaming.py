@@ -20,6 +20,7 @@ from toolcell.options import RunOptions
 from toolcell.results import ExecutionResult, OutputFile
 from toolcell.support.background import BackgroundTask, TaskReader
 from toolcell.tools.call import Call, CallObserver, RunContext
+from toolcell.tools.events import TOOL_UPDATE, Event
 from toolcell.tools.run_state import new_id
 
 QUEUE_EVENTS = 256
@@ -60,6 +61,16 @@ class CallStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class CallUpdated:
+    """A tool reported progress: `ctx.update("half way", details=...)`. Dropped where the reader is far behind."""
+
+    call_id: str
+    tool: str
+    text: str
+    details: Any
+
+
+@dataclass(frozen=True, slots=True)
 class CallEnded:
     """A tool call has its result."""
 
@@ -85,7 +96,7 @@ class RunFinished:
     result: ExecutionResult
 
 
-RunEvent = LogPrinted | ProgressReported | CallStarted | CallEnded | FileReturned | RunFinished
+RunEvent = LogPrinted | ProgressReported | CallStarted | CallUpdated | CallEnded | FileReturned | RunFinished
 
 
 class _Feed(BackgroundTask):
@@ -130,6 +141,11 @@ class _Feed(BackgroundTask):
         """Take what was reported."""
         return self.put(ProgressReported(value))
 
+    def update(self, event: CallUpdated) -> None:
+        """Take a tool's progress, if there is room: the tool does not wait."""
+        if len(self._events) < self._max_events and not self.is_left:
+            self.put(event)
+
     def finish(self, result: ExecutionResult) -> None:
         """Take the result. What is still in the queue stays there, and this comes after it."""
         last: list[RunEvent] = [*map(FileReturned, result.files), RunFinished(result)]
@@ -150,9 +166,14 @@ class _Feed(BackgroundTask):
     async def execute(self, run: Callable[[RunOptions], Awaitable[ExecutionResult]], given: RunOptions) -> None:
         """Be the work of the task."""
         context = given.context or RunContext(run_id=new_id())
-        context = context.child(observer=_CallWatcher(self, context.observer))
+        watcher = _CallWatcher(self, context.observer)
+        context = context.child(observer=watcher)
         options = replace(given, context=context, cancel=self._end, on_log=self.log, on_progress=self.progress)
-        self.finish(await run(options))
+        unsubscribe = context.events.subscribe(watcher.updated)
+        try:
+            self.finish(await run(options))
+        finally:
+            unsubscribe()
 
 
 def _fit_together(last: LogPrinted, event: LogPrinted) -> bool:
@@ -164,16 +185,25 @@ class _CallWatcher:
 
     def __init__(self, feed: _Feed, below: CallObserver | None) -> None:
         self._feed, self._below = feed, below
+        self._under_way: set[tuple[str, str | None]] = set()
 
     async def call_started(self, call: Call, /) -> None:
         """Tell that a call is about to run, after those below have taken note of it."""
         if self._below is not None and (noted := self._below.call_started(call)) is not None:
             await noted
+        self._under_way.add((call.run.run_id, call.call_id))
         args = call.run.secrets.shown(call.args if call.refusal is None else call.raw_args)
         await self._tell(CallStarted(call.call_id, call.name, args, call.parent_call_id))
 
+    def updated(self, event: Event) -> None:
+        """Tell what a tool reports. The bus may have events of other runs too."""
+        if event.type == TOOL_UPDATE and (event.run_id, event.call_id) in self._under_way:
+            text, details = event.update.get("text", ""), event.update.get("details")
+            self._feed.update(CallUpdated(event.call_id or "", event.tool or "", text, details))
+
     async def call_ended(self, call: Call, /) -> None:
         """Tell what became of a call."""
+        self._under_way.discard((call.run.run_id, call.call_id))
         if self._below is not None and (noted := self._below.call_ended(call)) is not None:
             await noted
         result = call.result

@@ -17,6 +17,7 @@ from toolcell.errors import ToolcellError
 from toolcell.run.streaming import (
     CallEnded,
     CallStarted,
+    CallUpdated,
     FileReturned,
     LogPrinted,
     ProgressReported,
@@ -43,6 +44,7 @@ _NAMES: Final = {
     LogPrinted: "log",
     ProgressReported: "progress",
     CallStarted: "call_started",
+    CallUpdated: "call_updated",
     CallEnded: "call_ended",
 }
 

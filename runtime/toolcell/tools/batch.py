@@ -132,7 +132,7 @@ async def _refuse_surplus(
     state: RegistryState, surplus: Sequence[Call], limit: int | None, on_result: OnResult | None
 ) -> list[ToolResult]:
     message = f"not run: one response may ask for at most {limit} tool calls; ask for this one again"
-    refusal = ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, status=Status.BLOCKED)
+    refusal = ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, status=Status.BLOCKED, retryable=True)
     turn = TimeSlice()
     results = []
     for call in surplus:

@@ -203,18 +203,25 @@ def _redacted(result: ToolResult, secrets: Secrets) -> ToolResult:
 
 
 def with_repeat_hint(call: Call, result: ToolResult, limit: int) -> ToolResult:
-    """Add a hint to the error of a call that a model repeats and that keeps failing, from the `limit`-th time on."""
+    """Add a hint to the error of a call that a model repeats and that keeps failing, from the `limit`-th time on.
+
+    Identical calls of one response count once, and the first of them has the hint. A call that was not run because
+    there were too many, and may be asked for again, does not count.
+    """
     failures = call.run.state.failures
-    if not (failures or result.is_error):
+    error = result.error
+    if not (failures or result.is_error) or (call.refusal is not None and error is not None and error.retryable):
         return result
     key = f"{call.name[:MAX_NAME_CHARS]} {args_for_log(call)}"
     if not result.is_error:
         failures.pop(key, None)
         return result
-    failures[key] = count = failures.pop(key, 0) + 1
+    count, message = failures.pop(key, (0, None))
+    is_counted = message is not None and message is call.message
+    failures[key] = count, message = count + (not is_counted), call.message
     if len(failures) > MAX_REMEMBERED_FAILURES:
         del failures[next(iter(failures))]
-    if count < limit or result.error is None:
+    if is_counted or count < limit or error is None:
         return result
     hint = f"this exact call has now failed {count} times; change its arguments or do something else"
-    return result.with_message(f"{result.error.message}\n({hint})")
+    return result.with_message(f"{error.message}\n({hint})")

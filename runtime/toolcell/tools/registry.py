@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, Self, TypeVar, overload
 
 from toolcell.errors import RegistrationError, UsageError
+from toolcell.support.blocking import wait_for
 from toolcell.support.log import logger_of
 from toolcell.support.spelling import did_you_mean
 from toolcell.tools import script_tools
@@ -49,6 +50,14 @@ logger = logger_of("toolcell.tools")
 _GLOB_SIGNS = frozenset("*?[")
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_NOT_GIVEN: Any = object()
+
+_OUR_NAMES = {
+    **dict.fromkeys(("func", "fn", "handler", "callback", "execute", "call"), "function"),
+    **dict.fromkeys(("parameters", "input_schema", "args_schema"), "schema"),
+}
+"""What other libraries call the arguments of `register`."""
 
 
 class ToolRegistry:
@@ -121,38 +130,54 @@ class ToolRegistry:
         """
         self._add(specs_of(tool, options), replace)
 
-    @overload
-    def register(self, tool: Any, /, *, replace: bool = ..., **options: Any) -> None: ...
-    @overload
     def register(
         self,
-        name: str,
-        description: str,
-        schema: Mapping[str, Any] | None,
-        function: Callable[..., Any] | None,
+        tool: Any = _NOT_GIVEN,
         /,
-        *,
-        replace: bool = ...,
-        **options: Any,
-    ) -> None: ...
-
-    def register(
-        self,
-        tool: Any,
         description: str | None = None,
-        schema: Mapping[str, Any] | None = None,
-        function: Callable[..., Any] | None = None,
-        /,
+        schema: Any = _NOT_GIVEN,
+        function: Any = _NOT_GIVEN,
         *,
-        replace: bool = False,
+        name: str | None = None,
         **options: Any,
-    ) -> None:
-        """`register(tool)`, or `register(name, description, schema, function)` with a function of one dict."""
-        if description is None:
-            self.add(tool, replace=replace, **options)
-            return
-        definition = ToolDefinition(tool, description, schema)
-        self._add(specs_of(positional_spec(definition, function, ToolOptions()), options), replace)
+    ) -> Any:
+        """Register a tool: `register(tool)`, or `register(name, description, schema, function)`.
+
+        With a schema the function takes one dict of all arguments. Without one, `register(name="ping", function=ping)`
+        derives it from the signature. Without a function it is a decorator: `@registry.register(name="ping")`.
+
+        Returns:
+            What was registered.
+
+        Raises:
+            RegistrationError: as from `add`.
+        """
+        for given in options.keys() & _OUR_NAMES.keys():
+            raise RegistrationError(f"register has no argument {given!r}; write {_OUR_NAMES[given]}=")
+        has_parts = schema is not _NOT_GIVEN or function is not _NOT_GIVEN
+        if isinstance(tool, str) and name is None and (has_parts or description is not None):
+            tool, name = _NOT_GIVEN, tool
+        own: dict[str, Any] = {
+            key: text for key, text in (("name", name), ("description", description)) if text is not None
+        }
+        if tool is not _NOT_GIVEN:
+            if has_parts:
+                raise RegistrationError(
+                    f"register was given a tool, {shown(tool)}, and schema= or function= too; a function with a schema "
+                    "written by hand is register(name, description, schema, function)"
+                )
+            self.add(tool, **own, **options)
+            return tool
+        if function is _NOT_GIVEN:
+            with_options(ToolOptions(), {key: options[key] for key in options.keys() - {"prepare", "replace"}})
+            parts = own if schema is _NOT_GIVEN else {**own, "schema": schema}
+            return lambda function: self.register(function=function, **parts, **options)
+        if schema is _NOT_GIVEN:
+            self.add(function, **own, **options)
+            return function
+        definition = ToolDefinition(name or str(getattr(function, "__name__", "")), description or "", schema)
+        self.add(positional_spec(definition, function, ToolOptions()), **options)
+        return function
 
     @overload
     def tool(self, function: F, /) -> F: ...
@@ -677,6 +702,17 @@ class ToolRegistry:
         """Make one call, as a part of the run that `context` is about."""
         check_kind("a tool call's name", name, str, cure="write the name that the tool is registered by")
         return await self.dispatch(name, args if args is not None else {}, context=context)
+
+    def execute_sync(
+        self, name: str, args: Mapping[str, Any] | str | None = None, *, context: RunContext | None = None
+    ) -> ToolResult:
+        """Make one call and wait for it, in a program without an event loop and in synchronous tools.
+
+        Raises:
+            UsageError: an event loop runs in this thread.
+        """
+        work = functools.partial(self.execute, name, args, context=context)
+        return wait_for(work, "execute_sync", "await registry.execute(...)")
 
     # Other registries over the same tools
 

@@ -152,8 +152,8 @@ class RunState:
         """What `cancel` cancels: the calls being executed and other waits of the run."""
         self.scope_type: type[anyio.CancelScope] = anyio.CancelScope
         """The event loop's own class once it is known: anyio looks for the event loop each time it makes a scope."""
-        self.failures: dict[str, int] = {}
-        """How often the same call of the same arguments failed in a row, by digest."""
+        self.failures: dict[str, tuple[int, Any]] = {}
+        """By digest: how often the same call failed in a row, and the response that asked for it last."""
         self.found_tools: dict[str, None] = {}
         """Names that `search_tools` has found, the latest last: the model is shown these tools from then on."""
         self.jobs = jobs
