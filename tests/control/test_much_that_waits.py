@@ -68,7 +68,7 @@ def in_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[str]]:
         (kept_drafts, "keep_draft"),
         (store, "make_token"),
         (SessionJournalFile, "write_step"),
-        (waiting_page, "_shown"),
+        (waiting_page, "_arguments_shown"),
         (effects, "effects_digest"),
     ):
         noted(owner, name)
