@@ -28,6 +28,7 @@ import msgpack
 
 from toolcell_bridge import __version__
 from toolcell_bridge.entry import preparation, supervisor
+from toolcell_bridge.entry.fork_handlers import HANDLERS
 from toolcell_bridge.entry.preparation import (
     BRIDGE,
     COMMON_MODULES,
@@ -35,7 +36,7 @@ from toolcell_bridge.entry.preparation import (
     move_up,
     occupy_descriptors,
     preload_all,
-    reseed_numpy,
+    reseed,
     set_environment,
 )
 from toolcell_bridge.entry.process_usage import ProcessUsage, children_of, descendants
@@ -276,11 +277,11 @@ class SharedZygote:
         streams: GuestStreams,
         control: int,
     ) -> SupervisedGuest:
-        reseed_numpy()
+        reseed()
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
             try:
-                pid = os.fork()
+                pid = HANDLERS.fork()
             except OSError:
                 ours.close()
                 raise
@@ -307,6 +308,7 @@ class SharedZygote:
         runner = Runner(self._channel, workspace)
         self._rehearsal.run()
         output.capture(self._channel)
+        HANDLERS.register()
         self._channel.stay_here()
         self._channel.send(Hello(PROTOCOL_VERSION, __version__, sys.version.split()[0], layers))
         runner.serve()
@@ -377,6 +379,7 @@ def prepare(settings: dict[str, Any]) -> None:
     Raises:
         ImportError: something to be preloaded does not load.
     """
+    HANDLERS.collect()
     errors.install_refusals()
     errors.answer_with_line()
     preparation.adapt(preparation.policy_for_imports())

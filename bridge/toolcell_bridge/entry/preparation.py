@@ -89,11 +89,14 @@ def preload_all(names: Iterable[str]) -> None:
         raise ImportError(f"preloading {name} failed: {problem}")
 
 
-def reseed_numpy() -> None:
-    """Give the next child's legacy numpy generator a state of its own. Python reseeds `random` in each fork itself.
+def reseed() -> None:
+    """Give the generators of `random` and of legacy numpy a state that only the next child has.
 
-    Runs before the fork: in the child it cost 0.2 ms, and 0.5 ms with numpy.random.seed().
+    Runs before the fork: a child copies each page that it writes to. In the child, numpy's cost 0.2 ms, and 0.5 ms
+    with numpy.random.seed().
     """
+    if "random" in sys.modules:
+        sys.modules["random"].seed()
     numpy = sys.modules.get("numpy")
     if numpy is not None and "numpy.random" in sys.modules:
         key = numpy.frombuffer(os.urandom(MERSENNE_WORDS * 4), dtype=numpy.uint32)

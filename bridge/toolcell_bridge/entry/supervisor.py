@@ -27,6 +27,7 @@ from typing import NoReturn
 
 import msgpack
 
+from toolcell_bridge.entry.fork_handlers import HANDLERS
 from toolcell_bridge.entry.preparation import BRIDGE, FIRST_FREE
 from toolcell_bridge.entry.process_usage import descendants
 from toolcell_bridge.entry.shared_protocol import ASK, FREEZE, INTERRUPT, THAW
@@ -118,7 +119,7 @@ def supervise(
         adopt_orphans(is_needed=slot.is_scoped)
         if slot.is_scoped:
             scope_signals(isolation.abi)
-        pid = os.fork()
+        pid = HANDLERS.fork()
         if pid == 0:
             _become_guest(slot, isolation, guest)
         for descriptor in slot.streams:

@@ -31,6 +31,7 @@ import msgpack
 
 from toolcell_bridge import __version__
 from toolcell_bridge.entry import preparation
+from toolcell_bridge.entry.fork_handlers import HANDLERS
 from toolcell_bridge.entry.preparation import (
     BRIDGE,
     COMMON_MODULES,
@@ -38,7 +39,7 @@ from toolcell_bridge.entry.preparation import (
     move_up,
     occupy_descriptors,
     preload,
-    reseed_numpy,
+    reseed,
     set_environment,
 )
 from toolcell_bridge.guest import errors, output, own_signals
@@ -201,13 +202,13 @@ class Zygote:
         wanted = (request["frame_bytes"], request["environment"])
         if self._guest is None or self._guest.made_for != wanted:
             self._guest = Guest(self._bridge, self._isolation.layers, *wanted)
-        reseed_numpy()
+        reseed()
         limits = RlimitPlan(**request["rlimits"])
         plan = self._isolation.plan(request["outer_id"], request["disk_bytes"], request["inodes"], limits)
         try:
             unshare(CLONE_NEWPID)
             try:
-                pid = os.fork()
+                pid = HANDLERS.fork()
                 if pid == 0:
                     self._become_sandbox(self._guest, plan, descriptors)
             finally:
@@ -295,6 +296,7 @@ class Guest:
         """Rehearse, send Hello, and run scripts until the host hangs up. Isolation is already applied."""
         self._rehearsal.run()
         output.capture(self._channel)
+        HANDLERS.register()
         self._channel.stay_here()
         self._channel.send(self._hello)
         self._runner.serve()

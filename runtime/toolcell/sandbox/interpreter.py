@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 
@@ -20,10 +21,6 @@ UNCOUNTED_SLACK_BYTES = 4 * GIB
 """RLIMIT_AS is `memory_bytes` times the factor and this much more where no cgroup counts: between two measurements of
 the watch it is what bounds a process."""
 
-START = "import gc, sys; gc.disable()"
-"""What the interpreter of a zygote executes first: imports leave no garbage, and a tenth of their time would go into
-looking for it. A zygote that is ready enables the collector, for its children."""
-
 ONE_THREAD = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -34,6 +31,18 @@ ONE_THREAD = {
 
 FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}
 """Of the interpreter: glibc keeps a heap of up to 64 MB for each of many threads, eight times the cores."""
+
+
+def start(sys_path: Sequence[str]) -> str:
+    """Return what the interpreter of a zygote executes first.
+
+    It disables the collector, which a zygote that is ready enables for its children: imports leave no garbage, and a
+    tenth of their time would go into looking for it. It has the handlers of forks collected before there are any.
+    """
+    return (
+        f"import gc, sys; gc.disable(); sys.path[:] = {list(sys_path)!r}; "
+        "from toolcell_bridge.entry.fork_handlers import HANDLERS; HANDLERS.collect()"
+    )
 
 
 def hashing(seed: int | None) -> dict[str, str]:

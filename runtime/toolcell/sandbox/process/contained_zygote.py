@@ -18,7 +18,7 @@ import msgpack
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit
 from toolcell.sandbox.forked import ForkedSandbox, exit_of
-from toolcell.sandbox.interpreter import START, hashing
+from toolcell.sandbox.interpreter import hashing, start
 from toolcell.sandbox.process.root_filesystem import InPlace
 from toolcell.sandbox.process.signals import signal_all, tree_of
 from toolcell.sandbox.process.zygote import ENVIRONMENT, ZygoteHandle
@@ -127,8 +127,7 @@ class ContainedZygote(ZygoteHandle[ContainedProcess]):
         except OSError as exc:
             raise SandboxUnavailable(NO_PLACE.format(exc)) from exc
         code = (
-            f"{START}; sys.path[:] = {list(place.sys_path)!r}; "
-            "from toolcell_bridge.entry.contained_zygote import main; main(int(sys.argv[1]))"
+            f"{start(place.sys_path)}; from toolcell_bridge.entry.contained_zygote import main; main(int(sys.argv[1]))"
         )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:

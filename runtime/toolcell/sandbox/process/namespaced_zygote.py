@@ -20,7 +20,7 @@ import msgpack
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit
 from toolcell.sandbox.forked import ForkedSandbox, exit_of
-from toolcell.sandbox.interpreter import START, hashing
+from toolcell.sandbox.interpreter import hashing, start
 from toolcell.sandbox.process.root_filesystem import RootFilesystem
 from toolcell.sandbox.process.zygote import ENVIRONMENT, ZygoteHandle
 from toolcell.sandbox.shortages import describe
@@ -140,7 +140,7 @@ class NamespacedZygote(ZygoteHandle[NamespacedProcess]):
             raise
         environment = ENVIRONMENT | hashing(hash_seed)
         code = (
-            f"{START}; sys.path[:] = {list(root.sys_path)!r}; from toolcell_bridge.entry.zygote import main; "
+            f"{start(root.sys_path)}; from toolcell_bridge.entry.zygote import main; "
             "main(int(sys.argv[1]), int(sys.argv[2]))"
         )
         plan = {
