@@ -133,6 +133,8 @@ MISTAKES: dict[str, tuple[Callable[[], object], str, str]] = {
     "text for a flag": (added(act, read_only="yes"), "'yes'", "must be bool"),
     "a function that takes nothing": (registered("act", "Do it again.", None, lambda: 1), "'act'", "must take (args)"),
     "no function": (registered("act", "Do it again.", None, "act"), "'act'", "a tool is a function"),
+    "a tool and a schema": (lambda: ToolRegistry().register(act, schema={}), "function act", "register(name,"),
+    "a schema by another name": (lambda: ToolRegistry().register(name="x", parameters={}), "'parameters'", "write schema="),
     "no such type": (lambda: Tool("act", "Do it.").param("x", "str", "a text"), "'str'", "string, integer"),
     "a builder that is not ended": (added(Tool("act", "Do it again, please.")), "'act'", "end with .call(function)"),
     "a tool twice": (lambda: ToolRegistry([act, act]), "'act'", "replace=True"),

@@ -163,7 +163,7 @@ class ToolRegistry:
         if tool is not _NOT_GIVEN:
             if has_parts:
                 raise RegistrationError(
-                    f"register was given a tool, {shown(tool)}, and schema= or function= too; a function with a schema "
+                    f"register was given a tool, {brief(tool)}, and schema= or function= too; a function with a schema "
                     "written by hand is register(name, description, schema, function)"
                 )
             self.add(tool, **own, **options)
