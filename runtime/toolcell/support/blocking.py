@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import anyio.from_thread
 
@@ -18,7 +18,7 @@ _thread: LoopThread | None = None
 """Kept for the next call: clients that a model's provider or a tool has opened belong to its event loop."""
 
 
-def wait_for(function: Callable[[], Awaitable[T]], name: str, instead: str) -> T:
+def wait_for(function: Callable[[], Coroutine[Any, Any, T]], name: str, instead: str) -> T:
     """Run a coroutine function to its end and return its result.
 
     In the thread of a synchronous tool it runs in the event loop of that tool's call, and is a part of its run.
