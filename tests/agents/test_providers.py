@@ -48,7 +48,7 @@ def reading() -> ToolRegistry:
 
     async def draw() -> ToolResult:
         """Draw a small picture."""
-        return ToolResult(parts=(Text("drawn"), Image(b"\x89PNG")))
+        return ToolResult(parts=(Text("drawn"), Image(b"\x89PNG\r\n\x1a\n")))
 
     return ToolRegistry([read_file, draw])
 
@@ -245,11 +245,11 @@ async def test_images_from_tools_reach_a_model_that_supports_images(kind: str) -
     if kind == "openai":
         assert [each["role"] for each in sent] == ["system", "user", "assistant", "tool", "tool", "user"]
         assert [part["type"] for part in sent[5]["content"]] == ["text", "image_url", "image_url"]
-        assert sent[5]["content"][1]["image_url"]["url"] == "data:image/png;base64,iVBORw=="
+        assert sent[5]["content"][1]["image_url"]["url"] == "data:image/png;base64,iVBORw0KGgo="
     else:
         [block] = sent[2]["content"]
         assert [part["type"] for part in block["content"]] == ["text", "image"]
-        assert block["content"][1]["source"] == {"type": "base64", "media_type": "image/png", "data": "iVBORw=="}
+        assert block["content"][1]["source"] == {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
 
 
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])

@@ -115,7 +115,7 @@ async def test_prepared_arguments_reach_the_tool_and_nobody_else() -> None:
 @pytest.mark.conforms("EX-21", "B3", "B4", "B5")
 @pytest.mark.parametrize("can_see", [True, False])
 async def test_details_stay_with_the_events_and_images_reach_models_that_can_see(can_see: bool) -> None:
-    picture = Image(b"\x89PNG", "image/png")
+    picture = Image(b"\x89PNG\r\n\x1a\n", "image/png")
 
     async def query() -> ToolResult:
         """Count the rows and draw them."""
@@ -133,7 +133,7 @@ async def test_details_stay_with_the_events_and_images_reach_models_that_can_see
     assert "rows" not in json.dumps([request.messages for request in model.requests])
     answer = model.requests[1].messages[-1]
     if can_see:
-        assert answer["images"] == [{"media_type": "image/png", "data": "iVBORw=="}]
+        assert answer["images"] == [{"media_type": "image/png", "data": "iVBORw0KGgo="}]
     else:
         assert "images" not in answer
         assert "(tool image omitted: model does not support images)" in answer["content"]

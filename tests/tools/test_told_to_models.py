@@ -13,12 +13,12 @@ from toolcell.agents.transcript import tool_message
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, OutputFile
 from toolcell.tools import File, Image, RunContext, Secrets, Text, ToolRegistry, ToolResult
 from toolcell.tools.code import ADVICE, MAX_PACKAGES, code_result
-from toolcell.tools.parts import IMAGE_SIGNATURES, MAX_IMAGE_BYTES, MAX_IMAGES
+from toolcell.tools.parts import MAX_IMAGE_BYTES, MAX_IMAGES
 from toolcell.tools.result import MAX_MODEL_CHARS
 
 pytestmark = pytest.mark.anyio
 
-PNG = IMAGE_SIGNATURES["image/png"]
+PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class Sandboxes:
@@ -99,7 +99,7 @@ async def test_an_image_that_a_tool_returns_as_a_file_is_shown_too() -> None:
 
 def test_images_are_bounded_and_the_model_is_told() -> None:
     many = ToolResult(parts=(Text("t"), *[Image(PNG)] * (MAX_IMAGES + 2)))
-    large = ToolResult(parts=(Image(bytes(MAX_IMAGE_BYTES + 1)),))
+    large = ToolResult(parts=(Image(PNG + bytes(MAX_IMAGE_BYTES)),))
 
     message = tool_message("c", many, supports_images=True)
     assert len(message["images"]) == MAX_IMAGES

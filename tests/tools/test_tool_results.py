@@ -73,7 +73,7 @@ async def test_failure_is_a_flag_beside_the_text_whatever_the_text_begins_with()
     assert bad["is_error"] is True
 
 
-PICTURE = Image(b"\x89PNG")
+PICTURE = Image(b"\x89PNG\r\n\x1a\n")
 RESULTS = [
     ToolResult.ok("text"),
     ToolResult.ok("text", value={"a": 1}),

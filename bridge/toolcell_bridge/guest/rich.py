@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from toolcell_bridge.guest.files import CHUNK_BYTES
+from toolcell_bridge.guest.pictures import Picture
 from toolcell_bridge.guest.placeholder import Placeholder
 from toolcell_bridge.wire.messages import FilePart, FileProblem
 
@@ -26,8 +27,11 @@ PROBLEM_CHARS = 300
 METHODS = (("_repr_png_", "png", "image/png"), ("_repr_html_", "html", "text/html"))
 """What objects have that notebooks show."""
 
-PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, list, dict, tuple, set, frozenset, Placeholder})
-"""Classes of values that show nothing. A placeholder must not be looked at: that would end its dry run."""
+PLAIN = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, list, dict, tuple, set, frozenset, Picture, Placeholder}
+)
+"""Classes of values that show nothing: they are the result itself. A placeholder must not be looked at: that would
+end its dry run."""
 
 CANARY = "_ipython_canary_method_should_not_exist_"
 """An object that has this attribute has any: notebooks ask for it, too."""
@@ -86,7 +90,7 @@ class Display:
             else:
                 self._problems += 1
         self.made += made
-        if not any(isinstance(message, FilePart) and message.media_type == "image/png" for message in made):
+        if not any(isinstance(message, FilePart) and message.media_type.startswith("image/") for message in made):
             sys.stdout.write(f"{value!r}\n")
 
 
@@ -96,6 +100,8 @@ def _of_display(value: object, name: str) -> Iterator[Shown]:
         figure: Any = value
         yield f"{name}.png", "image/png", partial(_png_of, figure)
         sys.modules[FIGURES].Gcf.destroy_fig(figure)
+    elif type(value) is Picture:
+        yield f"{name}.{value.media_type.partition('/')[2]}", value.media_type, lambda: value
     else:
         yield from _of_value(value, name)
 
@@ -216,7 +222,7 @@ def _content(made: object, media_type: str) -> bytes | None:
         return None
     if media_type == "text/html" and isinstance(made, str):
         return made.encode("utf-8", "xmlcharrefreplace")
-    if media_type == "image/png" and isinstance(made, bytes) and made.startswith(PNG):
+    if type(made) is Picture or (media_type == "image/png" and isinstance(made, bytes) and made.startswith(PNG)):
         return made
     raise TypeError(f"{type(made).__name__:.80} is no {media_type}")
 

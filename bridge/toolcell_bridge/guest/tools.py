@@ -11,6 +11,7 @@ from threading import main_thread as _main_thread
 from typing import TYPE_CHECKING, Any
 
 from toolcell_bridge.guest.channel import Channel, ChannelClosed, PendingReply
+from toolcell_bridge.guest.pictures import with_pictures
 from toolcell_bridge.guest.placeholder import GuestDryRun
 from toolcell_bridge.guest.scripts import SCRIPTS
 from toolcell_bridge.guest.values import to_packed
@@ -35,6 +36,9 @@ GUEST_NAMES = frozenset({
 
 WINDOW = 512
 """Calls that one call_tools_parallel keeps outstanding; the host executes as many at once as its limit says."""
+
+
+_MAY_HOLD_PICTURES = frozenset({bytes, list, dict})
 
 
 class ToolError(RuntimeError):
@@ -99,7 +103,7 @@ def _value(name: str, answer: ToolReturn | ToolFail, raw: bool = False) -> Any:
             import json
 
             return json.dumps(answer.value, ensure_ascii=False, default=repr)
-        return answer.value
+        return with_pictures(answer.value) if type(answer.value) in _MAY_HOLD_PICTURES else answer.value
     raise ToolError(
         f"Tool '{name}' failed: {answer.message}",
         tool=name,

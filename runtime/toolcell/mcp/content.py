@@ -29,7 +29,9 @@ from toolcell.support.text import as_one_line, clean
 from toolcell.tools.code import code_result
 from toolcell.tools.encoded import mentions_bytes
 from toolcell.tools.hooks import Approve, Reject
-from toolcell.tools.parts import File, is_image
+from toolcell.tools.result import without_bytes
+from toolcell.tools.values import bytes_in
+from toolcell_bridge.guest.pictures import picture_type
 
 VALUE_BYTES = 1 << 20
 """Of a value in an answer. A model reads the text beside it, which is shorter."""
@@ -89,7 +91,7 @@ def answer(result: ExecutionResult, *, with_logs: bool = True) -> CallToolResult
     if (refusal := too_much_to_decide(result.suspension)) is not None:
         return refusal
     content: list[ContentBlock] = [TextContent(text=clean(code_result(result, with_logs=with_logs).text))]
-    content += file_blocks(result.run_id, result.files)
+    content += file_blocks(result.run_id, result.files, result.value)
     if result.suspension is not None:
         content.append(TextContent(text=_waiting(result.suspension)))
     return CallToolResult(content=content, structured_content=_plain(result, with_logs), is_error=not result.ok)
@@ -109,8 +111,9 @@ def _plain(result: ExecutionResult, with_logs: bool) -> dict[str, Any]:
         "run_id": result.run_id,
     }
     if result.has_value:
-        is_short = json_size(result.value, VALUE_BYTES) <= VALUE_BYTES
-        plain["value"] = result.value if is_short else left_out(f"it has more than {VALUE_BYTES} bytes of JSON")
+        value = without_bytes(result.value)
+        is_short = json_size(value, VALUE_BYTES) <= VALUE_BYTES
+        plain["value"] = value if is_short else left_out(f"it has more than {VALUE_BYTES} bytes of JSON")
     if result.type_findings:
         plain["type_findings"] = [
             {name: each[name] for name in ("line", "rule", "message")} for each in result.type_findings
@@ -125,17 +128,25 @@ def _plain(result: ExecutionResult, with_logs: bool) -> dict[str, Any]:
     return made
 
 
-def file_blocks(run_id: str, files: Iterable[OutputFile]) -> list[ContentBlock]:
-    """Return files as content: pictures and sounds as such, the others as embedded resources."""
-    return [part for file in files if (part := _file(run_id, file)) is not None]
+def file_blocks(run_id: str, files: Iterable[OutputFile], value: Any = None) -> list[ContentBlock]:
+    """Return files as content: pictures and sounds as such, the others as embedded resources. Then those pictures of
+    the value that are not files."""
+    found = [part for file in files if (part := _file(run_id, file)) is not None]
+    shown = {file.data for file in files}
+    pictures = [data for data in dict.fromkeys(bytes_in(value)) if picture_type(data) and data not in shown]
+    return [*found, *map(_image, pictures)]
+
+
+def _image(data: bytes) -> ImageContent:
+    return ImageContent(data=base64.b64encode(data).decode(), mime_type=picture_type(data) or "image/png")
 
 
 def _file(run_id: str, file: OutputFile) -> ContentBlock | None:
     if file.data is None:
         return None
+    if picture_type(file.data):
+        return _image(file.data)
     encoded = base64.b64encode(file.data).decode()
-    if is_image(File(file.name, file.data, file.media_type)):
-        return ImageContent(data=encoded, mime_type=file.media_type)
     if file.media_type.startswith("audio/"):
         return AudioContent(data=encoded, mime_type=file.media_type)
     uri = f"toolcell://runs/{run_id}/{quote(file.name)}"

@@ -47,6 +47,7 @@ from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.detail import check_shown_chars
 from toolcell.tools.options import Origin
+from toolcell.tools.result import without_bytes
 from toolcell.tools.search import FOUND
 from toolcell.tools.stubs import declared
 from toolcell.tools.text_data import check_of
@@ -339,11 +340,12 @@ def _of_row(rows: PlanRows, schema: Mapping[str, Any] | None) -> types.CallToolR
     row = rows[0]
     if row["status"] != "ok":
         return failed(str(row.get("error", row["status"])))
-    value = row.get("result")
-    if isinstance(value, bytes):  # a file is its own value, and comes as such
+    given = row.get("result")
+    value = without_bytes(given)
+    if isinstance(given, bytes) and rows.files:  # a file is its own value, and comes as such
         value = "\n".join(f"({file.name}, {file.size} bytes)" for file in rows.files)
     text = text_answer(value[:VALUE_BYTES] if isinstance(value, str) else json_start(value, VALUE_BYTES))
-    content = [*text.content, *file_blocks(rows.run_id, rows.files)]
+    content = [*text.content, *file_blocks(rows.run_id, rows.files, given)]
     if schema is None:
         return types.CallToolResult(content=content)
     if (size := json_size(value, VALUE_BYTES)) > VALUE_BYTES:

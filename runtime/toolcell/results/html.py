@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from toolcell.support.json_text import json_text
 from toolcell.support.text import clean, cut_text
+from toolcell_bridge.guest.pictures import picture_type
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -21,13 +22,6 @@ MAX_IMAGES_BYTES: Final = 4 << 20
 MAX_ROWS: Final = 50
 MAX_COLUMNS: Final = 20
 MAX_CELL_CHARS: Final = 200
-IMAGE_STARTS: Final = {
-    b"\x89PNG\r\n\x1a\n": "image/png",
-    b"\xff\xd8\xff": "image/jpeg",
-    b"GIF87a": "image/gif",
-    b"GIF89a": "image/gif",
-}
-"""First bytes of the images that are shown. The name and the type that a script gives a file decide nothing."""
 
 _TEMPLATE: Final = """\
 <div>
@@ -116,7 +110,7 @@ def _files(files: Any) -> Iterator[tuple[str, str, str]]:
     """Yield name, description and image of each file; the image is a `data:` URL, or empty."""
     room = MAX_IMAGES_BYTES
     for each in files:
-        kind = next((kind for start, kind in IMAGE_STARTS.items() if each.data and each.data.startswith(start)), "")
+        kind = picture_type(each.data or b"")  # not what a script says of its file
         image = ""
         if kind and len(each.data) <= room:
             room -= len(each.data)

@@ -14,10 +14,13 @@ from toolcell.tools.call import Call
 from toolcell.tools.call_log import MAX_NAME_CHARS, args_for_log, logger
 from toolcell.tools.checks import text_of
 from toolcell.tools.concurrency import maybe_await, passes_on
-from toolcell.tools.parts import File, Image, Text
+from toolcell.tools.parts import File, Image, Text, described_bytes, part_data
 from toolcell.tools.result import ErrorCode, Status, ToolFailure, ToolResult, of_plain, of_text, to_json
 from toolcell.tools.run_state import NO_SECRETS, Secrets
-from toolcell.tools.values import MAX_INTEGER, MIN_INTEGER, plain_or_text, plain_value
+from toolcell.tools.values import MAX_INTEGER, MIN_INTEGER, bytes_in, plain_or_text, plain_value
+from toolcell_bridge.guest.pictures import picture_type
+
+_NOT_DATA = frozenset({Text, Image, File})
 
 MAX_REMEMBERED_FAILURES = 256
 """Of a run, of calls that failed."""
@@ -30,7 +33,7 @@ def as_result(value: Any, requires_result: bool = False) -> ToolResult:
         return of_text(value)
     if kind is bool or kind is float or (kind is int and MIN_INTEGER <= value <= MAX_INTEGER):
         return of_plain(value)
-    if kind is dict or kind is list:
+    if kind is dict or (kind is list and _NOT_DATA.isdisjoint(map(type, value))):
         return _structured(value)
     if value is None:
         return _no_result() if requires_result else of_text("")
@@ -43,12 +46,15 @@ def _odd_result(value: Any) -> ToolResult:
     if hasattr(value, "to_tool_result"):
         return as_result(value.to_tool_result(), requires_result=True)
     match value:
-        case File(name, data, _):
-            return ToolResult(files=(value,), parts=(Text(f"({name}, {len(data)} bytes)"),))
+        case File():
+            return ToolResult(files=(value,), parts=(Text(f"({value.name}, {len(value.data)} bytes)"),))
         case Text() | Image():
             return ToolResult(parts=(value,))
         case tuple() if value and all(isinstance(part, Text | Image | File) for part in value):
             return ToolResult(parts=value)
+        case list() if all(isinstance(part, str | Text | Image | File) for part in value):
+            parts = tuple(Text(part) if isinstance(part, str) else part for part in value)
+            return ToolResult(parts=parts, value=[*map(part_data, parts)], has_value=True)
         case str():
             return of_text(str.__str__(value))
     return _structured(value)
@@ -75,7 +81,8 @@ def _structured(value: Any) -> ToolResult:
         case str():
             return of_text(plain)
         case bytes():
-            return ToolResult(files=(File("result.bin", plain),), parts=(Text(f"({len(plain)} bytes)"),))
+            ending = (picture_type(plain) or "/bin").partition("/")[2]
+            return ToolResult(files=(File(f"result.{ending}", plain),), parts=(Text(described_bytes(plain)),))
         case None:
             return of_text("")
         case _:
@@ -155,7 +162,9 @@ async def show_user(call: Call, result: ToolResult) -> None:
 
 
 def _bounded(result: ToolResult, limit: int) -> tuple[ToolResult, bool]:
-    size = len(to_json(result.value).encode("utf-8", "replace")) if result.has_value else 0
+    size = 0
+    if result.has_value:
+        size = len(to_json(result.value).encode("utf-8", "replace")) + sum(map(len, bytes_in(result.value)))
     size = max(size, sum(len(part.data) for part in (*result.parts, *result.files) if not isinstance(part, Text)))
     if size > limit:
         failure = ToolResult.fail(f"result too large ({size} > {limit} bytes)", code=ErrorCode.TOO_LARGE)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from toolcell.tools.checks import check_kind, text_of
+from toolcell_bridge.guest.pictures import picture_type
 
 TEXT_CURE = "use ToolResult.of(data) for data, or str(x)"
 
@@ -25,18 +25,19 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A picture for models that can see."""
+    """A picture for models that can see: PNG, JPEG, GIF or WebP, whatever `media_type` it is given."""
 
     data: bytes
     media_type: str = "image/png"
 
     def __post_init__(self) -> None:
         _check_data("Image", self)
+        object.__setattr__(self, "media_type", picture_type(self.data) or self.media_type)
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file a call produced."""
+    """A file a call produced. One that is a picture has the media type of that picture."""
 
     name: str
     data: bytes
@@ -45,6 +46,7 @@ class File:
     def __post_init__(self) -> None:
         check_kind("File(name)", self.name, str)
         _check_data("File", self)
+        object.__setattr__(self, "media_type", picture_type(self.data) or self.media_type)
 
 
 def _check_data(kind: str, part: Image | File) -> None:
@@ -57,23 +59,33 @@ def _check_data(kind: str, part: Image | File) -> None:
 
 Part = Text | Image | File
 
-IMAGE_SIGNATURES: Mapping[str, bytes] = {
-    "image/png": b"\x89PNG\r\n\x1a\n",
-    "image/jpeg": b"\xff\xd8\xff",
-    "image/gif": b"GIF8",
-    "image/webp": b"RIFF",
-}
-"""Media types that models can see, and how their files begin: a provider refuses a request with anything else."""
-
-MAX_IMAGES = 10
-MAX_IMAGE_BYTES = 3_750_000
+MAX_IMAGES: Final = 10
+MAX_IMAGE_BYTES: Final = 3_750_000
 """Of one image. Base64 makes it a third larger, and Anthropic takes 5 MB."""
 
 
-def is_image(file: File) -> bool:
-    """True for a file that models can see as a picture."""
-    signature = IMAGE_SIGNATURES.get(file.media_type)
-    return signature is not None and file.data.startswith(signature)
+def described_bytes(data: bytes) -> str:
+    """Return what a model reads in place of bytes: `(image/png, 69 bytes)`, or `(69 bytes)`."""
+    kind = picture_type(data)
+    return f"({kind}, {len(data)} bytes)" if kind else f"({len(data)} bytes)"
+
+
+def described_part(part: Part) -> str | None:
+    """Return what a model reads of a part. None of a picture: it is shown."""
+    match part:
+        case Text(text):
+            return text
+        case Image(data) if picture_type(data):
+            return None
+        case Image(data, media_type):
+            return f"({media_type}, {len(data)} bytes: not a PNG, JPEG, GIF or WebP picture)"
+        case File(name, data):
+            return f"({name}, {len(data)} bytes)"
+
+
+def part_data(part: Part) -> str | bytes:
+    """Return what a script gets of a part: text, or the bytes of a picture or file."""
+    return part.text if isinstance(part, Text) else part.data
 
 
 def plain_part(part: Part) -> dict[str, Any]:

@@ -571,7 +571,7 @@ class _PlanRun:
         sizes = []
         for row in rows:
             await self._turn.give_way()
-            sizes.append(_SURELY_LONG if is_large(row, _SURELY_LONG // 2) else len(to_json(row)))
+            sizes.append(_SURELY_LONG if _is_surely_long(row) else len(to_json(row)))
         if sum(sizes) <= MAX_OUTPUT_CHARS:
             return rows
         share = MAX_OUTPUT_CHARS // len(rows)
@@ -586,10 +586,14 @@ _SURELY_LONG = MAX_OUTPUT_CHARS + 2
 """Characters of a value of half as many elements, at least. It is not written as JSON to its end."""
 
 
+def _is_surely_long(value: Any) -> bool:
+    return is_large(value, _SURELY_LONG // 2, counts_bytes=False)  # of bytes, only kind and size are written
+
+
 def _cut_row(row: Row, share: int) -> Row:
     key = "result" if "result" in row else "error"
     value = row[key]
-    if not isinstance(value, str) and is_large(value, _SURELY_LONG // 2):
+    if not isinstance(value, str) and _is_surely_long(value):
         text = json_beginning(value, max(0, share - len(_REST_CUT))) + _REST_CUT
     else:
         text = cut_text(value if isinstance(value, str) else to_json(value), share)[0]

@@ -6,7 +6,6 @@ change one, make a new one. Knows no provider; `compat` shows it in four other f
 
 from __future__ import annotations
 
-import base64
 import enum
 import json
 from collections.abc import Iterable, Mapping
@@ -16,8 +15,9 @@ from typing import Any, NamedTuple, NoReturn, Self
 from toolcell.errors import UsageError
 from toolcell.support.text import cut_text
 from toolcell.tools.checks import brief, check_kind, check_one_of, text_of
-from toolcell.tools.parts import File, Image, Part, Text, is_image, plain_part
-from toolcell.tools.values import plain_or_text
+from toolcell.tools.parts import File, Image, Part, Text, described_bytes, described_part, part_data, plain_part
+from toolcell.tools.values import bytes_in, plain_or_text
+from toolcell_bridge.guest.pictures import picture_type
 
 
 class Status(enum.StrEnum):
@@ -134,7 +134,7 @@ class ToolResult:
     status: Status = Status.OK
     error: ToolFailure | None = None
     value: Any = None
-    """Structured data for plans, sandboxed code and programs."""
+    """Structured data for plans, sandboxed code and programs. Of bytes in it a model reads kind and size."""
     has_value: bool = False
     """Tells a value of None from no value."""
     details: Any = None
@@ -248,9 +248,9 @@ class ToolResult:
 
     @property
     def output(self) -> str:
-        """Text of the parts, or the value as JSON; without the error."""
+        """Text of the parts, or the value as JSON; without the error and the pictures."""
         if self.parts:
-            return "\n".join(part.text for part in self.parts if isinstance(part, Text))
+            return "\n".join(text for part in self.parts if (text := described_part(part)) is not None)
         return to_json(self.value) if self.has_value else ""
 
     @property
@@ -271,10 +271,14 @@ class ToolResult:
 
     @property
     def images(self) -> tuple[Image, ...]:
-        """Return what a model that can see is shown: pictures among the parts and among the files."""
-        shown = [part for part in self.parts if isinstance(part, Image)]
-        files = [part for part in (*self.parts, *self.files) if isinstance(part, File)]
-        return (*shown, *(Image(file.data, file.media_type) for file in files if is_image(file)))
+        """Return what a model that can see is shown: the pictures among the parts, among the files and in the value.
+
+        The bytes decide what a picture is. A file or a value that is a part, too, is not shown again.
+        """
+        parts = [part.data for part in self.parts if not isinstance(part, Text)]
+        others = [file.data for file in self.files] + [*(bytes_in(self.value) if self.has_value else ())]
+        found = [*parts, *(data for data in dict.fromkeys(others) if data not in parts)]
+        return tuple(Image(data) for data in found if picture_type(data))
 
     @property
     def message(self) -> str:
@@ -287,7 +291,10 @@ class ToolResult:
         return None if self.silent or not self.for_user else self.for_user
 
     def guest_value(self) -> Any:
-        """Return what sandboxed code receives: structured data if there is any, else a file's bytes, else the text."""
+        """Return what sandboxed code receives: structured data if there is any, else a file's bytes, else the text.
+
+        A picture among the parts is its bytes; several parts with one are a list.
+        """
         if self.has_value:
             return self.value
         if self.status is Status.OK and len(self.files) == 1:
@@ -296,6 +303,9 @@ class ToolResult:
             return None
         if self.status is Status.PENDING and self.job_id is not None:
             return {"job_id": self.job_id, "status": "pending", "text": self.output}
+        if self.status is Status.OK and not all(isinstance(part, Text) for part in self.parts):
+            data = [*map(part_data, self.parts)]
+            return data if len(data) > 1 else data[0]
         return self.output
 
     def to_dict(self) -> dict[str, Any]:
@@ -362,8 +372,24 @@ def of_text(text: str) -> ToolResult:
 
 
 def to_json(value: Any) -> str:
-    """JSON text of a value for a model: compact enough, not escaped, never failing on odd leaves."""
+    """JSON text of a value for a model: compact enough, not escaped, never failing on odd leaves, without bytes."""
     return json.dumps(value, ensure_ascii=False, default=_odd_leaf)
+
+
+def without_bytes(value: Any) -> Any:
+    """Return data with what a model reads in place of bytes, such as `(image/png, 69 bytes)`."""
+    return value if next(bytes_in(value), None) is None else _readable(value)
+
+
+def _readable(value: Any) -> Any:
+    match value:
+        case bytes():
+            return described_bytes(value)
+        case dict():
+            return {key: _readable(each) for key, each in value.items()}
+        case list():
+            return [*map(_readable, value)]
+    return value
 
 
 def json_beginning(value: Any, most: int) -> str:
@@ -378,7 +404,7 @@ def json_beginning(value: Any, most: int) -> str:
 
 def _odd_leaf(value: object) -> object:
     if isinstance(value, bytes | bytearray | memoryview):
-        return base64.b64encode(bytes(value)).decode("ascii")
+        return described_bytes(bytes(value))
     if isinstance(value, set | frozenset):
         return sorted(value, key=repr)
     return str(value)

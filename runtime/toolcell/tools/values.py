@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -272,14 +272,29 @@ def _leaf_or_text(value: Any) -> Any:
         return brief(value)
 
 
-def is_large(value: Any, most: int = LARGE_ELEMENTS) -> bool:
+def bytes_in(value: Any) -> Iterator[bytes]:
+    """Yield the bytes that stand in plain data, in its order."""
+    if isinstance(value, bytes):
+        yield value
+        return
+    rest = [value]
+    while rest:
+        each = rest.pop()
+        if isinstance(each, bytes):
+            yield each
+        elif isinstance(each, dict | list | tuple):
+            items = each.values() if isinstance(each, dict) else each
+            rest += [item for item in items if isinstance(item, bytes | dict | list | tuple)][::-1]
+
+
+def is_large(value: Any, most: int = LARGE_ELEMENTS, *, counts_bytes: bool = True) -> bool:
     """True when a value holds more than `most` values, or as many times 32 characters. Looks at no more of them."""
     seen = 0
     level = [value]
     while level:
         below: list[Any] = []
         for each in level:
-            is_text = isinstance(each, str | bytes)
+            is_text = isinstance(each, str) or (counts_bytes and isinstance(each, bytes))
             if not is_text and not isinstance(each, dict | list | tuple):
                 continue
             seen += len(each) // CHARS_PER_ELEMENT if is_text else len(each)

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
-from toolcell.results.html import IMAGE_STARTS
 from toolcell.support.text import one_line
+from toolcell_bridge.guest.pictures import picture_type
 
 SANDBOX: Final = "sandbox; default-src 'none'; frame-ancestors 'none'"
 MAX_NAME_CHARS: Final = 150
@@ -20,7 +20,7 @@ MAX_NAME_CHARS: Final = 150
 
 def image_kind(data: bytes) -> str:
     """Return the type of a picture by its first bytes; empty for anything else."""
-    return next((kind for start, kind in IMAGE_STARTS.items() if data.startswith(start)), "")
+    return picture_type(data) or ""
 
 
 def as_image(data: bytes) -> Response | None:
