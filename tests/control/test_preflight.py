@@ -41,6 +41,12 @@ ROWS: list[tuple[str, list[list[object]]]] = [
     ("call_tools_parallel(calls)", [[1, None, None]]),
     ("def f():\n    if x:\n        return call_tool('a', y=call_tool('b'))", [[3, "a", ["y"]], [3, "b", []]]),
     ("print('call_tool(1)')", []),
+    ("from tools import a, b as c\na(x=1)\nc()", [[2, "a", ["x"], True], [3, "b", [], True]]),
+    ("from tools import a\na.b(x=1)\na['c']()", [[2, "a.b", ["x"]], [3, "a.c", []]]),
+    ("import tools as t, tools\nt.a(x=1)\ntools.b()", [[2, "a", ["x"]], [3, "b", []]]),
+    ("from tools import *\na()", [[1, None, None]]),
+    ("from tools import a\ndef a(): pass\na()", []),
+    ("from .tools import a\na()", []),
 ]
 
 
@@ -82,6 +88,17 @@ def test_a_script_with_a_call_that_cannot_succeed_is_not_run(opened: SyncRuntime
 
 
 @pytest.mark.isolation
+def test_an_imported_tool_is_looked_at_unless_a_file_may_have_its_name(opened: SyncRuntime, effects: Effects) -> None:
+    source = "from tools import write as note\nnote()"
+    of_tool = opened.execute_code(source, tools=effects.registry, preflight=True)
+    of_file = opened.execute_code(
+        "from tools import own\nset_result(own())", files={"tools.py": b"own = int"}, preflight=True
+    )
+
+    assert of_tool.outcome is Outcome.DENIED
+    assert (of_file.value, of_file.error) == (0, None)
+
+
 def test_a_script_without_problems_runs_and_suspended_runs_and_drafts_have_their_preflight(
     opened: SyncRuntime, effects: Effects
 ) -> None:

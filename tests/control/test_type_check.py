@@ -82,7 +82,27 @@ async def test_a_wrong_argument_name_type_and_use_of_a_result_are_three_findings
         assert word in result.error.message
 
 
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("from tools import web\nweb.search(qery='x')", 2),
+        ("from tools import (\n    web as w,\n    nothing,\n)\nw.search('x', limit='many')", 5),
+        ("import json, tools as t\njson.dumps(t.web.search(query='x')[0]['titel'])", 2),
+        ("from tools import *\nweb.search('x')[0]['titel']", 2),
+        ("def f():\n    from tools import web\n    return web.search(query='x', limmit=1)", 3),
+    ],
+)
+async def test_imported_tools_are_checked(runtime: Runtime, source: str, line: int) -> None:
+    result = await runtime.execute_code(source)
+
+    assert result.error is not None
+    assert {each["line"] for each in result.error.findings} == {line}
+
+
 RIGHT = (
+    "from tools import web\nfor hit in web.search('x'): hit['title'].upper()",
+    "import tools\nimport tools as t\nt.web.search({'query': 'x'}), tools.web.search('x', 3)",
+    "from tools import own, web\nown(1), web.search('x')",
     'tools.web.search("x", 3)',
     'tools.web.search({"query": "x"})',
     'given = {"query": "x", "limit": 2}\ntools.web.search(given)\ncall_tool("web.search", given)',

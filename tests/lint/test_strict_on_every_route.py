@@ -17,6 +17,7 @@ REFUSED = {
     "import json, os.path": "import of 'os.path' is blocked",
     "from typing import get_type_hints": "cannot import 'get_type_hints' from 'typing'",
     "from . import x": "import",
+    "import tools.os": "import of 'tools.os' is blocked",
     "open('f', 'w')": "open is not there in a restricted script",
     "def f():\n    return input()\nf()": "input is not there",
     "().__class__": "",
@@ -25,6 +26,8 @@ REFUSED = {
 ALLOWED = {
     "def open(x): return x\nset_result(open(3))": 3,
     "import json\nset_result(json.loads('[1]'))": [1],
+    "from tools import upper\nset_result(upper(text='a'))": "A",
+    "import tools\nimport tools as t\nset_result(t.upper(text=tools.upper(text='a')))": "A",
     "set_result([given, sorted([2, 1]), len(str(print))])": None,
 }
 
@@ -41,6 +44,11 @@ def test_nothing_runs_of_a_script_that_is_refused_and_all_of_others() -> None:
         """Answer with the number that is given."""
         made.append(x)
         return x
+
+    @registry.tool
+    def upper(text: str) -> str:
+        """Return the text in capital letters."""
+        return text.upper()
 
     with (
         SyncRuntime(registry, policy=Policy(lint="strict")) as runtime,

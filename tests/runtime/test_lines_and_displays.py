@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from typing_extensions import TypedDict
 
 from toolcell import Outcome, PoolConfig, SyncRuntime, ToolRegistry
 
 pytestmark = pytest.mark.isolation
+
+
+class Receipt(TypedDict):
+    id: int
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +29,20 @@ def runtime() -> Iterator[SyncRuntime]:
     async def rows() -> list[int]:
         """Return three numbers."""
         return [1, 2, 3]
+
+    @registry.tool
+    async def put_item(item: dict[str, int], note: str = "none") -> Receipt:
+        """Put an item on its shelf.
+
+        Args:
+            item: What to put.
+        """
+        return {"id": item["n"]}
+
+    @registry.tool(read_only=True)
+    async def get_item() -> dict[str, int]:
+        """Return an item from its shelf."""
+        return {"n": 1}
 
     with SyncRuntime(registry, pool=PoolConfig(warm=1)) as opened:
         yield opened
@@ -57,6 +76,7 @@ def test_every_call_has_a_line_of_the_script(runtime: SyncRuntime, name: str) ->
         "from tools import double as d, rows\nset_result(d(n=2))",
         "import tools\nset_result(tools.double(n=2))",
         "import tools as t\nset_result(t.double(2))",
+        "from tools import *\nset_result(double(2))",
     ],
 )
 def test_tools_can_be_imported(runtime: SyncRuntime, source: str) -> None:
@@ -129,7 +149,57 @@ def test_whatever_goes_wrong_with_a_display_is_the_problem_of_its_file(
     assert all(file.problem for file in result.files)
 
 
+HELP = """put_item(*, item: dict[str, int], note: str = 'none') -> PutItemResult
+    Put an item on its shelf.
+
+    Args:
+        item: What to put.
+
+    class PutItemResult(TypedDict):
+        id: int"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "help(tools.put_item)",
+        "from tools import put_item\nhelp(put_item)",
+        "import inspect\nprint(tools.put_item.__name__, inspect.signature(tools.put_item), sep='')\n"
+        "for line in inspect.getdoc(tools.put_item).split('\\n'): print('    ' + line)",
+        "import functools\n@functools.wraps(tools.put_item)\ndef f(**values): pass\nhelp(f)",
+    ],
+)
+def test_a_tool_describes_itself_as_a_function_does(runtime: SyncRuntime, source: str) -> None:
+    result = runtime.execute_code(source)
+
+    assert result.error is None
+    assert HELP.replace(" ", "") in "\n".join(map(str.rstrip, result.logs.stdout.splitlines())).replace(" ", "")
+    assert not result.calls
+
+
+def test_a_tool_is_described_where_the_host_cannot_be_asked(runtime: SyncRuntime) -> None:
+    source = "import os, sys\nif not os.fork():\n    print(tools.put_item.__doc__); sys.stdout.flush(); os._exit(0)\nos.wait()"
+    assert runtime.execute_code(source).logs.stdout == "None\n"
+
+
+def test_a_tool_of_a_class_takes_no_self(runtime: SyncRuntime) -> None:
+    assert runtime.execute_code("class Shelf:\n    double = tools.double\nShelf().double(4)").value == 8
+
+
+def test_a_coroutine_that_is_never_awaited_names_no_file_of_ours(runtime: SyncRuntime) -> None:
+    source = "import json\njson.dumps(call_tool_async('double', n=1))"
+    result = runtime.execute_code(source)
+
+    assert "sys:1: RuntimeWarning: coroutine 'call_tool_async' was never awaited" in result.logs.stderr
+    assert "toolcell" not in result.logs.stderr
+
+
 CURES = {
+    "import asyncio\nasync with asyncio.TaskGroup() as group: group.create_task(tools.rows())": "call_tool_async",
+    "import json\njson.dumps(call_tool_async('double', n=1))": "await it first",
+    "tools.put_item(tools.get_item())": "this is the value of one argument: write item=...",
+    "call_tool('put_item', tools.get_item())": "this is the value of one argument: write item=...",
+    "call_tools_parallel([('put_item', {'n': 1})])": "this is the value of one argument: write item=...",
     "import asyncio\nawait asyncio.gather(tools.rows(), tools.rows())": "call_tool_async",
     "import asyncio\nawait asyncio.wait_for(tools.rows(), 1)": "call_tool_async",
     "import asyncio\nawait asyncio.sleep(0)\nasyncio.create_task(tools.rows())": "call_tool_async",
@@ -151,3 +221,20 @@ def test_a_mistake_says_what_to_write(runtime: SyncRuntime, source: str) -> None
     assert result.outcome is Outcome.ERROR
     assert result.error is not None
     assert CURES[source] in result.error.message
+
+
+def test_a_mistake_in_a_session_says_it_too(runtime: SyncRuntime) -> None:
+    with runtime.session() as session:
+        for source, cure in CURES.items():
+            result = session.execute_code(source)
+            assert result.error is not None and cure in result.error.message
+
+
+@pytest.mark.parametrize(
+    "given", ["{'itm': {'n': 1}}", "{'note': 'x'}", "{'n': 'text'}", "{}", "{'n': 1, 'note': 'x'}"]
+)
+def test_only_a_value_that_fits_an_argument_is_said_to_be_one(runtime: SyncRuntime, given: str) -> None:
+    result = runtime.execute_code(f"tools.put_item({given})")
+
+    assert result.error is not None and "missing required property" in result.error.message
+    assert "this is the value" not in result.error.message

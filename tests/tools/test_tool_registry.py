@@ -40,6 +40,16 @@ async def test_every_function_of_a_tool_is_found_by_its_name() -> None:
     assert [(await registry.execute(name, {})).text for name in ("b", "a")] == ["b", "a"]
 
 
+@pytest.mark.parametrize("nothing", [None, "", "null", {}, "{}"])
+async def test_no_arguments_are_no_arguments_however_they_are_written(nothing: Any) -> None:
+    registry = with_tools("a")
+
+    assert (await registry.dispatch("a", nothing)).text == "a"
+    assert (await registry.execute("a", nothing)).text == "a"
+    results = await registry.execute_batch([("a", nothing), {"name": "a", "arguments": nothing}, {"name": "a"}])
+    assert [result.text for result in results] == ["a", "a", "a"]
+
+
 @pytest.mark.conforms("E3", "V-6")
 async def test_register_or_replace_lets_the_later_tool_win_and_keep_the_place() -> None:
     registry = with_tools("a", "b", "c")

@@ -84,7 +84,8 @@ def _text(error: BaseException) -> str:
     except BaseException as exc:
         text = f"<message unavailable: its __str__ raised {type(exc).__name__}>"
     if isinstance(error, BaseExceptionGroup):
-        parts = [f"{type(each).__name__}: {_text(each)}" for each in error.exceptions[:10]]
+        said = [(each, _text(each)) for each in error.exceptions[:10]]
+        parts = [f"{type(each).__name__}: {its_text}{_cure(each, its_text)}" for each, its_text in said]
         text = f"{text}: {'; '.join(parts)}"
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
@@ -162,7 +163,7 @@ def _call_path(name: object) -> str:
 
 def _coroutine(error: BaseException, text: str) -> str:
     """Cure an `await` that is missing, or one that is too many."""
-    if "'coroutine'" in text:
+    if "'coroutine'" in text or "of type coroutine" in text:
         return "; a coroutine has no value yet: await it first"
     is_plain = "'await' expression" in text or "can't be awaited" in text
     if not is_plain and not any(each in text for each in AWAITS_VALUE):

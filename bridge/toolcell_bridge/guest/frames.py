@@ -14,7 +14,7 @@ from types import FrameType, TracebackType
 from typing import Any, Final
 
 from toolcell_bridge.guest.scripts import is_script
-from toolcell_bridge.guest.tools import GUEST_NAMES
+from toolcell_bridge.guest.tools import GUEST_NAMES, ToolFunction
 from toolcell_bridge.wire.messages import Plain
 
 FRAMES: Final = 6
@@ -29,7 +29,7 @@ CHARS: Final = 160
 HIDDEN: Final = "[redacted]"
 
 _SECRET = re.compile(r"passw|secret|token|api_?key|credential|authorization|cookie", re.IGNORECASE)
-_LEFT_OUT = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
+_LEFT_OUT = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type, ToolFunction)
 _PLAIN = (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, type(None), range)
 
 

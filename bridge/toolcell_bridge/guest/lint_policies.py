@@ -38,6 +38,8 @@ from RestrictedPython.Utilities import utility_builtins
 
 from toolcell_bridge.guest import lint as rules
 from toolcell_bridge.guest.lint import Offence
+from toolcell_bridge.guest.tool_imports import TOOLS_NAME
+from toolcell_bridge.guest.tools import TOOLS_MODULE
 
 _Node = TypeVar("_Node", bound=ast.AST)
 _ATTRIBUTES = rules.ATTRIBUTES | INSPECT_ATTRIBUTES
@@ -322,13 +324,13 @@ def find_unavailable(tree: ast.Module, defined: Collection[str]) -> list[Offence
 
 
 def _not_importable(name: str) -> str:
-    if name in rules.IMPORTABLE:
+    if name in rules.IMPORTABLE or name == TOOLS_NAME:
         return ""
     return f"import of {name!r} is blocked in a restricted script: use call_tool() instead"
 
 
 def _not_exported(module: str, name: str) -> str:
-    if name == "*" or _is_exported(importlib.import_module(module), name):
+    if name == "*" or module == TOOLS_NAME or _is_exported(importlib.import_module(module), name):
         return ""
     return f"cannot import {name!r} from {module!r} in a restricted script"
 
@@ -408,6 +410,8 @@ def guarded_import(
     """Import a module of the table; `from` imports take exported names only."""
     if level or (problem := _not_importable(name)):
         raise ImportError(problem if not level else _not_importable("." * level + name))
+    if name == TOOLS_NAME:
+        return TOOLS_MODULE.namespace  # never a file of the workspace
     module = importlib.import_module(name)
     for wanted in fromlist or ():
         if problem := _not_exported(name, wanted):

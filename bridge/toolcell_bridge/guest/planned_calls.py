@@ -6,17 +6,18 @@ Runs inside a sandbox: reading a hostile text can take all memory and the whole 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from toolcell_bridge.guest.compiling import TOP_LEVEL_AWAIT
+from toolcell_bridge.guest.tool_imports import find_imported_tools, find_star_imports
 from toolcell_bridge.guest.top_level_return import OUTSIDE
 
 MAX_CALLS: Final = 1000
 CALLS: Final = frozenset({"call_tool", "call_tool_async"})
 PARALLEL: Final = "call_tools_parallel"
 
-Found = tuple[ast.expr, str | None, list[str] | None]
+Found = tuple[ast.expr | ast.stmt, str | None, list[str] | None] | tuple[ast.expr, str, list[str] | None, bool]
 """Where it is written, the tool's name, and the names of its arguments. None: they are not written out."""
 
 
@@ -24,7 +25,7 @@ def planned_calls(source: str) -> dict[str, Any]:
     """Return the calls of a script in the order of its text.
 
     Shape: {"calls": [[line, tool or None, argument names or None]], "more": calls left out, "error": ""}; with a
-    syntax error there is also its "line".
+    syntax error there is also its "line". A call of an imported name ends with True: a file may have that name, too.
     """
     try:
         tree = ast.parse(source)
@@ -33,9 +34,11 @@ def planned_calls(source: str) -> dict[str, Any]:
         return {"calls": [], "more": 0, "error": f"{type(exc).__name__}: {exc.msg}"[:200], "line": exc.lineno}
     except (ValueError, RecursionError, MemoryError) as exc:
         return {"calls": [], "more": 0, "error": f"{type(exc).__name__}: {exc}"[:200]}
-    found = [each for node in ast.walk(tree) if isinstance(node, ast.Call) for each in _calls(node)]
+    imported = find_imported_tools(tree)
+    found = [each for node in ast.walk(tree) if isinstance(node, ast.Call) for each in _calls(node, imported)]
+    found += [(node, None, None) for node in find_star_imports(tree)]
     found.sort(key=lambda each: (each[0].lineno, each[0].col_offset))
-    calls = [[where.lineno, tool, names] for where, tool, names in found[:MAX_CALLS]]
+    calls = [[where.lineno, tool, names, *imports] for where, tool, names, *imports in found[:MAX_CALLS]]
     return {"calls": calls, "more": max(0, len(found) - MAX_CALLS), "error": ""}
 
 
@@ -48,12 +51,14 @@ def _check_compiles(source: str) -> None:
             raise
 
 
-def _calls(node: ast.Call) -> Iterator[Found]:
+def _calls(node: ast.Call, imported: Mapping[str, str]) -> Iterator[Found]:
     match node.func:
         case ast.Name(id=name) if name in CALLS:
             tool = _text(node.args[0]) if node.args else None
             yield node, tool, _names(node.args[1:], node.keywords)
-        case ast.Attribute() | ast.Subscript() if (parts := _parts_below_tools(node.func)) is not None:
+        case ast.Name(id=name) if imported.get(name):
+            yield node, imported[name], _names(node.args, node.keywords), True
+        case ast.Attribute() | ast.Subscript() if (parts := _parts_below_tools(node.func, imported)) is not None:
             tool = None if None in parts else ".".join(map(str, parts))
             yield node, tool, _names(node.args, node.keywords)
         case ast.Name(id=name) if name == PARALLEL:
@@ -66,7 +71,7 @@ def _calls(node: ast.Call) -> Iterator[Found]:
                     yield node, None, None
 
 
-def _parts_below_tools(node: ast.expr) -> list[str | None] | None:
+def _parts_below_tools(node: ast.expr, imported: Mapping[str, str]) -> list[str | None] | None:
     """Return `["github", "search"]` for `tools.github["search"]`; None for what is no part of `tools`."""
     parts: list[str | None] = []
     while True:
@@ -77,6 +82,8 @@ def _parts_below_tools(node: ast.expr) -> list[str | None] | None:
                 parts.append(_text(key))
             case ast.Name(id="tools"):
                 return parts[::-1]
+            case ast.Name(id=name) if name in imported:
+                return [*filter(None, [imported[name]]), *parts[::-1]]
             case _:
                 return None
         node = above

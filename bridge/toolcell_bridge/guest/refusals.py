@@ -51,6 +51,7 @@ _BY_NAME: Final[dict[tuple[str, str], str]] = {
     ("pandas", "StylerRenderer"): "a styled frame: send x.data",
     ("types", "SimpleNamespace"): "SimpleNamespace is not data: send vars(x)",
     ("argparse", "Namespace"): "a namespace: send vars(x)",
+    ("tools", "tool"): "a tool: call it, and send what it returns",
     ("re", "Match"): "a match: send x.group() or x.groups()",
 }
 

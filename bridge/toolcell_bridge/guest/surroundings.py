@@ -86,6 +86,18 @@ def _fill_linecache(linecache: ModuleType) -> None:
         linecache.cache[name] = (len(_script.source), None, lines, name)
 
 
+def _hide_our_code(warnings: ModuleType) -> None:
+    """What warns with nothing of the script's below it would name our file. The interpreter says `sys` then."""
+    show = warnings._showwarnmsg
+
+    def _showwarnmsg(message: Any) -> None:
+        if message.filename.startswith(tracebacks.OWN_FOLDER):
+            message.filename, message.lineno, message.line = "sys", 1, None
+        show(message)
+
+    warnings.__dict__["_showwarnmsg"] = _showwarnmsg
+
+
 def _do_without_tracker(resource_tracker: ModuleType) -> None:
     """The tracker is a program that removes what a process left behind. A sandbox is removed as a whole."""
     tracker = resource_tracker.ResourceTracker
@@ -144,6 +156,7 @@ CHANGES: dict[str, Callable[[ModuleType], None]] = {
     "joblib.parallel": _use_threads,
     "linecache": _fill_linecache,
     "PIL.ImageShow": _show_images,
+    "warnings": _hide_our_code,
     "plotly.io._renderers": _show_charts,
     "multiprocessing.resource_tracker": _do_without_tracker,
     "multiprocessing.managers": _explain_managers,

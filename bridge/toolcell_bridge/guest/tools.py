@@ -19,7 +19,10 @@ from toolcell_bridge.wire.messages import Progress, ToolFail, ToolReturn
 
 if TYPE_CHECKING:
     import asyncio
+    import inspect
     from types import FrameType
+
+    from toolcell_bridge.guest.descriptions import ToolDescription
 
 # asyncio, json and difflib are imported where they are used: loading them would double a sandbox's cold start.
 
@@ -120,6 +123,7 @@ class Toolbox:
         self._channel = channel
         self._dry_run = dry_run
         self._listed: dict[str, Mapping[str, Any]] = {}
+        self._described: dict[str, ToolDescription] = {}
         self.names = tuple(names)
 
     def call_tool(self, name: str, /, *args: Any, raw: bool = False, **kwargs: Any) -> Any:
@@ -167,6 +171,17 @@ class Toolbox:
         elif merged is None:
             merged = bind_arguments(name, self._parameters(name), values, kwargs)
         return to_packed(merged, f"{name} arguments")
+
+    def description(self, name: str) -> ToolDescription:
+        """Return what `help()` shows of a tool; nothing where the host cannot be asked, as in a forked child."""
+        from toolcell_bridge.guest.descriptions import NOTHING, read_description
+
+        if name not in self._described:
+            try:
+                self._described[name] = read_description(self.list_tools(name, detail="full"))
+            except (ToolError, ChannelClosed):
+                return NOTHING
+        return self._described[name]
 
     def _parameters(self, name: str) -> Mapping[str, Any]:
         """Return a tool's JSON Schema. Only calls with values in order need it."""
@@ -312,6 +327,38 @@ Toolbox._call_async.__qualname__ = Toolbox._call_async.__name__ = "call_tool_asy
 ToolError.__module__ = "__main__"  # where a script finds it
 
 
+class ToolFunction:
+    """A tool as a function. Its signature and docstring are asked for when somebody looks at them."""
+
+    __slots__ = ("__name__", "__qualname__", "__weakref__", "_line", "_tool", "_toolbox")
+
+    def __init__(self, toolbox: Toolbox, tool: str, name: str, line: int | None) -> None:
+        self._toolbox, self._tool, self._line = toolbox, tool, line
+        self.__name__ = self.__qualname__ = name
+
+    def __call__(self, *values: Any, **kwargs: Any) -> Any:
+        return self._toolbox.call(self._tool, values, kwargs, line=self._line)
+
+    def __get__(self, instance: object, owner: type | None = None) -> ToolFunction:
+        """Return itself: a tool takes no `self`. `pydoc` takes what has this for a function."""
+        return self
+
+    def __repr__(self) -> str:
+        return f"<tool {self._tool}>"
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        return self._toolbox.description(self._tool).docstring
+
+    @property
+    def __signature__(self) -> inspect.Signature | None:
+        return self._toolbox.description(self._tool).signature
+
+
+ToolFunction.__name__ = ToolFunction.__qualname__ = "tool"  # what `help()` and messages call it
+ToolFunction.__module__ = "tools"
+
+
 class ToolNamespace:
     """`tools.<name>(...)`: each tool as a function. `tools["name"]` serves names that are no identifiers.
 
@@ -328,15 +375,15 @@ class ToolNamespace:
         found, is_namespace = _resolve_name(name, names)
         if is_namespace:
             return ToolNamespace(toolbox, f"{prefix}{found}.")
-        found, line = prefix + found, _line_here()
-
-        def call(*values: Any, **kwargs: Any) -> Any:
-            return toolbox.call(found, values, kwargs, line=line)
-
-        call.__name__ = call.__qualname__ = name
-        return call
+        return ToolFunction(toolbox, prefix + found, name, _line_here())
 
     __getitem__ = __getattr__
+
+    @property
+    def __all__(self) -> list[str]:
+        from toolcell_bridge.guest.tool_names import python_name
+
+        return [*dict.fromkeys(python_name(each.partition(".")[0]) for each in self.__toolbox.names)]
 
     def __dir__(self) -> list[str]:
         prefix = self.__prefix

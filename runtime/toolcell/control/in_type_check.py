@@ -10,11 +10,12 @@ import functools
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NoReturn
 
 from toolcell_bridge.guest.bound_names import bound_name
 from toolcell_bridge.guest.source import plain_source
+from toolcell_bridge.guest.tool_imports import TOOLS_NAME, find_imported_tools
 
 TY = "/packages/bin/ty"
 LIBRARIES = "/packages/lib"
@@ -216,8 +217,13 @@ def direct_calls(source: str, paths: Mapping[str, str]) -> str:
         SyntaxError: the script is none.
     """
     tree = ast.parse(source)
-    lines = Lines(source)
-    edits = [edit for node in ast.walk(tree) if isinstance(node, ast.Call) for edit in _edits(node, lines, paths)]
+    lines, names = Lines(source), {"tools", *find_imported_tools(tree)}
+    edits = list[Edit]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            edits += _edits(node, lines, paths, names)
+        elif isinstance(node, ast.Import | ast.ImportFrom) and (assigned := _rewrite_import(node, paths)):
+            edits.append((lines.start(node), lines.end(node), assigned))
     text = lines.edited(edits)
     try:
         ast.parse(text)
@@ -252,7 +258,25 @@ class Lines:
         return b"".join([*pieces, self.data[at:]]).decode()
 
 
-def _edits(node: ast.Call, lines: Lines, paths: Mapping[str, str]) -> Iterator[Edit]:
+def _rewrite_import(node: ast.Import | ast.ImportFrom, paths: Mapping[str, str]) -> str:
+    """Return `name = tools.name` for an import of tools; nothing for any other import."""
+    if isinstance(node, ast.Import):
+        if not any(each.name == TOOLS_NAME for each in node.names):
+            return ""
+        others = [each for each in node.names if each.name != TOOLS_NAME]
+        named = [f"{each.asname} = tools" for each in node.names if each.name == TOOLS_NAME and each.asname]
+        return "; ".join(([ast.unparse(ast.Import(others))] if others else []) + named) or "pass"
+    if node.module != TOOLS_NAME or node.level:
+        return ""
+    known = dict.fromkeys(path.partition(".")[0] for path in paths.values())
+    if node.names[0].name == "*":
+        return "; ".join(f"{name} = tools.{name}" for name in known)
+    named = [f"{each.asname or each.name} = tools.{each.name}" for each in node.names if each.name in known]
+    others = [each for each in node.names if each.name not in known]  # a file of the run may have them
+    return "; ".join(named + ([ast.unparse(ast.ImportFrom(TOOLS_NAME, others, 0))] if others else []))
+
+
+def _edits(node: ast.Call, lines: Lines, paths: Mapping[str, str], names: Collection[str]) -> Iterator[Edit]:
     match node:
         case ast.Call(ast.Name(id="call_tool" | "call_tool_async" as function), [ast.Constant(value=str(name)), *rest]):
             if name not in paths or any(each.arg == "raw" for each in node.keywords):
@@ -261,8 +285,8 @@ def _edits(node: ast.Call, lines: Lines, paths: Mapping[str, str]) -> Iterator[E
             head = f"{'_awaited(' if is_async else ''}tools.{paths[name]}("
             if is_async:
                 yield lines.end(node), lines.end(node), ")"
-        case ast.Call(ast.Attribute() as attribute, [_] as rest) if _is_tool(attribute):
-            first, head = attribute, "("
+        case ast.Call(ast.Attribute() | ast.Name() as called, [_] as rest) if _is_tool(called, names):
+            first, head = called, "("
         case _:
             return
     start = lines.start(first if head == "(" else node) if head != "(" else lines.end(first)
@@ -290,10 +314,10 @@ def _edits(node: ast.Call, lines: Lines, paths: Mapping[str, str]) -> Iterator[E
             yield start, lines.start(rest[0]), head
 
 
-def _is_tool(node: ast.expr) -> bool:
+def _is_tool(node: ast.expr, names: Collection[str]) -> bool:
     while isinstance(node, ast.Attribute):
         node = node.value
-    return isinstance(node, ast.Name) and node.id == "tools"
+    return isinstance(node, ast.Name) and node.id in names
 
 
 def _is_keyword(key: ast.expr | None) -> bool:

@@ -60,7 +60,9 @@ def read_preflight(result: ExecutionResult, tools: CallableTools) -> Preflight:
     rows = found.get("calls")
     for row in rows[:MAX_CALLS] if isinstance(rows, list) else ():
         match row:
-            case [int(line), str(name), names] if names is None or isinstance(names, list):
+            case [int(line), str(name), _, True] if not offered.resolve(name):
+                dynamic.append(line)
+            case [int(line), str(name), names, *_] if names is None or isinstance(names, list):
                 calls.append(offered.planned(line, name, names))
             case [int(line), None, _]:
                 dynamic.append(line)
@@ -81,10 +83,13 @@ class _Offered:
         self._listed = list_names(self._definitions) or "none"
         self._hints: dict[str, str] = {}
 
+    def resolve(self, name: str) -> str:
+        """Return the tool that a script means by a name; nothing when there is none."""
+        return name if name in self._definitions else self._names.get(name, "")
+
     def planned(self, line: int, name: str, names: list[Any] | None) -> PlannedCall:
         """Compare one call, as a guest has told of it, with the tools."""
-        known = name if name in self._definitions else self._names.get(name, "")
-        if not known:
+        if not (known := self.resolve(name)):
             cut = name[:MAX_NAME_CHARS]
             problem = f"there is no tool of this name{self._hint(cut)}; there are: {self._listed}"
             return PlannedCall(cut, line, problem=problem)

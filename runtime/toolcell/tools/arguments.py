@@ -12,13 +12,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolcell.errors import RegistrationError, UsageError
+from toolcell.support.spelling import closest
 from toolcell.tools.checks import text_of
 from toolcell.tools.coercion import Change, Coercer, Mended, closed_properties, json_copy
 from toolcell.tools.concurrency import maybe_await, passes_on
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.encoded import place_bytes
 from toolcell.tools.options import Coercion, Extras
-from toolcell.tools.problems import MAX_PROBLEMS, Subschemas, bounded_json, compile_schema, find_problems
+from toolcell.tools.problems import (
+    MAX_DESCRIBED_WORK,
+    MAX_PROBLEMS,
+    Subschemas,
+    bounded_json,
+    compile_schema,
+    find_problems,
+)
 from toolcell.tools.result import ErrorCode
 from toolcell.tools.schema_work import MAX_CHECK_WORK, WORK_PER_STEP, SchemaWork
 from toolcell.tools.text_data import ParseMode, parse_json
@@ -108,6 +116,8 @@ async def prepare_arguments(received: Any, prepare: Prepare | None) -> Any:
     """
     if isinstance(received, str):
         received = parse_arguments(str.__str__(received))
+    if received is None:  # how several models write "no arguments"
+        received = {}
     if prepare is None or not isinstance(received, Mapping):
         return received
     try:
@@ -272,10 +282,23 @@ class ArgumentChecker:
             steps *= 2
             coercer, mended = tried[0]
             problems = [*find_problems(self._schemas, mended.args, work), *coercer.unknown]
+            problems = [*self._find_bare_argument(received, work), *problems]
         placed = place_bytes(self._schemas, mended.args, copied.blobs)
         if problems or placed.problems:
             raise InvalidArguments(self.tool, [*problems, *placed.problems], received, steps + placed.steps)
         return CheckedArguments(mended.args, mended.changes, mended.warnings, steps + placed.steps, placed.encoded)
+
+    def _find_bare_argument(self, received: Mapping[str, Any], work: int) -> list[ValueProblem]:
+        """Say which argument was given in place of all of them: `f(item)` where `f(item=item)` was meant."""
+        schema = self._schemas.root
+        properties = schema.get("properties", {})
+        if not received or work > MAX_DESCRIBED_WORK or received.keys() & properties.keys():
+            return []
+        args, names = copy_arguments(received).args, [*received][:MAX_PROBLEMS]
+        for name in schema.get("required", ()):
+            if not any(closest(each, [name]) for each in names) and self._schemas.is_valid(properties.get(name), args):
+                return [ValueProblem((), f"this is the value of one argument: write {name}=...")]
+        return []
 
 
 def _root_defaults(schema: Mapping[str, Any], schemas: Subschemas) -> tuple[tuple[str, Any], ...]:

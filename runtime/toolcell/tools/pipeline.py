@@ -290,7 +290,7 @@ async def _take_arguments(call: Call, tool: RegisteredTool) -> ToolResult | None
     if call.run.dry_run is not None and note_placeholders(call):
         return await take_around(call, tool)
     received = call.raw_args
-    if tool.spec.prepare is not None or isinstance(received, str):
+    if tool.spec.prepare is not None or received is None or isinstance(received, str):
         try:
             received = await _until_cut_short(call, prepare_arguments(received, tool.spec.prepare))
         except ArgumentError as exc:

@@ -595,7 +595,7 @@ class ToolRegistry:
     async def dispatch(
         self,
         name: str,
-        args: Mapping[str, Any] | str,
+        args: Mapping[str, Any] | str | None,
         *,
         call_id: str = "",
         origin: Origin | None = None,
@@ -619,7 +619,7 @@ class ToolRegistry:
     def new_call(
         self,
         name: str,
-        args: Mapping[str, Any] | str,
+        args: Mapping[str, Any] | str | None,
         call_id: str = "",
         origin: Origin | None = None,
         context: RunContext | None = None,

@@ -1,0 +1,34 @@
+"""Names that `from tools import NAME` and `import tools as NAME` give to tools."""
+
+from __future__ import annotations
+
+import ast
+
+from toolcell_bridge.guest.bound_names import bound_name
+
+TOOLS_NAME = "tools"
+
+
+def find_imported_tools(tree: ast.AST) -> dict[str, str]:
+    """Return what each name of a script stands for: a path below `tools`, empty for all tools.
+
+    A name that the script gives another value, too, is left out; so is all that a star imports.
+    """
+    found, bound = dict[str, str](), set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == TOOLS_NAME and not node.level:
+            found |= {each.asname or each.name: each.name for each in node.names if each.name != "*"}
+        elif isinstance(node, ast.Import):
+            found |= {each.asname: "" for each in node.names if each.name == TOOLS_NAME and each.asname}
+        elif (name := bound_name(node)) is not None and not isinstance(node, ast.alias):
+            bound.add(name)
+    return {name: path for name, path in found.items() if name not in bound}
+
+
+def find_star_imports(tree: ast.AST) -> list[ast.ImportFrom]:
+    """Return each `from tools import *`."""
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == TOOLS_NAME and node.names[0].name == "*"
+    ]
