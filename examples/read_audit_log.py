@@ -7,8 +7,8 @@ import anyio
 
 from toolcell import RunContext, Runtime, ToolRegistry
 from toolcell.audit import AuditLog, HmacKey, Index, RecordedRun
-from toolcell.audit.replay import replay, runtime_options
-from toolcell.audit.verify import verify
+from toolcell.audit.replays import replay, runtime_options
+from toolcell.audit.verification import verify
 from toolcell.tools import ToolError
 
 registry = ToolRegistry()

@@ -66,22 +66,29 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
-        "toolcell.errors",
-        "toolcell.flows",
-        "toolcell.results",
-        "toolcell.config",
-        "toolcell.tools",
-        "toolcell.runtime",
-        "toolcell.sync",
-        "toolcell.quotas",
-        "toolcell.run.argument_text",
-        "toolcell.control.map_item",
-        "toolcell.audit.config",
-        "toolcell.audit.log",
-        "toolcell.sandbox.docker.backend",
-        "toolcell.sandbox.kubernetes.backend",
-        "toolcell.sandbox.ray.backend",
-        "toolcell.agents.agent",
-        "toolcell.agents.providers.openai",
-        "toolcell.agents.providers.anthropic",
+        {
+            "toolcell.agents.agent": "Agent",
+            "toolcell.agents.providers.anthropic": "AnthropicProvider",
+            "toolcell.agents.providers.openai": "OpenAIProvider",
+            "toolcell.audit.config": "AuditConfig",
+            "toolcell.audit.log": "AuditLog",
+            "toolcell.config": "Limits Policy PoolConfig",
+            "toolcell.control.map_item": "MapItem",
+            "toolcell.errors": (
+                "AuditError MapStopped Misconfigured PackageError QuotaExceeded RegistrationError ResumeError "
+                "SandboxUnavailable SessionError ToolAbort ToolError ToolcellError UsageError"
+            ),
+            "toolcell.flows": "Flow",
+            "toolcell.quotas": "Quota Quotas",
+            "toolcell.results": (
+                "ErrorInfo ExecutionResult Logs Outcome OutputFile PendingCall Suspension ToolCallRecord Usage"
+            ),
+            "toolcell.run.argument_text": "ArgumentText",
+            "toolcell.runtime": "Runtime",
+            "toolcell.sandbox.docker.backend": "DockerBackend",
+            "toolcell.sandbox.kubernetes.backend": "KubernetesBackend",
+            "toolcell.sandbox.ray.backend": "RayBackend",
+            "toolcell.sync": "SyncRuntime",
+            "toolcell.tools": "RunContext ToolContext ToolDefinition ToolRegistry ToolResult tool",
+        },
     )

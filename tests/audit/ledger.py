@@ -20,7 +20,7 @@ from toolcell.audit.query import Index
 from toolcell.audit.reader import RecordedRun, StoredRecord, read_log
 from toolcell.audit.recorder import Recorder
 from toolcell.audit.run_record import RunRecord
-from toolcell.audit.verify import Report, verify
+from toolcell.audit.verification import Report, verify
 from toolcell.results import ExecutionResult, LogEntry, Logs, Outcome
 from toolcell.sandbox.backend import GuestFile
 from toolcell.tools import Origin, RunContext, ToolError

@@ -20,7 +20,7 @@ from toolcell.audit import records
 from toolcell.audit.format import read_log_id
 from toolcell.audit.reader import read_log
 from toolcell.audit.signatures import Head, saved_heads
-from toolcell.audit.verify import verify
+from toolcell.audit.verification import verify
 
 KILLS = int(os.environ.get("AUDIT_KILLS", "20"))
 WRITERS = int(os.environ.get("AUDIT_WRITERS", "2"))

@@ -13,7 +13,7 @@ from audit.test_audit_commands import invoke
 from toolcell.audit import keys, receipt, records
 from toolcell.audit.format import segment_path
 from toolcell.audit.query import BROKEN, VERIFIED, Index
-from toolcell.audit.verify import BAD_REDACTION
+from toolcell.audit.verification import BAD_REDACTION
 from toolcell.cli import exits
 from toolcell.tools import RunContext
 

@@ -20,7 +20,7 @@ from toolcell.audit import keys, records
 from toolcell.audit.config import AuditConfig
 from toolcell.audit.format import Frame, chain_directories, split_segment
 from toolcell.audit.log import AuditLog
-from toolcell.audit.verify import verify
+from toolcell.audit.verification import verify
 from toolcell.errors import AuditError
 from toolcell.sandbox.backend import Backend, BackendDefaults
 from toolcell.tools import RunContext, Secrets

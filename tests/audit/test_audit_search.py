@@ -14,7 +14,7 @@ from toolcell.audit import indexing
 from toolcell.audit.events import Shape, lines_of, time_of
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import UNSIGNED, VERIFIED, Index
-from toolcell.audit.search import LINE_CHARS, Searched, search
+from toolcell.audit.text_search import LINE_CHARS, Searched, search
 from toolcell.audit.titles import title_of
 from toolcell.cli import audit, exits
 from toolcell.results import ExecutionResult, LogEntry, Logs, Outcome, OutputFile

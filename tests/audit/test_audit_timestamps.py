@@ -38,7 +38,7 @@ from toolcell.audit.timestamp_witness import (
     TimestampWitness,
     forget_tokens,
 )
-from toolcell.audit.verify import Report
+from toolcell.audit.verification import Report
 from toolcell.audit.witness import WitnessFailed, to_line
 from toolcell.audit.witness_check import UNWITNESSED, WITNESS_BEHIND
 from toolcell.audit.witness_places import witness_of

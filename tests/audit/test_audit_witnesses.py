@@ -14,7 +14,7 @@ from audit.test_audit_commands import invoke
 from toolcell.audit import chain_check, keys, records, verify
 from toolcell.audit.format import LOG_FILE, read_log_id, segment_path, split_segment
 from toolcell.audit.signatures import Head, default_heads_dir
-from toolcell.audit.verify import Report
+from toolcell.audit.verification import Report
 from toolcell.audit.witness import FileWitness, Witness, WitnessFailed
 from toolcell.audit.witness_check import UNWITNESSED, WITNESS_BEHIND
 from toolcell.audit.witness_places import witness_of

@@ -13,7 +13,7 @@ from toolcell import Outcome, Policy, PoolConfig, Runtime, SyncRuntime
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index
 from toolcell.audit.reader import RecordedRun
-from toolcell.audit.replay import Replay, replay, runtime_options
+from toolcell.audit.replays import Replay, replay, runtime_options
 from toolcell.control import Approve
 
 pytestmark = pytest.mark.isolation

@@ -35,8 +35,8 @@ from toolcell.audit.filters import Filter
 from toolcell.audit.keys import HmacKey
 from toolcell.audit.log import AuditLog
 from toolcell.audit.query import Index
-from toolcell.audit.replay import replay, runtime_options
-from toolcell.audit.verify import verify
+from toolcell.audit.replays import replay, runtime_options
+from toolcell.audit.verification import verify
 from toolcell.control import Approve, Deny, Edit
 from toolcell.run import recording
 from toolcell.sandbox.process import cgroup_manager

@@ -19,7 +19,7 @@ from service.client_serving import serving
 from toolcell import ToolRegistry
 from toolcell.config import MIB
 from toolcell.service import answering
-from toolcell.support.json_text import exact_json_pieces, exact_json_text, is_small, json_start
+from toolcell.support.exact_json import exact_json_pieces, exact_json_text, is_small, json_start
 
 CONTROL = r"for i in range(6): call_tool('note', text='\x01' * 900000)"
 """32 MB of JSON."""

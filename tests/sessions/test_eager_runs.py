@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from toolcell import ExecutionResult, Limits, Outcome, PoolConfig, Runtime, SyncRuntime, ToolRegistry
 from toolcell.audit.query import Index
 from toolcell.audit.reader import RecordedRun
-from toolcell.audit.replay import replay, runtime_options
+from toolcell.audit.replays import replay, runtime_options
 from toolcell.errors import UsageError
 from toolcell.sessions.eager_run import SyncEagerRun
 from toolcell.sync import SyncSession

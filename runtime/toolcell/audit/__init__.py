@@ -8,33 +8,105 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "AuditConfig", "AuditEvent", "AuditLog", "Ed25519Signer", "FileWitness", "Filter", "HmacKey", "Index",
-    "RecordedCall", "RecordedRun", "Recorder", "Signer", "Sink", "SpanSink", "ToolContent", "Verifier", "Witness",
-    "load_signer", "load_verifier",
+    "ABORTED", "BROKEN", "LOG_FILE", "MISSING_CALL", "REDACTED", "TRUSTS", "TRUST_TEXTS", "UNFINISHED", "UNSIGNED",
+    "UNVERIFIED", "VERIFIED", "WHERE_KEYS_ARE", "AuditConfig", "AuditEvent", "AuditLog", "BadInput",
+    "Ed25519Signer", "FileWitness", "Filter", "HmacKey", "Index", "Match", "Place", "ReceiptCheck", "RecordedCall",
+    "RecordedRun", "Recorder", "Replay", "Report", "RunChange", "RunSummary", "Searched", "ShownCall", "ShownLine",
+    "Signer", "Sink", "SpanSink", "ToolContent", "Verifier", "Witness", "begun_segments", "chain_directories",
+    "compare_runs", "default_key_path", "end_ns", "expired_segments", "exporting_sink", "jsonable", "key_ranges",
+    "lines_of", "load_heads", "load_signer", "load_verifier", "read_log_id", "receipt", "replay", "retired_keys",
+    "runtime_options", "save_private", "saved_heads", "script_calls", "search", "shown_calls", "shown_facts",
+    "shown_files", "shown_lines", "shown_output", "shown_results", "shown_text", "time_of", "to_html", "tool_table",
+    "unreadable_line", "verify", "visible", "witness_of",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from toolcell.audit import key_ranges, receipt
     from toolcell.audit.config import AuditConfig, ToolContent
-    from toolcell.audit.filters import Filter
-    from toolcell.audit.keys import Ed25519Signer, HmacKey, Signer, Verifier, load_signer, load_verifier
+    from toolcell.audit.credentials import REDACTED
+    from toolcell.audit.diff import MISSING_CALL
+    from toolcell.audit.events import lines_of, time_of, unreadable_line
+    from toolcell.audit.filters import Filter, Place
+    from toolcell.audit.format import LOG_FILE, BadInput, begun_segments, chain_directories, read_log_id
+    from toolcell.audit.html import (
+        TRUST_TEXTS,
+        ShownCall,
+        ShownLine,
+        end_ns,
+        shown_calls,
+        shown_facts,
+        shown_files,
+        shown_lines,
+        shown_output,
+        shown_results,
+        shown_text,
+        to_html,
+        visible,
+    )
+    from toolcell.audit.key_ranges import retired_keys
+    from toolcell.audit.keys import (
+        WHERE_KEYS_ARE,
+        Ed25519Signer,
+        HmacKey,
+        Signer,
+        Verifier,
+        default_key_path,
+        load_signer,
+        load_verifier,
+        save_private,
+    )
     from toolcell.audit.log import AuditLog
-    from toolcell.audit.otel import SpanSink
-    from toolcell.audit.query import Index
-    from toolcell.audit.reader import RecordedCall, RecordedRun
+    from toolcell.audit.otel import SpanSink, exporting_sink
+    from toolcell.audit.query import BROKEN, TRUSTS, UNSIGNED, UNVERIFIED, VERIFIED, Index, RunSummary
+    from toolcell.audit.reader import UNFINISHED, RecordedCall, RecordedRun, jsonable
+    from toolcell.audit.receipt import ReceiptCheck
     from toolcell.audit.recorder import Recorder
+    from toolcell.audit.replays import Replay, replay, runtime_options, script_calls
+    from toolcell.audit.retention import expired_segments
+    from toolcell.audit.run_diff import RunChange, compare_runs
+    from toolcell.audit.run_record import ABORTED
+    from toolcell.audit.signatures import load_heads, saved_heads
     from toolcell.audit.sinks import AuditEvent, Sink
+    from toolcell.audit.text_search import Match, Searched, search
+    from toolcell.audit.tool_figures import tool_table
+    from toolcell.audit.verification import Report, verify
     from toolcell.audit.witness import FileWitness, Witness
+    from toolcell.audit.witness_places import witness_of
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
-        "toolcell.audit.filters",
-        "toolcell.audit.query",
-        "toolcell.audit.reader",
-        "toolcell.audit.keys",
-        "toolcell.audit.config",
-        "toolcell.audit.sinks",
-        "toolcell.audit.witness",
-        "toolcell.audit.log",
-        "toolcell.audit.recorder",
-        "toolcell.audit.otel",
+        {
+            "toolcell.audit.config": "AuditConfig ToolContent",
+            "toolcell.audit.credentials": "REDACTED",
+            "toolcell.audit.diff": "MISSING_CALL",
+            "toolcell.audit.events": "lines_of time_of unreadable_line",
+            "toolcell.audit.filters": "Filter Place",
+            "toolcell.audit.format": "LOG_FILE BadInput begun_segments chain_directories read_log_id",
+            "toolcell.audit.html": (
+                "TRUST_TEXTS ShownCall ShownLine end_ns shown_calls shown_facts shown_files shown_lines shown_output "
+                "shown_results shown_text to_html visible"
+            ),
+            "toolcell.audit.key_ranges": "retired_keys",
+            "toolcell.audit.keys": (
+                "WHERE_KEYS_ARE Ed25519Signer HmacKey Signer Verifier default_key_path load_signer load_verifier "
+                "save_private"
+            ),
+            "toolcell.audit.log": "AuditLog",
+            "toolcell.audit.otel": "SpanSink exporting_sink",
+            "toolcell.audit.query": "BROKEN TRUSTS UNSIGNED UNVERIFIED VERIFIED Index RunSummary",
+            "toolcell.audit.reader": "UNFINISHED RecordedCall RecordedRun jsonable",
+            "toolcell.audit.receipt": "ReceiptCheck",
+            "toolcell.audit.recorder": "Recorder",
+            "toolcell.audit.replays": "Replay replay runtime_options script_calls",
+            "toolcell.audit.retention": "expired_segments",
+            "toolcell.audit.run_diff": "RunChange compare_runs",
+            "toolcell.audit.run_record": "ABORTED",
+            "toolcell.audit.signatures": "load_heads saved_heads",
+            "toolcell.audit.sinks": "AuditEvent Sink",
+            "toolcell.audit.text_search": "Match Searched search",
+            "toolcell.audit.tool_figures": "tool_table",
+            "toolcell.audit.verification": "Report verify",
+            "toolcell.audit.witness": "FileWitness Witness",
+            "toolcell.audit.witness_places": "witness_of",
+        },
     )

@@ -23,7 +23,7 @@ from toolcell.audit.keys import Signer, Verifier, by_id
 from toolcell.audit.signatures import Head, PruneRecord, read_prune_record
 from toolcell.audit.tail import end_of_segment
 from toolcell.audit.timestamp_witness import forget_tokens
-from toolcell.audit.verify import check_chain, signed_redactions
+from toolcell.audit.verification import check_chain, signed_redactions
 from toolcell.errors import AuditError
 from toolcell.support.atomic import write_file
 from toolcell.support.log import logger_of

@@ -27,7 +27,7 @@ from toolcell.audit.reader import (
     read_at,
 )
 from toolcell.audit.signatures import checkpoint_statement
-from toolcell.audit.tool_table import tool_table
+from toolcell.audit.tool_figures import tool_table
 from toolcell.errors import AuditError, UsageError
 
 VERIFIED: Final = "verified"

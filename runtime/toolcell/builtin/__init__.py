@@ -5,6 +5,8 @@ Nothing of it is imported before it is used. A package that needs an extra says 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
@@ -52,33 +54,80 @@ __all__ = [
     "index_document",
 ]
 
-_ROOT = "toolcell.builtin"
-
-__getattr__, __dir__ = lazy_names(
-    _ROOT,
-    f"{_ROOT}.stores.records",
-    f"{_ROOT}.stores.protocols",
-    "toolcell.tools.embeddings",
-    f"{_ROOT}.embeddings.hashing",
-    f"{_ROOT}.embeddings.http",
-    f"{_ROOT}.embeddings.local",
-    f"{_ROOT}.package",
-    f"{_ROOT}.schedule",
-    f"{_ROOT}.scheduler",
-    f"{_ROOT}.workspace",
-    f"{_ROOT}.file",
-    f"{_ROOT}.http",
-    f"{_ROOT}.data",
-    f"{_ROOT}.search",
-    f"{_ROOT}.web.policy",
-    f"{_ROOT}.stores.sqlite",
-    f"{_ROOT}.stores.postgres",
-    f"{_ROOT}.retrieval",
-    f"{_ROOT}.chunking",
-    f"{_ROOT}.indexing",
-    f"{_ROOT}.knowledge",
-    f"{_ROOT}.ingestion",
-    f"{_ROOT}.remember",
-    f"{_ROOT}.shell",
-    f"{_ROOT}.skill",
-)
+if TYPE_CHECKING:
+    from toolcell.builtin.chunking import ChunkSizes, Section
+    from toolcell.builtin.data import DataTools
+    from toolcell.builtin.embeddings.hashing import HashEmbeddings
+    from toolcell.builtin.embeddings.http import HttpEmbeddings
+    from toolcell.builtin.embeddings.local import LocalEmbeddings
+    from toolcell.builtin.file import Files
+    from toolcell.builtin.http import Http
+    from toolcell.builtin.indexing import index_document
+    from toolcell.builtin.ingestion import PARSERS, Ingested, Ingestion
+    from toolcell.builtin.knowledge import Knowledge
+    from toolcell.builtin.package import ToolPackage
+    from toolcell.builtin.remember import Remember
+    from toolcell.builtin.retrieval import Retriever
+    from toolcell.builtin.schedule import Schedule
+    from toolcell.builtin.scheduler import Scheduler, SchedulerConfig
+    from toolcell.builtin.search import WebSearch
+    from toolcell.builtin.shell import Shell
+    from toolcell.builtin.skill import Skills
+    from toolcell.builtin.stores.postgres import PostgresStore
+    from toolcell.builtin.stores.protocols import (
+        DocumentStore,
+        KeywordStore,
+        MessageStore,
+        ScheduleStore,
+        SkillStore,
+        Store,
+    )
+    from toolcell.builtin.stores.records import (
+        Chunk,
+        ChunkFilter,
+        Document,
+        Message,
+        ScheduledAction,
+        ScheduledRun,
+        Scored,
+        Skill,
+    )
+    from toolcell.builtin.stores.sqlite import SqliteStore
+    from toolcell.builtin.web.policy import Credential, WebPolicy
+    from toolcell.builtin.workspace import Workspace
+    from toolcell.tools.embeddings import EmbeddingProvider
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "toolcell.builtin.stores.records": (
+                "Chunk ChunkFilter Document Message ScheduledAction ScheduledRun Scored Skill"
+            ),
+            "toolcell.builtin.stores.protocols": (
+                "DocumentStore KeywordStore MessageStore ScheduleStore SkillStore Store"
+            ),
+            "toolcell.tools.embeddings": "EmbeddingProvider",
+            "toolcell.builtin.embeddings.hashing": "HashEmbeddings",
+            "toolcell.builtin.embeddings.http": "HttpEmbeddings",
+            "toolcell.builtin.embeddings.local": "LocalEmbeddings",
+            "toolcell.builtin.package": "ToolPackage",
+            "toolcell.builtin.schedule": "Schedule",
+            "toolcell.builtin.scheduler": "Scheduler SchedulerConfig",
+            "toolcell.builtin.workspace": "Workspace",
+            "toolcell.builtin.file": "Files",
+            "toolcell.builtin.http": "Http",
+            "toolcell.builtin.data": "DataTools",
+            "toolcell.builtin.search": "WebSearch",
+            "toolcell.builtin.web.policy": "Credential WebPolicy",
+            "toolcell.builtin.stores.sqlite": "SqliteStore",
+            "toolcell.builtin.stores.postgres": "PostgresStore",
+            "toolcell.builtin.retrieval": "Retriever",
+            "toolcell.builtin.chunking": "ChunkSizes Section",
+            "toolcell.builtin.indexing": "index_document",
+            "toolcell.builtin.knowledge": "Knowledge",
+            "toolcell.builtin.ingestion": "PARSERS Ingested Ingestion",
+            "toolcell.builtin.remember": "Remember",
+            "toolcell.builtin.shell": "Shell",
+            "toolcell.builtin.skill": "Skills",
+        },
+    )

@@ -25,7 +25,7 @@ from toolcell.audit.html import to_html
 from toolcell.audit.query import UNSIGNED, Index, RunSummary
 from toolcell.audit.reader import UNFINISHED, RecordedCall, RecordedRun, jsonable
 from toolcell.audit.run_diff import RunChange, compare_runs
-from toolcell.audit.search import Match, Searched, search
+from toolcell.audit.text_search import Match, Searched, search
 from toolcell.cli import audit_terminal, exits
 from toolcell.cli.arguments import parse_inputs, read_files, read_script
 from toolcell.cli.audit_proof import check, export, keygen, keys, prune, rotate
@@ -50,7 +50,7 @@ from toolcell.results import Divergence
 from toolcell.support.text import one_line
 
 if TYPE_CHECKING:
-    from toolcell.audit.replay import Replay
+    from toolcell.audit.replays import Replay
 
 
 SUMMARY = """What scripts did, provably.
@@ -521,7 +521,7 @@ def check_steps(runs: Sequence[RecordedRun], start: int | None, until: int | Non
     """
     if start is None:
         return
-    from toolcell.audit.replay import script_calls
+    from toolcell.audit.replays import script_calls
 
     most = max(len(script_calls(run)) for run in runs)
     if start > max(1, most):
@@ -532,20 +532,20 @@ def check_steps(runs: Sequence[RecordedRun], start: int | None, until: int | Non
 
 def replay_all(runs: Sequence[RecordedRun], given: dict[str, Any], backend: str, steps: Steps | None) -> list[Replay]:
     """Replay runs. Runs with the same runtime options share one runtime."""
-    from toolcell.audit import replay  # with the tools: the other commands load neither
+    from toolcell.audit.replays import replay, runtime_options  # with the tools: the other commands load neither
     from toolcell.runtime import Runtime
 
     async def work(watch: Watch) -> list[Replay]:
         done: list[Replay] = []
         at = 0
         while at < len(runs):
-            options = replay.runtime_options(runs[at])
+            options = runtime_options(runs[at])
             pool = PoolConfig(warm=min(2, len(runs) - at))
             async with Runtime(None, backend=backend, pool=pool, **options) as runtime:
-                while at < len(runs) and replay.runtime_options(runs[at]) == options:
+                while at < len(runs) and runtime_options(runs[at]) == options:
                     watch.doing = f"replaying {at + 1} of {len(runs)}"
                     hooks: dict[str, Any] = {"on_call": steps.call, "on_log": steps.log} if steps is not None else {}
-                    done.append(await replay.replay(runtime, runs[at], **given, **hooks))
+                    done.append(await replay(runtime, runs[at], **given, **hooks))
                     at += 1
         return done
 

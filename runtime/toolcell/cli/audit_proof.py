@@ -10,12 +10,14 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.text import Text
 
-from toolcell.audit import key_ranges, receipt, retention, verify
-from toolcell.audit import keys as signing
+from toolcell.audit import key_ranges, receipt
 from toolcell.audit.config import AuditConfig
 from toolcell.audit.format import BadInput
+from toolcell.audit.keys import Ed25519Signer, HmacKey, default_key_path, save_private
 from toolcell.audit.log import AuditLog
+from toolcell.audit.retention import expired_segments
 from toolcell.audit.signatures import load_heads, saved_heads
+from toolcell.audit.verification import Report, verify
 from toolcell.audit.witness_places import witness_of
 from toolcell.cli import audit_terminal, exits
 from toolcell.cli.audit_terminal import (
@@ -80,7 +82,7 @@ def check(
         raise typer.Exit(status_of(checked))
     known = [each for path in head for each in load_heads(path)] if head else None
     witnesses = [witness_of(place, path) for place in witness or ()]
-    report = verify.verify(path, verifiers, heads=known, witnesses=witnesses, strict=strict)
+    report = verify(path, verifiers, heads=known, witnesses=witnesses, strict=strict)
     if as_json:
         print_json(report.to_dict())
     else:
@@ -122,7 +124,7 @@ def export(
         stderr().print(safe(SHARED_KEY, "yellow"))
 
 
-def status_of(checked: receipt.ReceiptCheck | verify.Report) -> int:
+def status_of(checked: receipt.ReceiptCheck | Report) -> int:
     """Return the exit status of a check. A missing key is a usage error: it is no sign of a change."""
     if isinstance(checked, receipt.ReceiptCheck) and checked.is_partial:
         return exits.FAILED
@@ -175,11 +177,11 @@ def prune(
     keep_s = max(1e-9, time.time() - parse_time(older_than) / 1e9) if older_than is not None else None
     config = AuditConfig(keep_s=keep_s, keep_bytes=keep_bytes, fsync="always")
     keys = [*known_keys(key), *(known_keys([sign_with]) if sign_with is not None else ())]
-    expired = [*retention.expired_segments(path, config, keys)]
+    expired = [*expired_segments(path, config, keys)]
     if not dry_run and expired:
         with AuditLog(path, key=sign_with, config=config, witnesses=witness or ()) as log:
             log.prune()
-        left = {(each.chain, each.segment.number) for each in retention.expired_segments(path, config, keys)}
+        left = {(each.chain, each.segment.number) for each in expired_segments(path, config, keys)}
         expired = [each for each in expired if (each.chain, each.segment.number) not in left]
     if as_json:
         print_json([each.to_dict() for each in expired])
@@ -199,17 +201,17 @@ STYLES = {key_ranges.VALID: "green", key_ranges.UNKNOWN: "yellow", key_ranges.UN
 def keygen(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write the private key.")],
     *,
-    hmac: Annotated[bool, typer.Option("--hmac", help="A shared secret instead of a pair of signing.")] = False,
+    hmac: Annotated[bool, typer.Option("--hmac", help="A shared secret instead of a pair of ")] = False,
 ) -> None:
     """Make a key to sign with: an Ed25519 pair, FILE and FILE.pub. Files are never overwritten."""
     try:
         if hmac:
-            signer: Any = signing.HmacKey.generate()
-            signing.save_private(file, signer.to_text())
+            signer: Any = HmacKey.generate()
+            save_private(file, signer.to_text())
         else:
-            signer = signing.Ed25519Signer.generate()
-            signing.save_private(file, signer.private_text())
-            signing.save_private(public := file.with_name(f"{file.name}.pub"), signer.to_text())
+            signer = Ed25519Signer.generate()
+            save_private(file, signer.private_text())
+            save_private(public := file.with_name(f"{file.name}.pub"), signer.to_text())
             public.chmod(0o644)
     except FileExistsError as exc:
         raise UsageError(f"{exc.filename2 or file} exists; keys are never overwritten") from exc
@@ -266,7 +268,7 @@ def rotate(
     The old key is kept as FILE.ID, to verify with. Programs that write a log now go on with the old key until they open
     it again.
     """
-    path = file or signing.default_key_path()
+    path = file or default_key_path()
     old, new = key_ranges.rotate(path, directories or [default_directory()], algorithm or "")
     if as_json:
         print_json({"file": str(path), "old": old.key_id, "new": new.key_id, "algorithm": new.algorithm})

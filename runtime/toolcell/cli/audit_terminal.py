@@ -23,15 +23,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from toolcell.audit import keys
 from toolcell.audit.filters import Filter
 from toolcell.audit.format import LOG_FILE, BadInput, read_log_id
 from toolcell.audit.key_ranges import retired_keys
+from toolcell.audit.keys import WHERE_KEYS_ARE, Verifier, default_key_path, load_verifier
 from toolcell.audit.query import BROKEN, TRUSTS, UNSIGNED, UNVERIFIED, VERIFIED, Index, RunSummary
 from toolcell.audit.reader import UNFINISHED, RecordedCall, RecordedRun, jsonable
 from toolcell.audit.receipt import ReceiptCheck
 from toolcell.audit.run_record import ABORTED
-from toolcell.audit.verify import Report
+from toolcell.audit.verification import Report
 from toolcell.cli.render import duration
 from toolcell.cli.terminal import safe, size, stderr, write_text
 from toolcell.errors import AuditError, UsageError
@@ -85,7 +85,7 @@ def default_directory() -> Path:
     return directory
 
 
-def load_keys(files: list[Path] | None) -> list[keys.Verifier]:
+def load_keys(files: list[Path] | None) -> list[Verifier]:
     """Load the keys to check signatures with: those named, or our own.
 
     Raises:
@@ -93,15 +93,15 @@ def load_keys(files: list[Path] | None) -> list[keys.Verifier]:
     """
     try:
         if files:
-            return [keys.load_verifier(path) for path in files]
-        path = keys.default_key_path()
-        return [keys.load_verifier(path), *retired_keys(path)]
+            return [load_verifier(path) for path in files]
+        path = default_key_path()
+        return [load_verifier(path), *retired_keys(path)]
     except AuditError as exc:
-        hint = "" if files else f"; name the key to check signatures with, --key FILE: {keys.WHERE_KEYS_ARE}"
+        hint = "" if files else f"; name the key to check signatures with, --key FILE: {WHERE_KEYS_ARE}"
         raise UsageError(f"{exc}{hint}") from exc
 
 
-def known_keys(files: list[Path] | None) -> list[keys.Verifier]:
+def known_keys(files: list[Path] | None) -> list[Verifier]:
     """Load the keys named, or our own if there is one. Without a key, runs are shown as unverified.
 
     Raises:
@@ -109,10 +109,10 @@ def known_keys(files: list[Path] | None) -> list[keys.Verifier]:
     """
     if files:
         return load_keys(files)
-    path = keys.default_key_path()
+    path = default_key_path()
     found = retired_keys(path)
     with suppress(AuditError):
-        found.insert(0, keys.load_verifier(path))
+        found.insert(0, load_verifier(path))
     return found
 
 

@@ -58,7 +58,7 @@ def manifest(
     as_json: AsJson = False,
 ) -> None:
     """Write the template, the warm pool and the caller's rights: `... | kubectl apply -f -`."""
-    from toolcell.sandbox.kubernetes.manifests import manifests, to_yaml
+    from toolcell.sandbox.kubernetes.cluster_objects import manifests, to_yaml
     from toolcell.sandbox.kubernetes.pod_server import PORT
     from toolcell.sandbox.kubernetes.pods import IMAGE, PodSettings, check_name
 

@@ -16,7 +16,7 @@ import typer
 
 from toolcell.cli import exits
 from toolcell.errors import ToolcellError
-from toolcell.support.json_text import json_text
+from toolcell.support.exact_json import json_text
 from toolcell.support.text import for_terminal
 
 if TYPE_CHECKING:

@@ -4,22 +4,40 @@ from typing import TYPE_CHECKING
 
 from toolcell.support.lazy import lazy_names
 
-__all__ = ["AlreadyMade", "Approve", "CommitResult", "Deny", "Draft", "Edit", "Effect", "JournalConfig", "PlanRows"]
+__all__ = [
+    "DENIED", "WAITS", "AlreadyMade", "Approve", "CommitResult", "Denial", "Deny", "Draft", "Edit", "Effect",
+    "JournalConfig", "PlanRows", "RepairingScripts", "ResumeDecision", "ScriptReport", "SuspendingScripts", "Turn",
+    "TurnApprovals", "bound_revert", "check_scripts", "revert_calls", "revert_spec",
+]  # fmt: skip
 
 if TYPE_CHECKING:
-    from toolcell.control.decisions import AlreadyMade, Deny, Edit
+    from toolcell.control.decisions import AlreadyMade, Deny, Edit, ResumeDecision
     from toolcell.control.draft import Draft
+    from toolcell.control.repair import RepairingScripts
+    from toolcell.control.revert import bound_revert, revert_calls, revert_spec
+    from toolcell.control.run_control import DENIED
+    from toolcell.control.script_check import ScriptReport, check_scripts
     from toolcell.control.steps_of_plans import PlanRows
+    from toolcell.control.suspension import Denial
+    from toolcell.control.turns import WAITS, SuspendingScripts, Turn, TurnApprovals
     from toolcell.journal.config import JournalConfig
     from toolcell.results.effects import CommitResult, Effect
     from toolcell.tools.hooks import Approve
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
-        "toolcell.control.decisions",
-        "toolcell.control.draft",
-        "toolcell.control.steps_of_plans",
-        "toolcell.journal.config",
-        "toolcell.results.effects",
-        "toolcell.tools.hooks",
+        {
+            "toolcell.control.decisions": "AlreadyMade Deny Edit ResumeDecision",
+            "toolcell.control.draft": "Draft",
+            "toolcell.control.repair": "RepairingScripts",
+            "toolcell.control.revert": "bound_revert revert_calls revert_spec",
+            "toolcell.control.run_control": "DENIED",
+            "toolcell.control.script_check": "ScriptReport check_scripts",
+            "toolcell.control.steps_of_plans": "PlanRows",
+            "toolcell.control.suspension": "Denial",
+            "toolcell.control.turns": "WAITS SuspendingScripts Turn TurnApprovals",
+            "toolcell.journal.config": "JournalConfig",
+            "toolcell.results.effects": "CommitResult Effect",
+            "toolcell.tools.hooks": "Approve",
+        },
     )

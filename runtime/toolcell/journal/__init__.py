@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from toolcell.support.lazy import lazy_names
 
-__all__ = ["JournalConfig", "JournalStore", "make_private", "options_of", "registry_digest", "tool_digests"]
+__all__ = [
+    "JournalConfig", "JournalStore", "make_private", "options_of", "registry_digest", "tool_digests",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from toolcell.journal.config import JournalConfig
@@ -17,8 +19,10 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
-        "toolcell.journal.config",
-        "toolcell.journal.identity",
-        "toolcell.journal.directory",
-        "toolcell.journal.store",
+        {
+            "toolcell.journal.config": "JournalConfig",
+            "toolcell.journal.directory": "make_private",
+            "toolcell.journal.identity": "options_of registry_digest tool_digests",
+            "toolcell.journal.store": "JournalStore",
+        },
     )

@@ -29,7 +29,7 @@ from toolcell.journal.tokens import make_token, read_token
 from toolcell.results import ExecutionResult, Suspension
 from toolcell.results.call_list import FINISHED_RUNS, CallList, FinishedRuns, finished_runs
 from toolcell.results.effects import Preflight
-from toolcell.support.json_text import is_small
+from toolcell.support.exact_json import is_small
 from toolcell.tools.call import CallableTools
 from toolcell.tools.checks import brief, check_kind, check_path
 from toolcell.tools.options import Origin

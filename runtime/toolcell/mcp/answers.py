@@ -25,7 +25,7 @@ from mcp_types import (
 )
 
 from toolcell.mcp.structure import MAX_BLOCKS, MAX_ELEMENTS
-from toolcell.support.json_text import json_start
+from toolcell.support.exact_json import json_start
 from toolcell.tools.parts import File, Part, Text
 from toolcell.tools.problems import ValueCheck
 from toolcell.tools.result import ToolResult

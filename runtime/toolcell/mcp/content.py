@@ -24,7 +24,7 @@ from mcp_types import (
 from toolcell.control.decisions import Deny
 from toolcell.results import ExecutionResult, OutputFile, PendingCall, Suspension
 from toolcell.support.call_text import MAX_ARGS, arguments_text
-from toolcell.support.json_text import json_size, json_text, left_out
+from toolcell.support.exact_json import json_size, json_text, left_out
 from toolcell.support.text import as_one_line, clean
 from toolcell.tools.code import code_result
 from toolcell.tools.encoded import mentions_bytes

@@ -40,7 +40,7 @@ from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.run.streaming import CallStarted, LogPrinted, ProgressReported, RunFinished, RunStream
 from toolcell.runtime import Runtime
 from toolcell.sessions.session import Session
-from toolcell.support.json_text import json_size, json_start, json_text
+from toolcell.support.exact_json import json_size, json_start, json_text
 from toolcell.support.text import clean, one_line
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL

@@ -8,35 +8,11 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "AbandonedThread",
-    "ByStatement",
-    "CommitResult",
-    "Divergence",
-    "EagerReport",
-    "Effect",
-    "EffectResult",
-    "ErrorFrame",
-    "ErrorInfo",
-    "ExecutionResult",
-    "Isolation",
-    "LogEntry",
-    "Logs",
-    "Outcome",
-    "OutputFile",
-    "PendingCall",
-    "PlannedCall",
-    "Preflight",
-    "Repair",
-    "RepairedCall",
-    "RetractedText",
-    "RevertResult",
-    "RevertedCall",
-    "SessionFile",
-    "SessionReport",
-    "Suspension",
-    "ToolCallRecord",
-    "Usage",
-]
+    "AbandonedThread", "ByStatement", "CommitResult", "Divergence", "EagerReport", "Effect", "EffectResult",
+    "ErrorFrame", "ErrorInfo", "ExecutionResult", "Isolation", "LogEntry", "Logs", "Outcome", "OutputFile",
+    "PendingCall", "PlannedCall", "Preflight", "Repair", "RepairedCall", "RetractedText", "RevertResult",
+    "RevertedCall", "SessionFile", "SessionReport", "Suspension", "ToolCallRecord", "Usage",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from toolcell.results.eager import ByStatement, EagerReport, RetractedText
@@ -72,7 +48,14 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
-        "toolcell.results.result",
-        "toolcell.results.effects",
-        "toolcell.results.eager",
+        {
+            "toolcell.results.eager": "ByStatement EagerReport RetractedText",
+            "toolcell.results.effects": (
+                "CommitResult Effect EffectResult PlannedCall Preflight RevertResult RevertedCall"
+            ),
+            "toolcell.results.result": (
+                "AbandonedThread Divergence ErrorFrame ErrorInfo ExecutionResult Isolation LogEntry Logs Outcome "
+                "OutputFile PendingCall Repair RepairedCall SessionFile SessionReport Suspension ToolCallRecord Usage"
+            ),
+        },
     )

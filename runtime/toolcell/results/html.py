@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from toolcell.support.json_text import json_text
+from toolcell.support.exact_json import json_text
 from toolcell.support.text import clean, cut_text
 from toolcell_bridge.guest.pictures import picture_type
 

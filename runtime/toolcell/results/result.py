@@ -10,7 +10,7 @@ from typing import Any, Literal
 from toolcell.results.eager import EagerReport
 from toolcell.results.effects import Effect, Preflight, shown_effects
 from toolcell.support.call_text import call_text
-from toolcell.support.json_text import json_text
+from toolcell.support.exact_json import json_text
 from toolcell.support.text import SHORT, as_one_line, clean, shown_findings
 
 

@@ -1,1 +1,50 @@
 """One run: from a validated request to an `ExecutionResult`."""
+
+from typing import TYPE_CHECKING
+
+from toolcell.support.lazy import lazy_names
+
+__all__ = [
+    "NO_HANDLERS", "CallEnded", "CallStarted", "CallUpdated", "Dispatch", "FileContent", "FileInput",
+    "FileReturned", "GuestConnection", "LogPrinted", "OnLog", "OnProgress", "ProgressReported", "Reverts", "Run",
+    "RunEvent", "RunFinished", "RunHandlers", "RunRequest", "RunStream", "failure", "guest_files", "run_message",
+]  # fmt: skip
+
+if TYPE_CHECKING:
+    from toolcell.run.callbacks import NO_HANDLERS, OnLog, OnProgress, RunHandlers
+    from toolcell.run.calls import Dispatch
+    from toolcell.run.connection import GuestConnection
+    from toolcell.run.input_files import FileContent, FileInput, guest_files
+    from toolcell.run.request import RunRequest, run_message
+    from toolcell.run.reverts import Reverts
+    from toolcell.run.run import Run
+    from toolcell.run.streaming import (
+        CallEnded,
+        CallStarted,
+        CallUpdated,
+        FileReturned,
+        LogPrinted,
+        ProgressReported,
+        RunEvent,
+        RunFinished,
+        RunStream,
+    )
+    from toolcell.run.tool_bridge import failure
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "toolcell.run.callbacks": "NO_HANDLERS OnLog OnProgress RunHandlers",
+            "toolcell.run.calls": "Dispatch",
+            "toolcell.run.connection": "GuestConnection",
+            "toolcell.run.input_files": "FileContent FileInput guest_files",
+            "toolcell.run.request": "RunRequest run_message",
+            "toolcell.run.reverts": "Reverts",
+            "toolcell.run.run": "Run",
+            "toolcell.run.streaming": (
+                "CallEnded CallStarted CallUpdated FileReturned LogPrinted ProgressReported RunEvent RunFinished "
+                "RunStream"
+            ),
+            "toolcell.run.tool_bridge": "failure",
+        },
+    )

@@ -2,3 +2,24 @@
 
 Knows limits and layers; knows nothing of tools, registries or what a script is for.
 """
+
+from typing import TYPE_CHECKING
+
+from toolcell.support.lazy import lazy_names
+
+__all__ = [
+    "Backend", "BackendDefaults", "ByteStream", "Exit", "Sample", "Sandbox", "SandboxDefaults", "SocketStream",
+    "read_available",
+]  # fmt: skip
+
+if TYPE_CHECKING:
+    from toolcell.sandbox.backend import Backend, BackendDefaults, ByteStream, Exit, Sample, Sandbox, SandboxDefaults
+    from toolcell.sandbox.stream import SocketStream, read_available
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "toolcell.sandbox.backend": "Backend BackendDefaults ByteStream Exit Sample Sandbox SandboxDefaults",
+            "toolcell.sandbox.stream": "SocketStream read_available",
+        },
+    )

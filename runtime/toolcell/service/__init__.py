@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
-        "toolcell.service.config",
-        "toolcell.service.client",
-        "toolcell.service.sync_client",
-        "toolcell.service.app",
+        {
+            "toolcell.service.app": "create_app",
+            "toolcell.service.client": "Client",
+            "toolcell.service.config": "ServiceConfig TenantConfig",
+            "toolcell.service.sync_client": "SyncClient",
+        },
     )

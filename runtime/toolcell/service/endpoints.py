@@ -24,7 +24,7 @@ from toolcell.service.problems import Problem
 from toolcell.service.receiving import Reservation
 from toolcell.service.routes.models import NoQuery, RequestModel
 from toolcell.service.tenants import Tenant
-from toolcell.support.json_text import exact_json_text
+from toolcell.support.exact_json import exact_json_text
 from toolcell.tools.run_state import new_id
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from toolcell.audit.query import VERIFIED
-from toolcell.audit.replay import Replay, replay, runtime_options
+from toolcell.audit.replays import Replay, replay, runtime_options
 from toolcell.config import Limits, PoolConfig
 from toolcell.errors import UsageError
 from toolcell.runtime import Runtime

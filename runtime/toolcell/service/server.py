@@ -19,8 +19,8 @@ from toolcell.service.problems import Problem
 from toolcell.service.service import Service
 from toolcell.service.socket.frames import FRAME_BYTES
 from toolcell.support.asgi import HttpServer, is_loopback, url_of
+from toolcell.support.exact_json import json_text
 from toolcell.support.http_protocol import HttpLimits, bounded_protocol
-from toolcell.support.json_text import json_text
 
 END_S: Final = 1
 """What connections may take to end when nothing runs any more."""

@@ -1,1 +1,83 @@
 """Small helpers that any floor may use. They know nothing of sandboxes, tools or runs."""
+
+from typing import TYPE_CHECKING
+
+from toolcell.support.lazy import lazy_names
+
+__all__ = [
+    "CONNECTION", "ELEMENT_WORK", "ELSEWHERE", "MAX_ARGS", "ChangeEvent", "HttpLimits", "HttpServer", "Lifetime",
+    "Lru", "OpenedInBlock", "TimeSlice", "TokenBucket", "TooLong", "about_bytes_in_slices", "allow_connections",
+    "arguments_text", "as_one_line", "bounded_protocol", "bracketed", "changed", "check_keywords", "clean",
+    "closest", "connect", "cut_text", "daemon_threads", "did_you_mean", "exact_json_bytes", "exact_json_text",
+    "for_terminal", "from_exact", "fused_ranks", "importing", "is_locked", "is_loopback", "is_small", "json_size",
+    "json_start", "json_text", "keywords_known", "keywords_of", "lazy_names", "left_out", "listening", "lock",
+    "logger_of", "make_private_folder", "one_line", "quiet_from_here", "quiet_loggers", "shown_findings",
+    "suggestion", "transaction", "url_of", "wait_for", "with_line", "write_file",
+]  # fmt: skip
+
+if TYPE_CHECKING:
+    from toolcell.support import daemon_threads
+    from toolcell.support.asgi import HttpServer, allow_connections, bracketed, is_loopback, listening, url_of
+    from toolcell.support.atomic import write_file
+    from toolcell.support.blocking import wait_for
+    from toolcell.support.call_text import MAX_ARGS, arguments_text
+    from toolcell.support.change_event import ChangeEvent
+    from toolcell.support.copies import changed
+    from toolcell.support.exact_json import (
+        TooLong,
+        exact_json_bytes,
+        exact_json_text,
+        from_exact,
+        is_small,
+        json_size,
+        json_start,
+        json_text,
+        left_out,
+    )
+    from toolcell.support.file_lock import is_locked, lock
+    from toolcell.support.host_work import ELEMENT_WORK, about_bytes_in_slices
+    from toolcell.support.http_protocol import CONNECTION, HttpLimits, bounded_protocol
+    from toolcell.support.keywords import ELSEWHERE, check_keywords, keywords_known, keywords_of
+    from toolcell.support.lazy import importing, lazy_names
+    from toolcell.support.lifetime import Lifetime, OpenedInBlock
+    from toolcell.support.log import logger_of
+    from toolcell.support.lru import Lru
+    from toolcell.support.private_folder import make_private_folder
+    from toolcell.support.quiet import quiet_from_here, quiet_loggers
+    from toolcell.support.ranking import fused_ranks
+    from toolcell.support.spelling import closest, did_you_mean, suggestion
+    from toolcell.support.sqlite import connect, transaction
+    from toolcell.support.text import as_one_line, clean, cut_text, for_terminal, one_line, shown_findings, with_line
+    from toolcell.support.time_slice import TimeSlice
+    from toolcell.support.token_bucket import TokenBucket
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "toolcell.support.asgi": "HttpServer allow_connections bracketed is_loopback listening url_of",
+            "toolcell.support.atomic": "write_file",
+            "toolcell.support.blocking": "wait_for",
+            "toolcell.support.call_text": "MAX_ARGS arguments_text",
+            "toolcell.support.change_event": "ChangeEvent",
+            "toolcell.support.copies": "changed",
+            "toolcell.support.exact_json": (
+                "TooLong exact_json_bytes exact_json_text from_exact is_small json_size json_start json_text left_out"
+            ),
+            "toolcell.support.file_lock": "is_locked lock",
+            "toolcell.support.host_work": "ELEMENT_WORK about_bytes_in_slices",
+            "toolcell.support.http_protocol": "CONNECTION HttpLimits bounded_protocol",
+            "toolcell.support.keywords": "ELSEWHERE check_keywords keywords_known keywords_of",
+            "toolcell.support.lazy": "importing lazy_names",
+            "toolcell.support.lifetime": "Lifetime OpenedInBlock",
+            "toolcell.support.log": "logger_of",
+            "toolcell.support.lru": "Lru",
+            "toolcell.support.private_folder": "make_private_folder",
+            "toolcell.support.quiet": "quiet_from_here quiet_loggers",
+            "toolcell.support.ranking": "fused_ranks",
+            "toolcell.support.spelling": "closest did_you_mean suggestion",
+            "toolcell.support.sqlite": "connect transaction",
+            "toolcell.support.text": "as_one_line clean cut_text for_terminal one_line shown_findings with_line",
+            "toolcell.support.time_slice": "TimeSlice",
+            "toolcell.support.token_bucket": "TokenBucket",
+        },
+    )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from toolcell.support.json_text import json_text
+from toolcell.support.exact_json import json_text
 from toolcell.support.packing import bytes_digest, text_digest, value_digest
 from toolcell.support.text import as_one_line
 from toolcell_bridge.guest.placeholder import RESULT_OF

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,22 +28,23 @@ def importing() -> Iterator[None]:
             gc.enable()
 
 
-def lazy_names(package: str, *modules: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of `package`, whose `__all__` lists its public names.
 
-    A name is looked up in `modules`, in their order. List modules that import little first: a name from one of them
-    is found before the others are loaded.
+    `homes` maps a module to the names that come from it, with spaces between them. A name of `__all__` that stands
+    nowhere in `homes` is a module of the package. Only the module of a name is imported for it.
     """
+    home_of = {name: module for module, names in homes.items() for name in names.split()}
 
     def get_name(name: str) -> Any:
         namespace = vars(sys.modules[package])
-        if name in namespace["__all__"]:
-            for module in modules:
-                home = vars(importlib.import_module(module))
-                if name in home:
-                    namespace[name] = home[name]
-                    return home[name]
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if name not in namespace["__all__"]:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        home = home_of.get(name)
+        if home is None:
+            return importlib.import_module(f"{package}.{name}")
+        namespace[name] = value = getattr(importlib.import_module(home), name)
+        return value
 
     def list_names() -> list[str]:
         return list(vars(sys.modules[package])["__all__"])

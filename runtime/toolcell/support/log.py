@@ -12,6 +12,9 @@ from toolcell.support.text import as_one_line, for_terminal
 
 _FORMATTER = logging.Formatter()
 
+# Calls that fail are the model's business first: a program that configures no logging is not shown them.
+logging.getLogger("toolcell").addHandler(logging.NullHandler())
+
 
 def logger_of(name: str) -> logging.Logger:
     """Return the logger of this name."""

@@ -57,11 +57,13 @@ __all__ = [
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_names(
         __name__,
-        "toolcell.testing.scripted",
-        "toolcell.agents.providers.scripted",
-        "toolcell.testing.fake",
-        "toolcell.testing.transcripts",
-        "toolcell.testing.harness",
-        "toolcell.testing.contract.case",
-        "toolcell.testing.contract.check",
+        {
+            "toolcell.agents.providers.scripted": "Request ScriptedModel calls",
+            "toolcell.testing.contract.case": "Case",
+            "toolcell.testing.contract.check": "CaseResult ContractReport check_backend contract_cases contract_lacks",
+            "toolcell.testing.fake": "FakeBackend",
+            "toolcell.testing.harness": "BackendHarness",
+            "toolcell.testing.scripted": "Die Hang RawOutput ScriptedCall ScriptedSandbox Step",
+            "toolcell.testing.transcripts": "Replayed Transcript TranscriptRecorder record replay_transcript",
+        },
     )

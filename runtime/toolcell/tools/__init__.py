@@ -3,76 +3,213 @@
 Knows no sandbox, no run of a script and no model; `runtime` and `agents` build on it.
 """
 
-import logging
+from typing import TYPE_CHECKING
 
-from toolcell.errors import ToolError
-from toolcell.tools.adapters import AgentTool, FunctionTool, SimpleTool, Tool, ToolObject
-from toolcell.tools.call import Call, CallObserver, RunContext
-from toolcell.tools.concurrency import abandoned_threads
-from toolcell.tools.context import ToolContext, current_context
-from toolcell.tools.definition import ToolDefinition, ToolDescriptionWarning
-from toolcell.tools.events import Event, EventBus
-from toolcell.tools.hooks import Approve, Block, Hook, Modify, Override, Reject, Rewrite, Substitute, approval_hook
-from toolcell.tools.jobs import JobTable
-from toolcell.tools.model_calls import ToolCall, decode_tool_call
-from toolcell.tools.options import CODE, MODEL, PLAN, SUBAGENT, Origin, ToolOptions
-from toolcell.tools.parts import File, Image, Text
-from toolcell.tools.policy import CallPolicy
-from toolcell.tools.registry import ToolRegistry, tool
-from toolcell.tools.registry_state import RegistrySettings
-from toolcell.tools.result import ErrorCode, Status, TokenUsage, ToolFailure, ToolResult
-from toolcell.tools.run_state import Budget, Secrets
-
-# Calls that fail are the model's business first: a program that configures no logging is not shown them.
-logging.getLogger("toolcell").addHandler(logging.NullHandler())
+from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "CODE",
-    "MODEL",
-    "PLAN",
-    "SUBAGENT",
-    "AgentTool",
-    "Approve",
-    "Block",
-    "Budget",
-    "Call",
-    "CallObserver",
-    "CallPolicy",
-    "ErrorCode",
-    "Event",
-    "EventBus",
-    "File",
-    "FunctionTool",
-    "Hook",
-    "Image",
-    "JobTable",
-    "Modify",
-    "Origin",
-    "Override",
-    "RegistrySettings",
-    "Reject",
-    "Rewrite",
-    "RunContext",
-    "Secrets",
-    "SimpleTool",
-    "Status",
-    "Substitute",
-    "Text",
-    "TokenUsage",
-    "Tool",
-    "ToolCall",
-    "ToolContext",
-    "ToolDefinition",
-    "ToolDescriptionWarning",
-    "ToolError",
-    "ToolFailure",
-    "ToolObject",
-    "ToolOptions",
-    "ToolRegistry",
-    "ToolResult",
-    "abandoned_threads",
-    "approval_hook",
-    "current_context",
-    "decode_tool_call",
-    "tool",
-]
+    "CODE", "CODE_SCHEMA", "CODE_TEXT", "CODE_TOOL", "DEFAULT_TOOL_OPTIONS", "DETAILS", "EVERY_ORIGIN", "FOUND",
+    "HIDDEN", "MAX_FOUND", "MAX_IMAGES", "MAX_IMAGE_BYTES", "MAX_MODEL_CHARS", "MAX_NAME_CHARS", "MAX_STEPS",
+    "MAX_VALUE_CHARS", "MIN_DESCRIPTION_CHARS", "MODEL", "NEEDS_APPROVAL", "NO_USAGE", "OF_THIS_PROCESS", "PLAN",
+    "PROVIDERS", "SEARCH_TOOL", "SHOWN_CHARS", "STOP_WORDS", "SUBAGENT", "TOOL_END", "WORK_PER_STEP",
+    "AbandonedThreads", "AgentTool", "Approve", "ArgumentChecker", "AskUser", "Block", "Budget", "Call",
+    "CallObserver", "CallPolicy", "CallableTools", "CodeRuntime", "CompletionCallback", "Detail",
+    "EmbeddingProvider", "ErrorCode", "Event", "EventBus", "ExecuteCode", "File", "FunctionTool", "Hook", "Image",
+    "InvalidArguments", "Invoke", "JobTable", "MadeCalls", "Modify", "OnUser", "Origin", "Override", "Part",
+    "RegisteredTool", "RegistrySettings", "RegistryState", "Reject", "Rewrite", "RunContext", "RunScope",
+    "SavedScript", "Secrets", "SimpleTool", "Status", "Substitute", "Text", "TokenUsage", "Tool", "ToolCall",
+    "ToolContext", "ToolDefinition", "ToolDescriptionWarning", "ToolError", "ToolFailure", "ToolObject",
+    "ToolOptions", "ToolRegistry", "ToolResult", "ToolSpec", "ValueCheck", "abandoned_threads", "approval_hook",
+    "as_result", "ask_user_spec", "bounded_schema", "brief", "bytes_in", "check_code_runtime", "check_count",
+    "check_does", "check_kind", "check_of", "check_one_of", "check_path", "check_seconds", "check_shown_chars",
+    "checked_vectors", "code_result", "code_spec", "compile_schema", "cosine", "current", "current_context",
+    "declared", "decode_tool_call", "describe_code", "describe_failure", "described_sandbox", "embed_texts",
+    "ends_run", "events", "flows_of", "function_spec", "is_approved_later", "is_async", "is_large",
+    "keyword_invoke", "list_names", "load", "load_tools", "maybe_await", "mentions_bytes", "new_id", "open_jobs",
+    "passes_on", "plan_of", "plan_spec", "positional_spec", "provider_name", "python_stubs", "query_words",
+    "registry_of", "run_call", "run_in_thread", "safe_text", "score_of", "search_spec", "share_labels",
+    "shown_within", "strict_json", "text_of", "to_json", "tool", "unique_ids", "with_options", "withheld",
+    "without_bytes", "words",
+]  # fmt: skip
+
+if TYPE_CHECKING:
+    from toolcell.errors import ToolError
+    from toolcell.tools import events
+    from toolcell.tools.adapters import (
+        AgentTool,
+        FunctionTool,
+        SimpleTool,
+        Tool,
+        ToolObject,
+        function_spec,
+        is_async,
+        keyword_invoke,
+        positional_spec,
+        with_options,
+    )
+    from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
+    from toolcell.tools.batch import ends_run
+    from toolcell.tools.call import Call, CallableTools, CallObserver, CompletionCallback, OnUser, RunContext, RunScope
+    from toolcell.tools.checks import (
+        brief,
+        check_count,
+        check_does,
+        check_kind,
+        check_one_of,
+        check_path,
+        check_seconds,
+        text_of,
+    )
+    from toolcell.tools.code import (
+        CODE_SCHEMA,
+        CODE_TEXT,
+        CODE_TOOL,
+        MAX_VALUE_CHARS,
+        SEARCH_TOOL,
+        AskUser,
+        CodeRuntime,
+        ExecuteCode,
+        ask_user_spec,
+        check_code_runtime,
+        code_result,
+        code_spec,
+        describe_code,
+        describe_failure,
+        described_sandbox,
+        flows_of,
+        plan_spec,
+    )
+    from toolcell.tools.concurrency import (
+        OF_THIS_PROCESS,
+        AbandonedThreads,
+        abandoned_threads,
+        maybe_await,
+        passes_on,
+        run_in_thread,
+    )
+    from toolcell.tools.context import ToolContext, current, current_context, share_labels
+    from toolcell.tools.definition import MIN_DESCRIPTION_CHARS, ToolDefinition, ToolDescriptionWarning
+    from toolcell.tools.detail import DETAILS, SHOWN_CHARS, Detail, check_shown_chars, shown_within
+    from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider, checked_vectors, cosine, embed_texts, score_of
+    from toolcell.tools.encoded import mentions_bytes
+    from toolcell.tools.events import TOOL_END, Event, EventBus
+    from toolcell.tools.finalize import as_result
+    from toolcell.tools.hooks import (
+        Approve,
+        Block,
+        Hook,
+        Modify,
+        Override,
+        Reject,
+        Rewrite,
+        Substitute,
+        approval_hook,
+        is_approved_later,
+        withheld,
+    )
+    from toolcell.tools.jobs import JobTable, open_jobs
+    from toolcell.tools.loading import load_tools
+    from toolcell.tools.model_calls import ToolCall, decode_tool_call, unique_ids
+    from toolcell.tools.names import MAX_NAME_CHARS, provider_name
+    from toolcell.tools.options import (
+        CODE,
+        DEFAULT_TOOL_OPTIONS,
+        EVERY_ORIGIN,
+        MODEL,
+        PLAN,
+        SUBAGENT,
+        Origin,
+        ToolOptions,
+    )
+    from toolcell.tools.parts import MAX_IMAGE_BYTES, MAX_IMAGES, File, Image, Part, Text
+    from toolcell.tools.pipeline import NEEDS_APPROVAL, run_call
+    from toolcell.tools.plan import MAX_STEPS, plan_of
+    from toolcell.tools.policy import CallPolicy
+    from toolcell.tools.problems import ValueCheck, compile_schema, list_names
+    from toolcell.tools.registry import ToolRegistry, registry_of, tool
+    from toolcell.tools.registry_state import RegistrySettings, RegistryState
+    from toolcell.tools.result import (
+        MAX_MODEL_CHARS,
+        NO_USAGE,
+        ErrorCode,
+        Status,
+        TokenUsage,
+        ToolFailure,
+        ToolResult,
+        to_json,
+        without_bytes,
+    )
+    from toolcell.tools.reverts import MadeCalls
+    from toolcell.tools.run_state import Budget, Secrets, new_id
+    from toolcell.tools.saved_script import SavedScript
+    from toolcell.tools.schema_work import WORK_PER_STEP
+    from toolcell.tools.script_folder import load
+    from toolcell.tools.search import FOUND, MAX_FOUND, is_large, search_spec
+    from toolcell.tools.spec import Invoke, RegisteredTool, ToolSpec
+    from toolcell.tools.strangers import HIDDEN, bounded_schema, safe_text
+    from toolcell.tools.stubs import declared, python_stubs
+    from toolcell.tools.text_data import check_of, strict_json
+    from toolcell.tools.values import bytes_in
+    from toolcell.tools.vocabulary import STOP_WORDS, query_words, words
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "toolcell.errors": "ToolError",
+            "toolcell.tools.adapters": (
+                "AgentTool FunctionTool SimpleTool Tool ToolObject function_spec is_async keyword_invoke "
+                "positional_spec with_options"
+            ),
+            "toolcell.tools.arguments": "ArgumentChecker InvalidArguments",
+            "toolcell.tools.batch": "ends_run",
+            "toolcell.tools.call": "Call CallObserver CallableTools CompletionCallback OnUser RunContext RunScope",
+            "toolcell.tools.checks": (
+                "brief check_count check_does check_kind check_one_of check_path check_seconds text_of"
+            ),
+            "toolcell.tools.code": (
+                "CODE_SCHEMA CODE_TEXT CODE_TOOL MAX_VALUE_CHARS SEARCH_TOOL AskUser CodeRuntime ExecuteCode "
+                "ask_user_spec check_code_runtime code_result code_spec describe_code describe_failure "
+                "described_sandbox flows_of plan_spec"
+            ),
+            "toolcell.tools.concurrency": (
+                "OF_THIS_PROCESS AbandonedThreads abandoned_threads maybe_await passes_on run_in_thread"
+            ),
+            "toolcell.tools.context": "ToolContext current current_context share_labels",
+            "toolcell.tools.definition": "MIN_DESCRIPTION_CHARS ToolDefinition ToolDescriptionWarning",
+            "toolcell.tools.detail": "DETAILS SHOWN_CHARS Detail check_shown_chars shown_within",
+            "toolcell.tools.embeddings": "PROVIDERS EmbeddingProvider checked_vectors cosine embed_texts score_of",
+            "toolcell.tools.encoded": "mentions_bytes",
+            "toolcell.tools.events": "TOOL_END Event EventBus",
+            "toolcell.tools.finalize": "as_result",
+            "toolcell.tools.hooks": (
+                "Approve Block Hook Modify Override Reject Rewrite Substitute approval_hook is_approved_later withheld"
+            ),
+            "toolcell.tools.jobs": "JobTable open_jobs",
+            "toolcell.tools.loading": "load_tools",
+            "toolcell.tools.model_calls": "ToolCall decode_tool_call unique_ids",
+            "toolcell.tools.names": "MAX_NAME_CHARS provider_name",
+            "toolcell.tools.options": "CODE DEFAULT_TOOL_OPTIONS EVERY_ORIGIN MODEL PLAN SUBAGENT Origin ToolOptions",
+            "toolcell.tools.parts": "MAX_IMAGES MAX_IMAGE_BYTES File Image Part Text",
+            "toolcell.tools.pipeline": "NEEDS_APPROVAL run_call",
+            "toolcell.tools.plan": "MAX_STEPS plan_of",
+            "toolcell.tools.policy": "CallPolicy",
+            "toolcell.tools.problems": "ValueCheck compile_schema list_names",
+            "toolcell.tools.registry": "ToolRegistry registry_of tool",
+            "toolcell.tools.registry_state": "RegistrySettings RegistryState",
+            "toolcell.tools.result": (
+                "MAX_MODEL_CHARS NO_USAGE ErrorCode Status TokenUsage ToolFailure ToolResult to_json without_bytes"
+            ),
+            "toolcell.tools.reverts": "MadeCalls",
+            "toolcell.tools.run_state": "Budget Secrets new_id",
+            "toolcell.tools.saved_script": "SavedScript",
+            "toolcell.tools.schema_work": "WORK_PER_STEP",
+            "toolcell.tools.script_folder": "load",
+            "toolcell.tools.search": "FOUND MAX_FOUND is_large search_spec",
+            "toolcell.tools.spec": "Invoke RegisteredTool ToolSpec",
+            "toolcell.tools.strangers": "HIDDEN bounded_schema safe_text",
+            "toolcell.tools.stubs": "declared python_stubs",
+            "toolcell.tools.text_data": "check_of strict_json",
+            "toolcell.tools.values": "bytes_in",
+            "toolcell.tools.vocabulary": "STOP_WORDS query_words words",
+        },
+    )

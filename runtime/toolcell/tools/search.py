@@ -27,7 +27,7 @@ from toolcell.tools.names import provider_name
 from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.recent import Recent
 from toolcell.tools.spec import Offered, RegisteredTool, ToolSpec
-from toolcell.tools.words import query_words, words
+from toolcell.tools.vocabulary import query_words, words
 
 MAX_QUERY_CHARS: Final = 1_000
 MAX_FOUND: Final = 100

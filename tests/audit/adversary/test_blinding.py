@@ -16,7 +16,7 @@ import pytest
 from audit.adversary.test_poisoned_records import Forger, packed
 from audit.ledger import Ledger
 from toolcell.audit import chain_check, indexing, records
-from toolcell.audit import verify as verifying
+from toolcell.audit import verification as verifying
 from toolcell.audit.chain_check import MAX_FINDINGS
 from toolcell.audit.format import (
     MAGIC,
@@ -28,7 +28,7 @@ from toolcell.audit.format import (
 )
 from toolcell.audit.keys import by_id
 from toolcell.audit.query import Index
-from toolcell.audit.verify import check_chain, verify
+from toolcell.audit.verification import check_chain, verify
 from toolcell.errors import AuditError
 from toolcell.journal.frames import HEADER, INVERT
 

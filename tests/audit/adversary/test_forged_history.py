@@ -25,7 +25,7 @@ from toolcell.audit.format import (
 from toolcell.audit.keys import HmacKey
 from toolcell.audit.query import Index
 from toolcell.audit.signatures import default_heads_dir, saved_heads
-from toolcell.audit.verify import Report
+from toolcell.audit.verification import Report
 from toolcell.errors import AuditError
 from toolcell.support import packing
 

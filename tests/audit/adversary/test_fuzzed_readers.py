@@ -23,7 +23,7 @@ from toolcell.audit.format import MAGIC, encode_frame, segment_path, split_segme
 from toolcell.audit.otel import SpanSink
 from toolcell.audit.query import Index
 from toolcell.audit.reader import RecordedRun
-from toolcell.audit.replay import AnsweringTools, recorded_result, runtime_options, script_calls
+from toolcell.audit.replays import AnsweringTools, recorded_result, runtime_options, script_calls
 from toolcell.audit.retention import expired_segments
 from toolcell.audit.run_diff import compare_runs
 from toolcell.audit.sinks import AuditEvent

@@ -21,7 +21,7 @@ from toolcell.audit.filters import Filter
 from toolcell.audit.format import encode_frame, segment_path
 from toolcell.audit.query import Index
 from toolcell.audit.receipt import check, export, read
-from toolcell.audit.replay import runtime_options
+from toolcell.audit.replays import runtime_options
 from toolcell.audit.signatures import load_heads, read_prune_record
 from toolcell.cli import audit_terminal
 from toolcell.errors import AuditError, ToolcellError

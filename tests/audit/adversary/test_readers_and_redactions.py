@@ -41,7 +41,7 @@ from toolcell.audit.query import BROKEN, UNSIGNED, VERIFIED, Index
 from toolcell.audit.reader import RecordedRun
 from toolcell.audit.run_diff import compare_runs
 from toolcell.audit.signatures import Head, checkpoint_statement, default_heads_dir
-from toolcell.audit.verify import BAD_PRUNE_RECORD
+from toolcell.audit.verification import BAD_PRUNE_RECORD
 from toolcell.audit.witness import MAX_CHAINS, FileWitness, WitnessFailed, longest_heads, to_line
 from toolcell.cli import audit_terminal, exits
 from toolcell.errors import AuditError

@@ -11,7 +11,7 @@ from toolcell.builtin.stores.records import MAX_DIMENSIONS
 from toolcell.errors import UsageError
 from toolcell.support import daemon_threads
 from toolcell.tools.checks import check_count
-from toolcell.tools.words import STOP_WORDS, words
+from toolcell.tools.vocabulary import STOP_WORDS, words
 
 GRAM: Final = 3
 GRAM_WEIGHT: Final = 0.3

@@ -17,7 +17,7 @@ from toolcell.builtin.stores.vectors import CHUNKS, MESSAGES, Hit, IndexSql, Sca
 from toolcell.errors import UsageError
 from toolcell.support.log import logger_of
 from toolcell.tools.checks import check_kind, check_seconds
-from toolcell.tools.words import words
+from toolcell.tools.vocabulary import words
 
 logger = logger_of("toolcell.tools.store")
 

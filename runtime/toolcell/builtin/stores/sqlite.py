@@ -20,7 +20,7 @@ from toolcell.builtin.stores.vectors import CHUNKS, MESSAGES, Hit, IndexSql, Sca
 from toolcell.errors import StoreError
 from toolcell.support.log import logger_of
 from toolcell.tools.checks import check_one_of, check_path, check_seconds
-from toolcell.tools.words import words
+from toolcell.tools.vocabulary import words
 
 logger = logger_of("toolcell.tools.store")
 

@@ -21,7 +21,7 @@ from toolcell.builtin.web.robots import EVERYTHING, MAX_ROBOTS_BYTES, NOTHING, R
 from toolcell.builtin.web.urls import Target, parse_url
 from toolcell.errors import ToolError
 from toolcell.support.lru import Lru
-from toolcell.support.quiet_loggers import quiet_loggers
+from toolcell.support.quiet import quiet_loggers
 from toolcell.support.token_bucket import TokenBucket
 
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})

@@ -1,15 +1,21 @@
 """Sandboxes as hardened containers of Docker, Podman or gVisor."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from toolcell.support.lazy import lazy_names
 
+__all__ = [
+    "DaemonInfo", "DockerBackend", "EngineClient", "call_api",
+]  # fmt: skip
+
 if TYPE_CHECKING:
     from toolcell.sandbox.docker.backend import DockerBackend
-
-__all__ = ["DockerBackend"]
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_names(__name__, "toolcell.sandbox.docker.backend")
+    from toolcell.sandbox.docker.client import DaemonInfo, EngineClient, call_api
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "toolcell.sandbox.docker.backend": "DockerBackend",
+            "toolcell.sandbox.docker.client": "DaemonInfo EngineClient call_api",
+        },
+    )

@@ -1,1 +1,23 @@
 """The Linux process backend: one zygote per runtime, one isolated child of it per sandbox."""
+
+from typing import TYPE_CHECKING
+
+from toolcell.support.lazy import lazy_names
+
+__all__ = [
+    "ProcessBackend", "TreeWatch", "probe_all",
+]  # fmt: skip
+
+if TYPE_CHECKING:
+    from toolcell.sandbox.process.backend import ProcessBackend
+    from toolcell.sandbox.process.probes import probe_all
+    from toolcell.sandbox.process.process_watch import TreeWatch
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "toolcell.sandbox.process.backend": "ProcessBackend",
+            "toolcell.sandbox.process.probes": "probe_all",
+            "toolcell.sandbox.process.process_watch": "TreeWatch",
+        },
+    )

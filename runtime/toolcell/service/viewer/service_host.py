@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from toolcell.audit.keys import Verifier, default_key_path, load_verifier
 from toolcell.audit.reader import RecordedRun
-from toolcell.audit.replay import Replay
+from toolcell.audit.replays import Replay
 from toolcell.errors import AuditError
 from toolcell.service.authentication import LoopbackAuthenticator
 from toolcell.service.endpoints import ApiRequest

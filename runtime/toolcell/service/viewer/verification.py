@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from toolcell.audit.format import begun_segments, chain_directories
-from toolcell.audit.verify import Report, verify
+from toolcell.audit.verification import Report, verify
 from toolcell.errors import AuditError
 from toolcell.service.log_reader import LogReader
 from toolcell.support import daemon_threads

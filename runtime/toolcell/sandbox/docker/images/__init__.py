@@ -1,1 +1,20 @@
 """The images that containers are made of: naming, building and checking them."""
+
+from typing import TYPE_CHECKING
+
+from toolcell.support.lazy import lazy_names
+
+__all__ = [
+    "ImageRef", "build", "check", "debian_base", "packages", "reference", "service_image",
+]  # fmt: skip
+
+if TYPE_CHECKING:
+    from toolcell.sandbox.docker.images import build, check, debian_base, packages, reference, service_image
+    from toolcell.sandbox.docker.images.reference import ImageRef
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "toolcell.sandbox.docker.images.reference": "ImageRef",
+        },
+    )
