@@ -79,8 +79,9 @@ def test_the_readme_begins_with_the_demo_and_the_tests() -> None:
 
 
 @pytest.mark.isolation
-def test_programs_of_the_readme_print_what_it_says() -> None:
-    programs = PROGRAM.findall(README)
+@pytest.mark.parametrize("page", ["README.md", "docs/plans.md"])
+def test_programs_of_a_page_print_what_it_says(page: str) -> None:
+    programs = PROGRAM.findall((ROOT / page).read_text(encoding="utf-8"))
     assert programs
     for source, printed in programs:
         done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=True)
@@ -166,6 +167,31 @@ def test_the_demo_of_the_readme_has_the_headings_of_the_demo() -> None:
 
     assert headings
     assert all(f'. {heading}"' in source for heading in headings)
+
+
+FACES = (
+    "toolcell",
+    *(
+        f"toolcell.{name}"
+        for name in ("agents", "audit", "builtin", "control", "journal", "results", "service", "testing", "tools")
+    ),
+)
+OF_THE_HOUSE = "what rooms of this project use of one another"
+IN_NO_PAGE = {
+    "toolcell.journal": dict.fromkeys(
+        ("JournalStore", "make_private", "options_of", "registry_digest", "tool_digests"), OF_THE_HOUSE
+    ),
+}
+"""Public names that no page mentions, with the reason."""
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_every_public_name_is_in_a_page_or_has_a_reason(face: str) -> None:
+    pages = [page for page in PAGES if page != OLD_NAMES]
+    words = set(re.findall(r"\w+", "\n".join(page.read_text(encoding="utf-8") for page in pages)))
+    unmentioned = set(importlib.import_module(face).__all__) - words
+
+    assert unmentioned == set(IN_NO_PAGE.get(face, ()))
 
 
 def find_name(dotted: str) -> object:
