@@ -77,7 +77,20 @@ class Rehearsal:
         """
         main = sys.modules.get("__main__")
         output.capture(self._channel)
-        self._echo.ask(RunScript(1, SCRIPT, {"rows": [1]}, ["echo"], "off", 1 << 20, 8, 1 << 20, None, None))
+        self._echo.ask(
+            RunScript(
+                1,
+                SCRIPT,
+                inputs={"rows": [1]},
+                tools=["echo"],
+                lint="off",
+                result_bytes=1 << 20,
+                files=8,
+                files_bytes=1 << 20,
+                seed=None,
+                clock=None,
+            )
+        )
         done = self._runner.answer(cast("RunScript", self._channel.next_request()))
         if not done.ok:
             raise RuntimeError(f"rehearsal failed: {done.error}")

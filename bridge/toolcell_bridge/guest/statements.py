@@ -98,7 +98,7 @@ class Statements:
         return self._take(len(self.text), source, tree, is_last=True)
 
     def _take(self, end: int, source: str, tree: Any, is_last: bool) -> Statement:
-        statement = Statement(self._begun, end, self._line, source, tree, is_last)
+        statement = Statement(self._begun, end, line=self._line, source=source, tree=tree, is_last=is_last)
         self._line += _lines_in(source)
         self._begun = end
         self._failed = self._passed = self._in_text = 0

@@ -358,10 +358,10 @@ PROGRAMS_POLICY = SeccompPolicy(
             (Argument(0, (0x1002, 0x1021, 0x1022, 0x1023, 0x3001, 0x5005)),),
         ),
     ),
-    tuple(Group(each.reason, tuple(call for call in each.calls if call not in _OTHERWISE)) for each in REFUSED),
-    (*MISSING, _SET_XATTR),
-    SKIPPED,
-    ", programs of a shell may be executed",
+    refused=tuple(Group(each.reason, tuple(call for call in each.calls if call not in _OTHERWISE)) for each in REFUSED),
+    missing=(*MISSING, _SET_XATTR),
+    skipped=SKIPPED,
+    note=", programs of a shell may be executed",
 )
 """What a guest that may execute programs runs under: `Policy(shell=True)`.
 

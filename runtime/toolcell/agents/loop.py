@@ -205,12 +205,12 @@ class LoopRun:
         return ToolLoopResult(
             stop.content,
             self._iterations,
-            stop.reason,
-            list(self.messages),
-            stop.error,
-            self._usage,
-            tuple(self._files),
-            tuple(self._steps),
+            stop_reason=stop.reason,
+            messages=list(self.messages),
+            error=stop.error,
+            usage=self._usage,
+            files=tuple(self._files),
+            steps=tuple(self._steps),
             last_output=self._last_output,
         )
 

@@ -31,8 +31,8 @@ def step_trace(call: Call, result: ToolResult) -> StepTrace:
     return StepTrace(
         call.name,
         kind,
-        call.run.secrets.redact(given)[:MAX_INPUT_CHARS],
-        result.text[:MAX_OUTPUT_CHARS],
-        result.usage,
-        result.meta.duration_ms,
+        input=call.run.secrets.redact(given)[:MAX_INPUT_CHARS],
+        output=result.text[:MAX_OUTPUT_CHARS],
+        usage=result.usage,
+        duration_ms=result.meta.duration_ms,
     )

@@ -70,7 +70,13 @@ class Comparison:
     def _differs(self, kind: str, message: str, expected: Any, got: Any, line: int | None = None) -> Divergence:
         safe = clean_value(got, self.redactor)
         return Divergence(
-            kind, clean_value(message, self.redactor), None, line, "", expected, shown_for(expected, safe)
+            kind,
+            clean_value(message, self.redactor),
+            index=None,
+            line=line,
+            source_line="",
+            expected=expected,
+            got=shown_for(expected, safe),
         )
 
     # Calls

@@ -178,7 +178,11 @@ class Pruner:
                 return
             at_ns = records.parse(end.last.body).at_ns
             digest = hashlib.sha256(data).digest()
-            self._closed.append(ClosedSegment(number, len(data), at_ns, end.seq, end.record_hash, digest))
+            self._closed.append(
+                ClosedSegment(
+                    number, len(data), newest_ns=at_ns, seq=end.seq, record_hash=end.record_hash, sha256=digest
+                )
+            )
             self._check = check
 
     def _why_kept(self, check: ChainCheck) -> str:

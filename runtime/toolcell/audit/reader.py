@@ -315,13 +315,13 @@ def started_call(fields: Mapping[str, Any], record: Record) -> RecordedCall:
     return RecordedCall(
         fields["number"],
         fields["call"],
-        fields["parent"],
-        fields["tool"],
-        fields["origin"],
-        fields["line"],
-        fields["args"],
-        record.at_ns,
-        record.seq,
+        parent=fields["parent"],
+        tool=fields["tool"],
+        origin=fields["origin"],
+        line=fields["line"],
+        args=fields["args"],
+        started_ns=record.at_ns,
+        started_seq=record.seq,
         start_extra=fields["more"] or {},
     )
 

@@ -179,7 +179,15 @@ def check(receipt: Mapping[str, Any], verifiers: Iterable[Verifier]) -> ReceiptC
         found = (*missing_keys, *problems)
         is_unchecked = bool(missing_keys) and not problems
         missing = () if found else tuple(_find_missing(run))
-        return ReceiptCheck(not found, run, found, last.fields["key"], last.at_ns, is_unchecked, missing)
+        return ReceiptCheck(
+            not found,
+            run,
+            problems=found,
+            key=last.fields["key"],
+            signed_ns=last.at_ns,
+            is_unchecked=is_unchecked,
+            missing=missing,
+        )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as exc:
         return ReceiptCheck(False, None, (*missing_keys, *problems, f"it is not whole: {type(exc).__name__} {exc}"))
 

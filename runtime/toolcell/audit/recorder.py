@@ -172,7 +172,7 @@ class Recorder:
         run = self.log.append(records.RUN_STARTED, 0, fields, redactor)
         for shared in (tools, settings):
             self._write_shared(shared)  # again, if this record began a new segment
-        return RunRecord(self.log, self._content_of, run, context, redactor, feed)
+        return RunRecord(self.log, self._content_of, run=run, context=context, redactor=redactor, feed=feed)
 
     def _write_shared(self, shared: _Shared | None) -> None:
         """Write tools or settings, unless the open segment holds them already."""

@@ -145,7 +145,7 @@ def _parsed(seq: int, at_ns: int, run: int, kind: str, content: bytes) -> Record
         raise ValueError(f"the numbers of a {kind} are too large")
     if kind == RUN_STARTED and run != seq:
         raise ValueError(f"record {seq} claims to start run {run}")
-    return Record(seq, at_ns, kind, run, content, _fields_of(kind, content))
+    return Record(seq, at_ns, kind=kind, run=run, content=content, fields=_fields_of(kind, content))
 
 
 CHECKED: Final = {

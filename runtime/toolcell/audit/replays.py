@@ -160,7 +160,16 @@ async def replay(
     stopped = calls.stopped or ("" if run.end or found is not None else NO_END)
     notes += tuple(unrepeatable(script))
     left_out = tuple(comparison.not_compared)
-    return Replay(run.id, found, calls.answered, len(tools.expected), stopped, notes, left_out, result)
+    return Replay(
+        run.id,
+        found,
+        answered=calls.answered,
+        recorded=len(tools.expected),
+        stopped=stopped,
+        notes=notes,
+        not_compared=left_out,
+        result=result,
+    )
 
 
 class AnsweringTools:
@@ -378,7 +387,15 @@ def _missing_call(run: RecordedRun, tools: AnsweringTools, result: ExecutionResu
         if ident not in tools.replay.made:
             expected = {"tool": call.tool, "args": call.args}
             message = f"it does not call {call.tool}{why}"
-            return Divergence(MISSING_CALL, message, tools.replay.place(ident), call.line, "", expected, got)
+            return Divergence(
+                MISSING_CALL,
+                message,
+                index=tools.replay.place(ident),
+                line=call.line,
+                source_line="",
+                expected=expected,
+                got=got,
+            )
     return None
 
 
@@ -392,4 +409,12 @@ def _placed(found: Divergence, result: ExecutionResult, tools: AnsweringTools, s
         line = max(lines.items(), default=(0, None))[1]
     line = line if line is not None else found.line
     text = script.split("\n")[line - 1].strip() if line and line <= script.count("\n") + 1 else ""
-    return Divergence(found.kind, found.message, found.index, line, text, found.expected, found.got)
+    return Divergence(
+        found.kind,
+        found.message,
+        index=found.index,
+        line=line,
+        source_line=text,
+        expected=found.expected,
+        got=found.got,
+    )

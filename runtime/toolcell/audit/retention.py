@@ -45,7 +45,9 @@ def _idle_chain(path: Path, log: str, record: Callable[[str, int, tuple[Any, ...
     if len(found) < 2:
         return None
     newest = max(found)
-    return IdleChain(path, log, path.name, newest, found[newest].lstat().st_size, record)
+    return IdleChain(
+        path, log, name=path.name, segment=newest, segment_bytes=found[newest].lstat().st_size, record=record
+    )
 
 
 def prune_idle(

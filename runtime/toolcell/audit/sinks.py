@@ -33,7 +33,7 @@ Sink = Callable[[AuditEvent], None]
 def call_sinks(sinks: Iterable[Sink], kind: str, chain: str, seq: int, run: int, at_ns: int, packed: bytes) -> None:
     """Hand one record, as it was packed, to every sink."""
     fields = dict(zip(records.FIELDS[kind], packing.unpack(packed), strict=False))
-    event = AuditEvent(kind, chain, seq, run, at_ns, fields)
+    event = AuditEvent(kind, chain, seq=seq, run=run, at_ns=at_ns, fields=fields)
     for sink in sinks:
         try:
             sink(event)

@@ -340,13 +340,13 @@ def _add_chain(report: Report, path: Path, check: ChainCheck, strict: bool) -> N
     chain = ChainReport(
         path.name,
         _count_segments(path),
-        check.records,
-        check.runs,
-        check.checkpoints,
-        check.seq,
-        check.signed_seq,
-        check.last_reason == "closed",
-        written,
+        records=check.records,
+        runs=check.runs,
+        checkpoints=check.checkpoints,
+        last_seq=check.seq,
+        signed_seq=check.signed_seq,
+        is_closed=check.last_reason == "closed",
+        is_written=written,
     )
     report.chains.append(chain)
     report.findings.extend(check.findings)

@@ -70,7 +70,12 @@ def manifest(
     if runtime_class is not None and "gvisor" in runtime_class and sandboxes > 1:
         raise UsageError("sandboxes of one pod are kept apart by Landlock, which gVisor has not; use --sandboxes 1")
     settings = PodSettings(
-        image, _limits(memory, disk), sandboxes, cpus, runtime_class, PORT if connect == "port" else 0
+        image,
+        _limits(memory, disk),
+        sandboxes=sandboxes,
+        cpus=cpus,
+        runtime_class=runtime_class,
+        port=PORT if connect == "port" else 0,
     )
     objects = manifests(settings, pool=pool, namespace=namespace, replicas=replicas, service_account=service_account)
     if as_json:

@@ -118,7 +118,9 @@ class Commit:
             if status == "not made" and not is_stopped:
                 status, error = await self._one(each)
                 is_stopped = status != "made"
-            rows.append(EffectResult(ident, call.name, args, status, self.results.get(ident), error))
+            rows.append(
+                EffectResult(ident, call.name, args=args, status=status, value=self.results.get(ident), error=error)
+            )
         return rows
 
     async def _one(self, effect: Collected) -> tuple[EffectStatus, str]:

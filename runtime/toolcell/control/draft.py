@@ -142,7 +142,9 @@ class Draft:
             self.collected = [each for each in self.collected if each.call is not call]
             self._ids.difference_update(each.id for each in failed)
         if call.is_executed and call.options.read_only and not call.options.orchestrates:
-            again = Call(call.registry, call.name, call.raw_args, call.call_id, call.origin, call.run)
+            again = Call(
+                call.registry, call.name, raw_args=call.raw_args, call_id=call.call_id, origin=call.origin, run=call.run
+            )
             self.size += about_bytes(call.raw_args)
             self.reads.append((again, answer_digest(result)))  # not the call itself, which keeps its result
 
@@ -242,7 +244,15 @@ class Drafts:
 def _effect(collected: Collected, draft_id: str) -> Effect:
     call = collected.call
     args = call.run.secrets.shown(dict(call.args)) if call.run.secrets else call.args
-    return Effect(collected.id, call.name, args, collected.line, call.depends_on, call.approval_reason, draft_id)
+    return Effect(
+        collected.id,
+        call.name,
+        args=args,
+        line=collected.line,
+        depends_on=call.depends_on,
+        reason=call.approval_reason,
+        draft_id=draft_id,
+    )
 
 
 def known_arguments(call: Call) -> Mapping[str, Any]:

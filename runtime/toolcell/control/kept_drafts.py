@@ -278,7 +278,7 @@ def _rebuilt_call(row: dict[str, Any], tools: CallableTools, base: RunContext) -
         raise UsageError(f"tool {row['tool']!r} is another one than in the dry run; make another dry run")
     registry: Any = tools
     run = base.within(lineage=Lineage(frozenset(map(Origin, row["above"])))).child(**row["user"])
-    call = Call(registry, row["tool"], row["raw"], row.get("id", ""), origin, run)
+    call = Call(registry, row["tool"], raw_args=row["raw"], call_id=row.get("id", ""), origin=origin, run=run)
     call.args, call.depends_on = row["args"], tuple(row["depends_on"])
     call.approval_reason = row.get("reason", "")
     return call

@@ -158,12 +158,12 @@ class MapFile:
         return MapItem(
             index,
             inputs,
-            item_run(self.name, index),
-            found,
-            value,
-            has_value,
-            ErrorInfo(**error) if error else None,
-            0,
+            run_id=item_run(self.name, index),
+            outcome=found,
+            value=value,
+            has_value=has_value,
+            error=ErrorInfo(**error) if error else None,
+            attempts=0,
             is_recorded=True,
             unkept=unkept,
         )

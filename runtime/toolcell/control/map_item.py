@@ -58,14 +58,14 @@ def item_of(index: int, inputs: Mapping[str, Any], run_id: str, attempts: int, r
     return MapItem(
         index,
         inputs,
-        run_id,
-        result.outcome,
-        result.value,
-        result.has_value,
-        result.error,
-        attempts,
-        result,
-        result.suspension,
+        run_id=run_id,
+        outcome=result.outcome,
+        value=result.value,
+        has_value=result.has_value,
+        error=result.error,
+        attempts=attempts,
+        result=result,
+        suspension=result.suspension,
     )
 
 

@@ -88,7 +88,7 @@ class JournaledSteps:
         if self.journal.lost:
             return _blocked(f"it needs a decision, and the plan cannot be suspended: {self.journal.lost}")
         ident, digest = f"{self._prefix}step-{entry.number - 1}", call_digest(entry.tool, args)
-        entry.pending = PendingCall(ident, entry.tool, args, None, digest, reason)
+        entry.pending = PendingCall(ident, entry.tool, args=args, line=None, digest=digest, reason=reason)
         return _blocked(WAITS)
 
     # What the pipeline asks

@@ -78,7 +78,9 @@ class TurnApprovals:
         digest = await digest_of_call(call.name, call.args)
         decision = self._decided.pop(call.call_id, None)
         if decision is None or decision.reason != call.approval_reason:
-            pending = PendingCall(call.call_id, call.name, dict(call.args), None, digest, call.approval_reason)
+            pending = PendingCall(
+                call.call_id, call.name, args=dict(call.args), line=None, digest=digest, reason=call.approval_reason
+            )
             self.pending[call.call_id] = (pending,)
             return Reject(WAITS)
         if decision.digest != digest:

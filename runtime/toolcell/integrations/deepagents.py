@@ -84,7 +84,9 @@ class CodeInterpreterMiddleware(AgentMiddleware[CodeInterpreterState, Any, Any])
         self._merged: tuple[list[Any], ToolRegistry] = [], self._home.registry
         self._sessions: dict[str, Session] = {}
         self._given = runtime
-        scripts = GraphScripts(runtime, self._place, self._tools_in, limits, on_approval, reviews)
+        scripts = GraphScripts(
+            runtime, self._place, tools=self._tools_in, limits=limits, on_approval=on_approval, reviews=reviews
+        )
         self.tools = [scripts.as_tool(tool_name, None)]
 
     def _callable(self, offered: Iterable[Any]) -> list[BaseTool]:

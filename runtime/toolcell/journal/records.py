@@ -152,7 +152,7 @@ def _suspended(loaded: LoadedRun, token_id: str, expires: float, rows: list[list
     loaded.is_ended = False  # a run that was lost and carried on waits now
     for number, ident, args, line, digest, reason in rows:
         entry = loaded.entries[number]
-        entry.pending = PendingCall(ident, entry.tool, args, line, digest, reason)
+        entry.pending = PendingCall(ident, entry.tool, args=args, line=line, digest=digest, reason=reason)
 
 
 def _resumed(loaded: LoadedRun, token_id: str, rows: list[list[Any]]) -> None:

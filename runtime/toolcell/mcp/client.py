@@ -106,7 +106,13 @@ class McpClient(OpenedInBlock):
         check_seconds("timeout_s", timeout_s, optional=True)
         known = with_options(ToolOptions(timeout_s=timeout_s), {**labels_of(labels), **options})
         selection = Selection(
-            globs("allow", allow), globs("deny", deny), approve, changed, dict(pins or {}), known, broken
+            globs("allow", allow),
+            globs("deny", deny),
+            approve=approve,
+            changed=changed,
+            pins=dict(pins or {}),
+            options=known,
+            broken=broken,
         )
         self._catalogue = McpCatalogue(name, registry, selection, self._invoke)
         self._questions = Questions()

@@ -121,7 +121,15 @@ def read_tool(namespace: str, tool: Tool, approve: Approve, options: ToolOptions
         shared: dict[str, Any] = {name: returns[name] for name in ("$defs", "definitions") if name in returns}
         returns = {**shared, **returns["properties"]["result"]}
     known = replace(_hinted(tool, approve, options), returns=returns)
-    return McpTool(tool.name, definition, known, tool_digest(tool), check, is_wrapped, tuple(problems))
+    return McpTool(
+        tool.name,
+        definition,
+        options=known,
+        digest=tool_digest(tool),
+        check=check,
+        is_wrapped=is_wrapped,
+        problems=tuple(problems),
+    )
 
 
 def _description(namespace: str, tool: Tool) -> str:

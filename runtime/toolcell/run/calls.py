@@ -227,7 +227,15 @@ class ToolCalls:
         if type(answer) is ToolFail:
             status, code, message = "error", answer.code, answer.message
         self._records[call.id] = ToolCallRecord(
-            call.id, call.name, call.args, status, code, message, admitted - self._started, now - began, call.line
+            call.id,
+            call.name,
+            args=call.args,
+            status=status,
+            error_code=code,
+            message=message,
+            started_s=admitted - self._started,
+            duration_s=now - began,
+            line=call.line,
         )
 
     def _open(self, call: CallTool, admitted: float, began: float) -> ToolCallRecord:
@@ -236,7 +244,15 @@ class ToolCalls:
         if (scope := self._scopes.get(call.id)) is not None and scope.cancel_called:
             status, code, message = "error", "cancelled", CANCELLED_BY_SCRIPT
         return ToolCallRecord(
-            call.id, call.name, call.args, status, code, message, started_s, now_s - started_s, call.line
+            call.id,
+            call.name,
+            args=call.args,
+            status=status,
+            error_code=code,
+            message=message,
+            started_s=started_s,
+            duration_s=now_s - started_s,
+            line=call.line,
         )
 
 

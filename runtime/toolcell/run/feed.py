@@ -228,11 +228,11 @@ class ScriptFeed:
         report = EagerReport(
             self._sent,
             self._ran.statements,
-            self._ran.line,
-            tuple(retracted),
-            early.started if early is not None else 0,
-            early.hits if early is not None else 0,
-            saved_s + (early.saved_s if early is not None else 0.0),
+            line=self._ran.line,
+            retracted=tuple(retracted),
+            early_calls=early.started if early is not None else 0,
+            hits=early.hits if early is not None else 0,
+            saved_s=saved_s + (early.saved_s if early is not None else 0.0),
         )
         error = result.error
         if result.outcome is Outcome.TIMEOUT and error is not None and not self._is_whole:

@@ -237,10 +237,10 @@ def highest(before: Sample, after: Sample) -> Sample:
     return Sample(
         max(before.cpu_s, after.cpu_s),
         max(before.peak_memory_bytes, after.peak_memory_bytes),
-        max(before.processes, after.processes),
-        max(before.peak_processes, after.peak_processes),
-        max(before.memory_kills, after.memory_kills),
-        max(before.refused_processes, after.refused_processes),
+        processes=max(before.processes, after.processes),
+        peak_processes=max(before.peak_processes, after.peak_processes),
+        memory_kills=max(before.memory_kills, after.memory_kills),
+        refused_processes=max(before.refused_processes, after.refused_processes),
     )
 
 

@@ -87,7 +87,7 @@ class ReturnedFiles:
             raise RemoteProtocolError("more files than the run may return")
         name = for_terminal(problem.name).replace("\n", "\\n")
         said = for_terminal(problem.problem)
-        self._keep(OutputFile(name, media_type(name, b""), problem.size, None, None, said))
+        self._keep(OutputFile(name, media_type(name, b""), size=problem.size, data=None, sha256=None, problem=said))
 
     def _keep(self, file: OutputFile) -> None:
         before = self._kept.get(file.name)

@@ -395,21 +395,30 @@ class Run:
         lint, stopped, refused = self._request.message.lint, connection.stopped, self._calls.refused
         waits_for = leftover_names(connection.leftover.stuck) if connection.leftover is not None else ()
         run_end = RunEnd(
-            self._limits, usage, sample, end, lint, stopped, output.has_value, refused, self._line, waits_for
+            self._limits,
+            usage,
+            sample=sample,
+            exit=end,
+            lint=lint,
+            stopped=stopped,
+            has_value=output.has_value,
+            refused=refused,
+            line=self._line,
+            waits_for=waits_for,
         )
         outcome, error = outcome_of(run_end)
         result = ExecutionResult(
             self._request.run_id,
             outcome,
-            output.value,
-            output.has_value,
-            output.logs(),
-            output.files(),
-            error,
-            calls,
-            self._threads_left.list() if self._threads_left is not None else (),
-            usage,
-            Isolation(self._sandbox.backend, dict(self._sandbox.layers), lint),
+            value=output.value,
+            has_value=output.has_value,
+            logs=output.logs(),
+            files=output.files(),
+            error=error,
+            calls=calls,
+            abandoned=self._threads_left.list() if self._threads_left is not None else (),
+            usage=usage,
+            isolation=Isolation(self._sandbox.backend, dict(self._sandbox.layers), lint),
             journal_id=self._request.journal_id,
         )
         return result if self._feed is None else self._feed.with_report(result, self._started)

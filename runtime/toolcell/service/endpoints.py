@@ -135,7 +135,9 @@ class Endpoint:
             sent = await read_body(http, service.config.body_bytes, service.config.body_s, held)
             body = await parsed_body(self.body, sent)
         tenant = await service.tenants.get(principal.tenant)
-        return ApiRequest(http, service, principal, tenant, body, query, sent, held=held)
+        return ApiRequest(
+            http, service, principal=principal, tenant=tenant, body=body, query=query, sent=sent, held=held
+        )
 
 
 def _check_path(given: Mapping[str, Any]) -> None:

@@ -113,7 +113,15 @@ class Tenants:
             files = DownloadStore(self._config.state / "tenants" / name, config.files_s, config.files_bytes)
             stack.push_async_callback(files.close)
             replays = Replays(runtime, config, log, partial(self._on_open, name))
-            tenant = Tenant(name, config, registry, runtime, files, replays, Answers(self._config.answer_bytes))
+            tenant = Tenant(
+                name,
+                config,
+                registry=registry,
+                runtime=runtime,
+                files=files,
+                replays=replays,
+                answers=Answers(self._config.answer_bytes),
+            )
             if tenant.recorded is not None:
                 stack.push_async_callback(tenant.recorded.close)
             self._stack.push_async_exit(stack.pop_all())

@@ -103,7 +103,10 @@ class TokenDatabase:
             )
         expires_at = self._end_of(lifetime_s)
         with self._database.writing() as connection:
-            return self._insert(connection, TokenRecord("", tenant, name, granted, self._clock(), expires_at))
+            return self._insert(
+                connection,
+                TokenRecord("", tenant, name=name, scopes=granted, created_at=self._clock(), expires_at=expires_at),
+            )
 
     def _end_of(self, lifetime_s: float | None) -> float | None:
         if lifetime_s is None:
@@ -164,7 +167,9 @@ class TokenDatabase:
                 raise UsageError(f"token {token_id} was rotated before; rotate {old.replaced_by}, or revoke {token_id}")
             if lifetime_s is None and old.expires_at is not None:
                 lifetime_s = old.expires_at - old.created_at
-            new = TokenRecord("", old.tenant, old.name, old.scopes, now, self._end_of(lifetime_s))
+            new = TokenRecord(
+                "", old.tenant, name=old.name, scopes=old.scopes, created_at=now, expires_at=self._end_of(lifetime_s)
+            )
             issued = self._insert(connection, new)
             ends_at = min(now + overlap_s, math.inf if old.expires_at is None else old.expires_at)
             connection.execute(

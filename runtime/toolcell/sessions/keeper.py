@@ -159,5 +159,13 @@ class Sessions:
         ident = os.urandom(16).hex() if name is None else check_name(name)
         own = registry_of(tools, "tools=") if tools is not None else None
         return Session(
-            self._host, self, ident, limits, settings, own, context, is_named=name is not None, restores=restores
+            self._host,
+            self,
+            ident=ident,
+            limits=limits,
+            settings=settings,
+            tools=own,
+            context=context,
+            is_named=name is not None,
+            restores=restores,
         )

@@ -18,10 +18,10 @@ def since(before: Sample, now: Sample) -> Sample:
     return Sample(
         max(0.0, now.cpu_s - before.cpu_s),
         now.peak_memory_bytes,
-        now.processes,
-        now.peak_processes if is_new_peak else now.processes,
-        max(0, now.memory_kills - before.memory_kills),
-        max(0, now.refused_processes - before.refused_processes),
+        processes=now.processes,
+        peak_processes=now.peak_processes if is_new_peak else now.processes,
+        memory_kills=max(0, now.memory_kills - before.memory_kills),
+        refused_processes=max(0, now.refused_processes - before.refused_processes),
     )
 
 

@@ -90,7 +90,9 @@ class Session(OpenedInBlock):
         self._life: Literal["new", "open", "closed"] = "new"
         self._loop: object = None
         self._turn = anyio.Lock(fast_acquire=True)  # a script gives way to other tasks while it runs
-        self._state = SessionState(ident, host, limits, settings, place.make_room, steps, labels)
+        self._state = SessionState(
+            ident, host, limits=limits, settings=settings, make_room=place.make_room, steps=steps, labels=labels
+        )
 
     def __repr__(self) -> str:
         return f"<Session {self.id!r} {self._life} scripts={self._state.position} live={self.is_live}>"

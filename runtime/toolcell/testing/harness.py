@@ -193,7 +193,18 @@ async def run_on(
     number: int = 1,
 ) -> ExecutionResult:
     """Run one script in a sandbox that has said Hello. `number`: which run of the sandbox it is."""
-    message = RunScript(number, source, {}, list(tools), "off", 1 << 20, 8, 1 << 20, None, None)
+    message = RunScript(
+        number,
+        source,
+        inputs={},
+        tools=list(tools),
+        lint="off",
+        result_bytes=1 << 20,
+        files=8,
+        files_bytes=1 << 20,
+        seed=None,
+        clock=None,
+    )
     return await Run(connection, RunRequest(message=message, limits=LIMITS), dispatch).execute()
 
 

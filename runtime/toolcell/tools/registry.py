@@ -635,7 +635,16 @@ class ToolRegistry:
             parent = None
         if origin is None:
             origin = Origin.MODEL if parent is None else parent.origin
-        return Call(self, self._state.registered_name(name), args, call_id, origin, context, parent, **more)
+        return Call(
+            self,
+            self._state.registered_name(name),
+            raw_args=args,
+            call_id=call_id,
+            origin=origin,
+            run=context,
+            parent=parent,
+            **more,
+        )
 
     async def run_plan(self, args: Mapping[str, Any], run: RunContext, record: PlanRecord | None = None) -> ToolResult:
         """Run the steps of a plan; what `execute_plan` takes as arguments. `record`: of a plan that may wait."""

@@ -173,4 +173,6 @@ def condition(column: str, op: str, value: Any) -> Condition:
     known = frozenset(number for number in numbers if number is not None)
     text = "" if op == "in" else text_of_cell(value)
     text = text.casefold() if op == "contains" else text
-    return Condition(column, op, value, known, texts, any(each is None for each in values), text)
+    return Condition(
+        column, op, value=value, numbers=known, texts=texts, has_null=any(each is None for each in values), text=text
+    )

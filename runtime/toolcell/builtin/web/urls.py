@@ -71,7 +71,9 @@ def parse_url(text: str, base: Target | None = None) -> Target:
         raise ToolError(f"the URL names no host: {shown!r}")
     host, port = _authority(match[3], DEFAULT_PORTS[scheme], shown)
     name, address = _host(host, shown)
-    return Target(scheme, name, port, _path(match[4]), _encoded(match[5] or "", "?" + _PATH_SAFE), address)
+    return Target(
+        scheme, name, port=port, path=_path(match[4]), query=_encoded(match[5] or "", "?" + _PATH_SAFE), address=address
+    )
 
 
 def _absolute(text: str, base: Target) -> str:

@@ -310,7 +310,14 @@ class DockerBackend(BackendDefaults):
         except BaseException:
             await container.destroy()
             raise
-        return DockerSandbox(container, engine, blueprint, limits, f"d{next(self._count)}", self._required)
+        return DockerSandbox(
+            container,
+            engine,
+            blueprint=blueprint,
+            limits=limits,
+            ident=f"d{next(self._count)}",
+            required=self._required,
+        )
 
     async def close(self) -> None:
         """Remove everything that the backend started. Safe to call twice."""

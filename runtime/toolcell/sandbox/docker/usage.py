@@ -105,10 +105,10 @@ class UsageReader:
         self._sample = Sample(
             sample.cpu_s,
             sample.peak_memory_bytes,
-            sample.processes,
-            sample.peak_processes,
-            max(0, usage.oom_kills - self._kills_before),
-            max(0, usage.processes_refused - self._refused_before) if self._own is not None else 0,
+            processes=sample.processes,
+            peak_processes=sample.peak_processes,
+            memory_kills=max(0, usage.oom_kills - self._kills_before),
+            refused_processes=max(0, usage.processes_refused - self._refused_before) if self._own is not None else 0,
         )
 
     def _with(self, cpu_s: float, peak_bytes: int, processes: int | None) -> Sample:
@@ -119,10 +119,10 @@ class UsageReader:
         return Sample(
             max(before.cpu_s, cpu_s - self._cpu_before_s),
             max(before.peak_memory_bytes, peak_bytes),
-            count,
-            max(before.peak_processes, count),
-            before.memory_kills,
-            before.refused_processes,
+            processes=count,
+            peak_processes=max(before.peak_processes, count),
+            memory_kills=before.memory_kills,
+            refused_processes=before.refused_processes,
         )
 
     def record_stats(self, stats: Mapping[str, Any], *, is_first: bool) -> None:

@@ -199,7 +199,14 @@ class ProcessBackend(BackendDefaults):
             manager = self._cgroups if isinstance(self._cgroups, CgroupManager) else None
             child = await zygote.fork(request, [guest_bridge.fileno(), *written])
             sandbox = ProcessSandbox(
-                child, SocketStream(bridge), (out, err), limits, ident, self._policy.require, cgroup, manager
+                child,
+                SocketStream(bridge),
+                output=(out, err),
+                limits=limits,
+                ident=ident,
+                required=self._policy.require,
+                cgroup=cgroup,
+                cgroups=manager,
             )
             ours.pop_all()
         try:

@@ -83,7 +83,9 @@ class ContainedBackend(BackendDefaults):
             child = await zygote.fork(request, [guest_bridge.fileno(), guest_out, guest_err, guest_control])
             ours.pop_all()
         channel = SupervisorChannel(bridge, (out, err), control)
-        return ContainedSandbox(child, zygote, channel, self._usage, limits, self._policy.require)
+        return ContainedSandbox(
+            child, zygote, channel=channel, usage=self._usage, limits=limits, required=self._policy.require
+        )
 
     async def _living_zygote(self, frame_bytes: int) -> ContainedZygote:
         async with self._starting:

@@ -157,10 +157,10 @@ class ProcessSandbox(SandboxDefaults):
                 self._sample = Sample(
                     cpu_s or 0.0,
                     peak_memory_bytes or 0,
-                    before.processes,
-                    before.peak_processes,
-                    before.memory_kills,
-                    before.refused_processes,
+                    processes=before.processes,
+                    peak_processes=before.peak_processes,
+                    memory_kills=before.memory_kills,
+                    refused_processes=before.refused_processes,
                 )
                 return self._sample
             usage = self._cgroup.usage()

@@ -181,10 +181,10 @@ def build(
     return RootFilesystem(
         root,
         str(own.executable),
-        executable,
-        made.sys_path("/usr", PACKAGES, GUEST_PACKAGE),
-        f"{guest}/toolcell_bridge/entry/launcher.py",
-        f"{libraries}/{loader}",
+        interpreter=executable,
+        sys_path=made.sys_path("/usr", PACKAGES, GUEST_PACKAGE),
+        launcher=f"{guest}/toolcell_bridge/entry/launcher.py",
+        loader=f"{libraries}/{loader}",
     )
 
 

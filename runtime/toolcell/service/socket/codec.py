@@ -136,5 +136,5 @@ def _layout(tag: int, kind: type[Any]) -> _Layout:
     deep = tuple(index for index, each in enumerate(annotations) if each in _DEEP)
     if len(names) == 1:
         get = attrgetter(names[0])
-        return _Layout(tag, kind, names, kinds, deep, lambda message: (get(message),))
-    return _Layout(tag, kind, names, kinds, deep, attrgetter(*names))
+        return _Layout(tag, kind, names=names, kinds=kinds, deep=deep, values=lambda message: (get(message),))
+    return _Layout(tag, kind, names=names, kinds=kinds, deep=deep, values=attrgetter(*names))

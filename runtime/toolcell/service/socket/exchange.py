@@ -174,7 +174,16 @@ class Exchange:
     def _record(self, number: int, status: str, began: float) -> None:
         was = self.records[number]
         took = time.perf_counter() - began
-        self.records[number] = ToolCallRecord(was.id, was.name, was.args, status, None, None, was.started_s, took)
+        self.records[number] = ToolCallRecord(
+            was.id,
+            was.name,
+            args=was.args,
+            status=status,
+            error_code=None,
+            message=None,
+            started_s=was.started_s,
+            duration_s=took,
+        )
 
     def _send_answer(self, ident: int, plain: dict[str, Any]) -> None:
         encode = self._channel.encode

@@ -164,11 +164,11 @@ class SocketProtocol:
             ServiceHello(
                 SOCKET_VERSION,
                 self.session,
-                is_resumed,
-                self._received,
-                float(self.grace_s),
-                self.message_bytes,
-                self.most_channels,
+                is_resumed=is_resumed,
+                received=self._received,
+                grace_s=float(self.grace_s),
+                message_bytes=self.message_bytes,
+                channels=self.most_channels,
             )
         )
         return Greeted(is_resumed)

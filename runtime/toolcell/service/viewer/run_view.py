@@ -157,7 +157,7 @@ def given_file(run: RecordedRun, number: int) -> tuple[str, bytes] | None:
 
 def _call(call: RecordedCall, shown: ShownCall) -> CallOnPage:
     took = seconds(call.duration_s) if call.is_finished else ""
-    return CallOnPage(call.number, call.tool, call.status, call.line, took, shown)
+    return CallOnPage(call.number, call.tool, status=call.status, line=call.line, took=took, shown=shown)
 
 
 def _content(value: object) -> bytes | None:

@@ -128,7 +128,9 @@ class ServiceHost:
 
     async def _api_request(self, http: Request, visitor: Visitor) -> ApiRequest:
         principal = Principal(visitor.tenant, visitor.subject, frozenset(Scope(each) for each in visitor.scopes))
-        return ApiRequest(http, self.service, principal, await self.tenant_of(visitor), None, None)
+        return ApiRequest(
+            http, self.service, principal=principal, tenant=await self.tenant_of(visitor), body=None, query=None
+        )
 
     async def log_of(self, visitor: Visitor) -> LogReader | None:
         """Return the audit log of the person's tenant."""
