@@ -20,9 +20,8 @@ import RestrictedPython
 
 import toolcell_bridge
 from toolcell import Limits, SandboxUnavailable
-from toolcell.sandbox.backend import BackendDefaults, Exit, Sample, SandboxDefaults
-from toolcell.sandbox.process.process_watch import TreeWatch
-from toolcell.sandbox.stream import SocketStream
+from toolcell.sandbox import BackendDefaults, Exit, Sample, SandboxDefaults, SocketStream
+from toolcell.sandbox.process import TreeWatch
 from toolcell.testing import check_backend
 
 PACKAGES = [Path(package.__file__).parent for package in (toolcell_bridge, msgpack, RestrictedPython)]

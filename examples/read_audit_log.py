@@ -6,9 +6,7 @@ from pathlib import Path
 import anyio
 
 from toolcell import RunContext, Runtime, ToolRegistry
-from toolcell.audit import AuditLog, HmacKey, Index, RecordedRun
-from toolcell.audit.replays import replay, runtime_options
-from toolcell.audit.verification import verify
+from toolcell.audit import AuditLog, HmacKey, Index, RecordedRun, replay, runtime_options, verify
 from toolcell.tools import ToolError
 
 registry = ToolRegistry()

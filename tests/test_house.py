@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 import tomllib
@@ -47,6 +48,13 @@ INDEPENDENT = ("calls", "connection", "outcome", "output", "request", "run")
 """Modules of `toolcell.run` that a run goes through, whatever its tools, its log and its backend are."""
 
 
+CORE = ("support", "results", "sandbox", "tools", "journal", "run", "audit", "control", "sessions")
+"""Folders with a face: the names in the `__all__` of its `__init__`, and in those of the folders in it."""
+
+OUTER_ROOMS = ("builtin", "agents", "mcp", "integrations", "service", "cli", "testing", "compat")
+"""They use the core as any program would: by its faces."""
+
+
 ONE_NAME_FOR_TWO_CLASSES = {"ToolError": {"toolcell.errors", "toolcell_bridge.guest.tools"}}
 """A tool's author raises the host's `ToolError`, and the script that called the tool catches the guest's.
 
@@ -77,6 +85,66 @@ def test_imports_go_one_way() -> None:
 
 def test_no_files_import_one_another() -> None:
     assert not HOUSE.cycles()
+
+
+def is_core(module: str) -> bool:
+    return module.startswith(tuple(f"toolcell.{folder}." for folder in CORE)) or module in FACES
+
+
+def names_behind_faces(module: Module) -> list[str]:
+    """Return what a module imports of the core that no face offers."""
+    imported = sorted(each for each in module.imported_names if is_core(each[0]))
+    return [
+        f"{module.path.name}: {name} of {base}"
+        for base, name in imported
+        if base not in FACES or name not in importlib.import_module(base).__all__
+    ]
+
+
+FACES = {
+    name: module
+    for name, module in HOUSE.modules.items()
+    if module.is_package and name.startswith("toolcell.") and name.split(".")[1] in CORE
+}
+
+
+def test_outer_rooms_and_examples_import_faces_of_the_core_only() -> None:
+    rooms = tuple(f"toolcell.{room}" for room in OUTER_ROOMS)
+    outer = [each for each in HOUSE.modules.values() if f"{each.name}.".startswith(tuple(f"{room}." for room in rooms))]
+    examples = [Module(path.stem, path) for path in (ROOT / "examples").rglob("*.py")]
+    assert len({each.name.split(".")[1] for each in outer}) == len(OUTER_ROOMS)
+
+    assert not [name for module in [*outer, *examples] for name in names_behind_faces(module)]
+
+
+def test_a_name_behind_a_face_is_found_wherever_the_import_stands(tmp_path: Path) -> None:
+    path = tmp_path / "room.py"
+    path.write_text(
+        "import toolcell.run.monitor\nfrom toolcell.tools import ToolRegistry, registry\n"
+        "def late():\n    from toolcell.tools.registry import ToolRegistry\n"
+    )
+
+    assert names_behind_faces(Module("room", path)) == [
+        "room.py:  of toolcell.run.monitor",
+        "room.py: registry of toolcell.tools",
+        "room.py: ToolRegistry of toolcell.tools.registry",
+    ]
+
+
+@pytest.mark.parametrize("name", FACES)
+def test_a_face_offers_what_its_module_defines(name: str) -> None:
+    face = importlib.import_module(name)
+    offered = getattr(face, "__all__", [])
+    homes = {name: base for base, name in FACES[name].imported_names if name in offered}
+    print(f"{name}: {len(offered)} names")
+
+    assert sorted(homes) == sorted(offered), "__all__ and the imports under TYPE_CHECKING are the same names"
+    for each, home in homes.items():
+        if home == name:
+            assert getattr(face, each) is importlib.import_module(f"{name}.{each}")
+        else:
+            assert f"{name}.{each}" not in HOUSE.modules, "a module of this name would hide it"
+            assert getattr(face, each) is getattr(importlib.import_module(home), each)
 
 
 def test_a_class_name_stands_for_one_thing() -> None:

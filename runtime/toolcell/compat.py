@@ -11,10 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolcell.errors import RegistrationError
-from toolcell.tools import RunContext, Status, Text, ToolDefinition, ToolRegistry, ToolResult, events
-from toolcell.tools.call import CompletionCallback
-from toolcell.tools.events import Event
-from toolcell.tools.parts import Part
+from toolcell.tools import (
+    CompletionCallback,
+    Event,
+    Part,
+    RunContext,
+    Status,
+    Text,
+    ToolDefinition,
+    ToolRegistry,
+    ToolResult,
+    events,
+)
 
 # content / error
 

@@ -33,7 +33,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
             Probe(name, is_live, "\x1b[31mdetail", "" if is_live else "turn it on") for name, is_live in live.items()
         )
 
-    monkeypatch.setattr(probes, "probe_all", probe_all)
+    monkeypatch.setattr("toolcell.sandbox.process.probe_all", probe_all)
     monkeypatch.setattr(doctor_profiles, "why_no_script_runs", lambda required, profile: "")
     monkeypatch.setattr(doctor_docker, "examine", lambda: doctor_docker.no_engine("unix:///nowhere", "it is off"))
     return live

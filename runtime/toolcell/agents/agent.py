@@ -15,47 +15,53 @@ from toolcell.agents.loop_result import EMPTY, FINAL, SUSPENDED, TERMINATED, TRU
 from toolcell.agents.offer import add_search
 from toolcell.agents.providers.provider import Message, Provider, system, user
 from toolcell.agents.transcript import check_messages
-from toolcell.control.decisions import ResumeDecision
-from toolcell.control.repair import RepairingScripts
-from toolcell.control.revert import revert_calls
-from toolcell.control.run_control import DENIED
-from toolcell.control.suspension import Denial
-from toolcell.control.turns import SuspendingScripts, Turn, TurnApprovals
+from toolcell.control import (
+    DENIED,
+    Denial,
+    RepairingScripts,
+    ResumeDecision,
+    SuspendingScripts,
+    Turn,
+    TurnApprovals,
+    revert_calls,
+)
 from toolcell.errors import UsageError
 from toolcell.journal import JournalStore
 from toolcell.options import OnApproval, check_on_approval
-from toolcell.results import Suspension
-from toolcell.results.effects import RevertResult
-from toolcell.run.reverts import Reverts
+from toolcell.results import RevertResult, Suspension
+from toolcell.run import Reverts
 from toolcell.runtime import Runtime
-from toolcell.support.blocking import wait_for
-from toolcell.support.keywords import ELSEWHERE
-from toolcell.support.spelling import suggestion
-from toolcell.tools import events
-from toolcell.tools.adapters import with_options
-from toolcell.tools.call import RunContext
-from toolcell.tools.checks import check_kind
-from toolcell.tools.code import (
+from toolcell.support import ELSEWHERE, suggestion, wait_for
+from toolcell.tools import (
     CODE_TOOL,
     AskUser,
     CodeRuntime,
+    ErrorCode,
+    Event,
+    EventBus,
     ExecuteCode,
+    MadeCalls,
+    Origin,
+    RunContext,
+    Text,
+    ToolContext,
+    ToolDefinition,
+    ToolOptions,
+    ToolRegistry,
+    ToolResult,
+    ToolSpec,
     ask_user_spec,
     check_code_runtime,
+    check_kind,
     code_spec,
+    current,
+    events,
     flows_of,
+    new_id,
     plan_spec,
+    registry_of,
+    with_options,
 )
-from toolcell.tools.context import ToolContext, current
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.events import Event, EventBus
-from toolcell.tools.options import Origin, ToolOptions
-from toolcell.tools.parts import Text
-from toolcell.tools.registry import ToolRegistry, registry_of
-from toolcell.tools.result import ErrorCode, ToolResult
-from toolcell.tools.reverts import MadeCalls
-from toolcell.tools.run_state import new_id
-from toolcell.tools.spec import ToolSpec
 
 MAX_DEPTH = 3
 """Levels of agents below the first one."""

@@ -55,23 +55,36 @@ from toolcell.agents.transcript import (
     repaired,
     tool_message,
 )
-from toolcell.control.turns import WAITS, TurnApprovals
+from toolcell.control import WAITS, TurnApprovals
 from toolcell.errors import Misconfigured, ToolAbort, UsageError
-from toolcell.tools import events
-from toolcell.tools.batch import ends_run
-from toolcell.tools.call import Call, OnUser, RunContext
-from toolcell.tools.checks import brief, check_count, check_kind, check_one_of, check_seconds
-from toolcell.tools.concurrency import maybe_await
-from toolcell.tools.context import share_labels
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.detail import SHOWN_CHARS, check_shown_chars
-from toolcell.tools.jobs import open_jobs
-from toolcell.tools.model_calls import ToolCall, unique_ids
-from toolcell.tools.options import Origin
-from toolcell.tools.parts import File
-from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.result import NO_USAGE, ErrorCode, Status, ToolResult
-from toolcell.tools.run_state import Budget
+from toolcell.tools import (
+    NO_USAGE,
+    SHOWN_CHARS,
+    Budget,
+    Call,
+    ErrorCode,
+    File,
+    OnUser,
+    Origin,
+    RunContext,
+    Status,
+    ToolCall,
+    ToolDefinition,
+    ToolRegistry,
+    ToolResult,
+    brief,
+    check_count,
+    check_kind,
+    check_one_of,
+    check_seconds,
+    check_shown_chars,
+    ends_run,
+    events,
+    maybe_await,
+    open_jobs,
+    share_labels,
+    unique_ids,
+)
 
 MAX_ITERATIONS = 10
 SYNTHESIZE = "You have used all available tool calls. Summarize what you found and respond to the user."

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from toolcell.agents.providers.provider import Message
 from toolcell.agents.trace import StepTrace
 from toolcell.results import Suspension
-from toolcell.tools.parts import File
-from toolcell.tools.result import NO_USAGE, TokenUsage
+from toolcell.tools import NO_USAGE, File, TokenUsage
 
 StopReason = str
 FINAL, MAX_REACHED, TERMINATED = "final", "max_iterations", "terminated"

@@ -6,12 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from toolcell.agents.providers.provider import Message
-from toolcell.tools.call import RunContext
-from toolcell.tools.code import SEARCH_TOOL
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.options import Origin
-from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.search import is_large, search_spec
+from toolcell.tools import SEARCH_TOOL, Origin, RunContext, ToolDefinition, ToolRegistry, is_large, search_spec
 
 
 def shown_tools(

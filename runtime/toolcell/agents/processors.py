@@ -10,13 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from toolcell.agents.providers.provider import Message, ModelResponse
-from toolcell.support.log import logger_of
-from toolcell.tools.call import Call
-from toolcell.tools.checks import brief
-from toolcell.tools.concurrency import maybe_await, passes_on
-from toolcell.tools.finalize import as_result
-from toolcell.tools.hooks import withheld
-from toolcell.tools.result import ToolResult
+from toolcell.support import logger_of
+from toolcell.tools import Call, ToolResult, as_result, brief, maybe_await, passes_on, withheld
 
 logger = logger_of("toolcell.agents")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from toolcell.tools.call import Call
-from toolcell.tools.result import TokenUsage, ToolResult, to_json
+from toolcell.tools import Call, TokenUsage, ToolResult, to_json
 
 MAX_INPUT_CHARS = 200
 MAX_OUTPUT_CHARS = 500

@@ -9,11 +9,8 @@ from typing import Any, Literal
 from toolcell.agents.providers.provider import Message
 from toolcell.errors import UsageError
 from toolcell.flows import labels_of
-from toolcell.support.text import cut_text
-from toolcell.tools.checks import brief
-from toolcell.tools.model_calls import ToolCall
-from toolcell.tools.parts import MAX_IMAGE_BYTES, MAX_IMAGES, Image
-from toolcell.tools.result import MAX_MODEL_CHARS, ToolResult
+from toolcell.support import cut_text
+from toolcell.tools import MAX_IMAGE_BYTES, MAX_IMAGES, MAX_MODEL_CHARS, Image, ToolCall, ToolResult, brief
 
 NO_RESULT = "No result provided"
 ABORTED = "tool execution aborted"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from toolcell.support.lazy import lazy_names
+from toolcell.support import lazy_names
 
 __all__ = [
     "PARSERS",
@@ -95,7 +95,7 @@ if TYPE_CHECKING:
     from toolcell.builtin.stores.sqlite import SqliteStore
     from toolcell.builtin.web.policy import Credential, WebPolicy
     from toolcell.builtin.workspace import Workspace
-    from toolcell.tools.embeddings import EmbeddingProvider
+    from toolcell.tools import EmbeddingProvider
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,

@@ -34,12 +34,7 @@ from toolcell.builtin.tables.readers import Format, Table
 from toolcell.builtin.tables.text import open_text
 from toolcell.builtin.workspace import Workspace
 from toolcell.errors import ToolError
-from toolcell.tools.concurrency import run_in_thread
-from toolcell.tools.context import ToolContext
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.options import ToolOptions
-from toolcell.tools.result import ToolResult
-from toolcell.tools.spec import ToolSpec
+from toolcell.tools import ToolContext, ToolDefinition, ToolOptions, ToolResult, ToolSpec, run_in_thread
 
 PARSE_LIMIT: Final = 1000
 TIMEOUT_S: Final = 600.0

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 from toolcell.builtin.package import ToolPackage, offered
 from toolcell.builtin.web.policy import METHODS, Credential, WebPolicy
 from toolcell.errors import ToolError, UsageError
-from toolcell.tools.adapters import function_spec
-from toolcell.tools.checks import check_kind, check_one_of
-from toolcell.tools.concurrency import run_in_thread
-from toolcell.tools.context import ToolContext
-from toolcell.tools.options import ToolOptions
-from toolcell.tools.result import ToolResult
-from toolcell.tools.spec import ToolSpec
+from toolcell.tools import (
+    ToolContext,
+    ToolOptions,
+    ToolResult,
+    ToolSpec,
+    check_kind,
+    check_one_of,
+    function_spec,
+    run_in_thread,
+)
 
 if TYPE_CHECKING:
     import httpx

@@ -20,11 +20,16 @@ from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 from toolcell.errors import EmbeddingError, StoreError, ToolError
-from toolcell.tools.adapters import function_spec, with_options
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, ToolOptions
-from toolcell.tools.result import ErrorCode, ToolResult
-from toolcell.tools.spec import ToolSpec
+from toolcell.tools import (
+    DEFAULT_TOOL_OPTIONS,
+    ErrorCode,
+    ToolDefinition,
+    ToolOptions,
+    ToolResult,
+    ToolSpec,
+    function_spec,
+    with_options,
+)
 
 F = TypeVar("F", bound=Callable[..., Awaitable[ToolResult]])
 

@@ -10,10 +10,8 @@ from toolcell.builtin.package import ToolPackage, offered
 from toolcell.builtin.stores.protocols import STORES, DocumentStore
 from toolcell.builtin.stores.records import Document
 from toolcell.errors import ToolError
-from toolcell.support.text import for_terminal
-from toolcell.tools.checks import check_does, check_kind
-from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider
-from toolcell.tools.result import ErrorCode, ToolResult
+from toolcell.support import for_terminal
+from toolcell.tools import PROVIDERS, EmbeddingProvider, ErrorCode, ToolResult, check_does, check_kind
 
 SOURCE: Final = "message"
 """Of documents that `remember` stores. `forget` deletes no others."""

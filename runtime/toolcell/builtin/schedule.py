@@ -28,17 +28,21 @@ from toolcell.builtin.stores.protocols import STORES, ScheduleStore
 from toolcell.builtin.stores.records import ScheduledAction, check_text
 from toolcell.errors import ToolError, UsageError
 from toolcell.flows import flow_of
-from toolcell.support.spelling import did_you_mean
-from toolcell.support.text import one_line
-from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
-from toolcell.tools.call import Call
-from toolcell.tools.checks import check_count, check_does
-from toolcell.tools.context import ToolContext
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.options import Origin
-from toolcell.tools.plan import MAX_STEPS
-from toolcell.tools.problems import list_names
-from toolcell.tools.result import ErrorCode, ToolResult
+from toolcell.support import did_you_mean, one_line
+from toolcell.tools import (
+    MAX_STEPS,
+    ArgumentChecker,
+    Call,
+    ErrorCode,
+    InvalidArguments,
+    Origin,
+    ToolContext,
+    ToolDefinition,
+    ToolResult,
+    check_count,
+    check_does,
+    list_names,
+)
 
 MAX_DESCRIPTION_CHARS = 500
 MAX_PROMPT_CHARS = 4_000

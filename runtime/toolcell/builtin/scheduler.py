@@ -32,12 +32,18 @@ from toolcell.builtin.schedule import planned_calls
 from toolcell.builtin.stores.protocols import STORES, ScheduleStore
 from toolcell.builtin.stores.records import RunStatus, ScheduledAction, ScheduledRun
 from toolcell.errors import StoreError, UsageError
-from toolcell.support.log import logger_of
-from toolcell.support.text import cut_text
-from toolcell.tools.call import RunContext
-from toolcell.tools.checks import brief, check_count, check_does, check_kind, check_one_of, check_seconds
-from toolcell.tools.concurrency import maybe_await
-from toolcell.tools.result import to_json
+from toolcell.support import cut_text, logger_of
+from toolcell.tools import (
+    RunContext,
+    brief,
+    check_count,
+    check_does,
+    check_kind,
+    check_one_of,
+    check_seconds,
+    maybe_await,
+    to_json,
+)
 
 logger = logger_of("toolcell.schedule")
 

@@ -14,11 +14,18 @@ from toolcell.builtin.http import fetcher
 from toolcell.builtin.package import ToolPackage, offered
 from toolcell.builtin.web.policy import WebPolicy
 from toolcell.errors import EmbeddingError, ToolError, UsageError
-from toolcell.tools.checks import brief, check_does, check_kind
-from toolcell.tools.concurrency import run_in_thread
-from toolcell.tools.context import ToolContext
-from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider, cosine, embed_texts
-from toolcell.tools.result import ToolResult
+from toolcell.tools import (
+    PROVIDERS,
+    EmbeddingProvider,
+    ToolContext,
+    ToolResult,
+    brief,
+    check_does,
+    check_kind,
+    cosine,
+    embed_texts,
+    run_in_thread,
+)
 
 if TYPE_CHECKING:
     import httpx

@@ -23,14 +23,8 @@ from toolcell.builtin.workspace import Workspace, parse_path
 from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable, ToolError, UsageError
 from toolcell.results import ExecutionResult, Outcome
-from toolcell.support import daemon_threads
-from toolcell.support.lru import Lru
-from toolcell.support.text import clean, for_terminal, one_line
-from toolcell.tools.call import RunContext, RunScope
-from toolcell.tools.checks import check_seconds
-from toolcell.tools.context import ToolContext
-from toolcell.tools.parts import Text
-from toolcell.tools.result import ErrorCode, Status, ToolResult
+from toolcell.support import Lru, clean, daemon_threads, for_terminal, one_line
+from toolcell.tools import ErrorCode, RunContext, RunScope, Status, Text, ToolContext, ToolResult, check_seconds
 
 TIMEOUT_S: Final = 30.0
 MAX_TIMEOUT_S: Final = 300.0

@@ -28,14 +28,19 @@ from toolcell.builtin.stores.protocols import STORES, SkillStore
 from toolcell.builtin.stores.records import Scored, Skill, now
 from toolcell.builtin.workspace import Workspace
 from toolcell.errors import SandboxUnavailable, ToolError, UsageError
-from toolcell.support import daemon_threads
-from toolcell.support.text import for_terminal, one_line
-from toolcell.tools.call import RunContext, RunScope
-from toolcell.tools.checks import check_does
-from toolcell.tools.context import ToolContext
-from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider, embed_texts
-from toolcell.tools.result import ErrorCode, ToolResult
-from toolcell.tools.spec import ToolSpec
+from toolcell.support import daemon_threads, for_terminal, one_line
+from toolcell.tools import (
+    PROVIDERS,
+    EmbeddingProvider,
+    ErrorCode,
+    RunContext,
+    RunScope,
+    ToolContext,
+    ToolResult,
+    ToolSpec,
+    check_does,
+    embed_texts,
+)
 
 TOP: Final = 5
 MAX_ITEMS: Final = 100

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from toolcell.support.lazy import importing
+from toolcell.support import importing
 
 if TYPE_CHECKING:
     import typer

@@ -23,7 +23,7 @@ from toolcell import config
 from toolcell.cli.terminal import safe, size, stderr
 from toolcell.config import Limits
 from toolcell.errors import UsageError
-from toolcell.support.text import one_line
+from toolcell.support import one_line
 
 if TYPE_CHECKING:
     from toolcell.tools import ToolRegistry
@@ -93,7 +93,7 @@ def load_registry(sources: Sequence[str]) -> ToolRegistry:
         UsageError: a source cannot be loaded or offers no tool.
         RegistrationError: a tool's definition is wrong.
     """
-    from toolcell.tools.loading import load_tools
+    from toolcell.tools import load_tools
 
     loaded = []
     for source in sources:

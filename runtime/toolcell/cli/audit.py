@@ -17,15 +17,27 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from toolcell.audit.diff import MISSING_CALL
-from toolcell.audit.events import lines_of, unreadable_line
-from toolcell.audit.filters import Filter
-from toolcell.audit.format import BadInput, read_log_id
-from toolcell.audit.html import to_html
-from toolcell.audit.query import UNSIGNED, Index, RunSummary
-from toolcell.audit.reader import UNFINISHED, RecordedCall, RecordedRun, jsonable
-from toolcell.audit.run_diff import RunChange, compare_runs
-from toolcell.audit.text_search import Match, Searched, search
+from toolcell.audit import (
+    MISSING_CALL,
+    UNFINISHED,
+    UNSIGNED,
+    BadInput,
+    Filter,
+    Index,
+    Match,
+    RecordedCall,
+    RecordedRun,
+    RunChange,
+    RunSummary,
+    Searched,
+    compare_runs,
+    jsonable,
+    lines_of,
+    read_log_id,
+    search,
+    to_html,
+    unreadable_line,
+)
 from toolcell.cli import audit_terminal, exits
 from toolcell.cli.arguments import parse_inputs, read_files, read_script
 from toolcell.cli.audit_proof import check, export, keygen, keys, prune, rotate
@@ -47,10 +59,10 @@ from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout, w
 from toolcell.config import PoolConfig
 from toolcell.errors import AuditError, UsageError
 from toolcell.results import Divergence
-from toolcell.support.text import one_line
+from toolcell.support import one_line
 
 if TYPE_CHECKING:
-    from toolcell.audit.replays import Replay
+    from toolcell.audit import Replay
 
 
 SUMMARY = """What scripts did, provably.
@@ -521,7 +533,7 @@ def check_steps(runs: Sequence[RecordedRun], start: int | None, until: int | Non
     """
     if start is None:
         return
-    from toolcell.audit.replays import script_calls
+    from toolcell.audit import script_calls
 
     most = max(len(script_calls(run)) for run in runs)
     if start > max(1, most):
@@ -532,7 +544,7 @@ def check_steps(runs: Sequence[RecordedRun], start: int | None, until: int | Non
 
 def replay_all(runs: Sequence[RecordedRun], given: dict[str, Any], backend: str, steps: Steps | None) -> list[Replay]:
     """Replay runs. Runs with the same runtime options share one runtime."""
-    from toolcell.audit.replays import replay, runtime_options  # with the tools: the other commands load neither
+    from toolcell.audit import replay, runtime_options  # with the tools: the other commands load neither
     from toolcell.runtime import Runtime
 
     async def work(watch: Watch) -> list[Replay]:

@@ -10,15 +10,23 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.text import Text
 
-from toolcell.audit import key_ranges, receipt
-from toolcell.audit.config import AuditConfig
-from toolcell.audit.format import BadInput
-from toolcell.audit.keys import Ed25519Signer, HmacKey, default_key_path, save_private
-from toolcell.audit.log import AuditLog
-from toolcell.audit.retention import expired_segments
-from toolcell.audit.signatures import load_heads, saved_heads
-from toolcell.audit.verification import Report, verify
-from toolcell.audit.witness_places import witness_of
+from toolcell.audit import (
+    AuditConfig,
+    AuditLog,
+    BadInput,
+    Ed25519Signer,
+    HmacKey,
+    Report,
+    default_key_path,
+    expired_segments,
+    key_ranges,
+    load_heads,
+    receipt,
+    save_private,
+    saved_heads,
+    verify,
+    witness_of,
+)
 from toolcell.cli import audit_terminal, exits
 from toolcell.cli.audit_terminal import (
     AsJson,
@@ -35,7 +43,7 @@ from toolcell.cli.audit_terminal import (
 from toolcell.cli.places import check_output_file
 from toolcell.cli.terminal import print_json, safe, stderr, stdout
 from toolcell.errors import UsageError
-from toolcell.support.text import one_line
+from toolcell.support import one_line
 
 SHARED_KEY = """\
 note: it is signed with an HMAC key, so only those who have that key can verify it. For receipts that anyone can verify:

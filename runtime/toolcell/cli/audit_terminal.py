@@ -23,20 +23,36 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from toolcell.audit.filters import Filter
-from toolcell.audit.format import LOG_FILE, BadInput, read_log_id
-from toolcell.audit.key_ranges import retired_keys
-from toolcell.audit.keys import WHERE_KEYS_ARE, Verifier, default_key_path, load_verifier
-from toolcell.audit.query import BROKEN, TRUSTS, UNSIGNED, UNVERIFIED, VERIFIED, Index, RunSummary
-from toolcell.audit.reader import UNFINISHED, RecordedCall, RecordedRun, jsonable
-from toolcell.audit.receipt import ReceiptCheck
-from toolcell.audit.run_record import ABORTED
-from toolcell.audit.verification import Report
+from toolcell.audit import (
+    ABORTED,
+    BROKEN,
+    LOG_FILE,
+    TRUSTS,
+    UNFINISHED,
+    UNSIGNED,
+    UNVERIFIED,
+    VERIFIED,
+    WHERE_KEYS_ARE,
+    BadInput,
+    Filter,
+    Index,
+    ReceiptCheck,
+    RecordedCall,
+    RecordedRun,
+    Report,
+    RunSummary,
+    Verifier,
+    default_key_path,
+    jsonable,
+    load_verifier,
+    read_log_id,
+    retired_keys,
+)
 from toolcell.cli.render import duration
 from toolcell.cli.terminal import safe, size, stderr, write_text
 from toolcell.errors import AuditError, UsageError
 from toolcell.results import Outcome
-from toolcell.support.text import one_line, with_line
+from toolcell.support import one_line, with_line
 
 DEFAULT_DIR = "runs"
 OUTCOMES = (*map(str, Outcome), ABORTED, UNFINISHED)

@@ -20,7 +20,7 @@ from toolcell.cli.execution import Watch, run_watched
 from toolcell.cli.terminal import print_json, reporting, safe, stdout
 from toolcell.config import PoolConfig
 from toolcell.results import ExecutionResult
-from toolcell.support.text import one_line
+from toolcell.support import one_line
 from toolcell.tools import ToolRegistry
 
 SCRIPT = """\

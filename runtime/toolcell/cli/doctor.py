@@ -59,7 +59,7 @@ def doctor(
         cluster = doctor_ray.examine(ray, required_layers(require))
         doctor_ray.show(cluster, as_json)
         raise typer.Exit(exits.OK if cluster["ok"] else exits.UNAVAILABLE)
-    from toolcell.sandbox.process.probes import probe_all
+    from toolcell.sandbox.process import probe_all
 
     required = required_layers(require, profile)
     layers = [describe(probe, required) for probe in probe_all()]

@@ -11,8 +11,8 @@ from toolcell.cli.engine import GET_ENGINE, engine, host
 from toolcell.errors import SandboxUnavailable
 
 if TYPE_CHECKING:
-    from toolcell.sandbox.docker.client import DaemonInfo
-    from toolcell.sandbox.docker.images.reference import ImageRef
+    from toolcell.sandbox.docker import DaemonInfo
+    from toolcell.sandbox.docker.images import ImageRef
 
 GET_GVISOR = (
     'install runsc, add {"runtimes": {"runsc": {"path": "/usr/bin/runsc", "runtimeArgs": ["--platform=ptrace", '
@@ -31,7 +31,7 @@ def examine() -> dict[str, Any]:
     """Describe the engine, if there is one. It is optional: the process backend needs none."""
     try:
         with engine() as client:
-            from toolcell.sandbox.docker.client import call_api
+            from toolcell.sandbox.docker import call_api
             from toolcell.sandbox.docker.images import reference
 
             return describe(host(), client.info, call_api(client.api.info), reference.list_images(client))

@@ -21,7 +21,7 @@ def examine(address: str, require: frozenset[str]) -> dict[str, Any]:
 
 
 async def _examine(address: str, require: frozenset[str]) -> dict[str, Any]:
-    from toolcell.sandbox.ray.backend import RayBackend
+    from toolcell.sandbox.ray import RayBackend
 
     backend = RayBackend(address, policy=Policy(require=require))
     problem = ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from toolcell.errors import SandboxUnavailable
 
 if TYPE_CHECKING:
-    from toolcell.sandbox.docker.client import EngineClient
+    from toolcell.sandbox.docker import EngineClient
 
 LOCAL = "unix:///var/run/docker.sock"
 
@@ -35,7 +35,7 @@ def engine() -> Iterator[EngineClient]:
     where = host()
     if where.startswith("unix://") and _is_missing(Path(where.removeprefix("unix://"))):
         raise SandboxUnavailable(f"there is no container engine at {where}: {GET_ENGINE}")
-    from toolcell.sandbox.docker.client import EngineClient
+    from toolcell.sandbox.docker import EngineClient
 
     client = EngineClient.connect_now()
     try:

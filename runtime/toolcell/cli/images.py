@@ -15,8 +15,7 @@ from toolcell.cli.engine import engine
 from toolcell.cli.execution import Watch, run_watched
 from toolcell.cli.terminal import print_json, reporting, safe, stdout
 from toolcell.errors import UsageError
-from toolcell.sandbox.docker.images import build, check, debian_base, packages, reference, service_image
-from toolcell.sandbox.docker.images.reference import ImageRef
+from toolcell.sandbox.docker.images import ImageRef, build, check, debian_base, packages, reference, service_image
 
 SUMMARY = """Build, list and check images for `backend="docker"`.
 

@@ -12,7 +12,7 @@ from toolcell.cli.arguments import as_flag, parse_size
 from toolcell.cli.terminal import print_json, reporting, safe, stdout
 from toolcell.config import CONTAINER_LAYERS, Limits
 from toolcell.errors import SandboxUnavailable, UsageError
-from toolcell.tools.checks import brief
+from toolcell.tools import brief
 
 SUMMARY = """Sandboxes in pods of a Kubernetes cluster: `Runtime(registry, backend=KubernetesBackend())`.
 
@@ -58,9 +58,7 @@ def manifest(
     as_json: AsJson = False,
 ) -> None:
     """Write the template, the warm pool and the caller's rights: `... | kubectl apply -f -`."""
-    from toolcell.sandbox.kubernetes.cluster_objects import manifests, to_yaml
-    from toolcell.sandbox.kubernetes.pod_server import PORT
-    from toolcell.sandbox.kubernetes.pods import IMAGE, PodSettings, check_name
+    from toolcell.sandbox.kubernetes import IMAGE, PORT, PodSettings, check_name, manifests, to_yaml
 
     names = {"--pool": pool, "--namespace": namespace, "--service-account": service_account}
     for flag, name in (names if runtime_class is None else names | {"--runtime-class": runtime_class}).items():
@@ -124,7 +122,7 @@ async def _check(
 ) -> dict[str, Any]:
     from toolcell.config import Policy, PoolConfig
     from toolcell.runtime import Runtime
-    from toolcell.sandbox.kubernetes.backend import KubernetesBackend
+    from toolcell.sandbox.kubernetes import KubernetesBackend
 
     policy = Policy(profile="container", require=CONTAINER_LAYERS - without)
     backend = KubernetesBackend(pool, namespace=namespace, context=context, connect=connect, policy=policy)

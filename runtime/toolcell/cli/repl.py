@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from toolcell.runtime import Runtime
-    from toolcell.sessions.session import Session
+    from toolcell.sessions import Session
     from toolcell.tools import ToolDefinition
 
 WELCOME = "?  lists the tools, ?NAME describes one; Ctrl-C interrupts, Ctrl-D or exit ends"

@@ -35,11 +35,10 @@ from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout, v
 from toolcell.config import CheckTypes, Layer, Limits, LintProfile, Policy, PoolConfig, Profile
 from toolcell.errors import ToolAbort, UsageError
 from toolcell.results import ExecutionResult, OutputFile
-from toolcell.support.lazy import importing
-from toolcell.support.text import for_terminal, one_line
+from toolcell.support import for_terminal, importing, one_line
 
 if TYPE_CHECKING:
-    from toolcell.tools.events import Event
+    from toolcell.tools import Event
 
 MAX_TOOL_ERROR_CHARS = 500
 """Of the text of a tool's exception."""
@@ -162,9 +161,7 @@ class RuntimeFlags:
             return folder
         if folder is None or (self.require_witness and not self.witness):
             raise UsageError("--witness and --otel need --audit DIR, and --require-witness needs --witness")
-        from toolcell.audit.config import AuditConfig
-        from toolcell.audit.log import AuditLog
-        from toolcell.audit.otel import exporting_sink
+        from toolcell.audit import AuditConfig, AuditLog, exporting_sink
 
         sinks = [exporting_sink(self.otel)] if self.otel else []
         config = AuditConfig(require_witness=self.require_witness)
@@ -282,7 +279,7 @@ def _started_early(options: dict[str, Any]) -> Any:
     if not is_plain or options["packages"] or "toolcell.runtime" in sys.modules or sys.platform != "linux":
         return options["backend"]
     with importing():
-        from toolcell.sandbox.process.backend import ProcessBackend
+        from toolcell.sandbox.process import ProcessBackend
 
     backend = ProcessBackend(policy=policy, preload=options["preload"])
     try:
@@ -327,8 +324,7 @@ def tool_error_listener() -> Callable[[Event], None]:
 
 def tool_error_line(event: Event) -> str:
     """Name the tool and its unexpected exception; empty when there was none."""
-    from toolcell.tools.events import TOOL_END
-    from toolcell.tools.result import ErrorCode
+    from toolcell.tools import TOOL_END, ErrorCode
 
     result = event.result if event.type == TOOL_END else None
     if result is None or result.error is None or result.error.code != ErrorCode.EXCEPTION:

@@ -16,8 +16,7 @@ import typer
 
 from toolcell.cli import exits
 from toolcell.errors import ToolcellError
-from toolcell.support.exact_json import json_text
-from toolcell.support.text import for_terminal
+from toolcell.support import for_terminal, json_text
 
 if TYPE_CHECKING:
     from rich.console import Console

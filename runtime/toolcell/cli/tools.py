@@ -19,12 +19,8 @@ from toolcell.cli.arguments import load_registry
 from toolcell.cli.builtin import packages_table
 from toolcell.cli.terminal import print_json, reporting, safe, stdout, write_text
 from toolcell.errors import UsageError
-from toolcell.support.spelling import closest
-from toolcell.support.text import one_line
-from toolcell.tools import Origin, ToolDefinition, ToolRegistry
-from toolcell.tools.checks import check_one_of
-from toolcell.tools.detail import DETAILS, Detail
-from toolcell.tools.search import FOUND
+from toolcell.support import closest, one_line
+from toolcell.tools import DETAILS, FOUND, Detail, Origin, ToolDefinition, ToolRegistry, check_one_of
 
 
 class Format(enum.StrEnum):

@@ -11,11 +11,9 @@ from toolcell.cli import exits
 from toolcell.cli.arguments import load_registry
 from toolcell.cli.execution import Watch, run_watched
 from toolcell.cli.terminal import print_json, stdout, write_text
-from toolcell.control.script_check import ScriptReport, check_scripts
+from toolcell.control import ScriptReport, check_scripts
 from toolcell.runtime import Runtime
-from toolcell.tools import ToolRegistry
-from toolcell.tools.saved_script import SavedScript
-from toolcell.tools.script_folder import load
+from toolcell.tools import SavedScript, ToolRegistry, load
 
 
 def check(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from toolcell.audit.format import read_log_id
+from toolcell.audit import read_log_id
 from toolcell.cli.audit_terminal import Dir, KeyFiles, ReadOnly, default_directory, known_keys
 from toolcell.cli.terminal import reporting
 from toolcell.errors import UsageError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import socket
     from pathlib import Path
 
-    from toolcell.audit.keys import Verifier
+    from toolcell.audit import Verifier
 
 
 def register(app: typer.Typer, name: str) -> None:
@@ -42,7 +42,7 @@ def ui(
     """
     if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
         raise UsageError("toolcell ui needs its web server: pip install 'toolcell[service]'")
-    from toolcell.support.asgi import listening
+    from toolcell.support import listening
 
     path = directory or default_directory()
     read_log_id(path)

@@ -32,11 +32,9 @@ from toolcell.config import Limits
 from toolcell.errors import SessionError, ToolError, UsageError
 from toolcell.integrations.base import RuntimeOwner, framework_tool, instructions, program_output, tools_with
 from toolcell.runtime import Runtime
-from toolcell.sessions.session import Session
-from toolcell.support.lru import Lru
-from toolcell.tools.checks import text_of
-from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.spec import ToolSpec
+from toolcell.sessions import Session
+from toolcell.support import Lru
+from toolcell.tools import ToolRegistry, ToolSpec, text_of
 
 __all__ = ["ToolcellEnvironment"]
 

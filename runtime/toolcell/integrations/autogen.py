@@ -28,9 +28,8 @@ from toolcell.config import Limits
 from toolcell.errors import SessionError, UsageError
 from toolcell.integrations.base import RuntimeOwner, framework_tool, instructions, program_output, tools_with
 from toolcell.runtime import Runtime
-from toolcell.sessions.session import Session
-from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.spec import ToolSpec
+from toolcell.sessions import Session
+from toolcell.tools import ToolRegistry, ToolSpec
 
 __all__ = ["ToolcellSessionCodeExecutor"]
 

@@ -18,16 +18,25 @@ from toolcell.config import Limits
 from toolcell.errors import MissingPackage, ToolError, UsageError
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.runtime import Runtime
-from toolcell.support.text import cut_text
+from toolcell.support import cut_text
 from toolcell.sync import SyncRuntime, SyncSession
-from toolcell.tools.adapters import is_async, positional_spec, with_options
-from toolcell.tools.checks import text_of
-from toolcell.tools.code import MAX_VALUE_CHARS, code_result, describe_code, describe_failure, described_sandbox
-from toolcell.tools.definition import MIN_DESCRIPTION_CHARS, ToolDefinition
-from toolcell.tools.options import ToolOptions
-from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.result import to_json
-from toolcell.tools.spec import ToolSpec
+from toolcell.tools import (
+    MAX_VALUE_CHARS,
+    MIN_DESCRIPTION_CHARS,
+    ToolDefinition,
+    ToolOptions,
+    ToolRegistry,
+    ToolSpec,
+    code_result,
+    describe_code,
+    describe_failure,
+    described_sandbox,
+    is_async,
+    positional_spec,
+    text_of,
+    to_json,
+    with_options,
+)
 
 FrameworkCall = Callable[[dict[str, Any]], Any | Awaitable[Any]]
 """Calls a framework's tool with arguments by name. May be async."""

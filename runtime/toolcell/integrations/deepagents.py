@@ -15,13 +15,9 @@ from toolcell.errors import UsageError
 from toolcell.integrations.base import missing_package
 from toolcell.options import OnApproval
 from toolcell.runtime import Runtime
-from toolcell.sessions.session import Session
+from toolcell.sessions import Session
 from toolcell.sync import SyncRuntime
-from toolcell.tools.checks import brief, check_kind, check_one_of
-from toolcell.tools.code import CODE_TOOL
-from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.run_state import new_id
-from toolcell.tools.stubs import python_stubs
+from toolcell.tools import CODE_TOOL, ToolRegistry, brief, check_kind, check_one_of, new_id, python_stubs
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest

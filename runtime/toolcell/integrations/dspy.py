@@ -33,10 +33,7 @@ from toolcell.errors import ToolcellError, UsageError
 from toolcell.integrations.base import SyncRuntimeOwner, framework_tool, tools_with
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.sync import SyncRuntime, SyncSession
-from toolcell.tools.code import describe_failure
-from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.result import to_json
-from toolcell.tools.spec import ToolSpec
+from toolcell.tools import ToolRegistry, ToolSpec, describe_failure, to_json
 from toolcell_bridge.guest.tools import GUEST_NAMES
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge

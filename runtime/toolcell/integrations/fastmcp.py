@@ -16,13 +16,7 @@ from toolcell.errors import RegistrationError, ToolError
 from toolcell.integrations.base import RuntimeOwner, framework_tool, missing_package, text_for_model
 from toolcell.results import ExecutionResult, ToolCallRecord
 from toolcell.runtime import Runtime
-from toolcell.tools.adapters import function_spec
-from toolcell.tools.concurrency import maybe_await
-from toolcell.tools.context import current_context
-from toolcell.tools.options import Origin
-from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.result import ToolResult
-from toolcell.tools.spec import ToolSpec
+from toolcell.tools import Origin, ToolRegistry, ToolResult, ToolSpec, current_context, function_spec, maybe_await
 
 try:
     from fastmcp import FastMCP

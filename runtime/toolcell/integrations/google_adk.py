@@ -39,11 +39,9 @@ from toolcell.integrations.base import (
     tools_with,
 )
 from toolcell.results import ExecutionResult
-from toolcell.support.lru import Lru
+from toolcell.support import Lru
 from toolcell.sync import SyncRuntime, SyncSession
-from toolcell.tools.adapters import is_async
-from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.spec import ToolSpec
+from toolcell.tools import ToolRegistry, ToolSpec, is_async
 
 __all__ = ["ToolcellCodeExecutor"]
 

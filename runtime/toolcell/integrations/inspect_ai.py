@@ -26,8 +26,7 @@ from toolcell.errors import SandboxUnavailable, ToolAbort, ToolError
 from toolcell.integrations.base import RuntimeOwner, framework_tool, instructions, program_output, tools_with
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.runtime import Runtime
-from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.spec import ToolSpec
+from toolcell.tools import ToolRegistry, ToolSpec
 
 __all__ = ["toolcell_python"]
 

@@ -20,7 +20,7 @@ from toolcell.integrations import inspect_program
 from toolcell.integrations.base import missing_package, program_output
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.runtime import Runtime
-from toolcell.sessions.session import Session
+from toolcell.sessions import Session
 
 try:
     from inspect_ai.util import (

@@ -19,8 +19,7 @@ from typing import Any, Final, NoReturn
 from toolcell.errors import ToolcellError
 from toolcell.integrations.base import SyncRuntimeOwner, missing_package
 from toolcell.results import ExecutionResult, Logs
-from toolcell.support.copies import changed
-from toolcell.support.text import for_terminal
+from toolcell.support import changed, for_terminal
 from toolcell.sync import SyncRuntime, SyncSession
 
 try:

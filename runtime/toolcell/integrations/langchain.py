@@ -19,22 +19,29 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, Field, ValidationError
 
 from toolcell.config import Limits
-from toolcell.control.decisions import Deny, Edit, ResumeDecision
+from toolcell.control import Deny, Edit, ResumeDecision
 from toolcell.errors import Misconfigured, ToolcellError, ToolError, UsageError
 from toolcell.integrations.base import framework_tool, missing_package, text_for_model, tools_with
 from toolcell.options import OnApproval, check_on_approval
 from toolcell.results import ExecutionResult
 from toolcell.runtime import Runtime
-from toolcell.sessions.session import Session
+from toolcell.sessions import Session
 from toolcell.sync import SyncRuntime
-from toolcell.tools.call import RunContext
-from toolcell.tools.checks import brief, check_kind
-from toolcell.tools.code import CODE_TOOL, code_result, describe_code, described_sandbox, flows_of
-from toolcell.tools.context import current_context
-from toolcell.tools.hooks import Approve
-from toolcell.tools.parts import MAX_IMAGES
-from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.spec import ToolSpec
+from toolcell.tools import (
+    CODE_TOOL,
+    MAX_IMAGES,
+    Approve,
+    RunContext,
+    ToolRegistry,
+    ToolSpec,
+    brief,
+    check_kind,
+    code_result,
+    current_context,
+    describe_code,
+    described_sandbox,
+    flows_of,
+)
 
 try:
     from langchain.tools import InjectedState, InjectedStore, InjectedToolCallId, ToolRuntime

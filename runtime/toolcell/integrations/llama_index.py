@@ -17,12 +17,8 @@ from toolcell.errors import Misconfigured, ToolcellError, ToolError, UsageError
 from toolcell.integrations.base import framework_tool, missing_package, text_for_model, tools_with
 from toolcell.results import ExecutionResult
 from toolcell.runtime import Runtime
-from toolcell.sessions.session import Session
-from toolcell.tools.checks import check_kind
-from toolcell.tools.code import describe_code, described_sandbox
-from toolcell.tools.options import Origin
-from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.spec import ToolSpec
+from toolcell.sessions import Session
+from toolcell.tools import Origin, ToolRegistry, ToolSpec, check_kind, describe_code, described_sandbox
 
 try:
     from llama_index.core.base.llms.types import TextBlock

@@ -15,22 +15,25 @@ from contextvars import ContextVar
 from typing import Any
 
 from toolcell.config import Limits
-from toolcell.control.decisions import Deny, ResumeDecision
+from toolcell.control import Deny, ResumeDecision
 from toolcell.errors import Misconfigured, ToolcellError, ToolError, UsageError
 from toolcell.integrations.base import framework_tool, missing_package, text_for_model, tools_with
 from toolcell.options import OnApproval, check_on_approval
 from toolcell.results import ExecutionResult, Outcome, PendingCall
 from toolcell.runtime import Runtime
-from toolcell.sessions.session import Session
-from toolcell.tools.call import Call
-from toolcell.tools.checks import check_kind
-from toolcell.tools.code import describe_code, described_sandbox
-from toolcell.tools.context import current_context
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.hooks import Approve
-from toolcell.tools.options import Origin
-from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.spec import ToolSpec
+from toolcell.sessions import Session
+from toolcell.tools import (
+    Approve,
+    Call,
+    Origin,
+    ToolDefinition,
+    ToolRegistry,
+    ToolSpec,
+    check_kind,
+    current_context,
+    describe_code,
+    described_sandbox,
+)
 
 try:
     from agents.tool_context import ToolContext

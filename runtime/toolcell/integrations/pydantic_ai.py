@@ -11,18 +11,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from toolcell.control.decisions import Deny
+from toolcell.control import Deny
 from toolcell.errors import ResumeError, ToolAbort, ToolError
 from toolcell.integrations.base import RuntimeOwner, framework_tool, missing_package, text_for_model, tools_with
 from toolcell.options import OnApproval, check_on_approval
 from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.runtime import Runtime
-from toolcell.tools.checks import check_kind
-from toolcell.tools.code import CODE_SCHEMA, describe_code, described_sandbox
-from toolcell.tools.hooks import Approve
-from toolcell.tools.options import Origin
-from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.spec import ToolSpec
+from toolcell.tools import (
+    CODE_SCHEMA,
+    Approve,
+    Origin,
+    ToolRegistry,
+    ToolSpec,
+    check_kind,
+    describe_code,
+    described_sandbox,
+)
 
 try:
     from pydantic import ValidationError

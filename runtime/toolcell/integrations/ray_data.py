@@ -18,10 +18,9 @@ except ModuleNotFoundError as exc:
 
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult
-from toolcell.support.log import logger_of
+from toolcell.support import logger_of
 from toolcell.sync import SyncRuntime
-from toolcell.tools.checks import brief
-from toolcell.tools.code import describe_failure
+from toolcell.tools import brief, describe_failure
 
 logger = logger_of("toolcell.ray")
 

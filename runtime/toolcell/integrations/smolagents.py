@@ -13,10 +13,7 @@ from toolcell.errors import UsageError
 from toolcell.integrations.base import SyncRuntimeOwner, framework_tool, missing_package, tools_with
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.sync import SyncRuntime, SyncSession
-from toolcell.tools.adapters import function_spec, is_async
-from toolcell.tools.code import describe_failure
-from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.spec import ToolSpec
+from toolcell.tools import ToolRegistry, ToolSpec, describe_failure, function_spec, is_async
 
 try:
     from smolagents.local_python_executor import (

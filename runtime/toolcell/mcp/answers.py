@@ -25,12 +25,8 @@ from mcp_types import (
 )
 
 from toolcell.mcp.structure import MAX_BLOCKS, MAX_ELEMENTS
-from toolcell.support.exact_json import json_start
-from toolcell.tools.parts import File, Part, Text
-from toolcell.tools.problems import ValueCheck
-from toolcell.tools.result import ToolResult
-from toolcell.tools.strangers import safe_text
-from toolcell.tools.text_data import strict_json
+from toolcell.support import json_start
+from toolcell.tools import File, Part, Text, ToolResult, ValueCheck, safe_text, strict_json
 
 INVALID_RESULT = "invalid_result"
 """Code of a failure: the server's answer is not what it declared."""

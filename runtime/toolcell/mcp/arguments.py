@@ -9,12 +9,12 @@ from typing import Any
 
 import httpx2
 
-from toolcell.audit.credentials import REDACTED
+from toolcell.audit import REDACTED
 from toolcell.errors import UsageError
 from toolcell.mcp.login import Login
 from toolcell.mcp.oauth import auth_of
 from toolcell.mcp.transports import HttpTransport, ProcessTransport
-from toolcell.tools.checks import check_kind
+from toolcell.tools import check_kind
 
 Transport = ProcessTransport | HttpTransport
 

@@ -19,11 +19,8 @@ from mcp_types import PaginatedRequestParams, Tool
 from toolcell.errors import McpServerError, RegistrationError, UsageError
 from toolcell.mcp.definitions import Approve, McpProblem, McpTool, read_tool, shown_name
 from toolcell.mcp.structure import MAX_TOOLS
-from toolcell.support.log import logger_of
-from toolcell.tools.options import ToolOptions
-from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.spec import Invoke, ToolSpec
-from toolcell.tools.strangers import safe_text
+from toolcell.support import logger_of
+from toolcell.tools import Invoke, ToolOptions, ToolRegistry, ToolSpec, safe_text
 
 MAX_PAGES = 200
 MAX_REMEMBERED = 20_000

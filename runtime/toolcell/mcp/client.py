@@ -37,18 +37,21 @@ from toolcell.mcp.oauth import Auth
 from toolcell.mcp.requests import Elicit, Questions, Sample, request_callbacks
 from toolcell.mcp.restarts import MAX_RESTARTS, RESTART_WINDOW_S, Restarts, State
 from toolcell.mcp.transports import OF_SERVER
-from toolcell.support.change_event import ChangeEvent
-from toolcell.support.host_work import ELEMENT_WORK, about_bytes_in_slices
-from toolcell.support.lifetime import Lifetime, OpenedInBlock
-from toolcell.tools.adapters import with_options
-from toolcell.tools.checks import check_one_of, check_seconds
-from toolcell.tools.context import ToolContext
-from toolcell.tools.options import ToolOptions
-from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.result import ErrorCode, Status, ToolResult
-from toolcell.tools.schema_work import WORK_PER_STEP
-from toolcell.tools.spec import Invoke
-from toolcell.tools.strangers import safe_text
+from toolcell.support import ELEMENT_WORK, ChangeEvent, Lifetime, OpenedInBlock, about_bytes_in_slices
+from toolcell.tools import (
+    WORK_PER_STEP,
+    ErrorCode,
+    Invoke,
+    Status,
+    ToolContext,
+    ToolOptions,
+    ToolRegistry,
+    ToolResult,
+    check_one_of,
+    check_seconds,
+    safe_text,
+    with_options,
+)
 
 CONNECT_TIMEOUT_S = 30.0
 """For each answer while connecting and listing."""

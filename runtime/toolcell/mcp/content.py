@@ -21,16 +21,10 @@ from mcp_types import (
     TextResourceContents,
 )
 
-from toolcell.control.decisions import Deny
+from toolcell.control import Deny
 from toolcell.results import ExecutionResult, OutputFile, PendingCall, Suspension
-from toolcell.support.call_text import MAX_ARGS, arguments_text
-from toolcell.support.exact_json import json_size, json_text, left_out
-from toolcell.support.text import as_one_line, clean
-from toolcell.tools.code import code_result
-from toolcell.tools.encoded import mentions_bytes
-from toolcell.tools.hooks import Approve, Reject
-from toolcell.tools.result import without_bytes
-from toolcell.tools.values import bytes_in
+from toolcell.support import MAX_ARGS, arguments_text, as_one_line, clean, json_size, json_text, left_out
+from toolcell.tools import Approve, Reject, bytes_in, code_result, mentions_bytes, without_bytes
 from toolcell_bridge.guest.pictures import picture_type
 
 VALUE_BYTES = 1 << 20

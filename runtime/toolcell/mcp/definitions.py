@@ -16,11 +16,16 @@ from mcp_types import Tool
 
 from toolcell.errors import RegistrationError
 from toolcell.mcp.answers import is_wrapper
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.names import MAX_NAME_CHARS, provider_name
-from toolcell.tools.options import ToolOptions
-from toolcell.tools.problems import ValueCheck
-from toolcell.tools.strangers import HIDDEN, bounded_schema, safe_text
+from toolcell.tools import (
+    HIDDEN,
+    MAX_NAME_CHARS,
+    ToolDefinition,
+    ToolOptions,
+    ValueCheck,
+    bounded_schema,
+    provider_name,
+    safe_text,
+)
 
 MAX_DESCRIPTION_CHARS = 2_000
 MAX_SHOWN_CHARS = 120

@@ -7,10 +7,17 @@ from typing import Any, get_args
 from mcp_types import Tool, ToolAnnotations
 
 from toolcell.config import CheckTypes, Limits
-from toolcell.tools.code import CODE_TEXT, CODE_TOOL, SEARCH_TOOL, described_sandbox
-from toolcell.tools.detail import DETAILS, shown_within
-from toolcell.tools.options import Origin
-from toolcell.tools.search import FOUND, MAX_FOUND
+from toolcell.tools import (
+    CODE_TEXT,
+    CODE_TOOL,
+    DETAILS,
+    FOUND,
+    MAX_FOUND,
+    SEARCH_TOOL,
+    Origin,
+    described_sandbox,
+    shown_within,
+)
 
 DESCRIBE_TOOL, RESUME_TOOL = "describe_tools", "resume"
 OWN_TOOLS = (CODE_TOOL, SEARCH_TOOL, DESCRIBE_TOOL, RESUME_TOOL)

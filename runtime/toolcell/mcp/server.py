@@ -19,7 +19,7 @@ from mcp.server.connection import allowed_log_levels
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from toolcell.control.steps_of_plans import PlanRows
+from toolcell.control import PlanRows
 from toolcell.errors import ToolcellError, UsageError
 from toolcell.mcp import listing
 from toolcell.mcp.answers import is_wrapper
@@ -37,20 +37,23 @@ from toolcell.mcp.content import (
 )
 from toolcell.options import RunOptions
 from toolcell.results import ExecutionResult, Outcome, Suspension
-from toolcell.run.streaming import CallStarted, LogPrinted, ProgressReported, RunFinished, RunStream
+from toolcell.run import CallStarted, LogPrinted, ProgressReported, RunFinished, RunStream
 from toolcell.runtime import Runtime
-from toolcell.sessions.session import Session
-from toolcell.support.exact_json import json_size, json_start, json_text
-from toolcell.support.text import clean, one_line
-from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
-from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.detail import check_shown_chars
-from toolcell.tools.options import Origin
-from toolcell.tools.result import without_bytes
-from toolcell.tools.search import FOUND
-from toolcell.tools.stubs import declared
-from toolcell.tools.text_data import check_of
+from toolcell.sessions import Session
+from toolcell.support import clean, json_size, json_start, json_text, one_line
+from toolcell.tools import (
+    CODE_TOOL,
+    FOUND,
+    SEARCH_TOOL,
+    ArgumentChecker,
+    InvalidArguments,
+    Origin,
+    ToolDefinition,
+    check_of,
+    check_shown_chars,
+    declared,
+    without_bytes,
+)
 from toolcell_bridge import __version__
 
 Context = ServerRequestContext[Any, Any]

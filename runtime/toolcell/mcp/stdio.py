@@ -22,8 +22,7 @@ from mcp.server.stdio import stdio_server
 from pydantic import ValidationError
 
 from toolcell.mcp.server import McpServer
-from toolcell.support import daemon_threads
-from toolcell.support.change_event import ChangeEvent
+from toolcell.support import ChangeEvent, daemon_threads
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Of one message. A longer line is answered with an error, and its rest is skipped."""

@@ -15,8 +15,7 @@ from pydantic import BaseModel, ValidationError
 from toolcell.errors import McpServerError
 from toolcell.mcp.oauth import LoginStore, Store
 from toolcell.mcp.requests import called
-from toolcell.support.atomic import write_file
-from toolcell.support.private_folder import make_private_folder
+from toolcell.support import make_private_folder, write_file
 
 MAX_STORED_CHARS = 256 * 1024
 

@@ -18,7 +18,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
 from toolcell.mcp.pace import Pace
-from toolcell.support.change_event import ChangeEvent
+from toolcell.support import ChangeEvent
 
 MAX_OPEN_REQUESTS = 16
 """Requests of a server that are not answered. A server that answers nobody's pings has them soon."""

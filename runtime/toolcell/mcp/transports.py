@@ -42,7 +42,7 @@ from toolcell.mcp.mending import mend_listing
 from toolcell.mcp.proxies import ProxyTransport
 from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, cut_lists, elements, with_whole_characters
 from toolcell.mcp.traffic import WRITE_S, Flooded, Outbox, Traffic
-from toolcell.support.text import clean
+from toolcell.support import clean
 
 STOP_S = 2.0
 """What a server may take to end after its input was closed, and its supervisor after it was told to."""

@@ -13,15 +13,11 @@ import anyio
 from anyio.abc import TaskGroup
 
 from toolcell.config import CheckTypes, Limits, LintProfile
-from toolcell.control.decisions import ResumeDecision
-from toolcell.control.steps_of_plans import PlanRows
+from toolcell.control import PlanRows, ResumeDecision
 from toolcell.errors import UsageError
 from toolcell.options import OnApproval, Refresh, RunOptions
-from toolcell.results import AbandonedThread, ExecutionResult, Suspension
-from toolcell.results.effects import CommitResult, Preflight, RevertResult
-from toolcell.run.callbacks import OnLog, OnProgress
-from toolcell.run.input_files import FileContent, FileInput
-from toolcell.run.streaming import RunStream
+from toolcell.results import AbandonedThread, CommitResult, ExecutionResult, Preflight, RevertResult, Suspension
+from toolcell.run import FileContent, FileInput, OnLog, OnProgress, RunStream
 from toolcell.service.client_base import AskingClient
 from toolcell.service.client_session import ClientSession
 from toolcell.service.socket.arguments import plain_decisions
@@ -33,13 +29,8 @@ from toolcell.service.socket.asked import (
 )
 from toolcell.service.socket.link import ServiceLink, socket_url
 from toolcell.service.socket.values import reference_to
-from toolcell.support.keywords import check_keywords, keywords_known, keywords_of
-from toolcell.support.lifetime import Lifetime, OpenedInBlock
-from toolcell.tools import RunContext, ToolRegistry
-from toolcell.tools.call import CallableTools
-from toolcell.tools.checks import brief, check_seconds
-from toolcell.tools.plan import plan_of
-from toolcell.tools.registry import registry_of
+from toolcell.support import Lifetime, OpenedInBlock, check_keywords, keywords_known, keywords_of
+from toolcell.tools import CallableTools, RunContext, ToolRegistry, brief, check_seconds, plan_of, registry_of
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from toolcell.errors import ServiceError, ServiceUnavailable, UsageError
-from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
+from toolcell.run import NO_HANDLERS, RunHandlers
 from toolcell.service.socket.asked import asked_context, given_only
 from toolcell.service.socket.caller_tools import CallerTools
 from toolcell.service.socket.exchange import Exchange
@@ -16,11 +16,8 @@ from toolcell.service.socket.messages import Ask
 from toolcell.service.socket.offer import offer_key, offered_tools
 from toolcell.service.socket.peer import ChannelLost
 from toolcell.service.socket.values import READERS
-from toolcell.support.lifetime import Lifetime
-from toolcell.support.lru import Lru
-from toolcell.tools import RunContext, ToolRegistry
-from toolcell.tools.concurrency import OF_THIS_PROCESS, AbandonedThreads
-from toolcell.tools.registry import registry_of
+from toolcell.support import Lifetime, Lru
+from toolcell.tools import OF_THIS_PROCESS, AbandonedThreads, RunContext, ToolRegistry, registry_of
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
 ATTEMPTS: Final = 5

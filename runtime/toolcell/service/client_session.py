@@ -9,20 +9,16 @@ from typing import Any
 import anyio
 
 from toolcell.config import CheckTypes, Limits, LintProfile
-from toolcell.control.decisions import ResumeDecision
+from toolcell.control import ResumeDecision
 from toolcell.errors import ServiceError, SessionError, ToolcellError, UsageError
 from toolcell.options import OnApproval, RunOptions
 from toolcell.results import ExecutionResult, SessionFile, Suspension
-from toolcell.run.callbacks import OnLog, OnProgress
-from toolcell.run.input_files import FileContent, FileInput
-from toolcell.run.streaming import RunStream
+from toolcell.run import FileContent, FileInput, OnLog, OnProgress, RunStream
 from toolcell.service.socket.arguments import plain_decisions
 from toolcell.service.socket.asked import asked_files, asked_run, asked_token
 from toolcell.service.socket.values import READERS
-from toolcell.support.keywords import check_keywords, keywords_known, keywords_of
-from toolcell.support.lifetime import OpenedInBlock
-from toolcell.tools import RunContext
-from toolcell.tools.call import CallableTools
+from toolcell.support import OpenedInBlock, check_keywords, keywords_known, keywords_of
+from toolcell.tools import CallableTools, RunContext
 
 
 class ClientSession(OpenedInBlock):

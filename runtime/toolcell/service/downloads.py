@@ -10,8 +10,7 @@ from typing import Final
 from toolcell.errors import StoreError
 from toolcell.results import OutputFile
 from toolcell.service.private_database import PrivateDatabase
-from toolcell.support import daemon_threads
-from toolcell.support.log import logger_of
+from toolcell.support import daemon_threads, logger_of
 
 logger = logger_of("toolcell.service")
 

@@ -24,8 +24,8 @@ from toolcell.service.problems import Problem
 from toolcell.service.receiving import Reservation
 from toolcell.service.routes.models import NoQuery, RequestModel
 from toolcell.service.tenants import Tenant
-from toolcell.support.exact_json import exact_json_text
-from toolcell.tools.run_state import new_id
+from toolcell.support import exact_json_text
+from toolcell.tools import new_id
 
 if TYPE_CHECKING:
     from toolcell.service.service import Service

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from toolcell.errors import ToolcellError
-from toolcell.run.streaming import (
+from toolcell.run import (
     CallEnded,
     CallStarted,
     CallUpdated,

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from toolcell.service.private_database import PrivateDatabase
-from toolcell.support.file_lock import is_locked, lock
-from toolcell.support.private_folder import make_private_folder
+from toolcell.support import is_locked, lock, make_private_folder
 
 KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 """Printable ASCII, so that a key can be a header."""

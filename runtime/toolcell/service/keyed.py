@@ -30,10 +30,7 @@ from toolcell.service.idempotency import (
 from toolcell.service.interrupted import interrupted_problem
 from toolcell.service.problems import Problem, problem_in
 from toolcell.service.tenants import Tenant
-from toolcell.support import daemon_threads
-from toolcell.support.http_protocol import CONNECTION
-from toolcell.support.lifetime import Lifetime
-from toolcell.support.log import logger_of
+from toolcell.support import CONNECTION, Lifetime, daemon_threads, logger_of
 
 logger = logger_of("toolcell.service.keyed")
 

@@ -10,9 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from toolcell.audit.format import begun_segments, chain_directories
-from toolcell.audit.keys import Verifier
-from toolcell.audit.query import Index
+from toolcell.audit import Index, Verifier, begun_segments, chain_directories
 from toolcell.errors import AuditError
 from toolcell.support import daemon_threads
 

@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from toolcell.control.steps_of_plans import PlanRows
+from toolcell.control import PlanRows
 from toolcell.results import ExecutionResult
 from toolcell.runtime import Runtime
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from toolcell.errors import StoreError
-from toolcell.support.private_folder import make_private_folder
-from toolcell.support.sqlite import connect, transaction
+from toolcell.support import connect, make_private_folder, transaction
 
 LOCK_S: Final = 10.0
 """How long a transaction waits for that of another process."""

@@ -9,10 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from toolcell.audit.filters import Filter
-from toolcell.audit.keys import Verifier, default_key_path, load_verifier
-from toolcell.audit.query import Index, RunSummary
-from toolcell.audit.reader import RecordedRun, jsonable
+from toolcell.audit import Filter, Index, RecordedRun, RunSummary, Verifier, default_key_path, jsonable, load_verifier
 from toolcell.errors import AuditError, UsageError
 from toolcell.service.log_reader import LogReader
 from toolcell.service.problems import Problem

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from toolcell.audit.query import VERIFIED
-from toolcell.audit.replays import Replay, replay, runtime_options
+from toolcell.audit import VERIFIED, Replay, replay, runtime_options
 from toolcell.config import Limits, PoolConfig
 from toolcell.errors import UsageError
 from toolcell.runtime import Runtime
 
 if TYPE_CHECKING:
-    from toolcell.audit.log import AuditLog
-    from toolcell.audit.reader import RecordedRun
+    from toolcell.audit import AuditLog, RecordedRun
     from toolcell.service.config import TenantConfig
     from toolcell.tools import RunContext
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from toolcell.audit.reader import RecordedRun
+from toolcell.audit import RecordedRun
 from toolcell.service.allowed import allowed_limits
 from toolcell.service.authentication import check_may
 from toolcell.service.endpoints import ApiRequest

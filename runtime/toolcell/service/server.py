@@ -18,9 +18,7 @@ from toolcell.service.authentication import LoopbackAuthenticator
 from toolcell.service.problems import Problem
 from toolcell.service.service import Service
 from toolcell.service.socket.frames import FRAME_BYTES
-from toolcell.support.asgi import HttpServer, is_loopback, url_of
-from toolcell.support.exact_json import json_text
-from toolcell.support.http_protocol import HttpLimits, bounded_protocol
+from toolcell.support import HttpLimits, HttpServer, bounded_protocol, is_loopback, json_text, url_of
 
 END_S: Final = 1
 """What connections may take to end when nothing runs any more."""

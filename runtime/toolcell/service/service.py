@@ -23,7 +23,7 @@ from toolcell.service.receiving import Receiving
 from toolcell.service.socket.sessions import SocketSessions
 from toolcell.service.tenants import Tenants
 from toolcell.service.under_way import RunsUnderWay
-from toolcell.support.lifetime import OpenedInBlock
+from toolcell.support import OpenedInBlock
 from toolcell.tools import ToolRegistry
 
 SHARES: Final = 1024

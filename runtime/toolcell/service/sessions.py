@@ -13,7 +13,7 @@ import anyio
 from toolcell.errors import SessionError
 from toolcell.runtime import Runtime
 from toolcell.service.problems import Problem
-from toolcell.sessions.session import Session
+from toolcell.sessions import Session
 from toolcell.support import daemon_threads
 
 

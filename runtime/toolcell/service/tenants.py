@@ -8,8 +8,7 @@ from functools import partial
 
 import anyio
 
-from toolcell.audit.keys import HmacKey, save_private
-from toolcell.audit.log import AuditLog
+from toolcell.audit import AuditLog, HmacKey, save_private
 from toolcell.journal import JournalConfig, make_private
 from toolcell.quotas import Quotas
 from toolcell.runtime import Runtime
@@ -20,8 +19,7 @@ from toolcell.service.recorded import RecordedRuns
 from toolcell.service.replays import Replays
 from toolcell.service.sessions import TenantSessions
 from toolcell.service.waiting import Waiting
-from toolcell.tools import ToolRegistry
-from toolcell.tools.loading import load_tools
+from toolcell.tools import ToolRegistry, load_tools
 
 
 class Tenant:

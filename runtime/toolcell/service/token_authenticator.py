@@ -7,8 +7,7 @@ from toolcell.service.attempts import Attempts
 from toolcell.service.bearer import BearerAuthenticator, unauthorized
 from toolcell.service.principal import Principal
 from toolcell.service.tokens import TokenDatabase
-from toolcell.support import daemon_threads
-from toolcell.support.log import logger_of
+from toolcell.support import daemon_threads, logger_of
 
 logger = logger_of("toolcell.service.tokens")
 

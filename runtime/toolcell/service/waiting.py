@@ -12,7 +12,7 @@ from toolcell.runtime import Runtime
 from toolcell.support import daemon_threads
 
 if TYPE_CHECKING:
-    from toolcell.control.draft import Draft
+    from toolcell.control import Draft
 
 Found = TypeVar("Found")
 

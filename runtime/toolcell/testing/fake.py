@@ -26,9 +26,8 @@ import psutil
 import toolcell_bridge
 from toolcell.config import GIB, Limits
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.backend import BackendDefaults, Exit, Sample, Sandbox, SandboxDefaults
-from toolcell.sandbox.process.process_watch import TreeWatch
-from toolcell.sandbox.stream import SocketStream, read_available
+from toolcell.sandbox import BackendDefaults, Exit, Sample, Sandbox, SandboxDefaults, SocketStream, read_available
+from toolcell.sandbox.process import TreeWatch
 from toolcell.testing.scripted import Guest, ScriptedSandbox
 
 END_S = 5.0

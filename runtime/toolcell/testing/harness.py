@@ -20,12 +20,9 @@ import psutil
 from toolcell.config import MIB, Limits, PoolConfig
 from toolcell.errors import ToolAbort, ToolError
 from toolcell.results import ExecutionResult, Outcome
-from toolcell.run.calls import Dispatch
-from toolcell.run.connection import GuestConnection
-from toolcell.run.request import RunRequest
-from toolcell.run.run import Run
+from toolcell.run import Dispatch, GuestConnection, Run, RunRequest
 from toolcell.runtime import Runtime
-from toolcell.sandbox.backend import Backend, Sandbox
+from toolcell.sandbox import Backend, Sandbox
 from toolcell.tools import ToolRegistry
 from toolcell_bridge.wire.messages import CallTool, RunScript, ToolReturn
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from toolcell.config import Limits
-from toolcell.sandbox.backend import Exit, Sample, SandboxDefaults
-from toolcell.support.change_event import ChangeEvent
+from toolcell.sandbox import Exit, Sample, SandboxDefaults
+from toolcell.support import ChangeEvent
 from toolcell_bridge import __version__
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.errors import ProtocolError

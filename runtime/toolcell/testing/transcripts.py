@@ -18,7 +18,7 @@ import anyio
 
 from toolcell.config import Limits
 from toolcell.errors import UsageError
-from toolcell.sandbox.backend import Backend, BackendDefaults, ByteStream, Exit, Sample, Sandbox, SandboxDefaults
+from toolcell.sandbox import Backend, BackendDefaults, ByteStream, Exit, Sample, Sandbox, SandboxDefaults
 from toolcell_bridge.wire.codec import decode
 from toolcell_bridge.wire.errors import ProtocolError
 from toolcell_bridge.wire.framing import FrameReader

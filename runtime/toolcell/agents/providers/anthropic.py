@@ -11,9 +11,7 @@ from typing import Any
 
 from toolcell.agents.providers.provider import Message, ModelResponse, OnText, ProviderError, read_usage
 from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator, reported_error
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.model_calls import ToolCall
-from toolcell.tools.result import TokenUsage
+from toolcell.tools import TokenUsage, ToolCall, ToolDefinition
 
 MAX_TOKENS = 4096
 """The API requires a number. Used when the options give none."""

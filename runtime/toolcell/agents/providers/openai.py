@@ -12,9 +12,7 @@ from typing import Any, ClassVar
 
 from toolcell.agents.providers.provider import REFUSED, Message, ModelResponse, OnText, ProviderError, read_usage
 from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator, reported_error
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.model_calls import ToolCall
-from toolcell.tools.result import NO_USAGE
+from toolcell.tools import NO_USAGE, ToolCall, ToolDefinition
 
 _OWN_KEYS = frozenset({"is_error", "images", "extra", "finish_reason", "labels"})
 """Keys of our messages that the API does not know."""

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, runtime_checkable
 
 from toolcell.errors import ToolcellError
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.model_calls import ToolCall
-from toolcell.tools.result import NO_USAGE, TokenUsage
+from toolcell.tools import NO_USAGE, TokenUsage, ToolCall, ToolDefinition
 
 Message = dict[str, Any]
 """Shape: {"role", "content"}; an assistant's also has `tool_calls`, a tool's answer has `tool_call_id`."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolcell.agents.providers.provider import Message, ModelResponse, OnText, ProviderError
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.model_calls import ToolCall
+from toolcell.tools import ToolCall, ToolDefinition
 
 Reply = str | Mapping[str, Any] | ModelResponse | BaseException | Callable[["Request"], Any]
 """A final text, a response, an exception to raise, or a function that makes one of these from the request."""

@@ -17,7 +17,7 @@ import anyio
 
 from toolcell.agents.providers.provider import DEFAULT_OPTIONS, Message, ModelResponse, OnText, ProviderError
 from toolcell.errors import UsageError
-from toolcell.tools.definition import ToolDefinition
+from toolcell.tools import ToolDefinition
 
 T = TypeVar("T")
 

@@ -10,8 +10,7 @@ from typing import Final
 from toolcell.builtin.stores.records import MAX_DIMENSIONS
 from toolcell.errors import UsageError
 from toolcell.support import daemon_threads
-from toolcell.tools.checks import check_count
-from toolcell.tools.vocabulary import STOP_WORDS, words
+from toolcell.tools import STOP_WORDS, check_count, words
 
 GRAM: Final = 3
 GRAM_WEIGHT: Final = 0.3

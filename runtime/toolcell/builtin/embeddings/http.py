@@ -15,10 +15,8 @@ import anyio
 
 from toolcell.builtin.stores.records import MAX_DIMENSIONS
 from toolcell.errors import EmbeddingError, UsageError
-from toolcell.support.text import one_line
-from toolcell.tools.checks import check_count, check_kind, check_seconds
-from toolcell.tools.embeddings import checked_vectors
-from toolcell.tools.run_state import Secrets
+from toolcell.support import one_line
+from toolcell.tools import Secrets, check_count, check_kind, check_seconds, checked_vectors
 
 RETRIED: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 """HTTP statuses after which the same request may succeed."""

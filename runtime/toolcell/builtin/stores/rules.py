@@ -7,7 +7,7 @@ from typing import Any
 
 from toolcell.builtin.stores.records import Chunk, ChunkFilter, Document, check_text
 from toolcell.errors import UsageError
-from toolcell.tools.checks import check_one_of
+from toolcell.tools import check_one_of
 
 
 def check_provider(known: tuple[str, int] | None, name: str, dimensions: int) -> None:

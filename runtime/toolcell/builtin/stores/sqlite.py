@@ -18,9 +18,8 @@ from toolcell.builtin.stores.sql_documents import SqlDocuments
 from toolcell.builtin.stores.sqlite_file import IN_MEMORY, SqliteFile
 from toolcell.builtin.stores.vectors import CHUNKS, MESSAGES, Hit, IndexSql, ScanIndex, TableIndex, VectorIndex
 from toolcell.errors import StoreError
-from toolcell.support.log import logger_of
-from toolcell.tools.checks import check_one_of, check_path, check_seconds
-from toolcell.tools.vocabulary import words
+from toolcell.support import logger_of
+from toolcell.tools import check_one_of, check_path, check_seconds, words
 
 logger = logger_of("toolcell.tools.store")
 

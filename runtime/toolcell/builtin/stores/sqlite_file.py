@@ -14,8 +14,7 @@ from typing import Any, Final, TypeVar
 from toolcell.builtin.stores.database import Rows, Transaction
 from toolcell.builtin.stores.schema import MIGRATIONS, VERSION
 from toolcell.errors import StoreError
-from toolcell.support import daemon_threads
-from toolcell.support.sqlite import connect, transaction
+from toolcell.support import connect, daemon_threads, transaction
 
 APPLICATION_ID: Final = 0x746C6363
 """`tlcc`. Source: https://sqlite.org/pragma.html#pragma_application_id."""

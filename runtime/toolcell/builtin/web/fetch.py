@@ -20,9 +20,7 @@ from toolcell.builtin.web.policy import Credential, WebPolicy, headers_for, secr
 from toolcell.builtin.web.robots import EVERYTHING, MAX_ROBOTS_BYTES, NOTHING, RobotsRules, parse_robots
 from toolcell.builtin.web.urls import Target, parse_url
 from toolcell.errors import ToolError
-from toolcell.support.lru import Lru
-from toolcell.support.quiet import quiet_loggers
-from toolcell.support.token_bucket import TokenBucket
+from toolcell.support import Lru, TokenBucket, quiet_loggers
 
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 ROBOTS_AGENT: Final = "toolcell"

@@ -17,8 +17,7 @@ from toolcell import __version__
 from toolcell.builtin.web.addresses import IPAddress, IPNetwork, networks_of, refusal
 from toolcell.builtin.web.urls import Target, decoded_path
 from toolcell.errors import ToolError, UsageError
-from toolcell.tools.checks import check_count, check_seconds
-from toolcell.tools.run_state import Secrets
+from toolcell.tools import Secrets, check_count, check_seconds
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 

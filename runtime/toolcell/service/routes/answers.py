@@ -9,17 +9,20 @@ from pydantic import BaseModel, ConfigDict
 from toolcell.results import (
     AbandonedThread,
     Divergence,
+    EagerReport,
+    Effect,
+    EffectResult,
     ErrorInfo,
     Isolation,
     Outcome,
     PendingCall,
+    Preflight,
     Repair,
+    RevertedCall,
     SessionReport,
     ToolCallRecord,
     Usage,
 )
-from toolcell.results.eager import EagerReport
-from toolcell.results.effects import Effect, EffectResult, Preflight, RevertedCall
 
 
 class AnswerModel(BaseModel):

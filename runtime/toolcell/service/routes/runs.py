@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from toolcell.audit.filters import Filter
+from toolcell.audit import Filter
 from toolcell.service.endpoints import BYTES, ApiRequest, Endpoint
 from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem

@@ -21,7 +21,7 @@ from toolcell.service.routes.answers import InterruptAnswer, RunResult, SessionF
 from toolcell.service.routes.models import FilesRequest, ForkRequest, ScriptRequest, SessionRequest
 from toolcell.service.running import run_for
 from toolcell.service.under_way import RunUnderWay
-from toolcell.sessions.session import Session
+from toolcell.sessions import Session
 
 
 def session_members(name: str, session: Session | None) -> dict[str, Any]:

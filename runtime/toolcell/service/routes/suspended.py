@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toolcell.control.decisions import AlreadyMade, Deny, Edit, ResumeDecision
-from toolcell.results import Suspension
-from toolcell.results.effects import CommitResult
+from toolcell.control import AlreadyMade, Deny, Edit, ResumeDecision
+from toolcell.results import CommitResult, Suspension
 from toolcell.service.endpoints import ApiRequest, Endpoint
 from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem
@@ -25,7 +24,7 @@ from toolcell.service.routes.models import (
 )
 from toolcell.service.running import run_for
 from toolcell.service.under_way import RunUnderWay
-from toolcell.tools.hooks import Approve
+from toolcell.tools import Approve
 
 
 def suspended_members(waits: Suspension) -> dict[str, Any]:

@@ -13,9 +13,7 @@ from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem
 from toolcell.service.routes.answers import ToolAnswer, ToolList
 from toolcell.service.routes.models import ToolsQuery
-from toolcell.tools import ToolRegistry
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.options import Origin
+from toolcell.tools import Origin, ToolDefinition, ToolRegistry
 
 
 def tool_members(registry: ToolRegistry, tool: ToolDefinition) -> dict[str, Any]:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from toolcell.config import Limits
-from toolcell.control.decisions import AlreadyMade, ResumeDecision
+from toolcell.control import AlreadyMade, ResumeDecision
 from toolcell.errors import UsageError
 from toolcell.service.allowed import allowed_limits
-from toolcell.tools.checks import brief
-from toolcell.tools.hooks import Approve, Modify, Reject
+from toolcell.tools import Approve, Modify, Reject, brief
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 

@@ -9,11 +9,9 @@ from toolcell.config import Limits, check_types_of, settings_of
 from toolcell.errors import UsageError
 from toolcell.options import RunOptions
 from toolcell.results import ExecutionResult, Suspension
-from toolcell.run.input_files import FileContent, FileInput, guest_files
-from toolcell.run.request import run_message
+from toolcell.run import FileContent, FileInput, guest_files, run_message
 from toolcell.service.socket.arguments import WHO
-from toolcell.tools import RunContext
-from toolcell.tools.checks import brief
+from toolcell.tools import RunContext, brief
 
 LARGEST: Final = Limits(frame_bytes=256 * 1024 * 1024)
 """Limits by which a script is looked at before it is sent: the service knows the true ones."""

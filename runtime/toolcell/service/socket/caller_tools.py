@@ -5,18 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from toolcell.control.revert import bound_revert, revert_spec
+from toolcell.control import bound_revert, revert_spec
 from toolcell.errors import UsageError
 from toolcell.service.socket.messages import AskTool, NoteCall
 from toolcell.service.socket.tool_answers import read_answer
-from toolcell.tools import Origin, RunContext, ToolRegistry
-from toolcell.tools.adapters import keyword_invoke
-from toolcell.tools.call import Call
-from toolcell.tools.hooks import Approve
-from toolcell.tools.pipeline import run_call
-from toolcell.tools.registry_state import RegistryState
-from toolcell.tools.result import ErrorCode, ToolResult
-from toolcell.tools.spec import RegisteredTool
+from toolcell.tools import (
+    Approve,
+    Call,
+    ErrorCode,
+    Origin,
+    RegisteredTool,
+    RegistryState,
+    RunContext,
+    ToolRegistry,
+    ToolResult,
+    keyword_invoke,
+    run_call,
+)
 from toolcell_bridge.wire.errors import RemoteProtocolError
 
 

@@ -12,7 +12,7 @@ import anyio
 
 from toolcell.errors import AuditError, Misconfigured, ServiceError, ToolAbort
 from toolcell.results import ToolCallRecord
-from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
+from toolcell.run import NO_HANDLERS, RunHandlers
 from toolcell.service.socket.caller_tools import CallerTools, failed_answer
 from toolcell.service.socket.failures import raised_for
 from toolcell.service.socket.messages import (

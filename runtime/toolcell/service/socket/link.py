@@ -21,7 +21,7 @@ from toolcell.service.socket.frames import FRAME_BYTES
 from toolcell.service.socket.messages import CALLER_MESSAGES, SERVICE_MESSAGES
 from toolcell.service.socket.peer import PeerChannel, SocketPeer
 from toolcell.service.socket.protocol import SocketProtocol
-from toolcell.support.change_event import ChangeEvent
+from toolcell.support import ChangeEvent
 
 RESULT_BYTES: Final = 256 * 1024 * 1024
 """Longest message that a client takes: a result with all its files."""

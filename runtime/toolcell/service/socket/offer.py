@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any, Final
 
 from toolcell.errors import UsageError
-from toolcell.tools.call import CallableTools
-from toolcell.tools.options import EVERY_ORIGIN, ToolOptions
-from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.registry_state import RegistrySettings, RegistryState
-from toolcell.tools.spec import RegisteredTool
+from toolcell.tools import (
+    EVERY_ORIGIN,
+    CallableTools,
+    RegisteredTool,
+    RegistrySettings,
+    RegistryState,
+    ToolOptions,
+    ToolRegistry,
+)
 
 TOLD: Final = (
     "label",

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from toolcell.service.socket.codec import TaggedCodec
 from toolcell.service.socket.protocol import Arrived, Greeted, LinkState, SessionOver, SocketProtocol
-from toolcell.support.change_event import ChangeEvent
+from toolcell.support import ChangeEvent
 from toolcell_bridge.wire.errors import RemoteProtocolError
 
 QUEUE_BYTES: Final = 1024 * 1024

@@ -13,18 +13,24 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from toolcell.errors import RegistrationError, ToolError, UsageError
-from toolcell.tools import ToolRegistry
-from toolcell.tools.adapters import with_options
-from toolcell.tools.call import Call
-from toolcell.tools.context import ToolContext
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.hooks import Approve, Hook, is_approved_later
-from toolcell.tools.options import ToolOptions
-from toolcell.tools.pipeline import NEEDS_APPROVAL
-from toolcell.tools.problems import compile_schema
-from toolcell.tools.result import ErrorCode, ToolResult
-from toolcell.tools.spec import ToolSpec
-from toolcell.tools.strangers import bounded_schema, safe_text
+from toolcell.tools import (
+    NEEDS_APPROVAL,
+    Approve,
+    Call,
+    ErrorCode,
+    Hook,
+    ToolContext,
+    ToolDefinition,
+    ToolOptions,
+    ToolRegistry,
+    ToolResult,
+    ToolSpec,
+    bounded_schema,
+    compile_schema,
+    is_approved_later,
+    safe_text,
+    with_options,
+)
 
 MAX_TOOLS: Final = 5_000
 MAX_DESCRIPTION_CHARS: Final = 16_000

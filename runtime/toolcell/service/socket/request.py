@@ -25,9 +25,7 @@ from toolcell.service.socket.peer import ChannelLost, PeerChannel
 from toolcell.service.socket.remote_tools import is_remote, not_sent
 from toolcell.service.socket.tool_answers import plain_answer, read_answer
 from toolcell.service.socket.values import sendable_value
-from toolcell.tools.call import Call
-from toolcell.tools.hooks import is_approved_later
-from toolcell.tools.result import ToolResult
+from toolcell.tools import Call, ToolResult, is_approved_later
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from toolcell.config import Limits
 from toolcell.errors import SessionError, UsageError
-from toolcell.run.input_files import guest_files
+from toolcell.run import guest_files
 from toolcell.runtime import Runtime
 from toolcell.service.principal import Principal
 from toolcell.service.problems import Problem
@@ -19,9 +19,8 @@ from toolcell.service.socket.remote_tools import remote_registry
 from toolcell.service.socket.request import CallTeller, ServedRequest
 from toolcell.service.socket.values import plain_record
 from toolcell.service.tenants import Tenant
-from toolcell.sessions.session import Session
-from toolcell.support import daemon_threads
-from toolcell.support.lru import Lru
+from toolcell.sessions import Session
+from toolcell.support import Lru, daemon_threads
 from toolcell.tools import RunContext, ToolRegistry
 
 MAX_TOOLSETS: Final = 16

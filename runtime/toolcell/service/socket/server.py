@@ -15,8 +15,7 @@ from toolcell.service.authentication import principal_of
 from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem, problem_of
 from toolcell.service.socket.frames import FRAME_BYTES, FRAMES, SOCKET_VERSION, CallerHello, Goodbye
-from toolcell.support.quiet import quiet_from_here
-from toolcell.support.token_bucket import TokenBucket
+from toolcell.support import TokenBucket, quiet_from_here
 from toolcell_bridge.wire.errors import RemoteProtocolError
 
 HELLO_S: Final = 10.0

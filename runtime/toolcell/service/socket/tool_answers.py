@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from toolcell.run.tool_bridge import failure
-from toolcell.tools.parts import File, Image, Part, Text
-from toolcell.tools.result import Status, ToolFailure, ToolResult
+from toolcell.run import failure
+from toolcell.tools import File, Image, Part, Status, Text, ToolFailure, ToolResult
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 

@@ -9,9 +9,17 @@ from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from toolcell.control.steps_of_plans import PlanRows
-from toolcell.results import ExecutionResult, Outcome, OutputFile, SessionFile, Suspension
-from toolcell.results.effects import CommitResult, Preflight, RevertResult
+from toolcell.control import PlanRows
+from toolcell.results import (
+    CommitResult,
+    ExecutionResult,
+    Outcome,
+    OutputFile,
+    Preflight,
+    RevertResult,
+    SessionFile,
+    Suspension,
+)
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 

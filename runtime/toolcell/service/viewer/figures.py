@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from toolcell.audit.query import Index
-from toolcell.audit.reader import UNFINISHED
-from toolcell.audit.tool_figures import tool_table
+from toolcell.audit import UNFINISHED, Index, tool_table
 from toolcell.results import Outcome
 
 WINDOWS: Final = {"1h": 3600, "24h": 86_400, "7d": 7 * 86_400, "30d": 30 * 86_400, "all": 0}

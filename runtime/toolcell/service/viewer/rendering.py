@@ -9,10 +9,8 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
-from toolcell.audit.events import time_of
-from toolcell.audit.html import visible
-from toolcell.audit.query import BROKEN, UNSIGNED, UNVERIFIED, VERIFIED
-from toolcell.support.text import cut_text, one_line
+from toolcell.audit import BROKEN, UNSIGNED, UNVERIFIED, VERIFIED, time_of, visible
+from toolcell.support import cut_text, one_line
 
 TRUST_CLASS: Final = {VERIFIED: "good", UNSIGNED: "warn", UNVERIFIED: "warn", BROKEN: "bad"}
 _GOOD: Final = frozenset({"ok", "pending", "collected"})

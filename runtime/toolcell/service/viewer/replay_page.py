@@ -6,8 +6,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from toolcell.audit.html import shown_text
-from toolcell.audit.replays import Replay
+from toolcell.audit import Replay, shown_text
 from toolcell.service.viewer.run_pages import RUN, load
 from toolcell.service.viewer.site import Visit, form
 from toolcell.service.viewer.visitors import EXECUTE, READ

@@ -11,10 +11,7 @@ from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import urlencode
 
-from toolcell.audit.filters import Filter, Place
-from toolcell.audit.query import TRUSTS, Index, RunSummary
-from toolcell.audit.reader import UNFINISHED
-from toolcell.audit.run_record import ABORTED
+from toolcell.audit import ABORTED, TRUSTS, UNFINISHED, Filter, Index, Place, RunSummary
 from toolcell.errors import UsageError
 from toolcell.results import Outcome
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from toolcell.audit.html import TRUST_TEXTS
-from toolcell.audit.query import Index, RunSummary
-from toolcell.audit.reader import RecordedRun, jsonable
+from toolcell.audit import TRUST_TEXTS, Index, RecordedRun, RunSummary, jsonable
 from toolcell.errors import UsageError
 from toolcell.service.viewer.downloads import as_download, as_image
 from toolcell.service.viewer.run_view import given_file, on_page, part_of

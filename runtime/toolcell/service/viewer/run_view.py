@@ -6,7 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from toolcell.audit.html import (
+from toolcell.audit import (
+    UNFINISHED,
+    RecordedCall,
+    RecordedRun,
     ShownCall,
     ShownLine,
     end_ns,
@@ -18,7 +21,6 @@ from toolcell.audit.html import (
     shown_results,
     shown_text,
 )
-from toolcell.audit.reader import UNFINISHED, RecordedCall, RecordedRun
 from toolcell.service.viewer.downloads import image_kind
 from toolcell.service.viewer.rendering import count, seconds, size
 

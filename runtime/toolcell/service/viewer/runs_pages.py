@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from toolcell.audit.query import TRUSTS, Index
+from toolcell.audit import TRUSTS, Index
 from toolcell.service.viewer.run_list import (
     OUTCOMES,
     RunPage,

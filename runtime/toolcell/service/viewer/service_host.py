@@ -11,9 +11,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Message
 
-from toolcell.audit.keys import Verifier, default_key_path, load_verifier
-from toolcell.audit.reader import RecordedRun
-from toolcell.audit.replays import Replay
+from toolcell.audit import RecordedRun, Replay, Verifier, default_key_path, load_verifier
 from toolcell.errors import AuditError
 from toolcell.service.authentication import LoopbackAuthenticator
 from toolcell.service.endpoints import ApiRequest

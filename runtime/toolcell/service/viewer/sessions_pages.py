@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
-from toolcell.audit.html import shown_text
+from toolcell.audit import shown_text
 from toolcell.errors import ToolcellError, UsageError
-from toolcell.run.streaming import CallEnded, CallStarted, LogPrinted, RunFinished
+from toolcell.run import CallEnded, CallStarted, LogPrinted, RunFinished
 from toolcell.service.problems import Problem
 from toolcell.service.requested import context_of
 from toolcell.service.routes.sessions import session_members
@@ -20,7 +20,7 @@ from toolcell.service.viewer.rendering import to_text
 from toolcell.service.viewer.service_host import host_of
 from toolcell.service.viewer.site import PageMissing, Visit, form, page
 from toolcell.service.viewer.visitors import EXECUTE, READ
-from toolcell.sessions.session import Session
+from toolcell.sessions import Session
 
 MAX_PRINTED_CHARS: Final = 200_000
 """Shown of what one script prints."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from toolcell.audit.filters import Filter
-from toolcell.audit.query import Index
-from toolcell.audit.reader import jsonable
+from toolcell.audit import Filter, Index, jsonable
 from toolcell.service.viewer.figures import tool_figures
 from toolcell.service.viewer.site import PageMissing, Visit, page
 from toolcell.service.viewer.visitors import READ
-from toolcell.support.exact_json import json_text
+from toolcell.support import json_text
 
 NEWEST_RUNS = 20
 """Definitions are looked for in so many of the newest runs."""

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from toolcell.audit.format import begun_segments, chain_directories
-from toolcell.audit.verification import Report, verify
+from toolcell.audit import Report, begun_segments, chain_directories, verify
 from toolcell.errors import AuditError
 from toolcell.service.log_reader import LogReader
 from toolcell.support import daemon_threads

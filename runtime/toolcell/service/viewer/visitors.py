@@ -12,9 +12,7 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from toolcell.audit.query import VERIFIED
-from toolcell.audit.reader import RecordedRun
-from toolcell.audit.replays import Replay, replay, runtime_options
+from toolcell.audit import VERIFIED, RecordedRun, Replay, replay, runtime_options
 from toolcell.config import Limits, PoolConfig
 from toolcell.runtime import Runtime
 from toolcell.service.log_reader import LogReader

@@ -9,9 +9,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from toolcell.audit.html import shown_text
-from toolcell.audit.query import Index
-from toolcell.control.decisions import Deny, Edit, ResumeDecision
+from toolcell.audit import Index, shown_text
+from toolcell.control import Deny, Edit, ResumeDecision
 from toolcell.errors import ToolcellError, UsageError
 from toolcell.results import ExecutionResult, PendingCall, Suspension
 from toolcell.service.requested import context_of
@@ -20,9 +19,8 @@ from toolcell.service.viewer.rendering import MAX_TEXT_CHARS
 from toolcell.service.viewer.service_host import host_of
 from toolcell.service.viewer.site import PageMissing, Visit, form, page
 from toolcell.service.viewer.visitors import APPROVE, READ
-from toolcell.support import daemon_threads
-from toolcell.support.call_text import arguments_text
-from toolcell.tools.hooks import Approve
+from toolcell.support import arguments_text, daemon_threads
+from toolcell.tools import Approve
 
 CHANGED = "what waits is no longer what this page showed; look at it again"
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from toolcell.errors import UsageError
-from toolcell.sandbox.backend import Backend
+from toolcell.sandbox import Backend
 from toolcell.testing.contract import calls, hostile, isolation, life, limits, results, termination
 from toolcell.testing.contract.case import Case
 from toolcell.testing.harness import BackendHarness, ContractViolation, MakeBackend

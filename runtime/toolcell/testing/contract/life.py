@@ -6,8 +6,8 @@ import anyio
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import ExecutionResult, Outcome
-from toolcell.run.connection import GuestConnection
-from toolcell.sandbox.backend import Backend
+from toolcell.run import GuestConnection
+from toolcell.sandbox import Backend
 from toolcell.testing.contract.case import CaseGroup
 from toolcell.testing.harness import (
     LIMITS,

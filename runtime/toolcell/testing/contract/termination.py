@@ -11,8 +11,8 @@ import anyio
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import Outcome
-from toolcell.run.connection import GuestConnection
-from toolcell.sandbox.backend import Sandbox
+from toolcell.run import GuestConnection
+from toolcell.sandbox import Sandbox
 from toolcell.testing.contract.case import CaseGroup
 from toolcell.testing.harness import (
     LIMITS,
