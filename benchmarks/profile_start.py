@@ -39,7 +39,7 @@ Phases = dict[str, list[float]]
 
 async def profile_start(rounds: int, packages: Sequence[str]) -> Phases:
     """Return the phases of starting and destroying a sandbox."""
-    phases: Phases = {"fork, cgroup, descriptors": [], "isolation, rehearsal, Hello": [], "kill and reap": []}
+    phases: Phases = {"fork, cgroup, descriptors": [], "isolation, Hello": [], "kill and reap": []}
     environment = resolve(packages, python=interpreter().executable) if packages else None
     backend = ProcessBackend(packages=environment.path if environment else None, preload=packages)
     await backend.open()

@@ -79,7 +79,7 @@ def test_the_profile_prints_every_phase_of_a_start_and_of_a_run() -> None:
     )
 
     assert done.returncode == 0, done.stderr
-    for phase in ("two CPUs, after a pause", "isolation, rehearsal, Hello", "call_tool to the tool"):
+    for phase in ("two CPUs, after a pause", "isolation, Hello", "call_tool to the tool"):
         assert phase in done.stdout
 
 

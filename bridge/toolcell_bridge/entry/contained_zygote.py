@@ -29,6 +29,7 @@ import msgpack
 from toolcell_bridge import __version__
 from toolcell_bridge.entry import preparation, supervisor
 from toolcell_bridge.entry.fork_handlers import HANDLERS
+from toolcell_bridge.entry.forked_guest import ForkedGuest
 from toolcell_bridge.entry.preparation import (
     BRIDGE,
     COMMON_MODULES,
@@ -51,18 +52,13 @@ from toolcell_bridge.entry.supervisor import (
     adopt_orphans,
     empty,
 )
-from toolcell_bridge.guest import errors, output
-from toolcell_bridge.guest.channel import Channel
-from toolcell_bridge.guest.rehearsal import Rehearsal
-from toolcell_bridge.guest.runner import Runner
+from toolcell_bridge.guest import errors
 from toolcell_bridge.isolation import landlock
 from toolcell_bridge.isolation.apply_in_container import ContainerIsolation, beside_other_files
 from toolcell_bridge.isolation.capabilities import set_undumpable
 from toolcell_bridge.isolation.guest_paths import WORKSPACE
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 from toolcell_bridge.isolation.syscalls import PR_SET_PDEATHSIG, prctl
-from toolcell_bridge.wire.connection import Connection
-from toolcell_bridge.wire.messages import PROTOCOL_VERSION, Hello
 
 SETTINGS_BYTES = 256 * 1024
 
@@ -186,10 +182,9 @@ class SharedZygote:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
         frame_bytes: int = settings["frame_bytes"]
-        self._rehearsal = Rehearsal(frame_bytes)
-        self._channel = Channel(_reserve_bridge(), Connection.guest(max_frame_bytes=frame_bytes))
+        self._guest = ForkedGuest(_reserve_bridge(), frame_bytes)
         for _ in range(WARM_UPS):
-            self._rehearsal.run()
+            self._guest.warm_up()
         set_undumpable()
 
     def serve(self) -> None:
@@ -299,20 +294,13 @@ class SharedZygote:
         return SupervisedGuest(number, directory, pid, ours)
 
     def _run_guest(self, layers: dict[str, str], workspace: str) -> NoReturn:
-        """Rehearse, send Hello, and run scripts until the host hangs up. Isolation is already applied."""
+        """Send Hello, and run scripts until the host hangs up. Isolation is already applied."""
         if os.path.realpath(WORKSPACE) == workspace:
             workspace = WORKSPACE  # its name in every sandbox; an image without our links does not have it
         else:
             # The container's passwd cannot be read, so getpass.getuser() needs a name.
             os.environ.update(HOME=workspace, TMPDIR=os.path.join(os.path.dirname(workspace), "tmp"), USER="sandbox")
-        runner = Runner(self._channel, workspace)
-        self._rehearsal.run()
-        output.capture(self._channel)
-        HANDLERS.register()
-        self._channel.stay_here()
-        self._channel.send(Hello(PROTOCOL_VERSION, __version__, sys.version.split()[0], layers))
-        runner.serve()
-        os._exit(0)  # no atexit hooks, no threads joined, nothing of the script's run again
+        self._guest.serve(layers, workspace)
 
     def _handle_report(self, child: SupervisedGuest, flags: int = 0) -> None:
         try:

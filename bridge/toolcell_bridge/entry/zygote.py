@@ -29,9 +29,9 @@ from typing import Any
 
 import msgpack
 
-from toolcell_bridge import __version__
 from toolcell_bridge.entry import preparation
 from toolcell_bridge.entry.fork_handlers import HANDLERS
+from toolcell_bridge.entry.forked_guest import ForkedGuest
 from toolcell_bridge.entry.preparation import (
     BRIDGE,
     COMMON_MODULES,
@@ -42,12 +42,10 @@ from toolcell_bridge.entry.preparation import (
     reseed,
     set_environment,
 )
-from toolcell_bridge.guest import errors, output, own_signals
-from toolcell_bridge.guest.channel import Channel
-from toolcell_bridge.guest.rehearsal import Rehearsal
-from toolcell_bridge.guest.runner import Runner, exit_process
+from toolcell_bridge.guest import errors, own_signals
+from toolcell_bridge.guest.runner import exit_process
 from toolcell_bridge.isolation.apply import IsolationPlan, SandboxIsolation
-from toolcell_bridge.isolation.guest_paths import SCRATCH, WORKSPACE, WRITABLE
+from toolcell_bridge.isolation.guest_paths import SCRATCH, WRITABLE
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 from toolcell_bridge.isolation.root import DEVICES
 from toolcell_bridge.isolation.syscalls import (
@@ -61,8 +59,6 @@ from toolcell_bridge.isolation.syscalls import (
     umount2,
     unshare,
 )
-from toolcell_bridge.wire.connection import Connection
-from toolcell_bridge.wire.messages import PROTOCOL_VERSION, Hello
 
 REQUEST_BYTES = 64 * 1024
 MAX_DESCRIPTORS = 8
@@ -89,7 +85,9 @@ class Zygote:
         self._proc = proc
         self._own_pid_namespace = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
         self._children: dict[int, int] = {}
-        self._guest: Guest | None = None
+        self._guest: ForkedGuest | None = None
+        self._made_for: object = None
+        """Of which requests the guest is."""
         # Reserves the descriptor: each child has its own bridge there.
         placeholder = socket.socket(socket.AF_UNIX)
         self._bridge = socket.socket(fileno=os.dup2(placeholder.fileno(), BRIDGE, inheritable=False))
@@ -141,7 +139,7 @@ class Zygote:
         gc.collect()
         gc.freeze()
 
-    def _warm_up(self, guest: Guest) -> None:
+    def _warm_up(self, guest: ForkedGuest) -> None:
         # One after each of the first events: the first sandbox does not wait for it, and a busy start does not skip it.
         guest.warm_up()
         self._warm_ups -= 1
@@ -200,8 +198,10 @@ class Zygote:
         A child copies each page that it writes to first, at 3 us each; here the pages are already ours.
         """
         wanted = (request["frame_bytes"], request["environment"])
-        if self._guest is None or self._guest.made_for != wanted:
-            self._guest = Guest(self._bridge, self._isolation.layers, *wanted)
+        if self._guest is None or self._made_for != wanted:
+            set_environment(request["environment"])
+            self._guest, self._made_for = ForkedGuest(self._bridge, request["frame_bytes"]), wanted
+            self._guest.warm_up()
         reseed()
         limits = RlimitPlan(**request["rlimits"])
         plan = self._isolation.plan(request["outer_id"], request["disk_bytes"], request["inodes"], limits)
@@ -217,7 +217,7 @@ class Zygote:
             os.close(plan.ruleset)
         return pid
 
-    def _become_sandbox(self, guest: Guest, plan: IsolationPlan, descriptors: list[int]) -> None:
+    def _become_sandbox(self, guest: ForkedGuest, plan: IsolationPlan, descriptors: list[int]) -> None:
         """The child's whole life. Never returns."""
         try:
             # First, so that whatever fails is written to its own stderr. No source can sit on a target: the zygote
@@ -235,7 +235,7 @@ class Zygote:
             _signal.set_wakeup_fd(-1)
             _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
             self._isolation.apply(plan, self._proc, BRIDGE + 1)
-            guest.serve()
+            guest.serve(self._isolation.layers)
         except BaseException as exc:
             os.write(2, f"{type(exc).__name__}: {exc}".encode())
         finally:
@@ -270,37 +270,6 @@ def scratch() -> Iterator[None]:
         os.environ.clear()
         os.environ.update(before)
         umount2(SCRATCH, MNT_DETACH)
-
-
-class Guest:
-    """What is the same for every sandbox, made in the zygote and used in its children."""
-
-    def __init__(
-        self, bridge: socket.socket, layers: dict[str, str], frame_bytes: int, environment: dict[str, str]
-    ) -> None:
-        self.made_for = (frame_bytes, environment)
-        set_environment(environment)
-        self._channel = Channel(bridge, Connection.guest(max_frame_bytes=frame_bytes))
-        self._runner = Runner(self._channel, WORKSPACE)
-        self._hello = Hello(PROTOCOL_VERSION, __version__, sys.version.split()[0], layers)
-        self._rehearsal = Rehearsal(frame_bytes)
-        self.warm_up()
-
-    def warm_up(self) -> None:
-        """Run the rehearsal here, so that the interpreter specialises its code before children share it."""
-        streams = sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
-        self._rehearsal.run()
-        sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__ = streams  # type: ignore[misc]
-
-    def serve(self) -> None:
-        """Rehearse, send Hello, and run scripts until the host hangs up. Isolation is already applied."""
-        self._rehearsal.run()
-        output.capture(self._channel)
-        HANDLERS.register()
-        self._channel.stay_here()
-        self._channel.send(self._hello)
-        self._runner.serve()
-        exit_process(0)
 
 
 def main(control_fd: int, proc: int) -> None:

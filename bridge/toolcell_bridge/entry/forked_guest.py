@@ -1,0 +1,54 @@
+"""The guest of a forked sandbox: say that it is there, rehearse while nobody waits, and run scripts."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+from typing import NoReturn
+
+from toolcell_bridge import __version__
+from toolcell_bridge.entry.fork_handlers import HANDLERS
+from toolcell_bridge.guest import output
+from toolcell_bridge.guest.channel import Channel
+from toolcell_bridge.guest.rehearsal import Rehearsal
+from toolcell_bridge.guest.runner import Runner
+from toolcell_bridge.isolation.guest_paths import WORKSPACE
+from toolcell_bridge.wire.connection import Connection
+from toolcell_bridge.wire.messages import PROTOCOL_VERSION, Hello
+
+SCRIPT_WITHIN_MS = 5
+"""A script that waits for a sandbox comes within this time after Hello, and then does not wait for a rehearsal. Where
+runs follow each other, 2 ms save 80 page faults a run, 5 ms save 100, 20 ms save 110."""
+
+
+class ForkedGuest:
+    """What is the same for every sandbox of a zygote. Made there: a child copies each page that it writes to."""
+
+    def __init__(self, bridge: socket.socket, frame_bytes: int) -> None:
+        """`bridge` has the descriptor at which each child has a bridge of its own."""
+        self._channel = Channel(bridge, Connection.guest(max_frame_bytes=frame_bytes))
+        self._runner = Runner(self._channel, WORKSPACE)
+        self._rehearsal = Rehearsal(frame_bytes)
+        self._poll = select.poll()
+        self._poll.register(bridge, select.POLLIN)
+
+    def warm_up(self) -> None:
+        """Rehearse in the zygote. The interpreter specialises code that runs often, and children share that."""
+        streams = sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
+        self._rehearsal.run()
+        sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__ = streams  # type: ignore[misc]
+
+    def serve(self, layers: dict[str, str], workspace: str = WORKSPACE) -> NoReturn:
+        """Send Hello, run scripts until the host hangs up, and exit. Isolation is already applied."""
+        runner = self._runner if workspace == WORKSPACE else Runner(self._channel, workspace)
+        output.capture(self._channel)
+        HANDLERS.register()
+        self._channel.stay_here()
+        self._channel.send(Hello(PROTOCOL_VERSION, __version__, sys.version.split()[0], layers))
+        if not self._poll.poll(SCRIPT_WITHIN_MS):
+            self._rehearsal.run()
+            output.capture(self._channel)
+        runner.serve()
+        os._exit(0)  # no atexit hooks, no threads joined, nothing of the script's run again

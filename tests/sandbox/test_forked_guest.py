@@ -1,0 +1,81 @@
+"""`ForkedGuest` over a socket of the test: what it sends when, and whether it rehearses."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from toolcell_bridge.wire.connection import Connection
+from toolcell_bridge.wire.messages import Done, Hello, Log, Message, Result, RunScript
+
+GUEST = """
+import socket, sys
+from toolcell_bridge.entry import forked_guest
+bridge = socket.socket(fileno=int(sys.argv[1]))
+guest = forked_guest.ForkedGuest(bridge, 1 << 20)
+forked_guest.SCRIPT_WITHIN_MS = int(sys.argv[2])
+rehearse = guest._rehearsal.run
+def run():
+    rehearse()
+    open(sys.argv[3], "a").write("rehearsed ")
+guest._rehearsal.run = run
+guest.serve({}, sys.argv[4])
+"""
+
+
+@pytest.fixture
+def exchange(tmp_path: Path) -> Callable[[int], tuple[list[Message], str]]:
+    """Run a script in a guest that waits for it for so many milliseconds; return its messages, and what it rehearsed."""
+
+    def exchanged(within_ms: int) -> tuple[list[Message], str]:
+        ours, theirs = socket.socketpair()
+        note = tmp_path / "note"
+        note.touch()
+        with theirs:
+            arguments = [str(theirs.fileno()), str(within_ms), str(note), str(tmp_path)]
+            guest = subprocess.Popen([sys.executable, "-c", GUEST, *arguments], pass_fds=[theirs.fileno()])
+        host, messages = Connection.host(max_frame_bytes=1 << 20), list[Message]()
+        with ours, guest:
+            while not messages or not isinstance(messages[-1], Done):
+                if (message := host.next_message()) is None:
+                    data = ours.recv(1 << 16)
+                    assert data, "the guest hung up"
+                    host.receive_data(data)
+                    continue
+                messages.append(message)
+                if isinstance(message, Hello):
+                    if not within_ms:
+                        while not note.read_text():
+                            os.sched_yield()
+                    script = "print('printed')\nset_result(1)"
+                    ours.sendall(host.send(RunScript(1, script, {}, [], "off", 1 << 20, 8, 1 << 20, None, None)))
+            ours.close()
+        return messages, note.read_text()
+
+    return exchanged
+
+
+def test_a_script_that_waits_for_its_sandbox_waits_for_no_rehearsal(
+    exchange: Callable[[int], tuple[list[Message], str]],
+) -> None:
+    messages, rehearsed = exchange(60_000)
+
+    assert "".join(each.text for each in messages if isinstance(each, Log)) == "printed\n"
+    assert any(isinstance(each, Result) for each in messages)
+    assert rehearsed == ""
+
+
+def test_a_sandbox_that_no_script_waits_for_rehearses_after_hello_and_leaves_nothing_of_it(
+    exchange: Callable[[int], tuple[list[Message], str]],
+) -> None:
+    messages, rehearsed = exchange(0)
+
+    assert "".join(each.text for each in messages if isinstance(each, Log)) == "printed\n"
+    assert any(isinstance(each, Result) for each in messages)
+    assert rehearsed == "rehearsed "
