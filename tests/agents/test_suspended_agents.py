@@ -289,6 +289,6 @@ async def test_a_script_of_the_model_waits_and_goes_on_in_another_process(tmp_pa
                 await agent.resume(token, decisions)
 
     script = "call_0_execute_code"
-    assert steps == [[f"{script}/call-2", "call_1_pay"], [f"{script}/call-3", "call_1_pay"]]
+    assert steps == [[f"{script}/call_2", "call_1_pay"], [f"{script}/call_3", "call_1_pay"]]
     assert result.content == "end" and any("paid x 1" in text for text in answers(result))
     assert sorted(bank.done) == ["note begin", "pay x 1", "pay y 1", "pay z 1"]

@@ -183,8 +183,10 @@ FAILED = ExecutionResult(
     Outcome.ERROR,
     error=ErrorInfo("ZeroDivisionError", "division by zero", 3, 5, 'File "<code>", line 3\n', exit_code=1),
     calls=(
-        ToolCallRecord(1, "search", {"query": "x"}, "ok", duration_s=0.0123, line=1),
-        ToolCallRecord(2, "echo", {"q": "a"}, "error", "invalid_args", "q: not a number", duration_s=0.0001, line=2),
+        ToolCallRecord("call_1", "search", {"query": "x"}, "ok", duration_s=0.0123, line=1),
+        ToolCallRecord(
+            "call_2", "echo", {"q": "a"}, "error", "invalid_args", "q: not a number", duration_s=0.0001, line=2
+        ),
     ),
     usage=Usage(wall_s=0.25),
     isolation=Isolation("process", {"pid": "", "net": ""}),
@@ -210,8 +212,8 @@ def test_a_failing_script_shows_type_message_source_and_the_calls_already_made(
         "  5 | v = 5\n"
         "\n"
         "calls already made\n"
-        "   1  search(query='x')  ok  12.3 ms  line 1\n"
-        "   2  echo(q='a')  error  100 us  line 2\n"
+        " call_1  search(query='x')  ok  12.3 ms  line 1\n"
+        " call_2  echo(q='a')  error  100 us  line 2\n"
         "      q: not a number\n"
         "error, 250.0 ms, cpu 0 us, 2 tool calls, isolation process: 2 layers\n"
     )
@@ -258,7 +260,7 @@ def test_nothing_a_script_says_reaches_the_terminal_raw(fake: type[FakeRuntime],
         Logs((LogEntry("stdout", HOSTILE), LogEntry("stderr", HOSTILE))),
         (OutputFile(HOSTILE, HOSTILE, 1, b"x", problem=HOSTILE),),
         ErrorInfo(HOSTILE, HOSTILE, 2, 1, f"{HOSTILE}\n\n\n\n\n{HOSTILE}", findings=()),
-        (ToolCallRecord(1, HOSTILE, {HOSTILE: HOSTILE}, "error", HOSTILE, HOSTILE),),
+        (ToolCallRecord("call_1", HOSTILE, {HOSTILE: HOSTILE}, "error", HOSTILE, HOSTILE),),
     )
     for arguments in (["run", "script.py"], ["run", "script.py", "--json"]):
         _, out, err = invoke(*arguments)

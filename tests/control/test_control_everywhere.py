@@ -25,7 +25,7 @@ def carry_on(effects: Effects, **options: Any) -> Any:
     with SyncRuntime(effects.registry, pool=PoolConfig(warm=1), **options) as runtime:
         waiting = runtime.execute_code(SCRIPT, on_approval="suspend")
         assert waiting.suspension is not None
-        done = runtime.resume(waiting.suspension, {"call-2": Approve()})
+        done = runtime.resume(waiting.suspension, {"call_2": Approve()})
         broken = runtime.execute_code("call_tool('write', text='b')\n1/0")
         fixed = runtime.execute_code("call_tool('write', text='b')", repairs=broken)
     assert done.ok, done.error

@@ -88,7 +88,7 @@ def test_a_run_that_goes_on_in_another_process_has_read_what_it_had_read(
     waiting = deny.execute_code(LEAK, tools=office.registry, on_approval="suspend")
     assert waiting.suspension is not None
     with SyncRuntime(pool=PoolConfig(warm=0), journal=journals, policy=POLICY) as other:
-        result = other.resume(waiting.suspension.to_json(), {"call-2": Approve()}, tools=office.registry)
+        result = other.resume(waiting.suspension.to_json(), {"call_2": Approve()}, tools=office.registry)
 
     assert result.error is not None and result.error.message == FAILED + REFUSED
     assert office.done == ["mail", "pay"]
@@ -109,9 +109,9 @@ def test_a_flow_that_asks_suspends_the_run_and_an_approval_holds_for_one_call(as
     assert result.suspension is not None
     assert [(call.tool, call.reason) for call in result.suspension.calls] == [("post", ASKED)]
 
-    result = ask.resume(result.suspension, {"call-2": Approve()}, tools=office.registry)
-    assert result.suspension is not None and [call.id for call in result.suspension.calls] == ["call-3"]
-    result = ask.resume(result.suspension, {"call-3": Deny("once is enough")}, tools=office.registry)
+    result = ask.resume(result.suspension, {"call_2": Approve()}, tools=office.registry)
+    assert result.suspension is not None and [call.id for call in result.suspension.calls] == ["call_3"]
+    result = ask.resume(result.suspension, {"call_3": Deny("once is enough")}, tools=office.registry)
     assert result.error is not None and result.error.message == FAILED + "once is enough"
     assert office.done == ["mail", "post"]
 
@@ -128,9 +128,9 @@ def test_an_approval_does_not_hold_for_a_reason_that_came_later(ask: SyncRuntime
     source = "call_tools_parallel(['announce', 'mail'])"
     result = ask.execute_code(source, tools=registry, on_approval="suspend")
     assert result.suspension is not None and result.suspension.calls[0].reason == "needs approval"
-    result = ask.resume(result.suspension, {"call-1": Approve()}, tools=registry)
+    result = ask.resume(result.suspension, {"call_1": Approve()}, tools=registry)
     assert result.suspension is not None and result.suspension.calls[0].reason == ASKED
-    result = ask.resume(result.suspension, {"call-1": Approve()}, tools=registry)
+    result = ask.resume(result.suspension, {"call_1": Approve()}, tools=registry)
 
     assert result.value == ["announced", "the code is 1234"] and office.done == ["mail", "announce"]
 

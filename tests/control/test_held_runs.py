@@ -429,7 +429,7 @@ def test_a_resume_that_is_refused_leaves_the_run_held(runtime: SyncRuntime, effe
     result = suspended(runtime, effects)
     assert result.suspension is not None
     for decisions, problem in (
-        ({"call-9": Approve()}, "no call call-9 waits"),
+        ({"call_9": Approve()}, "no call call_9 waits"),
         ({result.suspension.calls[0].id: "yes"}, "the decision about"),
         ([], "must be a dict"),
     ):

@@ -149,7 +149,7 @@ def test_a_suspension_and_a_draft_have_the_preflight_of_their_script(
         if runtime is durable:
             (again,) = (each for each in durable.suspended_runs() if each.run_id == waits.suspension.run_id)
             assert again.preflight == result.preflight
-        second = runtime.resume(waits.suspension, {"call-2": Approve()}, tools=effects.registry)
+        second = runtime.resume(waits.suspension, {"call_2": Approve()}, tools=effects.registry)
         assert second.suspension is not None and second.suspension.preflight == second.preflight == result.preflight
         plain = runtime.execute_code(source, tools=effects.registry, on_approval="suspend")
         assert plain.suspension is not None and plain.suspension.preflight is None

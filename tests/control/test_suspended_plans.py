@@ -51,8 +51,8 @@ def test_steps_that_need_approval_wait_together_and_the_others_run_once(runtime:
     assert rows[3]["error"] == "needs step ada, which waits for a decision"
     assert rows.suspension is not None
     assert [(call.id, call.args) for call in rows.suspension.calls] == [
-        ("step-1", {"to": "ada", "euros": rows[0]["result"][1]}),
-        ("step-2", {"to": "bob", "euros": 1}),
+        ("plan_step_1", {"to": "ada", "euros": rows[0]["result"][1]}),
+        ("plan_step_2", {"to": "bob", "euros": 1}),
     ]
     assert not effects.of("pay")
 
@@ -60,7 +60,7 @@ def test_steps_that_need_approval_wait_together_and_the_others_run_once(runtime:
 
     assert second.outcome is Outcome.SUSPENDED and second.suspension is not None
     assert statuses(second.value) == ["ok", "ok", "waiting", "ok", "error"]
-    assert "pay (step-2)" in str(second.error)
+    assert "pay (plan_step_2)" in str(second.error)
 
     done = resume(runtime, effects, second.suspension, step_2=Deny("not to bob"))
 
@@ -89,7 +89,7 @@ def test_used_foreign_and_changed_tokens_of_a_plan_are_refused(
     rows = begin(runtime, effects, STEPS[2:3])
     assert rows.suspension is not None
     token = rows.suspension.to_json()
-    with pytest.raises(UsageError, match="no call step-9 waits"):
+    with pytest.raises(UsageError, match="no call plan_step_9 waits"):
         resume(runtime, effects, token, step_9=Approve())
     with pytest.raises(ResumeError, match="other tools"):
         runtime.resume(token, {}, tools=ToolRegistry())
@@ -137,7 +137,7 @@ def test_what_a_plan_made_can_be_reverted_before_and_after_it_waited(opened: Syn
     steps = [{"tool": "create", "args": {"name": "a"}}, {"tool": "hide", "args": {"name": "b"}}]
     rows = opened.execute_plan(steps, tools=registry, on_approval="suspend")
     assert rows.suspension is not None
-    done = opened.resume(rows.suspension, {"step-1": Approve()}, tools=registry)
+    done = opened.resume(rows.suspension, {"plan_step_1": Approve()}, tools=registry)
     assert there == ["a", "b"]
 
     undone = opened.revert(done)

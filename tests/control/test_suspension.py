@@ -229,7 +229,7 @@ def test_hooks_that_refuse_still_refuse_and_a_rewrite_is_what_is_asked_about(
     assert result.suspension.calls[0].args == {"to": "a", "euros": 5}
 
     wanted[0] = 7
-    done = opened.resume(result.suspension, {"call-1": Approve()}, tools=registry)
+    done = opened.resume(result.suspension, {"call_1": Approve()}, tools=registry)
     assert done.outcome is Outcome.DIVERGED and done.divergence is not None
     assert "other arguments than those that were decided about" in done.divergence.message
     assert not effects.made
@@ -265,9 +265,9 @@ def test_a_token_is_refused_for_each_reason_with_its_own_words(tmp_path: Path, e
                 {"tools": other},
                 "began with other tools .missing: crash, fail, pay, read, write; new: effects_of_another",
             ),
-            (token, {"decisions": {"call-9": Approve()}}, "no call call-9 waits for a decision; these do: call-2"),
-            (token, {"decisions": {"call-2": "yes"}}, r"is Approve\(\), Deny.*not"),
-            (token, {"decisions": {"call-2": AlreadyMade(1)}}, "was not made"),
+            (token, {"decisions": {"call_9": Approve()}}, "no call call_9 waits for a decision; these do: call_2"),
+            (token, {"decisions": {"call_2": "yes"}}, r"is Approve\(\), Deny.*not"),
+            (token, {"decisions": {"call_2": AlreadyMade(1)}}, "was not made"),
         ]
         for given, options, message in cases:
             with pytest.raises(UsageError, match=message):
@@ -276,10 +276,10 @@ def test_a_token_is_refused_for_each_reason_with_its_own_words(tmp_path: Path, e
             foreign.resume(token)
         assert len(effects.made) == 1
 
-        assert runtime.resume(token, {"call-2": Approve()}).ok  # none of them used it up
+        assert runtime.resume(token, {"call_2": Approve()}).ok  # none of them used it up
         for given in (token, result.suspension.run_id):
             with pytest.raises(ResumeError, match=r"used already|has ended"):
-                runtime.resume(given, {"call-2": Approve()})
+                runtime.resume(given, {"call_2": Approve()})
     assert effects.of("pay") == [["pay", "ada", 1]]
 
 
@@ -294,7 +294,7 @@ def test_an_expired_token_is_refused(tmp_path: Path, effects: Effects) -> None:
         result = suspended(runtime, effects)
         assert result.suspension is not None and result.suspension.expires < time.time() + 1
         with pytest.raises(ResumeError, match=r"expired at 20.*JournalConfig.token_s"):
-            runtime.resume(result.suspension, {"call-2": Approve()})
+            runtime.resume(result.suspension, {"call_2": Approve()})
 
 
 def test_a_token_says_what_a_person_needs_and_nothing_else_of_the_run(opened: SyncRuntime, effects: Effects) -> None:
@@ -320,7 +320,7 @@ def test_two_resumes_at_once_make_the_call_once(tmp_path: Path, effects: Effects
 
             async def attempt() -> None:
                 try:
-                    results.append(str((await runtime.resume(token, {"call-2": Approve()})).outcome))
+                    results.append(str((await runtime.resume(token, {"call_2": Approve()})).outcome))
                 except ResumeError as error:
                     results.append(str(error))
 
@@ -406,7 +406,7 @@ def test_a_call_in_doubt_shows_the_arguments_that_it_started_with(tmp_path: Path
         async with Runtime(registry, journal=journal, pool=PoolConfig(warm=1)) as runtime:
             first = await runtime.execute_code("call_tool('pay', euros=100)", on_approval="suspend")
             assert first.suspension is not None
-            cut = await runtime.resume(first.suspension, {"call-1": Edit({"euros": 10})}, cancel=cancel)
+            cut = await runtime.resume(first.suspension, {"call_1": Edit({"euros": 10})}, cancel=cancel)
             return await runtime.resume(cut.journal_id)
 
     result = anyio.run(main)

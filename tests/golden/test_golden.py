@@ -85,7 +85,8 @@ def test_a_run_that_waited_is_resumed_once(golden: Golden, ledger: list[str]) ->
         opened.resume(changed)
     (call,) = next(each for each in opened.suspended_runs() if each.run_id == "waiting").calls
     assert (call.tool, call.args) == ("pay", {"to": "ada", "euros": 3})
-    result = opened.resume(KNOWN["waiting"], {call.id: Approve()})
+    assert call.id == "call-2"
+    result = opened.resume(KNOWN["waiting"], {"call_2": Approve()})  # as it is spelled now
 
     assert result.ok and result.value[0] == 1 and result.value[2] == "paid ada 3"
     assert ledger == ["pay ada 3"]

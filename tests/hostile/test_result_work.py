@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 def result(size: int) -> ExecutionResult:
-    record = ToolCallRecord(1, "echo", {"q": [[]] * size}, "ok")
+    record = ToolCallRecord("call_1", "echo", {"q": [[]] * size}, "ok")
     return ExecutionResult("r", Outcome.OK, value=[{"a": []}] * size, has_value=True, calls=(record,))
 
 

@@ -187,9 +187,13 @@ async def test_functions_other_than_call_tool_are_checked_too() -> None:
 
 async def test_files_become_content() -> None:
     async with Runtime() as runtime, Client(server(ToolcellSandboxProvider(runtime))) as client:
-        code = "open('a.png', 'wb').write(b'\\x89PNG'); open('b.txt', 'w').write('b')\nset_result('two', files=['*.*'])"
+        png = "b'\\x89PNG\\r\\n\\x1a\\n'"
+        code = f"open('a.dat', 'wb').write({png}); open('b.txt', 'w').write('b')\nset_result('two', files=['*.*'])"
         result = await client.call_tool("execute", {"code": code})
         assert [each.type for each in result.content] == ["text", "image", "resource"]
+        result = await client.call_tool("execute", {"code": f"{{'chart': {png}}}"})
+        assert [each.type for each in result.content] == ["text", "image"]
+        assert "(image/png, 8 bytes)" in result.content[0].text
 
 
 async def test_a_machine_without_sandboxes_is_an_error_of_execute(monkeypatch: pytest.MonkeyPatch) -> None:

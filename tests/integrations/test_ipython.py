@@ -151,7 +151,7 @@ class TestHtml:
             logs=Logs((LogEntry("stdout", HOSTILE),)),
             files=(OutputFile(HOSTILE, HOSTILE, 3, b"<sv"),),
             error=ErrorInfo(HOSTILE, HOSTILE, traceback=HOSTILE),
-            calls=(ToolCallRecord(1, HOSTILE, {HOSTILE: HOSTILE}, HOSTILE),),
+            calls=(ToolCallRecord("call_1", HOSTILE, {HOSTILE: HOSTILE}, HOSTILE),),
         )
         html = result._repr_html_()
         assert html.count("&lt;img src=x onerror=alert(1)&gt;") == 11

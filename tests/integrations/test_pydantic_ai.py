@@ -247,9 +247,14 @@ async def test_as_a_toolset_it_has_the_runtimes_own_tools_and_those_it_wraps(
 
 
 async def test_images_come_with_the_answer(runtime: Runtime) -> None:
-    said = Scripted("open('a.png', 'wb').write(b'\\x89PNG')\nset_result('made', files=['a.png'])")
-    run = await Agent(said.model, capabilities=[CodeMode(runtime)]).run("Draw.")
-    assert "b'\\x89PNG'" in repr(run.all_messages()) and "made" in repr(run.all_messages())
+    for script, said in {
+        "open('a.dat', 'wb').write(PNG)\nset_result('made', files=['a.dat'])": "made",
+        "{'made': PNG}": "{'made': '(image/png, 8 bytes)'}",
+    }.items():
+        model = Scripted("PNG = b'\\x89PNG\\r\\n\\x1a\\n'\n" + script)
+        run = await Agent(model.model, capabilities=[CodeMode(runtime)]).run("Draw.")
+        assert "data=b'\\x89PNG\\r\\n\\x1a\\n', media_type='image/png'" in repr(run.all_messages())
+        assert said in repr(run.all_messages())
 
 
 async def test_cancelling_the_agent_ends_the_script_and_leaves_no_sandbox(runtime: Runtime) -> None:

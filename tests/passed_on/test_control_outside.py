@@ -145,18 +145,18 @@ def test_a_token_that_is_not_ours_resumes_nothing(
 ) -> None:
     waiting = suspended(runtime, shop, PAY)
     with pytest.raises(ResumeError):
-        runtime.resume(wrong(token(waiting)), {"call-2": Approve()}, tools=shop.registry)
+        runtime.resume(wrong(token(waiting)), {"call_2": Approve()}, tools=shop.registry)
     assert shop.made == ["buy a"]
-    assert runtime.resume(token(waiting), {"call-2": Approve()}, tools=shop.registry).ok
+    assert runtime.resume(token(waiting), {"call_2": Approve()}, tools=shop.registry).ok
     with pytest.raises(ResumeError):
-        runtime.resume(token(waiting), {"call-2": Approve()}, tools=shop.registry)
+        runtime.resume(token(waiting), {"call_2": Approve()}, tools=shop.registry)
     assert shop.made == ["buy a", "pay 3"]
 
 
 def test_a_run_is_resumed_with_the_tools_it_began_with(runtime: SyncRuntime, shop: Shop) -> None:
     waiting = suspended(runtime, shop, PAY)
     with pytest.raises(ResumeError):
-        runtime.resume(token(waiting), {"call-2": Approve()}, tools=Office().registry)
+        runtime.resume(token(waiting), {"call_2": Approve()}, tools=Office().registry)
     assert shop.made == ["buy a"]
 
 
@@ -167,7 +167,7 @@ def test_another_runtime_knows_what_waits_and_what_was_interrupted(
     assert waiting.suspension is not None
     with SyncRuntime(pool=PoolConfig(warm=0), journal=folder) as other:
         found = [each for each in other.suspended_runs() if each.run_id == waiting.suspension.run_id]
-        result = other.resume(found[0].to_json(), {"call-2": Approve()}, tools=shop.registry)
+        result = other.resume(found[0].to_json(), {"call_2": Approve()}, tools=shop.registry)
     assert result.value == "paid 3" and shop.made == ["buy a", "pay 3"]
 
 
@@ -194,7 +194,7 @@ def test_a_run_that_was_killed_is_carried_on_without_making_a_call_twice(runtime
 def test_a_held_run_goes_on_in_its_own_memory(runtime: SyncRuntime, shop: Shop) -> None:
     source = "import time\nbegan = time.monotonic()\ncall_tool('pay', euros=3)\nbegan"
     waiting = suspended(runtime, shop, f"print('once')\n{source}", hold_s=600)
-    result = runtime.resume(token(waiting), {"call-1": Approve()}, tools=shop.registry)
+    result = runtime.resume(token(waiting), {"call_1": Approve()}, tools=shop.registry)
     assert result.ok and result.logs.text == "once\n" and result.usage.start_s == pytest.approx(0, abs=1)
 
 
@@ -322,5 +322,5 @@ def test_plans_wait_as_scripts_do(runtime: SyncRuntime, shop: Shop) -> None:
 def test_what_was_made_elsewhere_is_taken_as_made(runtime: SyncRuntime, shop: Shop) -> None:
     waiting = suspended(runtime, shop, PAY)
     with pytest.raises(UsageError):
-        runtime.resume(token(waiting), {"call-2": AlreadyMade("x")}, tools=shop.registry)
+        runtime.resume(token(waiting), {"call_2": AlreadyMade("x")}, tools=shop.registry)
     assert shop.made == ["buy a"]

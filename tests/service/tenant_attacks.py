@@ -189,7 +189,7 @@ def decide_with_calls_of_bolt(world: World) -> httpx.Response:
     return world.ask("POST", f"/v1/suspended/{waits}/decide", json=body)
 
 
-APPROVE: Any = {"decisions": {"call-1": {"decision": "approve"}}}
+APPROVE: Any = {"decisions": {"call_1": {"decision": "approve"}}}
 
 DECISIONS = (
     get("bolt's suspended runs in the list", "/v1/suspended"),

@@ -107,7 +107,7 @@ def test_a_script_that_waits_goes_on_in_its_session_with_the_state_before_it(
         assert result.session is not None and (result.session.script, result.session.lost) == (2, "")
         assert result.suspension is not None and not ledger.made
         place: Any = session if through == "session" else runtime
-        done = place.resume(result.suspension.to_json(), {"call-1": Approve()}, tools=ledger.registry)
+        done = place.resume(result.suspension.to_json(), {"call_1": Approve()}, tools=ledger.registry)
 
         assert done.ok, done.error
         assert done.session is not None and (done.session.script, done.session.began) == (2, "journal")
@@ -117,7 +117,7 @@ def test_a_script_that_waits_goes_on_in_its_session_with_the_state_before_it(
         session.put_down()
         assert session.execute_code("[paid, box.seen]").value == ["paid ada", 1]
         with pytest.raises(ResumeError, match=r"used already|no run"):
-            session.resume(result.suspension, {"call-1": Approve()})
+            session.resume(result.suspension, {"call_1": Approve()})
         assert ledger.made == ["pay ada"] and session.session.used_calls == 1
 
 
@@ -128,7 +128,7 @@ def test_a_script_that_waits_repeats_the_randomness_of_the_session(ledger: Ledge
     ):
         result = suspended(session)
         assert result.suspension is not None
-        done = session.resume(result.suspension, {"call-1": Approve()})
+        done = session.resume(result.suspension, {"call_1": Approve()})
     assert done.value == direct()
 
 
@@ -141,14 +141,14 @@ def test_while_a_script_waits_no_other_runs_until_it_is_given_up(runtime: SyncRu
                 begin()
         assert session.files() == ()
         session.fork().close()
-        with pytest.raises(UsageError, match="no call call-2 waits"):
-            session.resume(result.suspension, {"call-2": Approve()})
+        with pytest.raises(UsageError, match="no call call_2 waits"):
+            session.resume(result.suspension, {"call_2": Approve()})
 
         session.abandon()
 
         assert session.waiting == "" and session.execute_code("'paid' in globals()").value is False
         with pytest.raises(ResumeError, match=r"no run|used already"):
-            session.resume(result.suspension, {"call-1": Approve()})
+            session.resume(result.suspension, {"call_1": Approve()})
         assert not ledger.made
 
 
@@ -158,16 +158,16 @@ def test_a_token_is_of_use_in_its_own_session_only(runtime: SyncRuntime, ledger:
         plain = runtime.execute_code("call_tool('pay', to='x')", tools=ledger.registry, on_approval="suspend")
         assert result.suspension is not None and plain.suspension is not None
         with pytest.raises(ResumeError, match="no script of session"):
-            other.resume(result.suspension, {"call-1": Approve()})
+            other.resume(result.suspension, {"call_1": Approve()})
         with pytest.raises(ResumeError, match="no script of session"):
-            session.resume(plain.suspension, {"call-1": Approve()})
+            session.resume(plain.suspension, {"call_1": Approve()})
         changed = result.suspension.to_json().replace("ada", "eve")
         with pytest.raises(ResumeError, match="changed, or was signed elsewhere"):
-            session.resume(changed, {"call-1": Approve()})
+            session.resume(changed, {"call_1": Approve()})
         with pytest.raises(ResumeError, match="other tools"):
-            session.resume(result.suspension, {"call-1": Approve()}, tools=ToolRegistry())
+            session.resume(result.suspension, {"call_1": Approve()}, tools=ToolRegistry())
 
-        denied = session.resume(result.suspension, {"call-1": Deny("no")})
+        denied = session.resume(result.suspension, {"call_1": Deny("no")})
 
         assert denied.outcome is Outcome.ERROR and "no" in str(denied.error)
         assert session.execute_code("box.seen > 0").value is True
@@ -211,18 +211,18 @@ def test_a_script_that_waits_goes_on_in_another_process(on_disk: SyncRuntime, le
     assert token is not None
     with another(on_disk) as other:
         with pytest.raises(ResumeError, match=r"script 2 of session 'waits': .*restore=True"):
-            other.resume(token, {"call-1": Approve()}, tools=ledger.registry)
+            other.resume(token, {"call_1": Approve()}, tools=ledger.registry)
         with other.session("waits", restore=True, tools=ledger.registry) as session:
             assert session.waiting == token
             with pytest.raises(SessionError, match="waits for a decision"):
                 session.execute_code("1")
-            assert session.resume(token, {"call-1": Approve()}).ok
+            assert session.resume(token, {"call_1": Approve()}).ok
             assert session.execute_code("paid").value == "paid ada"
     assert ledger.made == ["pay ada"]
     with on_disk.session("waits", tools=ledger.registry) as session:  # begins anew
         session.execute_code("1")
         with pytest.raises(ResumeError, match="no run"):
-            session.resume(token, {"call-1": Approve()})
+            session.resume(token, {"call_1": Approve()})
 
 
 def test_a_token_of_an_earlier_life_of_a_session_is_refused(on_disk: SyncRuntime, ledger: Ledger) -> None:
@@ -230,7 +230,7 @@ def test_a_token_of_an_earlier_life_of_a_session_is_refused(on_disk: SyncRuntime
         token = session.execute_code("call_tool('pay', to='x')", on_approval="suspend").suspension
     assert token is not None
     with on_disk.session("lives", tools=ledger.registry) as session, pytest.raises(ResumeError, match="begun again"):
-        session.resume(token, {"call-1": Approve()})
+        session.resume(token, {"call_1": Approve()})
     assert not ledger.made
 
 

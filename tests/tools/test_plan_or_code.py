@@ -245,7 +245,7 @@ def test_success_is_the_result_as_json_and_then_the_logs() -> None:
 @pytest.mark.conforms("Q6")
 def test_failure_is_the_error_what_ran_already_and_the_logs() -> None:
     error = ErrorInfo("ZeroDivisionError", "division by zero", line=3)
-    made = (ToolCallRecord(1, "send", {}, "ok"), ToolCallRecord(2, "read", {}, "error"))
+    made = (ToolCallRecord("call_1", "send", {}, "ok"), ToolCallRecord("call_2", "read", {}, "error"))
 
     failed = code_result(ended(Outcome.ERROR, error=error, logs=LOGS, calls=made))
     late = code_result(ended(Outcome.TIMEOUT, error=ErrorInfo("wall_s", "execution timed out after 2 s")))

@@ -404,9 +404,9 @@ def _placed(found: Divergence, result: ExecutionResult, tools: AnsweringTools, s
     idents = {tools.replay.place(ident): ident for ident in tools.expected}
     ident = idents.get(found.index or 0)
     lines = {call.id: call.line for call in result.calls}
-    line = lines.get(ident) if ident is not None else None
+    line = lines.get(f"call_{ident}") if ident is not None else None
     if found.kind == "extra_call":
-        line = max(lines.items(), default=(0, None))[1]
+        line = result.calls[-1].line if result.calls else None
     line = line if line is not None else found.line
     text = script.split("\n")[line - 1].strip() if line and line <= script.count("\n") + 1 else ""
     return Divergence(

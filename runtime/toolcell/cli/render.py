@@ -109,10 +109,10 @@ def excerpt(source: str, line: int, column: int = 0) -> list[Text]:
 
 
 def show_calls(calls: Iterable[ToolCallRecord], console: Console) -> None:
-    """Write one line per call: number, name, arguments, status, duration, and the line that made it."""
+    """Write one line per call: id, name, arguments, status, duration, and the line that made it."""
     for call in calls:
         line = Text.assemble(
-            (f"{call.id:>4}  ", "dim"),
+            (f"{call.id:>7}  ", "dim"),
             safe(one_line(call.name, 40), "cyan"),
             safe(f"({one_line(call_arguments(call.args), 80)})"),
             (f"  {for_terminal(call.status)}", "green" if call.status == "ok" else "red"),

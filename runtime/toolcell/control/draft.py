@@ -169,7 +169,7 @@ class Draft:
         """Return the result of a script's dry run. `first`: the `count` of the draft when the script began."""
         before = {f"effect-{number}" for number in range(1, first + 1)}
         new = [each for each in self.collected if each.id not in before]
-        records = {f"call_{each.id}": each for each in result.calls}
+        records = {each.id: each for each in result.calls}
         own = {each.call.call_id: each for each in new if is_own(each.call)}
         for call_id, each in own.items():
             each.line = records[call_id].line if call_id in records else None

@@ -127,7 +127,7 @@ class RunControl:
         if found is None:
             return result
         current = {ident: entry.number for ident, entry in self.journal.current.items()}
-        lines = {current.get(f"call_{call.id}", 0): call.line for call in result.calls}
+        lines = {current.get(call.id, 0): call.line for call in result.calls}
         line = lines.get(max(lines, default=0))
         found = dataclasses.replace(found, line=line)
         error = ErrorInfo("Diverged", f"{found.message}; nothing more was made", line)
@@ -138,7 +138,7 @@ class RunControl:
         lines = {call.id: call.line for call in result.calls}
         for call_id, entry in journal.current.items():
             if entry.pending is not None:
-                line = lines.get(int(call_id.removeprefix("call_")))
+                line = lines.get(call_id)
                 entry.pending = dataclasses.replace(entry.pending, line=line)
         suspension = store.suspend(journal)
         named = ", ".join(f"{each.tool} (line {each.line})" for each in suspension.calls)

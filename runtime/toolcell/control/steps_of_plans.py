@@ -87,7 +87,7 @@ class JournaledSteps:
     def _hold(self, entry: JournalEntry, args: dict[str, Any], reason: str) -> ToolResult:
         if self.journal.lost:
             return _blocked(f"it needs a decision, and the plan cannot be suspended: {self.journal.lost}")
-        ident, digest = f"{self._prefix}step-{entry.number - 1}", call_digest(entry.tool, args)
+        ident, digest = f"{self._prefix}plan_step_{entry.number - 1}", call_digest(entry.tool, args)
         entry.pending = PendingCall(ident, entry.tool, args=args, line=None, digest=digest, reason=reason)
         return _blocked(WAITS)
 

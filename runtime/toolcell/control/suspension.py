@@ -91,7 +91,7 @@ class Suspender:
         if self._journal.lost:
             return Reject(f"it needs a decision, and the run cannot be suspended: {self._journal.lost}")
         entry.pending = PendingCall(
-            f"call-{entry.number}", entry.tool, args=args, line=None, digest=digest, reason=reason
+            f"call_{entry.number}", entry.tool, args=args, line=None, digest=digest, reason=reason
         )
         seen = -1
         while seen != self.asked or self.active > len(pending_of(self._journal.current.values())):

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import anyio
 
-from toolcell.agents.transcript import message_text
+from toolcell.agents.transcript import message_text, shown_images
 from toolcell.config import Limits
 from toolcell.errors import MissingPackage, ToolError, UsageError
 from toolcell.results import ExecutionResult, Outcome
@@ -23,6 +23,7 @@ from toolcell.sync import SyncRuntime, SyncSession
 from toolcell.tools import (
     MAX_VALUE_CHARS,
     MIN_DESCRIPTION_CHARS,
+    Image,
     ToolDefinition,
     ToolOptions,
     ToolRegistry,
@@ -112,6 +113,11 @@ def tools_with(registry: ToolRegistry, tools: Iterable[Any]) -> ToolRegistry:
 def text_for_model(result: ExecutionResult, *, with_logs: bool = True) -> str:
     """Return a run's result as a model reads it: the value or the error, then what was printed; long ones are cut."""
     return message_text(code_result(result, with_logs=with_logs))
+
+
+def pictures(result: ExecutionResult) -> tuple[Image, ...]:
+    """Return the pictures of a run that a model is shown: among its files, and in its result."""
+    return shown_images(code_result(result))
 
 
 class RuntimeOwner:

@@ -13,10 +13,19 @@ from functools import partial
 from typing import Any
 
 from toolcell.errors import RegistrationError, ToolError
-from toolcell.integrations.base import RuntimeOwner, framework_tool, missing_package, text_for_model
+from toolcell.integrations.base import RuntimeOwner, framework_tool, missing_package, pictures, text_for_model
 from toolcell.results import ExecutionResult, ToolCallRecord
 from toolcell.runtime import Runtime
-from toolcell.tools import Origin, ToolRegistry, ToolResult, ToolSpec, current_context, function_spec, maybe_await
+from toolcell.tools import (
+    Origin,
+    ToolRegistry,
+    ToolResult,
+    ToolSpec,
+    current_context,
+    function_spec,
+    maybe_await,
+    without_bytes,
+)
 
 try:
     from fastmcp import FastMCP
@@ -108,14 +117,15 @@ def _by_tool_names(result: ExecutionResult, calls: list[ToolCallRecord]) -> Exec
 
 
 def _output(result: ExecutionResult) -> Any:
-    value = result.value if result.has_value else result.logs.text or None
-    files = [_file(each.name, each.data, each.media_type) for each in result.files if each.data is not None]
-    return [value, *files] if files else value
-
-
-def _file(name: str, data: bytes, media_type: str) -> Any:
-    kind, _, form = media_type.partition("/")
-    return Image(data=data, format=form) if kind == "image" else File(data=data, name=name, format=form)
+    value = without_bytes(result.value) if result.has_value else result.logs.text or None
+    shown = [Image(data=each.data, format=each.media_type.partition("/")[2]) for each in pictures(result)]
+    known = {each.data for each in shown}
+    files = [
+        File(data=each.data, name=each.name, format=each.media_type.partition("/")[2])
+        for each in result.files
+        if each.data is not None and each.data not in known
+    ]
+    return [value, *shown, *files] if shown or files else value
 
 
 class _ExternalCalls:
@@ -143,7 +153,7 @@ class _ExternalCalls:
             raise ToolError(f"{function}() takes its arguments by name")
         registry = await self._registry(function, name)
         result = await registry.dispatch(name, params, origin=Origin.CODE, context=current_context().run)
-        self.made.append(ToolCallRecord(len(self.made) + 1, name, params, str(result.status)))
+        self.made.append(ToolCallRecord(f"call_{len(self.made) + 1}", name, params, str(result.status)))
         return result
 
     async def _registry(self, function: str, name: str) -> ToolRegistry:

@@ -35,6 +35,7 @@ from toolcell.integrations.base import (
     SyncRuntimeOwner,
     framework_tool,
     instructions,
+    pictures,
     program_output,
     tools_with,
 )
@@ -122,6 +123,12 @@ class ToolcellCodeExecutor(BaseCodeExecutor):
             return CodeExecutionResult(stderr=str(exc), exit_code=1)
         done = program_output(result)
         files = [File(each.name, each.data, each.media_type) for each in result.files if each.data is not None]
+        known = {each.content for each in files}
+        files += [
+            File(f"result-{number}.{each.media_type.partition('/')[2]}", each.data, each.media_type)
+            for number, each in enumerate(pictures(result), 1)
+            if each.data not in known
+        ]
         # ADK takes anything in stderr for a failure.
         stdout, stderr = (done.stdout + done.stderr, "") if result.ok else (done.stdout, done.stderr)
         return CodeExecutionResult(stdout=stdout, stderr=stderr, output_files=files, exit_code=done.exit_code)

@@ -7,14 +7,16 @@ Each call is a sandbox of its own, as with Inspect's own `python` tool.
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Sequence
 from typing import Any, get_type_hints
 
 try:
-    from inspect_ai.model import ChatMessageAssistant, ChatMessageTool, execute_tools
+    from inspect_ai.model import ChatMessageAssistant, ChatMessageTool, ContentImage, ContentText, execute_tools
     from inspect_ai.tool import Tool, ToolCall, ToolCallContent, ToolCallView, ToolDef, tool
     from inspect_ai.tool import ToolError as InspectToolError
+    from inspect_ai.tool import ToolResult as InspectResult
     from inspect_ai.util import SandboxUnavailableError
 except ModuleNotFoundError as exc:
     from toolcell.integrations.base import missing_package
@@ -23,10 +25,10 @@ except ModuleNotFoundError as exc:
 
 from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable, ToolAbort, ToolError
-from toolcell.integrations.base import RuntimeOwner, framework_tool, instructions, program_output, tools_with
+from toolcell.integrations.base import RuntimeOwner, framework_tool, instructions, pictures, program_output, tools_with
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.runtime import Runtime
-from toolcell.tools import ToolRegistry, ToolSpec
+from toolcell.tools import Image, ToolRegistry, ToolSpec
 
 __all__ = ["toolcell_python"]
 
@@ -52,7 +54,7 @@ def toolcell_python(
     known = [each if isinstance(each, ToolDef) else ToolDef(each) for each in tools]
     registry = _callable(owner, known, [])
 
-    async def execute(code: str) -> str:
+    async def execute(code: str) -> InspectResult:
         """Run Python.
 
         Args:
@@ -66,11 +68,16 @@ def toolcell_python(
             raise SandboxUnavailableError(str(exc)) from exc
         if fatal:
             raise fatal[0]
-        return _printed_text(result)
+        text, images = _printed_text(result), pictures(result)
+        return [ContentText(text=text), *map(_content, images)] if images else text
 
     description = instructions(registry, owner.runtime, limits, keeps_state=False)
     made = ToolDef(execute, name="python", description=description, viewer=_viewer)
     return made.as_tool()
+
+
+def _content(image: Image) -> ContentImage:
+    return ContentImage(image=f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}")
 
 
 def _viewer(call: ToolCall) -> ToolCallView:

@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field, ValidationError
 from toolcell.config import Limits
 from toolcell.control import Deny, Edit, ResumeDecision
 from toolcell.errors import Misconfigured, ToolcellError, ToolError, UsageError
-from toolcell.integrations.base import framework_tool, missing_package, text_for_model, tools_with
+from toolcell.integrations.base import framework_tool, missing_package, pictures, text_for_model, tools_with
 from toolcell.options import OnApproval, check_on_approval
 from toolcell.results import ExecutionResult
 from toolcell.runtime import Runtime
@@ -29,14 +29,12 @@ from toolcell.sessions import Session
 from toolcell.sync import SyncRuntime
 from toolcell.tools import (
     CODE_TOOL,
-    MAX_IMAGES,
     Approve,
     RunContext,
     ToolRegistry,
     ToolSpec,
     brief,
     check_kind,
-    code_result,
     current_context,
     describe_code,
     described_sandbox,
@@ -332,11 +330,11 @@ class GraphScripts:
 def _answer(result: ExecutionResult, updates: list[dict[str, Any]]) -> Answer:
     waits = result.suspension
     calls = [{"id": each.id, "name": each.tool, "args": dict(each.args)} for each in waits.calls] if waits else []
-    images = [(base64.b64encode(each.data).decode("ascii"), each.media_type) for each in code_result(result).images]
+    images = [(base64.b64encode(each.data).decode("ascii"), each.media_type) for each in pictures(result)]
     return {
         "text": text_for_model(result),
         "ok": result.ok,
-        "images": images[:MAX_IMAGES],
+        "images": images,
         "result": None if waits else result.to_dict(),
         "updates": updates,
         "token": waits.to_json() if waits else "",

@@ -14,14 +14,14 @@ from pydantic import BaseModel, Field
 
 from toolcell.config import Limits
 from toolcell.errors import Misconfigured, ToolcellError, ToolError, UsageError
-from toolcell.integrations.base import framework_tool, missing_package, text_for_model, tools_with
+from toolcell.integrations.base import framework_tool, missing_package, pictures, text_for_model, tools_with
 from toolcell.results import ExecutionResult
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
 from toolcell.tools import Origin, ToolRegistry, ToolSpec, check_kind, describe_code, described_sandbox
 
 try:
-    from llama_index.core.base.llms.types import TextBlock
+    from llama_index.core.base.llms.types import ImageBlock, TextBlock
     from llama_index.core.tools import BaseTool, FunctionTool, ToolMetadata, ToolOutput, adapt_to_async_tool
     from llama_index.core.tools.tool_spec.base import BaseToolSpec
     from llama_index.core.workflow import Context
@@ -113,12 +113,15 @@ class CodeInterpreterToolSpec(BaseToolSpec):
     def to_tool_list(self, *args: Any, **options: Any) -> list[FunctionTool]:
         """Return the tool, for `FunctionAgent(tools=...)` and the like."""
 
-        async def code_interpreter(ctx: Any, code: str) -> str:
+        async def code_interpreter(ctx: Any, code: str) -> Any:
             before = _context.set(ctx)
             try:
-                return await self.code_interpreter(code)
+                result = await self._run(code)
             finally:
                 _context.reset(before)
+            text = text_for_model(result)
+            images = [ImageBlock(image=each.data, image_mimetype=each.media_type) for each in pictures(result)]
+            return [TextBlock(text=text), *images] if images else text
 
         code_interpreter.__annotations__["ctx"] = Context  # by this the agent knows to pass it
         metadata = ToolMetadata(

@@ -7,6 +7,7 @@ by an agent as a tool, whose model is the script. What the script asks for is wh
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import inspect
 import json
@@ -17,7 +18,7 @@ from typing import Any
 from toolcell.config import Limits
 from toolcell.control import Deny, ResumeDecision
 from toolcell.errors import Misconfigured, ToolcellError, ToolError, UsageError
-from toolcell.integrations.base import framework_tool, missing_package, text_for_model, tools_with
+from toolcell.integrations.base import framework_tool, missing_package, pictures, text_for_model, tools_with
 from toolcell.options import OnApproval, check_on_approval
 from toolcell.results import ExecutionResult, Outcome, PendingCall
 from toolcell.runtime import Runtime
@@ -25,6 +26,7 @@ from toolcell.sessions import Session
 from toolcell.tools import (
     Approve,
     Call,
+    Image,
     Origin,
     ToolDefinition,
     ToolRegistry,
@@ -52,6 +54,8 @@ try:
         ToolInputGuardrailTripwireTriggered,
         ToolOutputGuardrailData,
         ToolOutputGuardrailTripwireTriggered,
+        ToolOutputImage,
+        ToolOutputText,
         Usage,
         default_tool_error_function,
     )
@@ -69,6 +73,10 @@ MAX_TURNS = 10_000
 
 _calling: ContextVar[ToolContext[Any] | None] = ContextVar("toolcell_openai_agents_call", default=None)
 """The SDK's context of the call that runs a script."""
+
+
+_pictures: ContextVar[list[Image] | None] = ContextVar("toolcell_openai_agents_pictures", default=None)
+"""Gets the pictures of the script that is run, which the answer of the agent behind the tool cannot hold."""
 
 
 class CodeExecutionError(ToolcellError):
@@ -138,13 +146,20 @@ def code_execution_tool(
     inner = made.on_invoke_tool
 
     async def invoke(context: ToolContext[Any], arguments: str) -> Any:
-        before = _calling.set(context)
+        found: list[Image] = []
+        before, others = _calling.set(context), _pictures.set(found)
         try:
-            return await inner(context, arguments)
+            text = await inner(context, arguments)
         finally:
             _calling.reset(before)
+            _pictures.reset(others)
+        return [ToolOutputText(text=text), *map(_image, found)] if found else text
 
     return dataclasses.replace(made, on_invoke_tool=invoke)
+
+
+def _image(image: Image) -> ToolOutputImage:
+    return ToolOutputImage(image_url=f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}")
 
 
 def _home(runtime: Runtime | Session) -> Runtime:
@@ -375,6 +390,8 @@ def _response(result: ExecutionResult) -> ModelResponse:
     elif not result.ok:
         raise CodeExecutionError(text_for_model(result))
     else:
+        if (found := _pictures.get()) is not None:
+            found += pictures(result)
         text = ResponseOutputText(text=text_for_model(result), type="output_text", annotations=[])
         output = [
             ResponseOutputMessage(

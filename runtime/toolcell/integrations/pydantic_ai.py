@@ -13,7 +13,14 @@ from typing import Any, Self
 
 from toolcell.control import Deny
 from toolcell.errors import ResumeError, ToolAbort, ToolError
-from toolcell.integrations.base import RuntimeOwner, framework_tool, missing_package, text_for_model, tools_with
+from toolcell.integrations.base import (
+    RuntimeOwner,
+    framework_tool,
+    missing_package,
+    pictures,
+    text_for_model,
+    tools_with,
+)
 from toolcell.options import OnApproval, check_on_approval
 from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.runtime import Runtime
@@ -26,6 +33,7 @@ from toolcell.tools import (
     check_kind,
     describe_code,
     described_sandbox,
+    without_bytes,
 )
 
 try:
@@ -290,13 +298,11 @@ def _decision(decided: bool | str) -> Approve | Deny:
 
 def _tool_return(result: ExecutionResult) -> Any:
     printed = result.logs.text
-    value = {"output": printed, "result": result.value} if printed else result.value
-    images = [
-        BinaryContent(data=each.data, media_type=each.media_type)
-        for each in result.files
-        if each.data is not None and each.media_type.startswith("image/")
-    ]
+    value = without_bytes(result.value)
+    if printed:
+        value = {"output": printed, "result": value}
+    images = [BinaryContent(data=each.data, media_type=each.media_type) for each in pictures(result)]
     files = [{"name": each.name, "media_type": each.media_type, "size": each.size} for each in result.files]
-    if not files:
+    if not files and not images:
         return value
     return ToolReturn(return_value=value, content=images or None, metadata={"files": files})

@@ -19,7 +19,7 @@ class RetractedText:
     first_line: int
     """In the text as it was then, as the guest claims."""
     last_line: int
-    calls: tuple[int, ...] = ()
+    calls: tuple[str, ...] = ()
     """Ids of the tool calls that its lines made, as in `ExecutionResult.calls`."""
 
 

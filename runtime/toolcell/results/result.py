@@ -144,7 +144,8 @@ class OutputFile:
 class ToolCallRecord:
     """One tool call a run made, as the host saw it."""
 
-    id: int
+    id: str
+    """`call_1` and so on, in the order in which the script made them; also in events, and of a call that waits."""
     name: str
     args: Mapping[str, Any]
     status: str

@@ -227,7 +227,7 @@ class ToolCalls:
         if type(answer) is ToolFail:
             status, code, message = "error", answer.code, answer.message
         self._records[call.id] = ToolCallRecord(
-            call.id,
+            f"call_{call.id}",
             call.name,
             args=call.args,
             status=status,
@@ -244,7 +244,7 @@ class ToolCalls:
         if (scope := self._scopes.get(call.id)) is not None and scope.cancel_called:
             status, code, message = "error", "cancelled", CANCELLED_BY_SCRIPT
         return ToolCallRecord(
-            call.id,
+            f"call_{call.id}",
             call.name,
             args=call.args,
             status=status,

@@ -152,7 +152,9 @@ class Exchange:
         number = len(self.records)
         if asked.kind == "call":
             args = asked.arguments
-            self.records.append(ToolCallRecord(asked.id, asked.tool, args, "pending", started_s=began - self._began))
+            self.records.append(
+                ToolCallRecord(f"call_{asked.id}", asked.tool, args, "pending", started_s=began - self._began)
+            )
         status = "error"
         try:
             result = await self._tools.make(asked)
