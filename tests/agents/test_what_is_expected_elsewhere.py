@@ -30,6 +30,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
+@pytest.mark.conforms("B8", "F12", "M1")
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_name_of_another_library_is_answered_with_ours(name: str) -> None:
     make, says = MISTAKES[name]
@@ -37,11 +38,13 @@ def test_a_name_of_another_library_is_answered_with_ours(name: str) -> None:
         make()
 
 
+@pytest.mark.conforms("B8", "B13")
 def test_results_have_no_error_and_are_not_silent_unless_they_say_so() -> None:
     assert (ToolResult.ok("x").error, ToolResult.ok("x").silent) == (None, False)
     assert ToolResult.fail("x").error is not None and ToolResult.silenced("x").silent
 
 
+@pytest.mark.conforms("F-b7")
 @pytest.mark.parametrize(("origin", "refused"), [(None, 0), (MODEL, 36)])
 async def test_the_most_calls_of_one_response_are_a_models_and_not_the_programs(origin: Any, refused: int) -> None:
     registry = ToolRegistry()
@@ -56,6 +59,7 @@ async def test_the_most_calls_of_one_response_are_a_models_and_not_the_programs(
     assert [result.status for result in results].count(Status.BLOCKED) == refused
 
 
+@pytest.mark.conforms("G11")
 async def test_a_call_that_nobody_approved_says_what_decides_about_it() -> None:
     registry = ToolRegistry()
 
@@ -108,12 +112,14 @@ def test_a_tool_is_registered_by_position_by_keyword_and_as_a_decorator(name: st
     assert registry.execute_sync("ping", {"host": "8.8.8.8"}).text == "8.8.8.8 is reachable"
 
 
+@pytest.mark.conforms("A-b1")
 @pytest.mark.parametrize("parts", [{"func": ping}, {"parameters": PING}, {"nonsense": 1}])
 def test_a_decorator_that_cannot_work_is_refused_before_it_decorates(parts: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"function=|schema=|no option is called 'nonsense'"):
         ToolRegistry().register(name="ping", description="Reach a host by name.", **parts)
 
 
+@pytest.mark.conforms("E12")
 def test_programs_without_an_event_loop_call_tools_and_run_agents() -> None:
     registry, loops = ToolRegistry([ping]), set[Any]()
 
@@ -136,6 +142,7 @@ def test_programs_without_an_event_loop_call_tools_and_run_agents() -> None:
     assert len(loops) == 1  # clients that belong to an event loop can be used again
 
 
+@pytest.mark.conforms("E12")
 async def test_a_blocking_call_in_an_event_loop_says_what_to_await() -> None:
     registry = ToolRegistry([ping])
     with pytest.raises(UsageError, match=r"write `await registry\.execute\(\.\.\.\)`"):
@@ -144,6 +151,7 @@ async def test_a_blocking_call_in_an_event_loop_says_what_to_await() -> None:
         agent().run_sync("go")
 
 
+@pytest.mark.conforms("Q1")
 @pytest.mark.isolation
 def test_a_blocking_agent_opens_its_runtime_for_each_run() -> None:
     registry = ToolRegistry([ping])

@@ -36,6 +36,7 @@ def routes(runtime: SyncRuntime, session: Any) -> dict[str, Callable[..., Any]]:
     return {"run": runtime.execute_code, "session": session.execute_code}
 
 
+@pytest.mark.conforms("Q-b3", "R-b1")
 def test_nothing_runs_of_a_script_that_is_refused_and_all_of_others() -> None:
     registry, made = ToolRegistry(), list[int]()
 

@@ -146,6 +146,7 @@ async def read_by_model(registry: ToolRegistry, name: str, run: RunContext) -> A
 READERS = [read_by_program, read_in_batch, read_in_plan, read_by_runtime_plan, read_by_script, read_by_model]
 
 
+@pytest.mark.conforms("G4", "G5", "G-b2")
 @pytest.mark.parametrize("tool", [tool.__name__ for tool in TOOLS])
 @pytest.mark.parametrize("read", READERS)
 async def test_what_an_after_hook_writes_is_what_every_reader_gets(read: Any, tool: str) -> None:
@@ -164,6 +165,7 @@ async def test_what_an_after_hook_writes_is_what_every_reader_gets(read: Any, to
     assert seen == [tool] * (2 if read is read_in_batch else 1)
 
 
+@pytest.mark.conforms("G5", "H-b4")
 async def test_what_an_after_hook_writes_is_what_the_audit_log_holds(tmp_path: pathlib.Path) -> None:
     registry, _ = hiding()
     async with Runtime(
@@ -177,6 +179,7 @@ async def test_what_an_after_hook_writes_is_what_the_audit_log_holds(tmp_path: p
     assert HIDDEN.encode() in written
 
 
+@pytest.mark.conforms("G4", "L2")
 async def test_the_final_result_that_a_callback_passes_on_is_as_the_hooks_want_it() -> None:
     registry, _ = hiding()
     passed_on: list[Any] = []
@@ -220,6 +223,7 @@ LEAKS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.conforms("B-b5", "H-b4")
 @pytest.mark.parametrize("how", ["alone", "job"])
 @pytest.mark.parametrize("leak", LEAKS)
 async def test_a_secret_is_in_no_field_of_a_result_and_in_no_event(leak: str, how: str) -> None:
@@ -249,6 +253,7 @@ async def test_a_secret_is_in_no_field_of_a_result_and_in_no_event(leak: str, ho
     assert SECRET not in repr([(result.to_dict(), result.text, result.details, result.error) for result in results])
 
 
+@pytest.mark.conforms("B-b5", "B-b6")
 async def test_a_secret_is_not_cut_in_two_by_the_bounds_of_a_result() -> None:
     registry = ToolRegistry()
     run = RunContext(secrets=Secrets({"KEY": SECRET}))
@@ -280,6 +285,7 @@ LARGE: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.conforms("A-b4", "B-b6")
 @pytest.mark.parametrize("case", LARGE)
 async def test_the_bound_of_a_result_counts_bytes_and_covers_everything_that_is_read(case: str) -> None:
     registry = ToolRegistry()
@@ -294,6 +300,7 @@ async def test_the_bound_of_a_result_counts_bytes_and_covers_everything_that_is_
     assert result.meta.truncated or (result.error is not None and result.error.code == "too_large")
 
 
+@pytest.mark.conforms("A-b4")
 async def test_what_fits_in_bytes_is_not_cut() -> None:
     registry = ToolRegistry()
     registry.register("act", "Say as much as is allowed", None, lambda args: "é" * 100, max_result_bytes=LIMIT)

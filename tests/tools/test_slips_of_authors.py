@@ -72,6 +72,7 @@ async def test_a_slip_in_a_tool_ends_its_call_alone(slip: str) -> None:
     assert good.text == "fine"
 
 
+@pytest.mark.conforms("G-b3")
 @pytest.mark.parametrize(
     "answer",
     [
@@ -94,6 +95,7 @@ async def test_a_slip_in_a_before_hook_blocks_its_call(answer: Callable[[], Any]
     assert (str(result.status), result.error.code) == ("blocked", "hook_error")
 
 
+@pytest.mark.conforms("G-b3")
 @pytest.mark.parametrize("answer", [lambda: Override(5), lambda: sys.exit(1), lambda: fail_with(Panic())])  # type: ignore[arg-type]
 async def test_a_slip_in_an_after_hook_costs_the_result(answer: Callable[[], Any]) -> None:
     registry = ToolRegistry()
@@ -140,6 +142,7 @@ async def test_a_call_that_was_made_has_its_result_although_its_end_is_not_recor
     assert [result.text for result in results] == ["done", "done"]
 
 
+@pytest.mark.conforms("A-b1")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -158,6 +161,7 @@ def test_a_wrong_setting_is_refused_and_named(settings: dict[str, Any]) -> None:
         ToolRegistry(**settings)
 
 
+@pytest.mark.conforms("A-b1")
 @pytest.mark.parametrize(
     "options",
     [
@@ -183,6 +187,7 @@ def test_one_origin_may_be_written_as_text() -> None:
     assert registry.state.tools["act"].options.callable_from == {"code"}
 
 
+@pytest.mark.conforms("G-b3")
 def test_a_wrong_hook_is_refused() -> None:
     with pytest.raises(UsageError, match="on_error"):
         Hook(on_error="ignore")  # type: ignore[arg-type]

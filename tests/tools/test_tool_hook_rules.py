@@ -93,6 +93,7 @@ async def by_an_agent(registry: ToolRegistry) -> None:
     await Agent(ScriptedModel([calls(("read", HARMLESS)), "done"]), tools=registry).run("go")
 
 
+@pytest.mark.conforms("G11", "G-b1")
 @pytest.mark.parametrize("route", [directly, in_a_batch, in_a_plan, in_code, by_an_agent])
 @pytest.mark.parametrize("how", APPROVALS)
 async def test_a_tool_that_needs_approval_runs_with_the_arguments_that_were_approved(how: str, route: Any) -> None:
@@ -113,6 +114,7 @@ async def test_a_tool_that_needs_approval_runs_with_the_arguments_that_were_appr
     assert ran == allowed
 
 
+@pytest.mark.conforms("G11", "G3")
 async def test_a_refusal_says_that_the_arguments_were_changed_after_the_approval() -> None:
     registry = ToolRegistry()
     registry.add_hook(approval_hook(approves))
@@ -171,6 +173,7 @@ async def readers(registry: ToolRegistry, secrets: Secrets) -> dict[str, Any]:
     }
 
 
+@pytest.mark.conforms("G5", "B3")
 @pytest.mark.parametrize("work", [answers, fails, raises, crashes])
 async def test_content_of_an_after_hook_replaces_what_the_tool_said_for_every_reader(work: Any) -> None:
     registry = ToolRegistry()
@@ -192,6 +195,7 @@ REWRITES: dict[str, Any] = {
 }
 
 
+@pytest.mark.conforms("G5", "B-b5")
 @pytest.mark.parametrize("what", REWRITES)
 async def test_what_an_after_hook_writes_loses_the_runs_secrets(what: str) -> None:
     registry = ToolRegistry()
@@ -203,6 +207,7 @@ async def test_what_an_after_hook_writes_loses_the_runs_secrets(what: str) -> No
     assert {reader: "hunter2" in text for reader, text in seen.items()} == dict.fromkeys(seen, False)
 
 
+@pytest.mark.conforms("G5", "B-b6")
 @pytest.mark.parametrize("change", [Override(content=LONG), ToolResult.ok(LONG), ToolResult.of([LONG])], ids=str)
 async def test_what_an_after_hook_writes_is_bounded_like_what_a_tool_writes(change: Any) -> None:
     registry = ToolRegistry()
@@ -215,6 +220,7 @@ async def test_what_an_after_hook_writes_is_bounded_like_what_a_tool_writes(chan
     assert result.meta.truncated or (result.error is not None and result.error.code == ErrorCode.TOO_LARGE)
 
 
+@pytest.mark.conforms("G4", "G-b2")
 @pytest.mark.parametrize("work", [answers, fails, raises, crashes])
 async def test_a_script_reads_what_an_after_hook_wrote_also_of_a_tool_that_crashed(work: Any) -> None:
     registry = ToolRegistry()

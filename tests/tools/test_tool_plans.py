@@ -512,6 +512,7 @@ async def test_identical_steps_that_only_read_are_one_call() -> None:
     assert sorted(ran) == ["a", "b", "count", "count"]
 
 
+@pytest.mark.conforms("J-b1")
 async def test_a_step_that_ends_the_run_ends_the_plan() -> None:
     async def stop() -> str:
         """End the whole run."""
@@ -647,6 +648,7 @@ async def test_a_name_that_no_tool_can_have_is_cut_in_its_row() -> None:
     assert len(json.dumps(rows)) < 1000
 
 
+@pytest.mark.conforms("B-b5")
 @pytest.mark.parametrize("route", ["model", "program", "runtime"])
 async def test_a_plan_is_not_told_the_text_of_an_exception_as_a_script_is_not(route: str) -> None:
     registry = ToolRegistry()
