@@ -452,7 +452,7 @@ class Runtime(OpenedInBlock):
         """Run independent tool calls at once, without a sandbox; return one row for each step, in order.
 
         Shape: {"tool": ..., "args": {...}} in; {"step": 0, "tool": ..., "status": "ok", "result": ...} out, or status
-        "error" with "error". docs/tools.md has the further keys of a step. `on_approval="suspend"`: steps that need
+        "error" with "error". docs/plans.md has the further keys of a step. `on_approval="suspend"`: steps that need
         approval have the status "waiting", the others run, and the rows have a `suspension` for `resume`. `dry_run`:
         collects the calls that write.
 

@@ -113,7 +113,7 @@ class PlanRequest(BodyModel):
     """Tool calls that need no script."""
 
     steps: Annotated[list[dict[str, Any]], BeforeValidator(from_exact)] = Field(max_length=10_000)
-    """Each with `tool` and `args`; docs/tools.md has the further keys."""
+    """Each with `tool` and `args`; docs/plans.md has the further keys."""
     tools: ToolNames | None = None
     """Names of the tools that it may call. Left out: all of the tenant."""
     on_approval: Literal["ask", "deny", "suspend"] = "suspend"
