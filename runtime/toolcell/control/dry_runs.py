@@ -30,17 +30,6 @@ if TYPE_CHECKING:
     from toolcell.control.kept_drafts import DraftJournal, EffectDecision
 
 
-def draft_of_plan(given: Draft | None) -> Draft | None:
-    """Return the draft of a plan, which is the caller's own: nothing else would hand it on to a commit.
-
-    Raises:
-        UsageError: it is something else, such as True.
-    """
-    if not (given is None or isinstance(given, Draft)):
-        raise UsageError(f"dry_run of a plan takes a Draft, not {brief(given)}: draft = Draft(), then commit(draft)")
-    return given
-
-
 class DryRuns:
     """The dry runs of one runtime, and their commits."""
 

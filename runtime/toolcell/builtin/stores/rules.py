@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from toolcell.builtin.stores.records import Chunk, ChunkFilter, Document, check_text
+from toolcell.builtin.stores.records import Chunk, Document, check_text
 from toolcell.errors import UsageError
 from toolcell.tools import check_one_of
 
@@ -65,10 +64,3 @@ def check_run_end(status: str) -> None:
         UsageError: names those that are.
     """
     check_one_of("status", status, ("done", "failed", "missed", "in_doubt"))
-
-
-def filtered_value(condition: ChunkFilter, chunk: Chunk, document: Document) -> Any:
-    """Return what a filter looks at; None when there is no such thing."""
-    if condition.key is not None:
-        return chunk.metadata.get(condition.key)
-    return {"document_id": document.id, "source": document.source, "created_at": document.created_at}[condition.field]
