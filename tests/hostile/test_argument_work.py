@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pydantic import AfterValidator
 
 from hostile.counting import calls
+from toolcell.support.spelling import closest
 from toolcell.tools import ToolDefinition, ToolRegistry
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.problems import MAX_MESSAGE_CHARS, MAX_PROBLEMS
@@ -277,3 +278,26 @@ async def test_what_a_tools_own_types_refuse_is_said_within_bounds(kind: Any, co
     assert len(result.text) <= (MAX_PROBLEMS + 2) * MAX_MESSAGE_CHARS
     assert ("and more problems" in result.text) is (count == 30)
     assert result.exc is None
+
+
+SIMILAR = [f"{'ab' * 36}{number}" for number in range(500)]
+"""Names of which each is much like the others: comparing one of them with all takes long."""
+
+
+def test_what_was_meant_is_looked_for_within_bounds_however_alike_the_names_are() -> None:
+    assert calls(lambda: closest("ab" * 34 + "x", SIMILAR)) < 50_000
+    assert closest("ab" * 36 + "1x", SIMILAR) is not None and closest("xy", SIMILAR) is None
+
+
+def test_a_name_of_an_option_that_does_not_exist_is_no_work_for_each_of_the_options() -> None:
+    checks = checker({"type": "array", "items": {"enum": SIMILAR}})
+    refused = refusal(checks, {"x": ["ab" * 30] * 5})
+    assert refused is not None and calls(lambda: refusal(checks, {"x": ["ab" * 30] * 5})) < 500_000
+
+
+def test_what_a_schema_says_of_objects_is_found_out_once_for_all_of_them() -> None:
+    objects = {"type": "object", "properties": {name: {} for name in SIMILAR}, "required": SIMILAR[:1]}
+    checks = checker({"type": "array", "items": objects})
+    of_one = {"x": [{SIMILAR[0]: None}]}
+    of_many = {"x": [{SIMILAR[0]: None} for _ in range(500)]}
+    assert calls(lambda: checks.check(of_many)) - calls(lambda: checks.check(of_one)) < 500 * 200

@@ -13,6 +13,7 @@ import pytest
 from mcp_types import CallToolResult, Tool
 
 import toolcell
+from hostile.counting import calls
 from toolcell import ToolRegistry
 from toolcell.errors import RegistrationError, ToolcellError
 from toolcell.mcp.answers import as_tool_result
@@ -21,8 +22,12 @@ from toolcell.service.socket.remote_tools import remote_registry
 from toolcell.tools import ToolDefinition
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.options import ToolOptions
+from toolcell.tools.parts import Text
 from toolcell.tools.problems import ValueCheck, compile_schema
+from toolcell.tools.result import ToolResult
 from toolcell.tools.schema_work import MAX_RECURSIVE_WEIGHT, MAX_WEIGHT, SchemaWork
+from toolcell.tools.stubs import python_stub
+from toolcell.tools.text_data import may_be_data
 
 LEVELS = 28
 SOON_S = 2.0
@@ -155,6 +160,43 @@ def test_schemas_of_the_world_are_light() -> None:
     wide = {"type": "object", "properties": {f"a{n}": {"allOf": [{"type": "string"}]} for n in range(2_000)}}
     assert SchemaWork(wide).weight < 10 and SchemaWork(doubled(twice("anyOf"))["$defs"]["D28"]).weight == 1
     assert MAX_RECURSIVE_WEIGHT < MAX_WEIGHT
+
+
+def test_a_schema_whose_many_members_are_like_the_whole_is_light() -> None:
+    names = [f"D{number}" for number in range(60)]
+    members = {"properties": {name: {"$ref": f"#/$defs/{name}"} for name in names}}
+    schema = {"type": "object", **members, "$defs": {name: {"type": "object", **members} for name in names}}
+    assert SchemaWork(schema).weight < 200
+    ArgumentChecker(ToolDefinition("tool", "A tool under test.", schema))
+
+
+@pytest.mark.parametrize("levels", [150, 350, 900])
+def test_a_schema_that_is_nested_too_deeply_is_refused_and_raises_nothing_else(levels: int) -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    with pytest.raises(RegistrationError):
+        compile_schema(schema)
+
+
+MANY = 30
+
+NAMED_OFTEN: dict[str, dict[str, Any]] = {
+    "anyOf": {"anyOf": [{"$ref": "#/$defs/A"}] * MANY},
+    "allOf": {"allOf": [{"$ref": "#/$defs/A"}] * MANY},
+    "members": {"type": "object", "properties": {f"p{n}": {"$ref": "#/$defs/A"} for n in range(MANY)}},
+    "others": {"anyOf": [{"type": "object", "additionalProperties": {"$ref": "#/$defs/A"}}] * MANY},
+    "kinds": {"anyOf": [{"type": ["array", "object"], "items": {"$ref": "#/$defs/A"}}] * MANY},
+}
+
+
+@pytest.mark.parametrize("kind", NAMED_OFTEN)
+def test_whoever_reads_a_type_looks_at_each_part_a_few_times_however_often_it_is_named(kind: str) -> None:
+    schema = {"$ref": "#/$defs/A", "$defs": {"A": NAMED_OFTEN[kind]}}
+    returned = ToolResult(parts=(Text('{"a": 1}'),))
+    arguments = ToolDefinition("tool", "A tool under test.", {"type": "object", "properties": {"x": schema}, **schema})
+    assert calls(lambda: may_be_data(ToolOptions(returns=schema), returned)) < 1_000 * MANY
+    assert calls(lambda: python_stub(arguments, schema)) < 1_000 * MANY
 
 
 # An answer against a schema

@@ -74,6 +74,10 @@ class TestCells:
         assert "ended with error: ZeroDivisionError: division by zero" in failed(shell, "%%toolcell\n1/0")
         assert run(shell, "", "1/0").outcome is Outcome.ERROR
 
+    def test_no_text_of_a_script_moves_the_cursor_or_hides_in_the_failure(self, shell: InteractiveShell) -> None:
+        cell = '%%toolcell\nraise ValueError("\\x1b]52;c;aGk=\\x07a\\u202eb")'
+        assert failed(shell, cell) == "the cell ended with error: ValueError: a\\u202eb"
+
     @pytest.mark.parametrize(
         ("cell", "says"),
         [

@@ -253,6 +253,7 @@ def test_decoding_refuses_a_call_of_another_tool() -> None:
 RECOVERED: list[tuple[str, Any, ParseMode]] = [
     ('{"a": 1}', {"a": 1}, ParseMode.STRICT),
     ('```json\n{"a": 1}\n```', {"a": 1}, ParseMode.REPAIRED),
+    ('  ```\n\n{"a": "```"}```  ', {"a": "```"}, ParseMode.REPAIRED),
     ('{"a": [1, 2,], }', {"a": [1, 2]}, ParseMode.REPAIRED),
     ('{"a": "line\nbreak"}', {"a": "line\nbreak"}, ParseMode.REPAIRED),
     ('{"a": 1, "b": "hal', {"a": 1, "b": "hal"}, ParseMode.PARTIAL),
@@ -270,6 +271,13 @@ RECOVERED: list[tuple[str, Any, ParseMode]] = [
 @pytest.mark.parametrize(("text", "value", "mode"), RECOVERED, ids=lambda value: str(value)[:20])
 def test_streamed_arguments_are_recovered_and_the_way_is_told(text: str, value: Any, mode: ParseMode) -> None:
     assert parse_json(text) == (value, mode)
+
+
+def test_blank_lines_after_a_fence_are_read_once() -> None:
+    assert parse_json("```" + "\n" * 200_000 + "x") == (
+        None,
+        ParseMode.INVALID,
+    )  # took hours, when each was a beginning
 
 
 @pytest.mark.conforms("C20")

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 from toolcell.errors import ToolcellError
 from toolcell.integrations.base import SyncRuntimeOwner, missing_package
 from toolcell.results import ExecutionResult, Logs
-from toolcell.support import changed, for_terminal
+from toolcell.support import changed, clean, for_terminal
 from toolcell.sync import SyncRuntime, SyncSession
 
 try:
@@ -111,7 +111,7 @@ class ToolcellMagics(Magics):
         shown = changed(result, logs=Logs())  # what was printed stands above already
         display({"text/plain": str(shown), "text/html": shown._repr_html_()}, raw=True)
         if not result.ok and not options.no_raise_error:
-            problem = f": {result.error.type}: {result.error.message}" if result.error else ""
+            problem = clean(f": {result.error.type}: {result.error.message}") if result.error else ""
             raise CellFailed(f"the cell ended with {result.outcome}{problem}", result)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -175,6 +175,8 @@ class Coercer:
         self._unknown_count = 0
         self._changes = 0
         """Values that were mended, noted or not, but for those in branches of unions that did not fit."""
+        self._known_facts: dict[int, _ObjectFacts] = {}
+        """Of parts of the schema, by identity."""
         self._active: set[int] = set()
         """Pairs that are being mended. A part that refers to itself for the same value adds nothing."""
         self._outcomes: dict[int, Any] = {}
@@ -292,28 +294,37 @@ class Coercer:
         return self._schemas.is_valid(branch, value)
 
     def _members(self, part: Part, members: dict[str, Any], path: Path) -> _Outcome:
-        properties = part.get("properties") or {}
-        required = part.get("required") or ()
+        properties, facts = part.get("properties") or {}, self._facts(part)
         extra = part.get("additionalProperties")
-        closed = None if self._unions or self._extras == "allow" else closed_properties(part)
+        closed = None if self._unions or self._extras == "allow" else facts.closed
         changes: list[Change] = []
         mended: dict[str, Any] = {}
         for name, member in members.items():
             if closed is not None and name not in closed:
-                self._take_unknown(path, name, [each for each in closed if each not in members])
+                self._take_unknown(path, name, (each for each in closed if each not in members))
                 continue
             below = properties.get(name, extra)
-            if member is None and name not in required and self._means_omitted(properties.get(name)):
+            if member is None and name not in facts.required and self._means_omitted(properties.get(name)):
                 changes += self._note((*path, name), None, "(omitted)")
                 continue
             mended[name], more = self._value(below, member, (*path, name), 0)
             changes += more
-        for name, below in properties.items() if self._fill else ():
-            if name not in mended and self._schemas.has_default(below):
-                mended[name] = self._decoder.copy(below["default"], (*path, name))
+        for name in facts.with_default if self._fill else ():
+            if name not in mended:
+                mended[name] = self._decoder.copy(properties[name]["default"], (*path, name))
         return _unless_same(members, mended), tuple(changes)
 
-    def _take_unknown(self, path: Path, name: str, absent: list[str]) -> None:
+    def _facts(self, part: Part) -> _ObjectFacts:
+        if (found := self._known_facts.get(id(part))) is None:
+            properties = part.get("properties") or {}
+            self._known_facts[id(part)] = found = _ObjectFacts(
+                closed_properties(part),
+                frozenset(part.get("required") or ()),
+                tuple(name for name, below in properties.items() if self._schemas.has_default(below)),
+            )
+        return found
+
+    def _take_unknown(self, path: Path, name: str, absent: Iterable[str]) -> None:
         self._unknown_count += 1
         if len(self.unknown) < MAX_WARNINGS:
             shown = path_text((*path, name))
@@ -340,6 +351,17 @@ class Coercer:
             mended.append(outcome)
             changes += more
         return _unless_same(items, mended), tuple(changes)
+
+
+@dataclass(frozen=True, slots=True)
+class _ObjectFacts:
+    """What a schema says of an object, found out once for all objects under it."""
+
+    closed: frozenset[str] | None
+    """As from `closed_properties`."""
+    required: frozenset[str]
+    with_default: tuple[str, ...]
+    """Properties that are filled in."""
 
 
 _Outcome = tuple[Any, tuple[Change, ...]]

@@ -22,7 +22,7 @@ from jsonschema_rs import ValidationErrorKind as Kind
 
 from toolcell.errors import RegistrationError
 from toolcell.support.spelling import did_you_mean
-from toolcell.tools.schema_work import MAX_CHECK_WORK, SchemaWork, count_values
+from toolcell.tools.schema_work import MAX_CHECK_WORK, SchemaWork, check_levels, count_values
 from toolcell.tools.values import MAX_STEP_CHARS, Path, ValueProblem, is_large
 
 BACKTRACK_LIMIT = 20_000
@@ -45,8 +45,10 @@ def compile_schema(schema: Part, registry: jsonschema_rs.Registry | None = None,
 
     Raises:
         RegistrationError: the schema is not valid JSON Schema (2020-12, or draft 7 where it says so or
-            writes tuples its way), or checking one value takes too much work.
+            writes tuples its way), is nested too deeply, or checking one value takes too much work.
     """
+    if like is None and registry is None:  # a part of another one was looked at with it
+        check_levels(schema)
     chosen = _draft(schema if like is None else like)
     validator = _compiled(chosen, schema, registry)
     if registry is None and (lost := SchemaWork(schema).lost):  # parts of one in a registry were weighed with it
@@ -418,15 +420,25 @@ def _explain(error: jsonschema_rs.ValidationError, value: Any, part: Part) -> It
         case Kind.Type(types):
             yield _wrong_type(types, value)
         case Kind.Enum(options):
-            allowed = ", ".join(quoted(option) for option in options)
             near = did_you_mean(value, map(str, options)) if isinstance(value, str) else ""
-            yield f"must be one of {allowed}, not {quoted(value)}{near}"
+            yield f"must be one of {_listed(options)}, not {quoted(value)}{near}"
         case Kind.Constant(expected):
             yield f"must be {quoted(expected)}, not {quoted(value)}"
         case Kind.BacktrackLimitExceeded():
             yield "is too costly to check against its pattern; write it more simply"
         case _:
             yield error.message
+
+
+def _listed(options: Iterable[Any]) -> str:
+    """Return options until the message is full: a schema may have thousands."""
+    listed, left = list[str](), MAX_MESSAGE_CHARS
+    for option in options:
+        listed.append(quoted(option))
+        left -= len(listed[-1])
+        if left < 0:
+            break
+    return ", ".join(listed)
 
 
 def _missing(name: str) -> str:

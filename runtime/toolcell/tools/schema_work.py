@@ -22,6 +22,8 @@ MAX_CHECK_WORK: Final = 5_000_000
 WORK_PER_STEP: Final = 64
 """Visits that count as one value that was looked at. Schemas that are not odd cost nothing more."""
 MAX_PARTS: Final = 200_000
+MAX_LEVELS: Final = 200
+"""Of dicts and lists in a schema. Whoever reads it calls itself for each of them."""
 _MAX_DEPTH: Final = 400
 
 _COSTLY_PATTERN = re.compile(r"\(\?[=!<]|\\[1-9k]")
@@ -51,8 +53,12 @@ class SchemaWork:
         self._roots, self._anchors = _places(schema)
         self._known: dict[int, int] = {}
         self._inside: set[int] = set()
+        """Parts that are weighed now."""
         self._is_recursive = False
-        self.weight = self._visits_of(schema, 0)
+        try:
+            self.weight = self._visits_of(schema, 0)
+        except RecursionError as exc:
+            raise RegistrationError("invalid schema: its parts and references are nested too deeply") from exc
         limit = MAX_RECURSIVE_WEIGHT if self._is_recursive else MAX_WEIGHT
         if self.weight > limit:
             kind = "a schema that contains itself" if self._is_recursive else "a schema"
@@ -88,8 +94,8 @@ class SchemaWork:
                 here += self._of_reference(reference, depth + 1)
         if "unevaluatedProperties" in part or "unevaluatedItems" in part:
             here *= 2  # what other keywords have seen is found out once more
-        self._inside.discard(id(part))
         self._known[id(part)] = found = min(_own_visits(part) + here + self._members(part, depth + 1), MAX_WEIGHT**2)
+        self._inside.discard(id(part))
         return found
 
     def _of_reference(self, reference: str, depth: int) -> int:
@@ -129,6 +135,19 @@ class SchemaWork:
 
     def _most(self, parts: Iterable[Any], depth: int) -> int:
         return max((self._visits_of(each, depth) for each in parts), default=0)
+
+
+def check_levels(schema: Any) -> None:
+    """Refuse a schema that is nested too deeply, its references aside.
+
+    Raises:
+        RegistrationError: it is.
+    """
+    level, parts = 0, [schema]
+    while parts := [inner for each in parts for inner in _values(each) if isinstance(inner, Mapping | list)]:
+        level += 1
+        if level > MAX_LEVELS:
+            raise RegistrationError(f"invalid schema: it is nested deeper than {MAX_LEVELS} levels")
 
 
 def count_values(value: Any, most: int) -> int:

@@ -76,6 +76,11 @@ class StubTypes:
         self.lenient, self._has_classes = lenient, has_classes
         self.is_argument = False
         """What is described now is given to a tool, and not returned by it."""
+        self._root: Any = None
+        self._roots = 0
+        """Schemas that were described until now."""
+        self._known: dict[tuple[int, int, bool], str] = {}
+        """Annotations of the parts of `_root`, by part and depth: a part may be named very often."""
         taken = frozenset(taken)
         self._used = {*taken, *TYPING, *BUILTINS, *ABSTRACT, *keyword.kwlist}
         self._aliases = {name: self._free(f"{name}_type") for name in (*TYPING, *BUILTINS, *ABSTRACT) if name in taken}
@@ -117,6 +122,14 @@ class StubTypes:
         root = schema if root is None else root
         if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
             return "Any"
+        if root is not self._root:
+            self._root, self._roots, self._known = root, self._roots + 1, {}
+        key = id(schema), depth, self.is_argument
+        if key not in self._known:
+            self._known[key] = self._annotation(schema, prefix, hint, root, depth)
+        return self._known[key]
+
+    def _annotation(self, schema: Mapping[str, Any], prefix: str, hint: str, root: Any, depth: int) -> str:
         if isinstance(reference := schema.get("$ref"), str):
             return self.annotation(_resolve(reference, root), prefix, hint, root, depth + 1)
         is_open = self.lenient and self.is_argument
@@ -129,7 +142,9 @@ class StubTypes:
                 return union(self.annotation(branch, prefix, hint, root, depth + 1) for branch in branches)
         kind = schema.get("type")
         if isinstance(kind, list):
-            return union(self.annotation({**schema, "type": each}, prefix, hint, root, depth + 1) for each in kind)
+            if depth == _MAX_DEPTH:
+                return "Any"
+            return union(self._annotation({**schema, "type": each}, prefix, hint, root, depth + 1) for each in kind)
         if kind == "array":
             items = schema.get("items") if "prefixItems" not in schema else None
             return f"{'Sequence' if is_open else 'list'}[{self.annotation(items, prefix, hint, root, depth + 1)}]"
@@ -151,14 +166,14 @@ class StubTypes:
         own = {key: value for key, value in schema.items() if key not in _ABOUT}
         shape = json.dumps(own, sort_keys=True, default=repr)
         if '"$ref"' in shape:
-            shape += f" in {id(root)}"
+            shape += f" in {self._roots}"
         if shape in self._named:
             return self._named[shape]
         words = [part for part in re.split(r"[^A-Za-z0-9]+", hint) if part]
         name = self._free(python_name(prefix + "".join(word[0].upper() + word[1:] for word in words)))
         self._named[shape] = name
         self._classes[name] = ""  # its place: before the records inside it are known
-        required = schema.get("required") or ()
+        required = frozenset(each for each in schema.get("required") or () if isinstance(each, str))
         fields = []
         for field, part in properties.items():
             annotation = self.annotation(part, prefix, f"{hint}_{field}", root, depth + 1)
@@ -306,6 +321,7 @@ class _Stub:
         self, definition: ToolDefinition, returns: Mapping[str, Any] | None, types: StubTypes, asynchronous: bool
     ) -> None:
         self._definition = definition
+        self._schema = definition.parameters
         self._types = types
         self._asynchronous = asynchronous
         self._prefix = "".join(part.capitalize() for part in re.split(r"[^A-Za-z0-9]+", definition.name)) or "Tool"
@@ -334,9 +350,9 @@ class _Stub:
         return f"{start}\n{listed}) -> {returned}:{seen}"
 
     def _parameters(self) -> list[str]:
-        schema = self._definition.parameters
+        schema = self._schema
         properties = mapping(schema.get("properties"))
-        required = [name for name in schema.get("required") or () if name in properties]
+        required = dict.fromkeys(name for name in schema.get("required") or () if name in properties)
         optional = [name for name in properties if name not in required]
         named = [name for name in dict.fromkeys((*required, *optional)) if is_identifier(name)]
         written = [self._parameter(name, properties[name], name in required) for name in named]
@@ -353,7 +369,7 @@ class _Stub:
 
     def _parameter(self, name: str, schema: Any, is_required: bool) -> str:
         self._types.is_argument = True
-        annotation = self._types.annotation(schema, self._prefix, name, self._definition.parameters)
+        annotation = self._types.annotation(schema, self._prefix, name, self._schema)
         self._types.is_argument = False
         if is_required:
             return f"{name}: {self._types.visible(annotation)}"
@@ -363,7 +379,7 @@ class _Stub:
         return f"{name}: {self._types.visible(annotation)} = {default_text(default, annotation)}"
 
     def _documentation(self) -> str:
-        properties = mapping(self._definition.parameters.get("properties"))
+        properties = mapping(self._schema.get("properties"))
         described = {name: mapping(part).get("description") for name, part in properties.items()}
         lines = [f"    {name}: {' '.join(str(text).split())}" for name, text in described.items() if text]
         heading = self._definition.description.strip()

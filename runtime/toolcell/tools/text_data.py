@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -39,7 +39,7 @@ class ParseMode(enum.StrEnum):
 SAFE_MODES = frozenset({ParseMode.STRICT, ParseMode.REPAIRED})
 """Arguments read in any other way may lack what the model was about to say; such calls are not run."""
 
-_FENCE = re.compile(r"\A\s*```(?:json)?\s*\n(?P<body>.*?)\n?```\s*\Z", re.DOTALL)
+_FENCE = re.compile(r"```(?:json)?[^\S\n]*+\n(?P<body>.*)```", re.DOTALL)
 _MISTAKES = re.compile(r'(?P<string>"(?:[^"\\]|\\.)*+"?)|,(?=\s*+[}\]])', re.DOTALL)
 """Strings, finished or not, and commas before a closing bracket. Possessive, so that work is linear."""
 _CONTROL = re.compile(r"[\x00-\x1f]")
@@ -55,7 +55,7 @@ def parse_json(text: str) -> tuple[Any, ParseMode]:
         return json.loads(text), ParseMode.STRICT
     except (ValueError, RecursionError):
         pass
-    if fenced := _FENCE.match(text):
+    if fenced := _FENCE.fullmatch(text.strip()):
         text = fenced["body"]
     text = _MISTAKES.sub(_mended, text)
     try:
@@ -82,8 +82,8 @@ def _mended(mistake: re.Match[str]) -> str:
 
 INLINE_CHARS = 100_000
 """Longer text is read in a thread: it takes milliseconds."""
-MAX_REFERENCES = 8
-"""Followed to find out whether a return type takes text."""
+MAX_PARTS = 200
+"""Of a return type, that are looked at to find out whether it takes text. A part counts as often as it is named."""
 
 
 async def with_data(name: str, options: ToolOptions, result: ToolResult) -> ToolResult:
@@ -123,7 +123,7 @@ def may_be_data(options: ToolOptions, result: ToolResult) -> bool:
         return False
     returns = declared(options.returns)
     if returns is not None and _says_a_type(returns):
-        return not _takes_text(returns, returns, MAX_REFERENCES)
+        return not _takes_text(returns, returns, iter(range(MAX_PARTS)))
     return result.output.lstrip()[:1] in ("{", "[")
 
 
@@ -154,19 +154,19 @@ def _says_a_type(schema: Mapping[str, Any]) -> bool:
     return not schema.keys().isdisjoint({"type", "anyOf", "oneOf", "allOf", "$ref", "enum", "const"})
 
 
-def _takes_text(schema: object, root: Mapping[str, Any], left: int) -> bool:
-    """Return whether some text is of this type. What cannot be found out may be text."""
-    if not isinstance(schema, Mapping) or left == 0:
+def _takes_text(schema: object, root: Mapping[str, Any], turns: Iterator[int]) -> bool:
+    """Return whether some text is of this type. What cannot be found out in so many turns may be text."""
+    if not isinstance(schema, Mapping) or next(turns, None) is None:
         return True
     if "const" in schema or "enum" in schema:
         return any(isinstance(each, str) for each in (schema.get("const"), *schema.get("enum", ())))
     if isinstance(target := schema.get("$ref"), str):
-        return _takes_text(_target(root, target), root, left - 1)
+        return _takes_text(_target(root, target), root, turns)
     for name in ("anyOf", "oneOf"):
         if isinstance(choices := schema.get(name), list):
-            return any(_takes_text(choice, root, left - 1) for choice in choices)
+            return any(_takes_text(choice, root, turns) for choice in choices)
     if isinstance(every := schema.get("allOf"), list):
-        return all(_takes_text(each, root, left - 1) for each in every)
+        return all(_takes_text(each, root, turns) for each in every)
     kinds = schema.get("type")
     return kinds is None or kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
 
