@@ -37,6 +37,8 @@ class ToolCall:
     def read(cls, call: Any) -> Self:
         """Read a call from a ToolCall, a (name, arguments) pair, or a dict as OpenAI, Anthropic or toolcell writes it.
 
+        An object of an SDK is read as the dict that it dumps.
+
         Raises:
             UsageError: it is none of these.
         """
@@ -44,13 +46,16 @@ class ToolCall:
             return call
         if isinstance(call, tuple) and len(call) == 2:
             return cls("", call[0], call[1])
+        if callable(dump := getattr(call, "model_dump", None)):
+            call = dump()
         if isinstance(call, Mapping):
             function = call.get("function")
             source = function if isinstance(function, Mapping) else call
             name = source.get("name", source.get("tool"))
             arguments: Any = next((source[key] for key in ("arguments", "args", "input") if key in source), {})
             if isinstance(name, str):
-                return cls(str(call.get("id") or ""), name, arguments)
+                # The Responses API has both: `id` is that of the item, `call_id` what its answer refers to.
+                return cls(str(call.get("call_id") or call.get("id") or ""), name, arguments)
         raise UsageError(f'{call!r:.200} is not a tool call; write ("name", {{...}})')
 
     @property
