@@ -6,9 +6,11 @@ import dataclasses
 import datetime
 import math
 from collections.abc import AsyncIterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, computed_field
 
 from toolcell import ExecutionResult, Limits, Outcome, Runtime, ToolError, ToolRegistry, UsageError
 from toolcell.errors import ToolAbort
@@ -25,7 +27,22 @@ def anyio_backend() -> Any:
     return "asyncio"
 
 
+class Price(BaseModel):
+    amount: Decimal
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def cents(self) -> int:
+        return int(self.amount * 100)
+
+
 registry = ToolRegistry()
+
+
+@registry.tool
+def double(price: Price) -> Price:
+    """Return twice the price."""
+    return Price(amount=2 * price.amount)
 
 
 @registry.tool
@@ -166,6 +183,7 @@ SCRIPTS = {
     "echo large int": "call_tool('echo', value=2**62)",
     "echo bytes": "call_tool('echo', value=b'\\x00\\x01')",
     "bytes both ways": "call_tool('as_bytes', data=b'\\xff\\x00abc')",
+    "computed fields both ways": "x = tools.double(price={'amount': 1})\nset_result([x, tools.double(price=x)])",
     "datetime both ways": "import datetime\ncall_tool('when', day=datetime.datetime(2026, 1, 2, 3, 4, 5))",
     "raises": "call_tool('raises')",
     "raises openly": "call_tool('raises_openly')",

@@ -204,8 +204,11 @@ class _Converter:
 
 
 def _dumped(model: Any, **options: Any) -> Any:
-    """Return a model's fields by the names that its schema has: pydantic's aliases."""
-    by_alias = {"by_alias": True} if hasattr(type(model), "model_fields") else {}
+    """Return the fields of a model, or of a dataclass of pydantic, by the names that its schema has: its aliases."""
+    kind = type(model)
+    if not hasattr(kind, "model_dump"):
+        return kind.__pydantic_serializer__.to_python(model, by_alias=True, **options)
+    by_alias = {"by_alias": True} if hasattr(kind, "model_fields") else {}
     return model.model_dump(**by_alias, **options)
 
 
@@ -248,6 +251,11 @@ def _range(to: _Converter, value: range, depth: int) -> Plain:
 
 def _dataclass(to: _Converter, value: Any, depth: int) -> Plain:
     return to.mapping(value, [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)], depth)
+
+
+def _checked_dataclass(to: _Converter, value: Any, depth: int) -> Plain:
+    """Convert a dataclass of pydantic, which has aliases and computed fields, as its models have."""
+    return to.model(value, depth)
 
 
 _Handler: TypeAlias = Callable[[_Converter, Any, int], Plain]
@@ -305,7 +313,7 @@ def _by_ability(kind: type) -> _Handler:
     if isinstance(problem := getattr(kind, "__unsendable__", None), str):
         raise Refusal(problem)
     if dataclasses.is_dataclass(kind):
-        return _dataclass
+        return _checked_dataclass if hasattr(kind, "__pydantic_serializer__") else _dataclass
     if isinstance(names := getattr(kind, "__struct_fields__", None), tuple):  # msgspec
         return lambda to, value, depth: to.mapping(value, ((name, getattr(value, name)) for name in names), depth)
     if hasattr(kind, "__attrs_attrs__"):

@@ -24,7 +24,7 @@ from toolcell.tools.encoded import Parts, decoded, mentions_bytes
 from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, ExecutionMode, ToolOptions
 from toolcell.tools.problems import ParameterError, Subschemas
 from toolcell.tools.result import ToolResult
-from toolcell.tools.schema import Signature, read_docstring, read_signature
+from toolcell.tools.schema import Signature, read_docstring, read_signature, without_names_of_results
 from toolcell.tools.spec import Decode, Invoke, ToolSpec
 from toolcell.tools.values import Path
 
@@ -202,10 +202,11 @@ def function_spec(
 ) -> ToolSpec:
     """Return the spec of a plain function: its name, docstring and signature are the definition."""
     check_function(name or str(getattr(function, "__name__", "")), function)
-    prose, parameters = read_docstring(function)
-    signature = read_signature(function, ToolContext, ToolResult, parameters)
+    prose, described = read_docstring(function)
+    signature = read_signature(function, ToolContext, ToolResult, described)
     chosen = name or str(getattr(function, "__name__", type(function).__name__))
-    definition = ToolDefinition(chosen, description or prose, signature.parameters)
+    parameters = without_names_of_results(signature.parameters)
+    definition = ToolDefinition(chosen, description or prose, parameters)
     known = options or DEFAULT_TOOL_OPTIONS
     if known.returns is None:
         known = replace(known, returns=signature.returns)
@@ -217,6 +218,7 @@ def function_spec(
         prepare=prepare,
         decode=_decoder(signature),
         requires_result=signature.wants_result,
+        checked_schema=signature.parameters if parameters != signature.parameters else None,
     )
 
 

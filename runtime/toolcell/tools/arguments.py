@@ -28,6 +28,7 @@ from toolcell.tools.problems import (
     find_problems,
 )
 from toolcell.tools.result import ErrorCode
+from toolcell.tools.schema import without_names_of_results
 from toolcell.tools.schema_work import MAX_CHECK_WORK, WORK_PER_STEP, SchemaWork
 from toolcell.tools.text_data import ParseMode, parse_json
 from toolcell.tools.values import (
@@ -174,7 +175,12 @@ class ArgumentChecker:
         self._extras: Extras = extras
         self._closed = closed_properties(schema) if extras == "drop" else None
         self._defaults = _root_defaults(schema, self._schemas)
-        self._mends = coercion == "lenient" or _needs_walk(schema) or (not validate and coercion != "off")
+        self._mends = (
+            coercion == "lenient"
+            or _needs_walk(schema)
+            or (not validate and coercion != "off")
+            or without_names_of_results(schema) != schema
+        )
         self._looks_below = extras != "allow" and _closes_below(schema)
         """Members may have members of their own that the schema does not name."""
         properties = frozenset(schema.get("properties", ()))

@@ -16,6 +16,7 @@ from typing import Any
 from toolcell.support.spelling import did_you_mean
 from toolcell.tools.options import Coercion, Extras
 from toolcell.tools.problems import MAX_REFERENCES, Part, Subschemas
+from toolcell.tools.schema import OF_RESULTS
 from toolcell.tools.values import (
     MAX_INTEGER,
     MIN_INTEGER,
@@ -299,7 +300,8 @@ class Coercer:
         closed = None if self._unions or self._extras == "allow" else facts.closed
         changes: list[Change] = []
         mended: dict[str, Any] = {}
-        for name, member in members.items():
+        given = self._by_names_of_arguments(part, members, path, changes) if OF_RESULTS in part else members
+        for name, member in given.items():
             if closed is not None and name not in closed:
                 self._take_unknown(path, name, (each for each in closed if each not in members))
                 continue
@@ -323,6 +325,20 @@ class Coercer:
                 tuple(name for name, below in properties.items() if self._schemas.has_default(below)),
             )
         return found
+
+    def _by_names_of_arguments(
+        self, part: Part, members: dict[str, Any], path: Path, changes: list[Change]
+    ) -> dict[str, Any]:
+        """Take out what only results of the type have; what has another name there gets its own."""
+        others, given = part[OF_RESULTS], dict(members)
+        for other in others if isinstance(others, list) else ():
+            match other:
+                case [str(of_result), name] if of_result in given:
+                    value = given.pop(of_result)
+                    changes += self._note((*path, of_result), value, "(omitted)" if name is None else f"({name})")
+                    if isinstance(name, str):
+                        given.setdefault(name, value)
+        return given
 
     def _take_unknown(self, path: Path, name: str, absent: Iterable[str]) -> None:
         self._unknown_count += 1

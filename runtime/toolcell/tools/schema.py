@@ -10,9 +10,9 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, PydanticUserError, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
@@ -27,17 +27,70 @@ from toolcell.tools.encoded import BASE64
 Schema = dict[str, Any]
 
 
+OF_RESULTS: Final = "x-of-results"
+"""Key of an object's schema: names that only results have, each with the argument's, or None for a computed field."""
+
+
 class _Described(GenerateJsonSchema):
     """pydantic's description of types, with bytes as base64 text. Rules about their length are left to pydantic.
 
-    A duration may be seconds too: that is what scripts and results have.
+    As arguments ("validation") a duration may be seconds too: that is what scripts and results have. As results
+    ("serialization") types are what `to_plain` makes of them: serializers count inside models of pydantic only.
     """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._models = 0
+        """Those that the described type is inside of."""
+
+    def generate_inner(self, schema: Any) -> Schema:
+        is_dumped = schema["type"] in ("model", "dataclass") and hasattr(schema["cls"], "__pydantic_serializer__")
+        self._models += is_dumped
+        try:
+            return super().generate_inner(schema)
+        finally:
+            self._models -= is_dumped
+
+    def ser_schema(self, schema: Any) -> Schema | None:
+        return super().ser_schema(schema) if self._models else None
 
     def bytes_schema(self, schema: Any) -> Schema:
         return dict(BASE64)
 
     def timedelta_schema(self, schema: Any) -> Schema:
+        if self.mode == "serialization":
+            return {"type": "number"}
         return {"type": ["number", "string"], "format": "duration"}
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        if self.mode == "validation" or field["type"] == "typed-dict-field":
+            return super().field_is_required(field, total)
+        return "serialization_exclude_if" not in field
+
+    def model_fields_schema(self, schema: Any) -> Schema:
+        return self._with_names_of_results(super().model_fields_schema(schema), schema, schema["fields"].items())
+
+    def dataclass_args_schema(self, schema: Any) -> Schema:
+        fields = [(field["name"], field) for field in schema["fields"]]
+        return self._with_names_of_results(super().dataclass_args_schema(schema), schema, fields)
+
+    def _with_names_of_results(self, described: Schema, schema: Any, fields: Iterable[tuple[str, Any]]) -> Schema:
+        if self.mode == "serialization":
+            return described
+        names: dict[str, str | None]
+        names = {field.get("serialization_alias", name): _argument_name(name, field) for name, field in fields}
+        names |= {each.get("alias", each["property_name"]): None for each in schema.get("computed_fields", ())}
+        others = [[*each] for each in names.items() if each[0] not in described.get("properties", ())]
+        return {**described, OF_RESULTS: others} if others else described
+
+
+def _argument_name(name: str, field: Mapping[str, Any]) -> str:
+    """Return what a field is called in arguments: its alias, of several the first that is one name."""
+    alias = field.get("validation_alias", name)
+    if isinstance(alias, str):
+        return alias
+    paths = [path if isinstance(path, list) else [path] for path in alias]
+    return next((path[0] for path in paths if len(path) == 1), name)
 
 
 _PLAIN_TYPES = (str, int, float, bool, object, type(None))
@@ -74,7 +127,7 @@ def _clean(schema: Any, definitions: Mapping[str, Any], inside: tuple[str, ...])
             cleaned[key] = [_clean(part, definitions, inside) for part in value]
         elif key in _SCHEMA_KEYS:
             cleaned[key] = _clean(value, definitions, inside)
-        elif key not in {"title", "discriminator"}:
+        elif key not in {"title", "discriminator", "readOnly"}:
             cleaned[key] = value
     return _close_object(cleaned)
 
@@ -119,14 +172,14 @@ def optional_schema(schema: Any) -> Any:
     return {**rest[0], **others} if len(rest) == 1 else {**others, "anyOf": rest}
 
 
-def type_schema(annotation: Any) -> Schema:
-    """Return the clean JSON Schema of one Python type.
+def type_schema(annotation: Any, mode: Literal["validation", "serialization"] = "validation") -> Schema:
+    """Return the clean JSON Schema of one Python type: of an argument, or of a result ("serialization").
 
     Raises:
         RegistrationError: the type has none.
     """
     try:
-        return clean_schema(TypeAdapter(annotation).json_schema(schema_generator=_Described))
+        return clean_schema(TypeAdapter(annotation).json_schema(schema_generator=_Described, mode=mode))
     except (PydanticUserError, PydanticSchemaGenerationError, TypeError, NameError) as exc:
         raise RegistrationError(f"type {annotation!r} has no JSON Schema: {str(exc).splitlines()[0]:.200}") from exc
 
@@ -142,9 +195,20 @@ def record_schema(record: Any) -> Schema:
     )
     if not is_record:
         raise RegistrationError(f"{record!r} is not a record: a tool takes a pydantic model, dataclass or TypedDict")
-    schema = type_schema(record)
+    schema: Schema = without_names_of_results(type_schema(record))
     schema.pop("description", None)
     return schema
+
+
+def without_names_of_results(schema: Any) -> Any:
+    """Return a schema as models see it: without what is told to `Coercer` alone."""
+    if isinstance(schema, dict):
+        return {
+            key: without_names_of_results(part)
+            for key, part in schema.items()
+            if key != OF_RESULTS or isinstance(part, dict)
+        }
+    return [without_names_of_results(part) for part in schema] if isinstance(schema, list) else schema
 
 
 def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
@@ -168,6 +232,7 @@ class Signature:
     """What a function's signature says about calling it with JSON arguments."""
 
     parameters: Schema
+    """With `OF_RESULTS`."""
     converters: Mapping[str, Callable[[Any], Any]]
     """Parameters whose type is more than JSON, with what makes it out of the validated value, bytes being bytes."""
     context_parameter: str | None
@@ -280,7 +345,7 @@ def _return_schema(annotation: Any, result_type: type) -> Schema | None:
     if annotation in (Any, None, result_type, inspect.Signature.empty):
         return None
     try:
-        return type_schema(annotation)
+        return type_schema(annotation, "serialization")
     except RegistrationError:
         return None  # a return type without a schema is no obstacle: it only documents
 
