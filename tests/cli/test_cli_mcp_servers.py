@@ -136,6 +136,13 @@ REAL: list[tuple[str, dict[str, Any]]] = [
     ('{"mcpServers": {"a": {"command": "x", "env": null, "args": null, "url": null}}}', {"a": {"command": ["x"]}}),
     ('{"mcpServers": {"a": {"url": "https://x", "headers": {"k": "${env:KEY_OF_TEST}"}}}}',
      {"a": {"url": "https://x", "headers": {"k": "k"}}}),
+    ('{"mcpServers": {"a": {"url": "https://x", "headers": {"k": "${ KEY_OF_TEST } ${ENV:KEY_OF_TEST} ${ Env:NO:-d}"}}}}',
+     {"a": {"url": "https://x", "headers": {"k": "k k d"}}}),
+    ('{"mcpServers": {"a": {"command": "sh", "args": ["-c", "echo ${#a} ${1} $HOME {{x}}"]}}}',
+     {"a": {"command": ["sh", "-c", "echo ${#a} ${1} $HOME {{x}}"]}}),
+    ('{"mcpServers": {"a": {"type": "streamable-http", "command": "", "url": "https://x", "args": [], "env": {}}}}',
+     {"a": {"url": "https://x"}}),
+    ('{"mcpServers": {"a": {"type": "stdio", "command": "x", "url": "https://x", "headers": {}}}}', {"a": {"command": ["x"]}}),
     ('{"mcpServers": {"github.com/acme/a server": {"command": "x"}}}', {"github_com_acme_a_server": {"command": ["x"]}}),
 ]  # fmt: skip
 
@@ -162,6 +169,18 @@ def test_a_long_or_foreign_name_becomes_one_that_can_be_used(name: str, tmp_path
             r"a: headers: Authorization: \$\{input:token\} is for the client to fill in; .* write \$\{token\}",
         ),
         ({"a": {"command": "x", "args": ["${workspaceFolder}"]}}, "a: args: the variable workspaceFolder is not set"),
+        (
+            {"a": {"url": "https://x", "headers": {"Authorization": "Bearer ${{ secrets.TOKEN }}"}}},
+            r"a: headers: Authorization: \$\{\{ secrets.TOKEN \}\} is not a variable; write \$\{NAME\}",
+        ),
+        ({"a": {"command": "x", "env": {"T": "${env:TOKEN"}}}, r"a: env: T: \$\{env:TOKEN is not a variable; write"),
+        ({"a": {"command": "x", "args": ["--token=${TOKEN"]}}, r"a: args: \$\{TOKEN is not a variable"),
+        ({"a": {"type": "http", "uri": "https://x"}}, "a: write \"command\" or \"url\"; the entry has 'type', 'uri'"),
+        ({"a": {}}, 'a: write "command" or "url"; the entry has nothing'),
+        (
+            {"a": {"command": "x", "url": "https://x"}},
+            'it has "command" and "url"; leave out one of them, or add "type"',
+        ),
         ({"a b": {"command": "x"}, "a/b": {"command": "y"}}, "'a b' and 'a/b' would both be called 'a_b'; rename"),
     ],
 )

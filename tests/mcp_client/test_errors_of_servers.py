@@ -167,5 +167,18 @@ def test_a_proxy_is_chosen_as_other_clients_choose_it(monkeypatch: pytest.Monkey
     assert proxy_for(httpx2.URL("http://a.example/")) is None
     assert proxy_for(httpx2.URL("https://a.inside.example/")) is None
     assert proxy_for(httpx2.URL("https://127.0.0.1:8/")) is None
+    monkeypatch.setenv("NO_PROXY", "10.0.0.0/8 fd00::/8,ports.example:8443,127.0.0.2:8080,[::1]:80,.dot.example")
+    for url, is_direct in {
+        "https://10.1.2.3/": True,
+        "https://11.1.2.3/": False,
+        "https://[fd00::7]/": True,
+        "https://[fe80::7]/": False,
+        "https://ports.example:8443/": True,
+        "https://ports.example/": False,
+        "https://127.0.0.2:8080/": True,
+        "https://127.0.0.2/": False,
+        "https://a.dot.example/": True,
+    }.items():
+        assert (proxy_for(httpx2.URL(url)) is None) == is_direct, url
     monkeypatch.setenv("ALL_PROXY", "http://all.example")
     assert proxy_for(httpx2.URL("http://a.example/")) == "http://all.example"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -75,8 +76,11 @@ async def test_tools_with_names_in_other_letters_have_names_of_their_own() -> No
     assert len(set(names)) == 4 and results == ["done"] * 4 and all(name.isascii() for name in names)
 
 
+@pytest.mark.parametrize(
+    "name", ["${env:TOKEN}", "${TOKEN}", "${ TOKEN }", "${{TOKEN}}", "${env:TOKEN", "${ENV:TOKEN}"]
+)
 @pytest.mark.parametrize("where", ["headers", "env"])
-async def test_a_token_is_never_sent_as_the_name_of_its_variable(where: str) -> None:
+async def test_a_token_is_never_sent_as_the_name_of_its_variable(where: str, name: str) -> None:
     place: dict[str, Any] = {"url": "https://x.example"} if where == "headers" else {"command": ["x"]}
-    with pytest.raises(UsageError, match=r"holds \$\{env:TOKEN\}, and nothing replaces that here"):
-        await ToolRegistry().add_mcp_server("s", **place, **{where: {"k": "Bearer ${env:TOKEN}"}})
+    with pytest.raises(UsageError, match=f"holds {re.escape(name)}, and nothing replaces that here"):
+        await ToolRegistry().add_mcp_server("s", **place, **{where: {"k": f"Bearer {name}"}})

@@ -27,14 +27,19 @@ URL_SCHEMES = ("http://", "https://")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _VARIABLE = re.compile(
-    r"\$\{(?:env:|(?P<other>[A-Za-z][A-Za-z0-9_]*):(?!-))?(?P<name>[A-Za-z_][A-Za-z0-9_.-]*?)(?::-(?P<default>[^}]*))?\}"
+    r"\$\{\s*(?:[eE][nN][vV]:|(?P<other>[A-Za-z][A-Za-z0-9_]*):(?!-))?(?P<name>[A-Za-z_][A-Za-z0-9_.-]*?)"
+    r"(?::-(?P<default>[^}]*)|\s*)\}"
 )
+_UNREADABLE = re.compile(r"\$\{\{.*?(?:\}\}|$)|\$\{\s*[A-Za-z_][^{}$]*$")
+"""What is meant for a variable and cannot be one: in two braces, or in braces that are not closed."""
 _STRING = r'(?P<string>"(?:[^"\\]|\\.)*+")'
 _COMMENT = re.compile(_STRING + r"|//[^\n]*|/\*.*?\*/", re.DOTALL)
 _COMMA = re.compile(_STRING + r"|,(?=\s*+[}\]])", re.DOTALL)
 MAX_NAME_CHARS = 32
 _ALIASES = {"httpUrl": "url", "serverUrl": "url", "endpoint": "url", "environment": "env", "workingDirectory": "cwd"}
 """Other names that clients have for the same field."""
+_OF_COMMANDS, _OF_URLS = frozenset({"stdio", "local"}), frozenset({"sse", "remote"})
+"""Types of servers in clients' files. Those with `http` in their name have a URL, too."""
 _FIELDS: Mapping[str, type] = {"command": str, "args": list, "env": dict, "cwd": str, "url": str, "headers": dict}
 """Of a server in a client's file, that are used; clients add others of their own."""
 
@@ -211,18 +216,38 @@ def _servers_of(document: Any) -> dict[str, Any] | None:
 def _server(where: str, entry: Any) -> dict[str, Any]:
     if not isinstance(entry, dict):
         raise UsageError(f"{where}: a server is an object, not {type(entry).__name__}")
-    known = {_ALIASES.get(field, field): value for field, value in entry.items() if value is not None}
+    known = {str(_ALIASES.get(field, field)): value for field, value in entry.items() if value is not None}
     if isinstance(known.get("command"), list):  # the whole command line, as some clients write it
         known["command"], *before = known["command"] or [""]
         known["args"] = [*before, *known.get("args", [])]
     for field, kind in _FIELDS.items():
         if field in known and not isinstance(known[field], kind):
             raise UsageError(f"{where}: {field} is of the wrong type, {type(known[field]).__name__}")
+    _choose_place(where, known)
     given = {field: _expanded(f"{where}: {field}", known[field]) for field in _FIELDS if field in known}
     args = given.pop("args", [])
     if "command" in given:
         given["command"] = [given["command"], *args]
     return given
+
+
+def _choose_place(where: str, known: dict[str, Any]) -> None:
+    """Leave either a command or a URL in an entry, with what belongs to it.
+
+    Raises:
+        UsageError: there is none, or it does not say which of them is meant.
+    """
+    is_command, is_url = bool(known.get("command")), bool(known.get("url"))
+    if is_command and is_url:
+        kind = str(known.get("type", known.get("transport", ""))).lower()
+        is_command, is_url = kind in _OF_COMMANDS, "http" in kind or kind in _OF_URLS
+        if is_command == is_url:
+            raise UsageError(f'{where}: it has "command" and "url"; leave out one of them, or add "type"')
+    if not is_command and not is_url:
+        has = ", ".join(map(repr, known)) or "nothing"
+        raise UsageError(f'{where}: write "command" or "url"; the entry has {has}')
+    for field in ("url", "headers") if is_command else ("command", "args", "env", "cwd"):
+        known.pop(field, None)
 
 
 def _expanded(where: str, value: Any) -> Any:
@@ -243,4 +268,7 @@ def _expanded(where: str, value: Any) -> Any:
             raise UsageError(f"{where}: the variable {match['name']} is not set")
         return found
 
-    return _VARIABLE.sub(variable, str(value))
+    text = str(value)
+    if (found := _UNREADABLE.search(_VARIABLE.sub("", text))) is not None:
+        raise UsageError(f"{where}: {found[0][:80]} is not a variable; write ${{NAME}}, or ${{NAME:-default}}")
+    return _VARIABLE.sub(variable, text)

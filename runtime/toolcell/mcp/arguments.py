@@ -18,8 +18,9 @@ from toolcell.tools import check_kind
 
 Transport = ProcessTransport | HttpTransport
 
-VARIABLE = re.compile(r"\$\{[A-Za-z_][^{}$]*\}")
-"""What the files of MCP clients have in place of a value: `${NAME}`, `${env:NAME}`, `${input:NAME}`."""
+VARIABLE = re.compile(r"\$\{[\s{]*[A-Za-z_][^{}$]*\}+|\$\{\s*(?i:env|input):[^{}]*$")
+"""What the files of MCP clients have in place of a value: `${NAME}`, `${{NAME}}`, `${env:NAME}`, `${input:NAME}`; also
+one of the last two without its end."""
 MIN_SECRET_CHARS = 8
 """Of a value that is hidden; a shorter one, such as a port, would be found in many texts."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import urllib.request
+from collections.abc import Iterator
 
 import httpx2
 
@@ -11,9 +13,30 @@ def proxy_for(url: httpx2.URL) -> str | None:
     """Return the proxy of this environment for a URL, or None. Names may be in small letters, too."""
     found = urllib.request.getproxies()
     proxy = found.get(url.scheme) or found.get("all")
-    if proxy is None or urllib.request.proxy_bypass(url.host):
+    if proxy is None or _is_excepted(url, found.get("no", "")):
         return None
     return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _is_excepted(url: httpx2.URL, exceptions: str) -> bool:
+    """Whether `NO_PROXY` names the host: itself or a domain that it is in, also with its port, or its network."""
+    port = url.port or (443 if url.scheme == "https" else 80)
+    host = f"[{url.host}]" if ":" in url.host else url.host
+    if urllib.request.proxy_bypass(url.host) or urllib.request.proxy_bypass(f"{host}:{port}"):
+        return True
+    try:
+        address = ipaddress.ip_address(url.host)
+    except ValueError:
+        return False
+    return any(address in network for network in _networks(exceptions))
+
+
+def _networks(exceptions: str) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    for each in exceptions.replace(",", " ").split():
+        try:
+            yield ipaddress.ip_network(each, strict=False)
+        except ValueError:
+            continue
 
 
 class ProxyTransport(httpx2.AsyncBaseTransport):
