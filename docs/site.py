@@ -42,7 +42,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         if not path:
             return match[0]
         if files.get_file_from_path(uri) is None:
-            return f"{text} (`{path}`)"
+            return text if path in text else f"{text} (`{path}`)"
         return f"[{text}]({'../' * name.count('/')}{uri}{fragment})"
 
     return LINK.sub(target, markdown)

@@ -20,7 +20,7 @@ import typer
 
 import toolcell
 from test_house import LAYERS
-from toolcell import Outcome, Runtime, ToolRegistry
+from toolcell import Outcome, Runtime, ToolRegistry, compat
 from toolcell.cli import COMMANDS, build
 from toolcell.errors import MissingPackage
 from toolcell.tools.options import ToolOptions
@@ -42,8 +42,8 @@ PROGRAM = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
 """A program of the README, followed by what it prints."""
 SHELL_LINE = re.compile(r"^(?:\$ |    )toolcell ([a-z]+)((?: ?[^\s#&]+)*)", re.MULTILINE)
 """A `toolcell` command as it is typed, up to a comment."""
-INCLUDED = re.compile(r'^--8<-- "(examples/[\w/]+\.py)"$')
-"""A line of a page in whose place the site has an example."""
+INCLUDED = re.compile(r"^\[`(examples/[\w/]+\.py)`\]\([^)\n]+\):\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+"""An example, as a page shows it."""
 CITED = re.compile(r"\bconforms\(([^)]*)\)")
 DEFINED = re.compile(r"^\| ([A-Z][A-Z]?(?:-b|-)?\d+) \| \S", re.MULTILINE)
 
@@ -65,13 +65,19 @@ def test_every_link_leads_somewhere(page: Path) -> None:
             assert fragment in map(anchor, HEADING.findall(target.read_text(encoding="utf-8"))), link
 
 
-def test_every_line_that_includes_an_example_is_one_and_names_it() -> None:
-    lines = [(page.name, line) for page in PAGES for line in page.read_text(encoding="utf-8").splitlines()]
-    including = [(page, line, INCLUDED.match(line)) for page, line in lines if line.lstrip().startswith("--8")]
+def test_examples_on_pages_are_the_files() -> None:
+    shown = [each for page in PAGES for each in INCLUDED.findall(page.read_text(encoding="utf-8"))]
 
-    assert len(including) > 10
-    for page, line, match in including:
-        assert match is not None and (ROOT / match[1]).exists(), (page, line)
+    assert len(shown) > 10
+    for name, text in shown:
+        assert text == (ROOT / name).read_text(encoding="utf-8"), name
+
+
+def test_pages_can_be_read_where_no_site_is_built() -> None:
+    for page in PAGES:
+        is_generated = page.parent.name == "reference"
+        signs = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith(("--8<--", ":::"))]
+        assert is_generated or not signs, page.name
 
 
 def test_the_readme_begins_with_the_demo_and_the_tests() -> None:
@@ -206,6 +212,22 @@ def test_every_name_that_a_page_imports_or_spells_out_exists(page: Path) -> None
     for module, names in re.findall(r"^ *from (toolcell[\w.]*) import ([\w, ]+)$", text, re.MULTILINE):
         for name in names.split(","):
             find_name(f"{module}.{name.strip()}")
+
+
+def test_every_example_is_named_by_a_page() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES if page != OLD_NAMES)
+    examples = [path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").rglob("*.py")]
+
+    assert len(examples) > 30
+    assert not [name for name in examples if name not in text]
+
+
+def test_every_name_of_compat_that_the_page_for_newcomers_writes_exists() -> None:
+    text = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"\bcompat\.([a-zA-Z]\w+)", text))
+
+    assert len(names) > 10
+    assert all(hasattr(compat, name) for name in names)
 
 
 # Words that this project once used for what the field has a name for. None of them has an ordinary use here.

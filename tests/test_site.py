@@ -45,17 +45,16 @@ def test_the_site_builds_without_a_warning_and_documents_the_public_names(tmp_pa
         assert words >= set(re.findall(r"\w+", example.read_text(encoding="utf-8"))), example.name
 
 
-def test_every_recipe_includes_an_example() -> None:
+def test_every_recipe_is_an_example() -> None:
     text = (ROOT / "docs" / "recipes" / "index.md").read_text(encoding="utf-8")
 
     assert len(included()) == text.count("```python") > 5
-    assert all(example.exists() for example in included())
 
 
 def included() -> list[Path]:
-    """Return the examples that the page of recipes includes."""
+    """Return the examples that are on the page of recipes."""
     text = (ROOT / "docs" / "recipes" / "index.md").read_text(encoding="utf-8")
-    return [ROOT / name for name in re.findall(r'^--8<-- "(examples/\w+\.py)"$', text, re.MULTILINE)]
+    return [ROOT / name for name in re.findall(r"^\[`(examples/\w+\.py)`\]\(.+\):$", text, re.MULTILINE)]
 
 
 @pytest.mark.isolation
