@@ -78,81 +78,93 @@ BOTH = [("read_file", "a"), ("write_file", "b")]
 SAME = [("read_file", "a"), ("read_file", "b")]
 
 STREAMS: dict[str, tuple[list[dict[str, Any]], list[tuple[str, Any]]]] = {
-    "as OpenAI sends them": (
+    "OpenAI: in pieces, each call at its index": (
         [
             call_piece(0, "", "c1", "read_file"), call_piece(0, '{"pa'), call_piece(0, 'th": "a"}'),
             call_piece(1, "", "c2", "write_file"), call_piece(1, WRITE),
         ],
         BOTH,
     ),
-    "interleaved by index": (
+    "OpenAI: interleaved by index": (
         [
             call_piece(0, "", "c1", "read_file"), call_piece(1, "", "c2", "write_file"), call_piece(0, '{"path"'),
             call_piece(1, '{"path"'), call_piece(0, ': "a"}'), call_piece(1, ': "b"}'),
         ],
         BOTH,
     ),
-    "two ids at index 0": ([call_piece(0, READ, "c1", "read_file"), call_piece(0, WRITE, "c2", "write_file")], BOTH),
-    "two ids at index 0, in pieces, of one tool": (
+    "Ollama, gateways of Gemini: two whole calls at index 0": ([call_piece(0, READ, "c1", "read_file"), call_piece(0, WRITE, "c2", "write_file")], BOTH),
+    "vLLM, SGLang: two calls in pieces at index 0": (
         [call_piece(0, '{"path"', "c1", "read_file"), call_piece(0, ': "a"}'),
          call_piece(0, '{"path"', "c2", "read_file"), call_piece(0, ': "b"}')],
         SAME,
     ),
-    "no index": (
+    "Gemini's compatible end, Ollama before 0.4.7: no index": (
         [piece(id="c1", function={"name": "read_file", "arguments": READ}),
          piece(id="c2", function={"name": "write_file", "arguments": WRITE})],
         BOTH,
     ),
-    "an index of null, in pieces": (
+    "Gemini's compatible end: in pieces without an index": (
         [piece(index=None, id="c1", function={"name": "read_file", "arguments": ""}),
          piece(index=None, function={"arguments": '{"path"'}), piece(index=None, function={"arguments": ': "a"}'}),
          piece(index=None, id="c2", function={"name": "write_file", "arguments": WRITE})],
         BOTH,
     ),
-    "no ids at index 0": ([call_piece(0, READ, name="read_file"), call_piece(0, WRITE, name="write_file")], BOTH),
-    "no ids and no index, of one tool": (
+    "vLLM: no ids": ([call_piece(0, READ, name="read_file"), call_piece(0, WRITE, name="write_file")], BOTH),
+    "gateways: neither ids nor index, of one tool": (
         [piece(function={"name": "read_file", "arguments": READ}),
          piece(function={"name": "read_file", "arguments": WRITE})],
         SAME,
     ),
-    "two calls without arguments, ids and index": (
+    "gateways: two calls without arguments, ids and index": (
         [piece(function={"name": "ping"}), piece(function={"name": "read_file"}), piece(function={"arguments": READ})],
         [("ping", None), ("read_file", "a")],
     ),
-    "the name on every piece": (
+    "vLLM with Llama 3: the name on every piece": (
         [call_piece(0, '{"path"', "c1", "read_file"), call_piece(0, ': "a"}', "c1", "read_file"),
          call_piece(1, WRITE, "c2", "write_file")],
         BOTH,
     ),
-    "the name on every piece, without ids": (
-        [call_piece(0, '{"path"', name="read_file"), call_piece(0, ': "a"}', name="read_file")], BOTH[:1],
+    "llama.cpp until May 2025: the name on every piece, the id inside the function": (
+        [piece(index=0, function={"id": "c1", "name": "read_file", "arguments": '{"path"'}),
+         piece(index=0, function={"id": "c1", "name": "read_file", "arguments": ': "a"}'})],
+        BOTH[:1],
     ),
-    "a name in pieces": (
+    "llama.cpp: the beginning of the arguments with the name": (
+        [call_piece(0, "{", "c1", "read_file"), call_piece(0, '"path": "a"}')], BOTH[:1],
+    ),
+    "gateways: a name in pieces": (
         [call_piece(0, "", "c1", "read_"), call_piece(0, "", name="file"), call_piece(0, READ)], BOTH[:1],
     ),
-    "another id for each piece": (
+    "vLLM with a named tool: another id for each piece": (
         [call_piece(0, "", "x1", "read_file"), call_piece(0, '{"path"', "x2"), call_piece(0, ': "a"}', "x3"),
          call_piece(1, "", "x4", "write_file"), call_piece(1, WRITE, "x5")],
         BOTH,
     ),
-    "arguments as an object": (
+    "gateways of Ollama: arguments as an object": (
         [piece(index=0, id="c1", function={"name": "read_file", "arguments": {"path": "a"}}),
          piece(index=1, id="c2", function={"name": "write_file", "arguments": {"path": "b"}})],
         BOTH,
     ),
-    "a name of null after the first piece": (
+    "OpenAI, vLLM: a name of null after the first piece": (
         [call_piece(0, "", "c1", "read_file"), piece(index=0, function={"name": None, "arguments": READ})], BOTH[:1],
     ),
-    "a function of null": (
+    "NVIDIA NIM: a name of null in the first piece": (
+        [piece(index=0, id="c1", function={"name": None, "arguments": ""}), call_piece(0, READ, name="read_file")], BOTH[:1],
+    ),
+    "vLLM with Command A: an empty name in the first piece": (
+        [piece(index=0, id="c1", function={"name": "", "arguments": ""}), call_piece(0, READ, name="read_file")], BOTH[:1],
+    ),
+    "gateways: a function of null": (
         [call_piece(0, READ, "c1", "read_file"), piece(index=0, function=None)], BOTH[:1],
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STREAMS)
-async def test_calls_of_a_stream_are_told_apart_however_a_server_marks_them(name: str) -> None:
+@pytest.mark.parametrize("finish", ["tool_calls", "stop"])  # Gemini's end and Ollama end such a stream with "stop"
+async def test_calls_of_a_stream_are_told_apart_however_a_server_marks_them(name: str, finish: str) -> None:
     pieces, expected = STREAMS[name]
-    stream = [chunk({"content": None}), *[chunk(each) for each in pieces], chunk({}, finish="tool_calls"), "[DONE]"]
+    stream = [chunk({"content": None}), *[chunk(each) for each in pieces], chunk({}, finish=finish), "[DONE]"]
 
     result, made, requests = await talk(ok(stream), ok(DONE), on_text=lambda text: None, sequential=True)
 
@@ -161,6 +173,31 @@ async def test_calls_of_a_stream_are_told_apart_however_a_server_marks_them(name
     sent = requests[1]["messages"][1]["tool_calls"]
     assert len({call["id"] for call in sent}) == len(expected)
     assert [json.loads(call["function"]["arguments"]) for call in sent if call["function"]["name"] != "ping"]
+
+
+SIGNED = {"google": {"thought_signature": "c2lnbmVk"}}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_what_gemini_signs_of_a_call_goes_back_with_it(streaming: bool) -> None:
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "read_file", "arguments": READ},
+        "extra_content": SIGNED,
+    }
+    other = {"id": "c2", "type": "function", "function": {"name": "write_file", "arguments": WRITE}}
+    reply: Any = completion(None, finish="stop")
+    reply["choices"][0]["message"]["tool_calls"] = [call, other]
+    if streaming:
+        reply = [chunk({"tool_calls": [call]}), chunk({"tool_calls": [other]}), chunk({}, finish="stop"), "[DONE]"]
+    options = {"on_text": lambda text: None} if streaming else {}
+
+    _, made, requests = await talk(ok(reply), ok(DONE if streaming else completion("done")), sequential=True, **options)
+
+    assert made == BOTH
+    sent = requests[1]["messages"][1]["tool_calls"]
+    assert [each.get("extra_content") for each in sent] == [SIGNED, None]
 
 
 ODD_CHUNKS = [

@@ -17,6 +17,9 @@ from toolcell.tools import NO_USAGE, ToolCall, ToolDefinition
 _OWN_KEYS = frozenset({"is_error", "images", "extra", "finish_reason", "labels"})
 """Keys of our messages that the API does not know."""
 
+EXTRA = "extra_content"
+"""Of a call: what Gemini's compatible end signs, and refuses to go on without."""
+
 _NEWER_NAMES = {"max_tokens": "max_completion_tokens"}
 
 
@@ -56,10 +59,11 @@ class OpenAIProvider(SdkProvider):
         _raise_reported_error(choice)
         message, usage = choice.message, read_usage(getattr(answer, "usage", None))
         text = _text_of(getattr(message, "content", None))
-        calls = tuple(_read_call(call) for call in getattr(message, "tool_calls", None) or ())
+        made = getattr(message, "tool_calls", None) or ()
+        calls, extra = tuple(map(_read_call, made)), _extra([getattr(call, EXTRA, None) for call in made])
         if refusal := getattr(message, "refusal", None):
-            return ModelResponse(text or refusal, calls, REFUSED, usage)
-        return ModelResponse(text, calls, _finish_reason(choice.finish_reason or "stop"), usage)
+            return ModelResponse(text or refusal, calls, REFUSED, usage, extra)
+        return ModelResponse(text, calls, _finish_reason(choice.finish_reason or "stop"), usage, extra)
 
     def accumulator(self, on_text: OnText, tools: Sequence[ToolDefinition]) -> StreamAccumulator:
         """Return what builds a completion from stream chunks."""
@@ -77,6 +81,8 @@ def to_openai(messages: Iterable[Message]) -> list[Message]:
         own = {key: value for key, value in message.items() if key not in _OWN_KEYS}
         if calls := own.get("tool_calls"):  # servers parse the arguments of earlier calls, and refuse what is not JSON
             own["tool_calls"] = [ToolCall.read(call).to_openai() for call in calls]
+            for call, content in zip(own["tool_calls"], message.get("extra", {}).get(EXTRA, ()), strict=False):
+                call |= {EXTRA: content} if content else {}
         sent.append(own)
         images += message.get("images", ())
     return [*sent, _image_message(images)] if images else sent
@@ -88,6 +94,11 @@ def _image_message(images: Iterable[Mapping[str, str]]) -> Message:
         for image in images
     ]
     return {"role": "user", "content": [{"type": "text", "text": "Images from the tools above:"}, *parts]}
+
+
+def _extra(contents: Sequence[Any]) -> dict[str, Any]:
+    """Return what the message has to keep of its calls, in their order."""
+    return {EXTRA: list(contents)} if any(contents) else {}
 
 
 def _finish_reason(reason: str) -> str:
@@ -126,6 +137,7 @@ class _PartialCall:
     id: str = ""
     name: str = ""
     arguments: str = ""
+    extra: Any = None
 
     @property
     def is_whole(self) -> bool:
@@ -144,13 +156,15 @@ class _PartialCalls:
         """Take in one item of a delta's `tool_calls`."""
         function = getattr(piece, "function", None)
         name, arguments = getattr(function, "name", None) or "", getattr(function, "arguments", None)
-        ident, index = getattr(piece, "id", None) or "", getattr(piece, "index", None)
+        ident = getattr(piece, "id", None) or getattr(function, "id", None) or ""
+        index = getattr(piece, "index", None)
         call = self._continued(ident, index, name)
         if call is None:
             last = self._calls[-1].index if self._calls else 0
             call = _PartialCall(index if isinstance(index, int) else last)
             self._calls.append(call)
         call.id = call.id or ident
+        call.extra = getattr(piece, EXTRA, None) or call.extra
         if name != call.name:
             call.name += name
         if isinstance(arguments, str):
@@ -178,10 +192,11 @@ class _PartialCalls:
             return None if latest.arguments and latest.is_whole else latest
         return None if latest.arguments or latest.name in self._tools else latest
 
-    def read(self) -> tuple[ToolCall, ...]:
-        """Return the calls, in the order of their indices."""
+    def read(self) -> tuple[tuple[ToolCall, ...], dict[str, Any]]:
+        """Return the calls, in the order of their indices, and what the message has to keep of them."""
         ordered = sorted(self._calls, key=lambda call: call.index)
-        return tuple(ToolCall(call.id, call.name, call.arguments) for call in ordered)
+        calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in ordered)
+        return calls, _extra([call.extra for call in ordered])
 
 
 class _CompletionAccumulator(StreamAccumulator):
@@ -219,4 +234,5 @@ class _CompletionAccumulator(StreamAccumulator):
 
     def response(self) -> ModelResponse:
         reason = REFUSED if self._is_refused else _finish_reason(self._finish_reason)
-        return ModelResponse(self._text, self._calls.read(), reason, self._usage)
+        calls, extra = self._calls.read()
+        return ModelResponse(self._text, calls, reason, self._usage, extra)
