@@ -17,6 +17,7 @@ from mcp_types import JSONRPCRequest, JSONRPCResponse
 
 from toolcell import Limits, Runtime
 from toolcell.mcp import client, http_bounds, pace, requests, structure, traffic, transports
+from toolcell.mcp.broken_tools import ToolPages
 from toolcell.support import daemon_threads
 from toolcell.tools import ToolRegistry
 from toolcell.tools.result import Status, ToolResult
@@ -52,7 +53,7 @@ async def test_what_answers_no_request_is_read_slowly(flood: str, monkeypatch: p
 
 
 async def test_what_is_long_and_answers_no_request_counts_more() -> None:
-    server = traffic.Traffic("x")
+    server = traffic.Traffic("x", ToolPages())
     long = SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=7, result={}))
     await server.admit(long, 8 << 20)
 
@@ -73,7 +74,7 @@ async def test_a_server_whose_requests_cannot_be_answered_is_ended(
 
 
 async def test_requests_that_are_answered_or_cancelled_end_no_connection() -> None:
-    server = traffic.Traffic("x")
+    server = traffic.Traffic("x", ToolPages())
     for number in range(100):
         ident: Any = number % 3
         await server.admit(SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=ident, method="ping")))
@@ -136,7 +137,7 @@ async def test_a_message_that_is_not_taken_ends_an_http_connection(monkeypatch: 
     never, read = anyio.create_memory_object_stream[Any](0)
     write, taken = anyio.create_memory_object_stream[Any](0)
     with never, read, write, taken:
-        async with transports._bounded(read, write, traffic.Traffic("x"), give_up) as (_, outbox):
+        async with transports._bounded(read, write, traffic.Traffic("x", ToolPages()), give_up) as (_, outbox):
             with anyio.fail_after(10):
                 await outbox.send(SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=1, method="ping")))
                 await told.wait()
@@ -148,7 +149,7 @@ async def test_a_list_that_takes_long_to_read_is_read_again_later(monkeypatch: p
     registry, begun = ToolRegistry(), list[float]()
     of_server = await registry.add_mcp_server("l", command=raw(pages=[[a_tool()]]))
 
-    async def slow(connection: Any) -> None:
+    async def slow(*_: Any) -> None:
         begun.append(anyio.current_time())
         of_server._changed.set()  # the server says that it changed again
         await anyio.sleep(0.05)
@@ -249,7 +250,7 @@ async def test_whoever_fills_the_threads_of_one_purpose_keeps_no_others_from_the
         with anyio.fail_after(10):
             assert await daemon_threads.run_sync(threading.get_ident)
         over.set()
-    purposes = [structure.at_most, pace.logger.name.upper, traffic.Traffic("x").note_sending]
+    purposes = [structure.at_most, pace.logger.name.upper, traffic.Traffic("x", ToolPages()).note_sending]
     assert [daemon_threads._module_of(each) for each in purposes] == [
         "toolcell.mcp.structure",
         "",

@@ -14,6 +14,7 @@ from mcp_types import JSONRPCNotification
 from toolcell.errors import McpServerError
 from toolcell.mcp import catalogue, pace, traffic, transports
 from toolcell.mcp.arguments import hiding
+from toolcell.mcp.broken_tools import ToolPages
 from toolcell.mcp.client import McpClient
 from toolcell.mcp.definitions import MAX_DESCRIPTION_CHARS, local_name
 from toolcell.mcp.requests import defaults_of
@@ -96,7 +97,7 @@ async def test_a_flood_over_http_is_read_slowly_and_whole(monkeypatch: pytest.Mo
     for _ in range(30):
         sending.send_nowait(notice)
     sending.close()
-    began, of_server = time.monotonic(), traffic.Traffic("x")
+    began, of_server = time.monotonic(), traffic.Traffic("x", ToolPages())
     async with transports._bounded(read, None, of_server, pytest.fail) as (slow, _):
         assert [each async for each in slow] == [notice] * 30
     read.close()
@@ -249,7 +250,8 @@ async def test_a_tool_that_was_off_the_list_for_a_while_comes_back_only_as_it_wa
     assert (await registry.dispatch("l.a.b", {})).output == "done"
     for number, tools in enumerate(lists[comes_back]):
         if number:
-            await client._catalogue.refresh(client._connection[0])  # type: ignore[index]
+            connection, transport = client._connection  # type: ignore[misc]
+            await client._catalogue.refresh(connection, transport.listing)
         elif not tools[0]:
             await until(lambda: "l.a.b" not in registry)
         if number == 0 and comes_back == "after a restart":
@@ -269,7 +271,8 @@ async def test_a_tool_that_comes_back_as_it_was_is_offered_and_what_is_accepted_
         client = await registry.add_mcp_server("l", command=command, changed=mode)
         await registry.dispatch("l.t", {})
         await until(lambda registry=registry: "l.t" not in registry)  # type: ignore[misc]
-        await client._catalogue.refresh(client._connection[0])
+        connection, transport = client._connection
+        await client._catalogue.refresh(connection, transport.listing)
         assert (await registry.dispatch("l.t", {})).output == "done", mode
         await registry.close()
 

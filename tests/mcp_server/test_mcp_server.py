@@ -15,9 +15,8 @@ from mcp.client.client import Client
 from mcp.shared.exceptions import MCPError
 
 from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
-from toolcell.mcp.listing import FRESH, code_text
+from toolcell.mcp.listing import code_text
 from toolcell.mcp.server import INSTRUCTIONS, McpServer
-from toolcell.tools.code import described_sandbox
 from toolcell.tools.parts import File
 from toolcell.tools.result import ToolResult
 
@@ -317,7 +316,13 @@ async def test_five_hundred_tools_cost_less_than_a_thousand_tokens_until_the_cli
 async def test_a_small_catalogue_is_shown_as_stubs_and_a_larger_one_as_names() -> None:
     for registry, shown in ((make_registry(), "def add(*, a: int"), (many(40), "41 tools: move_0, move_1,")):
         assert shown in code_text(Runtime(registry), keeps_state=False)
-    assert FRESH in described_sandbox(Runtime())  # what a server with sessions replaces
+
+
+def test_a_client_is_told_whether_scripts_start_afresh() -> None:
+    fresh, kept = (code_text(Runtime(make_registry()), keeps_state=keeps_state) for keeps_state in (False, True))
+
+    assert "Every script starts afresh" in fresh and "stay from one script" not in fresh
+    assert "stay from one script" in kept and "starts afresh" not in kept
 
 
 async def test_a_saved_script_is_called_from_a_client_s_script_and_as_its_own_tool(mode: str) -> None:

@@ -1,58 +1,87 @@
-"""Take tools that are no MCP out of a server's list, before the SDK refuses the whole list because of one."""
+"""Pages of a server's list, made fit for the SDK on their way to it: one broken tool would cost the whole list."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from mcp.client import Client
-from mcp_types import methods
+from mcp_types import Tool, methods
 from pydantic import ValidationError
+
+from toolcell.mcp.mending import mend_listing
 
 METHOD = "tools/list"
 
 
-def take_over_checks(client: Client, report: Callable[[str, str], None]) -> None:
-    """Have each list of a connection without its broken tools; `report` gets a tool's name and what is wrong.
+class ToolPages:
+    """What is taken out of the pages of one connection before the SDK sees them.
 
-    Results of calls are checked in `answers`, by a validator that no pattern of a server can keep busy.
+    Broken tools, which are reported, and schemas of answers: the SDK would check answers by them once more, with
+    patterns that can keep it busy. `answers` checks each answer.
     """
-    setattr(client.session, "validate_tool_result", _accept)  # noqa: B010
-    dispatcher: Any = client.session._dispatcher
-    plain = dispatcher.send_raw_request
 
-    async def send_raw_request(method: str, params: Any = None, opts: Any = None) -> Any:
-        raw = await plain(method, params, opts)
-        return without_broken(raw, client.protocol_version, report) if method == METHOD else raw
+    def __init__(self) -> None:
+        self.version = ""
+        """Of the protocol. A page that comes before it is known stays as it is."""
+        self._broken = dict[str, str]()
+        self._output_schemas = dict[str, Any]()
 
-    dispatcher.send_raw_request = send_raw_request
+    def begin(self) -> None:
+        """Forget what an earlier list had."""
+        self._broken.clear()
+        self._output_schemas.clear()
+
+    def mend(self, page: dict[str, Any]) -> None:
+        """Mend a page in place. What is wrong with it, and not with one of its tools, is left to the SDK."""
+        mend_listing(page)
+        if not self.version or not isinstance(page.get("tools"), list):
+            return
+        kept, broken = without_broken(page, self.version)
+        self._broken |= broken
+        page["tools"] = [self._without_output_schema(tool) for tool in kept]
+
+    def _without_output_schema(self, tool: Any) -> Any:
+        if not isinstance(tool, Mapping) or "outputSchema" not in tool:
+            return tool
+        self._output_schemas.setdefault(tool.get("name", ""), tool["outputSchema"])
+        return {name: value for name, value in tool.items() if name != "outputSchema"}
+
+    def take_broken(self) -> dict[str, str]:
+        """Return what is wrong with tools that were taken out, by name; each is returned once."""
+        broken, self._broken = self._broken, {}
+        return broken
+
+    def completed(self, tools: list[Tool]) -> list[Tool]:
+        """Return tools that the SDK has read with the schemas of their answers."""
+        return [
+            tool.model_copy(update={"output_schema": self._output_schemas[tool.name]})
+            if tool.name in self._output_schemas
+            else tool
+            for tool in tools
+        ]
 
 
-async def _accept(name: str, result: object) -> None:
-    """Accept every result."""
-
-
-def without_broken(raw: Any, version: str, report: Callable[[str, str], None]) -> Any:
-    """Return a page of a list without its broken tools. What else is wrong with it is left to the SDK."""
-    tools = raw.get("tools") if isinstance(raw, dict) else None
-    if not isinstance(tools, list) or _problem(raw, version) is None:
-        return raw
-    others = {name: value for name, value in raw.items() if name != "nextCursor"}
-    kept = []
+def without_broken(page: Mapping[str, Any], version: str) -> tuple[list[Any], dict[str, str]]:
+    """Return the tools of a page that are not broken, and what is wrong with each of the others, by name."""
+    tools: list[Any] = page["tools"]
+    if _problem(page, version) is None:
+        return tools, {}
+    others = {name: value for name, value in page.items() if name != "nextCursor"}
+    kept, broken = [], dict[str, str]()
     for number, tool in enumerate(tools, 1):
         problem = _problem({**others, "tools": [tool]}, version)
         if problem is None:
             kept.append(tool)
         else:
             name = tool.get("name") if isinstance(tool, Mapping) else None
-            report(name if isinstance(name, str) and name else f"number {number} of its list", problem)
-    return {**raw, "tools": kept}
+            broken[name if isinstance(name, str) and name else f"number {number} of its list"] = problem
+    return kept, broken
 
 
-def _problem(raw: Mapping[str, Any], version: str) -> str | None:
+def _problem(page: Mapping[str, Any], version: str) -> str | None:
     """Return what is wrong with a page, where it is about a tool."""
     try:
-        methods.validate_server_result(METHOD, version, raw)
+        methods.validate_server_result(METHOD, version, page)
     except ValidationError as exc:
         first = next(
             (each for each in exc.errors(include_url=False, include_input=False) if "tools" in each["loc"]), None

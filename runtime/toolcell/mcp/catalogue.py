@@ -17,6 +17,7 @@ from mcp.client import Client
 from mcp_types import PaginatedRequestParams, Tool
 
 from toolcell.errors import McpServerError, RegistrationError, UsageError
+from toolcell.mcp.broken_tools import ToolPages
 from toolcell.mcp.definitions import Approve, McpProblem, McpTool, read_tool, shown_name
 from toolcell.mcp.structure import MAX_TOOLS
 from toolcell.support import logger_of
@@ -97,9 +98,10 @@ class McpCatalogue:
             raise McpServerError(safe_text(f"the tool {shown!r} cannot be registered: {problem}", MAX_PROBLEM_CHARS))
         self.report("left_out", safe_text(f"it is left out: {problem}", MAX_PROBLEM_CHARS), shown)
 
-    async def refresh(self, client: Client) -> None:
+    async def refresh(self, client: Client, listing: ToolPages) -> None:
         """Ask for the list, and make the registry agree with it."""
-        listed = await self._read(await self._list(client))
+        listing.begin()
+        listed = await self._read(listing.completed(await self._list(client, listing)))
         gone = [name for name in self.tools if name not in listed]
         for name in gone:
             self._unregister(self.tools.pop(name))
@@ -138,11 +140,13 @@ class McpCatalogue:
         self.report("changed", said, shown_name(tool.remote_name))
         return False
 
-    async def _list(self, client: Client) -> list[Tool]:
+    async def _list(self, client: Client, listing: ToolPages) -> list[Tool]:
         tools, cursors = list[Tool](), set[str]()
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             page = await client.session.list_tools(params=PaginatedRequestParams(cursor=cursor))
+            for name, problem in listing.take_broken().items():
+                self.report_broken(name, problem)
             tools += page.tools
             if len(tools) > MAX_TOOLS:
                 self.report("server", f"it lists more than {MAX_TOOLS} tools; the others are left out")

@@ -29,7 +29,7 @@ import toolcell
 from toolcell.errors import McpServerError, RegistrationError
 from toolcell.mcp.answers import INVALID_RESULT, as_tool_result
 from toolcell.mcp.arguments import Transport, globs, hiding, labels_of, login_of, transport_of
-from toolcell.mcp.broken_tools import take_over_checks
+from toolcell.mcp.broken_tools import ToolPages
 from toolcell.mcp.catalogue import Broken, Changed, McpCatalogue, Selection
 from toolcell.mcp.definitions import Approve, McpProblem, McpTool
 from toolcell.mcp.http_refusals import SESSION_GONE
@@ -269,27 +269,27 @@ class McpClient(OpenedInBlock):
             **self._callbacks,
         )
         async with client, AsyncExitStack() as stack:
-            take_over_checks(client, self._catalogue.report_broken)
+            transport.listing.version = client.protocol_version
             self._changed = anyio.Event()
             changes = await _changes(client, stack)  # before the list is read: none is missed
-            await self._catalogue.refresh(client)
+            await self._catalogue.refresh(client, transport.listing)
             self._connection = client, transport
             ready()
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._follow, client)
+                tasks.start_soon(self._follow, client, transport.listing)
                 if changes is not None:
                     tasks.start_soon(self._watch, changes)
                 await transport.ended.wait()
                 self._connection, self._problem = None, transport.problem
                 tasks.cancel_scope.cancel()
 
-    async def _follow(self, client: Client) -> None:
+    async def _follow(self, client: Client, listing: ToolPages) -> None:
         """Read the list again each time the server says that it changed."""
         while True:
             await self._changed.wait()
             self._changed, began = anyio.Event(), anyio.current_time()
             try:
-                await self._catalogue.refresh(client)
+                await self._catalogue.refresh(client, listing)
             except (MCPError, McpServerError, ValidationError) as exc:
                 self._catalogue.report("server", f"its list cannot be read again: {self._error_text(exc)}")
             await anyio.sleep(relist_pause_s(anyio.current_time() - began))

@@ -28,9 +28,6 @@ SHOWN_CHARS = 1_200
 GIVEN_LIMITS = ("wall_s", "cpu_s", "memory_bytes", "tool_calls")
 """Limits that a client may lower for one script."""
 
-FRESH = "Every script starts afresh: no variable, import or file of an earlier one is left."
-KEPT = "Variables, imports and files stay from one script to the next."
-
 
 def code_schema(limits: Limits, check_types: CheckTypes | None = None) -> dict[str, Any]:
     """Return the schema of execute_code's arguments. A limit has the server's own as its maximum, and a client may have
@@ -141,8 +138,7 @@ def own_tools(runtime: Any, keeps_state: bool, offers_resume: bool, shown_chars:
 
 def code_text(runtime: Any, keeps_state: bool, shown_chars: int = SHOWN_CHARS) -> str:
     """Describe execute_code: what a script finds, and the tools that it may call, as far as there is room."""
-    sandbox = described_sandbox(runtime)
-    text = CODE_TEXT + (sandbox.replace(FRESH, KEPT) if keeps_state else sandbox)
+    text = CODE_TEXT + described_sandbox(runtime, keeps_state=keeps_state)
     tools = [(tool.definition, tool.options.returns) for tool in runtime.registry.snapshot().state.visible(Origin.CODE)]
     if not tools:
         return text

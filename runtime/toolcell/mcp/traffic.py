@@ -17,6 +17,7 @@ from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
+from toolcell.mcp.broken_tools import METHOD, ToolPages
 from toolcell.mcp.pace import Pace
 from toolcell.support import ChangeEvent
 
@@ -42,11 +43,13 @@ class Flooded(Exception):
 class Traffic:
     """Which messages have been sent and received, as far as somebody waits for an answer."""
 
-    def __init__(self, name: str) -> None:
-        """`name`: what is connected with, for the log."""
-        self._pace = Pace(name)
+    def __init__(self, name: str, listing: ToolPages) -> None:
+        """`name`: what is connected with, for the log. `listing` mends pages of the server's list."""
+        self._pace, self._listing = Pace(name), listing
         self._awaited = set[int | str]()
         """Requests of ours."""
+        self._listings = set[int | str]()
+        """Those of them that ask for a page of the server's list."""
         self._open = Counter[int | str]()
         """Requests of the server's, by its own ids, which need not differ."""
         self._bad = 0
@@ -55,11 +58,14 @@ class Traffic:
     def note_sending(self, message: SessionMessage) -> None:
         """Take note of a message before it is written: its answer may come at once."""
         match message.message:
-            case JSONRPCRequest(id=ident):
+            case JSONRPCRequest(id=ident, method=method):
                 self._awaited.add(coerce_request_id(ident))
+                if method == METHOD:
+                    self._listings.add(coerce_request_id(ident))
             case JSONRPCNotification(method="notifications/cancelled", params=params):
                 if (cancelled := cancelled_request_id_from_params(params)) is not None:
                     self._awaited.discard(coerce_request_id(cancelled))
+                    self._listings.discard(coerce_request_id(cancelled))
 
     def note_written(self, message: SessionMessage) -> None:
         """Take note of a message after the server took it."""
@@ -68,7 +74,10 @@ class Traffic:
                 self._settle(ident)
 
     async def admit(self, item: SessionMessage | Exception | None, size: int = 0) -> None:
-        """Wait until one more message may be handed on; None is a line without one. `size`: its bytes, if known.
+        """Wait until one more message may be handed on, a page of the list mended; None is a line without a message.
+
+        `size`: its bytes, if known.
+
 
         Raises:
             Flooded: the connection has to be ended.
@@ -77,6 +86,10 @@ class Traffic:
             case JSONRPCResponse(id=ident) | JSONRPCError(id=int() | str() as ident):
                 if (key := coerce_request_id(ident)) in self._awaited:
                     self._awaited.remove(key)
+                    if key in self._listings:
+                        self._listings.remove(key)
+                        if isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCResponse):
+                            self._listing.mend(item.message.result)
                     return
             case JSONRPCRequest(id=ident):
                 await self._open_request(ident)

@@ -36,9 +36,9 @@ from mcp_types import (
 
 from toolcell.errors import McpServerError
 from toolcell.mcp.address_guard import LoginTransport
+from toolcell.mcp.broken_tools import ToolPages
 from toolcell.mcp.http_bounds import MAX_MESSAGE_BYTES, BoundedTransport
 from toolcell.mcp.login import Login
-from toolcell.mcp.mending import mend_listing
 from toolcell.mcp.proxies import ProxyTransport
 from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, cut_lists, elements, with_whole_characters
 from toolcell.mcp.traffic import WRITE_S, Flooded, Outbox, Traffic
@@ -68,6 +68,7 @@ class ProcessTransport:
         self._command, self._env, self._cwd, self._hide = list(command), dict(env), cwd, hide
         self.ended = anyio.Event()
         """It cannot be spoken with any more."""
+        self.listing = ToolPages()
         self._stderr = b""
         self._problem = ""
         self._has_spoken = False
@@ -104,7 +105,7 @@ class ProcessTransport:
             raise McpServerError(f"{self._command[0]!r} cannot be started: {exc}") from exc
         self._process = process
         to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-        outbox, traffic = Outbox(self._give_up, _packed), Traffic(repr(self._command[0]))
+        outbox, traffic = Outbox(self._give_up, _packed), Traffic(repr(self._command[0]), self.listing)
         with to_session, from_server:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._read, process, to_session, traffic)
@@ -208,7 +209,6 @@ def _mended_message(message: Any) -> Any:
     """Return a message as the SDK may read it: no error of a server passes for one of the SDK's own."""
     if isinstance(message, JSONRPCResponse):
         cut_lists(message.result)
-        mend_listing(message.result)
     elif isinstance(message, JSONRPCError) and message.error.code in SDK_CODES:
         message.error.code += OF_SERVER
     return message
@@ -256,6 +256,7 @@ class HttpTransport:
         self.host = f"{place.host}:{place.port}" if place.port else place.host
         """Without the rest of the URL, which may hold a token."""
         self.ended = anyio.Event()
+        self.listing = ToolPages()
         self.problem = "the connection was lost"
 
     @asynccontextmanager
@@ -270,7 +271,7 @@ class HttpTransport:
         async with (
             httpx2.AsyncClient(headers=headers, timeout=timeout, transport=transport, auth=self._login) as http,
             streamable_http_client(self._url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES) as (read, write),
-            _bounded(read, write, Traffic(self.host), self._give_up) as streams,
+            _bounded(read, write, Traffic(self.host, self.listing), self._give_up) as streams,
         ):
             yield streams
 
