@@ -26,6 +26,12 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "silent()": (lambda: ToolResult.silent("no"), r"write ToolResult\.silenced\(text\)"),  # type: ignore[operator]
     "sequential=": (lambda: agent(sequential=True), "parallel_tools=False"),
     "blacklist=": (lambda: agent(blacklist=["x"]), r"agent\.blacklist\("),
+    "tool_execution=": (lambda: agent(tool_execution="sequential"), "parallel_tools=False"),
+    "task=": (lambda: agent(task="x"), r"agent\.run\(task\)"),
+    "hooks=": (lambda: agent(hooks=[print]), r"agent\.registry\.add_hook\("),
+    "before_tool_call=": (lambda: agent(before_tool_call=print), r"agent\.registry\.add_hook\("),
+    "an agent as a tool": (lambda: agent(tools=[agent()]), r"\.as_tool\(name, description\)"),
+    "an agent as a sub-agent": (lambda: agent().add_subagent(agent()), r"\.as_tool\(name, description\)"),
     "error_style=": (lambda: agent(error_style="anything"), "error_style must be one of 'plain'"),
 }
 

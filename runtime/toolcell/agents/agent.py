@@ -330,7 +330,12 @@ class Agent:
 
 _OTHERWISE = {
     "sequential": "write parallel_tools=False to run the calls of one response one at a time",
+    "tool_execution": "write parallel_tools=False to run the calls of one response one at a time",
     "blacklist": 'call agent.blacklist("name", ...) on the agent that you have made',
+    "task": "write await agent.run(task), or agent.run_sync(task)",
+    **dict.fromkeys(
+        ("hooks", "before_tool_call", "after_tool_call"), "write agent.registry.add_hook(before=..., after=...)"
+    ),
 }
 """Names that people expect here, and what to write."""
 

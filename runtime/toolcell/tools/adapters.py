@@ -145,7 +145,8 @@ def _specs(tool: Any) -> Iterator[ToolSpec]:
     elif callable(tool):
         yield function_spec(tool)
     else:
-        cure = next((cure for kind, cure in _CURES.items() if isinstance(tool, kind)), "write a function")
+        other = "write .as_tool(name, description)" if hasattr(tool, "as_tool") else "write a function"
+        cure = next((cure for kind, cure in _CURES.items() if isinstance(tool, kind)), other)
         raise RegistrationError(
             f"{tool!r:.80} is not a tool: it is no function, and has no definitions or parameters; {cure}"
         )
