@@ -28,7 +28,14 @@ from toolcell_bridge.wire.messages import TAGS
 
 ROOT = Path(__file__).parent.parent
 HOST = Path(toolcell.__file__).parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "sandbox_images").glob("*.md")])
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "sandbox_images").glob("*.md"),
+        *(ROOT / "tests").glob("*.md"),
+    ]
+)
 OLD_NAMES = ROOT / "CHANGELOG.md"
 """The one page that may name what is no longer there."""
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -119,7 +126,7 @@ def test_figures_of_the_readme_are_those_of_the_benchmarks_page() -> None:
 def test_every_requirement_that_a_test_cites_is_defined_on_the_conformance_page() -> None:
     tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     cited = {name for marker in CITED.findall(tests) for name in re.findall(r'"([^"]+)"', marker)}
-    page = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+    page = (ROOT / "tests" / "CONFORMANCE.md").read_text(encoding="utf-8")
     defined = DEFINED.findall(page.partition("## Requirements without a test")[0])
 
     assert len(cited) > 300
@@ -249,7 +256,7 @@ TEST_NAME = re.compile(r"`test_\w+\.py::test_\w+`")
 """The name of a test in tests/PROMISES.md."""
 
 
-@pytest.mark.parametrize("page", ["tests/PROMISES.md", "docs/audit.md", "docs/promises.md"])
+@pytest.mark.parametrize("page", ["tests/PROMISES.md", "docs/audit.md", "tests/ROBUSTNESS.md"])
 def test_every_test_that_a_page_names_exists(page: str) -> None:
     named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", (ROOT / page).read_text(encoding="utf-8"))
     texts = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
