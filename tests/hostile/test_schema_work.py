@@ -5,6 +5,7 @@ Schemas come from strangers: MCP servers, callers of a service, models that save
 
 from __future__ import annotations
 
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from toolcell.tools.options import ToolOptions
 from toolcell.tools.parts import Text
 from toolcell.tools.problems import ValueCheck, compile_schema
 from toolcell.tools.result import ToolResult
+from toolcell.tools.schema_patterns import bounded, states_of
 from toolcell.tools.schema_work import MAX_RECURSIVE_WEIGHT, MAX_WEIGHT, SchemaWork
 from toolcell.tools.stubs import python_stub
 from toolcell.tools.text_data import may_be_data
@@ -135,6 +137,91 @@ def test_no_registry_and_no_script_takes_one(kind: str) -> None:
     assert [*registry] == []
 
 
+LARGE_PATTERNS: dict[str, dict[str, Any]] = {
+    "one in another": {"properties": {"a": {"pattern": "((a{1,900}){1,900}){1,9}"}}},
+    "many names": {"patternProperties": {rf"(?i)\W{{1,{90 + number}}}": {} for number in range(500)}},
+    "many texts": {"properties": {"a": {"allOf": [{"pattern": f"x{{{900 + number}}}"} for number in range(100)]}}},
+    "in an array": {"properties": {"a": {"items": {"anyOf": [{"pattern": f"x{n}{{900}}"} for n in range(100)]}}}},
+}
+
+
+@pytest.mark.parametrize("kind", LARGE_PATTERNS)
+def test_patterns_that_are_large_when_their_repetitions_are_written_out_are_compiled_nowhere(kind: str) -> None:
+    schema = {"type": "object", **LARGE_PATTERNS[kind]}
+    for compiled in (
+        lambda: compile_schema(schema),
+        lambda: ArgumentChecker(ToolDefinition("tool", "A tool under test.", schema)),
+        lambda: ValueCheck(schema),
+        lambda: remote_registry(
+            [{"name": "t", "description": "A tool.", "parameters": schema}], ToolRegistry(), with_own=False
+        ),
+        lambda: remote_registry(
+            [{"name": "t", "description": "A tool.", "parameters": {"type": "object"}, "options": {"returns": schema}}],
+            ToolRegistry(),
+            with_own=False,
+        ),
+    ):
+        with pytest.raises(RegistrationError, match="its patterns have more than"):
+            compiled()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "states"),
+    [
+        ("", 1),
+        ("^abc$", 3),
+        (r"\d{4}-\d{2}", 7),
+        ("(ab|cd){3}", 12),
+        ("(?:a{2}){5}b", 11),
+        ("(?P<n>a{5})", 5),
+        ("[a{9}]{3}", 3),
+        ("[]a]{3}", 3),
+        (r"\{9}x", 4),
+        ("a{2,}", 2),
+        ("a{,9}", 5),
+        ("(((", 1),
+        (")))", 1),
+    ],
+)
+def test_states_of_a_pattern_are_counted_with_its_repetitions(pattern: str, states: int) -> None:
+    assert states_of(pattern) == states
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (r"\S", " " * 2_000_000 + "x"),
+        ("^.{1,2000}$", "x" * 2_000),
+        ("^[a-z0-9-]{1,64}$", "a-1"),
+        (r"^(?!\s*$).+", "x" * 5_000),
+        (r"^(?=.*[A-Z])(?=.*\d).{8,64}$", "Passw0rd" * 8),
+    ],
+)
+def test_patterns_of_the_world_take_the_texts_that_they_are_for(pattern: str, text: str) -> None:
+    whole = {"type": "object", "properties": {"x": {"pattern": pattern}, "content": {"type": "string"}}}
+    args = {"x": text, "content": "x" * 4_000_000}
+    assert ArgumentChecker(ToolDefinition("tool", "A tool under test.", whole)).check(args).args == args
+    assert ValueCheck(whole).problem(args) is None
+    names = {"properties": {"x": {"items": {"pattern": "^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"}}}}
+    assert ValueCheck(names).problem({"x": ["a-name"] * 10_000}) is None
+
+
+def test_a_text_that_is_too_long_for_its_pattern_is_refused_by_its_length() -> None:
+    checker = ArgumentChecker(
+        ToolDefinition("tool", "A tool under test.", {"type": "object", "properties": {"x": {"pattern": "^(?=a)a+$"}}})
+    )
+    with pytest.raises(InvalidArguments, match=r"x: has 9999 characters, more than the \d+ that its pattern is"):
+        checker.check({"x": "a" * 9_999})
+
+
+def test_bounds_of_texts_change_nothing_that_is_a_value() -> None:
+    value = {"pattern": "(?=a)a", "patternProperties": {"(?=a)a": 1}}
+    part = {"const": value, "enum": [value], "default": value, "examples": [value]}
+    named = {"properties": {"const": {"pattern": "a"}}, "maxLength": 3, "pattern": "a"}
+    assert bounded(part) == part
+    assert bounded(named)["maxLength"] == 3 and "maxLength" in bounded(named)["properties"]["const"]
+
+
 @pytest.mark.parametrize("reference", ["urn:nowhere", "#/$defs/none", "#none", "https://example.com/x#/y"])
 def test_a_reference_that_leads_nowhere_is_refused(reference: str) -> None:
     with pytest.raises(RegistrationError):
@@ -215,7 +302,29 @@ def nested(depth: int) -> Any:
     return value
 
 
+def of_two_letters(length: int) -> str:
+    """Return a text that keeps as many states of a pattern alive as a text can."""
+    return "".join(random.Random(length).choices("ab", k=length))
+
+
+LOOKAROUND = "(?=a)(a|b|ab)*c$"
+STATES = "[ab]*a[ab]{300}[cd]"
+
 SLOW: dict[str, tuple[dict[str, Any], Any]] = {
+    "a text and lookaround": ({"pattern": LOOKAROUND}, of_two_letters(400_000)),
+    "texts and lookaround": ({"items": {"pattern": LOOKAROUND}}, [of_two_letters(3_000)] * 300),
+    "a text and many states": ({"pattern": STATES}, of_two_letters(2_000_000)),
+    "texts and many states": ({"items": {"pattern": STATES}}, [of_two_letters(10_000)] * 200),
+    "a text and many patterns": (
+        {"allOf": [{"pattern": f"[ab]*a[ab]{{60}}{'e' * number}[cd]"} for number in range(50)]},
+        of_two_letters(90_000),
+    ),
+    "a name and patterns": ({"patternProperties": {STATES: {}}}, {of_two_letters(2_000_000): [7]}),
+    "a text in a union": ({"anyOf": [{"type": "integer"}, {"pattern": LOOKAROUND}]}, of_two_letters(400_000)),
+    "a text, by reference": (
+        {"properties": {"n": {"$ref": "#/$defs/P"}}, "$defs": {"P": {"pattern": LOOKAROUND}}},
+        {"n": of_two_letters(400_000)},
+    ),
     "a union in a union": (union(3), nested(30)),
     "many values, many options": ({"items": {"enum": [[n] for n in range(5_000)]}}, [[4_999]] * 100_000),
     "unique": ({"uniqueItems": True}, [[n] for n in range(500_000)]),
@@ -243,7 +352,7 @@ def test_checking_arguments_is_bounded_and_counted(kind: str) -> None:
     began = time.perf_counter()
     with pytest.raises(InvalidArguments) as refused:
         checker.check({"x": value})
-    assert time.perf_counter() - began < 3 * SOON_S and refused.value.steps > 10
+    assert time.perf_counter() - began < 3 * SOON_S and refused.value.steps > 1
 
 
 def test_what_is_checked_again_on_each_level_is_described_in_linear_time() -> None:

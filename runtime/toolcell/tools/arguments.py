@@ -185,7 +185,9 @@ class ArgumentChecker:
         """Members may have members of their own that the schema does not name."""
         properties = frozenset(schema.get("properties", ()))
         self._work = SchemaWork(schema)
-        is_plain = not self._mends and len(properties) <= MAX_PLAIN and self._work.each <= MAX_PLAIN_WORK
+        text_work = self._work.char_visits * MAX_PLAIN * MAX_PLAIN_CHARS
+        is_light = self._work.each <= MAX_PLAIN_WORK and text_work <= MAX_CHECK_WORK
+        is_plain = not self._mends and len(properties) <= MAX_PLAIN and is_light
         self._plain = properties if is_plain else frozenset()
         """Names that `check_plain` may copy."""
         self.is_valid = validator.is_valid if validate else _anything
@@ -251,10 +253,12 @@ class ArgumentChecker:
             copied = copy_arguments(args)
         except BadValue as exc:
             raise InvalidArguments(self.tool, [exc.problem], args, exc.steps) from None
-        if (work := self._work.of(copied.nodes)) > MAX_CHECK_WORK:
+        chars = copied.chars + sum(2 * len(blob) for blob in copied.blobs.values())
+        work = self._work.of(copied.nodes) + self._work.of_texts(copied.args, copied.nodes, chars)
+        if work > MAX_CHECK_WORK:
             text = (
-                f"has {copied.nodes} values, and its schema may take {work} steps to check them, more than "
-                f"{MAX_CHECK_WORK}; send fewer values"
+                f"has {copied.nodes} values and {chars} characters, and its schema may take {work} steps to check "
+                f"them, more than {MAX_CHECK_WORK}; send less"
             )
             raise InvalidArguments(self.tool, [ValueProblem((), text)], args, copied.nodes)
         if work >= WORK_PER_STEP * copied.nodes:

@@ -22,7 +22,8 @@ from jsonschema_rs import ValidationErrorKind as Kind
 
 from toolcell.errors import RegistrationError
 from toolcell.support.spelling import did_you_mean
-from toolcell.tools.schema_work import MAX_CHECK_WORK, SchemaWork, check_levels, count_values
+from toolcell.tools.schema_patterns import bounded, check_patterns, max_chars
+from toolcell.tools.schema_work import MAX_CHECK_WORK, SchemaWork, chars_in, check_levels, count_values
 from toolcell.tools.values import MAX_STEP_CHARS, Path, ValueProblem, is_large
 
 BACKTRACK_LIMIT = 20_000
@@ -49,6 +50,7 @@ def compile_schema(schema: Part, registry: jsonschema_rs.Registry | None = None,
     """
     if like is None and registry is None:  # a part of another one was looked at with it
         check_levels(schema)
+        check_patterns(schema)
     chosen = _draft(schema if like is None else like)
     validator = _compiled(chosen, schema, registry)
     if registry is None and (lost := SchemaWork(schema).lost):  # parts of one in a registry were weighed with it
@@ -70,7 +72,7 @@ def _compiled(chosen: Any, schema: Part, registry: jsonschema_rs.Registry | None
 
 
 def _compile(chosen: Any, schema: Part, regex: Any, registry: jsonschema_rs.Registry | None) -> Validator:
-    validator: Validator = chosen(dict(schema), pattern_options=regex, registry=registry, offline=True)
+    validator: Validator = chosen(bounded(schema), pattern_options=regex, registry=registry, offline=True)
     return validator
 
 
@@ -148,7 +150,7 @@ class Subschemas:
     def _compiled(self, part: Part) -> Callable[[Any], bool]:
         if self._pointers is None:
             self._pointers = dict(_pointers(self.root))
-            self._registry = jsonschema_rs.Registry([(_ROOT, dict(self.root))], **_registry_draft(self.root))
+            self._registry = jsonschema_rs.Registry([(_ROOT, bounded(self.root))], **_registry_draft(self.root))
         pointer = self._pointers.get(id(part))
         try:
             if pointer is not None:
@@ -216,8 +218,16 @@ def find_problems(schemas: Subschemas, value: Any, work: int = 0) -> list[ValueP
     `MAX_DESCRIBED_WORK` nothing is looked for.
     """
     if work > MAX_DESCRIBED_WORK:
-        return [ValueProblem((), "does not fit its schema, and is too large for it to say where; send fewer values")]
+        return [ValueProblem((), "does not fit its schema, and is too large for it to say where; send less")]
     return list(itertools.islice(_Finder(schemas).below(schemas.root, value, ()), MAX_PROBLEMS + 1))
+
+
+def _too_long(part: Part, value: Any) -> str:
+    """Say that a text is too long to be matched; empty when it is not."""
+    pattern = part.get("pattern")
+    if isinstance(value, str) and isinstance(pattern, str) and len(value) > (most := max_chars(pattern)):
+        return f"has {len(value)} characters, more than the {most} that its pattern is checked for"
+    return ""
 
 
 class _Finder:
@@ -251,6 +261,9 @@ class _Finder:
 
     def _own_problems(self, part: Part, value: Any, path: Path) -> Iterator[tuple[bool, ValueProblem]]:
         """What the value itself breaks, whatever its members are. True: a wrong type, after which nothing counts."""
+        if too_long := _too_long(part, value):
+            yield False, ValueProblem(path, too_long)
+            return
         validator = self._schemas.derived("own", part, _without_members)
         if validator is None or validator.is_valid(value):
             return
@@ -548,7 +561,10 @@ class ValueCheck:
 
     def work_of(self, value: Any) -> int:
         """Return the steps that a check may take; of a value that is not checked, some that are too many."""
-        return self._work.of(count_values(value, MAX_CHECK_WORK // self._work.each))
+        values = count_values(value, MAX_CHECK_WORK // self._work.each)
+        if (work := self._work.of(values)) > MAX_CHECK_WORK or not self._work.has_patterns:
+            return work
+        return work + self._work.of_texts(value, values, chars_in(value))
 
     def problem(self, value: Any) -> ValueProblem | None:
         """Return what is wrong first; None when the value fits."""

@@ -7,11 +7,12 @@ before they are compiled, and a check is refused whose weight times the size of 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
 from toolcell.errors import RegistrationError
+from toolcell.tools.schema_patterns import MATCH_WORK, MAX_CHARS, max_chars, names_matched, patterns_in, visits_of
 
 MAX_WEIGHT: Final = 10_000
 """Visits of one value. Each takes about 0.1 microseconds."""
@@ -19,6 +20,8 @@ MAX_RECURSIVE_WEIGHT: Final = 1_000
 """The same for a schema that contains itself: the validator also remembers what it has seen, and that costs more."""
 MAX_CHECK_WORK: Final = 5_000_000
 """Visits of one check; about half a second, in which the event loop waits."""
+_NOT_ODD: Final = 100_000
+"""Visits of texts that need no closer look."""
 WORK_PER_STEP: Final = 64
 """Visits that count as one value that was looked at. Schemas that are not odd cost nothing more."""
 MAX_PARTS: Final = 200_000
@@ -51,14 +54,11 @@ class SchemaWork:
         self.lost = ""
         """A reference that leads nowhere. What a validator makes of it is not weighed, so it must not be used."""
         self._roots, self._anchors = _places(schema)
-        self._known: dict[int, int] = {}
+        self._known: dict[int, float] = {}
         self._inside: set[int] = set()
         """Parts that are weighed now."""
         self._is_recursive = False
-        try:
-            self.weight = self._visits_of(schema, 0)
-        except RecursionError as exc:
-            raise RegistrationError("invalid schema: its parts and references are nested too deeply") from exc
+        self.weight = int(self._weighed(schema, _own_visits, 1))
         limit = MAX_RECURSIVE_WEIGHT if self._is_recursive else MAX_WEIGHT
         if self.weight > limit:
             kind = "a schema that contains itself" if self._is_recursive else "a schema"
@@ -66,6 +66,26 @@ class SchemaWork:
                 f"invalid schema: with its references followed, one value is checked {_words(self.weight)} times, and "
                 f"for {kind} the limit is {limit}; name each definition less often"
             )
+
+        self.has_patterns = has_patterns = _has_patterns(schema)
+        self._text_visits = self._weighed(schema, _own_text_visits, 0) if has_patterns else 0.0
+        """Of one text, whatever its length."""
+        self.char_visits = self._weighed(schema, _own_char_visits, 0) if has_patterns else 0.0
+        """Of one character of a text, in addition."""
+        self._patterns = self._weighed(schema, _own_patterns, 0) if has_patterns else 0.0
+        """That one text is matched with."""
+        self._name_chars = min(map(max_chars, _patterns_of_names(schema)), default=MAX_CHARS) if has_patterns else 0
+        """Of a name that is matched."""
+
+    def _weighed(self, schema: Any, own: Callable[[Mapping[str, Any]], float], least: int) -> float:
+        """Return the sum of what the parts that are about one value cost by themselves. `least`: of any part."""
+        self._own, self._least = own, least
+        self._known.clear()
+        self._inside.clear()
+        try:
+            return self._visits_of(schema, 0)
+        except RecursionError as exc:
+            raise RegistrationError("invalid schema: its parts and references are nested too deeply") from exc
 
     @property
     def each(self) -> int:
@@ -76,15 +96,27 @@ class SchemaWork:
         """Return the visits that checking so many values may take."""
         return values * self.each
 
-    def _visits_of(self, part: Any, depth: int) -> int:
+    def of_texts(self, value: Any, values: int, chars: int) -> int:
+        """Return the visits that matching the texts of a value may take. `values`, `chars`: how much of both it has."""
+        again = self.each / self.weight
+        if (most := (values * self._text_visits + chars * self.char_visits) * again) <= _NOT_ODD:
+            return int(most)
+        longest, visits = self._patterns * MATCH_WORK, 0.0
+        for length, is_name in _texts(value):
+            if is_name and length > self._name_chars:
+                return 2 * MAX_CHECK_WORK
+            visits += self._text_visits + min(longest, length * self.char_visits)
+        return int(visits * again)
+
+    def _visits_of(self, part: Any, depth: int) -> float:
         """Visits of one value, or of one member of it, whichever are more."""
         if not isinstance(part, Mapping):
-            return 1
+            return self._least
         if (known := self._known.get(id(part))) is not None:
             return known
         if id(part) in self._inside:
             self._is_recursive = True
-            return 1
+            return self._least
         if depth > _MAX_DEPTH:
             raise RegistrationError(f"invalid schema: its references are nested deeper than {_MAX_DEPTH} levels")
         self._inside.add(id(part))
@@ -94,11 +126,11 @@ class SchemaWork:
                 here += self._of_reference(reference, depth + 1)
         if "unevaluatedProperties" in part or "unevaluatedItems" in part:
             here *= 2  # what other keywords have seen is found out once more
-        self._known[id(part)] = found = min(_own_visits(part) + here + self._members(part, depth + 1), MAX_WEIGHT**2)
+        self._known[id(part)] = found = min(self._own(part) + here + self._members(part, depth + 1), MAX_WEIGHT**2)
         self._inside.discard(id(part))
         return found
 
-    def _of_reference(self, reference: str, depth: int) -> int:
+    def _of_reference(self, reference: str, depth: int) -> float:
         """The weight of the heaviest part that a reference may mean, whatever the base of its URI is."""
         place, _, fragment = reference.partition("#")
         if _META.fullmatch(place):
@@ -112,10 +144,10 @@ class SchemaWork:
             found = self._anchors.get(fragment, [])
         if not found:
             self.lost = reference
-            return 1
+            return self._least
         return max(self._visits_of(each, depth) for each in found)
 
-    def _members(self, part: Mapping[str, Any], depth: int) -> int:
+    def _members(self, part: Mapping[str, Any], depth: int) -> float:
         of_object = self._most(_values(part.get("properties")), depth)
         of_object += sum(self._visits_of(each, depth) for each in _values(part.get("patternProperties")))
         of_object += sum(
@@ -131,9 +163,9 @@ class SchemaWork:
         )
         if part.get("uniqueItems") is True:
             of_list += _UNIQUE
-        return max(of_object, of_list) - 1 if max(of_object, of_list) > 1 else 0
+        return max(of_object - self._least, of_list - self._least, 0)
 
-    def _most(self, parts: Iterable[Any], depth: int) -> int:
+    def _most(self, parts: Iterable[Any], depth: int) -> float:
         return max((self._visits_of(each, depth) for each in parts), default=0)
 
 
@@ -175,6 +207,50 @@ def _own_visits(part: Mapping[str, Any]) -> int:
     for each in part.get("patternProperties", ()) if isinstance(part.get("patternProperties"), Mapping) else ():
         costly += _COSTLY if _COSTLY_PATTERN.search(each) else 1
     return 1 + of_options + costly
+
+
+def _has_patterns(part: Any) -> bool:
+    if isinstance(part, Mapping):
+        return "pattern" in part or "patternProperties" in part or any(map(_has_patterns, part.values()))
+    return isinstance(part, list) and any(map(_has_patterns, part))
+
+
+def _own_text_visits(part: Mapping[str, Any]) -> float:
+    return sum(visits_of(each)[0] for each in patterns_in(part))
+
+
+def _own_char_visits(part: Mapping[str, Any]) -> float:
+    return sum(visits_of(each)[1] for each in patterns_in(part))
+
+
+def _own_patterns(part: Mapping[str, Any]) -> float:
+    return sum(1 for _ in patterns_in(part))
+
+
+def _patterns_of_names(part: Any) -> Iterator[str]:
+    if isinstance(part, Mapping):
+        yield from names_matched(part)
+    for each in _values(part):
+        yield from _patterns_of_names(each)
+
+
+def _texts(value: Any) -> Iterator[tuple[int, bool]]:
+    """Yield the length of each text in a value, and whether it is the name of a member."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            yield len(each), False
+        elif isinstance(each, dict):
+            yield from ((len(name), True) for name in each)
+            left += each.values()
+        elif isinstance(each, list | tuple):
+            left += each
+
+
+def chars_in(value: Any) -> int:
+    """Return how many characters the texts of a value have."""
+    return sum(length for length, _ in _texts(value))
 
 
 def _same_value(part: Mapping[str, Any]) -> Iterator[Any]:

@@ -1,0 +1,149 @@
+"""How much work the regular expressions of a JSON Schema make: to compile, and for each character that they look at.
+
+jsonschema-rs compiles `\\w{1,900}` to a megabyte, and a schema of 64 KB holds thousands. On a text that keeps many of
+its states alive, an expression takes time for each state and character; with lookaround, for each pair of characters.
+So the states of a schema are counted before it is compiled, and no text is matched that is too long for its pattern.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from toolcell.errors import RegistrationError
+
+MAX_STATES: Final = 20_000
+"""Of all patterns of a schema. Compiling one takes up to 20 microseconds and 2 KB."""
+MATCH_WORK: Final = 900_000
+"""Visits (of `schema_work`, 0.1 microseconds each) that matching one text may take. A longer text is refused."""
+VISITS_PER_STATE: Final = 0.17
+"""For one character. Source: `[ab]*a[ab]{900}[cd]` on random text, 14 to 17 nanoseconds for each state."""
+MAX_CHARS: Final = 100_000_000
+"""More than any text has."""
+_LOOKAROUND_CHARS: Final = 10_000
+"""Of a text whose pattern has one state and lookaround. Source: `(?=[ab])[ab]*a[ab]{n}[cd]` takes a nanosecond for each
+state and pair of characters."""
+
+BACKTRACKS = re.compile(r"\(\?<?[=!]|\(\?>|\\[1-9k]|[*+?}]\+")
+"""What needs the engine that goes back: lookaround, backreferences, atomic groups."""
+_SINGLE = re.compile(r"\^(?:\[(?:[^\\\]]|\\.)+\]|\\[dDwWsS]|[^\\\[\](){}*+?|^$])(?:[*+?]|\{\d+,?\d*\})?\$", re.DOTALL)
+"""One kind of character from beginning to end. However often it is repeated, one state is alive at a time."""
+_TOKEN = re.compile(
+    r"\\[pPux]\{[^}]*\}|\\.|\[\^?\]?(?:\\.|\[:\w+:\]|[^\\\]])*\]|\{(\d{1,9})(,?)(\d{0,9})\}"
+    r"|\(\?(?:P?<\w+>|<?[=!]|>|[A-Za-z-]*[:)])|.",
+    re.DOTALL,
+)
+
+
+def states_of(pattern: str) -> int:
+    """Return about how many states a pattern has, once its repetitions are written out."""
+    levels, last = [0], 0
+    for token in _TOKEN.finditer(pattern):
+        text = token[0]
+        if token[1] is not None:
+            most = max(int(token[1]), int(token[3] or 0), 1)
+            levels[-1] += last * (most - 1)
+            last *= most
+        elif text.startswith("(") and not text.endswith(")"):
+            levels.append(0)
+            last = 0
+        elif text == ")" and len(levels) > 1:
+            last = levels.pop()
+            levels[-1] += last
+        elif text not in ("^", "$", "|", "*", "+", "?", ")"):
+            last = 1
+            levels[-1] += 1
+        if levels[-1] > MAX_STATES:
+            return levels[-1]
+    return max(1, sum(levels))
+
+
+def reach_of(pattern: str) -> float:
+    """Return how many characters a pattern looks at, at most; infinity where a longer text is another matter."""
+    if not pattern.startswith("^") or "|" in pattern:
+        return math.inf
+    tokens = [*_TOKEN.finditer(pattern)]
+    if any(token[0] in ("*", "+") or (token[2] and not token[3]) for token in tokens):
+        return math.inf
+    return states_of(pattern)
+
+
+def visits_of(pattern: str) -> tuple[float, float]:
+    """Return the visits that a text may take, and those that each of its characters may take in addition."""
+    if _SINGLE.fullmatch(pattern):
+        return 1, 0.01
+    if BACKTRACKS.search(pattern):
+        return 1, MATCH_WORK / max_chars(pattern)
+    per_char = states_of(pattern) * VISITS_PER_STATE
+    reach = reach_of(pattern)
+    return (1, per_char) if math.isinf(reach) else (1 + reach * per_char / 4, 0.0)
+
+
+def max_chars(pattern: str) -> int:
+    """Return how many characters a text may have that is matched."""
+    if _SINGLE.fullmatch(pattern):
+        return MAX_CHARS
+    states = states_of(pattern)
+    if BACKTRACKS.search(pattern):
+        return int(_LOOKAROUND_CHARS / math.sqrt(states))
+    return min(MAX_CHARS, int(MATCH_WORK / (states * VISITS_PER_STATE)))
+
+
+def patterns_in(part: Mapping[str, Any]) -> Iterator[str]:
+    """Return the patterns that a part of a schema has of its own."""
+    if isinstance(pattern := part.get("pattern"), str):
+        yield pattern
+    yield from names_matched(part)
+
+
+def names_matched(part: Mapping[str, Any]) -> Iterator[str]:
+    """Return the patterns for names of properties."""
+    if isinstance(patterns := part.get("patternProperties"), Mapping):
+        yield from (each for each in patterns if isinstance(each, str))
+
+
+def check_patterns(schema: Any) -> None:
+    """Refuse a schema whose patterns are too large to be compiled.
+
+    Raises:
+        RegistrationError: they have too many states.
+    """
+    states, left = 0, [schema]
+    while left:
+        part = left.pop()
+        if isinstance(part, Mapping):
+            states += sum(map(states_of, patterns_in(part)))
+            left += [each for each in part.values() if isinstance(each, Mapping | list)]
+        elif isinstance(part, list):
+            left += [each for each in part if isinstance(each, Mapping | list)]
+        if states > MAX_STATES:
+            raise RegistrationError(
+                f"invalid schema: with repetitions written out, its patterns have more than {MAX_STATES} states; "
+                "repeat less, or use maxLength"
+            )
+
+
+_VALUES: Final = ("const", "enum", "default", "examples")
+"""Keywords that hold values, and no schemas."""
+_NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+"""Keywords that hold schemas by names, which may be any."""
+
+
+def bounded(schema: Any) -> Any:
+    """Return a schema that refuses a text that is too long for its pattern. The library looks at `maxLength` first."""
+    if isinstance(schema, list):
+        return [bounded(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    made = dict(schema)
+    for key, each in schema.items():
+        if key in _NAMED and isinstance(each, Mapping):
+            made[key] = {name: bounded(part) for name, part in each.items()}
+        elif key not in _VALUES:
+            made[key] = bounded(each)
+    if isinstance(pattern := schema.get("pattern"), str):
+        given, most = made.pop("maxLength", MAX_CHARS), max_chars(pattern)
+        made = {"maxLength": min(given, most) if isinstance(given, int | float) else given, **made}
+    return made
