@@ -23,7 +23,7 @@ from toolcell.sessions import state
 
 HIDES = """
 import os, threading, toolcell_bridge.guest.leftovers as leftovers
-leftovers.end_leftovers = lambda end_s: None
+leftovers.end_leftovers = lambda end_s: ([], [])
 def spin():
     while True: pass
 threading.Thread(target=spin, daemon=True).start()

@@ -294,7 +294,6 @@ def test_the_rebuilding_makes_no_call_that_was_not_made_before(session: SyncSess
 
 EVADES = """
 import os, toolcell_bridge.guest.leftovers as leftovers
-from toolcell_bridge.wire.messages import Leftover
 """
 
 
@@ -305,7 +304,7 @@ async def test_what_a_script_hides_between_scripts_is_counted_and_ends_with_the_
         return False
 
     monkeypatch.setattr(SessionSandbox, "pause", cannot)  # otherwise it would not use its time up
-    hides = "leftovers.end_leftovers = lambda end_s: None\nif os.fork() == 0:\n    while True: pass"
+    hides = "leftovers.end_leftovers = lambda end_s: ([], [])\nif os.fork() == 0:\n    while True: pass"
     async with Runtime(pool=PoolConfig(warm=1)) as runtime, runtime.session(cpu_s=0.3) as session:
         hidden = await session.execute_code(EVADES + hides)
         with anyio.fail_after(20):
@@ -318,8 +317,8 @@ async def test_what_a_script_hides_between_scripts_is_counted_and_ends_with_the_
 
 
 def test_what_a_guest_claims_to_have_left_running_is_cut(session: SyncSession) -> None:
-    many = session.execute_code(f"{EVADES}leftovers.end_leftovers = lambda end_s: Leftover(['x' * 500] * 10_000, [])")
-    stuck = session.execute_code("leftovers.end_leftovers = lambda end_s: Leftover([], ['x' * 500] * 10_000)")
+    many = session.execute_code(f"{EVADES}leftovers.end_leftovers = lambda end_s: (['x' * 500] * 10_000, [])")
+    stuck = session.execute_code("leftovers.end_leftovers = lambda end_s: ([], ['x' * 500] * 10_000)")
 
     assert many.session is not None and len(many.session.ended) == 20
     assert 100 < len(lost(stuck)) < 3000

@@ -53,7 +53,7 @@ VALID: list[msg.Message] = [
     msg.FilePart("a.png", "image/png", bytes(range(256)), True),
     msg.FilePart("a.png", "image/png", b"\x89PNG", False),
     msg.FileProblem("a.png", 0, "missing"),
-    msg.Leftover(["thread 'a'"], []),
+    msg.Leftover(["thread 'a'"], [], True),
     msg.AnnounceParts({"search": ["query", "limit"]}),
     msg.ScriptPart(12, "x = 1\n", False, ""),
     msg.CallAhead("search", {"query": "x"}, 3),

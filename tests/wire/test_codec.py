@@ -44,7 +44,7 @@ FORMAT: list[tuple[msg.Message, str]] = [
     (msg.Result(-(2**63), ["a"]), "93 15 d38000000000000000 91a161"),
     (msg.FilePart("a", "text/plain", b"", True), "95 16 a161 aa746578742f706c61696e c400 c3"),
     (msg.FileProblem("a", 9, "missing"), "94 17 a161 09 a76d697373696e67"),
-    (msg.Leftover(["a"], []), "93 19 91a161 90"),
+    (msg.Leftover(["a"], [], True), "94 19 91a161 90 c3"),
     (msg.AnnounceParts({"f": ["q"]}), "92 07 81a16691a171"),
     (msg.ScriptPart(3, "x", True, ""), "95 08 03 a178 c3 a0"),
     (msg.CallAhead("f", {"q": "x"}, 3), "94 1a a166 81a171a178 03"),

@@ -27,7 +27,12 @@ SAMPLES: dict[type[msg.Message], msg.Message] = {
             msg.ToolFail(1, "c", "m", False, None),
         ),
         *(msg.CallTool(2, "f", {}, None), msg.CancelCall(1), msg.Log(1, ""), msg.Progress(None), msg.Result(None, [])),
-        *(msg.FilePart("a", "", b"", True), msg.FileProblem("a", 0, ""), msg.Leftover([], []), msg.Done(True, None)),
+        *(
+            msg.FilePart("a", "", b"", True),
+            msg.FileProblem("a", 0, ""),
+            msg.Leftover([], [], False),
+            msg.Done(True, None),
+        ),
         *(
             msg.AnnounceParts({}),
             msg.ScriptPart(0, "", False, ""),

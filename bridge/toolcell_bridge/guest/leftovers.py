@@ -14,8 +14,6 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from toolcell_bridge.wire.messages import Leftover
-
 MOST = 20
 NAME_CHARS = 100
 """Of what is named in a report."""
@@ -26,18 +24,18 @@ REAP_S = 0.5
 """For the kernel to end killed processes."""
 
 
-def end_leftovers(end_s: float) -> Leftover | None:
-    """End processes and threads; None when there are none. Threads have `end_s` seconds."""
+def end_leftovers(end_s: float) -> tuple[list[str], list[str]]:
+    """End processes and threads; return what was ended, and what does not end. Threads have `end_s` seconds."""
     count = _end_processes()
     threads = _threads()
     if not count and not threads:
-        return None
+        return [], []
     until = time.perf_counter() + end_s
     alive = _ended_threads(threads, until)
     ended = [threads[ident] for ident in threads if ident not in alive]
     if count:
         ended.append(f"{count} process{'es' if count > 1 else ''}")
-    return Leftover(ended[:MOST], [threads[ident] for ident in alive][:MOST])
+    return ended[:MOST], [threads[ident] for ident in alive][:MOST]
 
 
 def _threads() -> dict[int, str]:

@@ -13,7 +13,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from toolcell_bridge.guest import errors, files, rich, surroundings, tracebacks
+from toolcell_bridge.guest import errors, files, rich, script_end, surroundings, tracebacks
 from toolcell_bridge.guest.channel import Channel, ChannelClosed
 from toolcell_bridge.guest.compiling import LAST, LAST_RESULT, WHOLE, Denied, Part, parse
 from toolcell_bridge.guest.placeholder import DRY_RUN, GuestDryRun
@@ -88,6 +88,8 @@ class Runner:
         self._display: rich.Display | None = None
         self._held: list[Message] = []
         self._is_last = False
+        self._has_destructors = False
+        """A script of the session has written one."""
         self._own_set_result: object = None
         self._is_serving = False
         """Its channel is the sandbox's own, and not that of a rehearsal."""
@@ -124,8 +126,11 @@ class Runner:
         if self._stay is not None:
             from toolcell_bridge.guest.leftovers import end_leftovers
 
-            if (left := end_leftovers(self._stay.end_ms / 1000)) is not None:
-                last.insert(-1, left)
+            ended, stuck = end_leftovers(self._stay.end_ms / 1000)
+            self._has_destructors = self._has_destructors or "__del__" in self._text(run)
+            hooks = self._has_destructors or self._end.has_hooks()
+            if ended or stuck or hooks:
+                last.insert(-1, Leftover(ended, stuck, hooks))
             self._channel.forget_calls()
             self._put_error = None
         self._channel.send(*last)
@@ -139,6 +144,12 @@ class Runner:
         self._stay, self._interrupts = stay, Interrupts(self._channel)
         self._interrupts.install()
         self._channel.wait_interruptibly()
+        script_end.end_session = self._end_session
+
+    def _end_session(self) -> None:
+        """End the session as the interpreter ends. Called by the last script of it, which is the host's."""
+        self._has_destructors = False
+        self._end.run(self._module.__dict__, self._own_names, self._wait_for)
 
     def _run(self, run: RunScript) -> Done:
         """Execute a script; never raises for anything it does. Held messages must be sent before the Done."""
@@ -184,7 +195,7 @@ class Runner:
         """Send what has to be there if the wait never ends, and tell the host what is waited for."""
         held: list[Message] = [*self._held]
         if names:
-            held.append(Leftover([], names))
+            held.append(Leftover([], names, False))
         self._held.clear()
         if held and self._channel.fileno >= 0:
             self._channel.send(*held)

@@ -27,6 +27,10 @@ LOGGING: Final = "logging"
 PROCESSES: Final = "multiprocessing.process"
 
 
+end_session: Callable[[], None]
+"""Ends the session that this sandbox serves. Only such a sandbox has it."""
+
+
 class ScriptFinalizer:
     """What the interpreter had before the first script, and how a script is ended."""
 
@@ -42,6 +46,10 @@ class ScriptFinalizer:
         self._hooks = atexit._ncallbacks()
         if self._hooks == 1 and LOGGING in sys.modules:
             self._hooks = 0  # logging.shutdown, which has nothing to do until the script adds a handler
+
+    def has_hooks(self) -> bool:
+        """Whether a script has registered something to call at the end."""
+        return atexit._ncallbacks() != self._hooks and (self._hooks != 0 or _has_hooks())
 
     def run(self, namespace: dict[str, Any], kept: Container[str], wait_for: Callable[[list[str]], object]) -> None:
         """End the script. `kept`: names that stay. `wait_for` is told what is waited for, before it is.
@@ -75,7 +83,7 @@ class ScriptFinalizer:
             threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter does: thread pools are told first
 
     def _call_exit_hooks(self, wait_for: Callable[[list[str]], object]) -> None:
-        if atexit._ncallbacks() == self._hooks or (self._hooks == 0 and not _has_hooks()):
+        if not self.has_hooks():
             return
         names = []
         if (processes := sys.modules.get(PROCESSES)) is not None:

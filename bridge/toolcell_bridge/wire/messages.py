@@ -223,6 +223,8 @@ class Leftover:
     """Threads and processes that were ended."""
     stuck: list[str]
     """Threads that did not end: no further script can run beside them. Or what the guest waits for."""
+    hooks: bool
+    """Exit hooks or destructors wait for the end of the session."""
 
 
 @dataclass(frozen=True, slots=True)

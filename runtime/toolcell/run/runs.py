@@ -167,6 +167,10 @@ class Runs:
             UsageError: they are something else.
         """
         self._lifetime.check()
+        return self.snapshot(given)
+
+    def snapshot(self, given: CallableTools | Iterable[Any] | None) -> CallableTools:
+        """Do the same while the runtime closes."""
         found: CallableTools = self.registry if given is None else registry_of(given, "tools=")
         return found.snapshot()
 

@@ -167,6 +167,8 @@ class Session(OpenedInBlock):
     async def close(self) -> None:
         """End the script under way, with outcome `cancelled`, and destroy the sandbox. May be called twice.
 
+        Exit hooks that scripts have registered run before that, for at most 5 s, with the session's tools.
+
         Raises:
             UsageError: it was opened in another event loop.
         """
@@ -180,6 +182,8 @@ class Session(OpenedInBlock):
         with anyio.CancelScope(shield=True):
             self._state.stop("the session was closed")
             async with self._turn:
+                if not self._is_scratch:
+                    await self._state.finish(self._host.runs.snapshot(self._tools), self._context)
                 await self._state.drop()
                 self._state.journal.close(is_named=self._is_named)
 

@@ -41,6 +41,7 @@ from toolcell.sessions.settings import Restores, SessionSettings
 from toolcell.support import daemon_threads
 from toolcell.support.copies import changed
 from toolcell.support.host_work import LONG_BYTES
+from toolcell.support.log import logger_of
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell_bridge.wire.messages import Stay
 
@@ -57,6 +58,12 @@ WATCH_S = 0.1
 
 PROCESSORS = os.cpu_count() or 1
 
+
+logger = logger_of("toolcell.sessions")
+
+FINISH = "from toolcell_bridge.guest import script_end\nscript_end.end_session()"
+FINISH_S = 5.0
+"""What exit hooks may take. Whoever closes a session waits for them."""
 
 STUCK = "the script did not end when it was interrupted"
 """Why a sandbox was lost."""
@@ -100,6 +107,8 @@ class SessionState:
         self.look_at = math.inf
         """When an idle sandbox is to be looked at, on the same clock."""
         self.is_paused = False
+        self._has_hooks = False
+        """Exit hooks or destructors of scripts wait for the end of the session."""
 
     async def open_record(self, restores: Restores) -> bool:
         """Open the file of the session, if it has one. Return whether there is a state in it to go on from.
@@ -254,6 +263,22 @@ class SessionState:
         await self._drop_if_lost(result)
         return result
 
+    async def finish(self, tools: CallableTools, context: RunContext | None) -> None:
+        """Run what scripts have left for the end, as the interpreter does at its own. Never raises.
+
+        Nothing is started for that: it is lost with its sandbox.
+        """
+        if not self._has_hooks or self.connection is None or not self.connection.is_usable or self.journal.waiting:
+            return
+        limits = self._limits.model_copy(update={"wall_s": min(self._limits.wall_s, FINISH_S)})
+        try:
+            result = await self.read(Script(source=FINISH, limits=limits), tools, context)
+        except Exception as exc:  # whoever closes a session can do nothing about it
+            logger.warning("session %s: its exit hooks did not run: %s", self._id, exc)
+            return
+        if not result.ok:
+            logger.warning("session %s: its exit hooks did not end: %s", self._id, result.outcome)
+
     def _context(self, given: RunContext | None, part: str) -> RunContext:
         run_id = f"{self._id}.{part}.{os.urandom(4).hex()}"
         context = (given or RunContext()).within(session_id=self._id).child(run_id=run_id)
@@ -270,6 +295,7 @@ class SessionState:
         try:
             result = await self._host.runs.execute(run, control, handlers, connection)
             sandbox.end_script(result.usage.cpu_s)
+            self._has_hooks = connection.leftover is not None and connection.leftover.hooks
             return result
         except BaseException:
             if not connection.is_usable:
@@ -540,7 +566,7 @@ class SessionState:
         """Destroy the sandbox."""
         self._ended_cpu_s = self.used_cpu_s
         connection, self.connection = self.connection, None
-        self.idle_since, self.look_at, self.is_paused = None, math.inf, False
+        self.idle_since, self.look_at, self.is_paused, self._has_hooks = None, math.inf, False, False
         if connection is not None:
             with anyio.CancelScope(shield=True):
                 await self._host.runs.sandboxes.let_go(connection)
