@@ -27,7 +27,7 @@ from typing import Any, NoReturn, Protocol
 import msgpack
 
 from toolcell_bridge import __version__
-from toolcell_bridge.entry import preparation, supervisor
+from toolcell_bridge.entry import immortal_heap, preparation, supervisor
 from toolcell_bridge.entry.fork_handlers import HANDLERS
 from toolcell_bridge.entry.forked_guest import ForkedGuest
 from toolcell_bridge.entry.preparation import (
@@ -196,8 +196,11 @@ class SharedZygote:
         gc.freeze()
         ready = {"ready": self._directories.count, "python": sys.version.split()[0], "guest": __version__}
         self._send(ready | {"is_scoped": self._is_scoped})
+        heap = immortal_heap.begin()
         while True:
-            for descriptor, _ in self._poll.poll():
+            if heap is not None and heap.step():
+                heap = None
+            for descriptor, _ in self._poll.poll(None if heap is None else 0):
                 if descriptor == self._wake:
                     self._reap()
                 elif descriptor == self._control.fileno():
