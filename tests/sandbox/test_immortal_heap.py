@@ -93,7 +93,7 @@ def test_what_there_is_becomes_immortal_and_what_comes_is_freed(version: str) ->
         import asyncio, gc, json, weakref
         from toolcell_bridge.entry import immortal_heap
         class Old: pass
-        old, holder = Old(), {"key of a dict": ["in", "it"]}
+        old, holder = Old(), {"key of " + "".join(["a", " dict"]): ["in", "it"]}
         def function(argument="default " + str(sys.argv)): return "a constant of it"
         gc.collect(); gc.freeze()
         heap = immortal_heap.begin()
