@@ -1,4 +1,4 @@
-"""Every change to a log is found, with its place. An unchanged log gives no alarm. One test per row of docs/audit.md.
+"""Every change to a log is found, with its place. An unchanged log gives no alarm. One test per row of docs/audit-evidence.md.
 
 Whoever tampers may write the log's directory, and has neither the key nor the heads kept elsewhere.
 """

@@ -1,6 +1,6 @@
 """Verify a log: find edits, deletions, reorderings, copies, cut-off ends, swapped segments and wrong keys.
 
-A table in docs/audit.md says which changes can be found, which cannot, and why.
+A table in docs/audit-evidence.md says which changes can be found, which cannot, and why.
 """
 
 from __future__ import annotations
