@@ -165,6 +165,13 @@ def test_what_fails_is_in_stderr_and_what_warns_is_not() -> None:
         assert (result.stdout, result.stderr, result.exit_code) == ("42\ncareful\n", "", 0)
 
 
+def test_a_picture_in_the_result_is_an_output_file() -> None:
+    with executor() as opened:
+        result = run(opened, "{'chart': b'\\x89PNG\\r\\n\\x1a\\n'}", execution_id="one")
+        assert result.stdout == '{"chart": "(image/png, 8 bytes)"}\n'
+        assert [(each.name, each.mime_type) for each in result.output_files] == [("result-1.png", "image/png")]
+
+
 def test_timeout_seconds_bounds_each_block_and_the_state_stays() -> None:
     with executor(timeout_seconds=2) as opened:
         run(opened, "x = 1", execution_id="one")

@@ -94,6 +94,14 @@ async def test_a_model_writes_code_that_calls_two_tools_which_approvers_and_the_
     assert [each.function for each in log.samples[0].events if each.event == "tool"] == ["python", "area"]
 
 
+async def test_pictures_are_shown_to_the_model(tmp_path: Path) -> None:
+    log = await evaluated(toolcell_python(), tmp_path, "{'chart': b'\\x89PNG\\r\\n\\x1a\\n'}")
+    [answer] = answers(log)
+    text, image = answer.content
+    assert text.text == '{"chart": "(image/png, 8 bytes)"}\n'
+    assert image.type == "image"
+
+
 async def test_what_an_approver_refuses_is_an_error_in_the_script_and_of_python_one_for_the_model(
     tmp_path: Path,
 ) -> None:

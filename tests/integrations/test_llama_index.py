@@ -108,6 +108,15 @@ async def test_the_agents_loop_runs_code_that_calls_two_tools() -> None:
     assert seen == ["weather", "double"]
 
 
+async def test_pictures_are_shown_to_the_model() -> None:
+    async with Runtime() as runtime:
+        spec = CodeInterpreterToolSpec(runtime)
+        _, (output,) = await run(agent_of(spec, "{'chart': b'\\x89PNG\\r\\n\\x1a\\n'}"))
+    text, image = output.blocks
+    assert text.text == '{"chart": "(image/png, 8 bytes)"}'
+    assert image.image_mimetype == "image/png"
+
+
 async def test_a_tool_gets_the_context_of_the_agents_workflow() -> None:
     async with Runtime() as runtime:
         spec = CodeInterpreterToolSpec(runtime, tools=[tool(count)])

@@ -101,6 +101,15 @@ async def test_the_agents_loop_runs_code_that_calls_two_tools() -> None:
     assert len(registry) == 1
 
 
+async def test_pictures_are_shown_to_the_model() -> None:
+    async with Runtime() as runtime:
+        agent = agent_of(code_execution_tool(runtime), "{'chart': b'\\x89PNG\\r\\n\\x1a\\n'}")
+        result = await run(agent)
+    [[text, image]] = outputs(result)
+    assert text.text == '{"chart": "(image/png, 8 bytes)"}'
+    assert image.image_url == "data:image/png;base64,iVBORw0KGgo="
+
+
 async def test_what_the_model_is_told_names_the_tools_and_takes_code() -> None:
     runtime = Runtime(ToolRegistry())
     tool = code_execution_tool(runtime, tools=[weather, send])

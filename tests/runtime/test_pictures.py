@@ -172,3 +172,22 @@ def test_the_example_of_the_page_prints_what_it_says() -> None:
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=False)
 
     assert (done.stdout, done.stderr) == (printed, "")
+
+
+async def test_the_check_of_types_knows_what_a_picture_can_do() -> None:
+    pytest.importorskip("ty")
+
+    def plot() -> bytes:
+        """Plot the temperatures of a city."""
+        return PNG
+
+    def plots() -> list[bytes]:
+        """Plot the temperatures of all cities."""
+        return [PNG]
+
+    script = "tools.plot().save('a.png')\nx: list[bytes] = tools.plots()\nset_result(tools.plots()[0].media_type)"
+    async with Runtime(ToolRegistry([plot, plots]), pool=PoolConfig(warm=0)) as runtime:
+        result = await runtime.execute_code(script, check_types=True)
+        wrong = await runtime.execute_code("tools.plot().encode()", check_types=True)
+    assert (result.value, result.type_findings) == ("image/png", ())
+    assert "encode" in wrong.type_findings[0]["message"]

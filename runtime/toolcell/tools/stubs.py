@@ -153,6 +153,8 @@ class StubTypes:
         if kind == "object":
             return self._record(schema, prefix, hint, root, depth)
         if schema.get("contentEncoding") == "base64":
+            if self.lenient and not self.is_argument:
+                return "_Picture" if depth == 0 else "Any"  # those that are a picture can be saved
             return "bytes"  # a script sends and gets them as they are
         return _SIMPLE.get(kind, "Any") if isinstance(kind, str) else "Any"
 
