@@ -68,6 +68,8 @@ class Draft:
         """Why it cannot be committed: it was, or it is being committed."""
         self.collected: list[Collected] = []
         """In order."""
+        self.scripts: list[str] = []
+        """That ran as dry runs of it: whoever decides about the effects reads where they come from."""
         self.shows_reasons = True
         """Its effects say why they need approval. A file of version 0.1 does not: a commit approves that too."""
         self.kept_in: Path | None = None
@@ -149,6 +151,16 @@ class Draft:
             self.reads.append((again, answer_digest(result)))  # not the call itself, which keeps its result
 
     # What it has
+
+    def add_script(self, source: str) -> None:
+        """Keep the text of a script that runs as a dry run of it."""
+        self.scripts.append(source)
+        self.size += len(source)
+
+    @property
+    def users(self) -> tuple[str, ...]:
+        """Whom the collected calls are for, as their runs say; they are made for the same."""
+        return tuple(dict.fromkeys(each.call.run.user_id for each in self.collected if each.call.run.user_id))
 
     @property
     def effects(self) -> tuple[Effect, ...]:

@@ -38,9 +38,13 @@ class DryRuns:
         self.drafts = Drafts()
 
     def begin(
-        self, dry_run: bool | DryRun | None, context: RunContext | None, on_approval: OnApproval = "ask"
+        self,
+        dry_run: bool | DryRun | None,
+        context: RunContext | None,
+        on_approval: OnApproval = "ask",
+        source: object = None,
     ) -> RunContext | None:
-        """Return the context of a run: with a draft, if it is to be a dry run.
+        """Return the context of a run: with a draft, if it is to be a dry run. `source`: of a script, if it is known.
 
         Raises:
             UsageError: `dry_run` is neither a bool nor a draft that can be used, or the run could be suspended.
@@ -63,6 +67,8 @@ class DryRuns:
                 "a dry run cannot be suspended: nothing of it waits for approval, because its commit is the approval; "
                 'leave on_approval="suspend" out'
             )
+        if isinstance(source, str):
+            draft.add_script(source)
         return (context or RunContext(run_id=os.urandom(16).hex())).child(dry_run=draft)
 
     async def commit(

@@ -237,6 +237,8 @@ def test_a_draft_is_committed_as_the_page_showed_it(site: Site) -> None:
         re.findall(r'name="digest" value="(.+?)"', page),
     )
     assert "\\u3164" in page and "\u3164" not in page and len(paths) == len(digests) == 2
+    assert page.count("They are for <strong>ada4&#39;s</strong>.") == 2, "whoever approves sees whose writes they are"
+    assert "[&#39;$result_of&#39;]" in page, "and the scripts that collected them"
     chosen = {"csrf": csrf(ada), "approve-effect-1": "on"}
 
     assert ada.post(paths[1], data={**chosen, "digest": digests[0]}).status_code == 400
