@@ -51,6 +51,8 @@ SHELL_LINE = re.compile(r"^(?:\$ |    )toolcell ([a-z]+)((?: ?[^\s#&]+)*)", re.M
 """A `toolcell` command as it is typed, up to a comment."""
 INCLUDED = re.compile(r"^\[`(examples/[\w/]+\.py)`\]\([^)\n]+\):\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 """An example, as a page shows it."""
+SHOWN_PROGRAM = re.compile(r"^\[`(examples/[\w/]+\.py)`\]\(\S+\):\n\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+"""The text of an example in a page, after a link to it with a colon."""
 CITED = re.compile(r"\bconforms\(([^)]*)\)")
 DEFINED = re.compile(r"^\| ([A-Z][A-Z]?(?:-b|-)?\d+) \| \S", re.MULTILINE)
 
@@ -85,6 +87,14 @@ def test_pages_can_be_read_where_no_site_is_built() -> None:
         is_generated = page.parent.name == "reference"
         signs = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith(("--8<--", ":::"))]
         assert is_generated or not signs, page.name
+
+
+def test_programs_that_a_page_shows_whole_are_the_examples() -> None:
+    shown = [found for page in PAGES for found in SHOWN_PROGRAM.findall(page.read_text(encoding="utf-8"))]
+
+    assert len(shown) >= 5
+    for name, text in shown:
+        assert text == (ROOT / name).read_text(encoding="utf-8"), name
 
 
 def test_the_readme_begins_with_the_demo_and_the_tests() -> None:
@@ -184,7 +194,10 @@ def test_the_demo_of_the_readme_has_the_headings_of_the_demo() -> None:
     assert all(f'. {heading}"' in source for heading in headings)
 
 
-FACES = ("toolcell", *(f"toolcell.{name}" for name in ("agents", "builtin", "results", "service", "testing")))
+FACES = (
+    "toolcell",
+    *(f"toolcell.{name}" for name in ("agents", "builtin", "integrations", "results", "service", "testing")),
+)
 """Packages whose names are for programs alone. Those of the core also have what the outer rooms use."""
 
 
