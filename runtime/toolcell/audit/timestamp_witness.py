@@ -9,16 +9,13 @@ from __future__ import annotations
 import base64
 import errno
 import hashlib
-import http.client
 import itertools
 import json
 import os
 import re
 import stat
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -39,6 +36,11 @@ if TYPE_CHECKING:
 TOKENS_FILE: Final = "timestamps.jsonl"
 """In the log's directory. Each line is an answer of an authority, with its name and the head that it was shown."""
 TIMEOUT_S: Final = 5.0
+HEADERS: Final = {
+    "Content-Type": "application/timestamp-query",
+    "Accept": "application/timestamp-reply",
+    "Accept-Encoding": "identity",
+}
 MAX_ANSWER_BYTES: Final = 64 << 10
 """An answer has a token and a few certificates: 2 to 8 KB."""
 MAX_TOKEN_LINE_BYTES: Final = MAX_ANSWER_BYTES * 4 // 3 + MAX_LINE_BYTES
@@ -99,9 +101,7 @@ class TimestampWitness:
         query = builder.build()
         while not MIN_NONCE <= (query.nonce or 0) < 2 * MIN_NONCE:  # others come back encoded in another length
             query = builder.build()
-        headers = {"Content-Type": "application/timestamp-query", "Accept": "application/timestamp-reply"}
-        request = urllib.request.Request(self._url, query.as_bytes(), headers, method="POST")
-        answer = ask(self.name, request, self._timeout_s)
+        answer = ask(self.name, self._url, query.as_bytes(), self._timeout_s)
         try:
             self.stamped_at(answer, data, query.nonce)
         except ValueError as exc:
@@ -202,40 +202,28 @@ def check_url(url: str) -> None:
         raise UsageError("the URL of a witness must have neither a password nor a query: it is recorded in the log")
 
 
-def ask(name: str, request: urllib.request.Request, timeout_s: float) -> bytes:
-    """Return what an authority answers. It follows no redirect.
+def ask(name: str, url: str, query: bytes, timeout_s: float) -> bytes:
+    """Return what an authority answers. A redirect is a failure: a head would go elsewhere than was said.
 
     Raises:
         WitnessFailed: the answer is not 2xx, too long or too slow.
     """
-    try:
-        with urllib.request.build_opener(_NoRedirects).open(request, timeout=timeout_s) as answer:
-            data = _read(answer, timeout_s)
-    except urllib.error.HTTPError as exc:
-        exc.close()
-        raise WitnessFailed(f"{name} answered with {exc.code}") from exc
-    except (OSError, http.client.HTTPException, ValueError) as exc:
-        raise WitnessFailed(f"{name}: {exc}") from exc
-    if len(data) > MAX_ANSWER_BYTES:
-        raise WitnessFailed(f"{name} answered with more than {MAX_ANSWER_BYTES} bytes")
-    return data
+    import httpx
 
-
-def _read(answer: http.client.HTTPResponse, timeout_s: float) -> bytes:
-    """Read an answer to its end, or past the most that is wanted: a timeout of the socket bounds each read only."""
     data, deadline = bytearray(), time.monotonic() + timeout_s
-    while len(data) <= MAX_ANSWER_BYTES and (part := answer.read1(MAX_ANSWER_BYTES + 1 - len(data))):
-        data += part
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the answer did not end within {timeout_s:g} s")
+    try:
+        with httpx.stream("POST", url, content=query, headers=HEADERS, timeout=timeout_s) as answer:
+            if not answer.is_success:
+                raise WitnessFailed(f"{name} answered with {answer.status_code}")
+            for part in answer.iter_raw():
+                data += part
+                if len(data) > MAX_ANSWER_BYTES:
+                    raise WitnessFailed(f"{name} answered with more than {MAX_ANSWER_BYTES} bytes")
+                if time.monotonic() > deadline:  # the client's timeout bounds each read only
+                    raise WitnessFailed(f"{name}: the answer did not end within {timeout_s:g} s")
+    except (OSError, httpx.HTTPError, httpx.InvalidURL) as exc:
+        raise WitnessFailed(f"{name}: {exc}") from exc
     return bytes(data)
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Makes a failure of every redirect: a head would go elsewhere than was said."""
-
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        """Follow none."""
 
 
 @contextmanager
