@@ -401,7 +401,11 @@ class ExecutionResult:
         return plain
 
     def to_json(self, indent: int | None = None) -> str:
-        """`to_dict` as strict JSON text; a value that JSON does not have, NaN included, is written as its `str`."""
+        """`to_dict` as strict JSON text; a value that JSON does not have, NaN included, is written as its `str`.
+
+        The run is over, so this is the work of whoever calls it: for a value of `result_bytes` some tenths of a second,
+        in which an event loop waits. A server calls it in a thread.
+        """
         return json_text(self.to_dict(), indent=indent)
 
 
