@@ -412,3 +412,32 @@ def test_a_call_in_doubt_shows_the_arguments_that_it_started_with(tmp_path: Path
     result = anyio.run(main)
     assert result.suspension is not None and made == [10]
     assert result.suspension.calls[0].args == {"euros": 10} and "in doubt" in result.suspension.calls[0].reason
+
+
+@pytest.mark.parametrize("in_session", [False, True])
+def test_a_call_has_one_id_in_the_result_in_hooks_and_where_it_waits(in_session: bool, opened: SyncRuntime) -> None:
+    registry, seen = ToolRegistry(), list[str]()
+
+    @registry.tool(requires_approval=True)
+    def pay(to: str, euros: int) -> str:
+        """Send money to somebody."""
+        return f"paid {to} {euros}"
+
+    @registry.tool
+    def look(name: str) -> str:
+        """Look something up."""
+        return name
+
+    registry.before_call(lambda call: seen.append(call.call_id))
+    script = "look = tools.look('x')\nset_result(tools.pay('ada', 3))"  # values in order: their names are asked for
+    if in_session:
+        with opened.session(tools=registry) as session:
+            session.execute_code("tools.look('y')")
+            result = session.execute_code(script, on_approval="suspend")
+    else:
+        result = opened.execute_code(script, tools=registry, on_approval="suspend")
+
+    assert result.suspension is not None
+    [waiting] = result.suspension.calls
+    assert [call.name for call in result.calls if call.id == waiting.id] == ["pay"]
+    assert {call.id for call in result.calls} <= set(seen)

@@ -146,9 +146,9 @@ def test_a_script_that_waits_is_carried_on_denied_or_given_up(runtime: SyncRunti
             assert waiting.suspension is not None and session.waiting == waiting.suspension
             with pytest.raises(SessionError, match="wait"):
                 session.execute_code("1")
-            result = session.resume(waiting.suspension.to_json(), {"call_1": decision})
+            result = session.resume(waiting.suspension.to_json(), {waiting.suspension.calls[0].id: decision})
             with pytest.raises(ResumeError):
-                session.resume(waiting.suspension.to_json(), {"call_1": decision})
+                session.resume(waiting.suspension.to_json(), {waiting.suspension.calls[0].id: decision})
             assert result.ok == isinstance(decision, Approve)
         assert session.execute_code("x, y").value == ["wrote a", "agreed"]
         session.execute_code("z = call_tool('agree')", on_approval="suspend")

@@ -75,7 +75,7 @@ def tool_message(
     images, text = result.images, message_text(result, style, max_chars)
     if images and not supports_images:
         text = "\n".join([*([text] if text else []), *[IMAGE_OMITTED] * len(images)])
-    small = shown_images(result)
+    small = shown_images(images)
     if supports_images and len(small) < len(images):
         text += (
             f"\n({len(images) - len(small)} of {len(images)} images omitted: a model is shown {MAX_IMAGES} of at most "
@@ -91,9 +91,9 @@ def tool_message(
     return message
 
 
-def shown_images(result: ToolResult) -> tuple[Image, ...]:
+def shown_images(images: Iterable[Image]) -> tuple[Image, ...]:
     """Return the pictures that a request has room for: `MAX_IMAGES` of at most `MAX_IMAGE_BYTES` each."""
-    return tuple(image for image in result.images if len(image.data) <= MAX_IMAGE_BYTES)[:MAX_IMAGES]
+    return tuple(image for image in images if len(image.data) <= MAX_IMAGE_BYTES)[:MAX_IMAGES]
 
 
 def _encode_image(image: Image) -> dict[str, str]:

@@ -138,8 +138,7 @@ class RunControl:
         lines = {call.id: call.line for call in result.calls}
         for call_id, entry in journal.current.items():
             if entry.pending is not None:
-                line = lines.get(call_id)
-                entry.pending = dataclasses.replace(entry.pending, line=line)
+                entry.pending = dataclasses.replace(entry.pending, id=call_id, line=lines.get(call_id))
         suspension = store.suspend(journal)
         named = ", ".join(f"{each.tool} (line {each.line})" for each in suspension.calls)
         error = ErrorInfo("Suspended", f"it waits for a decision about {named}", suspension.calls[0].line)

@@ -117,7 +117,7 @@ def text_for_model(result: ExecutionResult, *, with_logs: bool = True) -> str:
 
 def pictures(result: ExecutionResult) -> tuple[Image, ...]:
     """Return the pictures of a run that a model is shown: among its files, and in its result."""
-    return shown_images(code_result(result))
+    return shown_images(code_result(result).images)
 
 
 class RuntimeOwner:
