@@ -101,7 +101,7 @@ class Labels:
         return labels
 
     @property
-    def held(self) -> frozenset[str]:
+    def names(self) -> frozenset[str]:
         """All of them."""
         return self._held if self._same_as is None else self._common()._held
 

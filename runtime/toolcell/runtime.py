@@ -407,10 +407,13 @@ class Runtime(OpenedInBlock):
             UsageError: an argument is wrong, or this runtime is not open here.
         """
         self.check_open()
-        from toolcell.control.maps import Maps
+        from toolcell.control.maps import map_runs
 
-        maps = Maps(self.runs, self.journals, self.scripts, lambda: self.resumption)
-        return maps.map(
+        return map_runs(
+            self.runs,
+            self.journals,
+            self.scripts,
+            self.resumption,
             source,
             inputs,
             concurrency=concurrency,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from audit.ledger import Ledger
-from toolcell.audit import chain_check, records, verify
+from toolcell.audit import chain_check, records, verification
 from toolcell.audit.chain_check import ChainCheck
 from toolcell.audit.format import (
     GENESIS,
@@ -89,7 +89,7 @@ def findings_from(check: ChainCheck, data: bytes, is_first: bool, records_enough
 
 
 def test_a_clean_log_raises_no_alarm(written: Written) -> None:
-    report = verify.verify(written.ledger.directory, [written.ledger.key], heads=[head_of(written)])
+    report = verification.verify(written.ledger.directory, [written.ledger.key], heads=[head_of(written)])
 
     assert report.ok
     assert report.notes == []
@@ -136,11 +136,11 @@ def test_a_few_bytes_flipped_in_the_file_itself_are_found_too(written: Written, 
         assert not report.ok, at
 
 
-def tampered(written: Written, directory: Path, data: bytes, heads: list[Head] | None = None) -> verify.Report:
+def tampered(written: Written, directory: Path, data: bytes, heads: list[Head] | None = None) -> verification.Report:
     shutil.copytree(written.ledger.directory, directory)
     (chain,) = chain_directories(directory)
     segment_path(chain, 1).write_bytes(data)
-    return verify.verify(directory, [written.ledger.key], heads=heads or [])
+    return verification.verify(directory, [written.ledger.key], heads=heads or [])
 
 
 def test_every_record_taken_out_is_missed(written: Written) -> None:
@@ -284,7 +284,7 @@ def signed_again(written: Written, data: bytes) -> bytes:
 
 
 def test_the_wrong_key_verifies_nothing_and_is_named(written: Written) -> None:
-    report = verify.verify(written.ledger.directory, [HmacKey.generate()], heads=[])
+    report = verification.verify(written.ledger.directory, [HmacKey.generate()], heads=[])
 
     assert {finding.kind for finding in report.findings} == {chain_check.UNKNOWN_KEY}
     assert written.ledger.key.key_id in report.findings[0].message
@@ -294,7 +294,7 @@ def test_the_wrong_key_verifies_nothing_and_is_named(written: Written) -> None:
 def test_a_key_of_the_same_name_with_another_secret_verifies_nothing(written: Written) -> None:
     impostor = HmacKey.generate()
     impostor.key_id = written.ledger.key.key_id
-    report = verify.verify(written.ledger.directory, [impostor], heads=[])
+    report = verification.verify(written.ledger.directory, [impostor], heads=[])
 
     assert {finding.kind for finding in report.findings} == {chain_check.BAD_SIGNATURE}
 
@@ -302,7 +302,7 @@ def test_a_key_of_the_same_name_with_another_secret_verifies_nothing(written: Wr
 def test_a_head_that_was_changed_is_found(written: Written) -> None:
     head = head_of(written)
     forged = Head(head.log, head.chain, head.seq - 5, head.record_hash, head.at_ns, head.key, head.signature)
-    report = verify.verify(written.ledger.directory, [written.ledger.key], heads=[forged])
+    report = verification.verify(written.ledger.directory, [written.ledger.key], heads=[forged])
 
     assert [finding.kind for finding in report.findings] == [chain_check.BAD_HEAD]
 
@@ -311,7 +311,7 @@ def test_a_head_that_needs_a_key_that_was_not_given_is_not_called_forged(written
     writer, other = written.ledger.key, HmacKey.generate()
     head = head_of(written)
     foreign = Head.sign(head.log, head.chain, head.seq, head.record_hash, head.at_ns, other)
-    report = verify.verify(written.ledger.directory, [writer], heads=[foreign])
+    report = verification.verify(written.ledger.directory, [writer], heads=[foreign])
 
     assert [finding.kind for finding in report.findings] == [chain_check.UNKNOWN_KEY]
     assert f"key {other.key_id} (hmac-sha256), which was not given" in report.findings[0].message
@@ -319,7 +319,7 @@ def test_a_head_that_needs_a_key_that_was_not_given_is_not_called_forged(written
 
 
 def test_a_key_that_was_not_given_is_asked_for_once_per_chain(written: Written) -> None:
-    report = verify.verify(written.ledger.directory, [HmacKey.generate()], heads=[head_of(written)])
+    report = verification.verify(written.ledger.directory, [HmacKey.generate()], heads=[head_of(written)])
 
     assert [finding.kind for finding in report.findings] == [chain_check.UNKNOWN_KEY]
     assert report.is_unchecked
@@ -329,12 +329,12 @@ def test_a_key_that_was_not_given_is_asked_for_once_per_chain(written: Written) 
 def test_a_chain_that_was_not_closed_is_a_finding_when_that_is_asked_for(written: Written, tmp_path: Path) -> None:
     directory = tmp_path / "log"
     assert tampered(written, directory, written.data[:-10]).ok
-    report = verify.verify(directory, [written.ledger.key], heads=[], strict=True)
+    report = verification.verify(directory, [written.ledger.key], heads=[], strict=True)
 
-    assert [finding.kind for finding in report.findings] == [verify.NOT_CLOSED]
+    assert [finding.kind for finding in report.findings] == [verification.NOT_CLOSED]
     assert "is not closed (its writer was killed, or its end was cut off)" in report.findings[0].message
     assert "records at its end are not signed" in report.findings[0].message
-    assert verify.verify(written.ledger.directory, [written.ledger.key], heads=[], strict=True).ok
+    assert verification.verify(written.ledger.directory, [written.ledger.key], heads=[], strict=True).ok
 
 
 def test_a_torn_end_is_a_note_and_not_an_alarm_unless_the_head_knows_better(written: Written, tmp_path: Path) -> None:
@@ -399,7 +399,7 @@ def test_a_chain_that_was_taken_away_is_missed_by_its_head(segmented: Ledger) ->
     shutil.rmtree(segmented.chain())
     found = segmented.verify().findings
 
-    assert [(finding.kind, finding.chain) for finding in found] == [(verify.CHAIN_MISSING, name)]
+    assert [(finding.kind, finding.chain) for finding in found] == [(verification.CHAIN_MISSING, name)]
 
 
 def test_a_chain_under_another_name_is_found(segmented: Ledger) -> None:
@@ -416,7 +416,7 @@ def test_a_forged_prune_record_is_found(segmented: Ledger) -> None:
     real = pruned.read_text()
     for changed in (real.replace('"seq": ', '"seq": 1'), real.replace('"last_segment": ', '"last_segment": 1'), "{}"):
         pruned.write_text(changed)
-        assert verify.BAD_PRUNE_RECORD in {finding.kind for finding in segmented.verify(heads=[]).findings}
+        assert verification.BAD_PRUNE_RECORD in {finding.kind for finding in segmented.verify(heads=[]).findings}
     pruned.unlink()
     assert chain_check.WRONG_SEGMENT in {finding.kind for finding in segmented.verify(heads=[]).findings}
 

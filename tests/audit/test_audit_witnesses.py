@@ -11,7 +11,7 @@ import pytest
 
 from audit.ledger import Ledger
 from audit.test_audit_commands import invoke
-from toolcell.audit import chain_check, keys, records, verify
+from toolcell.audit import chain_check, keys, records, verification
 from toolcell.audit.format import LOG_FILE, read_log_id, segment_path, split_segment
 from toolcell.audit.signatures import Head, default_heads_dir
 from toolcell.audit.verification import Report
@@ -115,7 +115,7 @@ def test_rollback_and_replacement_are_found_without_a_head_kept_by_hand(
     assert ledger.verify().ok  # without the witness nothing can tell
     report = ledger.verify(witnesses=[file])
     expected = {"put back": "cut_off", "cut off": "cut_off", "replaced": UNWITNESSED}
-    assert kinds(report) == {expected.get(attack, verify.CHAIN_MISSING)}
+    assert kinds(report) == {expected.get(attack, verification.CHAIN_MISSING)}
 
 
 def test_a_chain_that_was_added_with_the_key_but_without_its_witness_is_found(

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from toolcell import Runtime, ToolRegistry, UsageError
-from toolcell.control.script_check import ScriptReport, check_scripts, example_inputs
+from toolcell.control.saved_script_check import ScriptReport, check_scripts, example_inputs
 from toolcell.tools.saved_script import ToolThen, saved_script
 from toolcell.tools.schema_changes import changes
 

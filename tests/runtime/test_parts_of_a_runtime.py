@@ -73,7 +73,7 @@ UNUSED = (
     "toolcell.control.revert",
     "toolcell.control.preflight",
     "toolcell.control.type_check",
-    "toolcell.control.checkers",
+    "toolcell.control.type_checkers",
     "toolcell.control.turns",
     "toolcell.run.streaming",
 )

@@ -196,7 +196,7 @@ def test_another_process_goes_on_with_a_session(on_disk: SyncRuntime, ledger: Le
         result = session.execute_code("[box.seen, box.rows, open('a.txt').read()]")
         assert result.value == state and result.session is not None
         assert (result.session.began, result.session.script) == ("journal", 5)
-        assert session.session.used_calls == 3 and session.session._state.labels.held == {"private"}
+        assert session.session.used_calls == 3 and session.session._state.labels.names == {"private"}
         with other.session("s2", restore="if_kept") as new:
             assert new.execute_code("'box' in globals()").value is False
 

@@ -191,7 +191,7 @@ async def test_an_answer_of_a_hook_is_as_private_as_that_of_its_tool_and_a_block
         office, run = Office(DENY), RunContext()
         office.registry.add_hook(before=lambda call, answer=answer: answer if call.name == "mail" else None)
         await office.call("mail", run)
-        assert run.state.labels.held == ({label} if label else frozenset())
+        assert run.state.labels.names == ({label} if label else frozenset())
 
 
 async def test_rules_of_a_registry_hold_in_those_made_of_it_and_deny_is_stronger_than_ask() -> None:
@@ -278,7 +278,7 @@ def test_joined_runs_have_all_labels_in_common(steps: list[tuple[int, int, str, 
             for index in together:
                 groups[index] = together
     for index in range(4):
-        assert runs[index].held == set().union(*(read[each] for each in groups[index]))
+        assert runs[index].names == set().union(*(read[each] for each in groups[index]))
 
 
 ROUTES = st.sampled_from(["call", "batch", "plan", "through"])

@@ -81,6 +81,12 @@ def _merged(name: object, values: Sequence[object], kwargs: Mapping[str, object]
     return None
 
 
+def parameter_names(parameters: Mapping[str, Any]) -> list[str]:
+    """Return the names of a tool's parameters in the order in which values are given: the required ones come first."""
+    properties, required = parameters.get("properties") or {}, parameters.get("required") or ()
+    return [*(each for each in required if each in properties), *(each for each in properties if each not in required)]
+
+
 def bind_arguments(
     name: str, parameters: Mapping[str, Any], values: Sequence[object], kwargs: Mapping[str, object]
 ) -> dict[str, object]:
@@ -89,8 +95,7 @@ def bind_arguments(
     Raises:
         TypeError: there are more values than parameters, or one is given twice.
     """
-    properties, required = parameters.get("properties") or {}, parameters.get("required") or ()
-    names = [*(each for each in required if each in properties), *(each for each in properties if each not in required)]
+    names = parameter_names(parameters)
     if len(values) > len(names):
         has = ", ".join(names) or "none"
         raise TypeError(f"{name}() was given {len(values)} values, and its parameters are: {has}")

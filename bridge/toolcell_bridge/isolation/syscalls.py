@@ -138,13 +138,13 @@ def sethostname(name: str) -> None:
     syscall("sethostname", raw, len(raw))
 
 
-def close_range(first: int, last: int = LAST_DESCRIPTOR, flags: int = 0) -> None:
+def close_range(first: int, last: int = LAST_DESCRIPTOR) -> None:
     """Close descriptors `first` to `last`, both included, in one call.
 
     Raises:
         OSError: ENOSYS before Linux 5.9.
     """
-    syscall("close_range", first, last, flags)
+    syscall("close_range", first, last, 0)
 
 
 def _path(text: str | None) -> bytes | None:

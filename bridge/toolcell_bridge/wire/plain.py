@@ -161,13 +161,13 @@ def is_sendable(value: object) -> bool:
     return True
 
 
-def packed_size(value: object, what: str = "value") -> int:
+def packed_size(value: object) -> int:
     """Return how many bytes a value takes on the wire.
 
     Raises:
         UnsendableValue, ValueTooLarge: as `encode` would.
     """
-    return len(PackedValue(value, what).data)
+    return len(PackedValue(value, "value").data)
 
 
 def check_texts(value: Any, what: str, spent: int, most: int) -> int:

@@ -348,7 +348,7 @@ class LoopRun:
         results = await self._call_tools(message, calls)
         self._check_cancelled()
         if self._approvals is not None and self._approvals.pending:
-            if held := self.context.state.labels.held:
+            if held := self.context.state.labels.names:
                 self.messages[-1]["labels"] = sorted(held)  # what has been read by calls that have no answer yet
             raise Stop(SUSPENDED, message.get("content") or "", WAITS)
         if ends_run(results):
@@ -390,7 +390,7 @@ class LoopRun:
             style=config.error_style,
             supports_images=bool(getattr(config.provider, "supports_images", False)),
             max_chars=config.max_result_chars,
-            labels=self.context.state.labels.held,
+            labels=self.context.state.labels.names,
         )
         self._append(answer, call_id=call.call_id)
         if self._on_user is not None and (shown := result.user_text) is not None:

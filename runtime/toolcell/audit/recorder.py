@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from toolcell.audit import cutting, records
 from toolcell.audit.log import AuditLog
 from toolcell.audit.redact import Redactor
-from toolcell.audit.run_record import FedText, RunRecord
+from toolcell.audit.run_record import RunRecord
 from toolcell.errors import AuditError, SandboxUnavailable, ToolAbort
 from toolcell.run.runs import replay_seed
 from toolcell.support import daemon_threads
@@ -28,6 +28,7 @@ from toolcell.tools.search import returns_of
 if TYPE_CHECKING:
     from toolcell.config import Limits, Policy
     from toolcell.results import ExecutionResult
+    from toolcell.run.feed import ScriptFeed
     from toolcell.run.request import RunRequest
     from toolcell.sandbox.backend import GuestFile, Sandbox
     from toolcell.tools.call import CallableTools, RunContext
@@ -92,7 +93,7 @@ class Recorder:
         files: Sequence[Any] = (),
         sandbox: Sandbox | None = None,
         environment: Mapping[str, Any] | None = None,
-        feed: FedText | None = None,
+        feed: ScriptFeed | None = None,
     ) -> RunRecord:
         """Record that a script is about to run. `files` are its `file_entries`. The end has the text of a `feed`."""
         tools = self._tools(registry, message.tools) if message.tools else None
@@ -145,7 +146,7 @@ class Recorder:
         tools: _Shared | None = None,
         settings: _Shared | None = None,
         sandbox_id: str | None = None,
-        feed: FedText | None = None,
+        feed: ScriptFeed | None = None,
     ) -> RunRecord:
         redactor = self._redactor_of(context.secrets)
         for shared in (tools, settings):

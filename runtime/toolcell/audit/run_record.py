@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from toolcell.audit import cutting, records
 from toolcell.audit.config import FULL, ToolContent
@@ -21,6 +21,7 @@ from toolcell.support.log import logger_of
 from toolcell.support.packing import value_digest
 
 if TYPE_CHECKING:
+    from toolcell.run.feed import ScriptFeed
     from toolcell.tools.call import Call, CallObserver, RunContext
     from toolcell.tools.result import ToolResult
 
@@ -32,15 +33,6 @@ logger = logger_of("toolcell.audit")
 
 MAX_CAUSES = 8
 MAX_FRAMES = 30
-
-
-class FedText(Protocol):
-    """The text of a script that comes in parts."""
-
-    @property
-    def sent(self) -> str:
-        """What the guest has of it."""
-        ...
 
 
 class RunRecord:
@@ -58,7 +50,7 @@ class RunRecord:
         run: int,
         context: RunContext,
         redactor: Redactor,
-        feed: FedText | None = None,
+        feed: ScriptFeed | None = None,
     ) -> None:
         self._log = log
         self._feed = feed

@@ -72,13 +72,12 @@ def to_line(head: Head) -> str:
     return json.dumps(head.to_dict(), sort_keys=True)
 
 
-def from_lines(lines: Iterable[bytes], mark: bytes = b"") -> Iterator[Head]:
-    """Yield the heads in lines of JSON, each after `mark`. Other lines are passed over: anybody may add some."""
+def from_lines(lines: Iterable[bytes]) -> Iterator[Head]:
+    """Yield the heads in lines of JSON. Other lines are passed over: anybody may add some."""
     for line in lines:
-        _, found, text = line.partition(mark) if mark else (b"", b"x", line)
-        if found and len(line) <= MAX_LINE_BYTES:
+        if len(line) <= MAX_LINE_BYTES:
             with suppress(ValueError, RecursionError, AuditError):
-                if isinstance(plain := json.loads(text), dict):
+                if isinstance(plain := json.loads(line), dict):
                     yield Head.from_dict(plain)
 
 

@@ -363,7 +363,7 @@ def _check_rules(name: str, call: Call) -> None:
     if tool is None or call.run.scope.is_shared:
         return
     flows = [flow for policy in policies for flow in policy.flows]
-    if (found := flow_of(flows, tool.options.sends, call.run.state.labels.held)) is not None:
+    if (found := flow_of(flows, tool.options.sends, call.run.state.labels.names)) is not None:
         raise ToolError(f"{name} cannot be scheduled: {found[1]}", code=ErrorCode.NOT_PERMITTED)
 
 

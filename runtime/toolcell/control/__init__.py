@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from toolcell.control.repair import RepairingScripts
     from toolcell.control.revert import bound_revert, revert_calls, revert_spec
     from toolcell.control.run_control import DENIED
-    from toolcell.control.script_check import ScriptReport, check_scripts
+    from toolcell.control.saved_script_check import ScriptReport, check_scripts
     from toolcell.control.steps_of_plans import PlanRows
     from toolcell.control.suspension import Denial
     from toolcell.control.turns import WAITS, SuspendingScripts, Turn, TurnApprovals
@@ -32,7 +32,7 @@ else:
             "toolcell.control.repair": "RepairingScripts",
             "toolcell.control.revert": "bound_revert revert_calls revert_spec",
             "toolcell.control.run_control": "DENIED",
-            "toolcell.control.script_check": "ScriptReport check_scripts",
+            "toolcell.control.saved_script_check": "ScriptReport check_scripts",
             "toolcell.control.steps_of_plans": "PlanRows",
             "toolcell.control.suspension": "Denial",
             "toolcell.control.turns": "WAITS SuspendingScripts Turn TurnApprovals",

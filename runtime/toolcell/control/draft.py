@@ -110,7 +110,7 @@ class Draft:
         self.count += 1
         self._ids.add(f"effect-{self.count}")
         self.size += about_bytes([call.args, call.raw_args])
-        self.collected.append(Collected(f"effect-{self.count}", call, call.run.state.labels.held))
+        self.collected.append(Collected(f"effect-{self.count}", call, call.run.state.labels.names))
         call.warnings = (*call.warnings, COLLECTED)
         if tool.options.preview is not None and not call.depends_on:
             spec = dataclasses.replace(

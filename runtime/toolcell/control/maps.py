@@ -1,8 +1,8 @@
-"""`Maps`: one script over many inputs, every item once."""
+"""One script over many inputs, every item once."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sized
+from collections.abc import AsyncIterable, Collection, Iterable, Mapping, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,61 +24,54 @@ OPTIONS: Final = frozenset(
 """Of `execute_code`, for every run of a map."""
 
 
-class Maps:
-    """The maps of one runtime."""
+def map_runs(
+    started: Runs,
+    journals: JournalStore,
+    scripts: ScriptRuns,
+    resumption: Resumption,
+    source: str,
+    inputs: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
+    *,
+    concurrency: int,
+    ordered: bool,
+    retries: int,
+    retry_on: Collection[Outcome | str] | None,
+    on_error: OnError,
+    map_id: str | None,
+    resume: bool,
+    progress: bool,
+    total: int | None,
+    options: Mapping[str, Any] | None,
+) -> RunMap:
+    """Run a script once for each of many inputs; see `Runtime.map`."""
+    from toolcell.control.map_progress import MapProgress
+    from toolcell.control.map_runs import ItemRuns
+    from toolcell.control.map_stream import MapPump, RunMap
 
-    def __init__(
-        self, runs: Runs, journals: JournalStore, scripts: ScriptRuns, resumption: Callable[[], Resumption]
-    ) -> None:
-        self._runs, self._journals, self._scripts, self._resumption = runs, journals, scripts, resumption
-
-    def map(
-        self,
-        source: str,
-        inputs: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
-        *,
-        concurrency: int,
-        ordered: bool,
-        retries: int,
-        retry_on: Collection[Outcome | str] | None,
-        on_error: OnError,
-        map_id: str | None,
-        resume: bool,
-        progress: bool,
-        total: int | None,
-        options: Mapping[str, Any] | None,
-    ) -> RunMap:
-        """Run a script once for each of many inputs; see `Runtime.map`."""
-        from toolcell.control.map_progress import MapProgress
-        from toolcell.control.map_runs import ItemRuns
-        from toolcell.control.map_stream import MapPump, RunMap
-
-        check_count("concurrency=", concurrency, 1)
-        check_count("total=", total, 0, optional=True)
-        check_one_of("on_error=", on_error, ("yield", "raise", "stop"))
-        for name, flag in (("ordered=", ordered), ("resume=", resume), ("progress=", progress)):
-            check_kind(name, flag, bool)
-        given = _checked_options(options)
-        runs = ItemRuns(
-            self._journals,
-            self._scripts,
-            self._resumption(),
-            source=source,
-            tools=self._runs.tools(given.tools),
-            options=given,
-        )
-        runs.try_again(retries, retry_on)
-        if map_id is not None:
-            runs.keep(map_id)
-        elif resume:
-            raise UsageError("resume= carries on a map that has a record; pass its map_id= too")
-        if total is None and isinstance(inputs, Sized):
-            total = len(inputs)
-        bar = MapProgress(map_id or "map", total) if progress else None
-        pump = MapPump(
-            inputs, runs.run, runs.check_count, bar, concurrency=concurrency, ordered=ordered, on_error=on_error
-        )
-        return RunMap(pump, partial(runs.open, resume), self._runs.task_group)
+    check_count("concurrency=", concurrency, 1)
+    check_count("total=", total, 0, optional=True)
+    check_one_of("on_error=", on_error, ("yield", "raise", "stop"))
+    for name, flag in (("ordered=", ordered), ("resume=", resume), ("progress=", progress)):
+        check_kind(name, flag, bool)
+    given = _checked_options(options)
+    runs = ItemRuns(
+        journals,
+        scripts,
+        resumption,
+        source=source,
+        tools=started.tools(given.tools),
+        options=given,
+    )
+    runs.try_again(retries, retry_on)
+    if map_id is not None:
+        runs.keep(map_id)
+    elif resume:
+        raise UsageError("resume= carries on a map that has a record; pass its map_id= too")
+    if total is None and isinstance(inputs, Sized):
+        total = len(inputs)
+    bar = MapProgress(map_id or "map", total) if progress else None
+    pump = MapPump(inputs, runs.run, runs.check_count, bar, concurrency=concurrency, ordered=ordered, on_error=on_error)
+    return RunMap(pump, partial(runs.open, resume), started.task_group)
 
 
 def _checked_options(options: Mapping[str, Any] | None) -> RunOptions:

@@ -84,7 +84,7 @@ class RunControl:
 
     def finish(self, result: ExecutionResult) -> ExecutionResult:
         """Return the result with what its journal adds, and keep the journal for what may come after."""
-        outcome, self.journal.labels = result.outcome, self.journal.held.held
+        outcome, self.journal.labels = result.outcome, self.journal.run_labels.names
         result = without_secrets(result, self.context)
         if (draft := self._draft) is not None:  # its journal is not kept: what it has was not made
             return draft.finish(result, self._first_effect, lambda call: self.journal.entry_of(call) is not None)

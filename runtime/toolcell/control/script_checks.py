@@ -18,8 +18,8 @@ from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.concurrency import AbandonedThreads
 
 if TYPE_CHECKING:
-    from toolcell.control.checkers import CheckerHost
     from toolcell.control.type_check import Earlier, TypeChecker, TypeFindings
+    from toolcell.control.type_checkers import CheckerHost
     from toolcell.results.effects import Preflight
 
 

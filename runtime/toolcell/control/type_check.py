@@ -16,7 +16,7 @@ from typing import Any, Final
 from anyio.abc import TaskGroup
 
 from toolcell.config import CheckTypes
-from toolcell.control.checkers import CheckerHost, Checkers, NotChecked
+from toolcell.control.type_checkers import CheckerHost, Checkers, NotChecked
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.journal.identity import options_of
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome

@@ -1,7 +1,7 @@
 """The journal of a run: every call that its script made and every answer it got, by the identity of the call.
 
 A run is carried on by running its script again: calls of the journal get their recorded answers, and the first call
-that is not in it is the first one to be made. This file holds the journal in memory; `journal_file` writes it to disk.
+that is not in it is the first one to be made. This file holds the journal in memory; `file` writes it to disk.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Journal:
     """Of the token, in seconds since the epoch."""
     labels: frozenset[str] = frozenset()
     """Of everything that the run had read, as far as this was written."""
-    held: Labels = field(default_factory=Labels)
+    run_labels: Labels = field(default_factory=Labels)
     """Of everything that the run under way has read."""
     size: int = 0
     stamp: int = 0
@@ -295,7 +295,7 @@ class Journal:
         """Begin a run: it has read what the journal says, and the journal notes what it reads."""
         if self.labels:
             labels.add(self.labels)
-        self.held, self.labels = labels, labels.held
+        self.run_labels, self.labels = labels, labels.names
 
     def note_labels(self) -> None:
         """Take note of what the run has read, before anybody gets it.
@@ -303,7 +303,7 @@ class Journal:
         Raises:
             OSError: this could not be written.
         """
-        held = self.held.held
+        held = self.run_labels.names
         if held <= self.labels:
             return
         if self.records is not None and not self.lost:
@@ -331,7 +331,7 @@ class Journal:
             self.lost = f"the answers of this run take more than {JOURNAL_BYTES} bytes, which is all a journal keeps"
         if self.lost:
             entry.answer = CANCELLED
-        if not self.lost and self.held.held is not self.labels:
+        if not self.lost and self.run_labels.names is not self.labels:
             try:
                 self.note_labels()
             except OSError as exc:

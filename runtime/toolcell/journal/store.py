@@ -254,7 +254,7 @@ class JournalStore:
         `calls_bytes`: what the arguments of its calls take in memory, about.
         """
         self.end(journal, outcome)
-        journal.current, journal.replay, journal.header, journal.held = {}, None, {}, Labels()
+        journal.current, journal.replay, journal.header, journal.run_labels = {}, None, {}, Labels()
         if journal.lost:
             return
         journal.size += calls_bytes

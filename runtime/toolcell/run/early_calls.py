@@ -22,6 +22,7 @@ from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.registry import answer_from_record
 from toolcell.tools.result import ToolResult
+from toolcell_bridge.guest.tools import parameter_names
 from toolcell_bridge.wire.messages import CallAhead, CallTool
 
 EARLY_CALLS: Final = 64
@@ -91,7 +92,7 @@ class EarlyCalls:
     def ahead(self) -> dict[str, list[str]]:
         """Return the tools whose calls may be started early, with the names of their parameters in order."""
         return {
-            each.name: _parameters(each.parameters)
+            each.name: parameter_names(each.parameters)
             for each in self._tools.definitions(Origin.CODE)
             if self._may_be_early(each.name)
         }
@@ -203,12 +204,6 @@ class EarlyCalls:
         self.saved_s += max(0.0, min(early.duration_s, asked - early.started))
         note = f"answered by {early.ident}, which was started before the script came here"
         return await answer_from_record(name, args, result, note=note, call_id=call_id, **given)
-
-
-def _parameters(schema: Any) -> list[str]:
-    """Return the names of parameters in the order in which values are given."""
-    properties, required = schema.get("properties") or {}, schema.get("required") or ()
-    return [*(each for each in required if each in properties), *(each for each in properties if each not in required)]
 
 
 def _sorted(args: Any) -> Any:

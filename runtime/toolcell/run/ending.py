@@ -6,8 +6,6 @@ it has not ended a moment later, the sandbox is killed.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import anyio
 
 from toolcell.errors import SandboxUnavailable
@@ -16,7 +14,7 @@ from toolcell.run.outcome import Failed, ProtocolViolation, highest
 from toolcell.run.output import RunOutput
 from toolcell.sandbox.backend import Exit, Sample, Sandbox
 from toolcell_bridge.wire.errors import RemoteProtocolError
-from toolcell_bridge.wire.messages import Done, Message
+from toolcell_bridge.wire.messages import Done
 
 DRAIN_S = 0.25
 """For reading what a dead sandbox had sent. Part of what a run takes past `wall_s`."""
@@ -25,14 +23,7 @@ SIGNALS = 10
 """How often it is told meanwhile: it may be sending a message, which must not be torn."""
 
 
-class Drained(Protocol):
-    """Takes what a script sends when its run is over."""
-
-    def drain_message(self, message: Message) -> None:
-        """Take a message."""
-
-
-async def interrupt(connection: GuestConnection, output: Drained) -> int | None:
+async def interrupt(connection: GuestConnection, output: RunOutput) -> int | None:
     """Interrupt the script and wait until it has ended; return the line it was at. Otherwise kill the sandbox."""
     done: Done | None = None
     sandbox = connection.sandbox
@@ -52,7 +43,7 @@ async def interrupt(connection: GuestConnection, output: Drained) -> int | None:
     return line if type(line) is int else None
 
 
-async def read_done(connection: GuestConnection, output: Drained) -> Done | None:
+async def read_done(connection: GuestConnection, output: RunOutput) -> Done | None:
     """Take messages until `Done`; None when the guest is gone."""
     while True:
         if (message := connection.decode_on()) is not None:

@@ -15,12 +15,14 @@ from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.results.eager import EagerReport, RetractedText
 from toolcell.run.early_calls import EarlyCalls
-from toolcell.run.request import ROOM_BYTES
 from toolcell.support.change_event import ChangeEvent
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.messages import AnnounceParts, CallAhead, PartRetracted, Ran, ScriptPart
 
 OnRetract = Literal["report", "stop"]
+
+ROOM_BYTES: Final = 4096
+"""Part of a frame that is kept free for the fields beside the source."""
 
 PART_CHARS: Final = 16 * 1024
 """Most that one part holds. It fits into a socket's buffer, so that sending it does not wait for the guest."""

@@ -74,7 +74,7 @@ class ListedCalls:
         """Keep its calls for a repair, as long as there is room."""
         found, work = self._list, self.context.scope.work
         if found.size <= ANSWER_BYTES:
-            found.labels = self.context.state.labels.held
+            found.labels = self.context.state.labels.names
             found.size += work.calls if work is not None else 0
             self._finished.put(found.id, (result.run_id, found), found.size)
         return without_secrets(result, self.context)

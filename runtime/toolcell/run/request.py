@@ -6,15 +6,14 @@ Checks what a caller gave and names what is wrong with it. Knows neither sandbox
 from __future__ import annotations
 
 import keyword
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from toolcell.config import Limits
 from toolcell.errors import UsageError
-from toolcell.results import ExecutionResult
 from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
-from toolcell.run.early_calls import EarlyCalls
+from toolcell.run.feed import ROOM_BYTES, ScriptFeed
 from toolcell.run.held import HeldRun
 from toolcell.sandbox.backend import GuestFile
 from toolcell.support.host_work import HostWork
@@ -23,15 +22,12 @@ from toolcell_bridge.guest.placeholder import DRY_RUN
 from toolcell_bridge.guest.tools import GUEST_NAMES
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue
-from toolcell_bridge.wire.messages import AnnounceParts, CallAhead, PartRetracted, PutFile, Ran, RunScript, ScriptPart
+from toolcell_bridge.wire.messages import PutFile, RunScript
 
 logger = logger_of(__name__)
 
 MAX_SHOWN_CHARS = 10_000
 """Of a source that cannot be sent, in the record of its run."""
-
-ROOM_BYTES = 4096
-"""Part of a frame that is kept free for the fields beside the source."""
 
 CHUNK_BYTES = 1 << 20
 """Most of a file that is sent in one message."""
@@ -46,32 +42,6 @@ LOWERED = ("memory_bytes", "processes", "open_files", "cpu_s")
 LARGE: Final = 20_000
 """Elements of inputs, of which a thread takes care: it takes a hundred times as long as a slice of the event loop."""
 _MANY = frozenset({dict, list, tuple})
-
-
-class Feed(Protocol):
-    """Brings the text of a script in parts."""
-
-    @property
-    def sent(self) -> str:
-        """What the guest has of it."""
-        ...
-
-    early: EarlyCalls | None
-    """Calls that are made before the script comes to them, if any may be."""
-
-    def announcement(self) -> AnnounceParts:
-        """Return the message that comes before the script's own."""
-        ...
-
-    async def send(self, send: Callable[[ScriptPart], Awaitable[None]], stop: Callable[[str], object]) -> None:
-        """Send the text as it comes, until it is whole. `stop` ends the run."""
-
-    def take(self, message: CallAhead | PartRetracted | Ran) -> None:
-        """Take what the guest tells about the text."""
-
-    def with_report(self, result: ExecutionResult, started: float) -> ExecutionResult:
-        """Return the result with what became of the text. `started`: when the run was, by `time.perf_counter`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +69,7 @@ class RunRequest:
     """How long its sandbox is kept when it is suspended."""
     held: HeldRun | None = None
     """The suspended run that goes on, if its sandbox was kept."""
-    feed: Feed | None = None
+    feed: ScriptFeed | None = None
     """Brings the text of the script in parts; `message` has none then."""
     is_large: bool = False
     """A thread packs its inputs."""

@@ -22,11 +22,12 @@ from toolcell.run.calls import Answer, BegunCall, Dispatch, ThreadsLeft, ToolCal
 from toolcell.run.connection import GATHERED_BYTES, GuestConnection
 from toolcell.run.early_calls import EarlyCall
 from toolcell.run.ending import interrupt, take_printed, wait_for_exit
+from toolcell.run.feed import ScriptFeed
 from toolcell.run.monitor import Deadline
 from toolcell.run.observer import NULL_OBSERVER, RunObserver
 from toolcell.run.outcome import Aborted, Failed, ProtocolViolation, RunEnd, exceeded_limit, leftover_names, outcome_of
 from toolcell.run.output import RunOutput
-from toolcell.run.request import Feed, RunRequest
+from toolcell.run.request import RunRequest
 from toolcell.run.script_line import read_line
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
 from toolcell.support.host_work import ELEMENT_WORK, MESSAGE_WORK, HostWork
@@ -251,13 +252,13 @@ class Run:
                 self._start(tasks, self._abort_on, self._request.handlers.cancel)
             await self._serve(tasks, call)
 
-    def _begin_feed(self, tasks: TaskGroup, feed: Feed) -> None:
+    def _begin_feed(self, tasks: TaskGroup, feed: ScriptFeed) -> None:
         if feed.early is not None:
             self._calls.early = feed.early
             feed.early.begin(self._calls, lambda make, call: self._start(tasks, self._make_early, make, call))
         self._start(tasks, self._send_text, feed)
 
-    async def _send_text(self, feed: Feed) -> None:
+    async def _send_text(self, feed: ScriptFeed) -> None:
         """Send the script's text as it comes. Its time begins anew with each part."""
 
         async def send(part: ScriptPart) -> None:

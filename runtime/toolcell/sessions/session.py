@@ -470,7 +470,7 @@ class Session(OpenedInBlock):
             self._state.check_repeatable()
             steps, labels = tuple(self._state.steps), self._state.labels
             settings = self._state.settings_left() if is_scratch else self.settings
-        args = (self.limits, settings, self._tools, self._context, steps, labels.held)
+        args = (self.limits, settings, self._tools, self._context, steps, labels.names)
         copy = Session(self._host, self._place, ident, *args, is_named=is_named, is_scratch=is_scratch)
         if is_scratch:
             copy._state.labels.join(labels)  # whoever gets the result of its script goes on with this one

@@ -122,8 +122,8 @@ class SessionState:
         kept = await daemon_threads.run_sync(self.journal.open, restores)  # it may be long
         if kept is None:
             for step in self.steps:  # of a session that this one was forked from
-                self.journal.note_step(step, (0.0, 0), self.labels.held)
-            if self.labels.held:
+                self.journal.note_step(step, (0.0, 0), self.labels.names)
+            if self.labels.names:
                 self._note_used()
             return False
         self.steps, self.position, self.not_repeatable = kept.steps, kept.position, kept.not_repeatable
@@ -336,7 +336,7 @@ class SessionState:
 
     async def _keep(self, step: SessionScript) -> None:
         used_cpu_s = self._ended_cpu_s + self._sandbox.latest_cpu_s  # measured at the end of the script
-        note = partial(self.journal.note_step, step, (used_cpu_s, self.used_calls), self.labels.held)
+        note = partial(self.journal.note_step, step, (used_cpu_s, self.used_calls), self.labels.names)
         if step.size() > LONG_BYTES and self.journal.is_on_disk:
             with anyio.CancelScope(shield=True):  # else a script that has run would be missing
                 await daemon_threads.run_sync(note)
@@ -502,7 +502,7 @@ class SessionState:
         self.journal.abandon()
 
     def _note_used(self) -> None:
-        self.journal.note_used((self.used_cpu_s, self.used_calls), self.labels.held)
+        self.journal.note_used((self.used_cpu_s, self.used_calls), self.labels.names)
 
     # The sandbox while no script runs: it is paused, measured, and destroyed when its time is over.
 

@@ -212,9 +212,9 @@ class JobTable:
         self._start_soon(self._run, job, work, name=f"toolcell job {job.id}")
         return job
 
-    def open_watched(self, owner: JobOwner, timeout_s: float | None = None) -> Job:
+    def open_watched(self, owner: JobOwner) -> Job:
         """Open a job whose work runs elsewhere and ends by calling a completion handle, or by its timeout."""
-        job = self._open(owner, timeout_s)
+        job = self._open(owner, None)
         self._start_soon(self._run, job, None, name=f"toolcell job {job.id}")
         return job
 

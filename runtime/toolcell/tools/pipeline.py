@@ -53,7 +53,7 @@ def flow_refusal(state: RegistryState, call: Call) -> ToolResult | None:
     """Return why what the run has read must not be sent with this call, or note why somebody has to approve it."""
     options, run = call.options, call.run
     call.approval_reason = NEEDS_APPROVAL if options.requires_approval else ""
-    if not options.sends or run.scope.is_shared or not (held := run.state.labels.held):
+    if not options.sends or run.scope.is_shared or not (held := run.state.labels.names):
         return None
     flows = (flow for policy in (*state.policies, *run.scope.policies) for flow in policy.flows)
     match flow_of(flows, options.sends, held):

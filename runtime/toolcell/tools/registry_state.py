@@ -3,7 +3,7 @@
 A run keeps the state it started with; changing a registry makes a new one. Rules are the exception: a policy is
 shared, so that forbidding a tool counts at once and everywhere.
 
-Of the three modules about registries this is the one to read first: `view` and `registry` are built on it.
+Read this before `registry`, which is built on it.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ class RunState:
     def fresh(self) -> RunState:
         """Return the state of another run with the same settings and jobs, and as much to use."""
         budget = self.budget.unused() if self.budget is not None else None
-        return RunState(self.max_workers, budget, self.jobs, self.labels.held)
+        return RunState(self.max_workers, budget, self.jobs, self.labels.names)
 
     def note_found(self, names: Iterable[str]) -> None:
         """Take note of tools that a search has found, the best first: the best of the last search come last."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from audit.ledger import Ledger
-from toolcell.audit import chain_check, receipt, records, verify
+from toolcell.audit import chain_check, receipt, records, verification
 from toolcell.audit.format import (
     GENESIS,
     MAGIC,
@@ -85,7 +85,7 @@ def test_a_run_appended_behind_the_end_is_never_signed(ledger: Ledger) -> None:
     ledger.fill(1)  # a genuine run of a genuine writer
     report = ledger.verify(strict=True, heads=old_heads)
 
-    assert kinds(report) == {verify.NOT_CLOSED}
+    assert kinds(report) == {verification.NOT_CLOSED}
     assert [(each.chain, each.unsigned, each.signed_seq) for each in report.chains if each.unsigned] == [
         (chain.name, 2, end)
     ]
@@ -102,7 +102,7 @@ def test_a_chain_rebuilt_without_signatures_is_never_signed(ledger: Ledger) -> N
     ledger.fill(1)
     report = ledger.verify(strict=True)
 
-    assert verify.NOT_CLOSED in kinds(report)
+    assert verification.NOT_CLOSED in kinds(report)
     assert {each.chain: each.signed_seq for each in report.chains}[chain.name] == 0
 
 
@@ -139,7 +139,12 @@ def test_a_chain_that_was_left_cannot_change_any_more(ledger: Ledger, attack: st
             path.write_bytes(before[: last_frame(path).offset])
         case "gone":
             shutil.rmtree(chain)
-    expected = {"more": verify.ADDED, "other": verify.ADDED, "fewer": chain_check.CUT_OFF, "gone": verify.CHAIN_MISSING}
+    expected = {
+        "more": verification.ADDED,
+        "other": verification.ADDED,
+        "fewer": chain_check.CUT_OFF,
+        "gone": verification.CHAIN_MISSING,
+    }
 
     assert kinds(ledger.verify(heads=[])) == {expected[attack]}
 
@@ -206,7 +211,7 @@ def test_a_chain_that_is_gone_when_the_next_writer_opens_is_recorded(ledger: Led
     shutil.rmtree(default_heads_dir())
     report = ledger.verify()
 
-    assert kinds(report) == {verify.CHAIN_MISSING}
+    assert kinds(report) == {verification.CHAIN_MISSING}
     assert report.findings[0].chain == chain.name
 
 
@@ -217,7 +222,7 @@ def test_a_log_replaced_by_another_is_found_by_a_head_that_was_kept(ledger: Ledg
     ledger.fill(1)
     report = ledger.verify(heads=kept, strict=True)
 
-    assert kinds(report) == {verify.WRONG_LOG}
+    assert kinds(report) == {verification.WRONG_LOG}
     assert "it was replaced" in report.findings[0].message
 
 

@@ -264,10 +264,14 @@ class SqlDocuments:
         return await self._up_to_date("messages", work)
 
 
-def _rows_in(transaction: Transaction, sql: str, values: Sequence[Any], most: int = 500) -> list[tuple[Any, ...]]:
+MOST_MARKS: Final = 500
+"""Parameters of one query. SQLite takes 999 at least."""
+
+
+def _rows_in(transaction: Transaction, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Return the rows of a query with a list of any length."""
     rows: list[tuple[Any, ...]] = []
-    for at in range(0, len(values), most):
-        part = values[at : at + most]
+    for at in range(0, len(values), MOST_MARKS):
+        part = values[at : at + MOST_MARKS]
         rows += transaction.rows(sql.format(marks(len(part))), part)
     return rows

@@ -23,7 +23,6 @@ from toolcell.builtin.tables.engines import ColumnEngine
 from toolcell.builtin.tables.readers import Table
 from toolcell.errors import ToolError
 
-AGGREGATES: Final = ("sum", "count", "avg", "min", "max")
 MAX_GROUPS: Final = 100_000
 MAX_METRICS: Final = 100
 KEPT_ROWS: Final = 20_000

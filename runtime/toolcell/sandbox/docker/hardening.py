@@ -130,11 +130,11 @@ def seccomp_text() -> str:
     return json.dumps(container_profile(MACHINES), separators=(",", ":"))
 
 
-def container_config(blueprint: Blueprint, limits: Limits, *, command: Sequence[str] | None = None) -> dict[str, Any]:
+def container_config(blueprint: Blueprint, limits: Limits) -> dict[str, Any]:
     """Return the body of POST /containers/create."""
     return {
         "Image": blueprint.image,
-        "Cmd": list(command or (blueprint.mode,)),
+        "Cmd": [blueprint.mode],
         "User": GUEST_USER,
         "WorkingDir": "/",
         "Hostname": "sandbox",

@@ -22,7 +22,6 @@ __all__ = ["Cgroup", "CgroupManager", "CgroupUsage", "NoLocation", "discover"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _HOST_DIRECTORY = re.compile(r"toolcell-(\d+)-(\d+)-(\d+)-\d+")
 _serials = itertools.count()
-_DELEGATE = "run as root, or in a delegated cgroup (`systemd-run --user --scope -p Delegate=yes`)"
 
 
 class CgroupManager:

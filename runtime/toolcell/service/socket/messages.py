@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from toolcell.service.socket.codec import TaggedCodec
 from toolcell_bridge.wire.messages import Plain
@@ -109,9 +109,6 @@ class RequestFailed:
     message: str
     details: dict[str, Plain]
 
-
-CallerMessage: TypeAlias = Ask | AnswerTool | StopRun
-ServiceMessage: TypeAlias = Printed | Reported | AskTool | DropTool | NoteCall | Finished | RequestFailed
 
 CALLER_MESSAGES: Final = TaggedCodec({1: Ask, 2: AnswerTool, 3: StopRun})
 """What the caller sends and the service takes."""

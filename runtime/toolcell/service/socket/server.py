@@ -25,7 +25,6 @@ FRAMES_PER_S: Final = 4_000.0
 BURST: Final = 4_000.0
 
 PROTOCOL_ERROR: Final = 1002
-TOO_BIG: Final = 1009
 SUBPROTOCOL: Final = "toolcell.v1"
 
 

@@ -141,12 +141,10 @@ def renew(client: EngineClient, image: ImageRef, report: Report = silent) -> Ima
     return again(client, image.base, tag=image.tag, report=report)
 
 
-def build_data(
-    client: EngineClient, on: ImageRef, *, tag: str = reference.DATA_IMAGE, fresh: bool = False, report: Report = silent
-) -> ImageRef:
+def build_data(client: EngineClient, on: ImageRef, *, fresh: bool = False, report: Report = silent) -> ImageRef:
     """Build the image with packages for looking at data, on the sandbox image `on`."""
     wanted = read_requirements((sources() / "python-data" / "packages.txt").read_text(encoding="utf-8").splitlines())
-    return build_with_packages(client, on, wanted, tag=tag, labels={}, fresh=fresh, report=report)
+    return build_with_packages(client, on, wanted, tag=reference.DATA_IMAGE, labels={}, fresh=fresh, report=report)
 
 
 def build_with_packages(

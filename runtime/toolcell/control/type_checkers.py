@@ -15,13 +15,13 @@ import anyio
 from anyio.abc import TaskGroup
 
 from toolcell.config import MIB, Limits, PoolConfig
-from toolcell.control import in_type_check
+from toolcell.control import type_check_guest
 from toolcell.errors import SandboxUnavailable, ToolcellError
 from toolcell.results import ExecutionResult
 from toolcell.support.change_event import ChangeEvent
 from toolcell.support.daemon_threads import run_sync
 
-SCRIPT: Final = f"""{Path(in_type_check.__file__).read_text(encoding="utf-8")}
+SCRIPT: Final = f"""{Path(type_check_guest.__file__).read_text(encoding="utf-8")}
 serve(lambda answer: call_tool("next_check", {{"answer": answer}}), stubs, names, paths, version)
 """
 """What a checker runs: it gets scripts as answers of its only tool."""
@@ -41,7 +41,7 @@ IDLE_S: Final = 600.0
 LIMITS: Final = Limits(wall_s=86_400, cpu_s=600, memory_bytes=768 * MIB, processes=48, tool_calls=MAX_CHECKS + 8)
 """Of one checker in its whole life."""
 
-ONLY_PROGRAM: Final = in_type_check.TY
+ONLY_PROGRAM: Final = type_check_guest.TY
 
 
 class NotChecked(Exception):
