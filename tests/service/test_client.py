@@ -18,6 +18,7 @@ from toolcell.control import Approve, Deny, Edit
 from toolcell.errors import Misconfigured, SessionError, UnknownId
 from toolcell.results import ExecutionResult
 from toolcell.results.effects import CommitResult
+from toolcell.run.streaming import CallUpdated
 from toolcell.service import Client, SyncClient
 from toolcell.service.client_session import ClientSession
 from toolcell.sessions.session import Session
@@ -309,6 +310,21 @@ async def test_a_stream_has_prints_calls_and_the_result(url: str) -> None:
         ("CallEnded", "nope"),
         ("RunFinished", ""),
     ]
+
+
+async def test_a_stream_has_what_tools_here_report_in_a_run_there(url: str) -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def count(ctx: ToolContext) -> int:
+        """Count, and report it."""
+        ctx.update("half way", details={"done": 1})
+        return 2
+
+    async with Client(url, registry=registry) as client:
+        events = [event async for event in client.stream("call_tool('count')") if isinstance(event, CallUpdated)]
+
+    assert [(each.tool, each.text, each.details) for each in events] == [("count", "half way", {"done": 1})]
 
 
 async def test_leaving_a_stream_ends_the_run_at_the_service(tmp_path: Path) -> None:

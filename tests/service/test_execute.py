@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from service_host import client_of
+from toolcell import ToolContext, ToolRegistry
 from toolcell.service import ServiceConfig, create_app
 
 pytestmark = pytest.mark.isolation
@@ -114,6 +116,23 @@ def test_events_come_as_they_happen_with_ids_and_end_with_the_result(client: Tes
     assert [int(number) for number, _, _ in events] == [1, 2, 3, 4, 5]
     assert events[1][2] == {"value": {"done": {"$bytes": "eA=="}}}
     assert (events[-1][2]["outcome"], events[-1][2]["value"]) == ("ok", 4)
+
+
+def test_what_a_tool_reports_is_an_event(tmp_path: Path) -> None:
+    tools = ToolRegistry()
+
+    @tools.tool
+    async def count(ctx: ToolContext) -> int:
+        """Count, and report it."""
+        ctx.update("half way", details={"done": 1})
+        return 2
+
+    with client_of(create_app(ServiceConfig(state=tmp_path / "state"), registry=tools)) as client:
+        given = {"code": "call_tool('count')"}
+        response = client.post("/v1/execute", json=given, headers={"Accept": "text/event-stream"})
+
+    (told,) = [data for _, name, data in events_of(response.text) if name == "call_updated"]
+    assert (told["tool"], told["text"], told["details"]) == ("count", "half way", {"done": 1})
 
 
 def test_an_error_after_the_first_byte_is_the_last_event(client: TestClient) -> None:
