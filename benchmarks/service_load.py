@@ -3,6 +3,8 @@
 Every answer is checked: a script that behaves gets its value, a hostile one the outcome of what it does or a timeout,
 and a refusal is 503 with Retry-After. Before, the service, the library and
 the library with a journal take turns with ordinary scripts, for their ratios.
+
+`--tenants`: how long a polite tenant waits, alone and beside a tenant all of whose scripts are hostile.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from typing import Any
 import psutil
 
 from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
+from toolcell.service.principal import Scope
+from toolcell.service.tokens import TokenDatabase
 
 TOOLS = 'def double(number: int) -> int:\n    """Return twice the number."""\n    return 2 * number\n'
 ORDINARY = "total = sum(call_tool('double', number=n) for n in range(3))\nset_result(total + x)"
@@ -87,15 +91,16 @@ def check(tally: Tally, source: str, number: int, result: dict[str, Any], took_s
         tally.wrong.append(f"{outcome} of {source[:40]!r}: {result.get('error')}"[:300])
 
 
-async def client(port: int, seed: int, share: float, until: float, tally: Tally) -> None:
+async def client(port: int, seed: int, share: float, until: float, tally: Tally, token: str = "") -> None:
     """Send requests over one connection, one after the other."""
+    head = f"{HEAD}Authorization: Bearer {token}\r\n" if token else HEAD
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for source, number in requests(seed, share):
         started = time.perf_counter()
         if started >= until:
             break
         body = json.dumps({"code": source, "inputs": {"x": number}, "limits": LIMITS}).encode()
-        writer.write(f"{HEAD}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         status, headers, answer = await response(reader)
         if status == 200:
             check(tally, source, number, json.loads(answer), time.perf_counter() - started)
@@ -114,10 +119,10 @@ async def response(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], b
     return int(lines[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
 
 
-async def through_service(port: int, clients: int, seconds: float, share: float, seed: int) -> Tally:
+async def through_service(port: int, clients: int, seconds: float, share: float, seed: int, token: str = "") -> Tally:
     """Send requests from many clients at once."""
     tally, until = Tally(), time.perf_counter() + seconds
-    await asyncio.gather(*(client(port, seed + each, share, until, tally) for each in range(clients)))
+    await asyncio.gather(*(client(port, seed + each, share, until, tally, token) for each in range(clients)))
     return tally
 
 
@@ -149,14 +154,15 @@ async def with_library(clients: int, seconds: float, concurrent: int, journal: s
 
 
 @contextmanager
-def service(folder: Path, places: int) -> Iterator[tuple[psutil.Process, int]]:
+def service(folder: Path, places: int, *arguments: str) -> Iterator[tuple[psutil.Process, int]]:
     """Start `toolcell serve`; yields its process and port."""
     (folder / "tools.py").write_text(TOOLS)
     (folder / "service.toml").write_text(
         f'concurrent_runs = {places}\nqueued_runs = 1000\n[defaults]\ntools = ["{folder / "tools.py"}"]\n'
         f"concurrent_runs = {places}\nqueued_runs = 1000\nqueue_s = 60\npool = {{ cap = {places} }}\n"
+        "[tenants.default]\n[tenants.polite]\n[tenants.hostile]\n"
     )
-    command = [sys.executable, "-m", "toolcell", "serve", "--config", str(folder / "service.toml")]
+    command = [sys.executable, "-m", "toolcell", "serve", "--config", str(folder / "service.toml"), *arguments]
     process = subprocess.Popen(
         [*command, "--state", str(folder / "state"), "--port", "0"], stderr=subprocess.PIPE, text=True
     )
@@ -222,6 +228,32 @@ def load(process: psutil.Process, port: int, clients: int, minutes: float) -> bo
     return not whole.wrong
 
 
+def tenants(clients: int, places: int, minutes: float) -> bool:
+    """Print how long the scripts of a polite tenant take, alone and beside a hostile one; False if one was wrong."""
+    is_right = True
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tokens.sqlite"
+        store = TokenDatabase(path)
+        polite, hostile = (store.create(name, [Scope.EXECUTE]).text for name in ("polite", "hostile"))
+        with service(Path(folder), places, "--tokens", str(path)) as (_, port):
+            for name, others in (("alone", 0), ("beside a hostile one", clients)):
+
+                async def both(others: int = others) -> Tally:
+                    work = [through_service(port, clients, 60 * minutes, 0.0, 1, polite)]
+                    work += [through_service(port, others, 60 * minutes, 1.0, 2, hostile)] if others else []
+                    return (await asyncio.gather(*work))[0]
+
+                asyncio.run(through_service(port, 1, 1.0, 0.0, 3, polite))  # its zygote and its pool are there
+                tally = asyncio.run(both())
+                took = sorted(tally.seconds)
+                p50, p99 = took[len(took) // 2], took[int(len(took) * 0.99)]
+                print(f"polite tenant {name}: {len(took)} answers, p50 {p50:.3f} s, p99 {p99:.3f} s")
+                for each in tally.wrong[:10]:
+                    print(f"WRONG {each}")
+                is_right = is_right and not tally.wrong
+    return is_right
+
+
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service_load", description=__doc__)
@@ -229,12 +261,15 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=3, help="of the comparison with the library")
     parser.add_argument("--places", type=int, default=4 * (os.cpu_count() or 1), help="scripts that run at once")
+    parser.add_argument("--tenants", action="store_true", help="a polite tenant alone, and beside a hostile one")
     parser.add_argument("--library", nargs=3, metavar=("CLIENTS", "PLACES", "JOURNAL"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.library:
         clients, places, journal = options.library
         print(asyncio.run(with_library(int(clients), PAIR_S, int(places), journal or None)))
         return
+    if options.tenants:
+        sys.exit(not tenants(options.clients, options.places, options.minutes))
     with tempfile.TemporaryDirectory() as folder, service(Path(folder), options.places) as (process, port):
         if options.rounds:
             compare(port, options.clients, options.places, options.rounds)
