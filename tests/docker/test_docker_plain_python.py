@@ -8,7 +8,9 @@ from typing import Literal
 
 import pytest
 
+from runtime.beside_cpython import OF_EACH_KIND, ending_in_cpython, ending_of, registry, source_of
 from runtime.plain_python import PROGRAMS
+from runtime.plain_scripts import HELPER
 from toolcell import Limits, SyncRuntime, ToolRegistry
 from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.images.reference import ImageRef
@@ -31,6 +33,13 @@ def runtime(docker_image: ImageRef, request: pytest.FixtureRequest) -> Iterator[
 def test_a_program_behaves_as_under_plain_python(runtime: SyncRuntime, program: str) -> None:
     result = runtime.execute_code(textwrap.dedent(PROGRAMS[program]))
     assert (result.outcome, result.value) == ("ok", True), (result.error, result.logs.text)
+
+
+@pytest.mark.parametrize("script", OF_EACH_KIND)
+def test_a_script_ends_as_in_cpython(runtime: SyncRuntime, script: str) -> None:
+    result = runtime.execute_code(source_of(script), files=HELPER, tools=registry())
+
+    assert ending_of(result) == ending_in_cpython(script)
 
 
 @pytest.mark.parametrize("source", OWN_SIGNALS)

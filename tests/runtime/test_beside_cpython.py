@@ -1,32 +1,123 @@
-"""Each script runs in plain CPython and in a sandbox: output, files, calls, result and error text are the same."""
+"""Each script runs in plain CPython and on each route to a sandbox: output, files, calls, result and error text agree.
+
+All scripts run by `execute_code`. On the other routes runs what they could do differently: a script of each kind.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from toolcell import Limits, PoolConfig, SyncRuntime
+from toolcell.run.streaming import RunFinished
 
-from .beside_cpython import dedented, in_cpython, of_sandbox, registry
+from .beside_cpython import OF_EACH_KIND, WRITTEN, Ending, ending_in_cpython, ending_of, of_sandbox, registry, source_of
 from .plain_scripts import HELPER, SCRIPTS
 
 pytestmark = pytest.mark.isolation
 
+LIMITS, POOL = Limits(wall_s=30), PoolConfig(warm=1)
+
 
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[SyncRuntime]:
-    with SyncRuntime(registry(), limits=Limits(wall_s=30), pool=PoolConfig(warm=1)) as runtime:
+    with SyncRuntime(registry(), limits=LIMITS, pool=POOL) as runtime:
         yield runtime
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_ends_as_in_cpython(runtime: SyncRuntime, script: str, tmp_path: Path) -> None:
-    source = dedented(SCRIPTS[script])
-    result = runtime.execute_code(source, files=list(HELPER.items()))
+def by_run(runtime: SyncRuntime, source: str, _folder: Path) -> Ending:
+    return ending_of(runtime.execute_code(source, files=HELPER))
 
-    assert of_sandbox(result) == in_cpython(source, HELPER, tmp_path)
+
+def by_stream(runtime: SyncRuntime, source: str, _folder: Path) -> Ending:
+    *_, last = runtime.stream(source, files=HELPER)
+    assert isinstance(last, RunFinished)
+    return ending_of(last.result)
+
+
+def by_session(runtime: SyncRuntime, source: str, _folder: Path) -> Ending:
+    with runtime.session() as session:
+        session.execute_code("x = 1", files=HELPER)
+        return ending_of(session.execute_code(source))
+
+
+def by_feed(runtime: SyncRuntime, source: str, _folder: Path) -> Ending:
+    with runtime.feed(files=HELPER) as run:
+        for start in range(0, len(source), 50):
+            run.write(source[start : start + 50])
+        return ending_of(run.finish())
+
+
+def by_tool(runtime: SyncRuntime, source: str, _folder: Path) -> Ending:
+    tools = registry()
+    tools.enable_code_execution(runtime.runtime)
+    result = runtime._opened().call(partial(tools.execute, "execute_code", {"code": source}))
+    return of_sandbox(result.details, {file.name: file.data for file in result.files})
+
+
+def by_command_line(_runtime: SyncRuntime, source: str, folder: Path) -> Ending:
+    (folder / "given.py").write_text(source, "utf-8")
+    (folder / "tools.py").write_text("from runtime.beside_cpython import registry\nregistry = registry()\n")
+    files = [f"--file={name}={folder / name}" for name in HELPER]
+    for name, text in HELPER.items():
+        (folder / name).write_text(text)
+    command = [
+        sys.executable,
+        "-m",
+        "toolcell",
+        "run",
+        "given.py",
+        "--tools",
+        "tools.py",
+        "--json",
+        "-o",
+        "out",
+        *files,
+    ]
+    environment = {"PYTHONPATH": str(Path(__file__).parent.parent), "HOME": str(folder), "LANG": "C.UTF-8"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    result = json.loads(done.stdout)
+    return of_sandbox(result, {each["name"]: (folder / "out" / each["name"]).read_bytes() for each in result["files"]})
+
+
+ROUTES: dict[str, Callable[[SyncRuntime, str, Path], Ending]] = {
+    "stream": by_stream,
+    "session": by_session,
+    "feed": by_feed,
+    "tool": by_tool,
+    "command line": by_command_line,
+}
+
+NOT_IN = {
+    # Between scripts of a session threads and processes are ended, and hooks and destructors wait for its end.
+    "session": {
+        "a thread that nobody joins", "a process that nobody joins", "exit hooks, the last one first",
+        "a file written after the result", "destructors of what is left",
+    },
+    # Another process for each script.
+    "command line": {*OF_EACH_KIND[1:2], *OF_EACH_KIND[3:6], *OF_EACH_KIND[8:10], *OF_EACH_KIND[12:19]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, *WRITTEN])
+def test_a_script_ends_as_in_cpython(runtime: SyncRuntime, script: str, tmp_path: Path) -> None:
+    assert by_run(runtime, source_of(script), tmp_path) == ending_in_cpython(script)
+
+
+@pytest.mark.parametrize(
+    ("route", "script"),
+    [(route, script) for route in ROUTES for script in OF_EACH_KIND if script not in NOT_IN.get(route, ())],
+)
+def test_a_script_ends_as_in_cpython_on_every_route(
+    runtime: SyncRuntime, route: str, script: str, tmp_path: Path
+) -> None:
+    assert ROUTES[route](runtime, source_of(script), tmp_path) == ending_in_cpython(script)
 
 
 KILLS = {
@@ -75,7 +166,7 @@ def test_a_run_that_ends_while_it_waits_names_what_it_waits_for(runtime: SyncRun
 
 
 def test_the_line_of_a_group_is_where_its_first_exception_was_raised(runtime: SyncRuntime) -> None:
-    result = runtime.execute_code(dedented(SCRIPTS["a group of exceptions"]))
+    result = runtime.execute_code(source_of("a group of exceptions"))
     assert result.error is not None and result.error.line == 3
 
 

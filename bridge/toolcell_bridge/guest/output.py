@@ -130,7 +130,12 @@ _print: Any = builtins.print
 
 
 def print(
-    *values: object, sep: str | None = " ", end: str | None = "\n", file: Any = None, flush: bool = False
+    *values: object,
+    sep: str | None = " ",
+    end: str | None = "\n",
+    file: Any = None,
+    flush: bool = False,
+    **unknown: Any,
 ) -> None:
     """Prints the values to a stream, or to sys.stdout by default.
 
@@ -145,8 +150,9 @@ def print(
     """
     # The interpreter's own makes a write of each value and of each blank between them: a message each.
     stream = sys.stdout if file is None else file
-    if type(stream) is not LogStream or "write" in stream.__dict__ or not _TEXT.issuperset((type(sep), type(end))):
-        _print(*values, sep=sep, end=end, file=file, flush=flush)
+    is_ours = type(stream) is LogStream and "write" not in stream.__dict__
+    if not is_ours or unknown or not _TEXT.issuperset((type(sep), type(end))):
+        _print(*values, sep=sep, end=end, file=file, flush=flush, **unknown)
         return
     between = " " if sep is None else sep
     texts: list[str] = []
@@ -160,7 +166,7 @@ def print(
 
 _TEXT = {str, type(None)}
 print.__module__ = "builtins"
-print.__text_signature__ = "(*args, sep=' ', end='\\n', file=None, flush=False)"  # type: ignore[attr-defined]
+print.__wrapped__ = _print  # type: ignore[attr-defined]  # its signature is what `inspect` and `help` show
 
 
 def install() -> None:
