@@ -57,7 +57,9 @@ def programs() -> Programs:
 
 TOOLS = '''
 import base64
+import anyio
 from toolcell import ToolRegistry
+from toolcell.tools import ToolContext
 from toolcell.tools.parts import File
 from toolcell.tools.result import ToolResult
 
@@ -112,6 +114,14 @@ def test_multiple_content_types() -> ToolResult:
     """Return a text, a picture and a resource, as the conformance suite wants it."""
     files = File("p.png", PNG, "image/png"), File("t.txt", b"text", "text/plain")
     return ToolResult(value="both", has_value=True, files=files)
+
+@registry.tool
+async def test_tool_with_progress(ctx: ToolContext) -> str:
+    """Report progress three times, as the conformance suite wants it."""
+    for done in (0, 50, 100):
+        ctx.update(f"{done} of 100")
+        await anyio.sleep(0.05)
+    return "done"
 
 @registry.tool
 def add(a: int, b: int) -> int:

@@ -17,6 +17,7 @@ from mcp.shared.exceptions import MCPError
 from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
 from toolcell.mcp.listing import code_text
 from toolcell.mcp.server import INSTRUCTIONS, McpServer
+from toolcell.tools import ToolContext
 from toolcell.tools.parts import File
 from toolcell.tools.result import ToolResult
 
@@ -213,6 +214,26 @@ async def test_tools_are_the_client_s_own_if_the_server_shows_them(mode: str) ->
     assert listed["add"].output_schema is not None and listed["add"].output_schema["required"] == ["result"]
     assert wrong.is_error and "must be integer" in text_of(wrong)
     assert "paid 3" in text_of(paid) and len(asked) == 1 and paid.structured_content == {"result": "paid 3"}
+
+
+async def test_a_client_hears_the_progress_of_its_own_tools(mode: str) -> None:
+    registry, told = ToolRegistry(), list[tuple[float, str | None]]()
+
+    @registry.tool
+    async def copy(ctx: ToolContext) -> str:
+        """Copy all the files."""
+        ctx.update("half way")
+        ctx.update(details={"files": 2})
+        return "copied"
+
+    async def note(progress: float, total: float | None, message: str | None) -> None:
+        told.append((progress, message))
+
+    async with connected(mode, registry, exposes_tools=True) as client:
+        answered = await client.call_tool("copy", {}, progress_callback=note)
+
+    assert text_of(answered) == "copied"
+    assert told == [(1, "half way"), (2, '{"files": 2}')]
 
 
 async def test_files_of_a_client_s_own_tools_are_pictures_sounds_and_resources(mode: str) -> None:

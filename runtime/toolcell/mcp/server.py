@@ -7,7 +7,7 @@ A call that needs approval suspends the script; then the client asks its user, o
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Self
@@ -45,9 +45,13 @@ from toolcell.tools import (
     CODE_TOOL,
     FOUND,
     SEARCH_TOOL,
+    TOOL_UPDATE,
     ArgumentChecker,
+    Event,
+    EventBus,
     InvalidArguments,
     Origin,
+    RunContext,
     ToolDefinition,
     check_of,
     check_shown_chars,
@@ -174,7 +178,10 @@ class McpServer:
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(end_when_gone)
-            answers.append(await work())
+            try:
+                answers.append(await work())
+            except ToolcellError as exc:  # which would leave the group as a group
+                answers.append(failed(str(exc)))
             tasks.cancel_scope.cancel()
         return answers[0] if answers else failed("the client is gone")
 
@@ -254,8 +261,7 @@ class McpServer:
                         return result
                 if message:
                     count += 1
-                    shown = one_line(clean(message[: 2 * MAX_MESSAGE_CHARS]), MAX_MESSAGE_CHARS)
-                    await ctx.session.report_progress(count, message=shown)
+                    await self._report(ctx, count, message)
         raise UsageError("the run was ended before it had a result")
 
     async def _log(self, ctx: Context, level: types.LoggingLevel, stream: str, text: str) -> None:
@@ -309,7 +315,18 @@ class McpServer:
 
     async def _plain_call(self, ctx: Context, name: str, args: dict[str, Any]) -> Answer:
         """Make one call as the only step of a plan: with the rules, records and approvals that calls have."""
-        rows = await self.runtime.execute_plan([{"tool": name, "args": args}], on_approval="suspend")
+        made: list[PlanRows] = []
+        context, steps = RunContext(events=EventBus()), [{"tool": name, "args": args}]
+        async with anyio.create_task_group() as tasks:
+            with context.events.stream() as events:
+                tasks.start_soon(self._report_updates, ctx, events)
+                try:
+                    made.append(await self.runtime.execute_plan(steps, on_approval="suspend", context=context))
+                except ToolcellError as exc:  # which would leave the group as a group
+                    problem = failed(str(exc))
+        if not made:
+            return problem
+        rows = made[0]
         while (waiting := rows.suspension) is not None and _can_ask(ctx):
             if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
                 return await self._finish(ctx, _suspended(rows, waiting))
@@ -318,6 +335,21 @@ class McpServer:
         if waiting is not None:
             return answer(_suspended(rows, waiting))
         return _of_row(rows, self._output(name))
+
+    async def _report_updates(self, ctx: Context, events: AsyncIterable[Event]) -> None:
+        """Tell the client what tools report, until the stream is closed."""
+        count = 0
+        async for event in events:
+            if event.type != TOOL_UPDATE:
+                continue
+            update = event.update or {}
+            said = update.get("text") or update.get("details")
+            count += 1
+            await self._report(ctx, count, said if isinstance(said, str) else json_start(said, MAX_MESSAGE_CHARS))
+
+    async def _report(self, ctx: Context, count: int, message: str) -> None:
+        shown = one_line(clean(message[: 2 * MAX_MESSAGE_CHARS]), MAX_MESSAGE_CHARS)
+        await ctx.session.report_progress(count, message=shown)
 
     def _of_plan(self, result: ExecutionResult) -> Answer:
         rows = _rows(result)

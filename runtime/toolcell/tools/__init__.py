@@ -11,7 +11,7 @@ __all__ = [
     "CODE", "CODE_SCHEMA", "CODE_TEXT", "CODE_TOOL", "DEFAULT_TOOL_OPTIONS", "DETAILS", "EVERY_ORIGIN", "FOUND",
     "HIDDEN", "MAX_FOUND", "MAX_IMAGES", "MAX_IMAGE_BYTES", "MAX_MODEL_CHARS", "MAX_NAME_CHARS", "MAX_STEPS",
     "MAX_VALUE_CHARS", "MIN_DESCRIPTION_CHARS", "MODEL", "NEEDS_APPROVAL", "NO_USAGE", "OF_THIS_PROCESS", "PLAN",
-    "PROVIDERS", "SEARCH_TOOL", "SHOWN_CHARS", "STOP_WORDS", "SUBAGENT", "TOOL_END", "WORK_PER_STEP",
+    "PROVIDERS", "SEARCH_TOOL", "SHOWN_CHARS", "STOP_WORDS", "SUBAGENT", "TOOL_END", "TOOL_UPDATE", "WORK_PER_STEP",
     "AbandonedThreads", "AgentTool", "Approve", "ArgumentChecker", "AskUser", "Block", "Budget", "Call",
     "CallObserver", "CallPolicy", "CallableTools", "CodeRuntime", "CompletionCallback", "Detail",
     "EmbeddingProvider", "ErrorCode", "Event", "EventBus", "ExecuteCode", "File", "FunctionTool", "Hook", "Image",
@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     from toolcell.tools.detail import DETAILS, SHOWN_CHARS, Detail, check_shown_chars, shown_within
     from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider, checked_vectors, cosine, embed_texts, score_of
     from toolcell.tools.encoded import mentions_bytes
-    from toolcell.tools.events import TOOL_END, Event, EventBus
+    from toolcell.tools.events import TOOL_END, TOOL_UPDATE, Event, EventBus
     from toolcell.tools.finalize import as_result
     from toolcell.tools.hooks import (
         Approve,
@@ -180,7 +180,7 @@ else:
             "toolcell.tools.detail": "DETAILS SHOWN_CHARS Detail check_shown_chars shown_within",
             "toolcell.tools.embeddings": "PROVIDERS EmbeddingProvider checked_vectors cosine embed_texts score_of",
             "toolcell.tools.encoded": "mentions_bytes",
-            "toolcell.tools.events": "TOOL_END Event EventBus",
+            "toolcell.tools.events": "TOOL_END TOOL_UPDATE Event EventBus",
             "toolcell.tools.finalize": "as_result",
             "toolcell.tools.hooks": (
                 "Approve Block Hook Modify Override Reject Rewrite Substitute approval_hook is_approved_later withheld"
