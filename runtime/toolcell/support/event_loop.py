@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,11 @@ def clock() -> Callable[[], float]:
     loop = getattr(anyio.lowlevel.current_token(), "native_token", None)
     time: Callable[[], float] = getattr(loop, "time", anyio.current_time)
     return time
+
+
+def is_asyncio() -> bool:
+    """Whether the event loop that runs is asyncio's, or one in its place such as uvloop's."""
+    return isinstance(getattr(anyio.lowlevel.current_token(), "native_token", None), asyncio.AbstractEventLoop)
 
 
 def call_soon(token: Any, callback: Callable[[], None]) -> None:

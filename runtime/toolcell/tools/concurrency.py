@@ -21,8 +21,9 @@ import anyio.lowlevel
 
 from toolcell.errors import ToolAbort, ToolError
 from toolcell.results import AbandonedThread
-from toolcell.support import daemon_threads
-from toolcell.support.event_loop import call_soon
+from toolcell.support import daemon_threads, waiting_threads
+from toolcell.support.event_loop import call_soon, is_asyncio
+from toolcell.support.waiting_threads import WaitingThreads
 from toolcell.tools.options import ToolOptions
 
 
@@ -254,6 +255,7 @@ class _LoopLimits:
         self.groups: dict[str, Workers] = {}
         self.tools: WeakKeyDictionary[ToolIdentity, Workers] = WeakKeyDictionary()
         self.threads = Workers(MAX_THREADS)
+        self.waiting_threads = WaitingThreads() if waiting_threads.IS_POSSIBLE and is_asyncio() else None
         self.no_limit = anyio.CapacityLimiter(math.inf)
 
 
@@ -302,6 +304,8 @@ async def run_in_thread(function: Callable[[], Any], give_up: Callable[[ToolThre
     await limits.threads.take()
     thread, is_left = ToolThread(function), False
     try:
+        if limits.waiting_threads is not None:
+            return await limits.waiting_threads.run(thread)
         return await daemon_threads.run_sync(thread, abandon_on_cancel=True, limiter=limits.no_limit)
     except anyio.get_cancelled_exc_class():
         if is_left := thread.abandon():
