@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +18,6 @@ from toolcell.builtin.ingestion import Ingestion
 from toolcell.builtin.remember import Remember
 from toolcell.builtin.skill_folder import parse_skill
 from toolcell.builtin.stores import sqlite
-from toolcell.builtin.tables import cells
 from toolcell.builtin.web import robots
 from toolcell.errors import EmbeddingError, UsageError
 
@@ -78,15 +76,3 @@ def test_a_number_in_front_matter_that_python_does_not_write_is_refused(where: s
     text = f"---\nname: n\ndescription: d\n{where.format(number)}\n---\nDo it.\n"
     with pytest.raises(UsageError, match="more than 64 bits"):
         parse_skill(text.encode())
-
-
-def test_the_value_of_a_condition_is_written_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    value = ["A" * 100]
-    written: list[Any] = []
-    text_of = cells.text_of_cell
-    monkeypatch.setattr(cells, "text_of_cell", lambda cell: written.append(cell) or text_of(cell))  # type: ignore[func-returns-value]
-    for op, text in (("contains", "a" * 50), (">", "b"), ("<", "")):
-        condition = cells.condition("c", op, value)
-        written.clear()
-        assert condition.matches(text) == (op == ">" or (op == "<" and text < text_of(value)))
-        assert value not in written

@@ -28,6 +28,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "search": ("httpx", "trafilatura"),
     "http": ("httpx", "trafilatura"),
     "schedule": ("dateutil",),
+    "data": ("polars",),
 }
 """What has to be importable for the tools of a package."""
 

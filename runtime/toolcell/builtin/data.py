@@ -5,36 +5,34 @@ With a workspace, each of them also takes the path of a file, which is read in p
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from toolcell.builtin.file import Roots
 from toolcell.builtin.package import ToolPackage, offered
-from toolcell.builtin.tables.batches import Batch, batches_of
-from toolcell.builtin.tables.cells import MAX_CONDITIONS, condition
-from toolcell.builtin.tables.engines import ColumnEngine, EngineName, check_engine, engine_of
-from toolcell.builtin.tables.operations import (
+from toolcell.builtin.tables.requests import (
+    MAX_CONDITIONS,
     MAX_METRICS,
+    Format,
     Metric,
     Transform,
-    aggregated,
-    filtered,
-    parsed,
-    transformed,
+    condition,
 )
-from toolcell.builtin.tables.readers import Format, Table
 from toolcell.builtin.tables.text import open_text
 from toolcell.builtin.workspace import Workspace
-from toolcell.errors import ToolError
+from toolcell.errors import ToolError, UsageError
 from toolcell.tools import ToolContext, ToolDefinition, ToolOptions, ToolResult, ToolSpec, run_in_thread
+
+if TYPE_CHECKING:
+    from toolcell.builtin.tables.batches import Batch
 
 PARSE_LIMIT: Final = 1000
 TIMEOUT_S: Final = 600.0
@@ -84,28 +82,22 @@ class DataTools(ToolPackage):
     """Reads and evaluates tables."""
 
     package = "data"
+    extra = "data"
 
     def __init__(
         self,
         workspace: str | os.PathLike[str] | Workspace | None = None,
         *,
         per_user: bool = False,
-        engine: EngineName = "auto",
     ) -> None:
         """`workspace`: lets the tools read files in it. `per_user`: each user of a run has a directory in it.
 
-        `engine`: `auto` uses polars when it is installed. The answers do not depend on it.
-
         Raises:
-            UsageError: the engine is unknown or not installed, or the directory cannot be made.
+            UsageError: polars is not installed, or the directory cannot be made.
         """
-        check_engine(engine)
-        self._engine_name = engine
+        if importlib.util.find_spec("polars") is None:  # importing it takes a second
+            raise UsageError("the data tools need polars; run: pip install 'toolcell[data]'")
         self._roots = None if workspace is None else Roots(workspace, per_user=per_user)
-
-    @cached_property
-    def _engine(self) -> ColumnEngine:
-        return engine_of(self._engine_name)
 
     def _spec(self, name: str, options: ToolOptions) -> ToolSpec:
         spec = super()._spec(name, options)
@@ -150,8 +142,10 @@ class DataTools(ToolPackage):
             raise ToolError("content is required", code="invalid_arguments")
 
         def work(text: io.TextIOWrapper, check: _Check) -> dict[str, Any]:
-            table = Table(text, format, delimiter)
-            return parsed(table, check(table.batches()), limit)
+            from toolcell.builtin.tables import operations, readers
+
+            table = readers.Table(text, format, delimiter)
+            return operations.parsed(table, check(table.batches(())), limit)
 
         return await self._over(ctx, content, path, work, encoding)
 
@@ -180,7 +174,14 @@ class DataTools(ToolPackage):
             raise ToolError(f"where has {len(where)} conditions, and may have {MAX_CONDITIONS}")
         conditions = [condition(each["column"], each["op"], each["value"]) for each in where]
         file = TableFile(path, format, delimiter)
-        return await self._of_rows(ctx, records, file, lambda batches: filtered(batches, conditions, self._engine))
+        columns = [each.column for each in conditions]
+
+        def work(batches: Iterator[Batch]) -> dict[str, Any]:
+            from toolcell.builtin.tables import operations
+
+            return operations.filtered(batches, conditions)
+
+        return await self._of_rows(ctx, records, file, columns, work)
 
     @offered(read_only=True, idempotent=True, timeout_s=TIMEOUT_S, returns=_value("groups"))
     async def data_aggregate(
@@ -210,9 +211,13 @@ class DataTools(ToolPackage):
         wanted = [Metric(each["column"], each["op"]) for each in metrics]
         groups = list(dict.fromkeys(group_by or ()))
         file = TableFile(path, format, delimiter)
-        return await self._of_rows(
-            ctx, records, file, lambda batches: aggregated(batches, wanted, groups, self._engine)
-        )
+
+        def work(batches: Iterator[Batch]) -> dict[str, Any]:
+            from toolcell.builtin.tables import operations
+
+            return operations.aggregated(batches, wanted, groups)
+
+        return await self._of_rows(ctx, records, file, [*groups, *(each.column for each in wanted)], work)
 
     @offered(read_only=True, idempotent=True, timeout_s=TIMEOUT_S, returns=_value("records"))
     async def data_transform(
@@ -246,25 +251,35 @@ class DataTools(ToolPackage):
             raise ToolError("rename gives two columns the same name", code="invalid_arguments")
         how = Transform(select, renamed, sort_by, sort_desc, limit)
         file = TableFile(path, format, delimiter)
-        return await self._of_rows(ctx, records, file, lambda batches: transformed(batches, how))
+
+        def work(batches: Iterator[Batch]) -> dict[str, Any]:
+            from toolcell.builtin.tables import operations
+
+            return operations.transformed(batches, how)
+
+        return await self._of_rows(ctx, records, file, None if sort_by is not None else (), work)
 
     async def _of_rows(
         self,
         ctx: ToolContext,
         records: Records | None,
         file: TableFile,
+        columns: Sequence[str] | None,
         work: Callable[[Iterator[Batch]], dict[str, Any]],
     ) -> ToolResult:
         if records is not None and file.path:
             raise ToolError("give records or a path, not both", code="invalid_arguments")
         if records is None and not file.path:
             raise ToolError("records are required", code="invalid_arguments")
-        if records is not None:
-            rows = records
-            return await self._over(ctx, b"", "", lambda _, check: work(check(batches_of(rows))))
-        return await self._over(
-            ctx, b"", file.path, lambda text, check: work(check(Table(text, file.format, file.delimiter).batches()))
-        )
+
+        def over(text: io.TextIOWrapper, check: _Check) -> dict[str, Any]:
+            from toolcell.builtin.tables import batches, readers
+
+            if records is not None:
+                return work(check(batches.batches_of(records)))
+            return work(check(readers.Table(text, file.format, file.delimiter).batches(columns)))
+
+        return await self._over(ctx, b"", file.path, over)
 
     async def _over(
         self,
@@ -292,7 +307,7 @@ class DataTools(ToolPackage):
                 io.BytesIO(data) if workspace is None else workspace.open(path) as source,
                 open_text(source, encoding) as text,
             ):
-                return work(text, check)
+                return _answered(work, text, check)
 
         try:
             return ToolResult.of(await run_in_thread(run, ctx.call.give_up))
@@ -300,4 +315,16 @@ class DataTools(ToolPackage):
             is_over.set()
 
 
-_Check = Callable[[Iterator[Batch]], Iterator[Batch]]
+_Check = Callable[[Iterator["Batch"]], Iterator["Batch"]]
+
+
+def _answered(
+    work: Callable[[io.TextIOWrapper, _Check], dict[str, Any]], text: io.TextIOWrapper, check: _Check
+) -> dict[str, Any]:
+    """Do the work; what polars cannot do with a strange table is the table's error."""
+    from polars.exceptions import PanicException, PolarsError
+
+    try:
+        return work(text, check)
+    except (PolarsError, PanicException) as exc:
+        raise ToolError(f"the table cannot be evaluated: {str(exc)[:200]}") from exc

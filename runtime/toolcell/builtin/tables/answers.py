@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any, Final
 
-from toolcell.builtin.tables.batches import Record
+from toolcell.builtin.tables.requests import Record
 
 MAX_ANSWER_BYTES: Final = 32 * 1024
 MAX_CELL_DEPTH: Final = 32

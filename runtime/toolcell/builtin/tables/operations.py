@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import polars as pl
+
 from toolcell.builtin.tables.answers import MAX_ANSWER_BYTES, Collector, answer, plain_cells, size_of
-from toolcell.builtin.tables.batches import Batch, Record
-from toolcell.builtin.tables.cells import (
-    MISSING,
-    Condition,
-    Number,
-    group_key,
-    is_empty,
-    sort_key,
-    tidy,
-)
-from toolcell.builtin.tables.engines import ColumnEngine
+from toolcell.builtin.tables.batches import Batch, RecordBatch
+from toolcell.builtin.tables.cells import Number, group_key, tidy
+from toolcell.builtin.tables.columns import Column, merging, totals
 from toolcell.builtin.tables.readers import Table
+from toolcell.builtin.tables.requests import Condition, Metric, Record, Transform
 from toolcell.errors import ToolError
 
 MAX_GROUPS: Final = 100_000
-MAX_METRICS: Final = 100
-KEPT_ROWS: Final = 20_000
-KEPT_CHARS: Final = 32 * 1024 * 1024
-"""Rows and characters that sorting holds before it drops what can no longer be in the answer. Two answers have fewer
-rows: otherwise every further row would sort them again."""
+MAX_SORTED: Final = MAX_ANSWER_BYTES // 4
+"""Rows that an answer can have at most: `{}, ` is the shortest."""
+_TAKEN: Final = 256
 
 Batches = Iterable[Batch]
 
@@ -37,8 +31,7 @@ def parsed(table: Table, batches: Batches, limit: int) -> dict[str, Any]:
     """Return `{records, columns, count}`; `count` is of all rows."""
     found = Collector(limit)
     for batch in batches:
-        taken = _take(found, batch, range(len(batch)))
-        found.skip(len(batch) - taken)
+        _take(found, batch, range(len(batch)))
     columns = [name.encode("utf-8", "replace").decode() for name in table.columns]
     rows = found.records()
     while columns and size_of([columns, rows]) > MAX_ANSWER_BYTES:  # a wide table, of which each name is sent twice
@@ -50,198 +43,178 @@ def parsed(table: Table, batches: Batches, limit: int) -> dict[str, Any]:
     return answer("records", rows, found.count, columns=columns, **more)
 
 
-def filtered(batches: Batches, conditions: Sequence[Condition], engine: ColumnEngine) -> dict[str, Any]:
+def filtered(batches: Batches, conditions: Sequence[Condition]) -> dict[str, Any]:
     """Return `{records, count}` of the rows that pass every condition."""
     found = Collector()
     for batch in batches:
-        passing: Sequence[bool] = engine.matching(batch.column(conditions[0].column), conditions[0])
-        for condition in conditions[1:]:
-            others = engine.matching(batch.column(condition.column), condition)
-            passing = [a and b for a, b in zip(passing, others, strict=True)]
-        hits = [index for index, passes in enumerate(passing) if passes]
-        found.skip(len(hits) - _take(found, batch, hits))
+        columns = {each.column: batch.column(each.column) for each in conditions}
+        passing = pl.repeat(True, len(batch), dtype=pl.Boolean, eager=True)
+        for condition in conditions:
+            passing &= columns[condition.column].matches(condition)
+        _take(found, batch, passing.arg_true())
     return answer("records", found.records(), found.count)
 
 
-def _take(found: Collector, batch: Batch, indexes: Sequence[int]) -> int:
-    """Give rows to a collector as long as it wants them; return how many it got."""
-    for taken, index in enumerate(indexes):
-        if not found.wants_more:
-            return taken
-        found.add(batch.record(index))
-    return len(indexes)
+def _take(
+    found: Collector, batch: Batch, indexes: Sequence[int] | pl.Series, row: Callable[[Record], Record] | None = None
+) -> None:
+    """Give rows to a collector, those that it does not want as a number."""
+    taken = 0
+    while found.wants_more and taken < len(indexes):
+        some = list(indexes[taken : taken + _TAKEN])
+        for record in batch.records(some):
+            found.add(record if row is None else row(record))
+        taken += len(some)
+    found.skip(len(indexes) - taken)
 
 
 # Aggregates
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One column of an aggregate's answer."""
-
-    column: str
-    op: str
-
-    @property
-    def name(self) -> str:
-        """Its key."""
-        return f"{self.op}_{self.column}"
-
-
+@dataclass(slots=True)
 class Total:
-    """Of one column in one group. Whole numbers are added exactly, others with one rounding for each batch."""
+    """Of one column in one group. Whole numbers are added exactly, of up to 30 digits."""
 
-    __slots__ = ("cells", "fractions", "largest", "numbers", "smallest", "whole")
+    parts: dict[str, Any] = field(default_factory=dict)
 
-    def __init__(self) -> None:
-        self.cells = 0
-        """That are neither missing nor null."""
-        self.numbers = 0
-        self.whole = 0
-        self.fractions = 0.0
-        self.smallest: Number | None = None
-        self.largest: Number | None = None
+    def add(self, parts: dict[str, Any]) -> None:
+        """Add another total."""
+        for name, value in parts.items():
+            have = self.parts.get(name)
+            if have is None or value is None:
+                self.parts[name] = value if have is None else have
+            elif name.endswith("_min"):
+                self.parts[name] = min(have, value)
+            else:
+                self.parts[name] = max(have, value) if name.endswith("_max") else have + value
 
-    def add(self, cells: int, numbers: Sequence[Number]) -> None:
-        """Add the cells of a batch.
+    def result(self, op: str) -> Number | None:
+        """Return the value of an operation; None of no numbers.
 
         Raises:
             ToolError: the sum is too large for a number.
         """
-        self.cells += cells
-        if not numbers:
-            return
-        self.numbers += len(numbers)
-        self.whole += sum(each for each in numbers if type(each) is int)
-        fractions = [each for each in numbers if type(each) is float]
-        try:
-            self.fractions = math.fsum((self.fractions, *fractions)) if fractions else self.fractions
-        except OverflowError:
-            raise ToolError("a sum is larger than a number can be") from None
-        low, high = min(numbers), max(numbers)
-        self.smallest = low if self.smallest is None else min(self.smallest, low)
-        self.largest = high if self.largest is None else max(self.largest, high)
-
-    def result(self, op: str) -> Number | None:
-        """Return the value of an operation; None of no numbers."""
         if op == "count":
-            return self.cells
+            return self.parts.get("cells") or 0
+        count = self.parts.get("numbers") or 0
         if op == "sum":
-            return tidy(self._sum())
-        if not self.numbers:
+            return tidy(self._sum()) if count else 0
+        if not count:
             return None
-        found = self._average() if op == "avg" else self.smallest if op == "min" else self.largest
-        return None if found is None else tidy(found)
-
-    def _average(self) -> Number:
-        if not self.fractions and self.whole % self.numbers == 0:
-            return self.whole // self.numbers
-        return self._sum() / self.numbers
+        if op == "avg":
+            total = self._sum()
+            return total // count if isinstance(total, int) and total % count == 0 else tidy(total / count)
+        found = [self.parts[f"{kind}_{op}"] for kind in ("whole", "fraction") if self.parts[f"{kind}_{op}"] is not None]
+        return tidy(min(found) if op == "min" else max(found))
 
     def _sum(self) -> Number:
+        whole = self.parts["whole"] or 0
+        fractions = (self.parts["high"] or 0.0) + (self.parts["low"] or 0.0)
         try:
-            return self.whole + self.fractions if self.fractions else self.whole
+            total = whole + fractions if fractions else whole
         except OverflowError:
-            raise ToolError("a sum is larger than a number can be") from None
+            total = math.inf
+        if not math.isfinite(total):
+            raise ToolError("a sum is larger than a number can be")
+        return total
 
 
-@dataclass(slots=True)
-class _Group:
-    shown: list[Any]
-    totals: dict[str, Total] = field(default_factory=lambda: defaultdict(Total))
-
-
-def aggregated(
-    batches: Batches, metrics: Sequence[Metric], group_by: Sequence[str], engine: ColumnEngine
-) -> dict[str, Any]:
-    """Return `{groups, count}`, sorted by the group's columns.
+def aggregated(batches: Batches, metrics: Sequence[Metric], group_by: Sequence[str]) -> dict[str, Any]:
+    """Return `{groups, count}`, sorted by the group's columns; `not_numbers` counts the cells that were left out.
 
     Raises:
         ToolError: there are too many groups.
     """
-    groups: dict[tuple[Any, ...], _Group] = {}
-    if not group_by:
-        groups[()] = _Group([])
-    columns = dict.fromkeys(metric.column for metric in metrics)
+    ops: dict[str, list[str]] = defaultdict(list)
+    for metric in metrics:
+        ops[metric.column].append(metric.op)
+    groups = _Groups(group_by)
     for batch in batches:
-        members = _members(batch, group_by, groups)
-        for column in columns:
-            _add_column(column, batch, members, groups, engine)
+        groups.add(batch, ops)
     found = Collector()
-    for key in sorted(groups):
-        group = groups[key]
-        named = dict(zip(group_by, group.shown, strict=True))
-        found.add(named | {metric.name: group.totals[metric.column].result(metric.op) for metric in metrics})
-    return answer("groups", found.records(), found.count)
+    left_out: dict[str, int] = defaultdict(int)
+    for shown, totals_ in groups.in_order(list(ops)):
+        found.add(
+            dict(zip(group_by, shown, strict=True))
+            | {metric.name: totals_[metric.column].result(metric.op) for metric in metrics}
+        )
+        for column, total in totals_.items():
+            if "numbers" in total.parts:
+                left_out[column] += total.parts["cells"] - total.parts["numbers"]
+    texts = {column: count for column, count in left_out.items() if count}
+    return answer("groups", found.records(), found.count, **({"not_numbers": texts} if texts else {}))
 
 
-def _members(
-    batch: Batch, group_by: Sequence[str], groups: dict[tuple[Any, ...], _Group]
-) -> Mapping[tuple[Any, ...], Sequence[int]]:
-    """Return the rows of each group; groups that are new are noted with the cells of their first row."""
-    if not group_by:
-        return {(): range(len(batch))}
-    members: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-    known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-    columns = [batch.column(name) for name in group_by]
-    for index, cells in enumerate(zip(*columns, strict=True)):
-        key = _group_key(cells, known)
-        members[key].append(index)
-        if key not in groups:
-            groups[key] = _Group([None if cell is MISSING else cell for cell in cells])
-            if len(groups) > MAX_GROUPS:
-                raise ToolError(f"there are more than {MAX_GROUPS} groups; filter first, or group by other columns")
-    return members
+class _Groups:
+    """The totals of each group. polars groups by text as it stands; what is one group by the rules is merged after."""
 
+    def __init__(self, group_by: Sequence[str]) -> None:
+        self._group_by = group_by
+        self._keys = [f"group {index}" for index in range(len(group_by))]
+        self._frames: list[pl.DataFrame] = []
+        self._rows = 0
+        self._is_json = False
 
-def _group_key(cells: tuple[Any, ...], known: dict[tuple[Any, ...], tuple[Any, ...]]) -> tuple[Any, ...]:
-    if not all(type(cell) is str for cell in cells):  # True equals 1, and lists have no hash
-        return tuple(map(group_key, cells))
-    if cells not in known:
-        known[cells] = tuple(map(group_key, cells))
-    return known[cells]
+    def add(self, batch: Batch, ops: dict[str, list[str]]) -> None:
+        """Add the rows of a batch."""
+        self._is_json = isinstance(batch, RecordBatch)
+        series = [batch.shown(name).alias(key) for name, key in zip(self._group_by, self._keys, strict=True)]
+        for index, (column, wanted) in enumerate(ops.items()):
+            if column == "*":
+                ones = pl.repeat(1, len(batch), dtype=pl.Int64, eager=True)
+                series.append(ones.alias(f"{index}:cells"))
+            else:
+                series += totals(str(index), wanted, batch.column(column))
+        first = pl.int_range(self._rows, self._rows + len(batch), dtype=pl.Int64, eager=True)
+        self._rows += len(batch)
+        self._frames.append(self._merged(pl.DataFrame([first.alias("first_min"), *series])))
+        if sum(frame.height for frame in self._frames) > 2 * MAX_GROUPS:
+            self._frames = [self._merged(pl.concat(self._frames))]
+            if self._frames[0].height > MAX_GROUPS:
+                self._frames = [self._canonical(self._frames[0])]
 
+    def in_order(self, columns: Sequence[str]) -> Iterable[tuple[list[Any], dict[str, Total]]]:
+        """Return the cells of each group's first row, and its totals."""
+        if not self._group_by and not self._frames:
+            yield [], {column: Total() for column in columns}
+        if not self._frames:
+            return
+        groups: dict[tuple[Any, ...], tuple[list[Any], dict[str, Total]]] = {}
+        for row in self._merged(pl.concat(self._frames)).sort("first_min").iter_rows(named=True):
+            shown = [self._cell(row[key]) for key in self._keys]
+            group = groups.setdefault(tuple(map(group_key, shown)), (shown, {column: Total() for column in columns}))
+            for index, total in enumerate(group[1].values()):
+                start = f"{index}:"
+                total.add({name.removeprefix(start): row[name] for name in row if name.startswith(start)})
+        self._check(len(groups))
+        for key in sorted(groups):
+            yield groups[key]
 
-def _add_column(
-    column: str,
-    batch: Batch,
-    members: Mapping[tuple[Any, ...], Sequence[int]],
-    groups: Mapping[tuple[Any, ...], _Group],
-    engine: ColumnEngine,
-) -> None:
-    cells: Sequence[Any] = [None] * len(batch) if column == "*" else batch.column(column)
-    numbers = engine.numbers(cells)
-    for key, indexes in members.items():
-        there = indexes if column == "*" else [at for at in indexes if not is_empty(cells[at])]
-        found = [number for at in indexes if (number := numbers[at]) is not None]
-        groups[key].totals[column].add(len(there), found)
+    def _merged(self, frame: pl.DataFrame) -> pl.DataFrame:
+        merged = [merging(name) for name in frame.columns if name not in self._keys]
+        return frame.group_by(self._keys).agg(merged) if self._keys else frame.select(merged)
+
+    def _canonical(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Write each group as its first row does, so that memory is bounded by groups and not by spellings."""
+        first: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        ordered = frame.sort("first_min")
+        written = [
+            first.setdefault(tuple(group_key(self._cell(cell)) for cell in row), row)
+            for row in ordered.select(self._keys).iter_rows()
+        ]
+        self._check(len(first))
+        keys = pl.DataFrame(written, schema=dict.fromkeys(self._keys, pl.String), orient="row")
+        return self._merged(ordered.with_columns(keys.get_columns()))
+
+    def _cell(self, shown: str | None) -> Any:
+        return json.loads(shown) if self._is_json and shown is not None else shown
+
+    def _check(self, count: int) -> None:
+        if count > MAX_GROUPS:
+            raise ToolError(f"there are more than {MAX_GROUPS} groups; filter first, or group by other columns")
 
 
 # Transform
-
-
-@dataclass(frozen=True, slots=True)
-class Transform:
-    """Select, rename, sort, limit: in this order."""
-
-    select: Sequence[str] | None = None
-    rename: Mapping[str, str] = field(default_factory=dict)
-    sort_by: str | None = None
-    sort_desc: bool = False
-    limit: int | None = None
-
-    def row(self, record: Record) -> Record:
-        """Return one row with the selected columns, in their order, under their new names."""
-        if self.select is not None:
-            record = {name: record[name] for name in self.select if name in record}
-        if not self.rename:
-            return record
-        made: Record = {}
-        for name, cell in record.items():
-            new = self.rename.get(name, name)
-            if new not in made or name in self.rename:  # a renamed column replaces one that had the name
-                made[new] = cell
-        return made
 
 
 def transformed(batches: Batches, how: Transform) -> dict[str, Any]:
@@ -249,59 +222,74 @@ def transformed(batches: Batches, how: Transform) -> dict[str, Any]:
     found = Collector(how.limit)
     if how.sort_by is None:
         for batch in batches:
-            for index in range(len(batch)):
-                if not found.wants_more:
-                    found.skip(len(batch) - index)
-                    break
-                found.add(how.row(batch.record(index)))
-        return _limited(found, how.limit)
-    ordered = _Sorted(how.sort_by, how.sort_desc)
-    for batch in batches:
-        chars = batch.chars // len(batch)
-        for index in range(len(batch)):
-            ordered.add(how.row(batch.record(index)), chars)
-    best = ordered.rows()
-    for row in best:
-        found.add(row)
-    found.skip(ordered.count - len(best))
-    return _limited(found, how.limit)
-
-
-def _limited(found: Collector, limit: int | None) -> dict[str, Any]:
-    return answer("records", found.records(), found.count if limit is None else min(found.count, limit))
+            _take(found, batch, range(len(batch)), how.row)
+    else:
+        ordered = _Sorted(how)
+        for batch in batches:
+            ordered.add(batch)
+        for row in ordered.rows:
+            found.add(row)
+        found.skip(ordered.count - len(ordered.rows))
+    return answer("records", found.records(), found.count if how.limit is None else min(found.count, how.limit))
 
 
 class _Sorted:
     """The first rows of an order, as many as an answer can have. Rows that have no value come last."""
 
-    def __init__(self, column: str, descending: bool) -> None:
+    def __init__(self, how: Transform) -> None:
         self.count = 0
-        self._column = column
-        self._descending = descending
-        self._rows: list[Record] = []
-        self._chars = 0
+        self.rows: list[Record] = []
+        self._how = how
+        self._most = MAX_SORTED if how.limit is None else min(how.limit, MAX_SORTED)
+        self._best: pl.DataFrame | None = None
+        """Keys of `rows`: the first has the number -1, the second -2."""
+        self._is_full = False
 
-    def add(self, row: Record, chars: int) -> None:
-        self.count += 1
-        self._rows.append(row)
-        self._chars += chars
-        if len(self._rows) >= KEPT_ROWS or self._chars >= KEPT_CHARS:
-            self._rows = self._first(self._order(self._rows))
-            self._chars = 0
-
-    def rows(self) -> list[Record]:
-        return self._order(self._rows)
-
-    def _order(self, rows: list[Record]) -> list[Record]:
-        valued = [row for row in rows if row.get(self._column) is not None]
-        others = [row for row in rows if row.get(self._column) is None]
-        valued.sort(key=lambda row: sort_key(row[self._column]), reverse=self._descending)
-        return valued + others
-
-    def _first(self, rows: list[Record]) -> list[Record]:
+    def add(self, batch: Batch) -> None:
+        """Add the rows of a batch."""
+        keys = pl.DataFrame(self._column(batch).order_keys(), schema=["is_text", "number", "exact", "text"])
+        keys = keys.with_columns(
+            is_empty=self._column(batch).text.is_null(), row=pl.int_range(pl.len(), dtype=pl.Int64)
+        )
+        self.count += len(batch)
+        best = self._ordered(self._promising(keys))
+        new = sorted(at for at in best["row"] if at >= 0)
+        read = dict(zip(new, batch.records(new), strict=True))
+        rows: list[Record] = []
         room = MAX_ANSWER_BYTES
-        for index, row in enumerate(rows):
-            room -= size_of(plain_cells(row)) + 2
+        for at in best["row"]:
+            rows.append(self._how.row(read[at]) if at >= 0 else self.rows[-1 - at])
+            room -= size_of(plain_cells(rows[-1])) + 2
             if room < 0:
-                return rows[: index + 1]
-        return rows
+                break
+        self.rows = rows
+        self._best = best.head(len(rows)).with_columns(row=-1 - pl.int_range(pl.len(), dtype=pl.Int64))
+        self._is_full = room < 0 or len(rows) == self._most
+
+    def _column(self, batch: Batch) -> Column:
+        """Return what a batch is sorted by, which may have had another name."""
+        assert self._how.sort_by is not None
+        if isinstance(batch, RecordBatch):
+            return batch.mapped(self._how.row).column(self._how.sort_by)
+        sources = [batch.shown(name) for name in self._how.sort_sources]
+        if not sources:
+            return batch.column("")
+        return Column(sources[0] if len(sources) == 1 else sources[0].zip_with(sources[0].is_not_null(), sources[1]))
+
+    def _promising(self, keys: pl.DataFrame) -> pl.DataFrame:
+        """Drop rows that come after all that there are, and add those that there are."""
+        if self._best is None:
+            return keys
+        if self._is_full and self._best.height:
+            last = self._best.row(-1, named=True)
+            if not last["is_text"] and self._how.sort_desc:
+                keys = keys.filter((pl.col("number") >= last["number"]) | pl.col("is_text"))
+            elif not last["is_text"]:
+                keys = keys.filter((pl.col("number") <= last["number"]) & ~pl.col("is_text"))
+        return pl.concat([self._best, keys])
+
+    def _ordered(self, keys: pl.DataFrame) -> pl.DataFrame:
+        by = ["is_empty", "is_text", "number", "exact", "text"]
+        descending = [False, *[self._how.sort_desc] * 4]
+        ordered = keys.lazy().sort(by, descending=descending, maintain_order=True).head(self._most)
+        return ordered.collect()

@@ -6,30 +6,22 @@ delimiters, damaged lines of JSONL. A file that makes no sense is a `ToolError` 
 
 from __future__ import annotations
 
-import csv
 import io
 import json
-import re
-from collections.abc import Callable, Iterator
-from itertools import chain
-from typing import Any, Literal, get_args
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO, cast
 
-from toolcell.builtin.tables.batches import BATCH_ROWS, Batch, Record, RecordBatch, RowBatch
+from toolcell.builtin.tables.batches import BATCH_ROWS, Batch, RecordBatch
+from toolcell.builtin.tables.csv_pieces import MAX_COLUMNS, CsvPieces, TextBytes
+from toolcell.builtin.tables.requests import FORMATS, Format, Record
 from toolcell.builtin.tables.text import lines_of
 from toolcell.errors import ToolError
 
-Format = Literal["csv", "json", "jsonl"]
-FORMATS = get_args(Format)
-
-MAX_COLUMNS = 2000
 MAX_RECORD_CHARS = 1024 * 1024
 MAX_DOCUMENT_CHARS = 16 * 1024 * 1024
 """Of a JSON text that is one object: it is one record, and decoded as a whole."""
 BATCH_CHARS = 4 * 1024 * 1024
 CHUNK_CHARS = 256 * 1024
-_DELIMITERS = ",;\t|"
-_SEPARATOR_HINT = re.compile(r"\ufeff?sep=(.)\r?\n?", re.IGNORECASE)
-MAX_HEADER_CHARS = 64 * 1024
 _JSON_SPACE = " \t\r\n"
 
 
@@ -49,63 +41,31 @@ class Table:
             raise ToolError(f"format must be one of {', '.join(FORMATS)}, not {format!r:.40}", code="invalid_arguments")
         self._text = text
         self.format: str = format or detect_format(text)
-        self.names: list[str] = []
-        """Of CSV: the columns in the order of the header, then those of cells beyond it."""
+        self._csv: CsvPieces | None = None
         self._known: dict[str, None] = {}
         self.skipped = 0
-        """Lines of JSONL that are no JSON objects."""
+        """Lines of JSONL that are not JSON objects."""
 
     @property
     def columns(self) -> list[str]:
         """Return the columns that have been seen: CSV's in their order, JSON's sorted."""
-        return list(self.names) if self.format == "csv" else sorted(self._known)
+        return sorted(self._known) if self._csv is None else list(self._csv.names)
 
-    def batches(self) -> Iterator[Batch]:
-        """Return the rows, once.
+    def batches(self, wanted: Sequence[str] | None = None) -> Iterator[Batch]:
+        """Return the rows, once. `wanted`: the columns that are looked at in whole; None is all of them.
 
         Raises:
             ToolError: the text is damaged; says where.
         """
-        readers: dict[str, Callable[[], Iterator[Batch]]] = {
-            "csv": self._csv,
-            "json": self._json,
-            "jsonl": self._json_lines,
-        }
-        return readers[self.format]()
-
-    # CSV
-
-    def _csv(self) -> Iterator[Batch]:
-        lines = lines_of(self._text)
-        first = next((line for line in lines if line.strip("\r\n \t\ufeff")), "")
-        delimiter, header = self._delimiter, [first]
-        if hint := _SEPARATOR_HINT.fullmatch(first):  # spreadsheets write it above the header
-            delimiter, header = delimiter or hint[1], [next(lines, "")]
-        while "".join(header).count('"') % 2 and sum(map(len, header)) < MAX_HEADER_CHARS and (line := next(lines, "")):
-            header.append(line)  # a name with a line break
-        size = [0]
-        reading = _measured(chain(header, lines), size)
-        rows = csv.reader(reading, delimiter=delimiter or delimiter_of("".join(header)))
-        try:
-            self.names = column_names(next(rows, []))
-            batch: list[list[str]] = []
-            for row in rows:
-                if row:
-                    batch.append(row)
-                    if len(row) > len(self.names):
-                        self._widen(len(row))
-                if len(batch) >= BATCH_ROWS or size[0] >= BATCH_CHARS:
-                    yield RowBatch(list(self.names), batch, size[0])
-                    batch, size[0] = [], 0
-            if batch:
-                yield RowBatch(list(self.names), batch, size[0])
-        except csv.Error as exc:
-            raise ToolError(f"line {rows.line_num + 1} is no CSV: {exc}; a quote may be open") from exc
-
-    def _widen(self, count: int) -> None:
-        if count > MAX_COLUMNS:
-            raise ToolError(f"a row has {count} cells, and may have {MAX_COLUMNS}", code="too_large")
-        self.names = column_names([*self.names, *[""] * (count - len(self.names))])
+        if self.format == "json":
+            return self._json()
+        if self.format == "jsonl":
+            return self._json_lines()
+        encoding = "utf-8" if self._text.encoding == "utf-8-sig" else self._text.encoding
+        self._csv = CsvPieces(
+            TextBytes(cast(BinaryIO, self._text.buffer), encoding, self._text.errors or "strict"), self._delimiter
+        )
+        return self._csv.batches(wanted)
 
     # JSON
 
@@ -125,10 +85,10 @@ class Table:
             records.append(self._noted(value))
             size += len(line)
             if len(records) >= BATCH_ROWS or size >= BATCH_CHARS:
-                yield RecordBatch(records, size)
+                yield RecordBatch(records)
                 records, size = [], 0
         if records:
-            yield RecordBatch(records, size)
+            yield RecordBatch(records)
 
     def _json(self) -> Iterator[Batch]:
         start = _first_char(self._text)
@@ -141,10 +101,10 @@ class Table:
             records.append(self._noted(_record(value)))
             size += chars
             if len(records) >= BATCH_ROWS or size >= BATCH_CHARS:
-                yield RecordBatch(records, size)
+                yield RecordBatch(records)
                 records, size = [], 0
         if records:
-            yield RecordBatch(records, size)
+            yield RecordBatch(records)
 
     def _noted(self, record: Record) -> Record:
         self._known.update(dict.fromkeys(record))
@@ -163,36 +123,6 @@ def detect_format(text: io.TextIOWrapper) -> Format:
         return "csv"
     lines = start.splitlines()
     return "jsonl" if len(lines) > 1 and lines[1].lstrip().startswith("{") else "json"
-
-
-def delimiter_of(header: str) -> str:
-    """Return the delimiter that is most often in a header, outside quotes; a comma when there is none."""
-    outside = "".join(header.split('"')[0::2])
-    return max(_DELIMITERS, key=lambda sign: (outside.count(sign), -_DELIMITERS.index(sign)))
-
-
-def column_names(header: list[str]) -> list[str]:
-    """Return a header without empty or repeated names: `column_3`, and `name_2` for the second `name`.
-
-    Raises:
-        ToolError: there are too many.
-    """
-    if len(header) > MAX_COLUMNS:
-        raise ToolError(f"the header has {len(header)} columns, and may have {MAX_COLUMNS}", code="too_large")
-    names: dict[str, None] = {}
-    for position, cell in enumerate(header, 1):
-        base = cell.strip().lstrip("\ufeff") or f"column_{position}"
-        name, number = base, 2
-        while name in names:
-            name, number = f"{base}_{number}", number + 1
-        names[name] = None
-    return list(names)
-
-
-def _measured(lines: Iterator[str], size: list[int]) -> Iterator[str]:
-    for line in lines:
-        size[0] += len(line)
-        yield line
 
 
 def _record(value: Any) -> Record:
