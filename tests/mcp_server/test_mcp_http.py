@@ -108,6 +108,15 @@ async def test_a_client_runs_scripts_hears_their_progress_and_is_asked(mode: Any
     assert told[0] == "paying"
 
 
+async def test_an_error_of_toolcell_is_an_answer_that_says_what_is_wrong() -> None:
+    async with serving() as (url, _), Client(url, mode="legacy") as client:
+        unknown = await client.call_tool("describe_tools", {"names": ["nope"]})
+        foreign = await client.call_tool("resume", {"token": "no token", "decisions": {}})
+
+    assert unknown.is_error and "nope" in unknown.content[0].text
+    assert foreign.is_error and "not 'no token'" in foreign.content[0].text
+
+
 async def test_each_mcp_session_has_a_session_of_its_own_that_ends_with_it() -> None:
     async with serving(keeps_state=True) as (url, runtime):
         async with Client(url, mode="legacy") as one, Client(url, mode="legacy") as other:
