@@ -18,6 +18,7 @@ from hostile.counting import calls
 from toolcell import ToolRegistry
 from toolcell.errors import RegistrationError, ToolcellError
 from toolcell.mcp.answers import as_tool_result
+from toolcell.mcp.catalogue import McpCatalogue, Selection
 from toolcell.mcp.definitions import read_tool
 from toolcell.service.socket.remote_tools import remote_registry
 from toolcell.tools import ToolDefinition
@@ -140,8 +141,8 @@ def test_no_registry_and_no_script_takes_one(kind: str) -> None:
 LARGE_PATTERNS: dict[str, dict[str, Any]] = {
     "one in another": {"properties": {"a": {"pattern": "((a{1,900}){1,900}){1,9}"}}},
     "many names": {"patternProperties": {rf"(?i)\W{{1,{90 + number}}}": {} for number in range(500)}},
-    "many texts": {"properties": {"a": {"allOf": [{"pattern": f"x{{{900 + number}}}"} for number in range(100)]}}},
-    "in an array": {"properties": {"a": {"items": {"anyOf": [{"pattern": f"x{n}{{900}}"} for n in range(100)]}}}},
+    "many texts": {"properties": {"a": {"allOf": [{"pattern": f".{{{900 + number}}}"} for number in range(100)]}}},
+    "in an array": {"properties": {"a": {"items": {"anyOf": [{"pattern": f"[^x{n}]{{900}}"} for n in range(100)]}}}},
 }
 
 
@@ -161,8 +162,24 @@ def test_patterns_that_are_large_when_their_repetitions_are_written_out_are_comp
             with_own=False,
         ),
     ):
-        with pytest.raises(RegistrationError, match="its patterns have more than"):
+        with pytest.raises(RegistrationError, match=r"patterns .*too large"):
             compiled()
+
+
+LARGE = {"type": "object", "properties": {"a": {"pattern": "[^a]{2000}"}}}
+
+
+@pytest.mark.anyio
+async def test_patterns_of_all_tools_of_one_stranger_are_bounded_together() -> None:
+    offered = [{"name": f"t{number}", "description": "A tool.", "parameters": LARGE} for number in range(20)]
+    assert len(remote_registry(offered[:2], ToolRegistry(), with_own=False).list()) == 2
+    with pytest.raises(RegistrationError, match="of all 20 tools are too large together"):
+        remote_registry(offered, ToolRegistry(), with_own=False)
+
+    registry = ToolRegistry()
+    catalogue = McpCatalogue("s", registry, Selection(), lambda tool: lambda context: None)  # type: ignore[arg-type,return-value]
+    read = await catalogue._read([Tool(name=f"t{n}", description="A tool.", input_schema=LARGE) for n in range(20)])
+    assert 1 < len(read) < 20 and "are too large from" in str(catalogue.problems[0])
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,15 @@ from toolcell.mcp.broken_tools import ToolPages
 from toolcell.mcp.definitions import Approve, McpProblem, McpTool, read_tool, shown_name
 from toolcell.mcp.structure import MAX_TOOLS
 from toolcell.support import logger_of
-from toolcell.tools import Invoke, ToolOptions, ToolRegistry, ToolSpec, safe_text
+from toolcell.tools import (
+    MAX_COMPILE_WORK,
+    Invoke,
+    ToolOptions,
+    ToolRegistry,
+    ToolSpec,
+    patterns_work,
+    safe_text,
+)
 
 MAX_PAGES = 200
 MAX_REMEMBERED = 20_000
@@ -165,13 +173,17 @@ class McpCatalogue:
 
     async def _read(self, tools: Sequence[Tool]) -> dict[str, McpTool]:
         """Return the tools that are offered and can be, by the server's own names."""
-        read, local, size = dict[str, McpTool](), set[str](), 0
+        read, local, size, work = dict[str, McpTool](), set[str](), 0, 0
         for number, tool in enumerate(tools):
             if not number % AT_ONCE:
                 await anyio.lowlevel.checkpoint()
             if not self._selection.offers(tool.name):
                 continue
             shown = shown_name(tool.name)
+            work += patterns_work([tool.input_schema, tool.output_schema])
+            if work > MAX_COMPILE_WORK:
+                self.report("server", f"the patterns of its tools are too large from {shown!r} on; they are left out")
+                break
             try:
                 made = read_tool(self._namespace, tool, self._selection.approve, self._selection.options)
             except (RegistrationError, UsageError) as exc:

@@ -9,8 +9,9 @@ from toolcell.support.lazy import lazy_names
 
 __all__ = [
     "CODE", "CODE_SCHEMA", "CODE_TEXT", "CODE_TOOL", "DEFAULT_TOOL_OPTIONS", "DETAILS", "EVERY_ORIGIN", "FOUND",
-    "HIDDEN", "MAX_FOUND", "MAX_IMAGES", "MAX_IMAGE_BYTES", "MAX_MODEL_CHARS", "MAX_NAME_CHARS", "MAX_STEPS",
-    "MAX_VALUE_CHARS", "MIN_DESCRIPTION_CHARS", "MODEL", "NEEDS_APPROVAL", "NO_USAGE", "OF_THIS_PROCESS", "PLAN",
+    "HIDDEN", "MAX_COMPILE_WORK", "MAX_FOUND", "MAX_IMAGES", "MAX_IMAGE_BYTES", "MAX_MODEL_CHARS", "MAX_NAME_CHARS",
+    "MAX_STEPS", "MAX_VALUE_CHARS", "MIN_DESCRIPTION_CHARS", "MODEL", "NEEDS_APPROVAL", "NO_USAGE", "OF_THIS_PROCESS",
+    "PLAN",
     "PROVIDERS", "SEARCH_TOOL", "SHOWN_CHARS", "STOP_WORDS", "SUBAGENT", "TOOL_END", "TOOL_UPDATE", "WORK_PER_STEP",
     "AbandonedThreads", "AgentTool", "Approve", "ArgumentChecker", "AskUser", "Block", "Budget", "Call",
     "CallObserver", "CallPolicy", "CallableTools", "CodeRuntime", "CompletionCallback", "Detail",
@@ -26,8 +27,8 @@ __all__ = [
     "declared", "decode_tool_call", "describe_code", "describe_failure", "described_sandbox", "embed_texts",
     "ends_run", "events", "flows_of", "function_spec", "is_approved_later", "is_async", "is_large",
     "keyword_invoke", "list_names", "load", "load_tools", "maybe_await", "mentions_bytes", "new_id", "open_jobs",
-    "passes_on", "plan_of", "plan_spec", "positional_spec", "provider_name", "python_stubs", "query_words",
-    "registry_of", "run_call", "run_in_thread", "safe_text", "score_of", "search_spec", "share_labels",
+    "passes_on", "patterns_work", "plan_of", "plan_spec", "positional_spec", "provider_name", "python_stubs",
+    "query_words", "registry_of", "run_call", "run_in_thread", "safe_text", "score_of", "search_spec", "share_labels",
     "shown_within", "strict_json", "text_of", "to_json", "tool", "unique_ids", "with_options", "withheld",
     "without_bytes", "without_names_of_results", "words",
 ]  # fmt: skip
@@ -143,6 +144,7 @@ if TYPE_CHECKING:
     from toolcell.tools.run_state import Budget, Secrets, new_id
     from toolcell.tools.saved_script import SavedScript
     from toolcell.tools.schema import without_names_of_results
+    from toolcell.tools.schema_patterns import MAX_COMPILE_WORK, patterns_work
     from toolcell.tools.schema_work import WORK_PER_STEP
     from toolcell.tools.script_folder import load
     from toolcell.tools.search import FOUND, MAX_FOUND, is_large, search_spec
@@ -208,6 +210,7 @@ else:
             "toolcell.tools.script_folder": "load",
             "toolcell.tools.search": "FOUND MAX_FOUND is_large search_spec",
             "toolcell.tools.spec": "Invoke RegisteredTool ToolSpec",
+            "toolcell.tools.schema_patterns": "MAX_COMPILE_WORK patterns_work",
             "toolcell.tools.strangers": "HIDDEN bounded_schema safe_text",
             "toolcell.tools.stubs": "declared python_stubs",
             "toolcell.tools.text_data": "check_of strict_json",

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 from toolcell.errors import RegistrationError, ToolError, UsageError
 from toolcell.tools import (
+    MAX_COMPILE_WORK,
     NEEDS_APPROVAL,
     Approve,
     Call,
@@ -28,6 +29,7 @@ from toolcell.tools import (
     bounded_schema,
     compile_schema,
     is_approved_later,
+    patterns_work,
     safe_text,
     with_options,
     without_names_of_results,
@@ -109,6 +111,14 @@ def remote_registry(offered: object, own: ToolRegistry, *, with_own: bool) -> To
     """
     if not isinstance(offered, list) or len(offered) > MAX_TOOLS:
         raise UsageError(f"tools are offered as a list of at most {MAX_TOOLS}")
+    work = 0
+    for each in offered:
+        work += patterns_work(each)
+        if work > MAX_COMPILE_WORK:
+            raise RegistrationError(
+                f"the patterns in the schemas of all {len(offered)} tools are too large together (limit "
+                f"{MAX_COMPILE_WORK} states, with their repetitions written out); repeat less, or use maxLength"
+            )
     registry = ToolRegistry()
     specs = [_spec(each) for each in offered]
     registry.add(_Offered(specs))
