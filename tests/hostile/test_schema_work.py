@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from mcp_types import CallToolResult, Tool
 
@@ -169,16 +170,18 @@ def test_patterns_that_are_large_when_their_repetitions_are_written_out_are_comp
 LARGE = {"type": "object", "properties": {"a": {"pattern": "[^a]{2000}"}}}
 
 
-@pytest.mark.anyio
-async def test_patterns_of_all_tools_of_one_stranger_are_bounded_together() -> None:
-    offered = [{"name": f"t{number}", "description": "A tool.", "parameters": LARGE} for number in range(20)]
+def test_patterns_of_all_tools_of_one_stranger_are_bounded_together() -> None:
+    offered = [
+        {"name": f"t{number}", "description": "A tool of a caller.", "parameters": LARGE} for number in range(20)
+    ]
     assert len(remote_registry(offered[:2], ToolRegistry(), with_own=False).list()) == 2
     with pytest.raises(RegistrationError, match="of all 20 tools are too large together"):
         remote_registry(offered, ToolRegistry(), with_own=False)
 
     registry = ToolRegistry()
     catalogue = McpCatalogue("s", registry, Selection(), lambda tool: lambda context: None)  # type: ignore[arg-type,return-value]
-    read = await catalogue._read([Tool(name=f"t{n}", description="A tool.", input_schema=LARGE) for n in range(20)])
+    tools = [Tool(name=f"t{number}", description="A tool.", input_schema=LARGE) for number in range(20)]
+    read = anyio.run(catalogue._read, tools)
     assert 1 < len(read) < 20 and "are too large from" in str(catalogue.problems[0])
 
 
