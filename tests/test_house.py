@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 import tomllib
@@ -108,13 +109,26 @@ FACES = {
 }
 
 
-def test_outer_rooms_and_examples_import_faces_of_the_core_only() -> None:
-    rooms = tuple(f"toolcell.{room}" for room in OUTER_ROOMS)
-    outer = [each for each in HOUSE.modules.values() if f"{each.name}.".startswith(tuple(f"{room}." for room in rooms))]
+def outer_modules() -> list[Module]:
+    rooms = tuple(f"toolcell.{room}." for room in OUTER_ROOMS)
     examples = [Module(path.stem, path) for path in (ROOT / "examples").rglob("*.py")]
-    assert len({each.name.split(".")[1] for each in outer}) == len(OUTER_ROOMS)
+    return [*(each for each in HOUSE.modules.values() if f"{each.name}.".startswith(rooms)), *examples]
 
-    assert not [name for module in [*outer, *examples] for name in names_behind_faces(module)]
+
+def test_outer_rooms_and_examples_import_faces_of_the_core_only() -> None:
+    outer = outer_modules()
+    assert len({each.name.split(".")[1] for each in outer if "." in each.name}) == len(OUTER_ROOMS)
+
+    assert not [name for module in outer for name in names_behind_faces(module)]
+
+
+def test_each_name_of_a_face_is_used_by_an_outer_room_or_explained_in_a_page() -> None:
+    used = {imported for module in outer_modules() for imported in module.imported_names}
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    explained = set(re.findall(r"\w+", "\n".join(page.read_text(encoding="utf-8") for page in pages)))
+    offered = [(face, name) for face in FACES for name in getattr(importlib.import_module(face), "__all__", [])]
+
+    assert not [each for each in offered if each not in used and each[1] not in explained]
 
 
 def test_a_name_behind_a_face_is_found_wherever_the_import_stands(tmp_path: Path) -> None:

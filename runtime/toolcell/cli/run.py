@@ -324,9 +324,9 @@ def tool_error_listener() -> Callable[[Event], None]:
 
 def tool_error_line(event: Event) -> str:
     """Name the tool and its unexpected exception; empty when there was none."""
-    from toolcell.tools import TOOL_END, ErrorCode
+    from toolcell.tools import ErrorCode, events
 
-    result = event.result if event.type == TOOL_END else None
+    result = event.result if event.type == events.TOOL_END else None
     if result is None or result.error is None or result.error.code != ErrorCode.EXCEPTION:
         return ""
     if result.exc is None or isinstance(result.exc, ToolAbort):

@@ -13,7 +13,7 @@ from toolcell.cli.execution import Watch, run_watched
 from toolcell.cli.terminal import print_json, stdout, write_text
 from toolcell.control import ScriptReport, check_scripts
 from toolcell.runtime import Runtime
-from toolcell.tools import SavedScript, ToolRegistry, load
+from toolcell.tools import SavedScript, ToolRegistry, load_scripts
 
 
 def check(
@@ -33,7 +33,7 @@ def check(
     Exit status: 0 when no script breaks, 1 when one does, 2 for a wrong folder, file or option, 3 without a sandbox.
     """
     registry = load_registry(sources)
-    found = load(folder)
+    found = load_scripts(folder)
     latest = {each.name: each for each in found}
     chosen = found if every else list(latest.values())
     registry = registry.merged()  # saved scripts may call each other

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "JournalConfig", "JournalStore", "make_private", "options_of", "registry_digest", "tool_digests",
+    "JournalConfig", "JournalStore", "make_private", "options_of",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from toolcell.journal.config import JournalConfig
     from toolcell.journal.directory import make_private
-    from toolcell.journal.identity import options_of, registry_digest, tool_digests
+    from toolcell.journal.identity import options_of
     from toolcell.journal.store import JournalStore
 else:
     __getattr__, __dir__ = lazy_names(
@@ -22,7 +22,7 @@ else:
         {
             "toolcell.journal.config": "JournalConfig",
             "toolcell.journal.directory": "make_private",
-            "toolcell.journal.identity": "options_of registry_digest tool_digests",
+            "toolcell.journal.identity": "options_of",
             "toolcell.journal.store": "JournalStore",
         },
     )

@@ -11,8 +11,7 @@ __all__ = [
     "CODE", "CODE_SCHEMA", "CODE_TEXT", "CODE_TOOL", "DEFAULT_TOOL_OPTIONS", "DETAILS", "EVERY_ORIGIN", "FOUND",
     "HIDDEN", "MAX_COMPILE_WORK", "MAX_FOUND", "MAX_IMAGES", "MAX_IMAGE_BYTES", "MAX_MODEL_CHARS", "MAX_NAME_CHARS",
     "MAX_STEPS", "MAX_VALUE_CHARS", "MIN_DESCRIPTION_CHARS", "MODEL", "NEEDS_APPROVAL", "NO_USAGE", "OF_THIS_PROCESS",
-    "PLAN",
-    "PROVIDERS", "SEARCH_TOOL", "SHOWN_CHARS", "STOP_WORDS", "SUBAGENT", "TOOL_END", "TOOL_UPDATE", "WORK_PER_STEP",
+    "PLAN", "PROVIDERS", "SEARCH_TOOL", "SHOWN_CHARS", "STOP_WORDS", "SUBAGENT", "TOOL_UPDATE", "WORK_PER_STEP",
     "AbandonedThreads", "AgentTool", "Approve", "ArgumentChecker", "AskUser", "Block", "Budget", "Call",
     "CallObserver", "CallPolicy", "CallableTools", "CodeRuntime", "CompletionCallback", "Detail",
     "EmbeddingProvider", "ErrorCode", "Event", "EventBus", "ExecuteCode", "File", "FunctionTool", "Hook", "Image",
@@ -26,7 +25,8 @@ __all__ = [
     "checked_vectors", "code_result", "code_spec", "compile_schema", "cosine", "current", "current_context",
     "declared", "decode_tool_call", "describe_code", "describe_failure", "described_sandbox", "embed_texts",
     "ends_run", "events", "flows_of", "function_spec", "is_approved_later", "is_async", "is_large",
-    "keyword_invoke", "list_names", "load", "load_tools", "maybe_await", "mentions_bytes", "new_id", "open_jobs",
+    "keyword_invoke", "list_names", "load_scripts", "load_tools", "maybe_await", "mentions_bytes", "new_id",
+    "open_jobs",
     "passes_on", "patterns_work", "plan_of", "plan_spec", "positional_spec", "provider_name", "python_stubs",
     "query_words", "registry_of", "run_call", "run_in_thread", "safe_text", "score_of", "search_spec", "share_labels",
     "shown_within", "strict_json", "text_of", "to_json", "tool", "unique_ids", "with_options", "withheld",
@@ -93,7 +93,7 @@ if TYPE_CHECKING:
     from toolcell.tools.detail import DETAILS, SHOWN_CHARS, Detail, check_shown_chars, shown_within
     from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider, checked_vectors, cosine, embed_texts, score_of
     from toolcell.tools.encoded import mentions_bytes
-    from toolcell.tools.events import TOOL_END, TOOL_UPDATE, Event, EventBus
+    from toolcell.tools.events import TOOL_UPDATE, Event, EventBus
     from toolcell.tools.finalize import as_result
     from toolcell.tools.hooks import (
         Approve,
@@ -146,7 +146,7 @@ if TYPE_CHECKING:
     from toolcell.tools.schema import without_names_of_results
     from toolcell.tools.schema_patterns import MAX_COMPILE_WORK, patterns_work
     from toolcell.tools.schema_work import WORK_PER_STEP
-    from toolcell.tools.script_folder import load
+    from toolcell.tools.script_folder import load_scripts
     from toolcell.tools.search import FOUND, MAX_FOUND, is_large, search_spec
     from toolcell.tools.spec import Invoke, RegisteredTool, ToolSpec
     from toolcell.tools.strangers import HIDDEN, bounded_schema, safe_text
@@ -182,7 +182,7 @@ else:
             "toolcell.tools.detail": "DETAILS SHOWN_CHARS Detail check_shown_chars shown_within",
             "toolcell.tools.embeddings": "PROVIDERS EmbeddingProvider checked_vectors cosine embed_texts score_of",
             "toolcell.tools.encoded": "mentions_bytes",
-            "toolcell.tools.events": "TOOL_END TOOL_UPDATE Event EventBus",
+            "toolcell.tools.events": "TOOL_UPDATE Event EventBus",
             "toolcell.tools.finalize": "as_result",
             "toolcell.tools.hooks": (
                 "Approve Block Hook Modify Override Reject Rewrite Substitute approval_hook is_approved_later withheld"
@@ -207,7 +207,7 @@ else:
             "toolcell.tools.saved_script": "SavedScript",
             "toolcell.tools.schema": "without_names_of_results",
             "toolcell.tools.schema_work": "WORK_PER_STEP",
-            "toolcell.tools.script_folder": "load",
+            "toolcell.tools.script_folder": "load_scripts",
             "toolcell.tools.search": "FOUND MAX_FOUND is_large search_spec",
             "toolcell.tools.spec": "Invoke RegisteredTool ToolSpec",
             "toolcell.tools.schema_patterns": "MAX_COMPILE_WORK patterns_work",

@@ -145,7 +145,7 @@ def _write_facts(place: Path, script: SavedScript, *, replace_it: bool) -> bool:
     return True
 
 
-def load(folder: str | os.PathLike[str], name: str = "") -> list[SavedScript]:
+def load_scripts(folder: str | os.PathLike[str], name: str = "") -> list[SavedScript]:
     """Return every version of every script in a folder, or of one: scripts by name, versions from the first.
 
     Raises:

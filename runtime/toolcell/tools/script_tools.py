@@ -40,9 +40,11 @@ def save(
     script = replace(script, tools=tools_mentioned(script.source, state.tools.values()))
     versions = _versions(script.name, state)
     if folder is not None:
-        _check_next(script, script_folder.load(folder, script.name) if os.path.isdir(folder) else (), state, target)
+        known = script_folder.load_scripts(folder, script.name) if os.path.isdir(folder) else ()
+        _check_next(script, known, state, target)
         latest = script_folder.save(folder, script)
-        versions = {each.version: each for each in script_folder.load(folder, script.name)} | {latest.version: latest}
+        saved = script_folder.load_scripts(folder, script.name)
+        versions = {each.version: each for each in saved} | {latest.version: latest}
     elif versions and versions[max(versions)].digest == script.digest:
         latest = replace(script, version=max(versions))
     else:
@@ -59,7 +61,7 @@ def saved_in(folder: str | os.PathLike[str]) -> dict[str, dict[int, SavedScript]
         UsageError: the folder cannot be read, or a file in it is damaged or was changed by hand.
     """
     found = dict[str, dict[int, SavedScript]]()
-    for each in script_folder.load(folder):
+    for each in script_folder.load_scripts(folder):
         found.setdefault(each.name, {})[each.version] = each
     return found
 
