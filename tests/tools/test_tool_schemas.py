@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import json
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing_extensions import TypedDict
 
 from toolcell.compat import new_tool
 from toolcell.errors import RegistrationError
-from toolcell.tools import ToolContext, ToolDefinition, ToolRegistry
+from toolcell.tools import ToolContext, ToolDefinition, ToolRegistry, schema
 from toolcell.tools.schema import type_schema
 
 pytestmark = pytest.mark.anyio
@@ -199,3 +200,36 @@ def test_a_function_that_cannot_be_called_by_name_is_refused(kind: str) -> None:
 
     with pytest.raises(RegistrationError):
         ToolRegistry([made[kind]])
+
+
+@pytest.mark.parametrize("mode", ["validation", "serialization"])
+@pytest.mark.parametrize(
+    "annotation",
+    [str, bytes, object, Any, None, list, dict[str, int], list[str] | None, str | int, int | str, dict[str, list[Any]]],
+    ids=str,
+)
+def test_the_schema_of_a_type_is_the_same_each_time_whatever_its_caller_does_to_it(annotation: Any, mode: Any) -> None:
+    first = type_schema(annotation, mode)
+    made = copy.deepcopy(first)
+    for part in (first, *(each for each in first.values() if isinstance(each, dict))):
+        part["description"] = "changed"
+    for branch in first.get("anyOf", []):
+        branch["description"] = "changed"
+
+    assert type_schema(annotation, mode) == made == schema._made_schema(annotation, mode)
+    assert schema._is_built_in(annotation)
+
+
+def test_unions_in_another_order_have_their_own_schemas() -> None:
+    orders = [type_schema(each)["anyOf"] for each in (int | str, str | int, int | str)]
+
+    assert orders[0] == orders[2] == [*reversed(orders[1])]
+
+
+class str_of_mine:
+    """A type that is not built in."""
+
+
+@pytest.mark.parametrize("annotation", [Literal[1], Annotated[str, "x"], list[str_of_mine], tuple[int, int]], ids=str)
+def test_types_that_are_not_made_of_built_in_ones_are_not_remembered(annotation: Any) -> None:
+    assert not schema._is_built_in(annotation)

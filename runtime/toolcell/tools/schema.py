@@ -6,6 +6,7 @@ models follow small plain schemas best.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import types
@@ -22,6 +23,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 from typing_extensions import is_typeddict
 
 from toolcell.errors import RegistrationError
+from toolcell.support.lru import Lru
 from toolcell.tools.encoded import BASE64
 
 Schema = dict[str, Any]
@@ -172,12 +174,35 @@ def optional_schema(schema: Any) -> Any:
     return {**rest[0], **others} if len(rest) == 1 else {**others, "anyOf": rest}
 
 
+_BUILT_IN = (str, int, float, bool, bytes, list, dict, object, Any, type(None), None)
+
+_known_schemas: Lru[tuple[str, str], Schema] = Lru(1000)
+"""By mode and text of a type that is made of built-in ones. As a key the type itself would not do: unions that have the
+same members in another order are equal, and their schemas are not."""
+
+
+def _is_built_in(annotation: Any) -> bool:
+    origin = get_origin(annotation)
+    if origin is None:
+        return any(annotation is each for each in _BUILT_IN)
+    return origin in (list, dict, Union, types.UnionType) and all(map(_is_built_in, get_args(annotation)))
+
+
 def type_schema(annotation: Any, mode: Literal["validation", "serialization"] = "validation") -> Schema:
     """Return the clean JSON Schema of one Python type: of an argument, or of a result ("serialization").
 
     Raises:
         RegistrationError: the type has none.
     """
+    if not _is_built_in(annotation):
+        return _made_schema(annotation, mode)
+    key = mode, repr(annotation)
+    if (known := _known_schemas.get(key)) is None:
+        _known_schemas.put(key, known := _made_schema(annotation, mode))
+    return copy.deepcopy(known)
+
+
+def _made_schema(annotation: Any, mode: Literal["validation", "serialization"]) -> Schema:
     try:
         return clean_schema(TypeAdapter(annotation).json_schema(schema_generator=_Described, mode=mode))
     except (PydanticUserError, PydanticSchemaGenerationError, TypeError, NameError) as exc:
