@@ -542,6 +542,20 @@ async def test_a_file_is_read_in_pieces_however_large_it_is(workspace: Path, mon
     assert peak < 1_500_000  # the file has 4.6 MB
 
 
+@pytest.mark.parametrize("line", [b",\n", b"1,2\n", b"x\n", b'"\n'])
+def test_a_batch_of_very_short_rows_has_no_more_cells_than_another(
+    monkeypatch: pytest.MonkeyPatch, line: bytes
+) -> None:
+    """A cell takes many times more memory than its byte in the file."""
+    monkeypatch.setattr(csv_pieces, "FIRST_PIECE_BYTES", 4096)
+    monkeypatch.setattr(csv_pieces, "ROWS_BYTES", 4096)
+    monkeypatch.setattr(csv_pieces, "MAX_CELLS", 5000)
+    table = Table(open_text(io.BytesIO(b"a,b\n" + line * 40_000)), "csv")
+    sizes = [len(batch) for batch in table.batches(["a"])]
+    assert sum(sizes) == (20_000 if line == b'"\n' else 40_000)
+    assert max(sizes) * 2 <= 5000
+
+
 async def test_only_files_of_the_workspace_are_read(workspace: Path) -> None:
     tool = DataTools(workspace)
     for path in ("/etc/passwd", "../x", "missing.csv", "."):

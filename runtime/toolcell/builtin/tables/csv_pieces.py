@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,8 @@ from toolcell.builtin.tables.text import MAX_LINE_CHARS
 from toolcell.errors import ToolError
 
 PIECE_BYTES: Final = 8 * 1024 * 1024
-"""A cell takes a byte in the file at least, and 16 in memory."""
+MAX_CELLS: Final = 2 * 1024 * 1024
+"""In one piece. A cell takes a byte in the file at least, and in memory 16 each time that it is copied."""
 FIRST_PIECE_BYTES: Final = 128 * 1024
 """Most answers need the first rows only."""
 ROWS_BYTES: Final = 1024 * 1024
@@ -97,8 +99,18 @@ class TextBytes:
 
     def lines(self) -> Iterator[str]:
         """Take line after line."""
-        while line := self.line():
-            yield line
+        while True:
+            end = self._held.rfind(b"\n", self._at, self._at + CHUNK_BYTES) + 1
+            if not end:
+                line = self.line()
+                if not line:
+                    return
+                yield line
+                continue
+            for line in io.StringIO(self._held[self._at : end].decode(), newline=""):
+                self._at += len(line) if line.isascii() else len(line.encode())
+                self.line_number += 1
+                yield line
 
     def rows_within(self, size: int) -> bytes:
         """Return the whole rows in the next bytes, without taking them; empty when not even one row ends there.
@@ -159,6 +171,9 @@ class CsvPieces:
         while self._text.fill(1):
             piece = self._text.rows_within(size)
             lines = piece.count(b"\n")
+            if lines * len(self.names) > MAX_CELLS and size > FIRST_PIECE_BYTES:
+                size //= 2
+                continue
             plain = layout.plain(piece, lines) if piece and not _has_long_line(piece) else None
             frame = None if plain is None else layout.read(plain, wanted)
             if plain is None or frame is None:
@@ -167,7 +182,7 @@ class CsvPieces:
                 self._text.drop(piece, lines)
                 if frame.height:
                     yield FrameBatch(frame, layout.reader(plain, frame))
-            size = PIECE_BYTES
+            size = min(size * 4, PIECE_BYTES)
 
     def _by_row(self, size: int) -> Iterator[Batch]:
         """Return the rows in the next `size` characters, and those that begin there."""
