@@ -79,7 +79,7 @@ def test_json_says_the_same_as_data(machine: dict[str, bool]) -> None:
     told: dict[str, Any] = json.loads(text)
     assert status == exits.UNAVAILABLE
     assert (told["ok"], told["missing"]) == (False, ["pid"])
-    assert set(told["machine"]) == {"kernel", "python", "user"}
+    assert set(told["machine"]) == {"kernel", "python", "user", "heap"}
     assert told["docker"]["daemon"] is None
     assert {layer["name"]: layer["live"] for layer in told["layers"]} == machine
 
