@@ -21,7 +21,7 @@ from toolcell import (
     UsageError,
 )
 from toolcell.agents import ToolLoopConfig, run_tool_loop
-from toolcell.agents.providers.scripted import ScriptedModel
+from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.support.spelling import closest
 from toolcell.tools import Budget, Tool, ToolDefinition, ToolDescriptionWarning, ToolOptions
 
@@ -302,3 +302,51 @@ def test_of_names_that_are_equally_alike_the_one_that_begins_so_is_suggested(
     name: str, known: list[str], meant: str | None
 ) -> None:
     assert closest(name, known) == meant
+
+
+class Halfway:
+    """Has parameters and `execute`, and is not a tool yet."""
+
+    parameters: ClassVar[dict[str, Any]] = {"type": "object"}
+
+    async def execute(self, ctx: ToolContext, args: dict[str, Any]) -> ToolResult:
+        return ToolResult.ok("done")
+
+
+class Spelt(Halfway):
+    name, description = "spelt", "Say how it is spelt elsewhere."
+
+    def SetContext(self, channel: str, chat_id: str) -> None:
+        raise AssertionError
+
+
+class GoLike:
+    def Definitions(self) -> list[ToolDefinition]:
+        return [DEFINITION]
+
+
+@pytest.mark.parametrize(
+    ("tool", "message"),
+    [
+        (Halfway(), "it has parameters and execute, but no name and no description"),
+        (Spelt(), "Spelt.SetContext is called set_context here"),
+        (GoLike(), "GoLike.Definitions is called definitions here"),
+    ],
+)
+def test_an_object_that_is_nearly_a_tool_is_told_what_is_missing(tool: Any, message: str) -> None:
+    with pytest.raises(RegistrationError, match=message):
+        ToolRegistry([tool])
+
+
+def test_a_function_in_the_place_of_the_schema_is_refused() -> None:
+    registry = ToolRegistry()
+
+    with pytest.raises(RegistrationError, match=r"the third argument is the schema, and <function act .* function="):
+        registry.register("act", "Do something for the test.", act)
+    assert not registry.has("act")
+
+
+def test_calls_of_a_scripted_model_are_pairs() -> None:
+    for wrong in (["ab", {"x": 1}], ["act"], [("act",)]):
+        with pytest.raises(UsageError, match=r'such as calls\(\("search"'):
+            calls(*wrong)  # type: ignore[arg-type]

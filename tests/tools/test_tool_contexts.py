@@ -565,3 +565,43 @@ async def test_the_state_of_a_contextual_tool_is_kept_on_every_route(route: str)
 
     assert tool.number == 2
     assert "1" in seen[0] and "2" in seen[1]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("has_hook", [False, True])
+async def test_a_result_that_comes_after_the_call_is_delivered_whether_or_not_it_is_awaited(has_hook: bool) -> None:
+    told: list[str] = []
+    arrived, may_end = anyio.Event(), anyio.Event()
+
+    class Reporter:
+        name, description = "report", "Report in the background, after the answer."
+        parameters: ClassVar[dict[str, Any]] = {"type": "object"}
+        callback: Any = None
+
+        def set_callback(self, callback: Any) -> None:
+            self.callback = callback
+
+        async def execute(self, ctx: ToolContext, args: dict[str, Any]) -> ToolResult:
+            callback = self.callback
+
+            async def later() -> None:
+                await may_end.wait()
+                callback(ToolResult.ok("ready", for_user="ready"))
+
+            workers.start_soon(later)
+            return ToolResult.ok("under way")
+
+    async def tell(run: RunContext, result: ToolResult) -> None:
+        told.append(result.text)
+        arrived.set()
+
+    registry = ToolRegistry([Reporter()])
+    if has_hook:
+        registry.add_hook(after=lambda call, result: None)
+    async with anyio.create_task_group() as workers:
+        with anyio.fail_after(10):
+            await execute_with_context(registry, "report", {}, "tg", "1", callback=tell)
+            may_end.set()
+            await arrived.wait()
+
+    assert told == ["ready"]

@@ -126,6 +126,7 @@ def _with_own(
 
 
 def _specs(tool: Any) -> Iterator[ToolSpec]:
+    _check_spelling(tool)
     if isinstance(tool, ToolSpec):
         yield tool
     elif isinstance(tool, FunctionTool):
@@ -147,9 +148,26 @@ def _specs(tool: Any) -> Iterator[ToolSpec]:
     else:
         other = "write .as_tool(name, description)" if hasattr(tool, "as_tool") else "write a function"
         cure = next((cure for kind, cure in _CURES.items() if isinstance(tool, kind)), other)
-        raise RegistrationError(
-            f"{tool!r:.80} is not a tool: it is no function, and has no definitions or parameters; {cure}"
-        )
+        members = [name for name in _MEMBERS if hasattr(tool, name)]
+        what = "it is neither a function nor has it definitions or parameters"
+        if not {"execute", "parameters", "definitions"}.isdisjoint(members):
+            lacks = ["execute"] if "definitions" in members else [each for each in _MEMBERS[1:] if each not in members]
+            what = f"it has {' and '.join(members)}, but no {' and no '.join(lacks)}"
+        raise RegistrationError(f"{tool!r:.80} is not a tool: {what}; {cure}")
+
+
+_MEMBERS = ("definitions", "name", "description", "parameters", "execute")
+_SPELT = (*_MEMBERS, "definition", "prepare", "set_context", "set_callback")
+
+
+def _check_spelling(tool: Any) -> None:
+    """Raise RegistrationError for a method that other languages write with a capital: it would never be called."""
+    if isinstance(tool, ToolSpec | FunctionTool | AgentTool | type) or inspect.isroutine(tool):
+        return
+    for name in _SPELT:
+        other = "".join(part.capitalize() for part in name.split("_"))
+        if not hasattr(tool, name) and callable(getattr(type(tool), other, None)):
+            raise RegistrationError(f"{type(tool).__name__}.{other} is called {name} here")
 
 
 _CURES: Mapping[type, str] = {

@@ -134,7 +134,7 @@ async def prepare_arguments(received: Any, prepare: Prepare | None) -> Any:
         raise ArgumentError(message, ErrorCode.PREPARE_FAILED) from exc
     if not isinstance(prepared, dict):
         kind = type(prepared).__name__
-        raise ArgumentError(f"preparing the arguments gave {kind}, not a dict", ErrorCode.PREPARE_FAILED)
+        raise ArgumentError(f"prepare returned {kind} in place of the dict of arguments", ErrorCode.PREPARE_FAILED)
     return prepared
 
 

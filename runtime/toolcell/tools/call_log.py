@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from toolcell.support.log import logger_of
 from toolcell.support.text import one_line
 from toolcell.tools.call import Call
@@ -27,7 +29,8 @@ def log_end(call: Call, result: ToolResult) -> None:
     duration_ms = result.meta.duration_ms
     if result.is_error:
         message = one_line(result.message, MAX_LOGGED_CHARS)
-        logger.warning("tool %s failed after %.1f ms: %s", _name(call), duration_ms, message)
+        level = logging.INFO if result.status is Status.CANCELLED else logging.WARNING
+        logger.log(level, "tool %s failed after %.1f ms: %s", _name(call), duration_ms, message)
     elif result.status is Status.PENDING:
         logger.info("tool %s started (async) after %.1f ms", _name(call), duration_ms)
     else:

@@ -7,11 +7,12 @@ on to the author's instance, except for the attributes that `set_context` and `s
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import threading
 import types
-from collections.abc import Awaitable, Generator, Iterator, Mapping
+from collections.abc import Awaitable, Coroutine, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -233,6 +234,21 @@ class _NothingToAwait:
         yield from ()
 
 
+_deliveries: set[asyncio.Task[None]] = set()
+"""Those under way: an event loop holds its tasks weakly."""
+
+
+def _begun(delivery: Coroutine[Any, Any, None], call: Call) -> Awaitable[Any]:
+    """Begin to deliver a result, so that it arrives whether or not the tool awaits it."""
+    try:
+        task = asyncio.get_running_loop().create_task(delivery, name=f"toolcell: late result of {call.name}")
+    except RuntimeError:  # trio: whoever calls awaits it
+        return delivery
+    _deliveries.add(task)
+    task.add_done_callback(_deliveries.discard)
+    return task
+
+
 class Completion:
     """Given to a tool with its call: `await callback(result)`, or `callback(ctx, result)`. Only the first counts."""
 
@@ -278,12 +294,15 @@ class Completion:
             jobs.conclude(self._job, partial(concluded, self._call, result))
             return _Done(self._job)
         if after_hooks(self._call) or _needs_time(self._call, result):
-            return self._deliver(result)
+            return _begun(self._deliver(result), self._call)
         result = finalize(as_data(self._call.name, self._call.options, result), self._call, 0.0)
         if self._job is not None and jobs is not None:
             jobs.finish(self._job, result)
             return _NothingToAwait()
-        return self._call.deliver(result) or _NothingToAwait()
+        delivery = self._call.deliver(result)
+        if inspect.iscoroutine(delivery):
+            return _begun(delivery, self._call)
+        return delivery or _NothingToAwait()
 
     async def _deliver(self, result: ToolResult) -> None:
         await maybe_await(self._call.deliver(await concluded(self._call, result)))

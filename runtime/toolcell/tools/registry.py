@@ -154,6 +154,11 @@ class ToolRegistry:
         """
         for given in options.keys() & _OUR_NAMES.keys():
             raise RegistrationError(f"register has no argument {given!r}; write {_OUR_NAMES[given]}=")
+        if callable(schema) and not isinstance(schema, type) and function is _NOT_GIVEN:
+            raise RegistrationError(
+                f"register: the third argument is the schema, and {brief(schema)} is a function; write "
+                "register(name, description, schema, function), or function= to have the schema made of its signature"
+            )
         has_parts = schema is not _NOT_GIVEN or function is not _NOT_GIVEN
         if isinstance(tool, str) and name is None and (has_parts or description is not None):
             tool, name = _NOT_GIVEN, tool

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolcell.agents.providers.provider import Message, ModelResponse, OnText, ProviderError
+from toolcell.errors import UsageError
 from toolcell.tools import ToolCall, ToolDefinition
 
 Reply = str | Mapping[str, Any] | ModelResponse | BaseException | Callable[["Request"], Any]
@@ -31,6 +32,10 @@ class Request:
 
 def calls(*pairs: tuple[str, Mapping[str, Any] | str], content: str = "") -> ModelResponse:
     """Make a response that calls tools: `calls(("search", {"query": "x"}), ...)`. Each call gets an id."""
+    given: tuple[Any, ...] = pairs
+    for pair in given:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise UsageError(f'calls takes pairs, such as calls(("search", {{"query": "x"}})), not {pair!r:.80}')
     made = [
         ToolCall(f"call_{index}_{name}", name, args if isinstance(args, str) else json.dumps(args, ensure_ascii=False))
         for index, (name, args) in enumerate(pairs)
