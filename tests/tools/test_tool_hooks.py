@@ -350,7 +350,7 @@ async def test_nobody_gets_a_result_that_an_after_hook_failed_at(kind: str, capl
     assert result.error.code == "hook_error"
     assert "confidential" not in str(result.to_dict()) and "the tool itself has run" in result.text
     assert calls_seen[0].warnings[0].startswith("after hook")
-    assert "after hook  failed on read_letter" in caplog.text
+    assert "failed on read_letter" in caplog.text
 
 
 @pytest.mark.conforms("G-b3", "G-b2")
