@@ -7,9 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
-from toolcell import Limits, Outcome, SyncRuntime, UsageError
+from toolcell import Limits, Outcome, Runtime, SyncRuntime, UsageError
+from toolcell.run import run
 
 from .conftest import Run
 
@@ -591,3 +593,21 @@ def test_a_script_is_warned_of_an_index_that_is_not_sent_at_the_line_that_sends_
     assert result.value == [1, 2]
     assert "<code>:11: UserWarning: the index of a Series is not sent" in result.logs.stderr
     assert ("[toolcell] the index" if last else "<code>:12: UserWarning: the index") in result.logs.stderr
+
+
+@pytest.mark.anyio
+async def test_a_long_result_is_read_without_a_pause_and_many_prints_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses = list[float]()
+    sleep = anyio.sleep
+
+    async def noted(delay: float) -> None:
+        if delay == run.PAUSE_S:
+            pauses.append(delay)
+        await sleep(delay)
+
+    monkeypatch.setattr(anyio, "sleep", noted)
+    async with Runtime() as runtime:
+        long = await runtime.execute_code("set_result('x' * 4_000_000)", limits=Limits(result_bytes=8 << 20))
+        assert (long.outcome, len(long.value), pauses) == ("ok", 4_000_000, [])
+        many = await runtime.execute_code("import time\nfor n in range(200):\n    print(n)\n    time.sleep(0.001)")
+        assert many.outcome == "ok" and pauses

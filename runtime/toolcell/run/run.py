@@ -185,7 +185,7 @@ class Run:
         """Read messages until there is a tool call to make; None when the run is over."""
         connection, calls, output, work = self._connection, self._calls, self._output, self._work
         wire, turn, unheard, read = connection.wire, self._turn, self.callbacks.unheard, connection.next_message
-        printed = 0
+        printed, has_printed = 0, False
         try:
             while connection.stopped is None:
                 if time.perf_counter() > turn.until:
@@ -201,13 +201,14 @@ class Run:
                         continue
                     await connection.flush()
                     self._observer.on_answers_sent()
-                    if (printed := printed + 1) > PRINTED_READS:
+                    if has_printed and (printed := printed + 1) > PRINTED_READS:
                         await anyio.sleep(PAUSE_S)
+                    has_printed = False
                     if not await connection.receive():
                         return None
                     continue
                 read = connection.next_message
-                if type(message) is not Log:
+                if not (has_printed := type(message) is Log):
                     printed = 0
                 size = wire.message_bytes + ELEMENT_WORK * wire.message_elements
                 work.used += size + MESSAGE_WORK
