@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any, Self, TypeVar, overload
 
 from toolcell.errors import RegistrationError, UsageError
-from toolcell.support.blocking import wait_for
 from toolcell.support.log import logger_of
 from toolcell.support.spelling import did_you_mean
 from toolcell.tools import script_tools
@@ -726,6 +725,8 @@ class ToolRegistry:
             UsageError: an event loop runs in this thread.
         """
         work = functools.partial(self.execute, name, args, context=context)
+        from toolcell.support.blocking import wait_for  # only programs without an event loop pay for it
+
         return wait_for(work, "execute_sync", "await registry.execute(...)")
 
     # Other registries over the same tools
