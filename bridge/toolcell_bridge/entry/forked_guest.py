@@ -20,8 +20,8 @@ from toolcell_bridge.wire.messages import PROTOCOL_VERSION, Hello
 
 SCRIPT_WITHIN_MS = 1
 """A script that waits for a sandbox comes within this time after Hello, and then does not wait for a rehearsal. Where
-runs follow each other, a longer time saves page faults (5 ms: 100 a run) and costs the runs more than it saves: they come
-to code that nobody has run."""
+runs follow each other, a longer time saves page faults (5 ms: 100 a run) and costs the runs more than it saves: they
+come to code that nobody has run."""
 
 
 class ForkedGuest:

@@ -32,12 +32,8 @@ BACKOFF_S = (0.05, 0.2, 1.0, 5.0)
 """Pause after the n-th failed start in a row; the last one repeats."""
 
 QUIET_S = 0.01
-"""Items taken in quicker succession than this are a burst. Meanwhile spares are not made and used items are not ended:
-both take processor time that the runs of the burst need. Spares are made all the same when half of the warm items are
-gone, and both are done when somebody waits."""
-
-USED_S = 0.05
-"""However long a burst is, a used item is ended after this time."""
+"""Items taken in quicker succession than this are a burst. Meanwhile spares are not made, which takes processor time
+that the runs of the burst need, unless half of the warm items are gone or somebody waits."""
 
 CLOSE_S = 10.0
 """How long a closing pool waits for its busy items. Whoever holds one was told to give it back."""
@@ -91,8 +87,6 @@ class Pool(Generic[T]):
         self._warm, self._cap, self._idle_s, self._clock = warm, cap, idle_s, clock
         self._make_room = make_room
         self._idle: deque[tuple[float, T]] = deque()
-        self._used: deque[tuple[float, T]] = deque()
-        """What was given back and has to be ended, oldest first."""
         self._refused: deque[T] = deque()
         """What was idle when the pool began to close."""
         self._busy = 0
@@ -164,9 +158,7 @@ class Pool(Generic[T]):
         self._waiting += 1
         self._problem = None
         if self._busy + self._starting >= self._cap:
-            if not self._used:
-                self._make_room()
-            self._end_used()
+            self._make_room()
         try:
             return await self._wait_for_item(self._now())
         finally:
@@ -224,16 +216,8 @@ class Pool(Generic[T]):
         if self._tasks is None:
             self._busy -= 1
             return False
-        self._used.append((self._now(), item))
-        if self._waiting or self._closing.is_set():
-            self._end_used()
-        else:
-            self._fill_when_few()
+        self._spawn(self._end_busy, item)
         return True
-
-    def _end_used(self) -> None:
-        while self._used:
-            self._spawn(self._end_busy, self._used.popleft()[1])
 
     async def _end_busy(self, item: T) -> None:
         with anyio.CancelScope(shield=True):
@@ -276,26 +260,21 @@ class Pool(Generic[T]):
             self._tasks.start_soon(self._watch_bursts)
 
     async def _watch_bursts(self) -> None:
-        """At the end of each burst, end what was used and make spares."""
+        """At the end of each burst, make spares."""
         try:
             while not self._closing.is_set():
                 now = self._now()
-                if self._is_burst and now >= self._quiet_from:
+                if self._is_burst and (left_s := self._quiet_from - now) <= 0:
                     self._is_burst = False
-                    self._end_used()
                     self._fill()
-                if self._used and now >= self._used[0][0] + USED_S:
-                    self._end_used()
-                if not self._is_burst and now > self._quiet_from + LINGER_S:
-                    break
-                left_s = self._quiet_from - now if self._is_burst else QUIET_S
-                if self._used:
-                    left_s = min(left_s, USED_S)
+                if not self._is_burst:
+                    if now > self._quiet_from + LINGER_S:
+                        break
+                    left_s = QUIET_S
                 with anyio.move_on_after(left_s):
                     await self._closing.wait()
         finally:
             self._is_watched = self._is_burst = False
-            self._end_used()
 
     def _fill(self) -> None:
         """Bring the pool towards its plan."""
@@ -355,7 +334,6 @@ class Pool(Generic[T]):
         self._closing.set()
         while self._idle:
             self._refused.append(self._idle.popleft()[1])
-        self._end_used()
         self._wake_all()
 
     async def close(self) -> None:
