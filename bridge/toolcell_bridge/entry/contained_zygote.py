@@ -370,11 +370,14 @@ def prepare(settings: dict[str, Any]) -> None:
     Raises:
         ImportError: something to be preloaded does not load.
     """
-    HANDLERS.collect()
-    errors.install_refusals()
-    errors.answer_with_line()
-    preparation.adapt(preparation.policy_for_imports())
-    preload_all([*COMMON_MODULES, *settings["preload"]])
+    policy = preparation.policy_for_imports()
+    with preparation.without_packages():
+        HANDLERS.collect()
+        errors.install_refusals()
+        errors.answer_with_line()
+        preparation.adapt(policy)
+        preload_all(COMMON_MODULES)
+    preload_all(settings["preload"])
     set_environment(settings["environment"])
 
 

@@ -14,7 +14,8 @@ import select
 import selectors
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import toolcell_bridge
@@ -116,10 +117,29 @@ def policy_for_imports(*, executes: bool = False) -> SeccompPolicy:
     return PACKAGES_POLICY if has_packages() else GUEST_POLICY
 
 
+def _own_folders() -> set[str]:
+    library = os.path.dirname(os.__file__)
+    return {library, os.path.join(library, "lib-dynload"), os.path.dirname(os.path.dirname(toolcell_bridge.__file__))}
+
+
+@contextmanager
+def without_packages() -> Iterator[None]:
+    """Import from the standard library and the guest alone.
+
+    The standard library tries to import modules that it need not find, such as `msvcrt`; a package may have one of that
+    name, and a zygote is less isolated than a script.
+    """
+    before, own = sys.path[:], _own_folders()
+    sys.path[:] = [path for path in before if path in own]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
 def has_packages() -> bool:
     """Whether `sys.path` leads to more than the standard library and the guest."""
-    library = os.path.dirname(os.__file__)
-    known = {library, os.path.join(library, "lib-dynload"), os.path.dirname(os.path.dirname(toolcell_bridge.__file__))}
+    known = _own_folders()
     folders = [path for path in sys.path if path and path not in known and os.path.isdir(path)]
     return any(not name.endswith((".pth", ".txt")) for folder in folders for name in os.listdir(folder))
 

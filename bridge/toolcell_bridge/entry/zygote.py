@@ -105,14 +105,16 @@ class Zygote:
         devices = [f"/dev/{name}" for name in DEVICES]
         read, read_exec = ((*READ, *existing), programs) if programs else (READ, existing)
         self._isolation = SandboxIsolation(read, read_exec, devices, own_ids, policy)
-        preparation.adapt(policy)
+        with preparation.without_packages():
+            preparation.adapt(policy)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self, config: dict[str, Any]) -> None:
         """Preload, report ready, and answer requests."""
-        if not config["executes"]:
-            errors.install_refusals()
-        own_signals.install()
+        with preparation.without_packages():
+            if not config["executes"]:
+                errors.install_refusals()
+            own_signals.install()
         with scratch():
             problems = preload(config["preload"])
             preload(config["ahead"])
@@ -161,7 +163,8 @@ class Zygote:
             self._freeze_objects()
 
     def _load_next(self) -> None:
-        module: Any = importlib.import_module(self._to_load.pop(0))
+        with preparation.without_packages():
+            module: Any = importlib.import_module(self._to_load.pop(0))
         if self._is_repeatable and module.__name__ == REPEATABLE:
             module.is_rehearsed = True
         if not self._to_load:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
+from typing import Final
 
 from toolcell.config import GIB, Limits
 from toolcell_bridge.isolation.rlimits import NO_PIPED_CORE, RlimitPlan
@@ -33,14 +34,18 @@ FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}
 """Of the interpreter: glibc keeps a heap of up to 64 MB for each of many threads, eight times the cores."""
 
 
+OWN_FOLDERS: Final = 3
+"""Of a module path: the standard library, its extensions and the guest. Packages come after them."""
+
+
 def start(sys_path: Sequence[str]) -> str:
-    """Return what the interpreter of a zygote executes first.
+    """Return what the interpreter of a zygote executes first. It imports nothing from packages.
 
     It disables the collector, which a zygote that is ready enables for its children: imports leave no garbage, and a
     tenth of their time would go into looking for it. It has the handlers of forks collected before there are any.
     """
     return (
-        f"import gc, sys; gc.disable(); sys.path[:] = {list(sys_path)!r}; "
+        f"import gc, sys; gc.disable(); sys.path[:] = {list(sys_path[:OWN_FOLDERS])!r}; "
         "from toolcell_bridge.entry.fork_handlers import HANDLERS; HANDLERS.collect()"
     )
 

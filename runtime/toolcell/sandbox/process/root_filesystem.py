@@ -121,9 +121,9 @@ class GuestParts:
     packages: Path | None
 
     def sys_path(self, usr: str, packages: str, guest: str) -> tuple[str, ...]:
-        """Return the guest's module path, given where it sees each part."""
+        """Return the guest's module path, given where it sees each part. No package replaces a module of the guest."""
         library = f"{usr}/{self.own.platlibdir}/{self.own.library.name}"
-        return library, f"{library}/lib-dynload", *((packages,) if self.packages is not None else ()), guest
+        return library, f"{library}/lib-dynload", guest, *((packages,) if self.packages is not None else ())
 
 
 @functools.cache
