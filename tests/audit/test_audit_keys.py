@@ -121,3 +121,15 @@ def test_without_cryptography_ed25519_says_what_to_install(monkeypatch: pytest.M
 
     with pytest.raises(UsageError, match=r"toolcell\[audit\]"):
         Ed25519Signer.generate()
+
+
+def test_a_key_that_is_no_file_or_another_users_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    with pytest.raises(AuditError, match="not a regular file"):
+        keys.load_signer(tmp_path / "fifo")
+    if os.geteuid() == 0:
+        path = tmp_path / "a.key"
+        keys.save_private(path, HmacKey.generate().to_text())
+        os.chown(path, 65534, 65534)
+        with pytest.raises(AuditError, match="belongs to user 65534"):
+            keys.load_signer(path)

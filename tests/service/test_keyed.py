@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +16,8 @@ from toolcell import ToolRegistry
 from toolcell.service import ServiceConfig, create_app
 from toolcell.service.config import TenantConfig
 from toolcell.service.keyed import wanted_wait_s
+from toolcell.service.principal import Scope
+from toolcell.service.tokens import TokenDatabase
 
 pytestmark = pytest.mark.isolation
 
@@ -175,3 +178,22 @@ def test_the_wanted_wait_is_read_from_the_header(prefer: str, seconds: float) ->
 
     http = Request({"type": "http", "headers": [(b"prefer", prefer.encode())]})
     assert wanted_wait_s(http) == seconds
+
+
+def test_an_answer_is_kept_for_those_who_have_the_same_rights(tmp_path: Path, ledger: Ledger) -> None:
+    tokens = TokenDatabase(tmp_path / "tokens.db")
+    every = tokens.create("default", [Scope.EXECUTE, Scope.READ]).text
+    some = tokens.create("default", [Scope.EXECUTE]).text
+    tokens.close()
+    config = ServiceConfig(
+        state=tmp_path / "service", tokens=tmp_path / "tokens.db", tenants={"default": TenantConfig()}
+    )
+    app = create_app(config, registry=ToolRegistry([ledger.note]))
+    with TestClient(app, base_url="http://localhost", client=("127.0.0.1", 50000)) as client:
+        first, again, other = (
+            send(client, "rights", Authorization=f"Bearer {secret}") for secret in (every, every, some)
+        )
+
+    assert (first.status_code, again.content) == (200, first.content), first.text
+    assert other.status_code == 422, other.text
+    assert len(ledger.calls) == 1

@@ -13,6 +13,7 @@ import pytest
 from service.clock import Clock
 from toolcell.errors import StoreError, UsageError
 from toolcell.service.principal import Scope
+from toolcell.service.private_database import make_private_file
 from toolcell.service.tokens import MAX_LIFETIME_S, NOTE_USE_AFTER_S, TOKEN, TokenDatabase
 
 READ = (Scope.READ,)
@@ -215,3 +216,21 @@ def test_the_store_keeps_its_locks_when_its_second_connection_is_opened(tmp_path
         code = f"from toolcell.service.tokens import TokenDatabase\nstore = TokenDatabase({str(path)!r})\n"
         subprocess.run([sys.executable, "-c", f"{code}try: {change}\nfinally: store.close()"], capture_output=True)
     assert state(store, token.text) == "revoked"
+
+
+def test_a_store_is_refused_where_others_can_put_a_log_beside_it(tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(StoreError, match="chmod o-w"):
+        make_private_file(folder / "tokens.db")
+
+    folder.chmod(0o755)
+    make_private_file(folder / "tokens.db")
+    (folder / "tokens.db-wal").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match=r"tokens\.db-wal is not a regular file"):
+        make_private_file(folder / "tokens.db")
+    (folder / "tokens.db-wal").unlink()
+    (folder / "tokens.db-wal").touch(0o644)
+    with pytest.raises(StoreError, match=r"tokens\.db-wal belongs to user"):
+        make_private_file(folder / "tokens.db")

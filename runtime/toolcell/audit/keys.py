@@ -296,13 +296,18 @@ def key_wanted(key: str, signature: object) -> str:
 
 def _read(path: Path, is_private: bool) -> str:
     try:
-        with open(path, encoding="ascii") as file:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
+        with open(descriptor, encoding="ascii") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise AuditError(f"the key {path} is not a regular file; give the path of a file")
             text = file.read(64 * 1024)
-            mode = os.fstat(file.fileno()).st_mode
     except (OSError, UnicodeDecodeError) as exc:
         raise AuditError(f"cannot read the key {path}: {exc}") from exc
-    if is_private and stat.S_IMODE(mode) & 0o077:
-        raise AuditError(f"others may use the key {path}: want mode 0600, it has {stat.S_IMODE(mode):04o}")
+    if is_private and stat.S_IMODE(status.st_mode) & 0o077:
+        raise AuditError(f"others may use the key {path}: want mode 0600, it has {stat.S_IMODE(status.st_mode):04o}")
+    if is_private and hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), 0):
+        raise AuditError(f"the key {path} belongs to user {status.st_uid}; give a key of your own, or chown it")
     return text
 
 

@@ -123,7 +123,9 @@ class Endpoint:
         if not self.is_keyed:
             raise Problem(400, "invalid_key", "The Idempotency-Key is wrong", f"{self.path} takes no Idempotency-Key")
         run_id = request.path.get("run_id", request.run_id)  # a run that is carried on keeps its id
-        asked = Asked(request.http, request.tenant, request.sent, run_id, request.began)
+        asked = Asked(
+            request.http, request.principal, request.tenant, sent=request.sent, run_id=run_id, began=request.began
+        )
         return await request.service.keyed.answer(asked, lambda http: self._handled(replace(request, http=http)))
 
     async def _checked(self, http: Request, service: Service, principal: Principal, held: Reservation) -> ApiRequest:

@@ -103,7 +103,8 @@ def make_private_file(path: Path) -> None:
     """Make a file that only its owner may read; leave one that is there as it is.
 
     Raises:
-        StoreError: it is a link or no regular file, another user's, or others may read it.
+        StoreError: it or a log beside it is a link or no regular file, another user's, or others may read it; or its
+            folder is open to everybody.
         OSError: it cannot be made or opened.
     """
     make_private_folder(path.parent)
@@ -111,9 +112,20 @@ def make_private_file(path: Path) -> None:
     # Another process would then remove the log that they read, and nothing it writes would be seen here any more.
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    if path.parent.stat().st_mode & 0o002:
+        raise StoreError(
+            f"everybody may put files beside {path}, also a log that SQLite believes; chmod o-w {path.parent}"
+        )
+    _check_private(path)
+    for suffix in ("-wal", "-shm", "-journal"):
+        with suppress(FileNotFoundError):
+            _check_private(path.with_name(path.name + suffix))
+
+
+def _check_private(path: Path) -> None:
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
-        raise StoreError(f"{path} is no regular file; give the path of a file")
+        raise StoreError(f"{path} is not a regular file; give the path of a file")
     if hasattr(os, "geteuid") and (status.st_uid != os.geteuid() or status.st_mode & 0o077):
         mode = stat.S_IMODE(status.st_mode)
         raise StoreError(
