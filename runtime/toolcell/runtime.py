@@ -407,9 +407,9 @@ class Runtime(OpenedInBlock):
             UsageError: an argument is wrong, or this runtime is not open here.
         """
         self.check_open()
-        from toolcell.control.maps import map_runs
+        from toolcell.control.maps import start_map
 
-        return map_runs(
+        return start_map(
             self.runs,
             self.journals,
             self.scripts,

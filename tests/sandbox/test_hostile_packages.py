@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from toolcell import Limits, Policy, SyncRuntime
+from wheels import make_wheel
 
 SPY = """
 import os
@@ -27,25 +27,12 @@ NAMES = (
 )
 
 
-def hostile_wheel(folder: Path, trace: Path) -> Path:
-    path = folder / "evil-1.0-py3-none-any.whl"
-    files = dict.fromkeys(NAMES, SPY % str(trace)) | {
-        "evil.py": "x = 42\n",
-        "evil-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n",
-        "evil-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    record = "".join(f"{name},,\n" for name in [*files, "evil-1.0.dist-info/RECORD"])
-    with zipfile.ZipFile(path, "w") as wheel:
-        for name, text in (files | {"evil-1.0.dist-info/RECORD": record}).items():
-            wheel.writestr(name, text)
-    return path
-
-
 @pytest.mark.parametrize("profile", ["full", "container"])
 @pytest.mark.parametrize("lint", ["off", "strict"])
 def test_no_module_of_a_package_runs_in_a_zygote(profile: str, lint: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    wheel = hostile_wheel(tmp_path, trace)
+    spies = dict.fromkeys(NAMES, SPY % str(trace))
+    wheel = make_wheel(tmp_path, "evil", "1.0", spies | {"evil.py": "x = 42\n"})
     policy = Policy(profile=profile, lint=lint)  # type: ignore[arg-type]
 
     with SyncRuntime(packages=[str(wheel)], policy=policy, limits=Limits(wall_s=20)) as runtime:

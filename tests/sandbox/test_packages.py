@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from toolcell.errors import PackageError, UsageError
 from toolcell.sandbox.process import package_sources, root_filesystem
 from toolcell.sandbox.process.cache import default_cache_dir, private_directory
 from toolcell.sandbox.process.packages import PackageEnvironment, resolve, verify
+from wheels import make_wheel
 
 
 @pytest.fixture
@@ -52,21 +52,13 @@ def install(site: Path, name: str, version: str = "1.0", requires: tuple[str, ..
     return module
 
 
-def make_wheel(directory: Path, name: str = "tinywheel", version: str = "2.0") -> Path:
-    path, info = directory / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+def tiny_wheel(directory: Path, name: str = "tinywheel", version: str = "2.0") -> Path:
     files = {
         f"{name}/__init__.py": "def answer():\n    return 42\n",
         f"{name}/tests/test_it.py": "def test(): pass\n",
-        f"{info}/METADATA": metadata,
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/entry_points.txt": f"[console_scripts]\n{name} = {name}:answer\n",
+        f"{name}-{version}.dist-info/entry_points.txt": f"[console_scripts]\n{name} = {name}:answer\n",
     }
-    with zipfile.ZipFile(path, "w") as wheel:
-        for file, text in files.items():
-            wheel.writestr(file, text)
-        wheel.writestr(f"{info}/RECORD", "".join(f"{file},,\n" for file in [*files, f"{info}/RECORD"]))
-    return path
+    return make_wheel(directory, name, version, files)
 
 
 def run_with(environment: PackageEnvironment, code: str) -> str:
@@ -407,7 +399,7 @@ def test_the_cache_is_where_the_desktop_standard_says(monkeypatch: pytest.Monkey
 
 
 def test_a_wheel_file_is_installed_without_scripts_or_traces_of_its_origin(cache: Path, tmp_path: Path) -> None:
-    wheel = make_wheel(tmp_path)
+    wheel = tiny_wheel(tmp_path)
     environment = resolve([str(wheel)], cache_dir=cache)
 
     assert environment.packages == {"tinywheel": "2.0"}
@@ -437,7 +429,7 @@ def test_without_an_installer_the_error_says_what_to_get(
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(PackageError, match="install uv"):
-        resolve([str(make_wheel(tmp_path))], cache_dir=cache)
+        resolve([str(tiny_wheel(tmp_path))], cache_dir=cache)
 
 
 def test_the_interpreter_behind_a_virtual_environment_is_the_running_one() -> None:

@@ -350,3 +350,19 @@ def test_calls_of_a_scripted_model_are_pairs() -> None:
     for wrong in (["ab", {"x": 1}], ["act"], [("act",)]):
         with pytest.raises(UsageError, match=r'such as calls\(\("search"'):
             calls(*wrong)  # type: ignore[arg-type]
+
+
+def test_a_class_inside_of_a_tool_is_not_a_method_that_is_spelt_otherwise() -> None:
+    class Doubler:
+        """Double a number for the test."""
+
+        class Parameters:
+            """What it takes."""
+
+        def __call__(self, n: int) -> int:
+            """Double a number for the test."""
+            return 2 * n
+
+    registry = ToolRegistry()
+    registry.add(Doubler(), name="double")
+    assert registry.has("double")

@@ -643,3 +643,23 @@ async def test_a_decorated_function_sees_every_call_and_every_result() -> None:
 
     assert (await registry.execute("twice", {"n": 2})).value == 4
     assert seen == ["before twice", "after twice: 4"]
+
+
+async def test_the_log_names_the_function_that_failed(caplog: pytest.LogCaptureFixture) -> None:
+    async def looks(call: Call) -> None:
+        """Let it pass."""
+
+    async def breaks(call: Call, result: ToolResult) -> None:
+        raise RuntimeError("broken")
+
+    registry = ToolRegistry()
+
+    @registry.tool
+    def ping() -> str:
+        """Answer the test."""
+        return "pong"
+
+    registry.add_hook(before=looks, after=breaks)
+    await registry.execute("ping")
+
+    assert "breaks failed on ping" in caplog.text and "looks" not in caplog.text

@@ -67,18 +67,18 @@ def ecs_events(run: RecordedRun, summary: RunSummary) -> Iterator[dict[str, Any]
     }
     own = {"run": {"id": run.id, "chain": run.chain, "seq": run.seq, "kind": run.kind}, "trust": summary.trust}
     script = {"hash": {"sha256": run.start.get("sha256")}, "title": summary.title}
-    yield _ecs("run-started", ["start"], run.started_ns, run.seq, None, None, base, own | {"script": script})
+    yield _ecs("run-started", "start", base, own | {"script": script}, at_ns=run.started_ns, seq=run.seq)
     for call in run.calls:
         yield _ecs(
             "tool-call",
-            ["info"],
-            call.started_ns,
-            call.started_seq,
-            call.status,
-            call.duration_s,
+            "info",
             base,
             own | {"call": _call(call)},
-            call.message,
+            at_ns=call.started_ns,
+            seq=call.started_seq,
+            outcome=call.status,
+            duration_s=call.duration_s,
+            message=call.message,
         )
     if run.end:
         duration_s = max(0, (run.ended_ns or 0) - run.started_ns) / 1e9
@@ -90,32 +90,33 @@ def ecs_events(run: RecordedRun, summary: RunSummary) -> Iterator[dict[str, Any]
         }
         yield _ecs(
             "run-ended",
-            ["end"],
-            run.ended_ns or 0,
-            run.seq,
-            run.outcome,
-            duration_s,
+            "end",
             base,
             own | detail,
-            str(error.get("message", "")),
+            at_ns=run.ended_ns or 0,
+            seq=run.seq,
+            outcome=run.outcome,
+            duration_s=duration_s,
+            message=str(error.get("message", "")),
         )
 
 
 def _ecs(
     action: str,
-    types: list[str],
-    at_ns: int,
-    seq: int,
-    outcome: str | None,
-    duration_s: float | None,
+    kind: str,
     base: Mapping[str, Any],
     own: Mapping[str, Any],
+    *,
+    at_ns: int,
+    seq: int,
+    outcome: str | None = None,
+    duration_s: float | None = None,
     message: str = "",
 ) -> dict[str, Any]:
     event: dict[str, Any] = {
         "kind": "event",
         "category": ["process"],
-        "type": types,
+        "type": [kind],
         "action": action,
         "dataset": DATASET,
         "provider": "toolcell",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from toolcell.audit import cutting, records
@@ -199,25 +199,22 @@ class RunRecord:
         printed = [[entry.stream, entry.text] for entry in logs.entries]
         self._end(
             str(result.outcome),
-            result.value,
-            result.has_value,
-            value_digest(result.value) if result.has_value else None,
-            cutting.without_halves(printed, self._redactor) if logs.truncated else printed,
-            [logs.stdout_bytes, logs.stderr_bytes, logs.truncated],
-            [[file.name, file.media_type, file.size, file.sha256, file.problem] for file in result.files],
-            _error_fields(result.error) if result.error is not None else None,
-            _usage_fields(result.usage),
-            [self._calls, self._failed_calls],
-            ({"lint": result.isolation.lint} if result.isolation.lint != "off" else {}) | self._fed(result.eager),
+            value=result.value,
+            has_value=result.has_value,
+            value_sha256=value_digest(result.value) if result.has_value else None,
+            printed=cutting.without_halves(printed, self._redactor) if logs.truncated else printed,
+            streams=[logs.stdout_bytes, logs.stderr_bytes, logs.truncated],
+            files=[[file.name, file.media_type, file.size, file.sha256, file.problem] for file in result.files],
+            error=_error_fields(result.error) if result.error is not None else None,
+            usage=_usage_fields(result.usage),
+            extra=({"lint": result.isolation.lint} if result.isolation.lint != "off" else {}) | self._fed(result.eager),
         )
         if self.problem is not None:
             raise self.problem
 
     def end_calls(self, outcome: str = "ok", error: Mapping[str, Any] | None = None) -> None:
         """Record the end of a run that has no result: one without a sandbox, or one that the host ended."""
-        self._end(
-            outcome, None, False, None, [], [0, 0, False], [], error, {}, [self._calls, self._failed_calls], self._fed()
-        )
+        self._end(outcome, error=error, extra=self._fed())
 
     def _fed(self, report: EagerReport | None = None) -> dict[str, Any]:
         """Return the text of a script that came in parts: it is known when the run is over."""
@@ -246,8 +243,35 @@ class RunRecord:
         except AuditError:
             logger.exception("the end of run %s could not be recorded", self._context.run_id)
 
-    def _end(self, *fields: Any) -> None:
+    def _end(
+        self,
+        outcome: str,
+        *,
+        error: Mapping[str, Any] | None,
+        extra: Mapping[str, Any],
+        value: Any = None,
+        has_value: bool = False,
+        value_sha256: str | None = None,
+        printed: Sequence[Any] = (),
+        streams: Sequence[Any] = (0, 0, False),
+        files: Sequence[Any] = (),
+        usage: Mapping[str, Any] | None = None,
+    ) -> None:
         self.flush()
+        calls = [self._calls, self._failed_calls]
+        fields = (
+            outcome,
+            value,
+            has_value,
+            value_sha256,
+            [*printed],
+            [*streams],
+            [*files],
+            error,
+            usage or {},
+            calls,
+            extra,
+        )
         self._log.append(records.RUN_ENDED, self._run, fields, self._redactor)
 
 

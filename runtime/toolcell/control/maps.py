@@ -24,8 +24,8 @@ OPTIONS: Final = frozenset(
 """Of `execute_code`, for every run of a map."""
 
 
-def map_runs(
-    started: Runs,
+def start_map(
+    runs: Runs,
     journals: JournalStore,
     scripts: ScriptRuns,
     resumption: Resumption,
@@ -54,24 +54,26 @@ def map_runs(
     for name, flag in (("ordered=", ordered), ("resume=", resume), ("progress=", progress)):
         check_kind(name, flag, bool)
     given = _checked_options(options)
-    runs = ItemRuns(
+    items = ItemRuns(
         journals,
         scripts,
         resumption,
         source=source,
-        tools=started.tools(given.tools),
+        tools=runs.tools(given.tools),
         options=given,
     )
-    runs.try_again(retries, retry_on)
+    items.try_again(retries, retry_on)
     if map_id is not None:
-        runs.keep(map_id)
+        items.keep(map_id)
     elif resume:
         raise UsageError("resume= carries on a map that has a record; pass its map_id= too")
     if total is None and isinstance(inputs, Sized):
         total = len(inputs)
     bar = MapProgress(map_id or "map", total) if progress else None
-    pump = MapPump(inputs, runs.run, runs.check_count, bar, concurrency=concurrency, ordered=ordered, on_error=on_error)
-    return RunMap(pump, partial(runs.open, resume), started.task_group)
+    pump = MapPump(
+        inputs, items.run, items.check_count, bar, concurrency=concurrency, ordered=ordered, on_error=on_error
+    )
+    return RunMap(pump, partial(items.open, resume), runs.task_group)
 
 
 def _checked_options(options: Mapping[str, Any] | None) -> RunOptions:

@@ -433,7 +433,9 @@ class JournalStore:
             )
         token_id = str(token["token"]) if token is not None else ""
         from_disk = self.is_durable
-        journal = self._taken_from_disk(ident, token_id, even_ended) if from_disk else self._take_held(ident, token_id)
+        journal = (
+            self._take_from_disk(ident, token_id, even_ended) if from_disk else self._take_waiting(ident, token_id)
+        )
         try:
             check_tools(journal, tool_digests(tools, Origin(journal.header.get("origin", Origin.CODE))))
         except ResumeError:
@@ -441,7 +443,7 @@ class JournalStore:
             raise
         return journal
 
-    def _take_held(self, ident: str, token_id: str) -> Journal:
+    def _take_waiting(self, ident: str, token_id: str) -> Journal:
         if token_id and token_id in self.used:
             raise ResumeError(used_text(ident))
         found = self._waiting.get(ident)
@@ -451,7 +453,7 @@ class JournalStore:
         del self._waiting[ident]
         return found
 
-    def _taken_from_disk(self, ident: str, token_id: str, even_ended: bool) -> Journal:
+    def _take_from_disk(self, ident: str, token_id: str, even_ended: bool) -> Journal:
         journal, loaded = self._load(ident)
         try:
             if token_id and token_id in loaded.used_tokens:  # a run that was interrupted has no token

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -25,6 +25,18 @@ def clock() -> Callable[[], float]:
 def is_asyncio() -> bool:
     """Whether the event loop that runs is asyncio's, or one in its place such as uvloop's."""
     return isinstance(getattr(anyio.lowlevel.current_token(), "native_token", None), asyncio.AbstractEventLoop)
+
+
+_tasks: set[asyncio.Task[Any]] = set()
+"""An event loop holds only weak references to its tasks."""
+
+
+def start_task(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """Start a task of the running asyncio loop, which belongs to no task group, and keep it until it has ended."""
+    task = asyncio.get_running_loop().create_task(work)
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+    return task
 
 
 def call_soon(token: Any, callback: Callable[[], None]) -> None:

@@ -132,17 +132,17 @@ class _BoundedProtocol(H11Protocol):
         if self._is_idle:
             return
         self._forget()
-        self._late = _cancelled(self._late)
+        self._late = _cancel(self._late)
         self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
         if self.conn.their_state is not h11.SEND_BODY:
-            self._slow = _cancelled(self._slow)
+            self._slow = _cancel(self._slow)
         elif self._slow is None and self.limits.body_s is not None:
             self._slow = self.loop.call_later(self.limits.body_s, self.transport.abort)
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Hand the connection over: its head is here."""
         self._forget()
-        self._late = _cancelled(self._late)
+        self._late = _cancel(self._late)
         super().handle_websocket_upgrade(event)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -150,9 +150,9 @@ class _BoundedProtocol(H11Protocol):
         self._forget()
         self.lingering.discard(self)
         self._late, self._slow, self._stuck = (
-            _cancelled(self._late),
-            _cancelled(self._slow),
-            _cancelled(self._stuck),
+            _cancel(self._late),
+            _cancel(self._slow),
+            _cancel(self._stuck),
         )
         super().connection_lost(exc)
         if self.on_gone is not None and not self._is_idle:
@@ -161,7 +161,7 @@ class _BoundedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         """Go on with the next request. What is left of this one, and what has come of the next, has a deadline."""
         super().on_response_complete()
-        self._slow = _cancelled(self._slow)
+        self._slow = _cancel(self._slow)
         if self._is_idle and not self.transport.is_closing():
             self.idle[self] = None
             has_begun = self.conn.trailing_data[0] or self.conn.their_state is h11.SEND_BODY
@@ -176,7 +176,7 @@ class _BoundedProtocol(H11Protocol):
 
     def resume_writing(self) -> None:
         """The client has read on."""
-        self._stuck = _cancelled(self._stuck)
+        self._stuck = _cancel(self._stuck)
         super().resume_writing()
 
     @property
@@ -193,7 +193,7 @@ class _BoundedProtocol(H11Protocol):
             self.transport.close()
 
 
-def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+def _cancel(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
     """Cancel a timer; return what stands for none."""
     if timer is not None:
         timer.cancel()

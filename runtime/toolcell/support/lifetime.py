@@ -19,6 +19,7 @@ import anyio
 import anyio.lowlevel
 
 from toolcell.errors import Misconfigured, UsageError
+from toolcell.support import event_loop
 
 
 class OpenedInBlock(ABC):
@@ -237,10 +238,6 @@ def _here() -> Callable[[], object]:
     return here
 
 
-_tasks: set[asyncio.Task[None]] = set()
-"""The event loop holds only weak references to its tasks."""
-
-
 def _spawn(life: _Life) -> None:
     """Start the task of a life. It belongs to the event loop and to no task group."""
     trio = sys.modules.get("trio")
@@ -248,6 +245,4 @@ def _spawn(life: _Life) -> None:
         trio.lowlevel.spawn_system_task(life.run)
         trio.lowlevel.spawn_system_task(life.close_when_cancelled)
         return
-    task = asyncio.get_running_loop().create_task(life.run())
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
+    event_loop.start_task(life.run())

@@ -166,7 +166,7 @@ def _check_spelling(tool: Any) -> None:
         return
     for name in _SPELT:
         other = "".join(part.capitalize() for part in name.split("_"))
-        if not hasattr(tool, name) and callable(getattr(type(tool), other, None)):
+        if not hasattr(tool, name) and inspect.isfunction(getattr(type(tool), other, None)):
             raise RegistrationError(f"{type(tool).__name__}.{other} is called {name} here")
 
 

@@ -7,7 +7,6 @@ on to the author's instance, except for the attributes that `set_context` and `s
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import threading
@@ -23,6 +22,7 @@ import anyio.from_thread
 import anyio.lowlevel
 
 from toolcell.errors import RegistrationError, ToolError, UsageError
+from toolcell.support import event_loop
 from toolcell.support.log import logger_of
 from toolcell.tools.call import Call, RunContext
 from toolcell.tools.concurrency import maybe_await
@@ -234,19 +234,12 @@ class _NothingToAwait:
         yield from ()
 
 
-_deliveries: set[asyncio.Task[None]] = set()
-"""Those under way: an event loop holds its tasks weakly."""
-
-
-def _begun(delivery: Coroutine[Any, Any, None], call: Call) -> Awaitable[Any]:
-    """Begin to deliver a result, so that it arrives whether or not the tool awaits it."""
+def _begun(delivery: Coroutine[Any, Any, None]) -> Awaitable[Any]:
+    """Begin to deliver a result, so that it arrives whether or not the tool awaits it. On trio the tool has to."""
     try:
-        task = asyncio.get_running_loop().create_task(delivery, name=f"toolcell: late result of {call.name}")
-    except RuntimeError:  # trio: whoever calls awaits it
+        return event_loop.start_task(delivery)
+    except RuntimeError:  # asyncio's loop does not run here
         return delivery
-    _deliveries.add(task)
-    task.add_done_callback(_deliveries.discard)
-    return task
 
 
 class Completion:
@@ -294,14 +287,14 @@ class Completion:
             jobs.conclude(self._job, partial(concluded, self._call, result))
             return _Done(self._job)
         if after_hooks(self._call) or _needs_time(self._call, result):
-            return _begun(self._deliver(result), self._call)
+            return _begun(self._deliver(result))
         result = finalize(as_data(self._call.name, self._call.options, result), self._call, 0.0)
         if self._job is not None and jobs is not None:
             jobs.finish(self._job, result)
             return _NothingToAwait()
         delivery = self._call.deliver(result)
         if inspect.iscoroutine(delivery):
-            return _begun(delivery, self._call)
+            return _begun(delivery)
         return delivery or _NothingToAwait()
 
     async def _deliver(self, result: ToolResult) -> None:

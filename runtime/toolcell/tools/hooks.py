@@ -251,15 +251,15 @@ def _blocked(reason: str, code: str) -> ToolResult:
     return ToolResult.fail(reason or BLOCKED, code=code, status=Status.BLOCKED)
 
 
-def _name_of(hook: CallHook) -> str:
-    """Return what a log calls a hook."""
-    return hook.name or getattr(hook.before or hook.after, "__qualname__", "without a name")
+def _name_of(hook: CallHook, function: Callable[..., Any] | None) -> str:
+    """Return what a log calls a function of a hook."""
+    return hook.name or getattr(function, "__qualname__", "without a name")
 
 
 def _hook_failed(hook: CallHook, call: Call, exc: BaseException) -> ToolResult:
     said = "timed out" if isinstance(exc, TimeoutError) else f"{type(exc).__name__}: {text_of(exc)}"
     message = f"blocked: a hook failed while looking at this call ({said})"
-    logger.warning("before hook %s failed on %s", _name_of(hook), call.name, exc_info=exc)
+    logger.warning("before hook %s failed on %s", _name_of(hook, hook.before), call.name, exc_info=exc)
     if hook.on_error == "abort":
         failed = "timed out" if isinstance(exc, TimeoutError) else f"failed: {type(exc).__name__}"
         raise ToolAbort(f"hook {hook.name or hook.before!r} {failed}, on {call.name}") from exc
@@ -298,7 +298,7 @@ async def _ask_after(hook: CallHook, call: Call, result: ToolResult) -> ToolResu
         if passes_on(exc):
             raise
         failed = "timed out" if isinstance(exc, TimeoutError) else f"failed: {type(exc).__name__}"
-        logger.warning("after hook %s failed on %s", _name_of(hook), call.name, exc_info=exc)
+        logger.warning("after hook %s failed on %s", _name_of(hook, hook.after), call.name, exc_info=exc)
         if hook.on_error == "abort":
             raise ToolAbort(f"after hook {hook.name or hook.after!r} {failed}, on {call.name}") from exc
         call.warnings = (*call.warnings, f"after hook {failed}")
