@@ -28,7 +28,7 @@ from toolcell.service.idempotency import (
     digest_of,
 )
 from toolcell.service.interrupted import interrupted_problem
-from toolcell.service.principal import Principal
+from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem, problem_in
 from toolcell.service.tenants import Tenant
 from toolcell.support import CONNECTION, Lifetime, daemon_threads, logger_of
@@ -102,8 +102,9 @@ class KeyedRequests:
             detail = "a stream of events is not kept, so send a key with Accept: application/json"
             raise Problem(400, "invalid_key", "The Idempotency-Key is wrong", detail)
         url = request.http.url
-        rights = " ".join(sorted(request.principal.scopes))  # an answer is for nobody who might not have got it
-        digest = digest_of(request.http.method, url.path, url.query, request.sent, rights)
+        # An answer is for nobody who might not have got it.
+        lacking = [scope for scope in Scope if scope is not Scope.OPERATOR and not request.principal.may(scope)]
+        digest = digest_of(request.http.method, url.path, url.query, request.sent, *lacking)
         until = anyio.current_time() + wanted_wait_s(request.http)
         while True:
             match await self._entry(tenant, key, digest, request.run_id):
