@@ -37,13 +37,12 @@ from toolcell.cli.audit_terminal import (
     known_keys,
     load_keys,
     opened,
-    parse_time,
     split_target,
 )
 from toolcell.cli.places import check_output_file
 from toolcell.cli.terminal import print_json, safe, stderr, stdout
 from toolcell.errors import UsageError
-from toolcell.support import one_line
+from toolcell.support import one_line, parse_time
 
 SHARED_KEY = """\
 note: it is signed with an HMAC key, so only those who have that key can verify it. For receipts that anyone can verify:

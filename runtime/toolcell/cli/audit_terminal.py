@@ -9,7 +9,6 @@ import json
 import os
 import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -52,14 +51,11 @@ from toolcell.cli.render import duration
 from toolcell.cli.terminal import safe, size, stderr, write_text
 from toolcell.errors import AuditError, UsageError
 from toolcell.results import Outcome
-from toolcell.support import one_line, with_line
+from toolcell.support import one_line, parse_time, with_line
 
 DEFAULT_DIR = "runs"
 OUTCOMES = (*map(str, Outcome), ABORTED, UNFINISHED)
 """The values of `--outcome`."""
-
-_AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|w)")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 Dir = Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The log.", show_default=False)]
 DirAndRun = Annotated[list[str], typer.Argument(metavar="[DIR] RUN", help="The log and the run.", show_default=False)]
@@ -71,20 +67,6 @@ KeyFiles = Annotated[
     list[Path] | None,
     typer.Option("--key", "-k", metavar="FILE", help="A key to check signatures with; repeatable. Default: ours."),
 ]
-
-
-def parse_time(text: str) -> int:
-    """Read a date, a date and time, or a time ago such as 90m or 2d; return nanoseconds since the epoch.
-
-    Raises:
-        UsageError: the text is none of these.
-    """
-    if match := _AGO.fullmatch(text.strip()):
-        return time.time_ns() - int(float(match[1]) * _SECONDS[match[2]] * 1e9)
-    try:
-        return int(datetime.fromisoformat(text.strip()).timestamp() * 1e9)
-    except (ValueError, OverflowError, OSError) as exc:
-        raise UsageError(f"{text!r} is no time such as 2026-11-21, 2026-11-21T14:30, 90m or 2d") from exc
 
 
 def default_directory() -> Path:

@@ -11,7 +11,7 @@ __all__ = [
     "closest", "connect", "cut_text", "daemon_threads", "did_you_mean", "exact_json_bytes", "exact_json_text",
     "for_terminal", "from_exact", "fused_ranks", "importing", "is_locked", "is_loopback", "is_small", "json_size",
     "json_start", "json_text", "keywords_known", "keywords_of", "lazy_names", "left_out", "listening", "lock",
-    "logger_of", "make_private_folder", "one_line", "quiet_from_here", "quiet_loggers", "shown_findings",
+    "logger_of", "make_private_folder", "one_line", "parse_time", "quiet_from_here", "quiet_loggers", "shown_findings",
     "suggestion", "transaction", "url_of", "wait_for", "with_line", "write_file",
 ]  # fmt: skip
 
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from toolcell.support.sqlite import connect, transaction
     from toolcell.support.text import as_one_line, clean, cut_text, for_terminal, one_line, shown_findings, with_line
     from toolcell.support.time_slice import TimeSlice
+    from toolcell.support.times import parse_time
     from toolcell.support.token_bucket import TokenBucket
 else:
     __getattr__, __dir__ = lazy_names(
@@ -78,6 +79,7 @@ else:
             "toolcell.support.sqlite": "connect transaction",
             "toolcell.support.text": "as_one_line clean cut_text for_terminal one_line shown_findings with_line",
             "toolcell.support.time_slice": "TimeSlice",
+            "toolcell.support.times": "parse_time",
             "toolcell.support.token_bucket": "TokenBucket",
         },
     )

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import Final
 from urllib.parse import urlencode
 
 from toolcell.audit import ABORTED, TRUSTS, UNFINISHED, Filter, Index, Place, RunSummary
 from toolcell.errors import UsageError
 from toolcell.results import Outcome
+from toolcell.support import parse_time
 
 PAGE: Final = 50
 MAX_LOOKED_AT: Final = 1000
@@ -23,8 +23,6 @@ OUTCOMES: Final = (*map(str, Outcome), ABORTED, UNFINISHED)
 FIELDS: Final = ("q", "outcome", "tool", "trust", "session", "user", "since", "until")
 """Fields of the form, and of the address."""
 
-_AGO: Final = re.compile(r"(\d{1,6})\s*([smhdw])")
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _PLACE: Final = re.compile(r"(\d{1,19})\.(\d{1,18})\.([0-9a-f]{12})")
 _SPECIAL: Final = re.compile(r"([*?\[])")
 
@@ -56,22 +54,10 @@ def wanted_of(params: Mapping[str, str]) -> tuple[Filter, dict[str, str]]:
         trust=asked.get("trust"),
         session=asked.get("session"),
         user=asked.get("user"),
-        since_ns=_time(asked.get("since")),
-        until_ns=_time(asked.get("until")),
+        since_ns=parse_time(asked["since"], UTC) if "since" in asked else None,
+        until_ns=parse_time(asked["until"], UTC) if "until" in asked else None,
         limit=PAGE,
     ), asked
-
-
-def _time(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if (match := _AGO.fullmatch(text)) is not None:
-        return max(0, time.time_ns() - int(match[1]) * _SECONDS[match[2]] * 10**9)
-    try:
-        at = datetime.fromisoformat(text)
-        return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1e9)
-    except (ValueError, OverflowError) as exc:
-        raise UsageError(f"{text!r} is no time: want 2026-11-21, 2026-11-21T14:30 (UTC), or 90m or 2d ago") from exc
 
 
 def address(path: str, asked: Mapping[str, str], **more: str) -> str:

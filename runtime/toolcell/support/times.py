@@ -1,0 +1,32 @@
+"""Reading a moment that a person wrote: a date, a date and time, or a time ago."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import datetime, tzinfo
+from typing import Final
+
+from toolcell.errors import UsageError
+
+_AGO: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([smhdw])", re.ASCII)
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def parse_time(text: str, zone: tzinfo | None = None) -> int:
+    """Read a date, a date and time, or a time ago such as 90m or 2d; return nanoseconds since the epoch, at least 0.
+
+    `zone`: of a date or time that names none; None for the machine's own.
+
+    Raises:
+        UsageError: the text is none of these.
+    """
+    text = text.strip()
+    if match := _AGO.fullmatch(text):
+        return max(0, time.time_ns() - int(float(match[1]) * _SECONDS[match[2]] * 1e9))
+    try:
+        at = datetime.fromisoformat(text)
+        return max(0, int((at if at.tzinfo else at.replace(tzinfo=zone)).timestamp() * 1e9))
+    except (ValueError, OverflowError, OSError) as exc:
+        where = "" if zone is None else f" ({zone})"
+        raise UsageError(f"{text!r} is not a time such as 2026-11-21, 2026-11-21T14:30{where}, 90m or 2d") from exc
