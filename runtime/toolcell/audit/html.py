@@ -58,7 +58,7 @@ class ShownLine:
 def to_html(
     run: RecordedRun, trust: str, *, redactions: Iterable[Mapping[str, Any]] = (), log: str = "", made_ns: int = 0
 ) -> str:
-    """Return the page. `redactions` are what `Index.redactions_of` returned, as plain data."""
+    """Return the page. `redactions` are what `Index.redactions_of` returned."""
     calls = shown_calls(run)
     css, trust_text = TRUST_TEXTS[trust]
     style = _style()

@@ -24,6 +24,7 @@ from toolcell.audit.reader import (
     RecordLocation,
     StoredRecord,
     assemble,
+    jsonable,
     read_at,
 )
 from toolcell.audit.signatures import checkpoint_statement
@@ -40,6 +41,9 @@ BROKEN: Final = "broken"
 """Its records are not what was signed, or some are missing, or stand in another place."""
 
 TRUSTS: Final = (VERIFIED, UNSIGNED, UNVERIFIED, BROKEN)
+
+REDACTION_FIELDS: Final = ("seq", "parts", "by", "reason", "original")
+"""What is shown of a record that says what was removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +292,14 @@ class Index:
         rows = self._db.execute(query, (summary.chain, summary.seq)).fetchall()
         return [read_at(self.directory, RecordLocation(summary.chain, *place), digest) for *place, digest in rows]
 
-    def redactions_of(self, summary: RunSummary) -> list[StoredRecord]:
+    def redactions_of(self, summary: RunSummary) -> list[dict[str, Any]]:
+        """Return as plain data who removed what of a run, and when: `at_ns` and `REDACTION_FIELDS`."""
+        return [
+            {"at_ns": each.record.at_ns, **jsonable({name: each.record.fields[name] for name in REDACTION_FIELDS})}
+            for each in self.redaction_records(summary)
+        ]
+
+    def redaction_records(self, summary: RunSummary) -> list[StoredRecord]:
         """Return the records of redactions of a run, oldest first: who removed what, and when. One for each record."""
         rows = self._db.execute(
             "SELECT redactions.chain, segment, offset, hash, stretch, redactions.seq FROM redactions "

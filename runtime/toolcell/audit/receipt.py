@@ -80,7 +80,7 @@ def export(index: Index, summary: RunSummary) -> dict[str, Any]:
         "run": index.load(summary).to_dict() | {"id": own[0].record.fields["id"]},  # as its record says
         "ways": [_inclusion_proof(index.directory, summary, each) for each in shown],
     }
-    if redactions := index.redactions_of(summary):
+    if redactions := index.redaction_records(summary):
         proofs = ((each.location.chain, _inclusion_proof(index.directory, summary, [each])) for each in redactions)
         made["redactions"] = [{"chain": chain, **proof} for chain, proof in proofs]
     return made

@@ -134,11 +134,11 @@ def show(
         summary = index.find(wanted)
         run = index.load(summary)
         if html is not None:
-            write_html(to_html(run, summary.trust, redactions=redactions_of(index, summary), **about(directory)), html)
+            write_html(to_html(run, summary.trust, redactions=index.redactions_of(summary), **about(directory)), html)
         elif as_json:
-            print_json(run.to_dict() | {"trust": summary.trust, "redactions": redactions_of(index, summary)})
+            print_json(run.to_dict() | {"trust": summary.trust, "redactions": index.redactions_of(summary)})
         else:
-            audit_terminal.show_redactions(redactions_of(index, summary), stdout())
+            audit_terminal.show_redactions(index.redactions_of(summary), stdout())
             audit_terminal.show_run(run, stdout(), summary.trust, audit_terminal.FULL if full else audit_terminal.SHORT)
 
 
@@ -176,17 +176,6 @@ def write_html(page: str, path: Path) -> None:
     except OSError as exc:
         raise BadInput(f"cannot write {path}: {exc.strerror}") from exc
     stderr().print(safe(f"{path}: {path.stat().st_size} bytes"))
-
-
-def redactions_of(index: Index, summary: RunSummary) -> list[dict[str, Any]]:
-    """Say who removed what of a run, and when."""
-    return [
-        {"at_ns": each.record.at_ns, **jsonable({name: each.record.fields[name] for name in REDACTION_FIELDS})}
-        for each in index.redactions_of(summary)
-    ]
-
-
-REDACTION_FIELDS = ("seq", "parts", "by", "reason", "original")
 
 
 NAMES = {"list_runs": "list", "check": "verify"}

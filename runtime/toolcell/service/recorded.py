@@ -9,14 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from toolcell.audit import Filter, Index, RecordedRun, RunSummary, Verifier, default_key_path, jsonable, load_verifier
+from toolcell.audit import Filter, Index, RecordedRun, RunSummary, Verifier, default_key_path, load_verifier
 from toolcell.errors import AuditError, UsageError
 from toolcell.service.log_reader import LogReader
 from toolcell.service.problems import Problem
 
 T = TypeVar("T")
-
-REDACTION_FIELDS = ("seq", "parts", "by", "reason", "original")
 
 
 class RecordedRuns:
@@ -55,11 +53,7 @@ class RecordedRuns:
 
         def read(index: Index) -> dict[str, Any]:
             summary = _find_run(index, ident)
-            redactions = [
-                {"at_ns": each.record.at_ns, **jsonable({name: each.record.fields[name] for name in REDACTION_FIELDS})}
-                for each in index.redactions_of(summary)
-            ]
-            return index.load(summary).to_dict() | {"trust": summary.trust, "redactions": redactions}
+            return index.load(summary).to_dict() | {"trust": summary.trust, "redactions": index.redactions_of(summary)}
 
         return await self._read(read)
 

@@ -29,4 +29,4 @@ def parse_time(text: str, zone: tzinfo | None = None) -> int:
         return max(0, int((at if at.tzinfo else at.replace(tzinfo=zone)).timestamp() * 1e9))
     except (ValueError, OverflowError, OSError) as exc:
         where = "" if zone is None else f" ({zone})"
-        raise UsageError(f"{text!r} is not a time such as 2026-11-21, 2026-11-21T14:30{where}, 90m or 2d") from exc
+        raise UsageError(f"{text!r} is not a time: want 2026-11-21, 2026-11-21T14:30{where}, or 90m or 2d ago") from exc

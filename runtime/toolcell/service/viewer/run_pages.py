@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from toolcell.audit import TRUST_TEXTS, Index, RecordedRun, RunSummary, jsonable
+from toolcell.audit import TRUST_TEXTS, Index, RecordedRun, RunSummary
 from toolcell.errors import UsageError
 from toolcell.service.viewer.downloads import as_download, as_image
 from toolcell.service.viewer.run_view import given_file, on_page, part_of
 from toolcell.service.viewer.site import PageMissing, Visit, page
 from toolcell.service.viewer.visitors import EXECUTE, READ
-
-REDACTION_FIELDS = ("seq", "parts", "by", "reason")
 
 
 async def load(visit: Visit) -> tuple[RunSummary, RecordedRun, list[dict[str, object]]]:
@@ -27,11 +25,7 @@ async def load(visit: Visit) -> tuple[RunSummary, RecordedRun, list[dict[str, ob
             summary = index.find(place, is_whole=True)
         except UsageError as exc:
             raise PageMissing(f"the log has no run {place}") from exc
-        redactions = [
-            {"at_ns": each.record.at_ns, **{name: jsonable(each.record.fields[name]) for name in REDACTION_FIELDS}}
-            for each in index.redactions_of(summary)
-        ]
-        return summary, index.load(summary), redactions
+        return summary, index.load(summary), index.redactions_of(summary)
 
     return await (await visit.log()).read(question)
 
