@@ -17,7 +17,8 @@ from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.compat import all_definitions, execute_with_context, get_definitions, get_summaries, register_or_replace
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.tools import RunContext, Secrets, ToolContext, ToolDefinition, ToolError, ToolRegistry, ToolResult
-from toolcell.tools.middleware import cache, rate_limit, retry
+from toolcell.tools.call import Call
+from toolcell.tools.spec import Proceed
 
 pytestmark = pytest.mark.anyio
 
@@ -293,7 +294,7 @@ def test_registries_can_be_merged_unless_they_disagree_about_a_name() -> None:
 
 
 @pytest.mark.conforms("E-b6")
-async def test_middleware_retries_what_is_idempotent_and_nothing_else() -> None:
+async def test_middleware_can_make_a_call_again_and_knows_what_may_be_repeated() -> None:
     tried: dict[str, int] = {}
     registry = ToolRegistry()
 
@@ -309,7 +310,14 @@ async def test_middleware_retries_what_is_idempotent_and_nothing_else() -> None:
 
     registry.add(flaky("safe"), idempotent=True)
     registry.add(flaky("unsafe"))
-    registry.add_middleware(retry(attempts=3, delay_s=0))
+
+    async def retry(call: Call, proceed: Proceed) -> ToolResult:
+        result = await proceed()
+        for _ in range(2 if call.options.idempotent else 0):
+            result = await proceed() if result.is_error else result
+        return result
+
+    registry.add_middleware(retry)
 
     assert (await registry.execute("safe")).text == "at last"
     assert (await registry.execute("unsafe")).is_error
@@ -317,9 +325,9 @@ async def test_middleware_retries_what_is_idempotent_and_nothing_else() -> None:
 
 
 @pytest.mark.conforms("E-b6")
-async def test_middleware_remembers_for_each_asker_and_holds_a_pace() -> None:
-    now, asked = [0.0], list[str]()
-    registry = ToolRegistry()
+async def test_the_first_middleware_is_the_outermost_and_can_answer_in_place_of_the_tool() -> None:
+    asked, seen = list[str](), list[str]()
+    registry, remembered = ToolRegistry(), dict[tuple[str, str], ToolResult]()
 
     @registry.tool(read_only=True)
     async def price(item: str) -> str:
@@ -327,23 +335,25 @@ async def test_middleware_remembers_for_each_asker_and_holds_a_pace() -> None:
         asked.append(item)
         return f"price {len(asked)}"
 
-    @registry.tool
-    async def send() -> str:
-        """Send a message to somebody."""
-        return "sent"
+    async def cache(call: Call, proceed: Proceed) -> ToolResult:
+        key = (str(call.args), call.run.user_id)
+        if key not in remembered:
+            remembered[key] = await proceed()
+        return remembered[key]
 
-    registry.add_middleware(cache(ttl_s=10, clock=lambda: now[0]), rate_limit(2, 60, clock=lambda: now[0]))
+    async def rate_limit(call: Call, proceed: Proceed) -> ToolResult:
+        seen.append(call.name)
+        return await proceed() if len(seen) < 3 else ToolResult.fail("try again later", retryable=True)
+
+    registry.add_middleware(cache, rate_limit)
 
     first = await registry.execute("price", {"item": "tea"})
     again = await registry.execute("price", {"item": "tea"})
     other = await registry.dispatch("price", {"item": "tea"}, context=RunContext(user_id="ada"))
-    now[0] = 61
-    later = await registry.execute("price", {"item": "tea"})
-    sent = [await registry.execute("send") for _ in range(3)]
+    refused = await registry.execute("price", {"item": "rice"})
 
-    assert (first.text, again.text, other.text, later.text) == ("price 1", "price 1", "price 2", "price 3")
-    assert [result.is_error for result in sent] == [False, False, True]
-    assert "try again in 60.0 s" in sent[2].text
+    assert (first.text, again.text, other.text) == ("price 1", "price 1", "price 2")
+    assert (refused.text, asked) == ("try again later", ["tea", "tea"])
 
 
 @pytest.mark.conforms("E-b6")

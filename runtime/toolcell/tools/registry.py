@@ -424,7 +424,10 @@ class ToolRegistry:
         return function
 
     def add_middleware(self, *middleware: Middleware) -> None:
-        """Wrap the execution of every call; first added is outermost."""
+        """Wrap the execution of every call with `async def (call, proceed)`, where `await proceed()` goes on with it.
+
+        The first added is outermost. It runs inside the call's deadline, after its before hooks.
+        """
         with self._lock:
             self._check_open()
             self._change(middleware=(*self._state.middleware, *middleware))
