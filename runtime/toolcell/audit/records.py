@@ -31,7 +31,7 @@ REDACTED = "redacted"
 WITNESSED = "witnessed"
 KEY_CHANGED = "key_changed"
 HELD = "held"
-"""This and `redacted` are no longer written, and read only so that logs that have them, as in `tests/golden`, verify."""
+"""This and `redacted` are no longer written, only read: logs that have them, as in `tests/golden`, still verify."""
 
 FIELDS: Final[dict[str, tuple[str, ...]]] = {
     SEGMENT: ("format", "log", "chain", "number", "more"),

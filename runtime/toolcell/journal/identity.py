@@ -81,7 +81,7 @@ _EARLIER_ID = re.compile(r"(?:^|(?<=/))(call-|step-)(?=\d+$)")
 
 
 def current_id(ident: str) -> str:
-    """Return the id of a call that waits as it is spelled now. Journals of `tests/golden` have `call-1` and `step-0`."""
+    """Return the id of a waiting call as it is spelled now. Journals of `tests/golden` have `call-1` and `step-0`."""
     return _EARLIER_ID.sub(lambda found: _EARLIER_IDS[found[1]], ident)
 
 
