@@ -198,8 +198,8 @@ def test_an_index_of_another_log_is_made_again(filled: Ledger, tmp_path: Path) -
 def test_without_a_cache_a_log_is_indexed_in_memory(filled: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     real = sqlite3.connect
 
-    def connect(path: str, **options: Any) -> sqlite3.Connection:
-        if path != ":memory:":
+    def connect(path: Path, **options: Any) -> sqlite3.Connection:
+        if path != Path(":memory:"):
             raise sqlite3.OperationalError("attempt to write a readonly database")
         return real(path, **options)
 

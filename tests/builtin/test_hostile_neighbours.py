@@ -10,9 +10,8 @@ import pytest
 from toolcell import Policy, Runtime
 from toolcell.builtin import Shell, workspace
 from toolcell.builtin.shell import copy_of
-from toolcell.builtin.stores.sqlite import SqliteStore
 from toolcell.builtin.workspace import Workspace
-from toolcell.errors import StoreError, ToolError
+from toolcell.errors import ToolError
 from toolcell.tools import ToolRegistry
 
 pytestmark = pytest.mark.anyio
@@ -84,9 +83,3 @@ async def test_names_that_are_no_text_do_not_break_the_shell(tmp_path: Path) -> 
     assert sorted(result.value["left_out"]) == ["f\\udcfe", "odd\\udcff", "odd\\udcff/file", "two\nlines"]
     assert (tmp_path / "new").is_dir()
     assert os.path.isdir(odd)
-
-
-async def test_a_pipe_in_the_place_of_a_store_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "agent.db")
-    with pytest.raises(StoreError, match="is not a store of toolcell: it is no regular file"):
-        await SqliteStore(tmp_path / "agent.db").init()

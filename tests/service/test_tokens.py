@@ -13,7 +13,6 @@ import pytest
 from service.clock import Clock
 from toolcell.errors import StoreError, UsageError
 from toolcell.service.principal import Scope
-from toolcell.service.private_database import make_private_file
 from toolcell.service.tokens import MAX_LIFETIME_S, NOTE_USE_AFTER_S, TOKEN, TokenDatabase
 
 READ = (Scope.READ,)
@@ -173,14 +172,6 @@ def test_a_token_that_makes_no_sense_is_not_made(store: TokenDatabase, arguments
     assert store.list() == []
 
 
-def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
-    TokenDatabase(tmp_path / "tokens.db").list()
-    (tmp_path / "tokens.db").chmod(0o640)
-
-    with pytest.raises(StoreError, match="chmod 600"):
-        TokenDatabase(tmp_path / "tokens.db").list()
-
-
 def test_a_file_that_is_no_store_is_refused_and_not_changed(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "other.db") as connection:
         connection.execute("CREATE TABLE notes (text TEXT)")
@@ -216,21 +207,3 @@ def test_the_store_keeps_its_locks_when_its_second_connection_is_opened(tmp_path
         code = f"from toolcell.service.tokens import TokenDatabase\nstore = TokenDatabase({str(path)!r})\n"
         subprocess.run([sys.executable, "-c", f"{code}try: {change}\nfinally: store.close()"], capture_output=True)
     assert state(store, token.text) == "revoked"
-
-
-def test_a_store_is_refused_where_others_can_put_a_log_beside_it(tmp_path: Path) -> None:
-    folder = tmp_path / "open"
-    folder.mkdir()
-    folder.chmod(0o777)
-    with pytest.raises(StoreError, match="chmod o-w"):
-        make_private_file(folder / "tokens.db")
-
-    folder.chmod(0o755)
-    make_private_file(folder / "tokens.db")
-    (folder / "tokens.db-wal").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StoreError, match=r"tokens\.db-wal is not a regular file"):
-        make_private_file(folder / "tokens.db")
-    (folder / "tokens.db-wal").unlink()
-    (folder / "tokens.db-wal").touch(0o644)
-    with pytest.raises(StoreError, match=r"tokens\.db-wal belongs to user"):
-        make_private_file(folder / "tokens.db")

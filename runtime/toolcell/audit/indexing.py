@@ -24,9 +24,8 @@ from toolcell.audit import records
 from toolcell.audit.format import GENESIS, MAGIC, begun_segments, chain_directories, read_segment_file
 from toolcell.audit.reader import UNFINISHED, Damage, StoredRecord, split_records
 from toolcell.audit.titles import title_of
-from toolcell.errors import AuditError
+from toolcell.errors import AuditError, StoreError
 from toolcell.support.packing import text_digest
-from toolcell.support.private_folder import make_private_folder
 from toolcell.support.sqlite import connect, transaction
 
 VERSION: Final = 8
@@ -92,37 +91,20 @@ def open_index(directory: Path, log: str, *, in_memory: bool = False) -> sqlite3
     """Open the index of a log. One that is damaged is made again; where none can be kept, it is in memory."""
     about = {"version": str(VERSION), "log": log}
     if in_memory:
-        return _connect(":memory:", about)
+        return _connect(Path(":memory:"), about)
     name = hashlib.sha256(f"{log}\n{os.path.realpath(directory)}".encode("utf-8", "surrogatepass")).hexdigest()
     path = default_index_dir() / f"{name[:32]}.sqlite"
     for _ in range(2):
         try:
-            _make_private_file(path)
-            return _connect(str(path), about)
-        except OSError:
+            return _connect(path, about)
+        except (OSError, StoreError):
             break
         except sqlite3.Error:  # damaged, or of another version
             path.unlink(missing_ok=True)
-    return _connect(":memory:", about)
+    return _connect(Path(":memory:"), about)
 
 
-def _make_private_file(path: Path) -> None:
-    """Make the file with mode 0600 in a directory of our own.
-
-    Raises:
-        OSError: it cannot be made, or others could change it.
-    """
-    make_private_folder(path.parent)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    try:
-        for status in (os.fstat(descriptor), path.parent.stat()):
-            if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-                raise PermissionError(f"others may write to {path}")
-    finally:
-        os.close(descriptor)
-
-
-def _connect(path: str, about: dict[str, str]) -> sqlite3.Connection:
+def _connect(path: Path, about: dict[str, str]) -> sqlite3.Connection:
     def prepare(db: sqlite3.Connection) -> None:
         with transaction(db):
             if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'about'").fetchone():
@@ -134,7 +116,7 @@ def _connect(path: str, about: dict[str, str]) -> sqlite3.Connection:
         db.execute("PRAGMA synchronous = OFF")
         db.execute("PRAGMA secure_delete = ON")  # what was redacted in the log is not left in free pages
 
-    return connect(path, 10, prepare)
+    return connect(path, prepare)
 
 
 # Its content

@@ -9,8 +9,7 @@ from typing import Final
 
 from toolcell.errors import StoreError
 from toolcell.results import OutputFile
-from toolcell.service.private_database import PrivateDatabase
-from toolcell.support import daemon_threads, logger_of
+from toolcell.support import SqliteDatabase, daemon_threads, logger_of
 
 logger = logger_of("toolcell.service")
 
@@ -35,7 +34,7 @@ class DownloadStore:
     def __init__(self, folder: Path, keep_s: float, most_bytes: int, clock: Callable[[], float] = time.time) -> None:
         """`keep_s`: how long a file is kept. With `most_bytes` 0, none is."""
         path = folder / "files.sqlite"
-        self._database = PrivateDatabase(path, _TABLES, application_id=0x746C6B66, version=1)
+        self._database = SqliteDatabase(path, [_TABLES.split(";")], application_id=0x746C6B66)
         self._keep_s, self._most_bytes, self._clock = keep_s, most_bytes, clock
 
     async def keep(self, run_id: str, files: Iterable[OutputFile]) -> None:

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from toolcell.service.private_database import PrivateDatabase
-from toolcell.support import is_locked, lock, make_private_folder
+from toolcell.support import SqliteDatabase, is_locked, lock, make_private_folder
 
 KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 """Printable ASCII, so that a key can be a header."""
@@ -99,7 +98,7 @@ class IdempotencyStore:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`rows`, `answer_bytes`: of each tenant."""
-        self._database = PrivateDatabase(folder / "requests.sqlite", _TABLES, application_id=0x746C6972, version=1)
+        self._database = SqliteDatabase(folder / "requests.sqlite", [_TABLES.split(";")], application_id=0x746C6972)
         self._keep_s, self._rows, self._answer_bytes, self._clock = keep_s, rows, answer_bytes, clock
         self._lives = folder / "lives"
         self._owner = ""

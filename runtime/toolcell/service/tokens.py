@@ -23,7 +23,7 @@ from typing import Any, Final
 from toolcell.errors import UsageError
 from toolcell.service.config import NAME
 from toolcell.service.principal import Scope
-from toolcell.service.private_database import PrivateDatabase
+from toolcell.support import SqliteDatabase
 from toolcell_bridge.wire.invisible import is_visible
 
 PREFIX: Final = "tcs"
@@ -77,7 +77,7 @@ class TokenDatabase:
     """The tokens of a service. A change holds for every process at its next request."""
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Callable[[], float] = time.time) -> None:
-        self._database = PrivateDatabase(path, _TABLES, application_id=0x746C746B, version=1)
+        self._database = SqliteDatabase(path, [_TABLES.split(";")], application_id=0x746C746B)
         self._clock = clock
         self.path = self._database.path
 

@@ -6,13 +6,13 @@ from toolcell.support.lazy import lazy_names
 
 __all__ = [
     "CONNECTION", "ELEMENT_WORK", "ELSEWHERE", "MAX_ARGS", "ChangeEvent", "HttpLimits", "HttpServer", "Lifetime",
-    "Lru", "OpenedInBlock", "TimeSlice", "TokenBucket", "TooLong", "about_bytes_in_slices", "allow_connections",
-    "arguments_text", "as_one_line", "bounded_protocol", "bracketed", "changed", "check_keywords", "clean",
-    "closest", "connect", "cut_text", "daemon_threads", "did_you_mean", "exact_json_bytes", "exact_json_text",
-    "for_terminal", "from_exact", "fused_ranks", "importing", "is_locked", "is_loopback", "is_small", "json_size",
-    "json_start", "json_text", "keywords_known", "keywords_of", "lazy_names", "left_out", "listening", "lock",
-    "logger_of", "make_private_folder", "one_line", "parse_time", "quiet_from_here", "quiet_loggers", "shown_findings",
-    "suggestion", "transaction", "url_of", "wait_for", "with_line", "write_file",
+    "Lru", "OpenedInBlock", "SqliteDatabase", "TimeSlice", "TokenBucket", "TooLong", "about_bytes_in_slices",
+    "allow_connections", "arguments_text", "as_one_line", "bounded_protocol", "bracketed", "changed",
+    "check_keywords", "clean", "closest", "cut_text", "daemon_threads", "did_you_mean", "exact_json_bytes",
+    "exact_json_text", "for_terminal", "from_exact", "fused_ranks", "importing", "is_locked", "is_loopback",
+    "is_small", "json_size", "json_start", "json_text", "keywords_known", "keywords_of", "lazy_names", "left_out",
+    "listening", "lock", "logger_of", "make_private_folder", "one_line", "parse_time", "quiet_from_here",
+    "quiet_loggers", "shown_findings", "suggestion", "url_of", "wait_for", "with_line", "write_file",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from toolcell.support.quiet import quiet_from_here, quiet_loggers
     from toolcell.support.ranking import fused_ranks
     from toolcell.support.spelling import closest, did_you_mean, suggestion
-    from toolcell.support.sqlite import connect, transaction
+    from toolcell.support.sqlite import SqliteDatabase
     from toolcell.support.text import as_one_line, clean, cut_text, for_terminal, one_line, shown_findings, with_line
     from toolcell.support.time_slice import TimeSlice
     from toolcell.support.times import parse_time
@@ -76,7 +76,7 @@ else:
             "toolcell.support.quiet": "quiet_from_here quiet_loggers",
             "toolcell.support.ranking": "fused_ranks",
             "toolcell.support.spelling": "closest did_you_mean suggestion",
-            "toolcell.support.sqlite": "connect transaction",
+            "toolcell.support.sqlite": "SqliteDatabase",
             "toolcell.support.text": "as_one_line clean cut_text for_terminal one_line shown_findings with_line",
             "toolcell.support.time_slice": "TimeSlice",
             "toolcell.support.times": "parse_time",

@@ -15,7 +15,7 @@ from toolcell.builtin.stores.filters import Where
 from toolcell.builtin.stores.records import Chunk
 from toolcell.builtin.stores.sql_agenda import SqlSchedules, SqlSkills
 from toolcell.builtin.stores.sql_documents import SqlDocuments
-from toolcell.builtin.stores.sqlite_file import IN_MEMORY, SqliteFile
+from toolcell.builtin.stores.sqlite_file import SqliteFile
 from toolcell.builtin.stores.vectors import CHUNKS, MESSAGES, Hit, IndexSql, ScanIndex, TableIndex, VectorIndex
 from toolcell.errors import StoreError
 from toolcell.support import logger_of
@@ -48,14 +48,14 @@ class SqliteStore(SqlDocuments, SqlSchedules, SqlSkills):
         check_path("SqliteStore(path)", path)
         check_one_of("SqliteStore(vectors)", vectors, get_args(Vectors))
         check_seconds("SqliteStore(lock_timeout_s)", lock_timeout_s)
-        self.path = IN_MEMORY if Path(path) == IN_MEMORY else Path(path).absolute()
         self.vectors_by = ""
         """How vectors are searched: `sqlite-vec ...` or `numpy scan (...)`. Empty until the store is open."""
         self._wanted = vectors
         self._chosen: _Indexes | None = None
         self._choosing = threading.Lock()
         self._dialect = SqliteDialect()
-        self._database = SqliteFile(self.path, lock_timeout_s, self._prepare)
+        self._database = SqliteFile(Path(path), lock_timeout_s, self._prepare)
+        self.path = self._database.path
 
     def __repr__(self) -> str:
         return f"SqliteStore({str(self.path)!r}, vectors by {self.vectors_by or 'not open'})"
