@@ -15,7 +15,6 @@ from toolcell.run.runs import Runs, count_cpu
 from toolcell.run.script import Script
 from toolcell.run.tool_bridge import ToolBridge
 from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.concurrency import AbandonedThreads
 
 if TYPE_CHECKING:
     from toolcell.control.type_check import Earlier, TypeChecker, TypeFindings
@@ -69,8 +68,7 @@ class ScriptChecks:
         runs = self._runs
         request = preflight_request(runs.next_number(), source, limits or runs.limits)
         bridge = ToolBridge(tools, RunContext(), NULL_OBSERVER)  # this script makes no call
-        abandoned = AbandonedThreads(runs.abandoned)
-        result = await runs.sandboxes.run(request, bridge, NULL_OBSERVER, abandoned=abandoned)
+        result = await runs.sandboxes.run(request, bridge, NULL_OBSERVER)
         return read_preflight(result, tools), result.usage.cpu_s
 
     async def types(

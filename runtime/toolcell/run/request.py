@@ -13,6 +13,7 @@ from typing import Any, Final
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
+from toolcell.run.calls import ThreadsLeft
 from toolcell.run.feed import ROOM_BYTES, ScriptFeed
 from toolcell.run.held import HeldRun
 from toolcell.sandbox.backend import GuestFile
@@ -57,6 +58,8 @@ class RunRequest:
     """How the caller cancels the run, and hears from it."""
     work: HostWork | None = None
     """Where the run's work is counted; its calls count theirs in the same place."""
+    threads_left: ThreadsLeft | None = None
+    """Of its calls that were given up."""
     journal_id: str = ""
     """Name of the run's journal, for its result."""
     on_answer: Callable[[int, bytes], None] | None = None

@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from toolcell.errors import AuditError, Misconfigured, ToolAbort, UsageError
 from toolcell.results import ExecutionResult, Isolation, Outcome, Usage
 from toolcell.run.callbacks import CALLBACK_ERRORS
-from toolcell.run.calls import Answer, BegunCall, Dispatch, ThreadsLeft, ToolCalls
+from toolcell.run.calls import Answer, BegunCall, Dispatch, ToolCalls
 from toolcell.run.connection import GATHERED_BYTES, GuestConnection
 from toolcell.run.early_calls import EarlyCall
 from toolcell.run.ending import interrupt, take_printed, wait_for_exit
@@ -52,7 +52,6 @@ class Run:
         *,
         observer: RunObserver = NULL_OBSERVER,
         start_s: float = 0.0,
-        threads_left: ThreadsLeft | None = None,
         named: Callable[[CallTool], CallTool] | None = None,
     ) -> None:
         """`named` returns a call by its tool's registered name, which everything else then has."""
@@ -63,7 +62,7 @@ class Run:
         self._dispatch = dispatch
         self._observer = observer
         self._start_s = start_s
-        self._threads_left = threads_left
+        self._threads_left = request.threads_left
         self._named = named
         self._started = time.perf_counter() - connection.spent_s
         self._work = request.work or HostWork(request.limits.host_work)

@@ -5,7 +5,6 @@ Whoever runs a script prepares it, which makes its message, then says what its j
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 import time
@@ -32,6 +31,7 @@ from toolcell.run.script import Script
 from toolcell.run.tool_bridge import MakeCall, ToolBridge
 from toolcell.sandbox.environment import Environment
 from toolcell.support import daemon_threads
+from toolcell.support.copies import changed
 from toolcell.support.host_work import LONG_BYTES, HostWork
 from toolcell.support.lifetime import Lifetime
 from toolcell.support.log import logger_of
@@ -43,7 +43,7 @@ from toolcell.tools.jobs import open_jobs
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry import registry_of
 from toolcell.tools.reverts import MadeCalls
-from toolcell_bridge.wire.messages import CallTool, RunScript
+from toolcell_bridge.wire.messages import CallTool
 
 if TYPE_CHECKING:
     from toolcell.quotas import Quotas
@@ -91,18 +91,16 @@ class RunJournal(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRun:
-    """A run whose message is made, so that its script can be sent, and which was counted by its quotas."""
+    """A run that can begin: its message is made, and its quotas have counted it."""
 
     script: Script
-    message: RunScript
+    request: RunRequest
+    """What its sandbox is asked; nothing of its journal yet."""
     tools: CallableTools
     context: RunContext
     """Of its calls, under the rules of the runtime."""
-    work: HostWork
-    abandoned: AbandonedThreads
     made: MadeCalls
-    feed: ScriptFeed | None
-    is_large: bool
+    """What its calls have made that can be reverted."""
 
 
 class Runs:
@@ -244,17 +242,20 @@ class Runs:
         context = context.within(work=work, abandoned=abandoned, made=made, runtime=self.runtime)
         if limits is not self.limits:
             context = context.child(limits=limits)  # of saved scripts that it calls, too
-        return PreparedRun(
-            script=script,
+        context = self.under_rules(context)
+        request = RunRequest(
             message=message,
-            tools=tools,
-            context=self.under_rules(context),
+            limits=limits,
+            files=script.files,
+            run_id=context.run_id,
             work=work,
-            abandoned=abandoned,
-            made=made,
+            threads_left=abandoned,
+            dry_run=context.dry_run.key if context.dry_run is not None else "",
+            hold_s=script.hold_s,
             feed=feed,
             is_large=is_large,
         )
+        return PreparedRun(script=script, request=request, tools=tools, context=context, made=made)
 
     async def execute(
         self,
@@ -272,21 +273,15 @@ class Runs:
 
         Cancellation: the sandbox is killed with everything in it.
         """
-        script, limits, feed, context = run.script, run.script.limits, run.feed, journal.context
-        request = RunRequest(
-            message=run.message,
-            limits=limits,
-            files=script.files,
-            run_id=context.run_id,
+        script, feed, context = run.script, run.request.feed, journal.context
+        work = run.request.work
+        assert work is not None
+        request = changed(
+            run.request,
             handlers=handlers,
-            work=run.work,
             journal_id=journal.journal_id,
             on_answer=journal.answer,
-            dry_run=context.dry_run.key if context.dry_run is not None else "",
-            hold_s=script.hold_s,
             held=journal.held,
-            feed=feed,
-            is_large=run.is_large,
         )
         observer, started = NULL_OBSERVER, time.perf_counter()
         try:
@@ -300,18 +295,18 @@ class Runs:
                 )
             start_early = journal.start_early
             if feed is not None and feed.speculates and context.dry_run is None and start_early is not None:
-                feed.early = start_early(observer.context_of, limits, run.work)
+                feed.early = start_early(observer.context_of, request.limits, work)
             bridge = ToolBridge(run.tools, context, observer, journal.dispatch)
             async with open_jobs(context.state, self._tasks):
-                ran = await self.sandboxes.run(request, bridge, observer, abandoned=run.abandoned, own=own)
+                ran = await self.sandboxes.run(request, bridge, observer, own)
                 is_kept = ran.outcome is Outcome.SUSPENDED or context.dry_run is not None
-                is_long = is_kept and run.work.calls > LONG_BYTES
+                is_long = is_kept and work.calls > LONG_BYTES
                 result = await daemon_threads.run_sync(journal.finish, ran) if is_long else journal.finish(ran)
             if script.preflight is not None:
-                result = dataclasses.replace(result, preflight=script.preflight)
+                result = changed(result, preflight=script.preflight)
         except BaseException as exc:
             self.sandboxes.held.drop(journal.journal_id)
-            count_cpu(context, min(limits.cpu_s, time.perf_counter() - started))  # nobody measured it
+            count_cpu(context, min(script.limits.cpu_s, time.perf_counter() - started))  # nobody measured it
             journal.abandon()
             observer.on_failure(exc)
             raise

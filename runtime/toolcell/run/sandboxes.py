@@ -27,7 +27,6 @@ from toolcell.sandbox.backend import check_sandbox
 from toolcell.sandbox.environment import Environment
 from toolcell.sandbox.pool import Pool, StartClock
 from toolcell.sandbox.shortages import possible_cap, unavailable
-from toolcell.tools.concurrency import AbandonedThreads
 
 
 class Sandboxes:
@@ -88,45 +87,42 @@ class Sandboxes:
     # Running
 
     async def run(
-        self,
-        request: RunRequest,
-        bridge: ToolBridge,
-        observer: RunObserver,
-        *,
-        abandoned: AbandonedThreads,
-        own: GuestConnection | None = None,
+        self, request: RunRequest, bridge: ToolBridge, observer: RunObserver, own: GuestConnection | None = None
     ) -> ExecutionResult:
         """Run a script in `own`, the sandbox of a session, or in one that is destroyed afterwards."""
         waiting = time.perf_counter()
         assert self.pool is not None
         if own is not None:
             observer.on_sandbox(own.sandbox)
-            with Holding(own):  # a run keeps the context in which it was made
-                run = Run(own, request, bridge.dispatch, observer=observer, threads_left=abandoned, named=bridge.named)
-                return await self._monitored(run)
+            return await self._run_in(own, request, bridge, observer)
         connection = await self._sandbox_for(request)
         is_kept = False
         try:
             observer.on_sandbox(connection.sandbox)
             if not connection.is_rewound:
                 await self._prepare(connection, request)
-            start_s = time.perf_counter() - waiting
-            with Holding(connection):
-                run = Run(
-                    connection,
-                    request,
-                    bridge.dispatch,
-                    observer=observer,
-                    start_s=start_s,
-                    threads_left=abandoned,
-                    named=bridge.named,
-                )
-                result = await self._monitored(run)
+            result = await self._run_in(connection, request, bridge, observer, time.perf_counter() - waiting)
             is_kept = connection.is_held and self._keep(connection, request, result)
             return result
         finally:
             if not is_kept:
                 await self.let_go(connection)
+
+    async def _run_in(
+        self,
+        connection: GuestConnection,
+        request: RunRequest,
+        bridge: ToolBridge,
+        observer: RunObserver,
+        start_s: float = 0.0,
+    ) -> ExecutionResult:
+        with Holding(connection):  # a run keeps the context in which it was made
+            run = Run(connection, request, bridge.dispatch, observer=observer, start_s=start_s, named=bridge.named)
+            self.monitor.add(run)
+            try:
+                return await run.execute()
+            finally:
+                self.monitor.discard(run)
 
     async def hold(self, limits: Limits) -> GuestConnection:
         """Start a sandbox for a session.
@@ -184,13 +180,6 @@ class Sandboxes:
             return False
         connection.spent_s = result.usage.wall_s
         return self.held.keep(request.journal_id, request.hold_s, HeldRun(connection, result.usage.cpu_s))
-
-    async def _monitored(self, run: Run) -> ExecutionResult:
-        self.monitor.add(run)
-        try:
-            return await run.execute()
-        finally:
-            self.monitor.discard(run)
 
     async def _connect(self, limits: Limits | None = None) -> GuestConnection:
         """Start a sandbox and wait for its Hello. A shortage of the machine fails this start only."""

@@ -161,7 +161,7 @@ class SessionState:
         store = ScriptEnd(journals) if is_kept else None
 
         prepared = await self._host.runs.prepare(script, tools, context)
-        journal = self.journal.journal(prepared.message, script, tools, on_approval)
+        journal = self.journal.journal(prepared.request.message, script, tools, on_approval)
         control = RunControl(
             store=store or journals, journal=journal, tools=tools, context=prepared.context, on_approval=on_approval
         )
@@ -231,7 +231,7 @@ class SessionState:
             return replace(result, session=report)
         self.used_calls += len(result.calls)
         lost = await self._drop_if_lost(result)
-        script = as_sent(script, run.message, result.eager)
+        script = as_sent(script, run.request.message, result.eager)
         if not lost:
             self.position = script.number
             if self.settings.restore == "journal":
