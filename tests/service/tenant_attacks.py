@@ -1,4 +1,4 @@
-"""What tenant acme tries against tenant bolt: a table. `test_tenants` makes each attempt; docs/service/tenants.md has it."""
+"""What tenant acme tries against tenant bolt: a table. `test_tenants` makes each attempt; tests/TENANTS.md has it."""
 
 from __future__ import annotations
 
@@ -383,7 +383,7 @@ GROUPS: dict[str, tuple[Attempt, ...]] = {
 
 
 def table() -> str:
-    """Return the table as it stands in docs/service/tenants.md."""
+    """Return the table as it stands in tests/TENANTS.md."""
     lines = ["| | acme tries | and gets |", "|---:|---|---|"]
     number = 0
     for group, attempts in GROUPS.items():

@@ -269,7 +269,7 @@ def test_a_used_up_quota_is_that_of_its_tenant(tmp_path: Path, quota_by: Any) ->
 
 
 def test_the_table_of_the_documentation_is_this_one() -> None:
-    page = (ROOT / "docs" / "service" / "tenants.md").read_text(encoding="utf-8")
+    page = (ROOT / "tests" / "TENANTS.md").read_text(encoding="utf-8")
     assert table() in page, "write it with: python tests/service/tenant_attacks.py"
 
 
