@@ -20,7 +20,18 @@ from toolcell.errors import MissingPackage
 from toolcell.sandbox.kubernetes.backend import KubernetesBackend
 from toolcell.sandbox.kubernetes.cluster_objects import manifests, to_yaml
 from toolcell.sandbox.kubernetes.pod_server import PodAddress
-from toolcell.sandbox.kubernetes.pods import PodSettings, bytes_of, layers_of, memory_of, pod_template, weaknesses
+from toolcell.sandbox.kubernetes.pods import PodSettings, bytes_of, layers_of, memory_of, pod_template
+from toolcell.sandbox.kubernetes.weaknesses import (
+    CONTAINERS,
+    CONTEXT,
+    HARMLESS_IN_CONTAINERS,
+    HARMLESS_IN_CONTEXT,
+    HARMLESS_IN_POD_CONTEXT,
+    HARMLESS_IN_SPEC,
+    POD_CONTEXT,
+    SPEC,
+    weaknesses,
+)
 
 IMAGE = "registry.example/toolcell/service:0.1.0"
 
@@ -62,7 +73,7 @@ def test_the_objects_follow_the_schemas_of_kubernetes(version: str, settings: di
 def test_the_pods_of_the_template_have_no_weakness() -> None:
     assert weaknesses(pod()) == []
     assert weaknesses(pod(port=8750, sandboxes=16, runtime_class="gvisor")) == []
-    assert weaknesses(changed("initContainers", [{"name": "prepare"}])) == []  # it has ended before
+    assert weaknesses(changed("initContainers", [{**pod()["spec"]["containers"][0], "name": "prepare"}])) == []
     assert "gvisor" in layers_of(pod(runtime_class="gvisor"))["pid"]
     assert layers_of(changed("hostUsers", False))["user"] == "the pod's"
 
@@ -97,12 +108,101 @@ def test_the_pods_of_the_template_have_no_weakness() -> None:
         ("containers.0.resources.limits", {"memory": "1Gi", "devices.example/kvm": 1}, "devices.example/kvm"),
         ("containers.0.env", [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}], "no secret"),
         ("containers.0.envFrom", [{"secretRef": {"name": "a"}}], "no secret"),
-        ("ephemeralContainers", [{"name": "debug"}], "containers[debug]"),
-        ("initContainers", [{"name": "proxy", "restartPolicy": "Always"}], "containers[proxy]"),
+        ("ephemeralContainers", [{"name": "debug"}], "ephemeralContainers[debug].securityContext.runAsUser"),
+        ("initContainers", [{"name": "proxy", "restartPolicy": "Always"}], "initContainers[proxy]"),
+        ("initContainers", [{"name": "once", "securityContext": {"privileged": True}}], "privileged must not be set"),
+        ("initContainers", [{"name": "once", "volumeDevices": [{"name": "a", "devicePath": "/d"}]}], "volumeDevices"),
+        ("ephemeralContainers", [{"name": "debug", "targetContainerName": "sandbox"}], "targetContainerName"),
+        ("containers.0.securityContext.runAsUser", "0", "runAsUser"),
+        ("containers.0.securityContext.runAsUser", True, "runAsUser"),
+        ("containers.0.securityContext.runAsGroup", "0", "runAsGroup"),
+        ("containers.0.securityContext.allowPrivilegeEscalation", "false", "allowPrivilegeEscalation"),
+        (
+            "containers.0.securityContext.seccompProfile",
+            {"type": "Localhost", "localhostProfile": "a"},
+            "seccompProfile",
+        ),
+        ("containers.0.securityContext.appArmorProfile", {"type": "Localhost", "localhostProfile": "a"}, "appArmor"),
+        ("containers.0.securityContext.seLinuxOptions", {"user": "unconfined_u"}, "seLinuxOptions"),
+        ("containers.0.securityContext.windowsOptions", {"hostProcess": True}, "windowsOptions"),
+        ("containers.0.securityContext.capabilities", {"drop": ["NET_RAW"]}, "capabilities"),
+        ("securityContext", {"supplementalGroups": ["0"]}, "supplementalGroups"),
+        ("securityContext", {"windowsOptions": {"hostProcess": True}}, "windowsOptions"),
+        ("resourceClaims", [{"name": "gpu"}], "resourceClaims"),
+        ("resources", {"limits": {"devices.example/kvm": 1}}, "resources"),
+        ("os", {"name": "windows"}, "os"),
+        ("containers.0.resources.requests", {"devices.example/kvm": 1}, "devices"),
+        ("containers.0.resources.claims", [{"name": "gpu"}], "devices"),
+        ("containers.0.ports", [{"containerPort": 1, "hostPort": 1}], "hostPort"),
+        ("containers.0.lifecycle", {"postStart": {"exec": {"command": ["true"]}}}, "lifecycle"),
+        ("containers.0.volumeDevices", [{"name": "a", "devicePath": "/d"}], "volumeDevices"),
+        ("containers.0.volumeMounts.0.mountPropagation", "HostToContainer", "propagate"),
+        ("containers.0.volumeMounts.0.bindMountOptions", ["exec"], "options"),
+        ("containers.0.livenessProbe", {"httpGet": {"host": "169.254.169.254", "port": 80}}, "livenessProbe"),
+        ("containers.0.stdin", True, "stdin"),
+        ("containers.0.tty", True, "tty"),
+        ("containers.0.env", [{"name": "A", "valueFrom": {"fileKeyRef": {"key": "b"}}}], "no secret"),
+        ("initContainers", [{"name": "once", "envFrom": [{"secretRef": {"name": "a"}}]}], "once].envFrom"),
     ],
 )
 def test_each_weakness_of_a_pod_is_named(path: str, value: object, said: str) -> None:
     assert said in "; ".join(weaknesses(changed(path, value)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("container.apparmor.security.beta.kubernetes.io/sandbox", "unconfined"),
+        ("container.apparmor.security.beta.kubernetes.io/sandbox", "localhost/any"),
+        ("seccomp.security.alpha.kubernetes.io/pod", "unconfined"),
+        ("container.seccomp.security.alpha.kubernetes.io/sandbox", "localhost/any"),
+        ("io.kubernetes.cri-o.Devices", "/dev/kvm"),
+        ("seccomp-profile.kubernetes.cri-o.io/sandbox", "registry.example/any"),
+        ("cpu-quota.crio.io", "disable"),
+        ("io.katacontainers.config.hypervisor.path", "/bin/any"),
+        ("dev.gvisor.spec.mount.tmp.type", "bind"),
+        ("org.systemd.property.SuccessAction", "'poweroff-force'"),
+        ("devices.nri.io/container.sandbox", "- path: /dev/kvm"),
+        ("cdi.k8s.io/gpu", "vendor.example/gpu=all"),
+        ("k8s.v1.cni.cncf.io/networks", "another"),
+    ],
+)
+def test_an_annotation_that_changes_the_isolation_is_a_weakness(name: str, value: str) -> None:
+    found = pod()
+    found["metadata"]["annotations"] = {name: value}
+    assert name in "; ".join(weaknesses(found))
+    found["metadata"]["annotations"] = {
+        "container.apparmor.security.beta.kubernetes.io/sandbox": "runtime/default",
+        "cni.projectcalico.org/podIP": "10.0.0.7/32",
+        "k8s.v1.cni.cncf.io/network-status": "[]",
+    }
+    assert weaknesses(found) == []
+
+
+def fields_of(kind: str) -> set[str]:
+    """The fields of a type of Kubernetes, in the newest version that the schemas have."""
+    schemas = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema" / "v1.37.0-local-strict"
+    return set(json.loads((schemas / f"{kind}-v1.json").read_text(encoding="utf-8"))["properties"])
+
+
+def test_every_field_is_refused_that_is_not_known_to_be_harmless() -> None:
+    containers = SPEC | {"containers": None, "initContainers": None, "ephemeralContainers": None}
+    for kind, path, known in (
+        ("podspec", "", HARMLESS_IN_SPEC | containers.keys()),
+        ("podsecuritycontext", "securityContext.", HARMLESS_IN_POD_CONTEXT | POD_CONTEXT.keys() | CONTEXT.keys()),
+        ("ephemeralcontainer", "containers.0.", HARMLESS_IN_CONTAINERS | CONTAINERS.keys()),
+        ("securitycontext", "containers.0.securityContext.", HARMLESS_IN_CONTEXT | CONTEXT.keys()),
+    ):
+        fields = fields_of(kind)
+        assert len(fields) > len(fields - known) >= 2, kind
+        for name in (fields - known) | {"ofTomorrow"}:
+            found = pod()
+            found["spec"].setdefault("securityContext", {})
+            place = found["spec"]
+            for each in path.split(".")[:-1]:
+                place = place[int(each) if each == "0" else each]
+            place[name] = True
+            assert f"{name} must not be set" in "; ".join(weaknesses(found)), (kind, name)
 
 
 def test_what_a_pod_says_for_all_its_containers_counts_unless_one_says_otherwise() -> None:

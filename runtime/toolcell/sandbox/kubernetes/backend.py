@@ -25,7 +25,8 @@ from toolcell.sandbox.docker.hardening import GUEST_LAYERS
 from toolcell.sandbox.kubernetes.asyncio_thread import AsyncioThread
 from toolcell.sandbox.kubernetes.cluster import ClaimedPod, Cluster
 from toolcell.sandbox.kubernetes.pod_server import PodAddress, pack_settings
-from toolcell.sandbox.kubernetes.pods import check_name, layers_of, memory_for, memory_of, weaknesses
+from toolcell.sandbox.kubernetes.pods import check_name, layers_of, memory_for, memory_of
+from toolcell.sandbox.kubernetes.weaknesses import weaknesses
 from toolcell.sandbox.node.sandbox import NodeSandbox, Placement
 from toolcell.sandbox.node.server import NodeAddress
 from toolcell.sandbox.node.stream import NodeStream, start

@@ -1,9 +1,9 @@
-"""What a pod must be: `pod_template` says it to Kubernetes; `weaknesses` and `layers_of` read it from a pod."""
+"""What a pod must be: `pod_template` says it to Kubernetes; `memory_of` and `layers_of` read from a pod."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
@@ -26,12 +26,6 @@ CPU_REQUEST: Final = "100m"
 START_S: Final = 120
 CALLER_LABEL: Final = "toolcell-caller"
 """Pods with this label, "true", may connect to sandboxes' pods, where these listen."""
-
-UNCONFINED: Final = frozenset({"spc_t", "unconfined_t"})
-"""Types of SELinux that confine nothing."""
-
-MEASURED: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
-"""Resources that are no devices."""
 
 SUFFIXES: Final = {
     "": 1, "m": Decimal("0.001"), "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
@@ -135,68 +129,6 @@ def pod_template(settings: PodSettings) -> dict[str, Any]:
     if settings.runtime_class:
         spec["runtimeClassName"] = settings.runtime_class
     return {"metadata": {"labels": {"app.kubernetes.io/name": "toolcell-sandbox"}}, "spec": spec}
-
-
-def weaknesses(pod: Mapping[str, Any]) -> list[str]:
-    """Return what in a pod weakens the isolation of its sandboxes, as the paths of fields with what they should be."""
-    spec: Mapping[str, Any] = pod.get("spec") or {}
-    found = [f"{name} must not be true" for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name)]
-    if spec.get("shareProcessNamespace"):
-        found.append("shareProcessNamespace must not be true")
-    if spec.get("automountServiceAccountToken") is not False:
-        found.append("automountServiceAccountToken must be false")
-    allowed = {"emptyDir", "name"}
-    found += [
-        f"the volume {each.get('name')!r} must be an emptyDir"
-        for each in spec.get("volumes") or ()
-        if each.keys() - allowed
-    ]
-    own: Mapping[str, Any] = spec.get("securityContext") or {}
-    beside = [each for each in spec.get("initContainers") or () if each.get("restartPolicy") == "Always"]
-    for container in [*(spec.get("containers") or ()), *beside, *(spec.get("ephemeralContainers") or ())]:
-        where = f"containers[{container.get('name')}].securityContext"
-        found += [f"{where}.{each}" for each in _weaknesses_of({**own, **(container.get("securityContext") or {})})]
-    found += ["securityContext.sysctls must be empty"] if own.get("sysctls") else []
-    container = sandbox_container(pod)
-    if container is None:
-        return [*found, f"a container must be named {CONTAINER!r}"]
-    where = f"containers[{CONTAINER}]"
-    if not memory_of(pod):
-        found.append(f"{where}.resources.limits.memory must be set")
-    if devices := sorted(((container.get("resources") or {}).get("limits") or {}).keys() - MEASURED):
-        found.append(f"{where}.resources.limits must have no devices: {', '.join(devices)}")
-    sources = [each.get("valueFrom") or {} for each in container.get("env") or ()]
-    sources += container.get("envFrom") or ()
-    if any(each.keys() & {"secretKeyRef", "secretRef"} for each in sources):
-        found.append(f"{where}.env must have no secret")
-    return found
-
-
-def _weaknesses_of(context: Mapping[str, Any]) -> list[str]:
-    found = []
-    if context.get("privileged"):
-        found.append("privileged must not be true")
-    if context.get("allowPrivilegeEscalation") is not False:
-        found.append("allowPrivilegeEscalation must be false")
-    if context.get("readOnlyRootFilesystem") is not True:
-        found.append("readOnlyRootFilesystem must be true")
-    if not context.get("runAsUser"):
-        found.append("runAsUser must be set, and not 0")
-    capabilities: Mapping[str, Sequence[str]] = context.get("capabilities") or {}
-    if "ALL" not in (capabilities.get("drop") or ()) or capabilities.get("add"):
-        found.append('capabilities must be {"drop": ["ALL"]}')
-    if context.get("procMount", "Default") != "Default":
-        found.append("procMount must be Default")
-    found += [f"{name} must not be 0" for name in ("runAsGroup", "fsGroup") if context.get(name) == 0]
-    if 0 in (context.get("supplementalGroups") or ()):
-        found.append("supplementalGroups must not have 0")
-    if (context.get("appArmorProfile") or {}).get("type") == "Unconfined":
-        found.append("appArmorProfile.type must not be Unconfined")
-    if (context.get("seLinuxOptions") or {}).get("type") in UNCONFINED:
-        found.append(f"seLinuxOptions.type must not be {context['seLinuxOptions']['type']}")
-    if (context.get("seccompProfile") or {}).get("type") not in ("RuntimeDefault", "Localhost"):
-        found.append("seccompProfile.type must be RuntimeDefault or Localhost")
-    return found
 
 
 def sandbox_container(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
