@@ -42,6 +42,9 @@ class Plans:
         self.may_end: anyio.Event | None = None
         self.inside = self.most = 0
 
+    def check_open(self) -> None:
+        return None
+
     async def execute_plan(self, steps: Sequence[Mapping[str, Any]], *, context: RunContext) -> list[dict[str, Any]]:
         self.made.append((list(steps), context))
         self.inside += 1

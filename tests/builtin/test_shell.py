@@ -19,7 +19,7 @@ from toolcell.builtin.shell import BLOCKLIST, Copy, command_result, is_answer, s
 from toolcell.builtin.workspace import Workspace
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult, Outcome, OutputFile
-from toolcell.tools import RunContext, ToolRegistry
+from toolcell.tools import CodeRuntime, RunContext, ToolRegistry
 from toolcell.tools.result import Status, ToolResult
 
 GONE_S = 10.0
@@ -364,11 +364,13 @@ def test_a_signal_that_does_not_exist_is_a_number() -> None:
 class Limited:
     """A runtime with other limits."""
 
+    packages = ()
+
     def __init__(self, runtime: Runtime, limits: Limits) -> None:
         self.policy, self.limits, self.execute_code = runtime.policy, limits, runtime.execute_code
 
 
-class RecordingRuntime:
+class RecordingRuntime(CodeRuntime):
     """Answers without a sandbox."""
 
     policy = Policy(shell=True)

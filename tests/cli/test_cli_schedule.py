@@ -44,6 +44,9 @@ class FakeRuntime:
     async def __aexit__(self, *exc_info: object) -> None:
         return None
 
+    def check_open(self) -> None:
+        return None
+
     async def execute_plan(self, steps: Sequence[Any], *, context: RunContext) -> list[dict[str, Any]]:
         result = await self.registry.run_plan({"steps": list(steps)}, context)
         return list(result.value)

@@ -15,7 +15,7 @@ from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.config import Policy
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome, OutputFile, ToolCallRecord
-from toolcell.tools import ToolDefinition, ToolRegistry
+from toolcell.tools import CodeRuntime, ToolDefinition, ToolRegistry
 from toolcell.tools.code import code_result
 from toolcell.tools.stubs import python_stub, python_stubs
 from tools.toolkit import FakeRuntime, Meeting
@@ -274,7 +274,7 @@ def test_a_result_set_before_a_failure_and_files_that_were_lost_are_told() -> No
 
 @pytest.mark.conforms("Q1", "Q2", "Q6")
 async def test_code_is_opt_in_and_says_in_its_own_words_what_is_wrong_with_a_call() -> None:
-    class Broken:
+    class Broken(CodeRuntime):
         def __init__(self, exc: Exception) -> None:
             self.exc = exc
 
@@ -331,7 +331,7 @@ async def test_what_was_printed_is_always_told_to_the_model_unless_that_is_switc
         return 1
 
     talkative, discreet = FakeRuntime(script, logs="a\x1b[31mred\u202e\n"), FakeRuntime(script, logs="secret")
-    discreet.policy = Policy(logs_to_model=False)  # type: ignore[attr-defined]
+    discreet.policy = Policy(logs_to_model=False)
     registry = searching()
 
     registry.enable_code_execution(talkative)

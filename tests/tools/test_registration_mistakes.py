@@ -22,6 +22,7 @@ from toolcell import (
 )
 from toolcell.agents import ToolLoopConfig, run_tool_loop
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.results import ExecutionResult
 from toolcell.support.spelling import closest
 from toolcell.tools import Budget, Tool, ToolDefinition, ToolDescriptionWarning, ToolOptions
 
@@ -101,6 +102,13 @@ def added(tool: Any, **options: Any) -> Callable[[], object]:
     return lambda: ToolRegistry().add(tool, **options)
 
 
+class Half:
+    """Runs code, and says nothing of its sandboxes."""
+
+    async def execute_code(self, source: str, /, **options: Any) -> ExecutionResult:
+        raise NotImplementedError
+
+
 def registered(*tool: Any) -> Callable[[], object]:
     return lambda: ToolRegistry().register(*tool)
 
@@ -148,6 +156,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str, str]] = {
     "a subset of nothing": (lambda: ToolRegistry([act]).subset(["acts"]), "acts", "no such tools"),
     "a function for a hook": (lambda: ToolRegistry().add_hook(act), "function act", "before=..."),  # type: ignore[arg-type]
     "the class Runtime": (lambda: ToolRegistry().enable_code_execution(Runtime), "Runtime", "write Runtime(...)"),  # type: ignore[arg-type]
+    "a runtime of half the members": (lambda: ToolRegistry().enable_code_execution(Half()), "its Half", "class Half(CodeRuntime)"),  # type: ignore[arg-type]
     "a model's name": (lambda: Agent("gpt-4o"), "'gpt-4o'", "such as OpenAIProvider()"),  # type: ignore[arg-type]
     "a provider's class": (lambda: Agent(ScriptedModel), "ScriptedModel", "write ScriptedModel(...)"),  # type: ignore[arg-type]
     "an option that an SDK does not know": (lambda: OpenAIProvider(key="x"), "'key'", "OpenAIProvider(api_key=...)"),

@@ -11,7 +11,7 @@ from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel
 from toolcell.agents.transcript import tool_message
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, OutputFile
-from toolcell.tools import File, Image, RunContext, Secrets, Text, ToolRegistry, ToolResult
+from toolcell.tools import CodeRuntime, File, Image, RunContext, Secrets, Text, ToolRegistry, ToolResult
 from toolcell.tools.code import ADVICE, MAX_PACKAGES, code_result
 from toolcell.tools.parts import MAX_IMAGE_BYTES, MAX_IMAGES
 from toolcell.tools.result import MAX_MODEL_CHARS
@@ -21,12 +21,19 @@ pytestmark = pytest.mark.anyio
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-class Sandboxes:
+class Sandboxes(CodeRuntime):
     """A runtime that says what its sandboxes have."""
 
     def __init__(self, *packages: str, **limits: Any) -> None:
-        self.packages = packages
-        self.limits = Limits(**limits)
+        self._packages, self._limits = packages, Limits(**limits)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return self._packages
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
 
     async def execute_code(self, source: str, /, **options: Any) -> ExecutionResult:
         """Run nothing."""

@@ -7,8 +7,9 @@ from typing import Any
 
 import anyio
 
+from toolcell.config import Policy
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome
-from toolcell.tools import Event, RunContext, ToolError, ToolRegistry
+from toolcell.tools import CodeRuntime, Event, RunContext, ToolError, ToolRegistry
 from toolcell.tools.options import Origin
 
 PATIENCE_S = 60.0
@@ -77,8 +78,10 @@ def kinds(log: list[Event]) -> list[tuple[str, str | None]]:
 Script = Callable[[Callable[..., Awaitable[Any]]], Awaitable[Any]]
 
 
-class FakeRuntime:
+class FakeRuntime(CodeRuntime):
     """Runs a Python function in place of a script: `call_tool` is all it gets, and takes the same way as a guest's."""
+
+    policy: Policy | None = None
 
     def __init__(self, script: Script, logs: str = "") -> None:
         self._script = script

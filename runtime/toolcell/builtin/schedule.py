@@ -38,6 +38,7 @@ from toolcell.tools import (
     Origin,
     ToolContext,
     ToolDefinition,
+    ToolRegistry,
     ToolResult,
     check_count,
     check_does,
@@ -355,8 +356,7 @@ def _check_rules(name: str, call: Call) -> None:
     policies = (*call.registry.policies, *call.run.scope.policies)
     if not all(policy.permits(name, origin) for policy in policies for origin in (call.origin, Origin.PLAN)):
         raise ToolError(f"{name} cannot be scheduled: this run may not call it", code=ErrorCode.NOT_PERMITTED)
-    registered = getattr(call.registry, "registered", None)
-    tool = registered(name) if registered is not None else None
+    tool = call.registry.registered(name) if isinstance(call.registry, ToolRegistry) else None
     if tool is not None and tool.options.orchestrates:
         why = "which tools it will call cannot be checked now; schedule the calls themselves"
         raise ToolError(f"{name} cannot be scheduled: {why}", code=ErrorCode.NOT_PERMITTED)

@@ -67,6 +67,9 @@ class PlanRuntime(Protocol):
         """Make the calls, and return one row for each."""
         ...
 
+    def check_open(self) -> None:
+        """Raise while it can make no call: an action that was begun then would be missed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
@@ -148,7 +151,7 @@ class Scheduler:
 
         Cancellation: runs under way are cut short and written down as in doubt.
         """
-        self._check_open()
+        self._runtime.check_open()
         stop = stop or anyio.Event()
         places = anyio.CapacityLimiter(self.config.concurrency)
         async with anyio.create_task_group() as group:
@@ -171,18 +174,12 @@ class Scheduler:
 
         Cancellation: as of `run`.
         """
-        self._check_open()
+        self._runtime.check_open()
         ended: list[ScheduledRun] = []
         ready = await self._ready(ended)
         async with anyio.create_task_group() as group:
             await self._start(ready, group, anyio.CapacityLimiter(self.config.concurrency), ended, anyio.Event())
         return ended
-
-    def _check_open(self) -> None:
-        """Raise while the runtime can make no call: an action that was begun then would be missed."""
-        check = getattr(self._runtime, "check_open", None)
-        if check is not None:
-            check()
 
     async def _ready(self, ended: list[ScheduledRun]) -> list[ScheduledAction]:
         """Return the actions to make now. Runs whose process has died are added to `ended`."""
@@ -232,7 +229,7 @@ class Scheduler:
 
     async def _take(self, action: ScheduledAction) -> ScheduledRun | None:
         """Make an action if no other process does; None when one does or did."""
-        self._check_open()
+        self._runtime.check_open()
         now = int(self._clock())
         run = ScheduledRun(
             action_id=action.id,

@@ -14,17 +14,29 @@ import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from toolcell.builtin import in_shell
 from toolcell.builtin.file import Roots, in_thread
 from toolcell.builtin.package import ToolPackage, offered
 from toolcell.builtin.workspace import Workspace, parse_path
-from toolcell.config import Limits, Policy
+from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable, ToolError, UsageError
 from toolcell.results import ExecutionResult, Outcome
+from toolcell.runtime import Runtime
 from toolcell.support import Lru, clean, daemon_threads, for_terminal, one_line
-from toolcell.tools import ErrorCode, RunContext, RunScope, Status, Text, ToolContext, ToolResult, check_seconds
+from toolcell.sync import SyncRuntime
+from toolcell.tools import (
+    CodeRuntime,
+    ErrorCode,
+    RunContext,
+    RunScope,
+    Status,
+    Text,
+    ToolContext,
+    ToolResult,
+    check_seconds,
+)
 
 TIMEOUT_S: Final = 30.0
 MAX_TIMEOUT_S: Final = 300.0
@@ -52,14 +64,6 @@ set_result(*run_command(COMMAND, TIMEOUT_S, OUTPUT_BYTES, DIRECTORY_NAME, DIRECT
 """
 
 
-class ShellRuntime(Protocol):
-    """A runtime with `Policy(shell=True)`: `Runtime`, or `SyncRuntime`."""
-
-    @property
-    def execute_code(self) -> Any:
-        """Run a script in a fresh sandbox."""
-
-
 @dataclass(frozen=True, slots=True)
 class Copy:
     """A workspace as a sandbox gets it."""
@@ -79,7 +83,7 @@ class Shell(ToolPackage):
     def __init__(
         self,
         workspace: str | os.PathLike[str] | Workspace,
-        runtime: ShellRuntime,
+        runtime: Runtime | SyncRuntime,
         *,
         timeout_s: float = TIMEOUT_S,
         per_user: bool = False,
@@ -93,9 +97,10 @@ class Shell(ToolPackage):
         Raises:
             UsageError: the runtime may not execute programs, or an argument is wrong.
         """
-        asynchronous = getattr(runtime, "runtime", runtime)  # a SyncRuntime has one
-        policy, limits = getattr(asynchronous, "policy", None), getattr(asynchronous, "limits", None)
-        if not isinstance(policy, Policy) or not isinstance(limits, Limits):
+        asynchronous = runtime.runtime if isinstance(runtime, SyncRuntime) else runtime
+        known = isinstance(asynchronous, CodeRuntime)
+        policy, limits = (asynchronous.policy, asynchronous.limits) if known else (None, None)
+        if policy is None or limits is None:
             raise UsageError(f"Shell takes a Runtime with Policy(shell=True), not {type(runtime).__name__}")
         if not policy.shell:
             raise UsageError("shell_exec is off: enable it with Runtime(policy=Policy(shell=True))")

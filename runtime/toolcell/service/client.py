@@ -30,14 +30,23 @@ from toolcell.service.socket.asked import (
 from toolcell.service.socket.link import ServiceLink, socket_url
 from toolcell.service.socket.values import reference_to
 from toolcell.support import Lifetime, OpenedInBlock, check_keywords, keywords_known, keywords_of
-from toolcell.tools import CallableTools, RunContext, ToolRegistry, brief, check_seconds, plan_of, registry_of
+from toolcell.tools import (
+    CallableTools,
+    CodeRuntime,
+    RunContext,
+    ToolRegistry,
+    brief,
+    check_seconds,
+    plan_of,
+    registry_of,
+)
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 
 Tools = CallableTools | Iterable[Any] | None
 
 
-class Client(OpenedInBlock, AskingClient):
+class Client(OpenedInBlock, AskingClient, CodeRuntime):
     """Runs scripts at a service, with the registry's tools here. It has the methods of `Runtime`."""
 
     @keywords_known

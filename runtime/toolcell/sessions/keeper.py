@@ -59,7 +59,8 @@ class Sessions:
         text = token.to_json() if isinstance(token, Suspension) else token
         run = run_of(text) if isinstance(text, str) else ""
         found = ((each, each.waiting) for each in self._open.values())
-        return next((each for each, waits in found if run and run in (waits, getattr(waits, "run_id", ""))), None)
+        waiting = ((each, waits.run_id if isinstance(waits, Suspension) else waits) for each, waits in found)
+        return next((each for each, waits in waiting if run and run == waits), None)
 
     def note_idle(self, look_at: float) -> None:
         """A session has begun to idle, and is to be looked at then, on the event loop's clock."""

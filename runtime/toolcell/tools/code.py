@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
-from toolcell.config import MIB, Limits
+from toolcell.config import MIB, Limits, Policy
 from toolcell.errors import SandboxUnavailable, ToolAbort, UsageError
 from toolcell.flows import Flow
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome
@@ -95,15 +95,15 @@ def describe_plan(offered: Offered) -> str:
     return PLAN_TEXT + _PLAN_LINKS + (_PLAN_OR_CODE if _offers(offered, CODE_TOOL) else "")
 
 
-def described_sandbox(runtime: Any, limits: Limits | None = None, *, keeps_state: bool = False) -> str:
-    """Describe what a script finds in the sandboxes of `runtime`, as far as it says: limits and packages.
+def described_sandbox(runtime: CodeRuntime, limits: Limits | None = None, *, keeps_state: bool = False) -> str:
+    """Describe what a script finds in the sandboxes of `runtime`, as far as that is known: limits and packages.
 
     `limits`: of each script, when they are not the runtime's. `keeps_state`: the scripts are those of a session.
     """
-    limits, packages = limits or getattr(runtime, "limits", None), tuple(getattr(runtime, "packages", ()))
+    limits, packages = limits or runtime.limits, runtime.packages
     state = _KEPT if keeps_state else _AFRESH
     text = _SANDBOX.format(state=state)
-    if getattr(getattr(runtime, "policy", None), "lint", None) == "strict":
+    if runtime.policy is not None and runtime.policy.lint == "strict":
         from toolcell_bridge.guest.lint import IMPORTABLE  # only this profile has it
 
         text = _RESTRICTED.format(modules=", ".join(sorted(IMPORTABLE)), state=state)
@@ -112,7 +112,7 @@ def described_sandbox(runtime: Any, limits: Limits | None = None, *, keeps_state
         text += f" Besides the standard library there are: {', '.join(packages[:MAX_PACKAGES])}{more}."
     else:
         text += " There is the standard library and no other package."
-    return text + (_described_limits(limits) if isinstance(limits, Limits) else "")
+    return text + (_described_limits(limits) if limits is not None else "")
 
 
 def _described_limits(limits: Limits) -> str:
@@ -178,8 +178,27 @@ _OWN_CODES: Mapping[Outcome, str] = {
 """Outcomes that tools in general know; of the others the outcome itself is the code."""
 
 
+@runtime_checkable
 class CodeRuntime(Protocol):
-    """Runs a script in a sandbox, with `tools` as what it may call and `context` as the run its calls belong to."""
+    """Runs a script in a sandbox, with `tools` as what it may call and `context` as the run its calls belong to.
+
+    A class of your own that inherits from this one need only define `execute_code`.
+    """
+
+    @property
+    def limits(self) -> Limits | None:
+        """Of a script that is given none. None: they are not known here."""
+        return None
+
+    @property
+    def packages(self) -> Sequence[str]:
+        """What there is in its sandboxes besides the standard library, as a model is told."""
+        return ()
+
+    @property
+    def policy(self) -> Policy | None:
+        """The rules of its runs. None: they are not known here."""
+        return None
 
     async def execute_code(
         self,
@@ -272,11 +291,14 @@ def check_code_runtime(runtime: object, what: str) -> None:
     if isinstance(runtime, type) or not inspect.iscoroutinefunction(getattr(runtime, "execute_code", None)):
         cure = f"write {runtime.__name__}(...)" if isinstance(runtime, type) else "write Runtime(...), and open it"
         raise UsageError(f"{what} needs a Runtime, whose execute_code is async, not {brief(runtime)}; {cure}")
+    if not isinstance(runtime, CodeRuntime):
+        kind = type(runtime).__name__
+        raise UsageError(f"{what} needs limits, packages and policy of its {kind}; write class {kind}(CodeRuntime)")
 
 
-def flows_of(runtime: object) -> tuple[Flow, ...]:
+def flows_of(runtime: CodeRuntime | None) -> tuple[Flow, ...]:
     """Return the flows of a runtime's policy: they hold for whoever is offered its `execute_code`."""
-    return tuple(getattr(getattr(runtime, "policy", None), "flows", ()))
+    return () if runtime is None or runtime.policy is None else runtime.policy.flows
 
 
 async def run_code(
@@ -317,8 +339,8 @@ async def run_code(
         return ToolResult.fail(f"code execution failed: {exc}", code=ErrorCode.UNAVAILABLE, retryable=again, exc=exc)
     if run.state.abort is not None:
         raise run.state.abort
-    policy = getattr(runtime, "policy", None)
-    return code_result(result, with_logs=getattr(policy, "logs_to_model", True), with_variables=with_variables)
+    with_logs = runtime.policy is None or runtime.policy.logs_to_model
+    return code_result(result, with_logs=with_logs, with_variables=with_variables)
 
 
 class _Printed:

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import anyio
 import msgpack
 
-from toolcell.errors import AuditError, ToolAbort
+from toolcell.errors import AuditError, QuotaExceeded, ToolAbort
 from toolcell.flows import flow_of
 from toolcell.support.spelling import did_you_mean
 from toolcell.tools.arguments import ArgumentError, prepare_arguments
@@ -246,7 +246,7 @@ def _find_permitted(state: RegistryState, call: Call, *, is_counted: bool = True
         return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False, status=Status.BLOCKED)
     for quotas in run.quotas if is_counted and not _was_counted(call) else ():
         if (refused := quotas.take_call(run)) is not None:
-            details = {"retry_after_s": getattr(refused, "retry_after_s", None)}
+            details = {"retry_after_s": refused.retry_after_s if isinstance(refused, QuotaExceeded) else None}
             message = f"{call.name} was not called: {refused}"
             return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, status=Status.BLOCKED, details=details)
     return tool
