@@ -209,6 +209,13 @@ def names_of(given: Iterable[object], name: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def package_name(requirement: str) -> str:
+    """Return a requirement as models and tenants may see it: of a wheel file name and version, without its folder."""
+    if not requirement.endswith(".whl"):
+        return requirement
+    return " ".join(Path(requirement).name.removesuffix(".whl").split("-")[:2])
+
+
 class Limits(SettingsModel):
     """What one run may use. Each name ends in its unit. No value means 'unlimited'. Sizes may be text: `"64MiB"`."""
 

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from service.client_serving import serving
 from service_host import client_of, registry
+from toolcell import Runtime
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.quotas import Quota
@@ -20,6 +21,7 @@ from toolcell.service import Client, ServiceConfig, TenantConfig, create_app
 from toolcell.service.app import ENDPOINTS
 from toolcell.service.principal import Scope
 from toolcell.service.tokens import TokenDatabase
+from wheels import make_wheel
 
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
 
@@ -147,3 +149,37 @@ def test_no_route_runs_anything_past_the_quota(
         assert ask("POST", "/v1/sessions", json={"name": "one"}).status_code == 201
         answer: httpx.Response = ask("POST", path.format(run), json=body)
         assert (answer.status_code, answer.json()["code"]) == (429, "quota_exceeded"), answer.text
+
+
+def test_no_tenant_or_model_is_told_where_a_wheel_of_the_service_is(
+    folder: Path, tokens: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = folder / "the-operators-folder"
+    place.mkdir()
+    wheel = make_wheel(place, "tinywheel", "2.0", {"tinywheel/__init__.py": "answer = 42\n"})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    with client_of(create_app(config(folder, packages=(str(wheel),)), registry=registry())) as client:
+        ask = asking(client, tokens(*Scope))
+        ran = ask("POST", "/v1/execute", json={"code": "import tinywheel; tinywheel.answer"})
+        assert ran.json()["value"] == 42
+        run = ran.json()["run_id"]
+        told = [ran, *(ask("GET", path) for path in ("/v1/runs", f"/v1/runs/{run}", "/v1/tools", f"/ui/runs/{run}"))]
+        told.append(ask("POST", f"/v1/runs/{run}/replay", json={}))
+        assert told[2].json()["isolation"]["environment"]["packages"] == ["tinywheel 2.0"]
+        assert told[-1].status_code == 200, told[-1].text
+    assert not [each.url for each in told if place.name in each.text]
+
+
+async def test_a_model_is_told_the_name_of_a_wheel_and_not_its_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    wheel = make_wheel(folder, "tinywheel", "2.0", {"tinywheel/__init__.py": "answer = 42\n"})
+    tools, runtime = registry(), Runtime(packages=[str(wheel)])
+    tools.enable_code_execution(runtime)
+    for _ in ("before it is open", "while it is open"):
+        described = str(tools.schemas())
+        assert "tinywheel 2.0" in described and str(folder) not in described
+        if not runtime.is_open:
+            await runtime.open()
+    await runtime.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from toolcell.audit.format import (
     split_segment,
 )
 from toolcell.audit.records import Record
+from toolcell.config import package_name
 from toolcell.errors import AuditError
 from toolcell.support.packing import Unrecordable, text_digest
 
@@ -251,8 +252,18 @@ class RecordedRun:
 
     @property
     def isolation(self) -> Mapping[str, Any]:
-        """Backend, live layers and environment."""
-        return self.settings.get("isolation") or {}
+        """Backend, live layers and environment, as tenants may see it: `packages` without the folders of wheels."""
+        recorded = self.settings.get("isolation") or {}
+        if not self.packages:
+            return recorded
+        shown = [package_name(str(each)) for each in self.packages]
+        return {**recorded, "environment": {**recorded["environment"], "packages": shown}}
+
+    @property
+    def packages(self) -> Sequence[Any]:
+        """The packages that the script could import, as the runtime was given them."""
+        recorded = self.settings.get("isolation") or {}
+        return (recorded.get("environment") or {}).get("packages") or ()
 
     @property
     def definitions(self) -> list[Any]:

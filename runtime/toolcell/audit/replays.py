@@ -102,7 +102,7 @@ def runtime_options(run: RecordedRun) -> dict[str, Any]:
     return {
         "policy": policy,
         "limits": limits,
-        "packages": tuple(environment.get("packages") or ()),
+        "packages": tuple(run.packages),
         "preload": tuple(environment.get("preload") or ()),
     }
 

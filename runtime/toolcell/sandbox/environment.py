@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from toolcell.config import Limits, Policy, names_of
+from toolcell.config import Limits, Policy, names_of, package_name
 from toolcell.errors import UsageError
 from toolcell.sandbox.backend import Backend, check_choice
 from toolcell.sandbox.built_in import built_in_backend
@@ -33,7 +33,7 @@ class Environment:
         check_choice(choice, python)
         self._choice, self._python, self._allow_unisolated = choice, python, allow_unisolated
         self._names, self._preload = names_of(packages, "packages"), names_of(preload, "preload")
-        self.packages = self._names
+        self.packages = tuple(map(package_name, self._names))
         """What scripts may import besides the standard library; with versions once it is open."""
         self.facts: dict[str, Any] = {"packages": self._names, "preload": self._preload}
         """For the audit log."""

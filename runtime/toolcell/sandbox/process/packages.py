@@ -21,6 +21,7 @@ from typing import Any
 from filelock import FileLock
 from packaging.utils import canonicalize_name
 
+from toolcell.config import package_name
 from toolcell.errors import PackageError
 from toolcell.sandbox.process import package_sources as sources
 from toolcell.sandbox.process.cache import default_cache_dir, private_directory
@@ -53,7 +54,7 @@ class PackageEnvironment:
         found = {canonicalize_name(name): f"{name} {version}" for name, version in self.packages.items()}
         wanted = sources.parse_wanted(requirements)
         names = [canonicalize_name(item.requirement.name if item.requirement else "") for item in wanted]
-        return tuple(found.get(name, item.text) for name, item in zip(names, wanted, strict=True))
+        return tuple(found.get(name, package_name(item.text)) for name, item in zip(names, wanted, strict=True))
 
 
 def resolve(
