@@ -289,7 +289,7 @@ def test_restoring_what_nobody_kept_is_refused_and_leaves_no_file(on_disk: SyncR
             assert session.execute_code("x").value == 2
 
 
-def test_a_state_that_cannot_be_rebuilt_says_so_in_another_process_too(on_disk: SyncRuntime) -> None:
+def test_the_state_after_an_interrupted_script_is_there_in_another_process(on_disk: SyncRuntime) -> None:
     with on_disk.session("cut") as session:
         session.execute_code("x = 1")
         cut = session.execute_code("while True: x += 1", limits=Limits(wall_s=0.3))
@@ -299,8 +299,8 @@ def test_a_state_that_cannot_be_rebuilt_says_so_in_another_process_too(on_disk: 
         if not kept:  # the script did not end in time, so the state is that before it
             assert session.execute_code("x").value == 1
             return
-        with pytest.raises(SessionError, match="cannot be rebuilt: script 2 was interrupted"):
-            session.execute_code("x")
+        after = session.execute_code("x")
+        assert after.value > 1 and after.session is not None and after.session.began == "value"
         session.reset()
         assert session.execute_code("'x' in globals()").value is False
 

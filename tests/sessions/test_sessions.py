@@ -124,6 +124,10 @@ def test_a_file_is_not_put_where_a_script_made_something_else_and_the_session_go
     assert value(session, "1 + 1") == 2
 
 
+NO_VALUE = "no_value = (i for i in range(9))"
+"""A generator cannot be kept by value: a session with it is rebuilt by running its scripts again."""
+
+
 @pytest.mark.parametrize(
     ("source", "limits", "outcome"),
     [
@@ -188,7 +192,15 @@ def test_a_session_that_was_put_down_comes_back_with_its_next_script(session: Sy
 
     assert not session.session.is_live
     after = session.execute_code("x")
-    assert (after.value, began(after), effects.made) == (1, "journal", ["x"])
+    assert (after.value, began(after), effects.made) == (1, "value", ["x"])
+
+
+def test_a_state_that_cannot_be_kept_by_value_is_rebuilt(session: SyncSession, effects: Effects) -> None:
+    value(session, f"x = call_tool('write', text='x')\n{NO_VALUE}")
+    session.put_down()
+
+    after = session.execute_code("[x, next(no_value)]")
+    assert (after.value, began(after), effects.made) == ([1, 0], "journal", ["x"])
 
 
 def test_a_fork_has_the_state_and_goes_its_own_way(session: SyncSession, effects: Effects) -> None:
@@ -254,7 +266,7 @@ def test_a_script_that_diverges_in_the_rebuilding_is_named(session: SyncSession,
     value(
         session,
         "import time\nfor _ in range(1 + (time.monotonic_ns() // 2) % 2 ** 40): break\n"
-        "call_tool('write', text=str(time.monotonic_ns()))",
+        f"call_tool('write', text=str(time.monotonic_ns()))\n{NO_VALUE}",
     )
     session.put_down()
     with pytest.raises(SessionError, match=r"script 1 did not repeat what it had done: call 1 of write .* reset\(\)"):
@@ -284,6 +296,7 @@ def test_the_rebuilding_makes_no_call_that_was_not_made_before(session: SyncSess
         return time.monotonic_ns()
 
     script = "import time\nt = time.monotonic_ns()\nif t > call_tool('host_clock'): call_tool('write', text='hidden')"
+    script = f"{NO_VALUE}\n{script}"
     value(session, script)  # its own clock is past the recorded one only when it runs again
     session.put_down()
     with pytest.raises(SessionError, match="call 2 of write was not made before, and no call is made to rebuild"):

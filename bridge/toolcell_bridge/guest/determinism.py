@@ -34,6 +34,9 @@ class Clock:
         self.now_ns = 0
         self.reads = 0
 
+    def __reduce__(self) -> str:
+        return "_clock"  # a script's `from time import time` is a method of it
+
     def set(self, now: float) -> None:
         """Start at `now`."""
         self.now_ns, self.reads = round(now * 1e6) * 1000, 0  # finer than that, a float is noise
@@ -180,6 +183,18 @@ def _seed_child() -> None:
 def _seed(self: random.Random, a: Any = None, version: int = 2) -> None:
     """`random.Random.seed`; a generator that is not seeded is seeded from the script's own entropy."""
     _seed_random(self, int.from_bytes(os.urandom(32), "big") if a is None else a, version)
+
+
+def state() -> tuple[Any, ...]:
+    """Return where clock and randomness are, for `set_state` in another sandbox that has the same seed."""
+    return _clock.now_ns, _clock.reads, _entropy.getstate(), _forks, vars(_uuid)["_node"]
+
+
+def set_state(kept: tuple[Any, ...]) -> None:
+    """Go on from there."""
+    global _forks
+    _clock.now_ns, _clock.reads, entropy, _forks, _uuid._node = kept
+    _entropy.setstate(entropy)
 
 
 _REPLACED: Final[tuple[tuple[Any, str], ...]] = (

@@ -58,6 +58,13 @@ class ResultFiles:
     """Each file that was sent, by its name."""
 
 
+STATE, CLOUDPICKLE = "/state", "/cloudpickle"
+"""What the host sends under these names is the state of a session, and the module that pickles code. A file of the
+workspace has a relative path."""
+
+STATE_SENT = "state"
+"""The state of a session is sent to the host as a returned file of this name."""
+
 HELD_BYTES = 2048
 """A result up to this size may wait for Done: it can be sent, whatever the limits. A larger one is sent at once, so
 that `set_result` raises in the script when it cannot be sent."""
@@ -78,6 +85,10 @@ class Runner:
         self._fed: FedScript | None = None
         """Of a script whose text comes in parts."""
         self._stay: Stay | None = None
+        self._received: dict[str, list[bytes]] = {}
+        """What the host has sent that is no file of the workspace, in pieces."""
+        self._found: tuple[dict[str, str], list[str]] = {}, []
+        """`os.environ` and `sys.path` when the session began."""
         self._interrupts: Interrupts | None = None
         self._own_names: dict[str, Any] = {}
         self._result_set = False
@@ -145,11 +156,47 @@ class Runner:
         self._interrupts.install()
         self._channel.wait_interruptibly()
         script_end.end_session = self._end_session
+        script_end.keep_session, script_end.bring_session_back = self._keep_session, self._bring_session_back
+        self._found = dict(os.environ), list(sys.path)
 
     def _end_session(self) -> None:
         """End the session as the interpreter ends. Called by the last script of it, which is the host's."""
         self._has_destructors = False
         self._end.run(self._module.__dict__, self._own_names, self._wait_for)
+
+    def _keep_session(self, room: int) -> None:
+        """Send the state of the session. Called by a script that is the host's. `room`: bytes of memory for that."""
+        from toolcell_bridge.guest import session_values  # only sessions that are kept pay for it
+
+        set_result: Any = self._own_set_result
+        lost, parts = session_values.keep(self._place(), room)
+        if (taken := sum(memoryview(part).nbytes for part in parts)) > self._bytes_left:
+            raise ValueError(f"the state takes {taken} bytes, and {self._bytes_left} are the most")
+        set_result({"lost": lost, "hooks": self._end.has_hooks()})
+        size = min(files.CHUNK_BYTES, self._channel.frame_bytes // 2)
+        for part in parts:
+            for start in range(0, len(part), size):
+                self._send_file(FilePart(STATE_SENT, "", bytes(memoryview(part)[start : start + size]), False))
+        self._send_file(FilePart(STATE_SENT, "", b"", True))
+
+    def _bring_session_back(self) -> None:
+        from toolcell_bridge.guest import session_values
+
+        session_values.bring_back(self._place(), self._received.pop(STATE))
+
+    def _place(self) -> Any:
+        from toolcell_bridge.guest.session_values import Place
+
+        environ, path = self._found
+        return Place(
+            namespace=self._module.__dict__,
+            own=self._own_names,
+            inputs=self._inputs,
+            workspace=self._workspace,
+            environ=environ,
+            path=path,
+            cloudpickle=b"".join(self._received.pop(CLOUDPICKLE)),
+        )
 
     def _run(self, run: RunScript) -> Done:
         """Execute a script; never raises for anything it does. Held messages must be sent before the Done."""
@@ -204,6 +251,9 @@ class Runner:
         return run.source if self._fed is None else self._fed.text
 
     def _write_input(self, message: PutFile) -> None:
+        if message.path in (STATE, CLOUDPICKLE):
+            self._received.setdefault(message.path, []).append(message.data)
+            return
         is_first, self._writing = message.path != self._writing, "" if message.last else message.path
         try:
             files.write(message, self._workspace, is_first)

@@ -30,6 +30,13 @@ PROCESSES: Final = "multiprocessing.process"
 end_session: Callable[[], None]
 """Ends the session that this sandbox serves. Only such a sandbox has it."""
 
+keep_session: Callable[[int], None]
+"""Sends the state of the session to the host, as a returned file; its result names what is lost. Takes the bytes of
+memory that there are for it."""
+
+bring_session_back: Callable[[], None]
+"""Brings a state back that the host has sent."""
+
 
 class ScriptFinalizer:
     """What the interpreter had before the first script, and how a script is ended."""

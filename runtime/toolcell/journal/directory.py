@@ -88,6 +88,9 @@ def remove_old(folder: Path, marks: Path, before: float) -> None:
     The journal of an item stays as long as its map: without it the item would look like one that never began.
     """
     endings = (f"*{MAP_SUFFIX}", f"*{SUFFIX}", "*.session", "*.draft")
+    for state in folder.glob("session.*.state"):  # by value, beside the file of its session
+        if not state.with_name(f"{state.name.rsplit('.', 2)[0]}.session").exists():
+            state.unlink(missing_ok=True)
     for path in (each for ending in endings for each in folder.glob(ending)):
         try:
             if path.lstat().st_mtime >= before or _is_of_a_map(path):

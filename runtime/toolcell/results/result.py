@@ -294,13 +294,16 @@ class SessionReport:
     id: str
     script: int
     """Which script of the session it was, counting from 1."""
-    began: Literal["new", "live", "journal", "empty"]
-    """From what the script began: the first one; the state that the scripts before had left; the same, rebuilt from the
-    journal; nothing, although there were scripts before."""
+    began: Literal["new", "live", "value", "journal", "empty"]
+    """From what the script began: the first one; the state that the scripts before had left; the same, kept by value
+    and brought back in another sandbox; the same, rebuilt by running the scripts again; nothing, although there were
+    scripts before."""
     lost: str = ""
     """Why the session lost its sandbox in this run; empty when the state is kept."""
     ended: tuple[str, ...] = ()
     """Threads and processes that still ran after the script and were ended."""
+    forgotten: tuple[str, ...] = ()
+    """What could not be brought back by value before this script: each name, and why (an open file, a generator)."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

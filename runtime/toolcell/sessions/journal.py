@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,12 +23,16 @@ from toolcell.options import OnApproval
 from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.results.eager import EagerReport
 from toolcell.run.script import Script
-from toolcell.sessions.settings import SESSION_PREFIX, SESSION_SUFFIX, Restores, is_name
+from toolcell.sessions.kept_state import KeptState, StateFile
+from toolcell.sessions.settings import SESSION_PREFIX, SESSION_SUFFIX, STATE_SUFFIX, Restores, is_name
 from toolcell.support.copies import changed
+from toolcell.support.log import logger_of
 from toolcell.support.packing import pack
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.registry import ToolRegistry
 from toolcell_bridge.wire.messages import RunScript
+
+logger = logger_of("toolcell.sessions")
 
 REPEATED_BYTES = 64 << 20
 """Sources, inputs, files and answers that a session keeps. With more it cannot be rebuilt."""
@@ -60,6 +64,25 @@ class SessionScript:
     def context_again(self, given: RunContext | None) -> RunContext:
         """Return the context for another run of the script; `given` is for a script that another process ran."""
         return context_again(self.context or given)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """From what the state of a session can be rebuilt."""
+
+    base: KeptState | None
+    """The state by value from which `steps` go on; None: they begin with the first script."""
+    kept: KeptState | None
+    """The latest state by value: steps before it need not be run again."""
+    steps: tuple[SessionScript, ...]
+
+    @property
+    def position(self) -> int:
+        """How many scripts have led to it."""
+        return (self.base.position if self.base is not None else 0) + len(self.steps)
+
+
+NO_HISTORY: Final = History(None, None, ())
 
 
 def context_again(before: RunContext | None) -> RunContext:
@@ -125,7 +148,7 @@ def difference(step: SessionScript, again: ExecutionResult) -> str:
 
 # On disk
 
-OPENED, BEGUN, STEP, USED, UNREPEATABLE = "opened", "begun", "step", "used", "unrepeatable"
+OPENED, BEGUN, STEP, USED, UNREPEATABLE, STATE = "opened", "begun", "step", "used", "unrepeatable", "state"
 
 
 @dataclass(slots=True)
@@ -136,6 +159,10 @@ class RecordedState:
     key: str = ""
     """Of this life of the session: a token of a script of an earlier one is of no use in it."""
     steps: list[SessionScript] = field(default_factory=list)
+    base: KeptState | None = None
+    kept: KeptState | None = None
+    folder: Path = Path()
+    """In which states by value are."""
     position: int = 0
     begun: str = ""
     """Journal of the script that was under way, or waits."""
@@ -157,7 +184,9 @@ class SessionJournalFile:
             SessionError: another process has it open, or it cannot be opened.
         """
         assert store.config is not None
-        self.name = name
+        self.name, self._room = name, store.room
+        self._base: Path | None = None
+        """File of the state by value from which the scripts go on."""
         path = store.config.directory / f"{SESSION_PREFIX}{name}{SESSION_SUFFIX}"
         try:
             self._file = JournalFile(path, store.marks, store.key, room=store.room)
@@ -177,11 +206,12 @@ class SessionJournalFile:
         Raises:
             SessionError: the file is damaged, or an older copy of it was put back.
         """
-        state = RecordedState()
+        state = RecordedState(folder=self.path.parent)
         try:
             self._file.load(SESSION_RECORDS, state)
             if state.name != self.name and state.key:
                 raise Damaged(f"it is a copy of that of session {state.name!r}")
+            self._base = state.base.file.path if state.base is not None else None
         except OlderCopy as exc:
             raise SessionError(f"session {self.name!r}: {exc}") from exc
         except Damaged as exc:
@@ -195,6 +225,7 @@ class SessionJournalFile:
         """Forget what was recorded: the session begins anew."""
         self._file.clear()
         self._file.write(OPENED, key, self.name)
+        remove_states(self.path)
 
     def write_begun(self, journal_id: str) -> None:
         """Record that a script is about to begin."""
@@ -214,6 +245,27 @@ class SessionJournalFile:
         """Record what the session has used and read: also by scripts that have left no state."""
         self._file.write(USED, list(used), sorted(labels))
 
+    def write_state(self, kept: KeptState, *, is_base: bool) -> KeptState:
+        """Write a state by value to a file beside this one, and record it. Earlier ones are removed.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        data = kept.file.read()
+        if self._room is not None:
+            self._room.take(len(data), files=1)
+        path = self.path.with_name(f"{SESSION_PREFIX}{self.name}.{os.urandom(4).hex()}{STATE_SUFFIX}")
+        written = replace(kept, file=StateFile.of(data, path))
+        try:
+            self._file.write(STATE, path.name, written.file.digest, kept.position, list(kept.lost), kept.seed, is_base)
+        except OSError:
+            written.file.remove()
+            raise
+        if is_base:
+            self._base = path
+        remove_states(self.path, but={path, self._base})
+        return written
+
     def write_unrepeatable(self, why: str) -> None:
         """Record that the state cannot be rebuilt."""
         self._file.write(UNREPEATABLE, why)
@@ -222,7 +274,16 @@ class SessionJournalFile:
         """Close the file, and remove it if nobody can open the session again."""
         if not is_kept:
             self.path.unlink(missing_ok=True)
+            remove_states(self.path)
         self._file.close()
+
+
+def remove_states(session: Path, but: Collection[Path | None] = ()) -> None:
+    """Remove the states by value that are beside the file of a session, all of them `but` these."""
+    name = session.name.removesuffix(SESSION_SUFFIX)
+    for path in session.parent.glob(f"{name}.*{STATE_SUFFIX}"):
+        if path not in but:
+            path.unlink(missing_ok=True)
 
 
 def recorded_names(store: JournalStore) -> list[str]:
@@ -236,6 +297,27 @@ def has_file(store: JournalStore, name: str) -> bool:
     if store.config is None or not is_name(name):
         return False
     return (store.config.directory / f"{SESSION_PREFIX}{name}{SESSION_SUFFIX}").exists()
+
+
+def _state_kept(
+    state: RecordedState,
+    file: str,
+    digest: str,
+    position: int,
+    lost: list[str],
+    seed: int | None,
+    is_base: bool,
+) -> None:
+    try:
+        kept = KeptState(position, tuple(lost), seed, StateFile.at(state.folder / file, digest))
+    except OSError as exc:  # replaced by a later one, or lost
+        if is_base:
+            state.base, state.kept, state.steps = None, None, []
+            state.not_repeatable = f"the file with its state cannot be opened: {exc}"
+        return
+    state.kept = kept
+    if is_base:
+        state.base, state.position, state.steps, state.not_repeatable = kept, position, [], ""
 
 
 def _opened(state: RecordedState, key: str, name: str) -> None:
@@ -278,6 +360,7 @@ SESSION_RECORDS: Final[Table] = {
     BEGUN: RecordKind((str,), _begun),
     UNREPEATABLE: RecordKind((str,), _unrepeatable),
     STEP: RecordKind((dict, str, str, list, list, list), _step_recorded),
+    STATE: RecordKind((str, str, int, list, (int, type(None)), bool), _state_kept),
 }
 
 
@@ -494,6 +577,16 @@ class SessionJournal:
     @property
     def _waiting_id(self) -> str:
         return self.waiting.run_id if isinstance(self.waiting, Suspension) else self.waiting
+
+    def note_state(self, kept: KeptState, *, is_base: bool) -> KeptState:
+        """Keep a state by value on disk, if the session is there; return it as it is kept now."""
+        if self._file is None:
+            return kept
+        try:
+            return self._file.write_state(kept, is_base=is_base)
+        except OSError as exc:  # this process still has it
+            logger.warning("session %s: its state is not kept on disk: %s", self._id, exc)
+            return kept
 
     def note_unrepeatable(self, why: str) -> None:
         """Record that the state cannot be rebuilt."""

@@ -28,7 +28,7 @@ from toolcell.run.script import Script, script_from
 from toolcell.run.streaming import RunStream
 from toolcell.sessions.eager_run import EagerRun, eager_run
 from toolcell.sessions.host import SessionHost
-from toolcell.sessions.journal import SessionScript
+from toolcell.sessions.journal import NO_HISTORY, History
 from toolcell.sessions.settings import Restores, SessionSettings, check_name, check_script_limits
 from toolcell.sessions.state import SessionState
 from toolcell.support.copies import changed
@@ -72,7 +72,7 @@ class Session(OpenedInBlock):
         settings: SessionSettings,
         tools: CallableTools | None = None,
         context: RunContext | None = None,
-        steps: Iterable[SessionScript] = (),
+        history: History = NO_HISTORY,
         labels: Iterable[str] = (),
         *,
         is_named: bool = False,
@@ -91,7 +91,7 @@ class Session(OpenedInBlock):
         self._loop: object = None
         self._turn = anyio.Lock(fast_acquire=True)  # a script gives way to other tasks while it runs
         self._state = SessionState(
-            ident, host, limits=limits, settings=settings, make_room=place.make_room, steps=steps, labels=labels
+            ident, host, limits=limits, settings=settings, make_room=place.make_room, history=history, labels=labels
         )
 
     def __repr__(self) -> str:
@@ -342,7 +342,7 @@ class Session(OpenedInBlock):
         context = options.context or self._context
         async with self._exclusively():
             state = self._state
-            began = await state.bring_up(context)
+            began = await state.bring_up(context, callable_tools)
             state.check_left()
             check = partial(state.journal.check_belongs, position=state.position)
             journal = await self._host.resumption.take(token, decisions, callable_tools, check)
@@ -425,7 +425,7 @@ class Session(OpenedInBlock):
         async with self._exclusively():
             if self.settings.restore == "journal":
                 self._state.check_repeatable()
-            await self._state.drop()
+            await self._state.put_down()
 
     def can_be_put_down(self) -> bool:
         """Return True when it idles, and its sandbox can be destroyed without losing more than `restore` says."""
@@ -450,7 +450,8 @@ class Session(OpenedInBlock):
                 await self._state.look()
 
     async def fork(self, name: str | None = None) -> Session:
-        """Return another open session with the state of this one, rebuilt from the journal. No call is made again.
+        """Return another open session with the state of this one: by value, or rebuilt from the journal where something
+        cannot be kept so. No call is made again.
 
         Raises:
             SessionError: the session has lost its sandbox, or its state cannot be rebuilt.
@@ -467,10 +468,11 @@ class Session(OpenedInBlock):
                     f"session {self.id!r} cannot be forked: it was lost ({self._state.lost}). Its next script begins "
                     "with what is left of it, and then it can"
                 )
+            await self._state.keep_by_value(self._host.runs.snapshot(self._tools), self._context)
             self._state.check_repeatable()
-            steps, labels = tuple(self._state.steps), self._state.labels
+            history, labels = self._state.history, self._state.labels
             settings = self._state.settings_left() if is_scratch else self.settings
-        args = (self.limits, settings, self._tools, self._context, steps, labels.names)
+        args = (self.limits, settings, self._tools, self._context, history, labels.names)
         copy = Session(self._host, self._place, ident, *args, is_named=is_named, is_scratch=is_scratch)
         if is_scratch:
             copy._state.labels.join(labels)  # whoever gets the result of its script goes on with this one

@@ -15,7 +15,7 @@ from toolcell.config import Limits
 from toolcell.control.run_control import RunControl
 from toolcell.control.script_header import script_of
 from toolcell.control.type_check import ANYTHING_EARLIER, Earlier, earlier_scripts
-from toolcell.errors import SessionError
+from toolcell.errors import QuotaExceeded, SessionError
 from toolcell.flows import Labels
 from toolcell.journal.ledger import Journal
 from toolcell.options import OnApproval
@@ -27,7 +27,9 @@ from toolcell.run.runs import PreparedRun
 from toolcell.run.script import Script
 from toolcell.sessions.host import SessionHost
 from toolcell.sessions.journal import (
+    NO_HISTORY,
     REPEATED_BYTES,
+    History,
     ScriptEnd,
     SessionJournal,
     SessionScript,
@@ -36,6 +38,7 @@ from toolcell.sessions.journal import (
     difference,
     rebuilding,
 )
+from toolcell.sessions.kept_state import KeptState, StateFile, keeping_script, received, returning_script
 from toolcell.sessions.sandbox import SessionSandbox
 from toolcell.sessions.settings import Restores, SessionSettings
 from toolcell.support import daemon_threads
@@ -48,7 +51,7 @@ from toolcell_bridge.wire.messages import Stay
 END_MS = 100
 """How long threads that a script left running have to end."""
 
-Began = Literal["new", "live", "journal", "empty"]
+Began = Literal["new", "live", "value", "journal", "empty"]
 
 PAUSE_S = 1.0
 """After so long without a script the sandbox is paused. Scripts in a row need not wait for it."""
@@ -79,25 +82,31 @@ class SessionState:
         limits: Limits,
         settings: SessionSettings,
         make_room: Callable[[], Awaitable[None]],
-        steps: Iterable[SessionScript] = (),
+        history: History = NO_HISTORY,
         labels: Iterable[str] = (),
     ) -> None:
         self._id, self._host, self._limits, self.settings = ident, host, limits, settings
         self._make_room = make_room
         self.is_closing = False
         self.connection: GuestConnection | None = None
-        self.steps = list(steps)
+        self._base = history.base
+        """The state by value from which `steps` go on; None: they begin with the first script."""
+        self.kept = history.kept
+        """The latest state by value."""
+        self.steps = list(history.steps)
         self._steps_bytes = sum(step.size() for step in self.steps)
         self._unkept: list[Script] = []
         """Scripts that have left their state in the sandbox, where no journal keeps them."""
-        self.position = len(self.steps)
+        self.position = history.position
         """Number of scripts whose state there is, or was."""
         self.labels = Labels(labels)
         """Of everything that the scripts have read. No script can shed them, and what they read is in the sandbox."""
         self.lost = ""
         """Why the sandbox was lost; empty again when there is another one."""
         self.not_repeatable = ""
-        """Why the state cannot be rebuilt from the journal."""
+        """Why the state cannot be rebuilt."""
+        self._forgotten: tuple[str, ...] = ()
+        """What the state lacks that was brought back last."""
         self.journal = SessionJournal(ident, host.journals)
         self._ended_cpu_s = 0.0
         """Of sandboxes that are gone."""
@@ -121,16 +130,30 @@ class SessionState:
             return False
         kept = await daemon_threads.run_sync(self.journal.open, restores)  # it may be long
         if kept is None:
-            for step in self.steps:  # of a session that this one was forked from
-                self.journal.note_step(step, (0.0, 0), self.labels.names)
+            await daemon_threads.run_sync(self._note_history)  # of a session that this one was forked from
             if self.labels.names:
                 self._note_used()
             return False
         self.steps, self.position, self.not_repeatable = kept.steps, kept.position, kept.not_repeatable
+        self._base, self.kept = kept.base, kept.kept
         self._steps_bytes = sum(step.size() for step in self.steps)
         self.labels.add(kept.labels)
         self._ended_cpu_s, self.used_calls = kept.cpu_s, kept.calls
         return bool(self.position or self.journal.waiting)
+
+    def _note_history(self) -> None:
+        if self._base is not None:
+            self._base = self.journal.note_state(self._base, is_base=True)
+        for step in self.steps:
+            self.journal.note_step(step, (0.0, 0), self.labels.names)
+        if self.kept is not None:
+            is_base = self._base is not None and self._base.position == self.kept.position
+            self.kept = self._base if is_base else self.journal.note_state(self.kept, is_base=False)
+
+    @property
+    def history(self) -> History:
+        """From what another session can rebuild the state."""
+        return History(self._base, self.kept, tuple(self.steps))
 
     # Running.
 
@@ -148,7 +171,7 @@ class SessionState:
             self.check_repeatable()  # else nothing could carry it on
         if self.connection is None or not self.connection.is_usable:
             self._remaining_limits(script.limits, self.used_cpu_s)  # nothing is started for a script that may not run
-        began = await self.bring_up(context)
+        began = await self.bring_up(context, tools)
         limits = self._remaining_limits(script.limits, self._begin_script())
         is_repeatable = self.settings.restore == "journal"
         seed, clock = self._host.runs.seed_and_clock(None, None, is_repeatable)
@@ -213,6 +236,7 @@ class SessionState:
     ) -> ExecutionResult:
         """Run a script in the sandbox, and record what became of it. `context`: the caller's."""
         script, journal = run.script, control.journal
+        forgotten = self._forgotten if began == "value" else ()
         connection = self.connection
         assert connection is not None
         try:
@@ -227,28 +251,32 @@ class SessionState:
             self.journal.waiting = result.suspension
             await self.drop()
             self._note_used()
-            report = SessionReport(self._id, script.number, began)
+            report = SessionReport(self._id, script.number, began, forgotten=forgotten)
             return replace(result, session=report)
         self.used_calls += len(result.calls)
+        ended = leftover_names(connection.leftover.ended) if connection.leftover is not None else ()
         lost = await self._drop_if_lost(result)
+        error = error_with_state(result.error, connection, lost, self.settings)
         script = as_sent(script, run.request.message, result.eager)
         if not lost:
             self.position = script.number
             if self.settings.restore == "journal":
                 await self._keep(SessionScript(script, run.tools, journal, result.outcome, context))
+                if self.not_repeatable:
+                    await self.keep_by_value(run.tools, context)
+                    lost = self.lost
             else:
                 self._unkept.append(script)
         else:
             self._note_used()
         if store is not None:
             store.conclude(journal)
-        ended = leftover_names(connection.leftover.ended) if connection.leftover is not None else ()
-        report = SessionReport(self._id, script.number, began, lost, ended)
-        return changed(result, session=report, error=error_with_state(result.error, connection, lost, self.settings))
+        report = SessionReport(self._id, script.number, began, lost, ended, forgotten)
+        return changed(result, session=report, error=error)
 
     async def read(self, script: Script, tools: CallableTools, context: RunContext | None) -> ExecutionResult:
         """Run a script of ours that changes nothing. It is recorded as any, and no part of the journal."""
-        await self.bring_up(context)
+        await self.bring_up(context, tools)
         self._sandbox.begin_script()
         script = changed(script, number=self.position + 1)
         prepared = await self._host.runs.prepare(script, tools, self._context(context, "read"))
@@ -354,10 +382,11 @@ class SessionState:
 
     # The sandbox.
 
-    async def bring_up(self, context: RunContext | None = None) -> Began:
+    async def bring_up(self, context: RunContext | None = None, tools: CallableTools | None = None) -> Began:
         """See to it that there is a sandbox with the state; return where the state comes from.
 
-        `context`: of whoever needs the state. Scripts that another process ran are run again for them.
+        `context`: of whoever needs the state. Scripts that another process ran are run again for them. `tools`: that
+        functions kept by value find.
 
         Raises:
             SessionError: the state cannot be rebuilt.
@@ -371,6 +400,7 @@ class SessionState:
             return "live" if self.position else "new"
         await self.drop()
         self._unkept.clear()
+        self._forgotten = ()
         if not self.position:
             await self._start()
             return "new"
@@ -380,16 +410,107 @@ class SessionState:
             return "empty"
         self.check_repeatable()
         was_stuck = self.lost == STUCK
-        await self._start()
         try:
-            for number, step in enumerate(self.steps, 1):
+            await self._bring_back(context, tools)
+            base = self.kept or self._base
+            skipped = base.position - (self.position - len(self.steps)) if base is not None else 0
+            for number, step in enumerate(self.steps[skipped:], self.position - len(self.steps) + skipped + 1):
                 await self._repeat(number, step, context)
             if was_stuck:
                 await self._check_answers(context)
         except BaseException:
             await self.drop()
             raise
-        return "journal"
+        return "journal" if base is None else "value"
+
+    async def _bring_back(self, context: RunContext | None, tools: CallableTools | None) -> None:
+        """Start a sandbox, with the latest state by value that can be brought back, if there is one.
+
+        Raises:
+            SessionError: there is one, and no way around it.
+        """
+        while True:
+            await self._start()
+            kept = self.kept
+            if kept is None:
+                return
+            try:
+                await self._return(kept, context, tools)
+                self._forgotten = kept.lost
+                return
+            except SessionError as exc:
+                await self.drop()
+                if kept is self._base:
+                    raise SessionError(
+                        f"the state of session {self._id!r} cannot be brought back: {exc}; reset() begins again"
+                    ) from exc
+                logger.warning("session %s: its scripts are run again: %s", self._id, exc)
+                self.kept = self._base
+
+    async def _return(self, kept: KeptState, context: RunContext | None, tools: CallableTools | None) -> None:
+        """Bring a state back.
+
+        Raises:
+            SessionError: it cannot be read, or its guest could not bring it back.
+        """
+        try:
+            data = await daemon_threads.run_sync(kept.file.read)
+        except OSError as exc:
+            raise SessionError(f"the file with the state cannot be read: {exc}") from exc
+        seed, clock = self._host.runs.seed_and_clock(kept.seed, None, is_repeatable=True)
+        result = await self._run_ours(returning_script(self._limits, data, seed, clock), context, tools)
+        if result.error is not None:
+            raise SessionError(result.error.message)
+
+    async def _run_ours(
+        self, script: Script, context: RunContext | None, tools: CallableTools | None
+    ) -> ExecutionResult:
+        """Run a script that keeps a state or brings it back. It is recorded as any, and no part of the journal."""
+        tools = tools or self._host.runs.snapshot(None)
+        self._sandbox.begin_script()
+        prepared = await self._host.runs.prepare(script, tools, self._context(context_again(context), "state"))
+        return await self._execute(prepared, rebuilding(tools, prepared.context))
+
+    async def keep_by_value(self, tools: CallableTools | None, context: RunContext | None) -> None:
+        """Keep the state by value, if that is of use: scripts need not be run again then, or cannot be.
+
+        A state with names that cannot be kept is of use only where running the scripts again is none.
+        """
+        connection = self.connection
+        is_there = connection is not None and connection.is_usable and self.settings.restore == "journal"
+        if not is_there or not self.position or (self.kept is not None and self.kept.position == self.position):
+            return
+        was_unrepeatable = self.not_repeatable
+        try:
+            room = (self._limits.memory_bytes - self._sandbox.sample().peak_memory_bytes) // 2
+            result = await self._run_ours(
+                changed(keeping_script(self._limits, max(0, room)), number=self.position + 1), context, tools
+            )
+            if await self._drop_if_lost(result):
+                logger.warning("session %s lost its sandbox when its state was kept: %s", self._id, self.lost)
+                return
+            data, lost = received(result)
+            if lost and not was_unrepeatable:
+                return
+            seed = self._base.seed if self._base is not None else self.steps[0].script.seed if self.steps else None
+            kept = KeptState(self.position, lost, seed, await daemon_threads.run_sync(partial(StateFile.of, data)))
+            self.kept = await daemon_threads.run_sync(
+                partial(self.journal.note_state, kept, is_base=bool(was_unrepeatable))
+            )
+        except (SessionError, QuotaExceeded, OSError) as exc:
+            logger.info("session %s: its state is not kept by value: %s", self._id, exc)
+        else:
+            if was_unrepeatable:
+                self._base, was_unrepeatable = self.kept, ""
+        finally:
+            self.not_repeatable = was_unrepeatable
+
+    async def put_down(self) -> None:
+        """Keep the state by value where it can be, and destroy the sandbox."""
+        if self.connection is not None and self.connection.is_usable:
+            await self.bring_up()  # it may be paused
+            await self.keep_by_value(None, None)
+        await self.drop()
 
     async def _start(self) -> None:
         await self._make_room()
@@ -445,6 +566,7 @@ class SessionState:
         self.labels = Labels()
         self._note_used()
         self.steps, self._steps_bytes, self.position, self.not_repeatable = [], 0, 0, ""
+        self._base = self.kept = None
 
     # What was used and read, and what is left. All of it counts, also of what left no state.
 
@@ -546,8 +668,11 @@ class SessionState:
         if self.idle_since is None:
             return
         cpu_s = self.settings.cpu_s - self.used_cpu_s
-        if cpu_s <= 0 or self._idle_left_s(anyio.current_time()) <= 0:
+        if cpu_s <= 0:
             await self.drop()
+            return
+        if self._idle_left_s(anyio.current_time()) <= 0:
+            await self.put_down()
             return
         pause_s = self.idle_since + PAUSE_S - anyio.current_time()
         if pause_s <= 0:

@@ -1,0 +1,420 @@
+"""Write the state of a session as bytes, by value, and bring it back in another sandbox.
+
+The bytes are read by a sandbox of the same session and by nobody else. Names, files and what scripts have set in a few
+modules are kept. What cannot be pickled is named, and why.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import pickle
+import random
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+from toolcell_bridge.guest import determinism
+from toolcell_bridge.guest.output import LogStream
+from toolcell_bridge.guest.scripts import SCRIPTS
+from toolcell_bridge.guest.tools import Toolbox, ToolFunction, ToolNamespace
+
+HEADER_BYTES: Final = 8
+"""Length of the first pickle, in front of it."""
+
+WHY_CHARS: Final = 200
+
+VERSION: Final = tuple(sys.version_info[:2])
+"""Code is kept as bytecode, which another version cannot run."""
+
+IDLE_FOLDERS: Final = frozenset({"__pycache__", ".cache"})
+"""Folders that libraries fill again by themselves."""
+
+Parts = list["bytes | memoryview"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the state of a session is: its namespace, and what the sandbox itself has put there."""
+
+    namespace: dict[str, Any]
+    own: dict[str, Any]
+    """Names that every script finds."""
+    inputs: list[str]
+    """Names of the input files so far."""
+    workspace: str
+    environ: dict[str, str]
+    """As the session found it."""
+    path: list[str]
+    """`sys.path` as the session found it."""
+    cloudpickle: bytes
+    """Source of the module that pickles code. Used where there is no package of this name."""
+
+
+_place: Place
+"""Of the state that is brought back just now. What a pickle names is looked up there."""
+
+
+# Keeping
+
+
+def keep(place: Place, room: int) -> tuple[dict[str, str], Parts]:
+    """Return the names that cannot be kept, each with why, and the bytes of all others in parts, in order.
+
+    `room`: bytes of memory for what is not the content of an array.
+
+    Raises:
+        Exception: nothing can be kept.
+    """
+    names = {
+        name: value
+        for name, value in place.namespace.items()
+        if name not in ("__builtins__", "__loader__", "__spec__", "__name__")
+        and not (name in place.own and value is place.own[name])
+    }
+    rest = {
+        "inputs": place.inputs,
+        "files": list(_files(place.workspace)),
+        "environ": _changed(dict(os.environ), place.environ),
+        "path": [each for each in sys.path if each not in place.path],
+        "cwd": os.path.relpath(os.getcwd(), place.workspace),
+        "texts": dict(SCRIPTS.texts),
+        "random": random.getstate(),
+        "determinism": determinism.state(),
+        "libraries": _library_settings(),
+    }
+    lost: dict[str, str] = {}
+    while True:
+        try:
+            return lost, [*_parts(place, rest, room), *_parts(place, names, room)]
+        except MemoryError:
+            raise
+        except Exception:
+            bad = {name: why for name, value in names.items() if (why := _why_not(place, value, room))}
+            if not bad:
+                raise
+            lost |= bad
+            names = {name: value for name, value in names.items() if name not in bad}
+
+
+def _why_not(place: Place, value: object, room: int) -> str:
+    try:
+        _parts(place, value, room)
+    except MemoryError:
+        raise
+    except Exception as exc:
+        return f"{type(exc).__name__}: {exc}"[:WHY_CHARS]
+    return ""
+
+
+def _parts(place: Place, value: object, room: int) -> Parts:
+    """Pickle something. Contents of arrays are not copied."""
+    found: list[pickle.PickleBuffer] = []
+    file = _Bounded(room)
+    _pickler_class(place)(file, protocol=5, buffer_callback=found.append).dump(value)
+    views = [each.raw() for each in found]
+    head = pickle.dumps((VERSION, file.getbuffer().nbytes, [(view.nbytes, view.readonly) for view in views]))
+    return [len(head).to_bytes(HEADER_BYTES, "big"), head, file.getbuffer(), *views]
+
+
+class _Bounded(io.BytesIO):
+    """Takes so many bytes. With more, the kernel would end the sandbox, and the state that is to be kept with it."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self._room = room
+
+    def write(self, data: Any, /) -> int:
+        if self.tell() + len(data) > self._room:
+            raise MemoryError(f"pickled it takes more than the {self._room} bytes of memory that are left for it")
+        return super().write(data)
+
+
+def _changed(now: dict[str, str], before: dict[str, str]) -> dict[str, str | None]:
+    gone: dict[str, str | None] = dict.fromkeys(before.keys() - now.keys())
+    return gone | {name: value for name, value in now.items() if before.get(name) != value}
+
+
+def _files(workspace: str) -> Iterator[tuple[str, int, str | pickle.PickleBuffer | None]]:
+    """Yield everything below the workspace and the folder for temporary files: path, mode, and what it is: the target
+    of a link, the content of a file, None for a folder. A path in the workspace is relative."""
+    for root in dict.fromkeys((workspace, os.environ.get("TMPDIR", "/tmp"))):
+        if root != workspace and (root + "/").startswith(workspace + "/"):
+            continue
+        for folder, folders, names in os.walk(root):
+            folders[:] = [each for each in folders if each not in IDLE_FOLDERS]
+            for name in [*folders, *names]:
+                path = os.path.join(folder, name)
+                shown = os.path.relpath(path, workspace) if root == workspace else path
+                status = os.lstat(path)
+                if status.st_uid != os.getuid() or (root != workspace and workspace.startswith(path)):
+                    continue
+                mode = stat.S_IMODE(status.st_mode)
+                if stat.S_ISLNK(status.st_mode):
+                    yield shown, mode, os.readlink(path)
+                elif stat.S_ISDIR(status.st_mode):
+                    yield shown, mode, None
+                elif stat.S_ISREG(status.st_mode):
+                    with open(path, "rb") as file:
+                        yield shown, mode, pickle.PickleBuffer(file.read())
+
+
+def _pickler_class(place: Place) -> Any:
+    cloudpickle = _cloudpickle(place.cloudpickle)
+    own = {id(value): name for name, value in place.own.items() if isinstance(value, type | FunctionType | MethodType)}
+    streams = {id(getattr(sys, name)): name for name in ("stdout", "stderr", "stdin", "__stdout__", "__stderr__")}
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc, name-defined]
+        """Keeps functions of scripts with the names that they share, and what the sandbox itself provides by name."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self._cells: dict[int, CellType] = {}
+            """Of functions that were kept, by id."""
+
+        def reducer_override(self, value: Any) -> Any:
+            kind = type(value)
+            if id(value) in streams:
+                return getattr, (sys, streams[id(value)])
+            if name := own.get(id(value)):
+                return _own, (name,)
+            if kind is FunctionType:
+                if value.__module__ == "toolcell_bridge.guest.runner" and value.__name__ in place.own:
+                    return _own, (value.__name__,)  # of an earlier script
+                if value.__globals__ is place.namespace:
+                    return self._function(value)
+            elif kind is CellType and id(value) in self._cells:
+                return CellType, ()
+            elif kind is MethodType and type(value.__self__) is Toolbox:
+                return _own, (value.__name__,)
+            elif kind is ToolNamespace:
+                return _tools, (value._ToolNamespace__prefix,)
+            elif kind is ToolFunction:
+                return _tool, (value._tool,)
+            elif issubclass(kind, LogStream):
+                return getattr, (sys, "stdout")
+            elif issubclass(kind, io.IOBase) and not issubclass(kind, io.BytesIO | io.StringIO):
+                raise TypeError("an open file")
+            elif issubclass(kind, BaseException) and kind.__reduce__ is BaseException.__reduce__:
+                return _exception, (kind, value.args), _exception_state(value), None, None, _set_exception
+            return super().reducer_override(value)
+
+        def _function(self, value: FunctionType) -> Any:
+            cells = value.__closure__ or ()
+            self._cells.update((id(each), each) for each in cells)
+            fields = {name: getattr(value, name) for name in FUNCTION_FIELDS if hasattr(value, name)}
+            contents = [_content(each) for each in cells]
+            state = fields, dict(vars(value)), cells, contents
+            return _function, (value.__code__, value.__name__, cells), state, None, None, _set_function
+
+    return Pickler
+
+
+def _cloudpickle(source: bytes) -> Any:
+    try:
+        return importlib.import_module("cloudpickle.cloudpickle")
+    except ImportError:
+        name = "cloudpickle.cloudpickle"
+        package, module = ModuleType("cloudpickle"), ModuleType(name)
+        package.__path__ = []
+        package.__dict__["cloudpickle"] = module
+        sys.modules["cloudpickle"], sys.modules[name] = package, module
+        exec(compile(source, name, "exec"), module.__dict__)
+        return module
+
+
+# What pickles name
+
+FUNCTION_FIELDS: Final = (
+    "__annotations__",
+    "__defaults__",
+    "__doc__",
+    "__kwdefaults__",
+    "__module__",
+    "__qualname__",
+    "__type_params__",
+)
+
+
+def _own(name: str) -> Any:
+    return _place.own[name]
+
+
+def _tools(prefix: str) -> Any:
+    found = _place.own["tools"]
+    for name in prefix.split(".")[:-1]:
+        found = found[name]
+    return found
+
+
+def _tool(name: str) -> Any:
+    return _place.own["tools"][name]
+
+
+def _content(cell: CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # empty
+        return ()
+
+
+def _function(code: CodeType, name: str, cells: tuple[CellType, ...]) -> FunctionType:
+    return FunctionType(code, _place.namespace, name, None, cells or None)
+
+
+def _set_function(function: FunctionType, state: tuple[Any, ...]) -> None:
+    fields, attributes, cells, contents = state
+    for name, value in fields.items():
+        setattr(function, name, value)
+    vars(function).update(attributes)
+    for cell, content in zip(cells, contents, strict=True):
+        if content:
+            (cell.cell_contents,) = content
+
+
+def _exception(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    made: BaseException = kind.__new__(kind, *args)
+    made.args = args
+    return made
+
+
+def _exception_state(value: BaseException) -> Any:
+    return dict(vars(value)), value.__cause__, value.__context__, value.__suppress_context__
+
+
+def _set_exception(value: BaseException, state: Any) -> None:
+    attributes, value.__cause__, value.__context__, value.__suppress_context__ = state
+    vars(value).update(attributes)
+
+
+# Bringing back
+
+
+def bring_back(place: Place, parts: list[bytes]) -> None:
+    """Bring a state back into a sandbox that has run nothing. `parts`: its bytes, in any pieces; they are used up.
+
+    Raises:
+        Exception: it cannot be brought back.
+    """
+    global _place
+    _place = place
+    reader = _Reader(parts)
+    rest = _value(reader, place)
+    _bring_back_files(rest["files"], place.workspace)
+    place.inputs.extend(rest["inputs"])
+    os.chdir(os.path.join(place.workspace, rest["cwd"]))
+    for name, value in rest["environ"].items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    sys.path += [each for each in rest["path"] if each not in sys.path]
+    SCRIPTS.texts.update(rest["texts"])
+    place.namespace.update(_value(reader, place))  # imports modules of the workspace
+    for set_to, value in _settings(rest["libraries"]):
+        set_to(value)
+    random.setstate(rest["random"])
+    determinism.set_state(rest["determinism"])
+
+
+class _Reader:
+    """Takes bytes from pieces, which it uses up."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        pieces.reverse()
+        self._pieces, self._at = pieces, 0
+
+    def take(self, size: int) -> bytearray:
+        """Return the next bytes. Raises EOFError when there are fewer."""
+        found, at = bytearray(size), 0
+        while at < size:
+            if not self._pieces:
+                raise EOFError(f"{size - at} bytes are missing")
+            piece = self._pieces[-1]
+            part = memoryview(piece)[self._at : self._at + size - at]
+            found[at : at + len(part)] = part
+            at, self._at = at + len(part), self._at + len(part)
+            if self._at == len(piece):
+                self._at = 0
+                self._pieces.pop()
+        return found
+
+
+def _value(reader: _Reader, place: Place) -> Any:
+    version, size, buffers = pickle.loads(reader.take(int.from_bytes(reader.take(HEADER_BYTES), "big")))
+    if version != VERSION:
+        raise RuntimeError(f"it was kept by Python {version[0]}.{version[1]}, and this is {VERSION[0]}.{VERSION[1]}")
+    _cloudpickle(place.cloudpickle)
+    stream = reader.take(size)
+    views = [(memoryview(reader.take(length)), is_fixed) for length, is_fixed in buffers]
+    return pickle.loads(stream, buffers=[view.toreadonly() if is_fixed else view for view, is_fixed in views])
+
+
+def _bring_back_files(files: list[Any], workspace: str) -> None:
+    for name, mode, content in files:
+        path = os.path.join(workspace, name)
+        if content is None:
+            os.makedirs(path, exist_ok=True)
+            os.chmod(path, mode)
+        elif isinstance(content, str):
+            os.symlink(content, path)
+        else:
+            with open(path, "wb") as file:
+                file.write(content)
+            os.chmod(path, mode)
+
+
+# What scripts set in modules
+
+
+def _library_settings() -> dict[str, Any]:
+    """Return the settings of the modules that are loaded, by module."""
+    found: dict[str, Any] = {}
+    if numpy := sys.modules.get("numpy"):
+        found["numpy"] = numpy.random.get_state(), numpy.get_printoptions()
+    if matplotlib := sys.modules.get("matplotlib"):
+        found["matplotlib"] = dict(matplotlib.rcParams)
+    if pandas := sys.modules.get("pandas"):
+        found["pandas"] = dict(_options(pandas.options))
+    if decimal := sys.modules.get("decimal"):
+        found["decimal"] = decimal.getcontext()
+    return found
+
+
+def _set_print_options(numpy: Any, options: dict[str, Any]) -> None:
+    numpy.set_printoptions(**options)
+
+
+def _options(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name in dir(options):
+        value = getattr(options, name)
+        if type(value) is type(options):
+            yield from _options(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _settings(kept: dict[str, Any]) -> Iterator[tuple[Callable[[Any], object], Any]]:
+    """Yield each setting that is another one here, with what sets it. Modules that no name has loaded are left out."""
+    for module, settings in kept.items():
+        loaded: Any = sys.modules.get(module)
+        if loaded is None:
+            continue
+        if module == "numpy":
+            yield loaded.random.set_state, settings[0]
+            yield partial(_set_print_options, loaded), settings[1]
+        elif module == "matplotlib":
+            here = loaded.rcParams
+            yield here.update, {name: value for name, value in settings.items() if here.get(name) != value}
+        elif module == "pandas":
+            here = dict(_options(loaded.options))
+            for name, value in settings.items():
+                if name in here and here[name] != value:
+                    yield partial(loaded.set_option, name), value
+        else:
+            yield loaded.setcontext, settings

@@ -1,0 +1,404 @@
+"""The state of a session by value: what is kept and brought back, what is named as lost, and what a guest makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolcell import ExecutionResult, Limits, Outcome, SessionError, SyncRuntime, ToolRegistry
+from toolcell.control import Approve
+from toolcell.sandbox.process.namespaced_sandbox import NamespacedSandbox
+from toolcell.sessions import kept_state
+from toolcell.sync import SyncSession
+
+pytestmark = pytest.mark.isolation
+
+made: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that is busy an interrupted script takes long to end."""
+    monkeypatch.setattr(NamespacedSandbox, "interrupted_s", 10.0)
+
+
+def tools() -> ToolRegistry:
+    registry = ToolRegistry()
+
+    @registry.tool
+    def write(text: str) -> int:
+        """Append a line to the ledger."""
+        made.append(text)
+        return len(made)
+
+    @registry.tool(name="box.double")
+    def double(number: int) -> int:
+        """Return twice a whole number."""
+        return 2 * number
+
+    @registry.tool(requires_approval=True)
+    def pay(to: str) -> str:
+        """Send some money to somebody."""
+        made.append(f"pay {to}")
+        return f"paid {to}"
+
+    return registry
+
+
+@pytest.fixture
+def runtime() -> Iterator[SyncRuntime]:
+    made.clear()
+    with SyncRuntime(tools()) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Iterator[SyncRuntime]:
+    made.clear()
+    with SyncRuntime(tools(), journal=tmp_path / "journals") as runtime:
+        yield runtime
+
+
+def value(session: SyncSession, source: str) -> Any:
+    result = session.execute_code(source)
+    assert result.ok, result.error
+    return result.value
+
+
+def began(result: ExecutionResult) -> str:
+    assert result.session is not None
+    return result.session.began
+
+
+CASES = {
+    "shared object": ("a = []\nb = [a, a]", "b[0].append(1)\n[a, b[0] is b[1], b[1] is a]", [[1], True, True]),
+    "cycle": ("a = []\na.append(a)", "a[0] is a", True),
+    "closure with shared variable": (
+        "def make():\n  n = 0\n  def up():\n    nonlocal n\n    n += 1\n  def get(): return n\n  return up, get\n"
+        "up, get = make()\nup()",
+        "up()\nget()",
+        2,
+    ),
+    "recursive closure": (
+        "def make():\n  def fact(n): return 1 if n < 2 else n * fact(n - 1)\n  return fact\nf = make()",
+        "f(5)",
+        120,
+    ),
+    "global of a function": ("n = 1\ndef up():\n  global n\n  n += 1", "up()\nn += 10\nup()\nn", 13),
+    "function that calls a later one": ("def f(): return g()", "def g(): return 3\nf()", 3),
+    "function of a lost name": (
+        "gen = (i for i in [1])\ndef f(): return 'gen' in globals()\nwhile True: pass",
+        "f()",
+        False,
+    ),
+    "defaults and attributes": ("def f(a, b=[1], *, c={'x': 2}): return a, b, c\nf.n = 4", "[*f(0), f.n]", None),
+    "decorator": (
+        "import functools\ndef d(f):\n  @functools.wraps(f)\n  def g(*a): return f(*a) + 1\n  return g\n"
+        "@d\ndef h(x):\n  'doc'\n  return x",
+        "[h(1), h.__name__, h.__doc__]",
+        [2, "h", "doc"],
+    ),
+    "lambda": ("k = 2\nf = lambda x: x * k", "k = 3\nf(2)", 6),
+    "class with super": (
+        "class A:\n  def f(self): return 1\nclass B(A):\n  n = 0\n  def f(self): return super().f() + 1\nb = B()",
+        "[b.f(), isinstance(b, B), isinstance(b, A), type(b) is B, B().f()]",
+        [2, True, True, True, 2],
+    ),
+    "class attribute": ("class A: seen = []\nA.seen.append(1)\na = A()", "a.seen.append(2)\nA.seen", [1, 2]),
+    "dataclass": ("import dataclasses\n@dataclasses.dataclass\nclass P:\n  x: int\np = P(1)", "[p == P(1), p.x]", None),
+    "enum": ("import enum\nclass C(enum.Enum):\n  R = 1\nc = C.R", "c is C.R", True),
+    "named tuple": ("import collections\nT = collections.namedtuple('T', 'a b')\nt = T(1, 2)", "t == T(1, 2)", True),
+    "property and slots": (
+        "class A:\n  __slots__ = ('x',)\n  @property\n  def y(self): return self.x + 1\na = A()\na.x = 1",
+        "a.y",
+        2,
+    ),
+    "own exception": (
+        "class E(Exception):\n  def __init__(self, a, b):\n    super().__init__(a)\n    self.b = b\n"
+        "try: raise E(1, 2)\nexcept E as exc: e = exc",
+        "[type(e) is E, e.args == (1,), e.b]",
+        [True, True, 2],
+    ),
+    "tool error": (
+        "try: call_tool('nobody')\nexcept Exception as exc: e = exc",
+        "[type(e) is ToolError, e.code]",
+        None,
+    ),
+    "standard library": (
+        "import collections, datetime, decimal, fractions, re, uuid, pathlib, itertools\n"
+        "x = [collections.Counter('aab'), collections.deque([1], 5), collections.defaultdict(list), decimal.Decimal('1.5'),"
+        " fractions.Fraction(1, 3), datetime.datetime(2020, 1, 1), re.compile('a+'), pathlib.Path('a'), range(5)]\n"
+        "d = collections.OrderedDict(a=1)\ny = str(x)",
+        "[str(x) == y, x[6].match('aa').end(), x[5] + datetime.timedelta(1) > x[5]]",
+        [True, 2, True],
+    ),
+    "module": ("import json, os.path as p, collections.abc", "[json.loads('1'), p.join('a', 'b')]", [1, "a/b"]),
+    "module of the workspace": (
+        "open('own.py', 'w').write('N = 1\\ndef f(): return N')\nimport own\nf = own.f",
+        "[own.N, f(), own.f is f]",
+        [1, 1, True],
+    ),
+    "files": (
+        "import os\nos.makedirs('a/b')\nopen('a/b/c', 'wb').write(b'\\0x')\nos.symlink('a/b/c', 'link')\n"
+        "os.chmod('a/b/c', 0o700)\nopen('/tmp/t', 'w').write('t')\nos.chdir('a')",
+        "import os, stat\n[open('b/c', 'rb').read(), os.readlink('../link'), oct(os.stat('b/c').st_mode), "
+        "open('/tmp/t').read()]",
+        [b"\0x", "a/b/c", "0o100700", "t"],
+    ),
+    "environment": (
+        "import os, sys\nos.environ['A'] = 'b'\nsys.path.append('/x')",
+        "[os.environ['A'], '/x' in sys.path]",
+        None,
+    ),
+    "tools": (
+        "call, t, ns, d = call_tool, tools.write, tools.box, tools.box.double\nout = set_result\nfrom tools import write",
+        "[call('box.double', number=1), ns.double(2), d(3), t('x') > 0, write('y') > 0]",
+        [2, 4, 6, True, True],
+    ),
+    "standard output": ("import sys\nout = sys.stdout\np = print", "p('hello')\nout is sys.stdout", True),
+    "logger": ("import logging\nlog = logging.getLogger('x')", "log is logging.getLogger('x')", True),
+    "annotations": ("x: int = 1", "__annotations__ == {'x': int}", True),
+    "time": (
+        "from time import time as now\nimport datetime\nfrom datetime import datetime as D",
+        "now() > 0 and D.now() is not None",
+        True,
+    ),
+    "decimal context": ("import decimal\ndecimal.getcontext().prec = 5", "str(decimal.Decimal(1) / 3)", "0.33333"),
+    "partial and methods": (
+        "import functools, operator\nf = functools.partial(pow, 2)\ng = [1].append\nh = operator.itemgetter(1)",
+        "[f(3), h([1, 2])]",
+        [8, 2],
+    ),
+}
+"""What a script leaves; what a later one does with it; the value of that, None for what it was before."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_brought_back_is_what_it_was(runtime: SyncRuntime, case: str) -> None:
+    leaves, looks, expected = CASES[case]
+    limits = Limits(wall_s=0.4) if "while True" in leaves else None
+    with runtime.session() as session:
+        session.execute_code(leaves, limits=limits)
+        with session.fork() as copy:
+            there = copy.execute_code(looks)
+        session.put_down()
+        back = session.execute_code(looks)
+
+    assert there.ok and back.ok, (there.error, back.error)
+    assert began(there) == "live" and began(back) == "value"
+    assert back.value == there.value
+    if expected is not None:
+        assert back.value == expected
+
+
+def test_randomness_goes_on_where_it_was(runtime: SyncRuntime) -> None:
+    with runtime.session() as session:
+        value(session, "import random, uuid, secrets\nrandom.random()")
+        with session.fork() as copy:
+            draws = "[random.random(), str(uuid.uuid4()), secrets.token_hex(4), random.Random().random()]"
+            assert value(copy, draws) == value(session, draws)
+
+
+def test_arrays_and_frames_are_brought_back_and_can_be_written_to() -> None:
+    with SyncRuntime(packages=["numpy", "pandas"]) as runtime, runtime.session() as session:
+        value(
+            session,
+            "import numpy as np, pandas as pd\na = np.arange(6.).reshape(2, 3)\nv = a[0]\nfixed = np.ones(2)\n"
+            "fixed.flags.writeable = False\ndf = pd.DataFrame({'x': [1, 2], 't': ['a', None]}, index=['p', 'q'])\n"
+            "g = df.groupby('x')\nnp.random.seed(3)\npd.set_option('display.max_rows', 7)",
+        )
+        session.put_down()
+        back = session.execute_code(
+            "a[0, 0] = 5\ndf.loc['p', 'x'] = 9\n[v.tolist(), fixed.flags.writeable, df.shape, int(g.ngroups), "
+            "np.random.rand() == np.random.RandomState(3).rand(), pd.get_option('display.max_rows')]"
+        )
+    assert back.ok, back.error
+    assert began(back) == "value"
+    assert back.value[1:] == [False, [2, 2], 2, True, 7]
+
+
+LOST = (
+    "import socket, sqlite3, threading\ngen = (i for i in [1])\nhandle = open('f', 'w')\ndb = sqlite3.connect(':memory:')\n"
+    "lock = threading.Lock()\nkept = [1, 2]\ndef f(): return gen\nholder = {'deep': [lock]}\nn = 0\nwhile True: n += 1"
+)
+
+
+def test_what_cannot_be_kept_is_named_with_its_reason_and_the_rest_is_there(runtime: SyncRuntime) -> None:
+    with runtime.session() as session:
+        cut = session.execute_code(LOST, limits=Limits(wall_s=0.4))
+        assert cut.outcome is Outcome.TIMEOUT
+        assert cut.session is not None
+        assert not cut.session.forgotten
+        killed = session.execute_code("x = bytearray(10**9)")
+        assert killed.session is not None
+        assert killed.session.lost
+        back = session.execute_code("[kept, n > 0, 'gen' in globals(), callable(f)]")
+        later = session.execute_code("kept")
+
+    assert back.value == [[1, 2], True, False, True]
+    assert back.session is not None
+    assert began(back) == "value"
+    names = [each.partition(":")[0] for each in back.session.forgotten]
+    assert sorted(names) == ["db", "gen", "handle", "holder", "lock"]
+    assert "generator" in next(each for each in back.session.forgotten if each.startswith("gen"))
+    assert later.session is not None
+    assert not later.session.forgotten
+
+
+def test_scripts_after_a_kept_state_are_run_again_on_it(runtime: SyncRuntime) -> None:
+    with runtime.session() as session:
+        session.execute_code("n = 0\nwhile True: n += 1", limits=Limits(wall_s=0.3))
+        n = value(session, "n")
+        value(session, "gen = (i for i in range(5))\nnext(gen)\nm = call_tool('write', text='once')\nn += 1")
+        value(session, "next(gen)")
+        session.put_down()
+        back = session.execute_code("[n, next(gen), m]")
+    assert (back.value, began(back), made) == ([n + 1, 2, 1], "value", ["once"])
+
+
+def test_a_state_that_cannot_be_loaded_is_rebuilt_by_running_the_scripts(runtime: SyncRuntime) -> None:
+    with runtime.session() as session:
+        value(session, "class Odd:\n  def __reduce__(self): return int, ('no number',)\nodd = Odd()\nx = 1")
+        session.put_down()
+        back = session.execute_code("[x, type(odd).__name__]")
+    assert (back.value, began(back)) == ([1, "Odd"], "journal")
+
+
+def test_a_state_that_cannot_be_loaded_and_not_be_rebuilt_is_an_error_that_says_so(runtime: SyncRuntime) -> None:
+    with runtime.session() as session:
+        session.execute_code(
+            "class Odd:\n  def __reduce__(self): return int, ('no number',)\nodd = Odd()\nwhile True: pass",
+            limits=Limits(wall_s=0.3),
+        )
+        session.put_down()
+        with pytest.raises(SessionError, match=r"cannot be brought back: .*no number.*; reset\(\) begins again"):
+            session.execute_code("1")
+        session.reset()
+        assert value(session, "2") == 2
+
+
+@pytest.mark.parametrize(
+    "hides",
+    [
+        "import toolcell_bridge.guest.script_end as e\ne.keep_session = lambda room: None",
+        "import toolcell_bridge.guest.script_end as e\ndef keep_session(room): set_result({'lost': 7})\n"
+        "e.keep_session = keep_session",
+        "import toolcell_bridge.guest.script_end as e\ndef keep_session(room):\n"
+        "  open('state', 'w').write('x')\n  set_result({'lost': {'\\x1b[31m': '\\u202e' * 999, **{str(i): '' for i in range(99)}}}, "
+        "files=['state'])\ne.keep_session = keep_session",
+        "import toolcell_bridge.guest.script_end as e\ndef keep_session(room):\n  while True: pass\ne.keep_session = keep_session",
+    ],
+    ids=["sends nothing", "sends another type", "sends a false state", "never ends"],
+)
+def test_whatever_a_guest_sends_as_its_state_the_host_does_not_raise(
+    runtime: SyncRuntime, hides: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_state, "KEEP_S", 1.0)
+    with runtime.session() as session:
+        session.execute_code(f"x = 1\n{hides}\nwhile True: pass", limits=Limits(wall_s=0.3))
+        with suppress(SessionError):
+            session.put_down()
+            session.execute_code("x")
+        session.reset()
+        assert value(session, "2") == 2
+
+
+def test_a_state_that_is_too_large_costs_the_session_nothing(
+    runtime: SyncRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_state, "STATE_BYTES", 1 << 20)
+    with runtime.session() as session:
+        session.execute_code("x = bytes(2 << 20)\nwhile True: pass", limits=Limits(wall_s=0.3))
+        assert value(session, "len(x)") == 2 << 20
+        with pytest.raises(SessionError, match="cannot be rebuilt: script 1 was interrupted"):
+            session.put_down()
+
+
+def test_a_sandbox_that_is_nearly_full_is_not_ended_by_keeping_its_state(runtime: SyncRuntime) -> None:
+    with runtime.session(limits=Limits(memory_bytes=128 << 20)) as session:
+        value(session, "x = [str(i) for i in range(700_000)]")
+        session.execute_code("while True: pass", limits=Limits(wall_s=0.3, memory_bytes=128 << 20))
+        assert value(session, "len(x)") == 700_000
+
+
+# In another process
+
+
+def test_a_state_is_there_in_another_runtime_and_its_file_goes_with_the_session(
+    on_disk: SyncRuntime, tmp_path: Path
+) -> None:
+    folder = tmp_path / "journals"
+    with on_disk.session("a") as session:
+        session.execute_code("n = 0\ndef up():\n  global n\n  n += 1\nwhile True: up()", limits=Limits(wall_s=0.3))
+        value(session, "n = 7")
+        session.put_down()
+        value(session, "n = 8")
+        session.put_down()
+    assert len(list(folder.glob("*.state"))) == 2  # from which the scripts go on, and the latest
+    with SyncRuntime(tools(), journal=folder) as other:
+        with other.session("a", restore=True) as session:
+            back = session.execute_code("up()\nn")
+            assert (back.value, began(back)) == (9, "value")
+            session.reset()
+            assert not list(folder.glob("*.state"))
+            session.execute_code("m = 1\nwhile True: pass", limits=Limits(wall_s=0.3))
+        assert len(list(folder.glob("*.state"))) == 1
+        other.forget_session("a")
+        assert not list(folder.glob("*.state"))
+
+
+@pytest.mark.parametrize("how", ["changed", "removed", "a link"])
+def test_a_state_whose_file_was_touched_is_refused(on_disk: SyncRuntime, tmp_path: Path, how: str) -> None:
+    folder = tmp_path / "journals"
+    with on_disk.session("a") as session:
+        session.execute_code("n = 1\nwhile True: pass", limits=Limits(wall_s=0.3))
+    (state,) = folder.glob("*.state")
+    data = state.read_bytes()
+    if how == "changed":
+        state.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    else:
+        state.unlink()
+        if how == "a link":
+            (tmp_path / "elsewhere").write_bytes(data)
+            state.symlink_to(tmp_path / "elsewhere")
+    with SyncRuntime(tools(), journal=folder) as other, other.session("a", restore=True) as session:
+        with pytest.raises(SessionError, match="the file with"):
+            session.execute_code("n")
+        session.reset()
+        assert value(session, "1") == 1
+
+
+def test_a_script_that_waits_is_carried_on_upon_a_kept_state_in_another_process(
+    on_disk: SyncRuntime, tmp_path: Path
+) -> None:
+    with on_disk.session("a") as session:
+        session.execute_code("n = 5\nwhile True: pass", limits=Limits(wall_s=0.3))
+        waiting = session.execute_code("[n, call_tool('pay', to='ada')]", on_approval="suspend")
+        assert waiting.suspension is not None
+        token = waiting.suspension.to_json()
+        calls = [call.id for call in waiting.suspension.calls]
+    with SyncRuntime(tools(), journal=tmp_path / "journals") as other, other.session("a", restore=True) as session:
+        done = session.resume(token, {call: Approve() for call in calls})
+        assert done.value == [5, "paid ada"]
+    assert made == ["pay ada"]
+
+
+def test_a_fork_of_a_session_on_disk_has_a_state_of_its_own(on_disk: SyncRuntime, tmp_path: Path) -> None:
+    with on_disk.session("a") as session:
+        session.execute_code("n = 5\nwhile True: pass", limits=Limits(wall_s=0.3))
+        session.fork("b").close()
+    on_disk.forget_session("a")
+    with on_disk.session("b", restore=True) as session:
+        assert value(session, "n") == 5
+
+
+def test_a_dry_run_after_an_interrupted_script_has_its_state(runtime: SyncRuntime) -> None:
+    with runtime.session() as session:
+        session.execute_code("n = 5\nwhile True: pass", limits=Limits(wall_s=0.3))
+        draft = session.execute_code("n += 1\ncall_tool('pay', to=str(n))", dry_run=True)
+        assert [each.args for each in draft.effects] == [{"to": "6"}]
+        assert value(session, "n") == 5
