@@ -28,7 +28,7 @@ from toolcell.builtin.tables import csv_pieces
 from toolcell.builtin.tables.batches import Batch, FrameBatch, RecordBatch, batches_of
 from toolcell.builtin.tables.cells import group_key, number_of, text_of_cell
 from toolcell.builtin.tables.operations import aggregated, filtered, transformed
-from toolcell.builtin.tables.readers import CHUNK_CHARS, MAX_RECORD_CHARS, Table
+from toolcell.builtin.tables.readers import CHUNK_CHARS, MAX_RECORD_CHARS, TextTable
 from toolcell.builtin.tables.requests import OPERATORS, Metric, Transform, condition
 from toolcell.builtin.tables.text import open_text
 from toolcell.errors import ToolError
@@ -159,7 +159,7 @@ async def test_what_makes_no_sense_is_refused_with_its_place(args: dict[str, Any
 def test_json_is_read_alike_however_it_is_cut(records: list[dict[str, Any]], indent: int) -> None:
     """Read in pieces of two characters, what is decoded is what was written."""
     text = json.dumps(records, indent=indent)
-    table = Table(open_text(io.BytesIO(text.encode())), "json")
+    table = TextTable(open_text(io.BytesIO(text.encode())), "json")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("toolcell.builtin.tables.readers.CHUNK_CHARS", 2)
         read = [record for batch in table.batches() for record in batch.records(range(len(batch)))]
@@ -481,7 +481,7 @@ def test_polars_reads_the_rows_that_the_csv_module_reads(parts: list[str], heade
         for name in ("FIRST_PIECE_BYTES", "PIECE_BYTES", "ROWS_BYTES"):
             patch.setattr(csv_pieces, name, size)
         for wanted in (None, (), ("h",)):
-            table = Table(open_text(io.BytesIO(f"{header}\n{text}".encode())), "csv")
+            table = TextTable(open_text(io.BytesIO(f"{header}\n{text}".encode())), "csv")
             read = [record for batch in table.batches(wanted) for record in batch.records(range(len(batch)))]
             assert read == expected, (text, header, size, wanted)
 
@@ -550,7 +550,7 @@ def test_a_batch_of_very_short_rows_has_no_more_cells_than_another(
     monkeypatch.setattr(csv_pieces, "FIRST_PIECE_BYTES", 4096)
     monkeypatch.setattr(csv_pieces, "ROWS_BYTES", 4096)
     monkeypatch.setattr(csv_pieces, "MAX_CELLS", 5000)
-    table = Table(open_text(io.BytesIO(b"a,b\n" + line * 40_000)), "csv")
+    table = TextTable(open_text(io.BytesIO(b"a,b\n" + line * 40_000)), "csv")
     sizes = [len(batch) for batch in table.batches(["a"])]
     assert sum(sizes) == (20_000 if line == b'"\n' else 40_000)
     assert max(sizes) * 2 <= 5000

@@ -102,7 +102,8 @@ def test_a_trickled_frame_costs_linear_work(piece_bytes: int, monkeypatch: pytes
     total = 512 * 1024
     wire = frame(bytes(total))
     buffer = CountingBuffer()
-    monkeypatch.setattr(framing, "bytearray", lambda: buffer, raising=False)
+    buffers = iter([buffer, bytearray()])
+    monkeypatch.setattr(framing, "bytearray", lambda: next(buffers), raising=False)
     reader = FrameReader()
 
     for start in range(0, len(wire), piece_bytes):

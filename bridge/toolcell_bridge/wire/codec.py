@@ -25,10 +25,11 @@ from toolcell_bridge.wire.plain import (
     check_plain,
     check_plain_in_steps,
     check_texts,
-    pack,
     pack_around,
+    pack_parts,
     type_name,
 )
+from toolcell_bridge.wire.table_frames import WITH_TABLES, frame_with_tables, unpack_with_tables
 from toolcell_bridge.wire.unpacking import unpack_in_steps
 
 Made = TypeVar("Made")
@@ -51,8 +52,8 @@ def encode(message: Message, max_frame_bytes: int = MAX_FRAME_BYTES, most: int |
     values = form.values(message)
     form.check(values, most=most)
     name = form.message.__name__
-    body = pack_around(values, name) if PackedValue in map(type, values) else pack(values, name)
-    return frame(body, max_frame_bytes)
+    body, tables = (pack_around if PackedValue in map(type, values) else pack_parts)(values, name)
+    return frame_with_tables(body, tables, max_frame_bytes) if tables else frame(body, max_frame_bytes)
 
 
 def decode(body: bytes | bytearray, most: int | None = None) -> Message:
@@ -70,7 +71,7 @@ def decode_counted(body: bytes | bytearray, most: int | None = None) -> tuple[Me
     Raises:
         RemoteProtocolError: whatever is wrong with it. Nothing else escapes, but for MemoryError.
     """
-    if len(body) > _SMALL_BYTES:
+    if len(body) > _SMALL_BYTES or body[:1] == WITH_TABLES:
         return to_the_end(decode_in_steps(body, most))
     try:
         values = unpackb(body)
@@ -92,7 +93,9 @@ def decode_in_steps(body: bytes | bytearray, most: int | None = None) -> Generat
         RemoteProtocolError: whatever is wrong with it. Nothing else escapes, but for MemoryError.
     """
     try:
-        values: Any = yield from unpack_in_steps(body, most or MAX_ELEMENTS, MAX_DEPTH + 1)
+        most_built = most or MAX_ELEMENTS
+        unpacked = unpack_with_tables if body[:1] == WITH_TABLES else unpack_in_steps
+        values: Any = yield from unpacked(body, most_built, MAX_DEPTH + 1)
         form = _form_of(values)
         elements = yield from form.check_in_steps(values, most)
         return form.message(*values[1:]), elements

@@ -9,7 +9,9 @@ from toolcell_bridge.wire.errors import RemoteProtocolError, ValueTooLarge
 MAX_FRAME_BYTES: Final = 8 * 1024 * 1024
 """Default for the largest body that an end accepts."""
 
-_HEADER_BYTES: Final = 4
+HEADER_BYTES: Final = 4
+
+_LARGE_BYTES: Final = 64 * 1024
 
 _SHORT_TEXT: Final = 0xA0
 _SHORT_TEXT_BYTES: Final = 31
@@ -30,7 +32,7 @@ def frame(body: bytes, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
     """
     if len(body) > max_frame_bytes:
         raise ValueTooLarge("message", len(body), max_frame_bytes, cure=FRAME_CURE)
-    return len(body).to_bytes(_HEADER_BYTES, "big") + body
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
 
 
 class FrameReader:
@@ -63,18 +65,22 @@ class FrameReader:
         """
         buffer = self.buffer
         if not self._end:
-            if len(buffer) < _HEADER_BYTES:
+            if len(buffer) < HEADER_BYTES:
                 return None
-            length = int.from_bytes(buffer[:_HEADER_BYTES], "big")
+            length = int.from_bytes(buffer[:HEADER_BYTES], "big")
             if not 0 < length <= self._max_frame_bytes:
                 raise RemoteProtocolError(
                     f"frame of {length} bytes announced, 1 to {self._max_frame_bytes} are allowed"
                 )
-            self._end = _HEADER_BYTES + length
+            self._end = HEADER_BYTES + length
         if len(buffer) < self._end:
             return None
-        body = buffer[_HEADER_BYTES : self._end]
-        del buffer[: self._end]
+        if len(buffer) == self._end > _LARGE_BYTES:  # handed out without a copy
+            body, self.buffer = buffer, bytearray()
+            del body[:HEADER_BYTES]
+        else:
+            body = buffer[HEADER_BYTES : self._end]
+            del buffer[: self._end]
         self._end = 0
         return body
 
@@ -86,13 +92,13 @@ class FrameReader:
         """
         buffer = self.buffer
         found: list[bytearray] = []
-        if self._end or len(buffer) <= _HEADER_BYTES + len(head):
+        if self._end or len(buffer) <= HEADER_BYTES + len(head):
             return found
         at = 0
-        while len(found) < most and buffer.startswith(b"\0\0\0", at) and len(buffer) > at + _HEADER_BYTES:
-            form = at + _HEADER_BYTES + len(head)
-            end = at + _HEADER_BYTES + buffer[at + _HEADER_BYTES - 1]
-            if end > len(buffer) or form >= end or not buffer.startswith(head, at + _HEADER_BYTES):
+        while len(found) < most and buffer.startswith(b"\0\0\0", at) and len(buffer) > at + HEADER_BYTES:
+            form = at + HEADER_BYTES + len(head)
+            end = at + HEADER_BYTES + buffer[at + HEADER_BYTES - 1]
+            if end > len(buffer) or form >= end or not buffer.startswith(head, at + HEADER_BYTES):
                 break
             text = form + 2 if buffer[form] == _TEXT_AND_LENGTH else form + 1
             if text >= end or buffer[text - 1] != (end - text if text == form + 2 else _SHORT_TEXT | end - text):

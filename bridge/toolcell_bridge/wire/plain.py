@@ -7,10 +7,11 @@ from itertools import chain
 from types import NoneType
 from typing import Any, Final
 
-from msgpack import Packer
+from msgpack import ExtType, Packer
 
 from toolcell_bridge.wire.errors import LocalProtocolError, UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.messages import MAX_ELEMENTS
+from toolcell_bridge.wire.tables import TABLES, AnyTable
 
 MAX_DEPTH: Final = 64
 """Lists and dicts inside one another, per field."""
@@ -24,19 +25,24 @@ _FEW_CONTAINERS: Final = 8
 
 _SCALARS: Final = frozenset({NoneType, bool, int, float, str, bytes})
 _CONTAINERS: Final = frozenset({list, dict})
-PLAIN: Final = _SCALARS | _CONTAINERS
+PLAIN: Final = _SCALARS | _CONTAINERS | TABLES
 _TEXT: Final = frozenset({str})
 
 
 class PackedValue:
     """A value that is checked and packed. It replaces the value in a message, which then does not pack it again."""
 
-    __slots__ = ("data", "elements", "kind")
+    __slots__ = ("data", "elements", "kind", "tables")
 
     def __init__(self, value: object, what: str) -> None:
         self.elements = check_plain(value, what)
-        self.data = pack(value, what)
+        self.data, self.tables = pack_parts(value, what)
         self.kind = type(value)
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in a message."""
+        return len(self.data) + sum(each.nbytes for each in self.tables)
 
 
 def pack_value(value: object, what: str = "value") -> Any:
@@ -62,8 +68,9 @@ def check_plain(
     kind = type(value)
     if kind in _SCALARS:
         return spent
-    if type(value) is PackedValue:
-        return _spend(value.elements, what, spent, most)
+    if type(value) is PackedValue or kind in TABLES:
+        elements: int = value.elements  # type: ignore[attr-defined]
+        return _spend(elements, what, spent, most)
     if kind not in _CONTAINERS:
         raise UnsendableValue(what, f"{type_name(kind)} is not plain data")
     # Most are one dict or list of scalars, and need no level below.
@@ -134,6 +141,9 @@ def _check_containers(level: list[Any], what: str, spent: int, most: int) -> tup
     if not kinds <= PLAIN:
         names = ", ".join(sorted(map(type_name, kinds - PLAIN)))
         raise UnsendableValue(what, f"{names} in it is not plain data")
+    if not kinds.isdisjoint(TABLES):
+        tables = [item for item in chain.from_iterable(parts) if type(item) in TABLES]
+        spent = _spend(sum(each.elements for each in tables), what, spent, most)
     if kinds.isdisjoint(_CONTAINERS):
         return [], spent
     return [item for item in chain.from_iterable(parts) if type(item) in _CONTAINERS], spent
@@ -155,8 +165,8 @@ def is_sendable(value: object) -> bool:
     """True when a message can hold a value as it is."""
     try:
         check_plain(value)
-        _packer.pack(value)
-    except (UnsendableValue, ValueTooLarge, OverflowError, TypeError, ValueError):
+        pack_parts(value, "value")
+    except (UnsendableValue, ValueTooLarge):
         return False
     return True
 
@@ -167,7 +177,7 @@ def packed_size(value: object) -> int:
     Raises:
         UnsendableValue, ValueTooLarge: as `encode` would.
     """
-    return len(PackedValue(value, "value").data)
+    return PackedValue(value, "value").size
 
 
 def check_texts(value: Any, what: str, spent: int, most: int) -> int:
@@ -193,6 +203,36 @@ def pack(value: object, what: str) -> bytes:
     return packed
 
 
+TABLE: Final = 1
+"""Extension type of the place of an array or a table in a value. It holds nothing: they follow in this order."""
+
+
+def pack_parts(value: object, what: str) -> tuple[bytes, list[AnyTable]]:
+    """Pack a value, and return the arrays and tables in it, which follow it.
+
+    Raises:
+        UnsendableValue: as `pack`.
+    """
+    try:
+        return _packer.pack(value), []
+    except TypeError:
+        pass  # there may be tables in it
+    except (OverflowError, ValueError) as exc:
+        raise _unsendable(what, exc) from exc
+    tables: list[AnyTable] = []
+
+    def place(found: Any) -> ExtType:
+        if type(found) not in TABLES:
+            raise TypeError(f"{type_name(type(found))} is not plain data")
+        tables.append(found)
+        return ExtType(TABLE, b"")
+
+    try:
+        return Packer(default=place).pack(value), tables
+    except (OverflowError, TypeError, ValueError) as exc:
+        raise _unsendable(what, exc) from exc
+
+
 def _unsendable(what: str, exc: Exception) -> UnsendableValue:
     match exc:
         case OverflowError():
@@ -202,10 +242,15 @@ def _unsendable(what: str, exc: Exception) -> UnsendableValue:
     return UnsendableValue(what, str(exc))
 
 
-def pack_around(values: tuple[Any, ...], what: str) -> bytes:
+def pack_around(values: tuple[Any, ...], what: str) -> tuple[bytes, list[AnyTable]]:
     """Pack a message's tag and fields, of which some are packed already. No message has more than 15 of them."""
-    try:
-        parts = [value.data if type(value) is PackedValue else _packer.pack(value) for value in values]
-    except (OverflowError, TypeError, ValueError) as exc:
-        raise _unsendable(what, exc) from exc
-    return bytes((_FIXARRAY | len(values),)) + b"".join(parts)
+    tables: list[AnyTable] = []
+    parts = []
+    for value in values:
+        if type(value) is PackedValue:
+            data, found = value.data, value.tables
+        else:
+            data, found = pack_parts(value, what)
+        parts.append(data)
+        tables += found
+    return bytes((_FIXARRAY | len(values),)) + b"".join(parts), tables

@@ -6,8 +6,8 @@ memory is set aside for it.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any, Final
+from collections.abc import Callable, Generator
+from typing import Any, Final, TypeAlias
 
 from msgpack import OutOfData, Unpacker
 
@@ -29,16 +29,27 @@ _MAP_32: Final = 0xDF
 """First bytes of msgpack's maps and arrays. The short forms add the number of entries."""
 
 
-def unpack_in_steps(body: bytes | bytearray, most: int, deepest: int) -> Generator[None, None, object]:
+Extension: TypeAlias = Callable[[int, bytes], Any]
+
+
+def _refuse_extension(code: int, data: bytes) -> None:
+    raise RemoteProtocolError(f"extension type {code}")
+
+
+def unpack_in_steps(
+    body: bytes | bytearray, most: int, deepest: int, extension: Extension = _refuse_extension
+) -> Generator[None, None, object]:
     """Unpack a body that may claim huge lists, and return its value. `deepest`: levels that a long body may have.
+
+    `extension` is called with the type and the data of each extension.
 
     Raises:
         RemoteProtocolError, ValueError: it is not msgpack, or holds more than `most` elements.
     """
     if len(body) > _LARGE_BYTES:
-        return (yield from _unpack_one_by_one(body, most, deepest))
+        return (yield from _unpack_one_by_one(body, most, deepest, extension))
     _walk(body)
-    return (yield from _unpack_pieces(body, most))
+    return (yield from _unpack_pieces(body, most, extension))
 
 
 def _walk(body: bytes | bytearray) -> None:
@@ -49,7 +60,7 @@ def _walk(body: bytes | bytearray) -> None:
         raise RemoteProtocolError("bytes after the end of the message")
 
 
-def _unpack_pieces(body: bytes | bytearray, most: int) -> Generator[None, None, object]:
+def _unpack_pieces(body: bytes | bytearray, most: int, extension: Extension) -> Generator[None, None, object]:
     """Give msgpack one piece after another. It goes on where it was."""
     left = most
 
@@ -65,7 +76,7 @@ def _unpack_pieces(body: bytes | bytearray, most: int) -> Generator[None, None, 
         max_buffer_size=len(body),
         list_hook=hook,
         object_hook=hook,
-        ext_hook=_refuse_extension,
+        ext_hook=extension,
         max_array_len=most,
         max_map_len=most,
     )
@@ -81,9 +92,11 @@ def _unpack_pieces(body: bytes | bytearray, most: int) -> Generator[None, None, 
     raise RemoteProtocolError("the message ends too soon")
 
 
-def _unpack_one_by_one(body: bytes | bytearray, most: int, deepest: int) -> Generator[None, None, object]:
+def _unpack_one_by_one(
+    body: bytes | bytearray, most: int, deepest: int, extension: Extension
+) -> Generator[None, None, object]:
     """Unpack a body and count each list and dict before it is built."""
-    source = Unpacker(max_buffer_size=len(body), ext_hook=_refuse_extension)
+    source = Unpacker(max_buffer_size=len(body), ext_hook=extension)
     source.feed(body)
     above: list[tuple[bool, int, list[Any]]] = []
     is_map, left, items, budget = False, 1, [], most
@@ -113,7 +126,3 @@ def _unpack_one_by_one(body: bytes | bytearray, most: int, deepest: int) -> Gene
     if source.tell() != len(body):
         raise RemoteProtocolError("bytes after the end of the message")
     return items[0]
-
-
-def _refuse_extension(code: int, data: bytes) -> None:
-    raise RemoteProtocolError(f"extension type {code}")

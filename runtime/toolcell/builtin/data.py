@@ -144,7 +144,7 @@ class DataTools(ToolPackage):
         def work(text: io.TextIOWrapper, check: _Check) -> dict[str, Any]:
             from toolcell.builtin.tables import operations, readers
 
-            table = readers.Table(text, format, delimiter)
+            table = readers.TextTable(text, format, delimiter)
             return operations.parsed(table, check(table.batches(())), limit)
 
         return await self._over(ctx, content, path, work, encoding)
@@ -277,7 +277,7 @@ class DataTools(ToolPackage):
 
             if records is not None:
                 return work(check(batches.batches_of(records)))
-            return work(check(readers.Table(text, file.format, file.delimiter).batches(columns)))
+            return work(check(readers.TextTable(text, file.format, file.delimiter).batches(columns)))
 
         return await self._over(ctx, b"", file.path, over)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import polars as pl
 
 from toolcell.builtin.tables.cells import text_of_cell
-from toolcell.builtin.tables.columns import Column, text_series
+from toolcell.builtin.tables.columns import ColumnBatch, text_series
 from toolcell.builtin.tables.requests import Record
 
 BATCH_ROWS = 16_384
@@ -22,7 +22,7 @@ class Batch(Protocol):
 
     def __len__(self) -> int: ...
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> ColumnBatch:
         """Return the column's cells; all of them are missing when there is no such column."""
         ...
 
@@ -44,11 +44,11 @@ class RecordBatch:
     def __len__(self) -> int:
         return len(self._records)
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> ColumnBatch:
         """Return the column's cells."""
         cells = [record.get(name) for record in self._records]
         nulls = [cell is None and name in record for cell, record in zip(cells, self._records, strict=True)]
-        return Column(
+        return ColumnBatch(
             text_series(None if cell is None else text_of_cell(cell) for cell in cells),
             pl.Series(nulls, dtype=pl.Boolean),
         )
@@ -77,9 +77,9 @@ class RowBatch:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> ColumnBatch:
         """Return the column's cells."""
-        return Column(self.shown(name))
+        return ColumnBatch(self.shown(name))
 
     def shown(self, name: str) -> pl.Series:
         """Return the column's cells."""
@@ -102,9 +102,9 @@ class FrameBatch:
     def __len__(self) -> int:
         return self._frame.height
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> ColumnBatch:
         """Return the column's cells."""
-        return Column(self.shown(name))
+        return ColumnBatch(self.shown(name))
 
     def shown(self, name: str) -> pl.Series:
         """Return the column's cells."""

@@ -36,7 +36,7 @@ def text_series(cells: Iterable[str | None]) -> pl.Series:
         return pl.Series(plain, dtype=pl.String)
 
 
-class Column:
+class ColumnBatch:
     """The cells of a column: as text, as numbers, as keys."""
 
     def __init__(self, text: pl.Series, nulls: pl.Series | None = None) -> None:
@@ -155,7 +155,7 @@ class Column:
         return [is_text, number, exact, _where(is_text, self.text)]
 
 
-def totals(name: str, ops: Iterable[str], column: Column) -> list[pl.Series]:
+def totals(name: str, ops: Iterable[str], column: ColumnBatch) -> list[pl.Series]:
     """Return what the metrics of a column are computed from, as columns `<name>:<part>`; see `PARTS`.
 
     Fractions are in two columns, `high` and `low`, whose sums are rounded nowhere or far behind the point: added

@@ -14,8 +14,8 @@ import polars as pl
 from toolcell.builtin.tables.answers import MAX_ANSWER_BYTES, Collector, answer, plain_cells, size_of
 from toolcell.builtin.tables.batches import Batch, RecordBatch
 from toolcell.builtin.tables.cells import Number, group_key, tidy
-from toolcell.builtin.tables.columns import Column, merging, totals
-from toolcell.builtin.tables.readers import Table
+from toolcell.builtin.tables.columns import ColumnBatch, merging, totals
+from toolcell.builtin.tables.readers import TextTable
 from toolcell.builtin.tables.requests import Condition, Metric, Record, Transform
 from toolcell.errors import ToolError
 
@@ -27,7 +27,7 @@ _TAKEN: Final = 256
 Batches = Iterable[Batch]
 
 
-def parsed(table: Table, batches: Batches, limit: int) -> dict[str, Any]:
+def parsed(table: TextTable, batches: Batches, limit: int) -> dict[str, Any]:
     """Return `{records, columns, count}`; `count` is of all rows."""
     found = Collector(limit)
     for batch in batches:
@@ -266,7 +266,7 @@ class _Sorted:
         self._best = best.head(len(rows)).with_columns(row=-1 - pl.int_range(pl.len(), dtype=pl.Int64))
         self._is_full = room < 0 or len(rows) == self._most
 
-    def _column(self, batch: Batch) -> Column:
+    def _column(self, batch: Batch) -> ColumnBatch:
         """Return what a batch is sorted by, which may have had another name."""
         assert self._how.sort_by is not None
         if isinstance(batch, RecordBatch):
@@ -274,7 +274,9 @@ class _Sorted:
         sources = [batch.shown(name) for name in self._how.sort_sources]
         if not sources:
             return batch.column("")
-        return Column(sources[0] if len(sources) == 1 else sources[0].zip_with(sources[0].is_not_null(), sources[1]))
+        return ColumnBatch(
+            sources[0] if len(sources) == 1 else sources[0].zip_with(sources[0].is_not_null(), sources[1])
+        )
 
     def _promising(self, keys: pl.DataFrame) -> pl.DataFrame:
         """Drop rows that come after all that there are, and add those that there are."""

@@ -25,7 +25,7 @@ CHUNK_CHARS = 256 * 1024
 _JSON_SPACE = " \t\r\n"
 
 
-class Table:
+class TextTable:
     """A table that is being read. Columns and counts are final when the batches have been read."""
 
     def __init__(self, text: io.TextIOWrapper, format: str | None = None, delimiter: str | None = None) -> None:

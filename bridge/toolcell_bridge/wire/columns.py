@@ -1,0 +1,416 @@
+"""Columns: typed values in buffers, with a description from which the length of every buffer follows.
+
+The description of a column is plain data: `[kind, form, has_nulls, text_bytes, detail]`. Its buffers follow one another
+in little-endian order, each padded to `ALIGNMENT` bytes: the values, for text and bytes their lengths and then all of
+them joined, and one bit per row where rows are missing. Whatever a column says is checked before it is believed, so
+that reading one that was read by `Buffers` raises nothing.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import struct
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from itertools import accumulate, pairwise
+from typing import Any, Final, TypeAlias
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+ALIGNMENT: Final = 8
+
+FORMATS: Final = {
+    "bool": "B",
+    "int8": "b",
+    "int16": "h",
+    "int32": "i",
+    "int64": "q",
+    "uint8": "B",
+    "uint16": "H",
+    "uint32": "I",
+    "uint64": "Q",
+    "float16": "e",
+    "float32": "f",
+    "float64": "d",
+    "complex64": "f",
+    "complex128": "d",
+    "datetime": "q",
+    "duration": "q",
+    "date": "i",
+    "time": "q",
+    "null": "B",
+}
+"""Kinds of fixed width, and the format of `struct` of their values. A complex number is two of them. A `datetime` or
+`duration` counts units, a `date` days, a `time` nanoseconds; the first three count from 1970-01-01."""
+
+TEXTS: Final = frozenset({"text", "bytes"})
+COMPLEX: Final = frozenset({"complex64", "complex128"})
+CODES: Final = frozenset({"int8", "int16", "int32", "int64"})
+
+FORMS: Final = frozenset({"", "object", "masked", "str", "string", "arrow"})
+"""How a package keeps a column, where it can in more than one way: as objects of Python, with a mask, ..."""
+
+UNITS: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+NOT_A_TIME: Final = -(2**63)
+
+MOST_ROWS: Final = 2**40
+MOST_EMPTY_ROWS: Final = 2**20
+"""Rows of a column that has no bytes for them."""
+
+_LENGTHS: Final = 4
+_CHUNK: Final = 1 << 18
+_ZONE: Final = re.compile(r"(?!dateutil)[A-Za-z][\w+\-]*(?:/[A-Za-z][\w+\-]*){0,3}|[+-]\d\d:\d\d", re.ASCII)
+_EPOCH: Final = datetime(1970, 1, 1)
+_FIRST_DAY: Final = date(1970, 1, 1).toordinal()
+
+
+class BadTable(ValueError):
+    """The encoding of an array or a table contradicts itself, or says something that no sender writes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """Values of one kind.
+
+    `data` has the values, or the joined text or bytes; `valid` has one bit per row, lowest first, if rows are missing.
+    `detail`: of a `datetime` its unit and time zone, of a `duration` its unit, of a `category` its categories and
+    whether they are ordered, of a `range` start and step, of `plain` the list of plain data.
+    """
+
+    kind: str
+    length: int
+    data: Buffer = b""
+    lengths: Buffer = b""
+    valid: Buffer | None = None
+    form: str = ""
+    detail: Any = None
+
+    @property
+    def dtype(self) -> str:
+        """What people call the type."""
+        match self.kind:
+            case "datetime":
+                unit, zone = self.detail
+                return f"datetime[{unit}, {zone}]" if zone else f"datetime[{unit}]"
+            case "duration":
+                return f"duration[{self.detail}]"
+            case "range":
+                return "int64"
+            case "plain":
+                return "object"
+        return self.kind
+
+    @property
+    def elements(self) -> int:
+        """What the column counts as, among the elements of a message."""
+        match self.kind:
+            case "category":
+                return 8 + int(self.detail[0].elements)
+            case "plain":
+                return 8 + len(self.detail)
+        return 8
+
+    def header(self) -> list[Any]:
+        """Return the description."""
+        match self.kind:
+            case "category":
+                categories, ordered = self.detail
+                codes = self.data_kind
+                detail: Any = [ordered, codes, categories.length, categories.header()]
+            case "datetime" | "range":
+                detail = list(self.detail)
+            case _:
+                detail = self.detail
+        size = memoryview(self.data).nbytes if self.kind in TEXTS else 0
+        return [self.kind, self.form, self.valid is not None, size, detail]
+
+    @property
+    def data_kind(self) -> str:
+        """Kind of the numbers in `data`: of a category those of its codes."""
+        if self.kind != "category":
+            return self.kind
+        width = memoryview(self.data).nbytes // self.length if self.length else 1
+        return f"int{8 * width}"
+
+    def buffers(self) -> Iterator[Buffer]:
+        """Yield the buffers in order."""
+        if self.kind in TEXTS:
+            yield self.lengths
+        if self.kind not in ("range", "plain"):
+            yield self.data
+        if self.valid is not None:
+            yield self.valid
+        if self.kind == "category":
+            yield from self.detail[0].buffers()
+
+    def is_valid(self, row: int) -> bool:
+        """Return whether a row has a value."""
+        return self.valid is None or bool(self.valid[row >> 3] >> (row & 7) & 1)
+
+    def values(self, start: int = 0, stop: int | None = None) -> list[Any]:
+        """Return rows as Python values; a missing one is None. Text of all rows costs a pass over their lengths."""
+        stop = self.length if stop is None else min(stop, self.length)
+        start = min(start, stop)
+        found = self._values(start, stop)
+        if self.valid is not None:
+            found = [each if self.is_valid(row) else None for row, each in enumerate(found, start)]
+        return found
+
+    def _values(self, start: int, stop: int) -> list[Any]:
+        match self.kind:
+            case "plain":
+                return list(self.detail[start:stop])
+            case "range":
+                first, step = self.detail
+                return [first + step * row for row in range(start, stop)]
+            case "null":
+                return [None] * (stop - start)
+            case "text":
+                return [str(each, "utf-8") for each in self._pieces(start, stop)]
+            case "bytes":
+                return [bytes(each) for each in self._pieces(start, stop)]
+            case "category":
+                categories = self.detail[0].values()
+                return [None if code < 0 else categories[code] for code in self._numbers(start, stop)]
+        numbers = self._numbers(start, stop)
+        match self.kind:
+            case "bool":
+                return [each != 0 for each in numbers]
+            case "datetime":
+                unit, zone = self.detail
+                known = time_zone(zone)
+                return [_moment(each, unit, known) for each in numbers]
+            case "duration":
+                return [_duration(each, self.detail) for each in numbers]
+            case "date":
+                return [_day(each) for each in numbers]
+            case "time":
+                return [_time(each) for each in numbers]
+        return numbers
+
+    def _numbers(self, start: int, stop: int) -> list[Any]:
+        code = FORMATS[self.data_kind]
+        if self.kind in COMPLEX:
+            parts = as_numbers(self.data, code)[2 * start : 2 * stop].tolist()
+            return [complex(*each) for each in zip(parts[::2], parts[1::2], strict=True)]
+        if code == "e":
+            return list(struct.unpack(f"<{stop - start}e", memoryview(self.data).cast("B")[2 * start : 2 * stop]))
+        return as_numbers(self.data, code)[start:stop].tolist()
+
+    def _pieces(self, start: int, stop: int) -> list[memoryview]:
+        lengths = as_numbers(self.lengths, "I")
+        at = sum(lengths[:start])
+        ends = list(accumulate(lengths[start:stop].tolist(), initial=at))
+        whole = memoryview(self.data).cast("B")
+        return [whole[first:last] for first, last in pairwise(ends)]
+
+
+def as_numbers(data: Buffer, code: str) -> memoryview[Any]:
+    """Return a buffer as numbers of a format of `struct`, without a copy."""
+    numbers: memoryview[Any] = memoryview(data).cast("B").cast(code)  # type: ignore[call-overload]
+    return numbers
+
+
+def time_zone(name: str | None) -> tzinfo | None:
+    """Return a time zone by its name or its distance from UTC; UTC for one that this machine does not know."""
+    if name is None:
+        return None
+    if name[0] in "+-":
+        minutes = 60 * int(name[1:3]) + int(name[4:6])
+        return timezone(timedelta(minutes=-minutes if name[0] == "-" else minutes))
+    if name == "UTC":
+        return timezone.utc  # noqa: UP017  # a run may replace the module's names
+    from zoneinfo import ZoneInfo
+
+    try:
+        return ZoneInfo(name)
+    except (ValueError, OSError, KeyError):
+        return timezone.utc  # noqa: UP017
+
+
+def _moment(count: int, unit: str, zone: tzinfo | None) -> datetime | str | None:
+    if count == NOT_A_TIME:
+        return None
+    try:
+        moment = _EPOCH + timedelta(microseconds=count * 10**6 // UNITS[unit])
+        return moment if zone is None else moment.replace(tzinfo=timezone.utc).astimezone(zone)  # noqa: UP017
+    except (OverflowError, ValueError):
+        return f"{count} {unit} after 1970-01-01"
+
+
+def _duration(count: int, unit: str) -> timedelta | str | None:
+    if count == NOT_A_TIME:
+        return None
+    try:
+        return timedelta(microseconds=count * 10**6 // UNITS[unit])
+    except OverflowError:
+        return f"{count} {unit}"
+
+
+def _day(count: int) -> date | str:
+    try:
+        return date.fromordinal(_FIRST_DAY + count)
+    except (ValueError, OverflowError):
+        return f"{count} days after 1970-01-01"
+
+
+def _time(count: int) -> time:
+    micros = count // 1000
+    return time(micros // 3_600_000_000, micros // 60_000_000 % 60, micros // 10**6 % 60, micros % 10**6)
+
+
+def padding(size: int) -> int:
+    """Return how many bytes follow a buffer up to the next one."""
+    return -size % ALIGNMENT
+
+
+class Buffers:
+    """Reads columns from their descriptions and the bytes of their buffers, and checks them.
+
+    Each step of a reader takes some milliseconds at most.
+    """
+
+    def __init__(self, data: Buffer) -> None:
+        self._data = memoryview(data)
+        self._at = 0
+
+    def take(self, size: int) -> memoryview:
+        """Return the next buffer.
+
+        Raises:
+            BadTable: there is less.
+        """
+        end = self._at + size
+        if end > len(self._data):
+            raise BadTable(f"a buffer of {size} bytes is announced, and {len(self._data) - self._at} are left")
+        found = self._data[self._at : end]
+        self._at = min(end + padding(size), len(self._data))
+        return found
+
+    def check_end(self) -> None:
+        """Check that nothing is left.
+
+        Raises:
+            BadTable: something is.
+        """
+        if self._at != len(self._data):
+            raise BadTable(f"{len(self._data) - self._at} bytes after the last buffer")
+
+    def column(self, header: object, length: int, *, may_count: bool = False) -> Generator[None, None, Column]:
+        """Read a column of so many rows. `may_count`: it may be a range, which has no bytes for its rows.
+
+        Raises:
+            BadTable: the description is none, or contradicts the bytes.
+        """
+        match header:
+            case [str(kind), str(form), bool(has_nulls), int(text_bytes), detail] if type(text_bytes) is int:
+                pass
+            case _:
+                raise BadTable("the description of a column is not one")
+        if not 0 <= length <= MOST_ROWS or form not in FORMS or text_bytes < 0 or (text_bytes and kind not in TEXTS):
+            raise BadTable(f"a column of {length} rows, form {form[:20]!r} and {text_bytes} bytes of text")
+        data: Buffer = b""
+        lengths: Buffer = b""
+        if kind in TEXTS:
+            lengths = self.take(_LENGTHS * length)
+            data = self.take(text_bytes)
+            yield from _check_texts(data, lengths, kind == "text")
+        elif kind in FORMATS:
+            data = self.take(length * struct.calcsize(FORMATS[kind]) * (2 if kind in COMPLEX else 1))
+        elif kind == "category":
+            data = self.take(length * struct.calcsize(FORMATS[_codes_of(detail)]))
+        elif kind != "plain" and not (kind == "range" and may_count):
+            raise BadTable(f"a column of an unknown kind, {kind[:20]!r}")
+        valid = self.take((length + 7) // 8) if has_nulls else None
+        if kind == "category":
+            detail = yield from self._categories(detail, data)
+        else:
+            detail = _checked_detail(kind, detail, length)
+        if kind == "time":
+            yield from _check_range(data, "q", 0, 86_400 * 10**9 - 1)
+        return Column(kind, length, data, lengths, valid, form, detail)
+
+    def _categories(self, detail: Any, codes: Buffer) -> Generator[None, None, tuple[Column, bool]]:
+        ordered, kind, count, header = detail
+        if isinstance(header, list) and header[:1] == ["category"]:
+            raise BadTable("categories of categories")
+        categories = yield from self.column(header, count)
+        yield from _check_range(codes, FORMATS[kind], -1, count - 1)
+        return categories, ordered
+
+
+def _codes_of(detail: Any) -> str:
+    match detail:
+        case [bool(), str(kind), int(count), list()] if kind in CODES and type(count) is int:
+            return kind
+    raise BadTable("the description of categories is not one")
+
+
+def _checked_detail(kind: str, detail: Any, length: int) -> Any:
+    match kind, detail:
+        case "datetime", [str(unit), None | str() as zone] if unit in UNITS:
+            if zone is None or (len(zone) <= 64 and _ZONE.fullmatch(zone)):
+                return unit, zone
+        case "duration", str(unit) if unit in UNITS:
+            return unit
+        case "range", [int(start), int(step)]:
+            if type(start) is int is type(step) and abs(start) < 2**62 and 0 < abs(step) < 2**40:
+                return start, step
+        case "plain", list() if len(detail) == length:
+            return detail
+        case (("datetime" | "duration" | "range" | "plain"), _):
+            pass
+        case _, None:
+            return None
+    raise BadTable(f"the description of a {kind[:20]} column is not one")
+
+
+def _check_range(data: Buffer, code: str, least: int, most: int) -> Generator[None, None, None]:
+    numbers = as_numbers(data, code)
+    for at in range(0, len(numbers), _CHUNK):
+        yield
+        chunk = numbers[at : at + _CHUNK].tolist()
+        if min(chunk) < least or max(chunk) > most:
+            raise BadTable(f"a number that is not in {least} to {most}")
+
+
+def _check_texts(data: Buffer, lengths: Buffer, is_text: bool) -> Generator[None, None, None]:
+    """Check that lengths add up to the data, and that each text is UTF-8 by itself."""
+    sizes, whole = as_numbers(lengths, "I"), memoryview(data)
+    total = 0
+    for at in range(0, len(sizes), _CHUNK):
+        yield
+        total += sum(sizes[at : at + _CHUNK].tolist())
+    if total != len(whole):
+        raise BadTable(f"texts of {total} bytes in {len(whole)} bytes")
+    if not is_text:
+        return
+    is_ascii = True
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for at in range(0, len(whole), _CHUNK):
+            yield
+            chunk = bytes(whole[at : at + _CHUNK])
+            is_ascii = is_ascii and chunk.isascii()
+            if not is_ascii:
+                decoder.decode(chunk)
+        decoder.decode(b"", True)
+    except UnicodeDecodeError as exc:
+        raise BadTable(f"text that is not UTF-8: {exc.reason}") from None
+    if not is_ascii:
+        yield from _check_starts(sizes, whole)
+
+
+def _check_starts(sizes: memoryview[int], whole: memoryview) -> Generator[None, None, None]:
+    """Check that no text begins inside a character."""
+    end = 0
+    for at in range(0, len(sizes), _CHUNK):
+        yield
+        ends = list(accumulate(sizes[at : at + _CHUNK].tolist(), initial=end))
+        end = ends[-1]
+        firsts = set(map(whole.__getitem__, [each for each in ends if each < len(whole)]))
+        if any(0x80 <= first < 0xC0 for first in firsts):
+            raise BadTable("a text that begins inside a character")

@@ -1,0 +1,325 @@
+"""Make arrays and frames of numpy, pandas, polars and pyarrow from columns. Each package is imported when it is used.
+
+Numbers keep the memory of their column: nothing is copied but what a package cannot take as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from toolcell_bridge.wire.columns import FORMATS, NOT_A_TIME, TEXTS, Column, as_numbers, time_zone
+
+_PANDAS_MASKED: Final = {
+    "bool": "boolean", "int8": "Int8", "int16": "Int16", "int32": "Int32", "int64": "Int64", "uint8": "UInt8",
+    "uint16": "UInt16", "uint32": "UInt32", "uint64": "UInt64", "float32": "Float32", "float64": "Float64",
+}  # fmt: skip
+
+
+_NUMBERS: Final = frozenset("biufc")
+
+
+def _needs(package: str) -> Any:
+    """Import a package.
+
+    Raises:
+        ImportError: it is not here; the message says how to get it.
+    """
+    import importlib
+
+    try:
+        return importlib.import_module(package)
+    except ImportError as exc:
+        raise ImportError(
+            f"an array or a frame needs {package}, which is not installed here ({exc}): in a sandbox add it with "
+            f"packages=[{package!r}] of the Runtime",
+            name=package,
+        ) from exc
+
+
+# numpy
+
+
+def numpy_array(column: Column, shape: tuple[int, ...], *, is_masked: bool = False) -> Any:
+    """Return an array of this shape. With missing values it is masked, or has objects."""
+    numpy = _needs("numpy")
+    values = _numpy_values(numpy, column)
+    if column.kind == "date" and column.form == "":
+        values = _numbers(numpy, column, "int32").astype("datetime64[D]")
+        if column.valid is not None:
+            values[_missing(numpy, column)] = "NaT"
+    elif is_masked:
+        mask = _missing(numpy, column) if column.valid is not None else False
+        values = numpy.ma.MaskedArray(values, mask=mask)
+    elif column.valid is not None and values.dtype != object:
+        values = _object_array(numpy, column.values())
+    return values.reshape(shape)
+
+
+def numpy_table(table: Any) -> Any:
+    """Return a series as an array of one dimension, a frame as one of two."""
+    numpy = _needs("numpy")
+    columns = [numpy_array(each, (table.length,)) for each in table.columns]
+    if table.is_series:
+        return columns[0]
+    if not columns:
+        return numpy.empty((table.length, 0))
+    kinds = {each.dtype.kind for each in columns}
+    if len(kinds) > 1 and not kinds <= _NUMBERS:
+        columns = [_object_array(numpy, each.values()) for each in table.columns]
+    return numpy.stack(columns, axis=1)
+
+
+def _numpy_values(numpy: Any, column: Column) -> Any:
+    """Return the values in one dimension, whatever stands where one is missing."""
+    kind = column.kind
+    if kind == "range":
+        start, step = column.detail
+        return numpy.arange(start, start + step * column.length, step, dtype="int64")
+    if kind in TEXTS or kind in ("plain", "null", "category", "date", "time"):
+        values = column.values()
+        if kind in TEXTS and column.form == "" and column.valid is None:
+            return numpy.array(values, dtype="U" if kind == "text" else "S")
+        return _object_array(numpy, values)
+    if kind == "datetime":
+        return _numbers(numpy, column, f"datetime64[{column.detail[0]}]")
+    if kind == "duration":
+        return _numbers(numpy, column, f"timedelta64[{column.detail}]")
+    values = _numbers(numpy, column, kind)
+    return _object_array(numpy, column.values()) if column.form == "object" else values
+
+
+def _numbers(numpy: Any, column: Column, dtype: str) -> Any:
+    if dtype == "bool":  # a byte that is neither 0 nor 1 is no bool to numpy
+        data = numpy.frombuffer(column.data, dtype="uint8")
+        return data.view("bool") if not column.length or data.max() <= 1 else data != 0
+    values = numpy.frombuffer(column.data, dtype=dtype)
+    return values if values.flags.aligned else values.copy()
+
+
+def _object_array(numpy: Any, values: list[Any]) -> Any:
+    array = numpy.empty(len(values), dtype=object)
+    for row, value in enumerate(values):  # all at once, lists would become dimensions
+        array[row] = value
+    return array
+
+
+def _missing(numpy: Any, column: Column) -> Any:
+    bits = numpy.frombuffer(column.valid, dtype="uint8")
+    return numpy.unpackbits(bits, count=column.length, bitorder="little") == 0
+
+
+# pandas
+
+
+def pandas_object(table: Any) -> Any:
+    """Return a DataFrame or a Series."""
+    numpy, pandas = _needs("numpy"), _needs("pandas")
+    columns = [_pandas_values(numpy, pandas, each) for each in table.columns]
+    index = _pandas_index(numpy, pandas, table.index, table.length)
+    if table.is_series:
+        label = table.labels[0]
+        return pandas.Series(columns[0], index=index, name=label, copy=False)
+    frame = pandas.DataFrame(dict(enumerate(columns)), index=index, copy=False)
+    frame.columns = _pandas_index(numpy, pandas, table.axis, len(columns))
+    return frame
+
+
+def _pandas_index(numpy: Any, pandas: Any, axis: Any, length: int) -> Any:
+    levels, names = axis.levels, [tuple(each) if isinstance(each, list) else each for each in axis.names]
+    if not levels:
+        return pandas.RangeIndex(length)
+    if len(levels) == 1:
+        if levels[0].kind == "range":
+            start, step = levels[0].detail
+            return pandas.RangeIndex(start, start + step * length, step, name=names[0])
+        return pandas.Index(_pandas_values(numpy, pandas, levels[0]), name=names[0], copy=False)
+    return pandas.MultiIndex.from_arrays([_pandas_values(numpy, pandas, each) for each in levels], names=names)
+
+
+def _pandas_values(numpy: Any, pandas: Any, column: Column) -> Any:
+    """Return what a Series or an Index of pandas takes."""
+    kind, form = column.kind, column.form
+    if kind == "category":
+        categories, ordered = column.detail
+        codes = (
+            numpy.where(_missing(numpy, column), -1, _codes(numpy, column)) if column.valid else _codes(numpy, column)
+        )
+        values = pandas.Index(_pandas_values(numpy, pandas, categories))
+        if not values.is_unique or values.hasnans:  # which pandas refuses
+            return _pandas_objects(numpy, pandas, column.values())
+        return pandas.Categorical.from_codes(codes, categories=values, ordered=ordered)
+    if kind == "text" and form in ("str", "string", "arrow", ""):
+        return _pandas_text(pandas, column, form)
+    if form == "masked" and kind in _PANDAS_MASKED:
+        missing = _missing(numpy, column) if column.valid is not None else numpy.zeros(column.length, dtype=bool)
+        kinds = pandas.arrays
+        maker = kinds.BooleanArray if kind == "bool" else kinds.FloatingArray if "f" in kind else kinds.IntegerArray
+        return maker(_numbers(numpy, column, kind), missing)
+    if kind == "datetime":
+        zone = column.detail[1]
+        values = _with_nat(numpy, column)
+        if zone is None:
+            return values
+        return pandas.DatetimeIndex(values).tz_localize("UTC").tz_convert(time_zone(zone)).array
+    if kind == "duration":
+        return _with_nat(numpy, column)
+    if column.valid is not None and kind.startswith("float") and form != "object":
+        values = _numbers(numpy, column, kind).copy()
+        values[_missing(numpy, column)] = numpy.nan
+        return values
+    if kind in ("date", "time", "plain", "null", "text", "bytes") or form == "object":
+        return _pandas_objects(numpy, pandas, column.values())
+    if column.valid is not None and kind in _PANDAS_MASKED:
+        return _pandas_values(
+            numpy, pandas, Column(kind, column.length, column.data, valid=column.valid, form="masked")
+        )
+    return numpy_array(column, (column.length,))
+
+
+def _pandas_objects(numpy: Any, pandas: Any, values: list[Any]) -> Any:
+    """Return values as an array of pandas, which then does not look for a kind that they have in common."""
+    return pandas.array(_object_array(numpy, values), dtype="object")
+
+
+def _codes(numpy: Any, column: Column) -> Any:
+    return _numbers(numpy, column, column.data_kind)
+
+
+def _with_nat(numpy: Any, column: Column) -> Any:
+    values = _numpy_values(numpy, column)
+    if column.valid is not None:
+        values = values.copy()
+        values[_missing(numpy, column)] = "NaT"
+    return values
+
+
+def _pandas_text(pandas: Any, column: Column, form: str) -> Any:
+    values = column.values()
+    if form == "string":
+        return pandas.array(values, dtype="string")
+    try:
+        return pandas.array(values, dtype="str")
+    except (TypeError, ValueError):  # pandas before 3.0
+        return pandas.Index(values, dtype=object)
+
+
+# Arrow and polars
+
+
+def arrow_object(table: Any) -> Any:
+    """Return a table of pyarrow, or a ChunkedArray."""
+    arrow = _needs("pyarrow")
+    if table.is_series and not table.index.says_something:
+        return arrow.chunked_array([_arrow_values(arrow, table.columns[0])])
+    named = table.named_columns()
+    if not named:
+        return arrow.table({})
+    return arrow.table({name: _arrow_values(arrow, each) for name, each in named.items()})
+
+
+def _arrow_values(arrow: Any, column: Column) -> Any:
+    compute = _needs("pyarrow.compute")
+    kind, length = column.kind, column.length
+    valid = None if column.valid is None else arrow.py_buffer(column.valid)
+    if kind == "category":
+        categories, ordered = column.detail
+        codes = arrow.Array.from_buffers(
+            arrow.type_for_alias(column.data_kind), length, [valid, arrow.py_buffer(column.data)]
+        )
+        codes = compute.if_else(compute.less(codes, 0), None, codes)
+        return arrow.DictionaryArray.from_arrays(codes, _arrow_values(arrow, categories), ordered=ordered)
+    if kind in TEXTS:
+        offsets = _offsets(column)
+        of = arrow.large_string() if kind == "text" else arrow.large_binary()
+        made = arrow.Array.from_buffers(of, length, [valid, arrow.py_buffer(offsets), arrow.py_buffer(column.data)])
+        return made if column.form == "string" or kind == "bytes" else made.cast(arrow.string())
+    if kind in ("plain", "null", "range", "bool", "complex64", "complex128"):
+        values = column.values()
+        try:
+            return arrow.array([str(each) if isinstance(each, complex) else each for each in values])
+        except (arrow.ArrowException, TypeError, ValueError, OverflowError):  # values of several kinds
+            return arrow.array([None if each is None else str(each) for each in values])
+    types = {
+        "datetime": lambda: arrow.timestamp(column.detail[0], tz=column.detail[1]),
+        "duration": lambda: arrow.duration(column.detail),
+        "date": arrow.date32,
+        "time": lambda: arrow.time64("ns"),
+    }
+    made_of = types[kind]() if kind in types else arrow.type_for_alias(kind)
+    made = arrow.Array.from_buffers(made_of, length, [valid, arrow.py_buffer(column.data)])
+    if kind in ("datetime", "duration"):
+        numbers = made.view(arrow.int64())
+        made = compute.if_else(compute.equal(numbers, NOT_A_TIME), None, made)
+    return made
+
+
+def _offsets(column: Column) -> Any:
+    """Return where each text begins, and the end of the last."""
+    numpy = _needs("numpy")
+    lengths = numpy.frombuffer(column.lengths, dtype="uint32")
+    offsets = numpy.zeros(column.length + 1, dtype="int64")
+    numpy.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def polars_object(table: Any) -> Any:
+    """Return a frame of polars, or a Series."""
+    polars = _needs("polars")
+    if table.is_series and not table.index.says_something:
+        label = table.labels[0]
+        return _polars_values(polars, "" if label is None else str(label), table.columns[0])
+    return polars.DataFrame([_polars_values(polars, name, each) for name, each in table.named_columns().items()])
+
+
+def _polars_values(polars: Any, name: str, column: Column) -> Any:
+    kind = column.kind
+    if kind == "category":
+        categories = column.detail[0]
+        texts = [None if each is None else str(each) for each in categories.values()]
+        codes = [code if column.is_valid(row) else -1 for row, code in enumerate(_code_list(column))]
+        return polars.Series(name, [texts[code] if code >= 0 else None for code in codes], dtype=polars.Categorical)
+    if kind in ("plain", "null", "range", "text", "bytes") or kind.startswith("complex"):
+        values = column.values()
+        dtype = {"text": polars.String, "bytes": polars.Binary, "range": polars.Int64, "null": polars.Null}.get(kind)
+        if dtype is not None:
+            return polars.Series(name, values, dtype=dtype)
+        try:
+            return polars.Series(name, values, strict=True)
+        except Exception:  # values of several kinds
+            return polars.Series(name, [None if each is None else str(each) for each in values], dtype=polars.String)
+    numpy = _needs("numpy")
+    if kind in ("date", "time"):
+        numbers = polars.Series(name, _numbers(numpy, column, "int32" if kind == "date" else "int64"))
+        made = numbers.cast(polars.Date if kind == "date" else polars.Time)
+    else:
+        values = _numpy_values(numpy, Column(kind, column.length, column.data, detail=column.detail))
+        if values.dtype.kind in "mM":
+            made = _polars_times(polars, name, values.view("int64"), column)
+        else:
+            made = polars.Series(name, values)
+    if column.valid is not None:
+        made = made.set(polars.Series(_missing(numpy, column)), None)
+    return made
+
+
+def _polars_times(polars: Any, name: str, numbers: Any, column: Column) -> Any:
+    unit = column.detail if column.kind == "duration" else column.detail[0]
+    if unit == "s":
+        unit, numbers = "ms", numbers * 1000
+    series = polars.Series(name, numbers)
+    series = series.set(series == NOT_A_TIME, None)
+    if column.kind == "duration":
+        return series.cast(polars.Duration(unit))
+    made = series.cast(polars.Datetime(unit))
+    zone = column.detail[1]
+    return made if zone is None else made.dt.replace_time_zone("UTC").dt.convert_time_zone(_zone_name(zone))
+
+
+def _zone_name(zone: str) -> str:
+    known = time_zone(zone)
+    return str(getattr(known, "key", "UTC"))
+
+
+def _code_list(column: Column) -> list[int]:
+    codes: list[int] = as_numbers(column.data, FORMATS[column.data_kind]).tolist()
+    return codes

@@ -1,0 +1,233 @@
+"""Arrays and tables: what is sent is what arrives, and what contradicts itself is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from datetime import date, time, timedelta
+from itertools import pairwise
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolcell_bridge.wire.codec import decode, encode
+from toolcell_bridge.wire.columns import MOST_EMPTY_ROWS, BadTable, Column
+from toolcell_bridge.wire.connection import Connection
+from toolcell_bridge.wire.errors import RemoteProtocolError, ValueTooLarge
+from toolcell_bridge.wire.messages import CallTool, Hello, Result, RunScript
+from toolcell_bridge.wire.plain import packed_size
+from toolcell_bridge.wire.tables import AnyTable, Array, Axis, Table, from_bytes
+from wire.fuzz_tables import fuzz, parts_of
+from wire.table_examples import COLUMNS, COUNTED, TABLES, numbers, text
+from wire.wire_strategies import HELLO, RUN
+
+
+def sent(value: Any, most: int | None = None) -> Any:
+    message = decode(encode(Result(value, []))[4:], most)
+    assert isinstance(message, Result)
+    return message.value
+
+
+@pytest.mark.parametrize("table", TABLES, ids=repr)
+def test_a_table_is_sent_and_written_as_what_it_is(table: AnyTable) -> None:
+    assert sent(table) == table
+    assert sent({"a": [table, 1], "b": table}) == {"a": [table, 1], "b": table}
+    assert from_bytes(table.to_bytes()) == table
+    assert hash(sent(table)) == hash(table)
+
+
+def test_values_of_each_kind_are_those_of_python() -> None:
+    found = [column.values() for column in COLUMNS]
+    assert found[0] == [1, -2, 3]
+    assert found[1] == [1, None, 3]
+    assert found[5] == [1 + 2j, 3 + 4j, 5 + 6j]
+    assert found[6] == [False, True, None]
+    assert str(found[8][0]) == "1970-01-01 01:00:00+01:00"
+    assert found[8][1] is None
+    assert found[9][0] == f"{2**62} s after 1970-01-01"
+    assert found[10][:2] == [timedelta(0), timedelta(milliseconds=1)]
+    assert found[11][:2] == [date(1970, 1, 1), date(2022, 1, 8)]
+    assert found[12][2] == time(23, 59, 59, 999999)
+    assert found[13:18] == [
+        [b"a", b"", b"bc"], [1, ["a", {"b": None}], "c"], ["y", None, "x"], [7, 7, 9], ["a", None, "c"],
+    ]  # fmt: skip
+    assert COLUMNS[18].values(1, 3) == ["zwölf", "три"]
+
+
+def test_rows_have_the_labels_of_the_index_unless_it_only_counts() -> None:
+    assert TABLES[0].rows(0, 1)[0]["c0"] == 1  # type: ignore[union-attr]
+    assert "index" not in TABLES[0].rows(0, 1)[0]  # type: ignore[union-attr]
+    assert TABLES[1].plain()[0] == {"word": "one", "level_1": 1, "v_sum": 1, "v_mean": 1}
+
+
+def test_the_text_of_a_table_is_labelled_and_bounded() -> None:
+    assert str(TABLES[1]) == (
+        "DataFrame, 3 rows x 2 columns (word text, level_1 int64, v_sum int64, v_mean int8)\n"
+        "word   level_1  v_sum  v_mean\n"
+        "one    1        1      1\n"
+        "zwölf  2        -2     null\n"
+        "три    3        3      3"
+    )
+    count = 100_000
+    rows = Column("float64", count, numbers("d", *map(float, range(count))))
+    columns = [rows] * 50
+    labels = Axis((text(*[f"<c>{'x' * 100}{number}" for number in range(50)]),), (None,))
+    large = Table("polars.DataFrame", count, Axis(), labels, columns)
+    assert len(str(large)) < 40_000
+    assert "100000 rows x 50 columns" in str(large)
+    assert "<c>" not in large._repr_html_()
+    assert len(str(Array("numpy", [1000, 100], rows))) < 10_000
+
+
+def test_an_array_of_several_dimensions_is_nested_lists() -> None:
+    assert Array("numpy", [3, 1], COLUMNS[0]).tolist() == [[1], [-2], [3]]
+    assert Array("numpy", [2, 0], Column("int8", 0)).tolist() == [[], []]
+
+
+Bend = Callable[[Any], None]
+
+
+def put(*path: int, value: Any) -> Bend:
+    def bend(header: Any) -> None:
+        for step in path[:-1]:
+            header = header[step]
+        header[path[-1]] = value
+
+    return bend
+
+
+FRAME, ARRAY, SERIES = 0, 7, 3
+KIND, FORM, NULLS, TEXT_BYTES, DETAIL = range(5)
+
+
+@pytest.mark.parametrize(
+    ("example", "bend"),
+    [
+        (FRAME, put(0, value="tables")),
+        (FRAME, put(1, value="os.system")),
+        (FRAME, put(2, value=4)),
+        (FRAME, put(2, value=2**62)),
+        (FRAME, put(2, value=True)),
+        (FRAME, put(3, 1, 0, KIND, value="int64")),
+        (FRAME, put(3, 0, 0, value=["a"])),
+        (FRAME, put(4, value=[[], []])),
+        (FRAME, put(5, 0, KIND, value="int65")),
+        (FRAME, put(5, 0, KIND, value="range")),
+        (FRAME, put(5, 0, FORM, value="pickle")),
+        (FRAME, put(5, 0, TEXT_BYTES, value=-1)),
+        (FRAME, put(5, 8, DETAIL, value=["us", "dateutil//etc/passwd"])),
+        (FRAME, put(5, 8, DETAIL, value=["us", "../../etc/passwd"])),
+        (FRAME, put(5, 8, DETAIL, value=["fortnight", None])),
+        (FRAME, put(5, 14, DETAIL, value=[1, 2])),
+        (FRAME, put(5, 15, DETAIL, 2, value=1)),
+        (FRAME, put(5, 15, DETAIL, 1, value="float64")),
+        (FRAME, put(5, 18, TEXT_BYTES, value=3)),
+        (SERIES, put(5, value=[])),
+        (ARRAY, put(2, value=[2**20, 2**20, 2**20])),
+        (ARRAY, put(2, value=[0, 2**39])),
+        (ARRAY, put(2, value=[-1])),
+        (ARRAY, put(2, value=[])),
+        (ARRAY, put(2, value=[1] * 33)),
+        (ARRAY, put(3, KIND, value="category")),
+    ],
+)
+def test_a_description_that_contradicts_the_bytes_is_refused(example: int, bend: Bend) -> None:
+    header, buffers = parts_of(TABLES[example])
+    bent = copy.deepcopy(header)
+    bend(bent)
+    assert bent != header
+    packed: bytes = msgpack.packb(bent)
+    with pytest.raises(BadTable):
+        from_bytes(len(packed).to_bytes(4, "big") + packed + buffers)
+
+
+@pytest.mark.parametrize("data", [b"a\xff\xffbc", "aéb".encode() + b"x", b"ab"], ids=["no UTF-8", "split", "short"])
+def test_text_is_utf_8_piece_by_piece(data: bytes) -> None:
+    column = Column("text", 2, data, numbers("I", 2, 3))
+    with pytest.raises(BadTable):
+        from_bytes(Array("numpy", [2], column).to_bytes())
+
+
+def test_codes_outside_of_their_categories_are_refused() -> None:
+    for code in (-2, 2):
+        column = Column("category", 1, numbers("b", code), detail=(text("a", "b"), False))
+        with pytest.raises(BadTable):
+            from_bytes(Array("numpy", [1], column).to_bytes())
+
+
+def test_rows_that_have_no_bytes_are_bounded() -> None:
+    for count, is_legal in ((MOST_EMPTY_ROWS, True), (MOST_EMPTY_ROWS + 1, False)):
+        index = Axis((Column("range", count, detail=(0, 1)),), (None,))
+        data = Table("pandas.DataFrame", count, index, Axis((text(),), (None,)), []).to_bytes()
+        if is_legal:
+            assert len(from_bytes(data)) == count
+        else:
+            with pytest.raises(BadTable):
+                from_bytes(data)
+
+
+def test_a_table_counts_as_elements_and_bytes_of_its_message() -> None:
+    values = [TABLES[FRAME]] * 50
+    assert sent(values, 20_000) == values
+    with pytest.raises(RemoteProtocolError):
+        sent(values, 5_000)
+    large = Array("numpy", [100_000], Column("uint8", 100_000, bytes(100_000)))
+    assert 100_000 < packed_size(large) < 100_100
+    with pytest.raises(ValueTooLarge):
+        encode(Result(large, []), 100_000)
+
+
+@given(cuts=st.lists(st.integers(0, 200_000), max_size=5))
+def test_a_message_with_tables_does_not_depend_on_how_its_bytes_were_split(cuts: list[int]) -> None:
+    large = Array("numpy", [100_001], Column("uint8", 100_001, bytes(range(256)) * 390 + bytes(161)))
+    end = Connection.host()
+    data = encode(HELLO) + encode(CallTool(1, "f", {"x": large, "y": TABLES[FRAME]}, None))
+    found: list[Any] = []
+    edges = [0, *sorted(min(each, len(data)) for each in cuts), len(data)]
+    for start, stop in pairwise(edges):
+        end.receive_data(data[start:stop])
+        while (message := end.next_message()) is not None:
+            found.append(message)
+            if isinstance(message, Hello):
+                end.send(RUN)
+    assert found[1].args == {"x": large, "y": TABLES[FRAME]}
+
+
+def test_extensions_outside_of_messages_with_tables_are_illegal() -> None:
+    for value in (msgpack.ExtType(1, b""), [msgpack.ExtType(1, b"")]):
+        with pytest.raises(RemoteProtocolError):
+            decode(msgpack.packb([21, value, []]))
+
+
+def test_inputs_of_a_script_may_be_tables() -> None:
+    message = RunScript(**{**{name: getattr(RUN, name) for name in RUN.__slots__}, "inputs": {"df": TABLES[FRAME]}})
+    assert decode(encode(message)[4:]) == message
+
+
+columns = st.one_of(
+    st.lists(st.integers(-(2**63), 2**63 - 1)).map(lambda found: Column("int64", len(found), numbers("q", *found))),
+    st.lists(st.floats()).map(lambda found: Column("float64", len(found), numbers("d", *found))),
+    st.lists(st.text(st.characters(exclude_categories=["Cs"]))).map(lambda found: text(*found)),
+)
+
+
+@given(column=columns)
+def test_any_column_comes_back(column: Column) -> None:
+    array = Array("numpy", [column.length], column)
+    again = sent(array)
+    assert again == array
+    assert repr(again.tolist()) == repr(column.values())
+    table = Table("pandas.Series", column.length, COUNTED, Axis((text("v"),), (None,)), [column])
+    if column.length == 3:
+        assert sent(table) == table
+
+
+@pytest.mark.conforms("T7", "T-b1")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_mutated_tables_are_read_whole_or_refused(seed: int) -> None:
+    tally = fuzz(3000, seed)
+    assert tally.refused > 1000
+    assert {"numpy", "pandas.DataFrame", "polars.DataFrame", "pyarrow.Table"} <= set(tally.accepted)
