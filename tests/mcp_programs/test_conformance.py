@@ -14,7 +14,7 @@ from .conftest import HERE, Programs, serving
 pytestmark = [pytest.mark.npm, pytest.mark.isolation]
 
 EXPECTED = HERE / "expected-failures.yml"
-PAGE = HERE.parent.parent / "docs" / "mcp-conformance.md"
+PAGE = HERE.parent / "MCP_CONFORMANCE.md"
 PASSING_LOGINS = (
     "auth/metadata-default",
     "auth/metadata-var1",
