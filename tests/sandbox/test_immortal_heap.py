@@ -43,7 +43,7 @@ def in_python(version: str, source: str) -> str:
 
 @pytest.mark.parametrize("version", ["3.11", *KNOWN, "3.14"])
 def test_the_probe_says_on_which_versions_it_is_on(version: str) -> None:
-    why = in_python(version, "from toolcell_bridge.entry import immortal_heap\nprint(immortal_heap.why_not())")
+    why = in_python(version, "from toolcell_bridge.entry import immortal_heap\nprint(immortal_heap.why_mortal())")
 
     assert why == "\n" if version in KNOWN else f"Python {version} is not one of those" in why
 
@@ -56,7 +56,7 @@ def test_a_count_that_is_not_the_versions_own_is_found(version: str, wrong: str)
         f"""
         from toolcell_bridge.entry import immortal_heap
         immortal_heap.COUNTS[sys.version_info[:2]] = {wrong}
-        print(immortal_heap.why_not(), immortal_heap.begin())
+        print(immortal_heap.why_mortal(), immortal_heap.begin())
         """,
     )
 
@@ -81,7 +81,7 @@ def test_a_build_whose_counts_change_is_found(monkeypatch: pytest.MonkeyPatch) -
     immortal_heap_counts = immortal_heap._reference_counts()
     monkeypatch.setattr(immortal_heap, "_reference_counts", Memory)
 
-    assert immortal_heap.why_not() == "an immortal reference count changes in this build"
+    assert immortal_heap.why_mortal() == "an immortal reference count changes in this build"
     assert abs(sys.getrefcount(None) - none) < 1000
 
 

@@ -31,7 +31,7 @@ REFERENCES = 1000
 """Made and dropped by the probe."""
 
 
-def why_not() -> str:
+def why_mortal() -> str:
     """Try the immortal count on an object; return why objects cannot be made immortal here, or an empty text."""
     version = sys.version_info[:2]
     count = COUNTS.get(version)
@@ -64,7 +64,7 @@ def _reference_counts() -> Any:
 
 def begin() -> ImmortalHeap | None:
     """Begin to make every object that there is immortal; None where that cannot be done."""
-    return None if why_not() else ImmortalHeap()
+    return None if why_mortal() else ImmortalHeap()
 
 
 class ImmortalHeap:

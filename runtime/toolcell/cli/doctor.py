@@ -60,14 +60,14 @@ def doctor(
         doctor_ray.show(cluster, as_json)
         raise typer.Exit(exits.OK if cluster["ok"] else exits.UNAVAILABLE)
     from toolcell.sandbox.process import probe_all
-    from toolcell_bridge.entry import immortal_heap
+    from toolcell_bridge import why_mortal
 
     required = required_layers(require, profile)
     layers = [describe(probe, required) for probe in probe_all()]
     machine = {
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": f"{platform.python_version()} ({sys.executable})",
-        "heap": f"mortal: {why}" if (why := immortal_heap.why_not()) else "immortal: sandboxes copy fewer pages",
+        "heap": f"mortal: {why}" if (why := why_mortal()) else "immortal: sandboxes copy fewer pages",
         "user": f"uid {os.geteuid()}" if hasattr(os, "geteuid") else "no user ids",
     }
     docker = doctor_docker.examine()

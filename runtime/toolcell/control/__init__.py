@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "DENIED", "WAITS", "AlreadyMade", "Approve", "CommitResult", "Denial", "Deny", "Draft", "Edit", "Effect",
+    "DENIED", "WAITS", "AlreadyMade", "Approve", "Denial", "Deny", "Draft", "Edit",
     "JournalConfig", "PlanRows", "RepairingScripts", "ResumeDecision", "ScriptReport", "SuspendingScripts", "Turn",
     "TurnApprovals", "bound_revert", "check_scripts", "revert_calls", "revert_spec",
 ]  # fmt: skip
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from toolcell.control.suspension import Denial
     from toolcell.control.turns import WAITS, SuspendingScripts, Turn, TurnApprovals
     from toolcell.journal.config import JournalConfig
-    from toolcell.results.effects import CommitResult, Effect
     from toolcell.tools.hooks import Approve
 else:
     __getattr__, __dir__ = lazy_names(
@@ -37,7 +36,6 @@ else:
             "toolcell.control.suspension": "Denial",
             "toolcell.control.turns": "WAITS SuspendingScripts Turn TurnApprovals",
             "toolcell.journal.config": "JournalConfig",
-            "toolcell.results.effects": "CommitResult Effect",
             "toolcell.tools.hooks": "Approve",
         },
     )

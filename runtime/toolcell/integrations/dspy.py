@@ -34,9 +34,7 @@ from toolcell.integrations.base import SyncRuntimeOwner, framework_tool, tools_w
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.sync import SyncRuntime, SyncSession
 from toolcell.tools import ToolRegistry, ToolSpec, describe_failure, to_json
-from toolcell_bridge.guest.tools import GUEST_NAMES
-from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
+from toolcell_bridge import GUEST_NAMES, UnsendableValue, ValueTooLarge, to_plain
 
 __all__ = ["ToolcellInterpreter", "interpreter_factory"]
 

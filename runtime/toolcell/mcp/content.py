@@ -25,7 +25,7 @@ from toolcell.control import Deny
 from toolcell.results import ExecutionResult, OutputFile, PendingCall, Suspension
 from toolcell.support import MAX_ARGS, arguments_text, as_one_line, clean, json_size, json_text, left_out
 from toolcell.tools import Approve, Reject, bytes_in, code_result, mentions_bytes, without_bytes
-from toolcell_bridge.guest.pictures import picture_type
+from toolcell_bridge import picture_type
 
 VALUE_BYTES = 1 << 20
 """Of a value in an answer. A model reads the text beside it, which is shorter."""

@@ -40,8 +40,7 @@ from toolcell.tools import (
     plan_of,
     registry_of,
 )
-from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
+from toolcell_bridge import UnsendableValue, ValueTooLarge, to_plain
 
 Tools = CallableTools | Iterable[Any] | None
 

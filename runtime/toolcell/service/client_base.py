@@ -18,7 +18,7 @@ from toolcell.service.socket.peer import ChannelLost
 from toolcell.service.socket.values import READERS
 from toolcell.support import Lifetime, Lru
 from toolcell.tools import OF_THIS_PROCESS, AbandonedThreads, RunContext, ToolRegistry, registry_of
-from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
+from toolcell_bridge import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
 ATTEMPTS: Final = 5
 """To send a request whose session was lost before anything of it was sent."""

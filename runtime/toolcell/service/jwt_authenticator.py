@@ -14,7 +14,7 @@ from toolcell.service.config import NAME
 from toolcell.service.jwks import KeySet, KeysUnavailable
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
-from toolcell_bridge.wire.invisible import is_visible
+from toolcell_bridge import is_visible
 
 SIGNATURES: Final = frozenset(
     {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}

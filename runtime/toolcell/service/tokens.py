@@ -24,7 +24,7 @@ from toolcell.errors import UsageError
 from toolcell.service.config import NAME
 from toolcell.service.principal import Scope
 from toolcell.support import SqliteDatabase
-from toolcell_bridge.wire.invisible import is_visible
+from toolcell_bridge import is_visible
 
 PREFIX: Final = "tcs"
 TOKEN: Final = re.compile(rf"{PREFIX}_([0-9a-f]{{16}})_[A-Za-z0-9_-]{{43}}")

@@ -19,10 +19,7 @@ import anyio
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.sandbox import Backend, BackendDefaults, ByteStream, Exit, Sample, Sandbox, SandboxDefaults
-from toolcell_bridge.wire.codec import decode
-from toolcell_bridge.wire.errors import ProtocolError
-from toolcell_bridge.wire.framing import FrameReader
-from toolcell_bridge.wire.messages import Done, Hello, Message
+from toolcell_bridge import Done, FrameReader, Hello, Message, ProtocolError, decode
 
 SILENCE_S = 20.0
 """How long the replay waits for the next bytes of the guest."""

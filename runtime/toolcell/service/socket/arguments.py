@@ -10,8 +10,7 @@ from toolcell.control import AlreadyMade, ResumeDecision
 from toolcell.errors import UsageError
 from toolcell.service.allowed import allowed_limits
 from toolcell.tools import Approve, Modify, Reject, brief
-from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
+from toolcell_bridge import UnsendableValue, ValueTooLarge, to_plain
 
 Kind = TypeVar("Kind")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from toolcell.service.receiving import Reservation
 from toolcell.service.socket.frames import PIECE_BYTES, WINDOW_BYTES
-from toolcell_bridge.wire.errors import RemoteProtocolError
+from toolcell_bridge import RemoteProtocolError
 
 CREDIT_BYTES = WINDOW_BYTES // 4
 """Credit is given in portions of at least this."""

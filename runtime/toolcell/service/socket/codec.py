@@ -13,11 +13,19 @@ from typing import Any, Final, TypeVar
 
 from msgpack import unpackb
 
-from toolcell_bridge.wire.codec import to_the_end
-from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError
-from toolcell_bridge.wire.messages import MAX_ELEMENTS
-from toolcell_bridge.wire.plain import MAX_DEPTH, PLAIN, check_plain, check_plain_in_steps, pack, type_name
-from toolcell_bridge.wire.unpacking import unpack_in_steps
+from toolcell_bridge import (
+    MAX_DEPTH,
+    MAX_ELEMENTS,
+    PLAIN,
+    LocalProtocolError,
+    RemoteProtocolError,
+    check_plain,
+    check_plain_in_steps,
+    pack,
+    to_the_end,
+    type_name,
+    unpack_in_steps,
+)
 
 Table = Mapping[int, type[Any]]
 Tagged = TypeVar("Tagged")

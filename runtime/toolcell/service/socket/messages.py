@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from toolcell.service.socket.codec import TaggedCodec
-from toolcell_bridge.wire.messages import Plain
+from toolcell_bridge import Plain
 
 # Caller to service.
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from toolcell.service.socket.codec import TaggedCodec
 from toolcell.service.socket.protocol import Arrived, Greeted, LinkState, SessionOver, SocketProtocol
 from toolcell.support import ChangeEvent
-from toolcell_bridge.wire.errors import RemoteProtocolError
+from toolcell_bridge import RemoteProtocolError
 
 QUEUE_BYTES: Final = 1024 * 1024
 """What may wait to be sent on a channel before whoever sends is made to wait."""

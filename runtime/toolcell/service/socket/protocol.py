@@ -31,7 +31,7 @@ from toolcell.service.socket.frames import (
     ServiceHello,
     WindowCredit,
 )
-from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError
+from toolcell_bridge import LocalProtocolError, RemoteProtocolError
 
 ACK_FRAMES: Final = 32
 """Numbered frames after which an end acknowledges at the latest."""

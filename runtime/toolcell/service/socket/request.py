@@ -26,7 +26,7 @@ from toolcell.service.socket.remote_tools import is_remote, not_sent
 from toolcell.service.socket.tool_answers import plain_answer, read_answer
 from toolcell.service.socket.values import sendable_value
 from toolcell.tools import Call, ToolResult, is_approved_later
-from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
+from toolcell_bridge import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
 
 class ServedRequest:

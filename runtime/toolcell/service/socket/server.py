@@ -16,7 +16,7 @@ from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem, problem_of
 from toolcell.service.socket.frames import FRAME_BYTES, FRAMES, SOCKET_VERSION, CallerHello, Goodbye
 from toolcell.support import TokenBucket, quiet_from_here
-from toolcell_bridge.wire.errors import RemoteProtocolError
+from toolcell_bridge import RemoteProtocolError
 
 HELLO_S: Final = 10.0
 """In which a connection says hello."""

@@ -27,7 +27,7 @@ from toolcell.service.socket.remote_tools import line_of_request
 from toolcell.service.socket.request import ServedRequest
 from toolcell.service.socket.served import ServedSession
 from toolcell.service.tenants import Tenant
-from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
+from toolcell_bridge import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
 MOST_SESSIONS: Final = 4096
 """Of all callers at once."""
