@@ -11,7 +11,7 @@ import pytest
 
 from toolcell import ExecutionResult, Limits, Outcome, SessionError, SyncRuntime, ToolRegistry
 from toolcell.control import Approve
-from toolcell.sandbox.process.namespaced_sandbox import NamespacedSandbox
+from toolcell.sandbox.process.namespaced_sandbox import ProcessSandbox
 from toolcell.sessions import kept_state
 from toolcell.sync import SyncSession
 
@@ -23,7 +23,7 @@ made: list[str] = []
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that is busy an interrupted script takes long to end."""
-    monkeypatch.setattr(NamespacedSandbox, "interrupted_s", 10.0)
+    monkeypatch.setattr(ProcessSandbox, "interrupted_s", 10.0)
 
 
 def tools() -> ToolRegistry:
