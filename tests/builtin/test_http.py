@@ -29,10 +29,11 @@ import toolcell
 from builtin.webkit import Names, Page, Site, call, local, page, redirect, serve
 from toolcell import UsageError
 from toolcell.builtin import Credential, Http, WebPolicy
+from toolcell.builtin.encodings import text_of
 from toolcell.builtin.web import network
 from toolcell.builtin.web.bodies import BodyDecoder
 from toolcell.builtin.web.fetch import Fetcher, HostPace, Response
-from toolcell.builtin.web.pages import article_of, decode_text, kind_of, read_page, strip_tags
+from toolcell.builtin.web.pages import article_of, kind_of, read_page, strip_tags
 from toolcell.builtin.web.robots import parse_robots
 from toolcell.builtin.web.urls import parse_url
 from toolcell.errors import ToolError
@@ -141,14 +142,14 @@ async def test_json_is_left_as_it_is_and_binary_data_only_comes_when_asked_for()
     ],
 )
 async def test_characters_are_read_by_header_mark_or_guess(content: bytes, content_type: str, text: str) -> None:
-    assert decode_text(content, content_type) == text
+    assert text_of(content, content_type) == text
 
 
 def test_a_page_names_its_own_charset_and_other_text_does_not() -> None:
     body = b'<meta http-equiv=x content="text/html; charset=koi8-r"><p>\xf7</p>'
-    assert "В" in decode_text(body, "text/html", is_page=True)
-    assert "В" not in decode_text(body, "text/plain")
-    assert decode_text(b"<meta charset=utf-16><p>x", "text/html", is_page=True).endswith("x")
+    assert "В" in text_of(body, "text/html", is_page=True)
+    assert "В" not in text_of(body, "text/plain")
+    assert text_of(b"<meta charset=utf-16><p>x", "text/html", is_page=True).endswith("x")
     kinds = {
         "text/html;x": "html",
         "application/json": "json",

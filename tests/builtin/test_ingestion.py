@@ -14,6 +14,7 @@ import pytest
 from toolcell import Runtime
 from toolcell.builtin import PARSERS, HashEmbeddings, Ingestion, SqliteStore
 from toolcell.builtin.extraction import extract
+from toolcell.builtin.ingestion import Kind, prepared_document
 from toolcell.config import PoolConfig
 from toolcell.errors import DocumentError, UsageError
 from toolcell.results import ExecutionResult, Outcome
@@ -69,8 +70,12 @@ HTML = """<!doctype html><html><head><title>Moon &amp; tides</title><style>p {co
 <ul><li>spring</li><li>neap</li></ul><h2>Low tide</h2><p>In between.</p></body></html>"""
 
 
-def sections(name: str, data: bytes, kind: str = "auto", most: int = 100_000) -> Any:
-    return extract(name, data, kind, most)
+def sections(name: str, data: bytes, kind: Kind = "auto", most: int = 100_000) -> Any:
+    try:
+        found, text = prepared_document("it", name, data, kind)
+    except DocumentError as exc:
+        return {"error": str(exc)}
+    return {"kind": found, **extract(text, found, most)}
 
 
 def test_markdown_is_cut_at_its_headings_and_not_in_code() -> None:
@@ -102,11 +107,17 @@ def test_html_gives_what_is_visible_in_sections() -> None:
         ("é".encode(), "é"),
         (b"\xef\xbb\xbf" + "é".encode(), "é"),
         ("é".encode("utf-16"), "é"),
-        ("é\u2019".encode("cp1252"), "é\u2019"),
+        ("caf\u00e9\u2019s".encode("cp1252"), "caf\u00e9\u2019s"),
+        ("Привет, мир! Это простой текст.".encode("koi8-r"), "Привет, мир! Это простой текст."),
     ],
 )
 def test_text_of_the_usual_encodings_is_read(data: bytes, text: str) -> None:
     assert sections("a.txt", data)["sections"] == [{"text": text}]
+
+
+def test_a_page_in_a_file_names_its_charset() -> None:
+    page = '<html><meta charset="iso-8859-2"><p>\u0142'.encode("iso-8859-2")
+    assert sections("a.html", page)["sections"] == [{"text": "\u0142", "heading": ""}]
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ import pytest
 
 from toolcell import ToolRegistry, UsageError
 from toolcell.builtin import DataTools, Files
-from toolcell.builtin.encodings import decode, encode, known_encoding
+from toolcell.builtin.encodings import decode, encode, encoding_of, known_encoding, text_of
+from toolcell.builtin.ingestion import prepared_document
 from toolcell.builtin.skill_folder import parse_skill
 from toolcell.builtin.web.bodies import BodyDecoder
-from toolcell.builtin.web.pages import decode_text, kind_of
+from toolcell.builtin.web.pages import kind_of
 
 pytestmark = pytest.mark.anyio
 
@@ -52,7 +53,7 @@ async def test_a_label_means_in_every_tool_what_browsers_take_it_for(
 ) -> None:
     (tmp_path / "a.csv").write_bytes(f"name\n{text}\n".encode(codec))
 
-    assert decode_text(text.encode(codec), f"text/plain; charset={label}") == text
+    assert text_of(text.encode(codec), f"text/plain; charset={label}") == text
     assert (await call(registry, "file_read", path="a.csv", encoding=label))["text"] == f"name\n{text}\n"
     assert (await call(registry, "data_parse", path="a.csv", encoding=label))["records"] == [{"name": text}]
     await call(registry, "file_write", path="b", content=text, encoding=label)
@@ -73,6 +74,60 @@ async def test_what_is_not_an_encoding_of_files_is_refused_by_name(registry: Too
         assert "there is no text encoding" in refused.text
 
 
+WRITTEN = [
+    ("cp1252", "Le café est fermé à midi, où êtes-vous allés ?"),
+    ("cp1252", "café"),
+    ("cp1252", "£5"),
+    ("cp1252", "I’m sure it’s yours, © 2024"),
+    ("cp1252", "20 °C, 21 °C, 19 °C, 18 °C"),
+    ("cp1252", "20 °C, 5 µm, price 5 €"),
+    ("cp1252", "“x” – y…"),
+    ("cp1250", "Książka leży na półce, a źródło jest świeże."),
+    ("cp1251", "Привет, мир! Это простой текст."),
+    ("koi8-r", "Привет, мир! Это простой текст."),
+    ("cp1253", "Καλημέρα κόσμε, αυτό είναι ένα κείμενο."),
+    ("cp932", "これは日本語の文章です。"),
+    ("gb18030", "这是一个中文文本。今天天气很好。"),
+    ("cp949", "이것은 한국어 문장입니다."),
+    ("utf-16-le", "grüße aus Köln"),
+    ("utf-16-be", "grüße aus Köln"),
+    ("utf-8", "grüße 日本"),
+]
+
+
+@pytest.mark.parametrize(("codec", "text"), WRITTEN)
+async def test_every_tool_finds_out_which_encoding_a_text_is_in(
+    registry: ToolRegistry, tmp_path: Path, codec: str, text: str
+) -> None:
+    data = f"name\n{text}\n".encode(codec)
+    (tmp_path / "a.csv").write_bytes(data)
+
+    read = await call(registry, "file_read", path="a.csv")
+    await call(registry, "file_write", path="b", content=read["text"], encoding=read["encoding"])
+    assert read["text"] == text_of(data) == f"name\n{text}\n"
+    assert (tmp_path / "b").read_bytes() == data
+    parsed = await call(registry, "data_parse", path="a.csv", delimiter=";")
+    assert parsed["records"] == [{"name": text}]
+    assert prepared_document("it", "a.txt", data, "auto") == ("text", f"name\n{text}\n".encode())
+
+
+def test_a_text_far_into_its_data_is_found_out() -> None:
+    text = "plain " * 50_000 + "Ksi\u0105\u017cka le\u017cy na p\u00f3\u0142ce \u015bwie\u017ce. " * 5_000
+    assert text_of(text.encode("cp1250")) == text
+
+
+def test_a_wrong_byte_in_a_text_of_utf_8_changes_itself_alone() -> None:
+    data = ("gr\u00fc\u00dfe " * 100).encode() + b"\xe9 " + ("gr\u00fc\u00dfe " * 100).encode()
+    assert text_of(data) == "gr\u00fc\u00dfe " * 100 + "\ufffd " + "gr\u00fc\u00dfe " * 100
+
+
+@pytest.mark.parametrize(
+    "data", [b"a\0b", b"\x7fELF\x02\x01\x01" + bytes(50), b"one\0two\0", bytes(500), bytes(range(256)) * 9]
+)
+def test_data_that_is_no_text_is_told_from_text(data: bytes) -> None:
+    assert encoding_of(data) is None
+
+
 def test_every_byte_is_a_character_of_windows_1252_and_back() -> None:
     data = bytes(range(1, 256))
 
@@ -80,7 +135,7 @@ def test_every_byte_is_a_character_of_windows_1252_and_back() -> None:
 
     assert name == "windows-1252"
     assert encode(text, name) == data
-    assert decode_text(data, "text/plain; charset=latin1") == text
+    assert text_of(data, "text/plain; charset=latin1") == text
 
 
 @pytest.mark.parametrize("codec", ["utf-8", "utf-8-sig", "utf-16", "utf-32", "windows-1252"])

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import base64
 import codecs
+import re
+from contextlib import suppress
 from typing import Final
 
 from toolcell.errors import ToolError
@@ -93,6 +95,22 @@ _KNOWN: Final = frozenset(
 """Encodings of files and pages. Python has others that are slow or that run code of their own, such as punycode."""
 
 
+_WIDE: Final = ["utf_16_le", "utf_16_be", "utf_32_le", "utf_32_be"]
+"""Without a byte order mark. Text of other encodings has no null bytes."""
+_LATIN: Final = ["cp1252", "cp1250", "cp1254", "iso8859_2"]
+_LEGACY: Final = [
+    *_LATIN,
+    *("cp1251", "koi8_r", "iso8859_5", "cp1253", "iso8859_7", "cp1255", "cp1256", "cp874"),
+    *("gb18030", "big5hkscs", "cp932", "euc_jp", "cp949"),
+]
+"""What text is in that is not UTF-8, in the names of charset-normalizer."""
+_ASCII: Final = bytes(range(128))
+_TWO_LETTERS: Final = re.compile(rb"[\x80-\xff]{2}")
+SAMPLE_BYTES: Final = 64 * 1024
+_CHARSET: Final = re.compile(r"""charset\s*=\s*["']?\s*([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
+_META: Final = re.compile(r"""<meta[^>]{0,200}?charset\s{0,5}=\s{0,5}["']?([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
+
+
 def known_encoding(label: str) -> str | None:
     """Return Python's name of the encoding that a label means; None for a label that means none."""
     label = label.strip().lower()
@@ -132,23 +150,78 @@ def lenient(name: str) -> str:
     return WINDOWS_1252 if name in ("utf-8", "utf-8-sig", "cp1252") else "replace"
 
 
-def encoding_of(data: bytes) -> str:
-    """Return the encoding of a text or its beginning: by its byte order mark, UTF-16 without one, else UTF-8."""
-    for mark, name in MARKS:
-        if data.startswith(mark):
-            return name
-    for first, name in ((1, "utf-16-le"), (0, "utf-16-be")):  # every second byte of Latin text in UTF-16 is zero
-        half = data[first::2]
-        if half.count(0) * 10 > len(half) * 7 and 0 not in data[1 - first :: 2]:
-            return name
-    return "utf-8"
+def encoding_of(data: bytes) -> str | None:
+    """Return the encoding of a text or its beginning; None for data that is not text.
+
+    By its byte order mark; UTF-8; else what charset-normalizer finds most likely. Of equals, and where it finds none,
+    Windows-1252, as in browsers.
+    """
+    if (marked := _marked(data)) is not None:
+        return marked
+    has_null = b"\0" in data
+    sample = data[:SAMPLE_BYTES] if has_null else _beside_utf_8(data)
+    if has_null and sample.count(0) * 4 <= len(sample):  # a UTF-16 of Latin letters is half null bytes
+        return None
+    if not sample:
+        return "utf-8"
+    if has_null:
+        candidates = _WIDE
+    elif len(sample.translate(None, _ASCII)) < 4:  # too little to go by
+        return "cp1252"
+    else:  # in scripts other than Latin, two letters stand side by side: "20 °C" is not Chinese
+        candidates = _LEGACY if _TWO_LETTERS.search(sample) else _LATIN
+    from charset_normalizer import from_bytes
+
+    found = from_bytes(sample, cp_isolation=candidates, preemptive_behaviour=False)
+    if not found:
+        return None if has_null else "cp1252"
+    likely = min(found, key=lambda match: (match.chaos, -match.coherence, "cp1252" not in match.could_be_from_charset))
+    return "cp1252" if "cp1252" in likely.could_be_from_charset else checked_encoding(likely.encoding)
+
+
+def _marked(data: bytes) -> str | None:
+    return next((name for mark, name in MARKS if data.startswith(mark)), None)
+
+
+def _beside_utf_8(data: bytes) -> bytes:
+    """Return a sample around the first bytes that are not UTF-8, up to the end of a word. Empty: the text is UTF-8.
+
+    The last character may be cut, and one wrong byte among many characters of UTF-8 changes only itself.
+    """
+    try:
+        data.decode("utf-8")
+        return b""
+    except UnicodeDecodeError as exc:
+        if exc.start >= len(data) - 3 and exc.reason == "unexpected end of data":
+            return b""
+        sample = data[max(0, exc.start - 1000) :][:SAMPLE_BYTES]
+    read = sample.decode("utf-8", "replace")
+    wrong = read.count("\ufffd")
+    if sum(character > "\x7f" for character in read) > 10 * wrong:
+        return b""
+    return sample[: max(sample.rfind(b" "), sample.rfind(b"\n")) + 1] or sample
+
+
+def text_of(data: bytes, content_type: str = "", *, is_page: bool = False) -> str:
+    """Return the characters of what another program wrote, whatever is wrong with some of them.
+
+    By byte order mark, the charset of the content type, a page's `<meta>`, else `encoding_of`.
+    """
+    declared = [_CHARSET.search(content_type)]
+    if is_page:
+        meta = _META.search(data[:2048].decode("latin-1"))
+        # If a page were UTF-16, its `<meta>` could not be read here.
+        declared.append(None if meta and meta[1].lower().startswith("utf-16") else meta)
+    labels = (known_encoding(each[1]) for each in declared if each)
+    name = _marked(data) or next(filter(None, labels), None) or encoding_of(data) or "utf-8"
+    return data.decode(name, "replace" if name == "utf-8" else lenient(name))
 
 
 def decode(data: bytes, encoding: str = "auto") -> tuple[str, str]:
-    """Return a text and the encoding it was in. `auto`: by its byte order mark, else UTF-8, else Windows-1252.
+    """Return a text and the encoding it was in. `auto` is what `encoding_of` says.
 
     Raises:
-        ToolError: it is not text of this encoding, or there is no such encoding; `auto` takes data with null bytes for
+        ToolError: it is not text of this encoding, or there is no such encoding; `auto` finds that it is
             binary.
     """
     if encoding == BASE64:
@@ -156,14 +229,13 @@ def decode(data: bytes, encoding: str = "auto") -> tuple[str, str]:
     if encoding != "auto":
         return _decode(data, encoding), encoding
     name = encoding_of(data)
-    if name != "utf-8":
-        return _decode(data, name), name
-    if b"\0" in data:
+    if name is None:
         raise ToolError(f'binary file of {len(data)} bytes; read it with encoding "base64"')
-    try:
-        return data.decode("utf-8"), "utf-8"
-    except UnicodeDecodeError:
-        return data.decode("cp1252", WINDOWS_1252), "windows-1252"
+    if name.startswith("utf-") and name != "utf-8":
+        return _decode(data, name), name
+    with suppress(UnicodeDecodeError):
+        return data.decode(name), "windows-1252" if name == "cp1252" else name
+    return data.decode("cp1252", WINDOWS_1252), "windows-1252"
 
 
 def checked_encoding(label: str) -> str:

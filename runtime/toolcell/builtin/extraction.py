@@ -1,7 +1,7 @@
 """Take the text out of a document. Runs inside a sandbox: its source is sent there as a script.
 
 Parsers are attack surface. Invariant: the host never calls it with a stranger's file, and it imports nothing of
-toolcell.
+toolcell. Only `kind_of`, which looks at the first bytes, is called by the host, too.
 """
 
 import html.parser
@@ -36,19 +36,6 @@ def kind_of(name: str, data: bytes) -> str:
     if suffix in ("html", "htm", "xhtml") or re.match(rb"\s*(<!doctype html|<html)", data[:512], re.IGNORECASE):
         return "html"
     return "markdown" if suffix in ("md", "markdown") else "text"
-
-
-def decoded(data: bytes) -> str:
-    """Return text of the encodings that occur: UTF-8, UTF-16 with a mark, and otherwise Windows-1252."""
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return data.decode("utf-16", "replace")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        pass
-    if b"\0" in data[:4096]:
-        raise Unreadable("it is binary, and no kind of document that is known")
-    return data.decode("cp1252", "replace")
 
 
 def sections_of_markdown(text: str) -> list[dict[str, Any]]:
@@ -180,21 +167,23 @@ def check_zip(data: bytes) -> None:
         raise Unreadable(f"it unpacks to {total} bytes, and may to {UNPACKED_BYTES}")
 
 
-def extract(name: str, data: bytes, kind: str, most_chars: int) -> dict[str, Any]:
-    """Return {"kind", "title", "sections"}, or {"error"}. Shape of a section: {"text", "heading" or "page"}."""
+def extract(data: bytes, kind: str, most_chars: int) -> dict[str, Any]:
+    """Return {"title", "sections"}, or {"error"}. Shape of a section: {"text", "heading" or "page"}.
+
+    All but PDF and docx is UTF-8.
+    """
     try:
-        kind = kind_of(name, data) if kind == "auto" else kind
         title = ""
         if kind == "pdf":
             title, sections = sections_of_pdf(data)
         elif kind == "docx":
             title, sections = sections_of_docx(data)
         elif kind == "html":
-            title, sections = sections_of_html(decoded(data))
+            title, sections = sections_of_html(data.decode())
         elif kind == "markdown":
-            sections = sections_of_markdown(decoded(data))
+            sections = sections_of_markdown(data.decode())
         else:
-            sections = [{"text": decoded(data)}]
+            sections = [{"text": data.decode()}]
     except Unreadable as exc:
         return {"error": str(exc)}
     except ImportError as exc:
@@ -202,4 +191,4 @@ def extract(name: str, data: bytes, kind: str, most_chars: int) -> dict[str, Any
     sections = [each for each in sections if each["text"].strip()]
     if (total := sum(len(each["text"]) for each in sections)) > most_chars:
         return {"error": f"it has {total} characters of text, and may have {most_chars}"}
-    return {"kind": kind, "title": title, "sections": sections}
+    return {"title": title, "sections": sections}

@@ -102,7 +102,7 @@ class Files(ToolPackage):
             path: Relative to the workspace, as in notes/todo.txt.
             offset: Characters to skip.
             limit: Characters to return.
-            encoding: auto recognises UTF-8, UTF-16 and Windows-1252. Or a name such as shift_jis; base64 returns any
+            encoding: auto recognises it. Or a name such as shift_jis; base64 returns any
                 file's bytes.
         """
         if offset < 0 or limit < 1:

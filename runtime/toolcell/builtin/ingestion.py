@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol, get_args
 
 from toolcell.builtin.chunking import DEFAULT_SIZES, ChunkSizes, Section
+from toolcell.builtin.encodings import encoding_of, text_of
+from toolcell.builtin.extraction import Unreadable, kind_of
 from toolcell.builtin.indexing import index_document
 from toolcell.builtin.stores.protocols import STORES, DocumentStore
 from toolcell.builtin.stores.records import Document
@@ -34,7 +36,7 @@ _FILE_NAME: Final = re.compile(r"[^\s<>]{1,4096}\.(?:txt|md|markdown|html?|pdf|d
 Kind = Literal["auto", "text", "markdown", "html", "pdf", "docx"]
 
 _CALL: Final = """
-set_result(extract(NAME, open("document", "rb").read(), KIND, MAX_CHARS))
+set_result(extract(open("document", "rb").read(), KIND, MAX_CHARS))
 """
 
 
@@ -129,15 +131,16 @@ class Ingestion:
 
     async def extract(self, data: bytes, *, name: str = "", kind: Kind = "auto") -> Extracted:
         """Return the text of a document without storing it."""
-        inputs = {"NAME": name, "KIND": kind, "MAX_CHARS": self._max_chars}
-        result = await self._runtime.execute_code(_script(), inputs=inputs, files={"document": data}, check_types=False)
         what = f"the document {name!r:.100}" if name else "the document"
+        found, data = await daemon_threads.run_sync(prepared_document, what, name, data, kind)
+        inputs = {"KIND": found, "MAX_CHARS": self._max_chars}
+        result = await self._runtime.execute_code(_script(), inputs=inputs, files={"document": data}, check_types=False)
         if result.error is not None:
             said = for_terminal(result.error.message)[:300]
             raise DocumentError(f"{what} could not be read: its sandbox ended with {result.outcome}: {said}")
-        return await daemon_threads.run_sync(self._checked, what, result.value)
+        return await daemon_threads.run_sync(self._checked, what, found, result.value)
 
-    def _checked(self, what: str, value: Any) -> Extracted:
+    def _checked(self, what: str, kind: str, value: Any) -> Extracted:
         """Return what a sandbox gave. A parser that a document has taken over may give anything."""
         if not isinstance(value, dict):
             raise DocumentError(f"{what} could not be read: its sandbox gave no sections")
@@ -156,7 +159,24 @@ class Ingestion:
             raise DocumentError(f"{what} has more than {self._max_chars} characters of text")
         if not any(each.text.strip() for each in sections):
             raise DocumentError(f"{what} has no text")
-        return Extracted(_label(value.get("kind")), _label(value.get("title")), sections)
+        return Extracted(kind, _label(value.get("title")), sections)
+
+
+def prepared_document(what: str, name: str, data: bytes, kind: Kind) -> tuple[str, bytes]:
+    """Return the kind of a document and what its sandbox reads: text is UTF-8.
+
+    Raises:
+        DocumentError: it is of no kind that is known.
+    """
+    try:
+        found = kind_of(name, data) if kind == "auto" else kind
+    except Unreadable as exc:
+        raise DocumentError(f"{what} could not be read: {exc}") from exc
+    if found in ("pdf", "docx"):
+        return found, data
+    if encoding_of(data) is None:
+        raise DocumentError(f"{what} could not be read: it is binary, and no kind of document that is known")
+    return found, text_of(data, is_page=found == "html").encode()
 
 
 def _section(row: Mapping[str, Any]) -> Section:

@@ -6,11 +6,10 @@ import io
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from toolcell.builtin.encodings import checked_encoding, encoding_of, lenient
+from toolcell.builtin.encodings import SAMPLE_BYTES, checked_encoding, encoding_of, lenient
 from toolcell.errors import ToolError
 
 MAX_LINE_CHARS = 1024 * 1024
-SAMPLE_BYTES = 64 * 1024
 
 
 def open_text(source: BinaryIO, encoding: str | None = None) -> io.TextIOWrapper:
@@ -21,7 +20,7 @@ def open_text(source: BinaryIO, encoding: str | None = None) -> io.TextIOWrapper
     """
     sample = source.read(SAMPLE_BYTES)
     source.seek(0)
-    name = encoding_of(sample) if encoding is None else checked_encoding(encoding)
+    name = encoding_of(sample) or "utf-8" if encoding is None else checked_encoding(encoding)
     name = "utf-8-sig" if name == "utf-8" else name
     return io.TextIOWrapper(source, encoding=name, errors=lenient(name), newline="")
 

@@ -10,9 +10,10 @@ from urllib.parse import urlencode
 
 import httpx
 
+from toolcell.builtin.encodings import text_of
 from toolcell.builtin.web.fetch import Fetcher, Outgoing, Response
 from toolcell.builtin.web.network import Resolver
-from toolcell.builtin.web.pages import decode_text, strip_tags
+from toolcell.builtin.web.pages import strip_tags
 from toolcell.builtin.web.policy import Credential, WebPolicy
 from toolcell.builtin.web.urls import parse_url
 from toolcell.errors import ToolError, UsageError
@@ -109,7 +110,7 @@ class SearxngSearch:
 
 
 def _json(response: Response, name: str) -> Mapping[str, Any]:
-    text = decode_text(response.content, response.content_type)
+    text = text_of(response.content, response.content_type)
     if response.status != 200:
         again = response.status == 429 or response.status >= 500
         said = " ".join(strip_tags(text[:2000]).split())[:300]

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from toolcell.builtin.encodings import MARKS, known_encoding, lenient
+from toolcell.builtin.encodings import text_of
 from toolcell.builtin.web.fetch import Response
 from toolcell.builtin.web.markup import bounded_markup
 from toolcell.support import logger_of
@@ -43,8 +43,6 @@ _BINARY_MARKS = (
     b"7z\xbc\xaf",
 )
 _CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
-_CHARSET = re.compile(r"""charset\s*=\s*["']?\s*([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
-_META = re.compile(r"""<meta[^>]{0,200}?charset\s{0,5}=\s{0,5}["']?([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
 
 _SKIPPED = frozenset({"script", "style", "noscript", "template", "svg", "head"})
 _BLOCKS = frozenset(
@@ -115,7 +113,7 @@ def read_page(response: Response, *, raw: bool = False) -> PageText:
     kind = kind_of(response.content_type, response.content)
     if kind == "binary":
         return PageText(kind, "", "")
-    text = decode_text(response.content, response.content_type, is_page=kind == "html")
+    text = text_of(response.content, response.content_type, is_page=kind == "html")
     if kind != "html":
         return PageText(kind, "", text)
     text = text[:MAX_HTML_CHARS]
@@ -149,26 +147,6 @@ def _is_text(content: bytes) -> bool:
     except UnicodeDecodeError as exc:
         return exc.start >= len(start) - 3 or sum(byte > 127 for byte in start) * 3 < len(start)
     return True
-
-
-def decode_text(content: bytes, content_type: str = "", *, is_page: bool = False) -> str:
-    """Return the characters of a body: by byte order mark, header, a page's `<meta>`, else UTF-8 or Windows-1252."""
-    for mark, encoding in MARKS:
-        if content.startswith(mark):
-            return content.decode(encoding, lenient(encoding))
-    meta = _META.search(content[:2048].decode("latin-1")) if is_page else None
-    for declared in (_CHARSET.search(content_type), meta):
-        name = known_encoding(declared[1]) if declared else None
-        if declared is meta and name is not None and name.startswith("utf-16"):
-            name = "utf-8"  # it could not be read here if that were true
-        if name is not None:
-            return content.decode(name, "replace" if name.startswith("utf-8") else lenient(name))
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as exc:
-        # Only the end may be wrong: the body was cut there.
-        is_cut = exc.start >= len(content) - 4
-        return content.decode("utf-8", "replace") if is_cut else content.decode("cp1252", lenient("cp1252"))
 
 
 def title_of(text: str) -> str:
