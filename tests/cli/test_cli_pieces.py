@@ -3,20 +3,24 @@
 import json
 import logging
 import math
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from toolcell.cli import COMMANDS, arguments, build, exits, run, terminal
+from toolcell.audit import BadInput, receipt
+from toolcell.cli import COMMANDS, arguments, audit, audit_proof, build, exits, places, run, terminal
 from toolcell.cli.execution import Watch, run_watched
 from toolcell.config import Limits
 from toolcell.errors import PackageError, SandboxUnavailable, ToolcellError, UsageError
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome, OutputFile
+from toolcell.support import write_named
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
@@ -252,28 +256,63 @@ def returned(name: str, data: bytes = b"data") -> tuple[OutputFile, ...]:
 
 
 def test_returned_files_are_saved_below_the_folder_that_was_named(tmp_path: Path) -> None:
-    (path,), problems = run.save_files(returned("charts/a.png"), tmp_path / "out")
-    assert path == tmp_path / "out" / "charts" / "a.png"
-    assert path.read_bytes() == b"data"
-    assert run.save_files((OutputFile("gone", "", 0, None, problem="missing"),), tmp_path) == ([], problems) == ([], [])
+    saved, problems = places.save_files(returned("charts/a.png"), tmp_path / "out")
+    assert saved == {"charts/a.png": tmp_path / "out" / "charts" / "a.png"} and problems == []
+    assert saved["charts/a.png"].read_bytes() == b"data"
+    missing = (OutputFile("gone", "", 0, None, problem="missing"),)
+    assert places.save_files(missing, tmp_path) == ({}, [])
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "..", "", "a\\..\\x", "a\0b"])
 def test_a_returned_file_cannot_leave_the_folder(name: str, tmp_path: Path) -> None:
-    saved, problems = run.save_files(returned(name), tmp_path / "out")
+    saved, problems = places.save_files(returned(name), tmp_path / "out")
     assert not saved and ["not saved" in each for each in problems] == [True]
     assert not (tmp_path / "out").exists()
 
 
-def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:
+def test_nothing_is_written_or_made_through_a_link_in_the_folder(tmp_path: Path) -> None:
     out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
     out.mkdir()
     elsewhere.mkdir()
     (out / "dir").symlink_to(elsewhere)
     (out / "file").symlink_to(elsewhere / "target")
-    for name in ("dir/x", "file"):
-        assert not run.save_files(returned(name), out)[0]
+    for name in ("dir/x", "dir/new/x"):
+        assert not places.save_files(returned(name), out)[0]
+    assert places.save_files(returned("file"), out)[0] == {"file": out / "file.1"}
     assert list(elsewhere.iterdir()) == []
+
+
+def test_nothing_in_the_folder_is_overwritten_or_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text("mine")
+    (tmp_path / "in.use").mkdir()
+    os.mkfifo(tmp_path / "chart.png")
+    for number in (1, 2):
+        for name, kept in (("Makefile", f"Makefile.{number}"), ("chart.png", f"chart.{number}.png")):
+            saved, problems = places.save_files(returned(name), tmp_path)
+            assert (saved, problems) == ({name: tmp_path / kept}, [])
+    assert places.save_files(returned("in.use"), tmp_path)[0] == {"in.use": tmp_path / "in.1.use"}
+    assert (tmp_path / "Makefile").read_text() == "mine"
+
+
+@pytest.mark.parametrize("write", ["html", "heads", "receipt", "text"])
+def test_a_fifo_that_nobody_reads_is_not_waited_for(write: str, tmp_path: Path) -> None:
+    os.mkfifo(fifo := tmp_path / "fifo")
+    head = SimpleNamespace(to_dict=dict)
+    with pytest.MonkeyPatch.context() as patched, pytest.raises((BadInput, OSError)) as refused:
+        patched.setattr(audit_proof, "saved_heads", lambda log: [head])
+        match write:
+            case "html":
+                audit.write_html("page", fifo)
+            case "heads":
+                audit_proof.write_heads("log", fifo)
+            case "receipt":
+                receipt.write({}, fifo)
+            case _:
+                write_named(fifo, ["text"])
+    assert "No such device" in str(refused.value)
+    with pytest.raises(UsageError, match="not a regular file"):
+        places.check_output_file("--store", fifo, begins_with=b"SQLite")
+    places.check_output_file("--write-head", Path("/dev/stdout"))
 
 
 def test_printing_a_result_is_readable_and_cut() -> None:

@@ -331,9 +331,10 @@ def test_a_run_that_happened_shows_its_result_also_when_a_file_cannot_be_saved(
     status, out, err = invoke("run", "script.py", "-o", "got", "--json")
     told = json.loads(out)
     assert (status, told["value"], told["saved"]) == (exits.FAILED, 7, ["got/b.txt"])
-    assert "link that leaves" in told["not_saved"][0] and "link that leaves" in err
+    assert "is a link" in told["not_saved"][0] and "is a link" in err
     status, out, err = invoke("run", "script.py", "-o", "got")
-    assert (status, out) == (exits.FAILED, "7\n") and "link that leaves" in err
+    assert (status, out) == (exits.FAILED, "7\n") and "is a link" in err
+    assert "got has a b.txt already: saved as got/b.1.txt" in err
 
 
 def test_a_folder_that_stays_empty_is_not_left(fake: type[FakeRuntime], folder: Path) -> None:

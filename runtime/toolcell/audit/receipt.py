@@ -24,6 +24,7 @@ from toolcell.audit.query import Index, RunSummary, shared_digests
 from toolcell.audit.reader import RecordedRun, RecordLocation, StoredRecord, assemble, read_segment
 from toolcell.audit.signatures import checkpoint_statement
 from toolcell.errors import AuditError
+from toolcell.support.atomic import write_named
 
 FORMAT: Final = "toolcell receipt 2"
 
@@ -131,7 +132,7 @@ def write(receipt: Mapping[str, Any], path: str | Path) -> None:
         BadInput: the file cannot be written.
     """
     try:
-        Path(path).write_text(json.dumps(receipt, indent=1) + "\n", encoding="ascii")
+        write_named(path, [json.dumps(receipt, indent=1), "\n"])
     except OSError as exc:
         raise BadInput(f"cannot write {path}: {exc.strerror}") from exc
 

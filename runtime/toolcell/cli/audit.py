@@ -59,7 +59,7 @@ from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout, w
 from toolcell.config import PoolConfig
 from toolcell.errors import AuditError, UsageError
 from toolcell.results import Divergence
-from toolcell.support import one_line
+from toolcell.support import one_line, write_named
 
 if TYPE_CHECKING:
     from toolcell.audit import Replay
@@ -172,7 +172,7 @@ def write_html(page: str, path: Path) -> None:
         BadInput: the file cannot be written.
     """
     try:
-        path.write_text(page, encoding="utf-8")
+        write_named(path, [page])
     except OSError as exc:
         raise BadInput(f"cannot write {path}: {exc.strerror}") from exc
     stderr().print(safe(f"{path}: {path.stat().st_size} bytes"))
@@ -427,8 +427,7 @@ def events(
             sys.stdout.flush()
             return
         try:
-            with open(output, "w", encoding="ascii") as file:
-                file.writelines(f"{line}\n" for line in lines)
+            write_named(output, (f"{line}\n" for line in lines))
         except OSError as exc:
             raise BadInput(f"cannot write {output}: {exc.strerror}") from exc
 

@@ -42,7 +42,7 @@ from toolcell.cli.audit_terminal import (
 from toolcell.cli.places import check_output_file
 from toolcell.cli.terminal import print_json, safe, stderr, stdout
 from toolcell.errors import UsageError
-from toolcell.support import one_line, parse_time
+from toolcell.support import one_line, parse_time, write_named
 
 SHARED_KEY = """\
 note: it is signed with an HMAC key, so only those who have that key can verify it. For receipts that anyone can verify:
@@ -146,7 +146,7 @@ def write_heads(log: str, path: Path) -> None:
     if not heads:
         raise BadInput(f"this machine has no heads of log {log}, so {path} was not written; its writer saves them")
     try:
-        path.write_text(json.dumps(heads, indent=1) + "\n", encoding="ascii")
+        write_named(path, [json.dumps(heads, indent=1), "\n"])
     except OSError as exc:
         raise BadInput(f"cannot write {path}: {exc.strerror}") from exc
 

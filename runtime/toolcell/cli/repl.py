@@ -16,8 +16,8 @@ from toolcell.cli import repl_input
 from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
 from toolcell.cli.execution import Watch
 from toolcell.cli.flags import with_flags
-from toolcell.cli.places import output_folder
-from toolcell.cli.run import RuntimeFlags, save_files, showing_installation, tool_error_listener
+from toolcell.cli.places import output_folder, save_files
+from toolcell.cli.run import RuntimeFlags, showing_installation, tool_error_listener
 from toolcell.cli.terminal import reporting, safe, stderr, stdout, write_text
 from toolcell.config import Limits
 from toolcell.errors import UsageError
@@ -152,7 +152,7 @@ def show(result: ExecutionResult, out: Console, err: Console) -> None:
 def save(result: ExecutionResult, folder: Path, err: Console) -> None:
     """Save a script's files and name the paths. What cannot be saved is reported."""
     saved, problems = save_files(result.files, folder)
-    for path in saved:
+    for path in saved.values():
         err.print(safe(f"saved {path}", "dim"))
     for problem in problems:
         err.print(safe(problem, "red"))

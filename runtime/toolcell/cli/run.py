@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -30,11 +29,11 @@ from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
 from toolcell.cli.execution import Watch, run_watched
 from toolcell.cli.flags import with_flags
 from toolcell.cli.mcp_servers import McpFlags
-from toolcell.cli.places import output_folder
+from toolcell.cli.places import output_folder, save_files
 from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout, value_text
 from toolcell.config import CheckTypes, Layer, Limits, LintProfile, Policy, PoolConfig, Profile
 from toolcell.errors import ToolAbort, UsageError
-from toolcell.results import ExecutionResult, OutputFile
+from toolcell.results import ExecutionResult
 from toolcell.support import for_terminal, importing, one_line
 
 if TYPE_CHECKING:
@@ -214,12 +213,15 @@ def run(
         # The document is all that may reach stdout. A tool, or the file that defines it, may print too.
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
             result = execute(source, settings.options(builtins) | {"limits": limits}, arguments, servers)
-        saved, problems = save_files(result.files, output_dir) if output_dir else ([], [])
+        saved, problems = save_files(result.files, output_dir) if output_dir else ({}, [])
     if as_json:
         unsaved = {"not_saved": problems} if problems else {}
-        print_json({**result.to_dict(), "saved": [str(path) for path in saved], **unsaved})
+        print_json({**result.to_dict(), "saved": [str(path) for path in saved.values()], **unsaved})
     else:
         show(result, source)
+    for name, path in saved.items():
+        if not name.endswith(path.name):
+            stderr().print(safe(f"{path.parent} has a {Path(name).name} already: saved as {path}", "yellow"))
     for problem in problems:
         stderr().print(safe(problem, "red"))
     status = exits.BY_OUTCOME[result.outcome]
@@ -370,36 +372,3 @@ def make_policy(require: str | None, **settings: Any) -> Policy:
         return Policy(**settings)
     except UsageError as exc:
         raise UsageError(as_flag(exc)) from exc
-
-
-def save_files(files: tuple[OutputFile, ...], folder: Path) -> tuple[list[Path], list[str]]:
-    """Write the returned files below `folder`; return their paths, and what is wrong with those that are not there.
-
-    The script chose the names: none may leave the folder, and no symbolic link in it is followed.
-    """
-    saved: list[Path] = []
-    problems: list[str] = []
-    for file in files:
-        if file.data is not None:
-            try:
-                saved.append(_save(file, folder))
-            except UsageError as exc:
-                problems.append(str(exc))
-    return saved, problems
-
-
-def _save(file: OutputFile, folder: Path) -> Path:
-    parts = PurePosixPath(file.name).parts
-    if not parts or file.name.startswith("/") or set(parts) & {"..", ""} or "\\" in file.name or "\0" in file.name:
-        raise UsageError(f"the script returned a file named {file.name!r}, which leaves {folder}: not saved")
-    target = folder.joinpath(*parts)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.parent.resolve().is_relative_to(folder.resolve()):
-            raise UsageError(f"{target.parent} is a link that leaves {folder}: {file.name!r} not saved")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
-        with open(os.open(target, flags, 0o644), "wb") as opened:
-            opened.write(file.data or b"")
-    except OSError as exc:
-        raise UsageError(f"cannot save {file.name!r} in {folder}: {exc.strerror}") from exc
-    return target

@@ -12,13 +12,13 @@ __all__ = [
     "exact_json_text", "for_terminal", "from_exact", "fused_ranks", "importing", "is_locked", "is_loopback",
     "is_small", "json_size", "json_start", "json_text", "keywords_known", "keywords_of", "lazy_names", "left_out",
     "listening", "lock", "logger_of", "make_private_folder", "one_line", "parse_time", "quiet_from_here",
-    "quiet_loggers", "shown_findings", "suggestion", "url_of", "wait_for", "with_line", "write_file",
+    "quiet_loggers", "shown_findings", "suggestion", "url_of", "wait_for", "with_line", "write_file", "write_named",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from toolcell.support import daemon_threads
     from toolcell.support.asgi import HttpServer, allow_connections, bracketed, is_loopback, listening, url_of
-    from toolcell.support.atomic import write_file
+    from toolcell.support.atomic import write_file, write_named
     from toolcell.support.blocking import wait_for
     from toolcell.support.call_text import MAX_ARGS, arguments_text
     from toolcell.support.change_event import ChangeEvent
@@ -56,7 +56,7 @@ else:
         __name__,
         {
             "toolcell.support.asgi": "HttpServer allow_connections bracketed is_loopback listening url_of",
-            "toolcell.support.atomic": "write_file",
+            "toolcell.support.atomic": "write_file write_named",
             "toolcell.support.blocking": "wait_for",
             "toolcell.support.call_text": "MAX_ARGS arguments_text",
             "toolcell.support.change_event": "ChangeEvent",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -56,6 +56,20 @@ def write_file(target: Path, content: bytes, *, mode: int = 0o600, replace: bool
             os.link(draft, target)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def write_named(path: str | Path, lines: Iterable[str]) -> None:
+    """Write a text to what a user named, a device too. A FIFO that nobody reads is an error, and not waited for.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    no_wait = getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | no_wait, 0o666)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        if no_wait:
+            os.set_blocking(descriptor, True)
+        file.writelines(lines)
 
 
 def remove_tree(path: Path) -> None:
