@@ -1,4 +1,4 @@
-"""Wheels that are published nowhere."""
+"""Wheels that are published nowhere, and distributions as an installer lays them out."""
 
 from __future__ import annotations
 
@@ -20,3 +20,21 @@ def make_wheel(directory: Path, name: str, version: str, files: Mapping[str, str
             wheel.writestr(file, text)
         wheel.writestr(f"{info}/RECORD", "".join(f"{file},,\n" for file in [*all_files, f"{info}/RECORD"]))
     return path
+
+
+def lay_out(site: Path, name: str, version: str, files: Mapping[str, str], metadata: str = "") -> Path:
+    """Put a distribution with these files into a site-packages directory, and return its .dist-info directory.
+
+    Its RECORD has a row that leads out of the directory, as that of a package with a script has.
+    """
+    info = site / f"{name}-{version}.dist-info"
+    all_files = {
+        **files,
+        f"{info.name}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{metadata}",
+        f"{info.name}/INSTALLER": "pip\n",
+    }
+    for file, text in all_files.items():
+        (site / file).parent.mkdir(parents=True, exist_ok=True)
+        (site / file).write_text(text)
+    (info / "RECORD").write_text("".join(f"{file},,\n" for file in [*all_files, "../../bin/tool"]))
+    return info

@@ -1,20 +1,26 @@
 """Package environments: what may be requested, what is built, and that it is built once and completely."""
 
+import base64
+import errno
+import hashlib
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from toolcell.errors import PackageError, UsageError
-from toolcell.sandbox.process import package_sources, root_filesystem
+from toolcell.sandbox.process import package_copies, package_installers, package_sources, packages, root_filesystem
 from toolcell.sandbox.process.cache import default_cache_dir, private_directory
 from toolcell.sandbox.process.packages import PackageEnvironment, resolve, verify
-from wheels import make_wheel
+from wheels import lay_out, make_wheel
 
 
 @pytest.fixture
@@ -35,21 +41,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def install(site: Path, name: str, version: str = "1.0", requires: tuple[str, ...] = (), code: str = "") -> Path:
     """Lay a distribution into `site` as an installer would."""
-    module, info = site / f"{name}.py", site / f"{name}-{version}.dist-info"
-    module.write_text(code or f"VERSION = {version!r}\n")
-    info.mkdir()
-    lines = [
-        "Metadata-Version: 2.1",
-        f"Name: {name}",
-        f"Version: {version}",
-        *(f"Requires-Dist: {r}" for r in requires),
-    ]
-    (info / "METADATA").write_text("\n".join(lines) + "\n")
-    (info / "INSTALLER").write_text("pip\n")
-    (info / "RECORD").write_text(
-        f"{module.name},,\n{info.name}/METADATA,,\n{info.name}/INSTALLER,,\n../../bin/tool,,\n"
-    )
-    return module
+    required = "".join(f"Requires-Dist: {each}\n" for each in requires)
+    lay_out(site, name, version, {f"{name}.py": code or f"VERSION = {version!r}\n"}, required)
+    return site / f"{name}.py"
 
 
 def tiny_wheel(directory: Path, name: str = "tinywheel", version: str = "2.0") -> Path:
@@ -59,6 +53,10 @@ def tiny_wheel(directory: Path, name: str = "tinywheel", version: str = "2.0") -
         f"{name}-{version}.dist-info/entry_points.txt": f"[console_scripts]\n{name} = {name}:answer\n",
     }
     return make_wheel(directory, name, version, files)
+
+
+def only_a_lock_is_left(cache: Path) -> bool:
+    return [path.suffix for path in cache.glob("*/*")] == [".lock"]
 
 
 def run_with(environment: PackageEnvironment, code: str) -> str:
@@ -201,13 +199,13 @@ def test_a_damaged_entry_is_noticed_and_built_again(
             environment.path.rename(entry / "elsewhere")
 
     builds: list[Path] = []
-    compile_bytecode = package_sources.compile_bytecode
+    new_directory = packages.new_directory
 
-    def counted(interpreter: package_sources.TargetInterpreter, target: Path) -> None:
+    def counted(target: Path, prefix: str) -> AbstractContextManager[Path]:
         builds.append(target)
-        compile_bytecode(interpreter, target)
+        return new_directory(target, prefix)
 
-    monkeypatch.setattr(package_sources, "compile_bytecode", counted)
+    monkeypatch.setattr(packages, "new_directory", counted)
     rebuilt = resolve(["tinyapp"], cache_dir=cache)
     assert len(builds) == 1
     assert rebuilt == environment
@@ -217,20 +215,20 @@ def test_a_damaged_entry_is_noticed_and_built_again(
 def test_a_whole_entry_is_not_built_again(site: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(site, "tinyapp")
     first = resolve(["tinyapp"], cache_dir=cache)
-    monkeypatch.setattr(package_sources, "compile_bytecode", lambda *_: pytest.fail("built twice"))
+    monkeypatch.setattr(packages, "new_directory", lambda *_: pytest.fail("built twice"))
     assert resolve(["tinyapp"], cache_dir=cache) == first
 
 
 RACER = """
 import sys
 from pathlib import Path
-from toolcell.sandbox.process import package_sources, packages
-compile_bytecode = package_sources.compile_bytecode
-def counted(*args):
+from toolcell.sandbox.process import packages
+new_directory = packages.new_directory
+def counted(*args, **named):
     with open(sys.argv[2], "a") as log:
         log.write("built\\n")
-    compile_bytecode(*args)
-package_sources.compile_bytecode = counted
+    return new_directory(*args, **named)
+packages.new_directory = counted
 print("ready", flush=True)
 sys.stdin.readline()
 print(packages.resolve(["tinyapp"], cache_dir=Path(sys.argv[1])).key)
@@ -259,8 +257,8 @@ def test_processes_that_want_the_same_at_once_build_it_once(site: Path, cache: P
 DOOMED = textwrap.dedent("""
     import os, signal, sys
     from pathlib import Path
-    from toolcell.sandbox.process import package_sources, packages
-    package_sources.compile_bytecode = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    from toolcell.sandbox.process import package_copies, packages
+    package_copies._compile_bytecode = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     packages.resolve(["tinyapp"], cache_dir=Path(sys.argv[1]))
 """)
 
@@ -270,12 +268,13 @@ def test_a_builder_killed_half_way_leaves_nothing_that_is_ever_used(site: Path, 
     environment = {**os.environ, "PYTHONPATH": str(site)}
     done = subprocess.run([sys.executable, "-c", DOOMED, str(cache)], env=environment, check=False)
     assert done.returncode == -signal.SIGKILL
-    assert [path for path in cache.iterdir() if path.name.startswith(".build-")]
+    assert list(cache.glob("environments/.build-*"))
+    assert list(cache.glob("packages/.building-*"))
 
     built = resolve(["tinyapp"], cache_dir=cache)
 
     assert built.packages == {"tinyapp": "1.0"}
-    assert sorted(path.name for path in cache.iterdir()) == [built.key, f"{built.key}.lock"]
+    assert sorted(path.name for path in (cache / "environments").iterdir()) == [built.key, f"{built.key}.lock"]
 
 
 def test_a_build_that_fails_leaves_only_its_lock_file(site: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,10 +283,10 @@ def test_a_build_that_fails_leaves_only_its_lock_file(site: Path, cache: Path, m
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(package_sources, "compile_bytecode", fail)
-    with pytest.raises(PackageError, match="No space left"):
+    monkeypatch.setattr(package_copies, "_compile_bytecode", fail)
+    with pytest.raises(PackageError, match=r"No space left.*`toolcell cache prune` makes room"):
         resolve(["tinyapp"], cache_dir=cache)
-    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+    assert only_a_lock_is_left(cache)
 
 
 def test_a_cache_that_others_may_write_to_is_refused(site: Path, cache: Path) -> None:
@@ -420,7 +419,7 @@ def test_the_installers_last_words_are_in_the_error(
         resolve([str(wheel)], cache_dir=cache)
     assert "could not install" in str(caught.value)
     assert "broken" in str(caught.value)
-    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+    assert only_a_lock_is_left(cache)
 
 
 def test_without_an_installer_the_error_says_what_to_get(
@@ -472,7 +471,127 @@ def test_an_installer_is_heard_line_by_line_and_its_last_lines_are_in_the_error(
     ):
         resolve(["no-such-package-at-all"], cache_dir=cache)
     assert [record.getMessage() for record in caplog.records][:2] == [
-        "installing no-such-package-at-all with uv",
+        "resolving no-such-package-at-all with uv",
         "step 0",
     ]
     assert "step 19" in str(caught.value) and "step 4\n" not in str(caught.value)
+
+
+def test_two_installers_make_the_same_environment(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("uv") is None:
+        pytest.skip("uv is not installed")
+    wheel = make_wheel(
+        tmp_path,
+        "tinywheel",
+        "2.0",
+        {
+            "tinywheel/__init__.py": "x = 1\n",
+            "tinywheel-2.0.data/purelib/tinypure.py": "y = 1\n",
+            "tinywheel-2.0.data/data/share/tiny.txt": "data",
+            "tinywheel-2.0.data/scripts/tiny": "#!python\n",
+            "tinywheel-2.0.data/headers/tiny.h": "",
+        },
+    )
+    by_uv = resolve([str(wheel)], cache_dir=cache)
+    monkeypatch.setenv("PATH", "")
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    by_pip = resolve([str(wheel)], cache_dir=other)
+
+    assert (by_uv.source, by_pip.source) == ("uv", "pip")
+    assert by_uv.digest == by_pip.digest
+    assert (by_pip.path / "share" / "tiny.txt").read_text() == "data"
+
+
+def test_a_record_names_the_files_that_are_there(site: Path, cache: Path) -> None:
+    """The RECORD that was installed names a script outside of the directory."""
+    install(site, "tinyapp")
+    environment = resolve(["tinyapp"], cache_dir=cache)
+
+    (dist,) = package_sources.distributions_in(environment.path)
+    rows = {str(row): row for row in dist.files or ()}
+
+    assert set(rows) == {"tinyapp.py", "tinyapp-1.0.dist-info/METADATA", "tinyapp-1.0.dist-info/RECORD"}
+    content = (environment.path / "tinyapp.py").read_bytes()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    recorded = rows["tinyapp.py"]
+    assert recorded.hash is not None
+    assert (recorded.hash.mode, recorded.hash.value, recorded.size) == ("sha256", digest, len(content))
+
+
+@pytest.mark.parametrize(
+    "name", ["../evil.py", "/evil.py", "tiny/../../evil.py", "tiny-1.0.data/purelib/../../evil.py"]
+)
+def test_a_wheel_with_a_file_that_leads_out_is_refused(name: str, tmp_path: Path) -> None:
+    wheel, target = make_wheel(tmp_path, "tiny", "1.0", {name: "evil"}), tmp_path / "in" / "site"
+    with pytest.raises(PackageError, match="outside of its directory"):
+        package_installers.unpack_wheel(wheel, target)
+    assert not [path for path in tmp_path.rglob("evil.py") if "evil" in path.read_text()]
+
+
+def test_a_damaged_wheel_is_named(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "tiny", "1.0", {"tiny.py": "x = 1\n" * 1000})
+    content = bytearray(wheel.read_bytes())
+    content[200:260] = bytes(60)
+    wheel.write_bytes(content)
+    with pytest.raises(PackageError, match=r"tiny-1\.0-py3-none-any\.whl cannot be unpacked"):
+        package_installers.unpack_wheel(wheel, tmp_path / "site")
+
+
+def test_packages_that_share_a_namespace_are_one_package(site: Path, cache: Path) -> None:
+    lay_out(site, "tinyone", "1.0", {"tinyspace/__init__.py": "", "tinyspace/one.py": "x = 1\n"})
+    lay_out(site, "tinytwo", "1.0", {"tinyspace/__init__.py": "", "tinyspace/two.py": "y = 2\n"})
+    environment = resolve(["tinyone", "tinytwo"], cache_dir=cache)
+    assert run_with(environment, "import tinyspace.one, tinyspace.two as t; print(tinyspace.one.x, t.y)") == "1 2"
+
+
+def test_a_file_that_two_packages_have_otherwise_is_of_the_first_and_is_logged(
+    site: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lay_out(site, "tinyone", "1.0", {"tinysame.py": "x = 1\n"})
+    lay_out(site, "tinytwo", "1.0", {"tinytwo.py": ""})
+    first = resolve(["tinyone"], cache_dir=cache)  # before the installed file is the other one's
+    lay_out(site, "tinytwo", "1.0", {"tinysame.py": "x = 2\n"})
+    both = resolve(["tinyone", "tinytwo"], cache_dir=cache)
+
+    assert [run_with(each, "import tinysame; print(tinysame.x)") for each in (first, both)] == ["1", "1"]
+    assert "tinyone and tinytwo both have tinysame.py" in caplog.text
+
+
+def test_a_file_system_without_hard_links_gets_copies(site: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    install(site, "tinyapp")
+    monkeypatch.setattr(os, "link", refused)
+    environment = resolve(["tinyapp"], cache_dir=cache)
+    assert verify(environment)
+    assert (environment.path / "tinyapp.py").stat().st_nlink == 1
+
+
+@pytest.mark.parametrize("level", ["INFO", "WARNING"])
+def test_a_build_says_on_a_terminal_what_it_does_unless_its_log_is_read(
+    level: str, site: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    install(site, "tinyapp")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with caplog.at_level(level, package_sources.logger.name):
+        resolve(["tinyapp"], cache_dir=cache)
+    built = terminal.getvalue()
+    resolve(["tinyapp"], cache_dir=cache)
+
+    assert terminal.getvalue() == built, "a whole environment is found without a word"
+    assert ("packages: unpacking tinyapp" in built) is (level == "WARNING")
+    assert ("unpacking tinyapp" in caplog.text) is (level == "INFO")
+    assert built.endswith("\r\x1b[K") or level == "INFO"
+
+
+def test_no_terminal_no_progress_line(site: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    install(site, "tinyapp")
+    resolve(["tinyapp"], cache_dir=cache)
+    assert capsys.readouterr() == ("", "")

@@ -5,6 +5,7 @@ Every function is safe in several threads and processes at once.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -72,8 +73,25 @@ def write_named(path: str | Path, lines: Iterable[str]) -> None:
         file.writelines(lines)
 
 
+def link_or_copy(source: str, target: str) -> None:
+    """Make `target` a hard link to `source`, or a copy where there are no such links or no more of them.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    try:
+        os.link(source, target)
+    except OSError as exc:
+        if exc.errno not in (errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        shutil.copy2(source, target)
+
+
 def remove_tree(path: Path) -> None:
-    """Remove a directory tree, also one whose directories are read-only. A missing one is no error."""
+    """Remove a directory tree, also one whose directories are read-only, or a link. A missing one is not an error."""
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+        return
     for directory, _, _ in os.walk(path):
         os.chmod(directory, 0o700)
     shutil.rmtree(path, ignore_errors=True)

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "ProcessBackend", "TreeWatch", "probe_all",
+    "ProcessBackend", "TreeWatch", "cache_entries", "probe_all",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from toolcell.sandbox.process import cache_entries
     from toolcell.sandbox.process.backend import ProcessBackend
     from toolcell.sandbox.process.probes import probe_all
     from toolcell.sandbox.process.process_watch import TreeWatch

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import platformdirs
 
 from toolcell.errors import PackageError
+from toolcell.support import file_lock
 from toolcell.support.private_folder import make_private_folder
 
 
@@ -26,6 +28,74 @@ def default_cache_dir() -> Path:
         return Path(tempfile.gettempdir()) / f"toolcell-cache-{os.geteuid()}"
     except OSError:  # nothing here can be written; the error that follows says so
         return usual
+
+
+_kept: dict[Path, int] = {}
+"""Descriptors of the entries that this process uses, each with a shared lock."""
+
+
+def keep(entry: Path) -> bool:
+    """Keep an entry from being removed while this process lives, and note its use. False: it is not there."""
+    known = _kept.get(entry)
+    if known is not None and _is_at(known, entry):
+        note_use(entry)
+        return True
+    opened = hold(entry)
+    if opened is None:
+        return False
+    if known is not None:
+        os.close(known)
+    _kept[entry] = opened
+    return True
+
+
+def hold(entry: Path) -> int | None:
+    """Keep an entry from being removed until the descriptor that is returned is closed. None: it is not there."""
+    try:
+        opened = os.open(entry, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY)
+    except OSError:
+        return None
+    with suppress(OSError):  # a file system without locks: nothing is removed from it either
+        file_lock.lock(opened, wait=True, shared=True)
+    if not _is_at(opened, entry):  # removed before it was locked
+        os.close(opened)
+        return None
+    note_use(entry)
+    return opened
+
+
+def is_in_use(entry: Path) -> bool:
+    """True while a process uses an entry, and where that cannot be known."""
+    opened = lock_unused(entry)
+    if opened is not None:
+        os.close(opened)
+    return opened is None
+
+
+def lock_unused(entry: Path) -> int | None:
+    """Lock an entry that nobody uses: who looks for it waits until the descriptor is closed. None: it is in use."""
+    try:
+        opened = os.open(entry, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY)
+    except OSError:
+        return None
+    with suppress(OSError):
+        if file_lock.lock(opened, wait=False) and _is_at(opened, entry):
+            return opened
+    os.close(opened)
+    return None
+
+
+def note_use(entry: Path) -> None:
+    """Set the time of an entry's last use: its modification time."""
+    with suppress(OSError):
+        os.utime(entry)
+
+
+def _is_at(opened: int, place: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(opened), place.lstat())
+    except OSError:
+        return False
 
 
 def private_directory(path: Path) -> Path:
@@ -69,11 +139,7 @@ def _place_of(opened: int, path: Path) -> Path:
         place = Path(os.readlink(f"/proc/self/fd/{opened}"))
     except OSError:  # macOS
         place = path.resolve()
-    try:
-        is_there = os.path.samestat(os.fstat(opened), place.lstat())
-    except OSError:
-        is_there = False
-    if not is_there:
+    if not _is_at(opened, place):
         raise PackageError(f"cannot use {path} as the package cache: it was moved while it was looked at")
     return place
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from toolcell.errors import SandboxUnavailable
+from toolcell.sandbox.process.cache import keep
 from toolcell.support.atomic import new_directory
 
 FORMAT = 1
@@ -34,9 +35,10 @@ def build(packages: Mapping[str, Path], cache: Path) -> Path:
     sources = {name: _sources(folder) for name, folder in sorted(packages.items())}
     target = cache / "guest" / _key(sources)
     try:
-        if not target.is_dir():
+        if not keep(target):
             with new_directory(target) as building:
                 _fill(building, packages, sources)
+            keep(target)
     except OSError as exc:
         raise SandboxUnavailable(f"the guest package cannot be kept in {cache}: {exc}") from exc
     return target

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,12 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolcell.errors import SandboxUnavailable
-from toolcell.support.atomic import new_directory
+from toolcell.sandbox.process.cache import keep
+from toolcell.support.atomic import link_or_copy, new_directory
 
 if TYPE_CHECKING:
     from toolcell.sandbox.process import elf
 
-FORMAT = 5
+FORMAT = 6
 """Part of the key: goes up when the content of a copy changes."""
 
 LEFT_OUT = frozenset({
@@ -64,18 +66,26 @@ def build(
 ) -> InterpreterCopy:
     """Return a copy of an interpreter with the system libraries that it, `packages` and `extensions` need.
 
+    A copy for `packages` consists of hard links to the one without, and of the libraries that only they need.
+
     Raises:
         SandboxUnavailable: the cache cannot be written, or a library cannot be found.
     """
+    base = build(executable, library, platlibdir, None, extensions, cache) if packages is not None else None
     target = cache / "interpreters" / _key(executable, library, packages, extensions)
     try:
-        if not (target / "manifest.json").is_file():
+        if not keep(target):
             with new_directory(target) as building:
+                if base is not None:
+                    shutil.copytree(base.root, building / "usr", copy_function=link_or_copy)
                 compiled = [*(shared_objects(packages) if packages is not None else ()), *extensions]
                 manifest = _fill(building, executable, library, platlibdir, compiled)
+                manifest |= {"python": f"Python {library.name.removeprefix('python')}"}
+                manifest |= {"packages": str(packages)} if packages is not None else {}
                 (building / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
                 for folder, _, _ in os.walk(building):
                     os.chmod(folder, 0o755)
+            keep(target)
         manifest = json.loads((target / "manifest.json").read_text(encoding="utf-8"))
     except OSError as exc:
         raise SandboxUnavailable(
@@ -96,6 +106,7 @@ def _key(executable: Path, library: Path, packages: Path | None, extensions: Seq
         ZONES,
         *LOCALES,
         *extensions,
+        *((packages,) if packages is not None else ()),
     ]
     facts = [FORMAT, str(executable), str(library), str(packages), sys.version]
     for path in watched:
@@ -139,6 +150,8 @@ def _standard_library(library: Path) -> Iterator[Path]:
 
 
 def _copy(source: Path, target: Path, scrub: functools.partial[bytes] | None) -> None:
+    if target.exists():  # a link to the copy without packages
+        return
     target.parent.mkdir(parents=True, exist_ok=True)
     data = source.read_bytes()
     target.write_bytes(data if scrub is None else scrub(data))

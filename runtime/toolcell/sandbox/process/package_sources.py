@@ -1,4 +1,4 @@
-"""Get the packages of a sandbox: copy what the interpreter already has, or run an installer."""
+"""Read what packages are wanted, and find those that the interpreter already has."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import threading
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
@@ -27,13 +25,7 @@ from toolcell.support.log import logger_of
 logger = logger_of(__name__)
 """At level INFO: what an installer does, line by line. The command line shows it."""
 
-INSTALL_TIMEOUT_S = 900.0
-"""An installer that needs longer is stuck on its network."""
-
-_ERROR_LINES = 15
-"""How many lines of an installer's output an error repeats."""
-
-_LEFT_OUT = frozenset({"direct_url.json", "INSTALLER", "REQUESTED"})
+LEFT_OUT = frozenset({"direct_url.json", "INSTALLER", "REQUESTED", "uv_cache.json"})
 """Files of a .dist-info directory that name paths of this machine or say nothing about the package."""
 
 _PROBE = """
@@ -79,11 +71,12 @@ class Installed:
     found: Mapping[str, Distribution]
 
     @property
-    def identity(self) -> list[str]:
-        """Names, versions and file lists: another build of the same version is another environment."""
-        return sorted(
-            f"{name}=={dist.version} {_digest(dist.read_text('RECORD'))}" for name, dist in self.found.items()
-        )
+    def identities(self) -> dict[str, str]:
+        """Name to version and list of files: another build of the same version is another environment."""
+        return {
+            name: f"{name}=={dist.version} {_digest(dist.read_text('RECORD'))}"
+            for name, dist in sorted(self.found.items())
+        }
 
 
 def probe_interpreter(python: Path) -> TargetInterpreter:
@@ -160,9 +153,6 @@ def _digest(content: str | bytes | None) -> str:
 
 def find_installed(wanted: Iterable[Wanted], interpreter: TargetInterpreter) -> Installed | str:
     """Find installed distributions for the requirements and their dependencies; returns a text if one is missing."""
-    by_name: dict[str, Distribution] = {}
-    for candidate in distributions_in(interpreter.site):
-        by_name.setdefault(canonicalize_name(candidate.metadata["Name"]), candidate)
     environment = _marker_environment(interpreter)
     found: dict[str, Distribution] = {}
     followed: set[tuple[str, str]] = set()
@@ -176,7 +166,7 @@ def find_installed(wanted: Iterable[Wanted], interpreter: TargetInterpreter) -> 
         if requirement.marker and not requirement.marker.evaluate({**environment, "extra": asked_by_extra}):
             continue
         name = canonicalize_name(requirement.name)
-        dist = by_name.get(name)
+        dist = found.get(name) or next(iter(distributions_in(interpreter.site, name)), None)
         if dist is None:
             return f"{requirement.name} is not installed"
         if problem := _unusable(dist, requirement):
@@ -230,113 +220,27 @@ def _is_file_in(site: Path, path: Path) -> bool:
         return False
 
 
-def distributions_in(site: Path | Sequence[str]) -> list[Distribution]:
-    """Return what is installed in a directory or on a path. A package that was half removed has no METADATA."""
-    found = distributions(path=[str(site)] if isinstance(site, Path) else list(site))
+def distributions_in(site: Path | Sequence[str], name: str | None = None) -> list[Distribution]:
+    """Return what is installed in a directory or on a path, or what of it has a name.
+
+    A package that was half removed has no METADATA.
+    """
+    path = [str(site)] if isinstance(site, Path) else list(site)
+    found = distributions(path=path) if name is None else distributions(path=path, name=name)
     return [dist for dist in found if dist.read_text("METADATA") and dist.metadata["Name"]]
 
 
 def copy_installed(installed: Installed, target: Path) -> None:
-    """Copy the files of every distribution into `target`; scripts, and files outside site-packages, stay behind."""
+    """Copy the files of every distribution into `target`."""
     for dist in installed.found.values():
-        for name in files_of(dist):
-            if name.suffix == ".pyc" or name.name in _LEFT_OUT:
-                continue
-            copy = target / name
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(Path(str(dist.locate_file(str(name)))), copy)
+        copy_distribution(dist, target)
 
 
-def install(wanted: Iterable[Wanted], interpreter: TargetInterpreter, target: Path) -> str:
-    """Let uv, else pip, put what is wanted into `target`, from wheels only: no package's code runs here.
-
-    Returns:
-        The installer's name.
-
-    Raises:
-        PackageError: there is no installer, or it failed; the last lines of its output are in the message.
-    """
-    name, command = _installer(interpreter, target)
-    texts = [item.text for item in wanted]
-    logger.info("installing %s with %s", ", ".join(texts), name)
-    try:
-        status, lines = _run_installer([*command, *texts])
-    except OSError as exc:
-        raise PackageError(f"{name} could not install {', '.join(texts)}: {exc}") from exc
-    if status:
-        output = "\n".join(lines)
-        raise PackageError(f"{name} could not install {', '.join(texts)} (exit status {status}):\n{output}")
-    _remove_what_names_this_machine(target)
-    return name
-
-
-def _run_installer(command: Sequence[str]) -> tuple[int, list[str]]:
-    """Run it, log each line as it comes, and return its exit status and last lines. It is killed when it is stuck."""
-    last: deque[str] = deque(maxlen=_ERROR_LINES)
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as process:
-        stuck = threading.Timer(INSTALL_TIMEOUT_S, process.kill)
-        stuck.start()
-        try:
-            for line in process.stdout or ():
-                if line := line.strip():
-                    last.append(line)
-                    logger.info("%s", line)
-        finally:
-            stuck.cancel()
-            if process.poll() is None and sys.exception() is not None:
-                process.kill()
-    return process.returncode, list(last)
-
-
-def _installer(interpreter: TargetInterpreter, target: Path) -> tuple[str, list[str]]:
-    python = str(interpreter.python)
-    if uv := shutil.which("uv"):
-        options = [
-            "--python",
-            python,
-            "--target",
-            str(target),
-            "--only-binary",
-            ":all:",
-            "--link-mode",
-            "copy",
-            "--no-progress",
-        ]
-        return "uv", [uv, "pip", "install", *options]
-    if not interpreter.has_pip:
-        raise PackageError(f"neither uv nor pip is there to install packages for {python}: install uv")
-    options = ["--target", str(target), "--only-binary", ":all:", "--no-compile", "--no-input"]
-    quiet = ["--progress-bar", "off", "--disable-pip-version-check", "--no-warn-script-location", "--no-warn-conflicts"]
-    return "pip", [python, "-I", "-m", "pip", "install", *options, *quiet]
-
-
-def _remove_what_names_this_machine(target: Path) -> None:
-    """Drop scripts (their first line is a host path) and records of where wheels came from."""
-    shutil.rmtree(target / "bin", ignore_errors=True)
-    for left_out in (path for name in _LEFT_OUT for path in target.glob(f"*.dist-info/{name}")):
-        left_out.unlink()
-    for leftover in (".lock", "uv_cache.json"):
-        (target / leftover).unlink(missing_ok=True)
-
-
-def compile_bytecode(interpreter: TargetInterpreter, target: Path) -> None:
-    """Write .pyc files that stay valid wherever `target` is mounted and whatever its times are.
-
-    Hash-based and unchecked, so a guest neither compiles nor looks at a source's time; file names in them are relative,
-    so no path of this machine is inside. Test suites are left out: nobody imports them, and they are half the files.
-    A file that does not compile is the package's business.
-    """
-    command = [str(interpreter.python), "-s", "-P", "-m", "compileall", "-q", "-q", "-j", "0", "-r", "50"]
-    options = ["--invalidation-mode", "unchecked-hash", "-s", str(target), "-x", r"/tests?/", str(target)]
-    subprocess.run(
-        [*command, *options],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={
-            **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
-            "PYTHONHASHSEED": "0",
-        },
-        check=False,
-    )
+def copy_distribution(dist: Distribution, target: Path) -> None:
+    """Copy the files of a distribution into `target`; scripts, and files outside site-packages, stay behind."""
+    for name in files_of(dist):
+        if name.suffix == ".pyc" or name.name in LEFT_OUT:
+            continue
+        copy = target / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(Path(str(dist.locate_file(str(name)))), copy)

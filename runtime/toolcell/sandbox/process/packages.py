@@ -1,37 +1,51 @@
 """Build the read-only package environment of a sandbox once and keep it in a cache.
 
-An entry of the cache is a directory `<key>` with `site/`, which goes on the guest's path, and `manifest.json`. The key
-is a digest of the requirements, the interpreter, and the versions found when installed copies are used.
+An entry of the cache is a directory `environments/<key>` with `site/`, which goes on the guest's path, and
+`manifest.json`. The key is a digest of the requirements, the interpreter, and the versions found when installed copies
+are used. The files are hard links to one copy of each distribution (`package_copies`), so an environment takes what it
+adds.
 
-Installed copies are used when they satisfy every requirement; this needs no network. Otherwise uv or pip installs
+Installed copies are used when they satisfy every requirement; this needs no network. Otherwise uv or pip finds the
 wheels. Everything here blocks: call it from a worker thread.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
 from packaging.utils import canonicalize_name
 
 from toolcell.config import package_name
 from toolcell.errors import PackageError
+from toolcell.sandbox.process import cache_entries
 from toolcell.sandbox.process import package_sources as sources
-from toolcell.sandbox.process.cache import default_cache_dir, private_directory
-from toolcell.support.atomic import new_directory, remove_tree
+from toolcell.sandbox.process.cache import default_cache_dir, keep, note_use, private_directory
+from toolcell.sandbox.process.package_copies import (
+    DIR_MODE,
+    PackageCopy,
+    ensure_copies,
+    files_below,
+    listing,
+    write_manifest,
+)
+from toolcell.sandbox.process.package_installers import InstallProgress, of_installed, resolved
+from toolcell.support import file_lock
+from toolcell.support.atomic import link_or_copy, new_directory, remove_tree
+from toolcell.support.private_folder import make_private_folder
 
-FORMAT = 1
+FORMAT = 2
 """Part of every key: a change of layout makes new entries instead of misreading old ones."""
-
-_FILE_MODE, _DIR_MODE = 0o444, 0o555
-"""Readable by everybody, because the sandbox runs under another user id. Writable by nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,98 +85,147 @@ def resolve(
     """
     wanted = sources.parse_wanted(packages)
     interpreter = sources.probe_interpreter(python or Path(sys.executable))
-    installed = sources.find_installed(wanted, interpreter)
-    key = _key(wanted, interpreter, installed)
+    request = _Request(wanted, interpreter, sources.find_installed(wanted, interpreter))
+    key = request.key
     cache = private_directory(cache_dir or default_cache_dir())
-    if entry := _read_entry(cache / key):
-        return entry
-    with FileLock(cache / f"{key}.lock", mode=0o600):
-        if entry := _read_entry(cache / key):
-            return entry
-        _clear(cache, key)
-        return _build(cache, key, wanted, interpreter, installed)
+    environments = cache / cache_entries.ENVIRONMENTS
+    if found := _kept(environments / key):
+        return found
+    make_private_folder(environments)
+    progress = InstallProgress()
+    with _building(environments / f"{key}.lock", progress):
+        if found := _kept(environments / key):
+            return found
+        _clear(environments, key)
+        _build(cache, request, progress)
+        found = _kept(environments / key)
+    if found is None:
+        raise PackageError(f"the package environment {environments / key} changed while it was built")
+    cache_entries.prune(cache)
+    return found
 
 
-def _key(
-    wanted: Sequence[sources.Wanted], interpreter: sources.TargetInterpreter, installed: sources.Installed | str
-) -> str:
-    asked = [FORMAT, interpreter.version, interpreter.tag, [item.identity for item in wanted]]
-    answer = installed.identity if isinstance(installed, sources.Installed) else None
-    return hashlib.sha256(json.dumps([asked, answer]).encode()).hexdigest()[:32]
-
-
-def _build(
-    cache: Path,
-    key: str,
-    wanted: Sequence[sources.Wanted],
-    interpreter: sources.TargetInterpreter,
-    installed: sources.Installed | str,
-) -> PackageEnvironment:
+@contextmanager
+def _building(lock: Path, progress: InstallProgress) -> Iterator[None]:
+    """Hold the lock of an environment. It ends with this process, also after SIGKILL."""
     try:
-        with new_directory(cache / key, prefix=f".build-{key}-") as building:
-            site = building / "site"
-            site.mkdir()
-            source = _fill(site, wanted, interpreter, installed)
-            sources.compile_bytecode(interpreter, site)
-            _make_read_only(site)
-            _write_manifest(building, key, source, wanted, interpreter)
-            building.chmod(_DIR_MODE)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            if not file_lock.lock(descriptor, wait=False):
+                progress.say("waiting for another process that builds the same environment")
+                file_lock.lock(descriptor, wait=True)
+            yield
+        finally:
+            os.close(descriptor)
+            progress.end()
     except OSError as exc:
-        raise PackageError(f"cannot build the package environment in {cache}: {exc}") from exc
-    if entry := _read_entry(cache / key):
-        return entry
-    raise PackageError(f"the package environment {cache / key} changed while it was built")
+        makes_room = "; `toolcell cache prune` makes room" if exc.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise PackageError(f"cannot build the package environment in {lock.parent}: {exc}{makes_room}") from exc
 
 
-def _fill(
-    site: Path,
-    wanted: Sequence[sources.Wanted],
-    interpreter: sources.TargetInterpreter,
-    installed: sources.Installed | str,
-) -> str:
-    if isinstance(installed, sources.Installed):
-        sources.logger.info("copying %s", ", ".join(sorted(installed.found)))
-        sources.copy_installed(installed, site)
-        return "installed"
+def _kept(entry: Path) -> PackageEnvironment | None:
+    """Return an environment that is whole, and keep it from being removed while this process lives."""
+    if not keep(entry):
+        return None
+    found = _read_entry(entry)
+    if found is not None:
+        for copy in cache_entries.copies_of(entry):
+            note_use(entry.parent.parent / cache_entries.COPIES / copy)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What an environment is to have in it."""
+
+    wanted: Sequence[sources.Wanted]
+    interpreter: sources.TargetInterpreter
+    installed: sources.Installed | str
+    """Or why no installed copies can be used."""
+
+    @property
+    def key(self) -> str:
+        """Equal for equal environments."""
+        identities = [item.identity for item in self.wanted]
+        asked = [FORMAT, self.interpreter.version, self.interpreter.tag, identities]
+        found = sorted(self.installed.identities.values()) if isinstance(self.installed, sources.Installed) else None
+        return hashlib.sha256(json.dumps([asked, found]).encode()).hexdigest()[:32]
+
+
+def _build(cache: Path, request: _Request, progress: InstallProgress) -> None:
+    """Build an environment. The caller holds its lock."""
+    key = request.key
+    entry = cache / cache_entries.ENVIRONMENTS / key
+    with new_directory(entry, prefix=f".build-{key}-") as building, ExitStack() as held:
+        with tempfile.TemporaryDirectory(dir=building) as scratch:
+            source, copies = _copies(cache, request, Path(scratch), progress=progress, held=held)
+        progress.say(f"linking {', '.join(f'{copy.name} {copy.version}' for copy in copies)}")
+        site = building / "site"
+        files = _link(copies, site)
+        write_manifest(
+            building,
+            {
+                "key": key,
+                "requirements": [item.identity for item in request.wanted],
+                "source": source,
+                "packages": {copy.name: copy.version for copy in copies},
+                "copies": [copy.key for copy in copies],
+                "listing": listing(site),
+                "digest": _digest_of(files),
+            },
+        )
+
+
+def _copies(
+    cache: Path, request: _Request, scratch: Path, *, progress: InstallProgress, held: ExitStack
+) -> tuple[str, list[PackageCopy]]:
+    """Return where the files come from, and the copy of each distribution, sorted by name."""
+    ensure = partial(ensure_copies, interpreter=request.interpreter, cache=cache, progress=progress, held=held)
+    if isinstance(request.installed, sources.Installed):
+        return "installed", ensure(of_installed(request.installed))
     try:
-        return sources.install(wanted, interpreter, site)
+        name, found = resolved(request.wanted, request.interpreter, scratch, progress)
+        return name, ensure(sorted(found, key=lambda source: source.name))
     except PackageError as exc:
-        raise PackageError(f"{exc}\n(no installed copy was used: {installed})") from exc
+        raise PackageError(f"{exc}\n(no installed copy was used: {request.installed})") from exc
 
 
-def _make_read_only(site: Path) -> None:
-    for directory, _, files in os.walk(site, topdown=False):
-        for name in files:
-            os.chmod(os.path.join(directory, name), _FILE_MODE, follow_symlinks=True)
-        os.chmod(directory, _DIR_MODE)
+def _link(copies: Sequence[PackageCopy], site: Path) -> dict[str, str]:
+    """Make a read-only directory of hard links to all files of `copies`, and return the digest of each.
+
+    Of a file that several have, as of a namespace package, the first one stays.
+    """
+    site.mkdir()
+    made, files, owners = {""}, dict[str, str](), dict[str, str]()
+    for copy in copies:
+        for name, digest in copy.files.items():
+            if name in files:
+                if files[name] != digest:
+                    sources.logger.warning("%s and %s both have %s: using the first", owners[name], copy.name, name)
+                continue
+            folder = os.path.dirname(name)
+            if folder not in made:
+                os.makedirs(site / folder, exist_ok=True)
+                made.add(folder)
+            link_or_copy(f"{copy.site}/{name}", f"{site}/{name}")
+            files[name], owners[name] = digest, copy.name
+    for directory, _, _ in os.walk(site, topdown=False):
+        os.chmod(directory, DIR_MODE)
+    return files
 
 
-def _write_manifest(
-    building: Path, key: str, source: str, wanted: Sequence[sources.Wanted], interpreter: sources.TargetInterpreter
-) -> None:
-    site = building / "site"
-    files, listing = _listing(site)
-    manifest = {
-        "format": FORMAT,
-        "key": key,
-        "requirements": [item.identity for item in wanted],
-        "python": f"{interpreter.version} {interpreter.tag}",
-        "source": source,
-        "packages": {canonicalize_name(d.metadata["Name"]): d.version for d in sources.distributions_in(site)},
-        "files": files,
-        "listing": listing,
-        "digest": _content_digest(site),
-    }
-    path = building / "manifest.json"
-    path.write_text(json.dumps(manifest, indent=1, sort_keys=True), encoding="utf-8")
-    path.chmod(_FILE_MODE)
+def _digest_of(files: Mapping[str, str]) -> str:
+    whole = hashlib.sha256()
+    for name in sorted(files):
+        whole.update(f"{name}\0{files[name]}\0".encode("utf-8", "surrogateescape"))
+    return whole.hexdigest()
 
 
 def _read_entry(entry: Path) -> PackageEnvironment | None:
     """Return the environment at `entry` if it is whole: its files, their sizes and times are as built."""
     try:
         manifest: dict[str, Any] = json.loads((entry / "manifest.json").read_text(encoding="utf-8"))
-        if manifest["key"] != entry.name or (manifest["files"], manifest["listing"]) != _listing(entry / "site"):
+        if manifest["key"] != entry.name or manifest["listing"] != listing(entry / "site"):
             return None
         return PackageEnvironment(
             entry / "site", manifest["key"], manifest["packages"], manifest["digest"], manifest["source"]
@@ -173,46 +236,15 @@ def _read_entry(entry: Path) -> PackageEnvironment | None:
 
 def verify(environment: PackageEnvironment) -> bool:
     """Read every file and return whether the contents are still as built. Slower than the check of `resolve`."""
-    return _content_digest(environment.path) == environment.digest
+    site, files = environment.path, dict[str, str]()
+    for path in files_below(site):
+        with path.open("rb") as file:
+            files[str(path.relative_to(site))] = hashlib.file_digest(file, "sha256").hexdigest()
+    return _digest_of(files) == environment.digest
 
 
-def _files(site: Path) -> list[os.DirEntry[str]]:
-    found: list[os.DirEntry[str]] = []
-    pending = [str(site)]
-    while pending:
-        with os.scandir(pending.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(entry.path)
-                else:
-                    found.append(entry)
-    return sorted(found, key=lambda entry: entry.path)
-
-
-def _listing(site: Path) -> tuple[int, str]:
-    """Count and fingerprint the files by name, size and modification time, without reading them."""
-    if not site.is_dir():
-        raise FileNotFoundError(site)
-    files, fingerprint, base = _files(site), hashlib.sha256(), len(str(site))
-    for entry in files:
-        status = entry.stat(follow_symlinks=False)
-        fingerprint.update(
-            f"{entry.path[base:]}\0{status.st_size}\0{status.st_mtime_ns}\0".encode("utf-8", "surrogateescape")
-        )
-    return len(files), fingerprint.hexdigest()
-
-
-def _content_digest(site: Path) -> str:
-    whole, base = hashlib.sha256(), len(str(site))
-    for entry in _files(site):
-        with open(entry.path, "rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        whole.update(f"{entry.path[base:]}\0{content}\0".encode("utf-8", "surrogateescape"))
-    return whole.hexdigest()
-
-
-def _clear(cache: Path, key: str) -> None:
+def _clear(environments: Path, key: str) -> None:
     """Remove a broken entry and what killed builds of this key left. The caller holds the key's lock."""
-    for leftover in [cache / key, *cache.glob(f".build-{key}-*")]:
+    for leftover in [environments / key, *environments.glob(f".build-{key}-*")]:
         if leftover.exists():
             remove_tree(leftover)

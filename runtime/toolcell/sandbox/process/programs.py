@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from toolcell.errors import SandboxUnavailable
+from toolcell.sandbox.process.cache import keep
 from toolcell.support.atomic import new_directory
 
 FORMAT = 1
@@ -52,9 +53,10 @@ def build(cache: Path, interpreter: str) -> Path:
         raise SandboxUnavailable(f"Policy(shell=True) needs the program {SHELL} of this machine, and {PLACES} has none")
     target = cache / "programs" / _key(found, interpreter)
     try:
-        if not target.is_dir():
+        if not keep(target):
             with new_directory(target) as building:
                 _fill(building, found, interpreter)
+            keep(target)
     except OSError as exc:
         raise SandboxUnavailable(
             f"the copy of the shell's programs cannot be kept in {cache}: {exc}; set XDG_CACHE_HOME to a directory "

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from toolcell.errors import SandboxUnavailable, UsageError
-from toolcell.sandbox.process.cache import default_cache_dir, private_directory
+from toolcell.sandbox.process.cache import default_cache_dir, keep, private_directory
 from toolcell.support.atomic import new_directory
 
 FORMAT = 1
@@ -27,9 +27,10 @@ def build() -> Path:
     cache = private_directory(default_cache_dir())
     target = cache / "type-checker" / hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
     try:
-        if not target.is_dir():
+        if not keep(target):
             with new_directory(target) as building:
                 _fill(building, program)
+            keep(target)
     except (OSError, ValueError) as exc:
         raise SandboxUnavailable(f"the copy of the type checker cannot be kept in {cache}: {exc}") from exc
     return target

@@ -1,0 +1,88 @@
+"""`toolcell cache`: list and remove what the process backend keeps on this machine."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from toolcell.cli import exits
+from toolcell.cli.arguments import parse_size
+from toolcell.cli.terminal import print_json, reporting, safe, size, stdout
+from toolcell.sandbox.process import cache_entries
+from toolcell.support import parse_time
+
+SUMMARY = """What the process backend keeps on this machine: package environments, and copies of interpreters.
+
+The place is $XDG_CACHE_HOME/toolcell, by default ~/.cache/toolcell. What is missing is made again.
+"""
+
+EPILOG = f"Exit status: {exits.OK} success, {exits.UNAVAILABLE} the cache cannot be used."
+
+AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document.")]
+
+
+def register(app: typer.Typer, name: str) -> None:
+    """Add the commands."""
+    group = typer.Typer(no_args_is_help=True, help=SUMMARY)
+    group.command("list", epilog=EPILOG)(reporting(list_entries))
+    group.command("prune", epilog=EPILOG)(reporting(prune))
+    app.add_typer(group, name=name)
+
+
+def list_entries(as_json: AsJson = False) -> None:
+    """List entries with their size and last use, the last used first. A file of several entries counts once."""
+    cache = cache_entries.default_cache()
+    found = cache_entries.entries(cache)
+    total = sum(entry.size_bytes for entry in found)
+    if as_json:
+        listed = [
+            {
+                "kind": entry.kind,
+                "key": entry.path.name,
+                "content": entry.content,
+                "size_bytes": entry.size_bytes,
+                "last_used": _time(entry.used_ns),
+                "in_use": entry.in_use,
+            }
+            for entry in found
+        ]
+        print_json({"cache": str(cache), "size_bytes": total, "max_bytes": cache_entries.MAX_BYTES, "entries": listed})
+        return
+    for entry in found:
+        use = "in use now" if entry.in_use else _time(entry.used_ns)
+        stdout().print(safe(f"{entry.kind:<12}  {size(entry.size_bytes):>9}  {use:<16}  {entry.content}".rstrip()))
+    stdout().print(safe(f"{size(total)} of at most {size(cache_entries.MAX_BYTES)} in {cache}"))
+
+
+def prune(
+    max_bytes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SIZE",
+            parser=parse_size,
+            help=f"Remove the least recently used until the rest fits. [default: {size(cache_entries.MAX_BYTES)}]",
+        ),
+    ] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option("--older-than", metavar="TIME", help="Remove what was not used for 12h or 30d, or since a date."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what was not used for longest. What a running process uses stays."""
+    unused_s = time.time() - parse_time(older_than) / 1e9 if older_than is not None else None
+    cache = cache_entries.default_cache()
+    bound = cache_entries.MAX_BYTES if max_bytes is None else max_bytes
+    freed = cache_entries.prune(cache, max_bytes=bound, unused_s=unused_s)
+    left = sum(entry.size_bytes for entry in cache_entries.entries(cache))
+    if as_json:
+        print_json({"cache": str(cache), "freed_bytes": freed, "size_bytes": left})
+    else:
+        stdout().print(safe(f"freed {size(freed)}; {size(left)} left in {cache}"))
+
+
+def _time(at_ns: int) -> str:
+    return datetime.fromtimestamp(at_ns / 1e9).astimezone().isoformat(" ", "minutes")[:16]

@@ -1,0 +1,226 @@
+"""The cache is bounded: what was not used for longest goes, and never what a process uses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from toolcell.cli import build, exits
+from toolcell.sandbox.process import cache_entries, packages
+from toolcell.sandbox.process.cache import private_directory
+from toolcell.sandbox.process.packages import PackageEnvironment
+from wheels import lay_out
+
+HOUR_NS = 3600 * 10**9
+
+DATA = "x" * (1 << 18)
+NAMES = ["tinya", "tinyb", "tinyc"]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache, and three distributions of a quarter of a mebibyte that are installed."""
+    site = tmp_path / "site-packages"
+    for name in NAMES:
+        lay_out(site, name, "1.0", {f"{name}.txt": DATA, f"{name}.py": ""})
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    return private_directory(tmp_path / "caches" / "toolcell")
+
+
+def built_elsewhere(*wanted: str) -> Path:
+    """Build an environment in another process, which uses it no longer."""
+    code = (
+        "import sys; from toolcell.sandbox.process import packages; print(packages.resolve(sys.argv[1:]).path.parent)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *wanted], capture_output=True, text=True, check=True)
+    return Path(done.stdout.strip())
+
+
+def last_used(entry: Path, hours_ago: float) -> None:
+    at = time.time_ns() - int(hours_ago * HOUR_NS)
+    os.utime(entry, ns=(at, at))
+
+
+def names(cache: Path) -> set[str]:
+    """What the copies and environments have in them."""
+    return {entry.content.partition(" ")[0].rpartition("/")[2] for entry in cache_entries.entries(cache)}
+
+
+def test_a_second_environment_takes_what_it_adds(cache: Path) -> None:
+    first = built_elsewhere(NAMES[0])
+    before = sum(entry.size_bytes for entry in cache_entries.entries(cache))
+    second = built_elsewhere(*NAMES[:2])
+
+    added = sum(entry.size_bytes for entry in cache_entries.entries(cache)) - before
+    assert len(DATA) < added < 2 * len(DATA)
+    assert (first / "site" / "tinya.txt").samefile(second / "site" / "tinya.txt")
+
+
+def test_what_was_not_used_for_longest_goes_first(cache: Path) -> None:
+    environments = [built_elsewhere(name) for name in NAMES]
+    for hours, environment in zip((3, 1, 2), environments, strict=True):
+        last_used(environment, hours)
+        for copy in cache_entries.copies_of(environment):
+            last_used(cache / "packages" / copy, hours)
+    total = sum(entry.size_bytes for entry in cache_entries.entries(cache))
+
+    freed = cache_entries.prune(cache, max_bytes=total - len(DATA))
+
+    assert len(DATA) < freed < 2 * len(DATA)
+    assert [environment.exists() for environment in environments] == [False, True, True]
+    assert len(list((cache / "packages").iterdir())) == 2
+    assert not list((cache / "environments").glob(f"{environments[0].name}.lock"))
+
+
+def test_packages_of_an_environment_stay_as_long_as_it(cache: Path) -> None:
+    built_elsewhere(*NAMES[:2])
+    for copy in (cache / "packages").iterdir():
+        last_used(copy, 5)
+
+    assert cache_entries.prune(cache, unused_s=3600) == 0
+
+    assert len(list((cache / "packages").iterdir())) == 2
+
+
+def test_what_a_process_uses_is_never_removed(cache: Path) -> None:
+    ours = packages.resolve(NAMES[:1])
+    built_elsewhere(NAMES[1])
+    last_used(ours.path.parent, 100)
+
+    cache_entries.prune(cache, max_bytes=0, unused_s=0)
+
+    assert packages.verify(ours)
+    left = {(entry.kind, entry.in_use) for entry in cache_entries.entries(cache)}
+    assert left == {("environments", True), ("packages", False)}
+
+
+def test_an_environment_that_was_removed_is_built_again(cache: Path) -> None:
+    built_elsewhere(NAMES[0])
+    cache_entries.prune(cache, max_bytes=0)
+    assert names(cache) == set()
+    assert packages.verify(packages.resolve(NAMES[:1]))
+
+
+def test_who_adds_an_environment_removes_what_is_too_much(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    older = built_elsewhere(NAMES[0])
+    monkeypatch.setattr(cache_entries.prune, "__kwdefaults__", {"max_bytes": 2 * len(DATA), "unused_s": None})
+
+    newer = packages.resolve(NAMES[1:2])
+
+    assert not older.exists()
+    assert packages.verify(newer)
+
+
+def test_what_killed_processes_left_goes_after_an_hour(cache: Path) -> None:
+    built_elsewhere(NAMES[0])
+    old, new, removed = (cache / "packages" / name for name in (".building-old", ".building-new", ".removed-x"))
+    for folder in (old, new, removed):
+        folder.mkdir()
+    last_used(old, 2)
+
+    cache_entries.prune(cache)
+
+    assert [folder.exists() for folder in (old, new, removed)] == [False, True, False]
+
+
+STORM = """
+import sys
+from pathlib import Path
+from toolcell.sandbox.process import cache_entries, packages
+print("ready", flush=True)
+sys.stdin.readline()
+for round in range(8):
+    if sys.argv[1] == "prune":
+        cache_entries.prune(cache_entries.default_cache(), max_bytes=0)
+    else:
+        assert packages.verify(packages.resolve(sys.argv[2:]))
+"""
+
+
+def test_processes_that_build_and_remove_at_once_never_use_half_an_environment(cache: Path) -> None:
+    wanted = [("prune",), ("build", NAMES[0]), ("build", *NAMES[:2]), ("prune",)]
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", STORM, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for arguments in wanted
+    ]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    errors = [racer.communicate(timeout=120)[1] for racer in racers]
+    assert [(racer.returncode, error) for racer, error in zip(racers, errors, strict=True)] == [(0, "")] * 4
+
+
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(build(["cache"]), ["cache", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_command_lists_sizes_and_uses_and_removes(cache: Path) -> None:
+    environment = built_elsewhere(NAMES[0])
+
+    status, text, _ = invoke("list")
+    assert status == exits.OK
+    assert "packages " in text and "tinya 1.0" in text and f"of at most 10 GiB in {cache}" in text
+
+    listed = json.loads(invoke("list", "--json")[1])
+    assert {each["kind"] for each in listed["entries"]} == {"packages", "environments"}
+    assert listed["size_bytes"] == sum(each["size_bytes"] for each in listed["entries"]) > len(DATA)
+    assert not any(each["in_use"] for each in listed["entries"])
+
+    assert "freed 0 bytes" in invoke("prune", "--older-than", "1h")[1]
+    assert environment.exists()
+    pruned = json.loads(invoke("prune", "--max-bytes", "0", "--json")[1])
+    assert pruned == {"cache": str(cache), "freed_bytes": listed["size_bytes"], "size_bytes": 0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("prune", "--max-bytes", "much"), "'much' is no size"),
+        (("prune", "--older-than", "long"), "'long' is no time"),
+    ],
+)
+def test_a_wrong_bound_is_named_and_nothing_is_removed(cache: Path, arguments: tuple[str, ...], says: str) -> None:
+    environment = built_elsewhere(NAMES[0])
+    status, _, error = invoke(*arguments)
+    assert (status, says in error) == (exits.USAGE, True)
+    assert environment.exists()
+
+
+def test_a_cache_that_others_may_write_to_is_not_listed(cache: Path) -> None:
+    cache.chmod(0o777)
+    status, _, error = invoke("list")
+    assert (status, "others may write" in error) == (exits.UNAVAILABLE, True)
+
+
+def test_a_link_in_the_place_of_an_entry_is_not_followed(cache: Path, tmp_path: Path) -> None:
+    environment = built_elsewhere(NAMES[0])
+    elsewhere = tmp_path / "elsewhere"
+    environment.rename(elsewhere)
+    environment.symlink_to(elsewhere)
+
+    cache_entries.prune(cache, max_bytes=0)
+
+    assert (elsewhere / "manifest.json").exists()
+    found: PackageEnvironment = packages.resolve(NAMES[:1])
+    assert packages.verify(found)
+    assert not found.path.parent.is_symlink()
