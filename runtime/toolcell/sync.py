@@ -167,6 +167,10 @@ class SyncRuntime:
         """True between `open` and `close`."""
         return self._thread is not None
 
+    def call(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Run an async function in the loop of the inner `runtime`, and return its result. For adapters."""
+        return self._opened().call(function)
+
     def _opened(self) -> LoopThread:
         if self._thread is None:
             name = type(self).__name__

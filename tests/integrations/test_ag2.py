@@ -26,7 +26,7 @@ from ag2.testing import TestConfig  # noqa: E402
 from ag2.tools import SandboxCodeTool, tool  # noqa: E402
 from ag2.tools.code import CodeEnvironment, CodeRunResult  # noqa: E402
 
-from toolcell.integrations import ag2 as adapter  # noqa: E402
+from toolcell.integrations import base  # noqa: E402
 from toolcell.integrations.ag2 import ToolcellEnvironment  # noqa: E402
 
 pytestmark = [pytest.mark.framework, pytest.mark.isolation, pytest.mark.anyio]
@@ -80,7 +80,7 @@ async def test_the_model_is_told_of_the_tools_and_what_failed() -> None:
 
 
 async def test_each_conversation_has_a_session_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "MAX_SESSIONS", 2)
+    monkeypatch.setattr(base, "MAX_SESSIONS", 2)
     one, two, three = (ConversationContext(MemoryStream()) for _ in range(3))
     async with environment([]) as opened:
         for number, context in enumerate([one, two]):

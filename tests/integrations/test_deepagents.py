@@ -23,7 +23,7 @@ from langgraph.checkpoint.memory import InMemorySaver  # noqa: E402
 from langgraph.types import Command  # noqa: E402
 
 from integrations.langchain_agents import SENT, answers, broken, model, send, weather  # noqa: E402
-from toolcell.integrations import deepagents as adapter  # noqa: E402
+from toolcell.integrations import base  # noqa: E402
 from toolcell.integrations.deepagents import CodeInterpreterMiddleware  # noqa: E402
 
 pytestmark = [pytest.mark.framework, pytest.mark.isolation, pytest.mark.anyio]
@@ -107,7 +107,7 @@ async def test_names_of_a_thread_are_there_in_another_process_with_a_journal_on_
 
 
 async def test_the_session_that_was_used_longest_ago_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "MAX_SESSIONS", 2)
+    monkeypatch.setattr(base, "MAX_SESSIONS", 2)
     async with Runtime() as runtime:
         middleware = CodeInterpreterMiddleware(runtime)
         for ident in "abc":

@@ -26,7 +26,7 @@ from google.adk.runners import InMemoryRunner  # noqa: E402
 from google.adk.tools import FunctionTool, ToolContext  # noqa: E402
 from google.genai import types  # noqa: E402
 
-from toolcell.integrations import google_adk as adapter  # noqa: E402
+from toolcell.integrations import base  # noqa: E402
 from toolcell.integrations.google_adk import ToolcellCodeExecutor  # noqa: E402
 
 pytestmark = [pytest.mark.framework, pytest.mark.isolation, pytest.mark.anyio]
@@ -181,7 +181,7 @@ def test_timeout_seconds_bounds_each_block_and_the_state_stays() -> None:
 
 
 def test_state_belongs_to_an_adk_session_or_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "MAX_SESSIONS", 2)
+    monkeypatch.setattr(base, "MAX_SESSIONS", 2)
     with executor() as opened:
         for number, name in enumerate(["one", "two"]):
             run(opened, f"x = {number}", execution_id=name)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Self
 
@@ -30,16 +29,19 @@ except ModuleNotFoundError as exc:
 
 from toolcell.config import Limits
 from toolcell.errors import SessionError, ToolError, UsageError
-from toolcell.integrations.base import RuntimeOwner, framework_tool, instructions, program_output, tools_with
+from toolcell.integrations.base import (
+    ConversationSessions,
+    RuntimeOwner,
+    framework_tool,
+    instructions,
+    program_output,
+    tools_with,
+)
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
-from toolcell.support import Lru
 from toolcell.tools import ToolRegistry, ToolSpec, text_of
 
 __all__ = ["ToolcellEnvironment"]
-
-MAX_SESSIONS = 64
-"""Conversations whose state is kept; of more, the one that was idle longest is forgotten."""
 
 
 class ToolcellEnvironment(CodeEnvironment):
@@ -63,7 +65,7 @@ class ToolcellEnvironment(CodeEnvironment):
         self._limits = limits
         self._tools = [_tool(each) for each in tools]
         self._callable(ConversationContext(MemoryStream()))  # refuses wrong tools now
-        self._sessions: Lru[Any, Session] = Lru(MAX_SESSIONS)
+        self._sessions = ConversationSessions()
         self._is_open = False
         self._lock = anyio.Lock()
 
@@ -104,13 +106,12 @@ class ToolcellEnvironment(CodeEnvironment):
         """Destroy every session, and end the code that runs in them. May be called twice."""
         with anyio.CancelScope(shield=True):
             async with self._lock:
-                sessions = self._sessions.take_all()
                 was_open, self._is_open = self._is_open, False
-                async with AsyncExitStack() as stack:
+                try:
+                    await self._sessions.close_all()
+                finally:
                     if was_open:
-                        stack.push_async_callback(self._owner.close)
-                    for session in sessions:
-                        stack.push_async_callback(session.close)
+                        await self._owner.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -122,18 +123,11 @@ class ToolcellEnvironment(CodeEnvironment):
         return self  # an agent copies its tools, and the sandboxes stay those that `aclose` ends
 
     async def _session(self, context: ConversationContext) -> Session:
-        key = context.stream.id
         async with self._lock:
-            if (known := self._sessions.use(key)) is not None:
-                return known
             if not self._is_open:
                 await self._owner.open()
                 self._is_open = True
-            session = self._owner.runtime.session(limits=self._limits)
-            await session.open()
-            for oldest in self._sessions.put(key, session):
-                await oldest.close()
-            return session
+            return await self._sessions.get(context.stream.id, lambda: self._owner.runtime.session(limits=self._limits))
 
     def _callable(self, context: ConversationContext) -> ToolRegistry:
         """Return what the code of a conversation may call."""

@@ -7,7 +7,8 @@ every call. Imports no framework.
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from toolcell.config import Limits
 from toolcell.errors import MissingPackage, ToolError, UsageError
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.runtime import Runtime
+from toolcell.sessions import Session
 from toolcell.support import cut_text
 from toolcell.sync import SyncRuntime, SyncSession
 from toolcell.tools import (
@@ -39,6 +41,8 @@ from toolcell.tools import (
     with_options,
 )
 
+MAX_SESSIONS = 64
+"""Conversations of one adapter whose state is kept."""
 FrameworkCall = Callable[[dict[str, Any]], Any | Awaitable[Any]]
 """Calls a framework's tool with arguments by name. May be async."""
 
@@ -201,6 +205,53 @@ class SyncRuntimeOwner:
                 if self._is_own and self._is_open:
                     self._is_open = False
                     self.runtime.close()
+
+
+class ConversationSessions:
+    """The sessions of an adapter: one for each conversation, with its names, imports and files.
+
+    Of more than `MAX_SESSIONS`, the one that was used longest ago and waits for no decision is closed.
+    """
+
+    def __init__(self) -> None:
+        self._sessions: dict[Hashable, Session] = {}
+        self._lock = anyio.Lock()
+
+    async def get(self, conversation: Hashable, make: Callable[[], Session]) -> Session:
+        """Return the session of a conversation, open. `make` makes one when there is none.
+
+        Raises:
+            SandboxUnavailable: no sandbox could be started.
+        """
+        async with self._lock:
+            session = self._sessions.pop(conversation, None)
+            if session is None:
+                session = make()
+                await session.open()
+            self._sessions[conversation] = session  # the last one now
+            idle = [each for each, known in self._sessions.items() if not known.waiting]
+            for oldest in idle[: max(0, len(self._sessions) - MAX_SESSIONS)]:
+                await self._sessions.pop(oldest).close()
+            return session
+
+    async def close(self, conversation: Hashable) -> None:
+        """Close the session of a conversation, if there is one."""
+        if (session := self._sessions.pop(conversation, None)) is not None:
+            await session.close()
+
+    async def close_all(self) -> None:
+        """Close every session, and end the code that runs in them. Cancellation: shielded."""
+        with anyio.CancelScope(shield=True):
+            async with self._lock, AsyncExitStack() as stack:
+                for session in self._sessions.values():
+                    stack.push_async_callback(session.close)
+                self._sessions.clear()
+
+    def __contains__(self, conversation: Hashable) -> bool:
+        return conversation in self._sessions
+
+    def __len__(self) -> int:
+        return len(self._sessions)
 
 
 def _check_runtime(runtime: object, kind: type[Any], options: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NotRequired, get_args
 
 from toolcell.config import Limits
 from toolcell.errors import UsageError
-from toolcell.integrations.base import missing_package
+from toolcell.integrations.base import ConversationSessions, missing_package
 from toolcell.options import OnApproval
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
@@ -32,8 +32,6 @@ except ModuleNotFoundError as exc:
 from toolcell.integrations.langchain import GraphScripts, inner_runtime, registry_with
 
 Mode = Literal["thread", "turn", "call"]
-MAX_SESSIONS = 100
-"""Of one middleware. For another one, the session that was used longest ago and waits for nothing is closed."""
 
 
 class CodeInterpreterState(AgentState[Any]):
@@ -78,7 +76,7 @@ class CodeInterpreterMiddleware(AgentMiddleware[CodeInterpreterState, Any, Any])
         reviews = _reviews(interrupt_on or {})
         self._asked = frozenset(reviews)
         self._merged: tuple[list[Any], ToolRegistry] = [], self._home.registry
-        self._sessions: dict[str, Session] = {}
+        self._sessions = ConversationSessions()
         self._given = runtime
         scripts = GraphScripts(
             runtime, self._place, tools=self._tools_in, limits=limits, on_approval=on_approval, reviews=reviews
@@ -130,23 +128,8 @@ class CodeInterpreterMiddleware(AgentMiddleware[CodeInterpreterState, Any, Any])
         name = graph.state.get("toolcell_session") if graph is not None else None
         if self._mode == "call" or not name:
             return self._home
-        return await self._session(name)
-
-    async def _session(self, name: str) -> Session:
-        session = self._sessions.pop(name, None)
-        if session is None:
-            durable = self._home.journals.is_durable
-            session = self._home.session(name, restore="if_kept" if durable else None)
-            await session.open()
-        self._sessions[name] = session  # the last one now
-        idle = [each for each, known in self._sessions.items() if not known.waiting]
-        for old in idle[: max(0, len(self._sessions) - MAX_SESSIONS)]:
-            await self._sessions.pop(old).close()
-        return session
-
-    async def _end(self, name: str) -> None:
-        if (session := self._sessions.pop(name, None)) is not None:
-            await session.close()
+        restore: Literal["if_kept"] | None = "if_kept" if self._home.journals.is_durable else None
+        return await self._sessions.get(name, lambda: self._home.session(name, restore=restore))
 
     def before_agent(self, state: CodeInterpreterState, runtime: Any) -> dict[str, Any] | None:
         """Name the session of the thread, or of the turn."""
@@ -160,7 +143,7 @@ class CodeInterpreterMiddleware(AgentMiddleware[CodeInterpreterState, Any, Any])
         if name is None or not self._is_over():
             return None
         if name in self._sessions and isinstance(self._given, SyncRuntime):
-            self._given._opened().call(partial(self._end, name))
+            self._given.call(partial(self._sessions.close, name))
         return {"toolcell_session": None}
 
     async def aafter_agent(self, state: CodeInterpreterState, runtime: Any) -> dict[str, Any] | None:
@@ -168,7 +151,7 @@ class CodeInterpreterMiddleware(AgentMiddleware[CodeInterpreterState, Any, Any])
         name = state.get("toolcell_session")
         if name is None or not self._is_over():
             return None
-        await self._end(name)
+        await self._sessions.close(name)
         return {"toolcell_session": None}
 
     def _is_over(self) -> bool:

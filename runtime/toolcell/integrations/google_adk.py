@@ -13,7 +13,7 @@ import base64
 import binascii
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from functools import partial
 from typing import Any, Self
 
 try:
@@ -32,6 +32,7 @@ from pydantic import PrivateAttr
 from toolcell.config import Limits
 from toolcell.errors import SessionError, ToolError, UsageError
 from toolcell.integrations.base import (
+    ConversationSessions,
     SyncRuntimeOwner,
     framework_tool,
     instructions,
@@ -40,14 +41,12 @@ from toolcell.integrations.base import (
     tools_with,
 )
 from toolcell.results import ExecutionResult
-from toolcell.support import Lru
-from toolcell.sync import SyncRuntime, SyncSession
+from toolcell.runtime import Runtime
+from toolcell.sessions import Session
+from toolcell.sync import SyncRuntime
 from toolcell.tools import ToolRegistry, ToolSpec, is_async
 
 __all__ = ["ToolcellCodeExecutor"]
-
-MAX_SESSIONS = 64
-"""ADK sessions whose state is kept; of more, the one that was idle longest is forgotten."""
 
 
 class ToolcellCodeExecutor(BaseCodeExecutor):
@@ -66,7 +65,7 @@ class ToolcellCodeExecutor(BaseCodeExecutor):
     _owner: SyncRuntimeOwner = PrivateAttr()
     _limits: Limits | None = PrivateAttr()
     _tools: list[BaseTool] = PrivateAttr()
-    _sessions: Lru[str, SyncSession] = PrivateAttr(default_factory=lambda: Lru(MAX_SESSIONS))
+    _sessions: ConversationSessions = PrivateAttr(default_factory=ConversationSessions)
     _lock: Any = PrivateAttr(default_factory=threading.Lock)
     _is_closed: bool = PrivateAttr(default=False)
 
@@ -137,13 +136,13 @@ class ToolcellCodeExecutor(BaseCodeExecutor):
         """Destroy every session, and end the code that runs in them. May be called twice."""
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
-            sessions = self._sessions.take_all()
         if was_closed:
             return
-        with ExitStack() as stack:
-            stack.callback(self._owner.close)
-            for session in sessions:
-                stack.callback(session.close)
+        try:
+            if self._owner.runtime.is_open:
+                self._owner.runtime.call(self._sessions.close_all)
+        finally:
+            self._owner.close()
 
     def __enter__(self) -> Self:
         return self
@@ -155,25 +154,14 @@ class ToolcellCodeExecutor(BaseCodeExecutor):
         return self  # copies of an agent share its sandboxes
 
     def _run(self, code: str, execution_id: str | None, options: dict[str, Any]) -> ExecutionResult:
-        if execution_id is not None:
-            return self._session(execution_id).execute_code(code, **options)
         with self._lock:
             self._check_open()
             runtime = self._owner.open()
-        return runtime.execute_code(code, **options)
-
-    def _session(self, execution_id: str) -> SyncSession:
-        with self._lock:
-            self._check_open()
-            oldest: list[SyncSession] = []
-            session = self._sessions.use(execution_id)
-            if session is None:
-                session = self._owner.open().session(limits=self._limits)
-                session.__enter__()
-                oldest = self._sessions.put(execution_id, session)
-        for each in oldest:
-            each.close()
-        return session
+            place: Runtime | Session = runtime.runtime
+            if execution_id is not None:
+                make = partial(runtime.runtime.session, limits=self._limits)
+                place = runtime.call(partial(self._sessions.get, execution_id, make))
+        return runtime.call(partial(place.execute_code, code, **options))
 
     def _check_open(self) -> None:
         if self._is_closed:

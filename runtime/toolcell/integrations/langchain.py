@@ -246,11 +246,10 @@ class GraphScripts:
         def run(code: str, runtime: ToolRuntime = None) -> Any:
             if not isinstance(self._given, SyncRuntime):
                 raise UsageError(f"{name} runs in a Runtime: use ainvoke or astream, or give it a SyncRuntime")
-            thread = self._given._opened()
             script = self._script(code)
             step = next(script)
             while True:
-                work = partial(thread.call, partial(self._do, step, runtime))
+                work = partial(self._given.call, partial(self._do, step, runtime))
                 answer = task(work, name=name)().result() if self._may_wait(runtime) else work()
                 try:
                     step = script.send(answer)
