@@ -489,11 +489,13 @@ class SessionState:
             if await self._drop_if_lost(result):
                 logger.warning("session %s lost its sandbox when its state was kept: %s", self._id, self.lost)
                 return
-            data, lost = received(result)
+            data, digest, lost = received(result)
             if lost and not was_unrepeatable:
                 return
             seed = self._base.seed if self._base is not None else self.steps[0].script.seed if self.steps else None
-            kept = KeptState(self.position, lost, seed, await daemon_threads.run_sync(partial(StateFile.of, data)))
+            kept = KeptState(
+                self.position, lost, seed, await daemon_threads.run_sync(partial(StateFile.of, data, digest))
+            )
             self.kept = await daemon_threads.run_sync(
                 partial(self.journal.note_state, kept, is_base=bool(was_unrepeatable))
             )
