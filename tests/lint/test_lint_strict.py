@@ -5,6 +5,7 @@ import contextlib
 import importlib
 import io
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from toolcell_bridge.guest import lint
 from toolcell_bridge.guest.lint import check, compile_tree
 from toolcell_bridge.guest.lint_profiles import PRELOAD
+from toolcell_bridge.guest.pictures import Picture
 
 
 def run_strict(source: str, **names: Any) -> tuple[Any, str]:
@@ -158,6 +160,16 @@ def test_known_tricks_of_values_are_refused_by_a_guard(source: str) -> None:
             run_strict(source)
     except AssertionError:
         assert check(source, "strict").findings
+
+
+@pytest.mark.parametrize("save", ["p.save('p.png')", "getattr(p, 'save')('p.png')", "f = p.save\nf('p.png')"])
+def test_a_picture_is_not_written_to_a_file(save: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    picture = Picture(b"\x89PNG\r\n\x1a\n")
+    with pytest.raises(AttributeError, match=r"writes no files: return the picture with set_result"):
+        run_strict(save, p=picture)
+    assert not any(tmp_path.iterdir())
+    assert run_strict("[p.media_type, hasattr(p, 'save')]", p=picture)[0] == ["image/png", False]
 
 
 def test_the_object_behind_a_failed_attribute_of_a_stand_in_is_the_stand_in() -> None:

@@ -38,6 +38,7 @@ from RestrictedPython.Utilities import utility_builtins
 
 from toolcell_bridge.guest import lint as rules
 from toolcell_bridge.guest.lint import Offence
+from toolcell_bridge.guest.pictures import Picture
 from toolcell_bridge.guest.tool_imports import TOOLS_NAME
 from toolcell_bridge.guest.tools import TOOLS_MODULE
 
@@ -369,7 +370,9 @@ def _restricted_builtins() -> dict[str, object]:
 
 
 def guarded_getattr(target: object, name: str, *default: object) -> Any:
-    """Look an attribute up as RestrictedPython does, and of modules see only the exported names."""
+    """Look an attribute up as RestrictedPython does; of modules see only the exported names, of a picture no `save`."""
+    if isinstance(target, Picture) and name == "save":
+        raise AttributeError("a restricted script writes no files: return the picture with set_result()")
     if isinstance(target, ModuleType) and not _is_exported(target, name):
         if default:
             return default[0]
