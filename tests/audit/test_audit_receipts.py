@@ -262,3 +262,23 @@ def test_a_receipt_is_one_file_of_json_in_ascii(ledger: Ledger, tmp_path: Path) 
     assert data.isascii()
     assert b"\x1b" not in data
     assert receipt.check(receipt.read(tmp_path / "r.json"), [ledger.key]).ok
+
+
+def test_a_receipt_says_the_kind_of_each_value_as_it_was_recorded(ledger: Ledger, made: dict[str, Any]) -> None:
+    for told in (True, 1.0):
+        assert made["run"]["end"]["value"][0] == told
+        made["run"]["end"]["value"][0] = told
+        assert "in words" in receipt.check(made, [ledger.key]).problems[0]
+
+
+def test_a_receipt_in_which_two_readers_can_read_two_things_is_none(made: dict[str, Any], tmp_path: Path) -> None:
+    run = json.dumps(made["run"])
+    text = json.dumps(made)
+    for doubled in (
+        text.replace(run, run.replace('"tool": "search"', '"tool": "pay", "tool": "search"')),
+        text[:-1] + f', "run": {run}}}',
+    ):
+        assert doubled != text and json.loads(doubled) == made
+        (tmp_path / "r.json").write_text(doubled)
+        with pytest.raises(AuditError, match="a name twice"):
+            receipt.read(tmp_path / "r.json")

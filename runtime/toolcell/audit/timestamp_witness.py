@@ -14,21 +14,24 @@ import json
 import os
 import re
 import stat
-import time
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import anyio
 
 from toolcell.audit.chain_check import Finding
 from toolcell.audit.signatures import Head
 from toolcell.audit.witness import MAX_LINE_BYTES, WitnessFailed, to_line
 from toolcell.errors import AuditError, UsageError
 from toolcell.support.file_lock import lock
+from toolcell.support.loop_thread import LoopThread
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -208,19 +211,31 @@ def ask(name: str, url: str, query: bytes, timeout_s: float) -> bytes:
     Raises:
         WitnessFailed: the answer is not 2xx, too long or too slow.
     """
+    loop = LoopThread()  # a blocking client bounds each read, and not all of them together
+    try:
+        return loop.call(partial(_answer, name, url, query, timeout_s))
+    finally:
+        loop.stop()
+
+
+async def _answer(name: str, url: str, query: bytes, timeout_s: float) -> bytes:
     import httpx
 
-    data, deadline = bytearray(), time.monotonic() + timeout_s
+    data = bytearray()
     try:
-        with httpx.stream("POST", url, content=query, headers=HEADERS, timeout=timeout_s) as answer:
-            if not answer.is_success:
-                raise WitnessFailed(f"{name} answered with {answer.status_code}")
-            for part in answer.iter_raw():
-                data += part
-                if len(data) > MAX_ANSWER_BYTES:
-                    raise WitnessFailed(f"{name} answered with more than {MAX_ANSWER_BYTES} bytes")
-                if time.monotonic() > deadline:  # the client's timeout bounds each read only
-                    raise WitnessFailed(f"{name}: the answer did not end within {timeout_s:g} s")
+        with anyio.fail_after(timeout_s):
+            async with (
+                httpx.AsyncClient(timeout=None) as client,
+                client.stream("POST", url, content=query, headers=HEADERS) as answer,
+            ):
+                if not answer.is_success:
+                    raise WitnessFailed(f"{name} answered with {answer.status_code}")
+                async for part in answer.aiter_raw():
+                    data += part
+                    if len(data) > MAX_ANSWER_BYTES:
+                        raise WitnessFailed(f"{name} answered with more than {MAX_ANSWER_BYTES} bytes")
+    except TimeoutError as exc:
+        raise WitnessFailed(f"{name}: the answer did not end within {timeout_s:g} s") from exc
     except (OSError, httpx.HTTPError, httpx.InvalidURL) as exc:
         raise WitnessFailed(f"{name}: {exc}") from exc
     return bytes(data)
