@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -402,3 +404,18 @@ def test_a_dry_run_after_an_interrupted_script_has_its_state(runtime: SyncRuntim
         draft = session.execute_code("n += 1\ncall_tool('pay', to=str(n))", dry_run=True)
         assert [each.args for each in draft.effects] == [{"to": "6"}]
         assert value(session, "n") == 5
+
+
+def test_states_stand_in_the_audit_log_as_runs_without_their_content(tmp_path: Path) -> None:
+    with SyncRuntime(tools(), audit=tmp_path / "log") as runtime, runtime.session() as session:
+        value(session, "secret = 'kept in the state alone'[:7] * 20_000")
+        with session.fork() as copy:
+            assert value(copy, "len(secret)") == 140_000
+    done = subprocess.run(
+        [sys.executable, "-m", "toolcell", "audit", "verify", str(tmp_path / "log")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = b"".join(each.read_bytes() for each in (tmp_path / "log").rglob("*") if each.is_file())
+    assert b"keep_session(" in written
+    assert b"bring_session_back" in written
+    assert b"kept inkept in" not in written

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from mmap import mmap
 from typing import TYPE_CHECKING, Any
 
 from toolcell.audit import cutting, records
@@ -253,6 +254,9 @@ def _input_files(files: Iterable[GuestFile], log: AuditLog, redactor: Redactor) 
     left = MAX_FILES_BYTES
     listed: list[Any] = []
     for file in files:
+        if isinstance(file.data, mmap):  # the state of a session: what led to it is recorded
+            listed.append([file.name, len(file.data), "", None])
+            continue
         entry = cutting.file_entry(file.name, file.data, min(log.config.file_bytes, left), redactor)
         left -= len(entry[-1] or b"")
         listed.append(entry)

@@ -50,7 +50,7 @@ class RunOutput:
         self._cancel_call = cancel_call
         self._work = work
         self._capture = Capture(request.limits.output_bytes)
-        self._files = ReturnedFiles(request.limits)
+        self._files = ReturnedFiles(request.limits, request.sink)
         self._frames = 0
         self._feed = request.feed
 

@@ -16,6 +16,7 @@ from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
 from toolcell.run.calls import ThreadsLeft
 from toolcell.run.feed import ROOM_BYTES, ScriptFeed
 from toolcell.run.held import HeldRun
+from toolcell.run.returned_files import Sink
 from toolcell.sandbox.backend import GuestFile
 from toolcell.support.host_work import HostWork
 from toolcell.support.log import logger_of
@@ -76,6 +77,8 @@ class RunRequest:
     """Brings the text of the script in parts; `message` has none then."""
     is_large: bool = False
     """A thread packs its inputs."""
+    sink: Sink | None = None
+    """Takes the content of returned files in place of the result."""
 
     def script(self) -> RunScript:
         """The message that carries the script, with what its guest needs for a dry run."""

@@ -6,6 +6,7 @@ Nothing here touches a disk. Names and sizes are the guest's claims, and are che
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,9 @@ from toolcell_bridge.wire.invisible import is_visible
 from toolcell_bridge.wire.messages import FilePart, FileProblem
 
 NAME_CHARS = 1024
+Sink = Callable[[bytes], object]
+"""Takes the content of returned files, piece by piece. Never raises."""
+
 PROBLEMS = 1000
 """Files that may be reported as missing or wrong, beyond those that may be returned."""
 
@@ -26,6 +30,7 @@ PROBLEMS = 1000
 class _Open:
     name: str
     media_type: str
+    size: int = 0
     parts: list[bytes] = field(default_factory=list)
     digest: Any = field(default_factory=hashlib.sha256)
     """Of the parts so far: a large file is not hashed at once."""
@@ -34,8 +39,9 @@ class _Open:
 class ReturnedFiles:
     """The files of the result that was set last."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, limits: Limits, sink: Sink | None = None) -> None:
+        """`sink`: takes the content of the files, which is not kept here then."""
+        self._limits, self._sink = limits, sink
         self._kept: dict[str, OutputFile] = {}
         self._open: _Open | None = None
         self._bytes = 0
@@ -65,14 +71,15 @@ class ReturnedFiles:
         self._bytes += len(part.data)
         if len(self._kept) >= self._limits.files + PROBLEMS or self._bytes > self._limits.files_bytes:
             raise RemoteProtocolError("more files than the run may return")
-        file.parts.append(part.data)
+        (self._sink or file.parts.append)(part.data)
+        file.size += len(part.data)
         file.digest.update(part.data)
         if part.last:
             self._open = None
             if self._whole >= self._limits.files:
                 raise RemoteProtocolError("more files than the run may return")
             data = b"".join(file.parts)
-            self._keep(OutputFile(file.name, file.media_type, len(data), data, file.digest.hexdigest()))
+            self._keep(OutputFile(file.name, file.media_type, file.size, data, file.digest.hexdigest()))
 
     def take_problem(self, problem: FileProblem) -> None:
         """Take note of a file that cannot be returned.

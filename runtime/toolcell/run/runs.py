@@ -250,6 +250,7 @@ class Runs:
             message=message,
             limits=limits,
             files=script.files,
+            sink=script.sink,
             run_id=context.run_id,
             work=work,
             threads_left=abandoned,

@@ -12,6 +12,7 @@ from toolcell.results.eager import ByStatement
 from toolcell.results.effects import Preflight
 from toolcell.run.feed import ScriptFeed
 from toolcell.run.input_files import guest_files
+from toolcell.run.returned_files import Sink
 from toolcell.sandbox.backend import GuestFile
 
 
@@ -35,6 +36,8 @@ class Script:
     """Its statements run one by one, each when the one before has run: so it ran, and so it is repeated."""
     hold_s: float = 0.0
     """How long its sandbox is kept when it is suspended."""
+    sink: Sink | None = None
+    """Takes the content of returned files in place of the result."""
 
 
 def script_from(source: str | ScriptFeed, options: RunOptions, limits: Limits, lint: str) -> Script:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from mmap import mmap
 from typing import ClassVar, Protocol
 from weakref import WeakSet
 
@@ -361,7 +362,7 @@ class GuestFile:
 
     name: str
     """Relative path with forward slashes."""
-    data: bytes = field(repr=False)
+    data: bytes | mmap = field(repr=False)
 
 
 BACKENDS = ("process", "docker")

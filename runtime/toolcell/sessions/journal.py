@@ -251,11 +251,10 @@ class SessionJournalFile:
         Raises:
             OSError: it cannot be written.
         """
-        data = kept.file.read()
         if self._room is not None:
-            self._room.take(len(data), files=1)
+            self._room.take(kept.file.size, files=1)
         path = self.path.with_name(f"{SESSION_PREFIX}{self.name}.{os.urandom(4).hex()}{STATE_SUFFIX}")
-        written = replace(kept, file=StateFile.of(data, kept.file.digest, path))
+        written = replace(kept, file=kept.file.copied_to(path))
         try:
             self._file.write(STATE, path.name, written.file.digest, kept.position, list(kept.lost), kept.seed, is_base)
         except OSError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import mmap
 import os
 import stat
 import tempfile
@@ -33,6 +34,8 @@ KEEP_S: Final = 30.0
 CALLED: Final = '__import__("toolcell_bridge.guest.script_end", fromlist=["x"]).'
 """A script that defines no name."""
 
+COPIED_BYTES: Final = 1 << 20
+
 MOST_NAMES: Final = 50
 NAME_CHARS: Final = 300
 
@@ -40,32 +43,25 @@ NAME_CHARS: Final = 300
 class StateFile:
     """The bytes of one state. The file is open until nobody has the object any more."""
 
-    def __init__(self, descriptor: int, digest: str, path: Path | None = None) -> None:
-        """`path`: of a file that has a name."""
+    def __init__(self, descriptor: int, path: Path | None = None, digest: str = "") -> None:
+        """`path`: of a file that has a name. `digest`: the SHA-256 of its content."""
         self.digest, self.path, self._descriptor = digest, path, descriptor
+        self.problem = ""
+        """Why not everything was written."""
         weakref.finalize(self, os.close, descriptor)
 
     @classmethod
-    def of(cls, data: bytes, digest: str, path: Path | None = None) -> StateFile:
-        """Write a file at `path`, or one without a name. `digest`: the SHA-256 of the data.
+    def make(cls, path: Path | None = None) -> StateFile:
+        """Make an empty file at `path`, or one without a name.
 
         Raises:
-            OSError: it cannot be written; nothing is left of it.
+            OSError: it cannot be made.
         """
-        if path is None:
-            descriptor, name = tempfile.mkstemp(prefix="toolcell-state-")
-            os.unlink(name)
-        else:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        made = cls(descriptor, digest, path)
-        try:
-            left = memoryview(data)
-            while left:
-                left = left[os.write(descriptor, left) :]
-        except OSError:
-            made.remove()
-            raise
-        return made
+        if path is not None:
+            return cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), path)
+        descriptor, name = tempfile.mkstemp(prefix="toolcell-state-")
+        os.unlink(name)
+        return cls(descriptor)
 
     @classmethod
     def at(cls, path: Path, digest: str) -> StateFile:
@@ -74,22 +70,62 @@ class StateFile:
         Raises:
             OSError: it is not there, or no regular file.
         """
-        made = cls(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), digest, path)
+        made = cls(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), path, digest)
         if not stat.S_ISREG(os.fstat(made._descriptor).st_mode):
             raise OSError(f"{path} is not a regular file")
         return made
 
-    def read(self) -> bytes:
-        """Return the bytes.
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return os.fstat(self._descriptor).st_size
+
+    def append(self, data: bytes) -> None:
+        """Write more. Never raises: see `problem`."""
+        try:
+            left = memoryview(data)
+            while left and not self.problem:
+                left = left[os.write(self._descriptor, left) :]
+        except OSError as exc:
+            self.problem = f"it cannot be written: {exc}"
+
+    def copied_to(self, path: Path) -> StateFile:
+        """Write a copy at `path`, and return it.
 
         Raises:
-            SessionError: they are not those that were written.
+            OSError: it cannot be written; nothing is left of it.
         """
-        size = os.fstat(self._descriptor).st_size
-        data = os.pread(self._descriptor, min(size, STATE_BYTES) + 1, 0)
-        if self.path is not None and hashlib.sha256(data).hexdigest() != self.digest:  # else nobody else has it
+        copy = StateFile.make(path)
+        copy.digest = self.digest
+        with self.content() as content:
+            for start in range(0, len(content), COPIED_BYTES):
+                copy.append(content[start : start + COPIED_BYTES])
+        if copy.problem:
+            copy.remove()
+            raise OSError(copy.problem)
+        return copy
+
+    def content(self) -> mmap.mmap:
+        """Return what is in it. No memory is taken for it.
+
+        Raises:
+            OSError, ValueError: it cannot be read, or is empty.
+        """
+        return mmap.mmap(self._descriptor, 0, prot=mmap.PROT_READ)
+
+    def checked(self) -> mmap.mmap:
+        """Return what is in it.
+
+        Raises:
+            SessionError: it is not what was written, or cannot be read.
+        """
+        try:
+            content = self.content()
+        except (OSError, ValueError) as exc:
+            raise SessionError(f"the file with the state cannot be read: {exc}") from exc
+        if self.path is not None and hashlib.sha256(content).hexdigest() != self.digest:  # else nobody else has it
             raise SessionError(f"the file with the state was changed: {self.path}")
-        return data
+        return content
 
     def remove(self) -> None:
         """Take its name away. Whoever has it open can still read it."""
@@ -110,17 +146,18 @@ class KeptState:
     file: StateFile
 
 
-def keeping_script(limits: Limits, room: int) -> Script:
-    """Return the script of ours that sends the state. `room`: bytes of memory that the guest has for it."""
-    return Script(source=f"{CALLED}keep_session({room})", limits=_limits(limits), files=(_cloudpickle(),))
+def keeping_script(limits: Limits, room: int, file: StateFile) -> Script:
+    """Return the script of ours that sends the state, to `file`. `room`: bytes of memory that the guest has for it."""
+    source = f"{CALLED}keep_session({room})"
+    return Script(source=source, limits=_limits(limits), files=(_cloudpickle(),), sink=file.append)
 
 
-def returning_script(limits: Limits, data: bytes, seed: int | None, clock: float | None) -> Script:
+def returning_script(limits: Limits, content: mmap.mmap, seed: int | None, clock: float | None) -> Script:
     """Return the script of ours that brings a state back."""
     return Script(
         source=f"{CALLED}bring_session_back()",
         limits=_limits(limits),
-        files=(_cloudpickle(), GuestFile("/state", data)),
+        files=(_cloudpickle(), GuestFile("/state", content)),
         seed=seed,
         clock=clock,
         number=1,
@@ -141,23 +178,25 @@ def _cloudpickle() -> GuestFile:
     return GuestFile("/cloudpickle", Path(spec.origin).read_bytes())
 
 
-def received(result: ExecutionResult) -> tuple[bytes, str, tuple[str, ...]]:
-    """Return the state that the guest has sent, its digest, and what is not in it.
+def not_in_it(result: ExecutionResult, file: StateFile) -> tuple[str, ...]:
+    """Return what is not in the state that the guest has sent to `file`, whose digest is known from now on.
 
     Raises:
         SessionError: it has sent none; says why.
     """
     if result.error is not None:
         raise SessionError(result.error.message)
-    value, files = result.value, result.files
-    sent = files[0] if len(files) == 1 else None
-    if not isinstance(value, dict) or sent is None or sent.data is None or sent.sha256 is None:
+    value, sent = result.value, result.files[0] if len(result.files) == 1 else None
+    if not isinstance(value, dict) or sent is None or sent.sha256 is None or not sent.size:
         raise SessionError("the sandbox has sent no state")
+    if file.problem:
+        raise SessionError(file.problem)
+    file.digest = sent.sha256
     lost = value.get("lost")
     named = [f"{name}: {why}" for name, why in lost.items()] if isinstance(lost, dict) else []
     if value.get("hooks"):
         named.append("exit hooks (atexit)")
-    return sent.data, sent.sha256, names_for_people(named)
+    return names_for_people(named)
 
 
 def names_for_people(names: Iterable[str]) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ from toolcell.sessions.journal import (
     difference,
     rebuilding,
 )
-from toolcell.sessions.kept_state import KeptState, StateFile, keeping_script, received, returning_script
+from toolcell.sessions.kept_state import KeptState, StateFile, keeping_script, not_in_it, returning_script
 from toolcell.sessions.sandbox import SessionSandbox
 from toolcell.sessions.settings import Restores, SessionSettings
 from toolcell.support import daemon_threads
@@ -453,12 +453,9 @@ class SessionState:
         Raises:
             SessionError: it cannot be read, or its guest could not bring it back.
         """
-        try:
-            data = await daemon_threads.run_sync(kept.file.read)
-        except OSError as exc:
-            raise SessionError(f"the file with the state cannot be read: {exc}") from exc
+        content = await daemon_threads.run_sync(kept.file.checked)
         seed, clock = self._host.runs.seed_and_clock(kept.seed, None, is_repeatable=True)
-        result = await self._run_ours(returning_script(self._limits, data, seed, clock), context, tools)
+        result = await self._run_ours(returning_script(self._limits, content, seed, clock), context, tools)
         if result.error is not None:
             raise SessionError(result.error.message)
 
@@ -483,19 +480,17 @@ class SessionState:
         was_unrepeatable = self.not_repeatable
         try:
             room = (self._limits.memory_bytes - self._sandbox.sample().peak_memory_bytes) // 2
-            result = await self._run_ours(
-                changed(keeping_script(self._limits, max(0, room)), number=self.position + 1), context, tools
-            )
+            file = StateFile.make()
+            script = changed(keeping_script(self._limits, max(0, room), file), number=self.position + 1)
+            result = await self._run_ours(script, context, tools)
             if await self._drop_if_lost(result):
                 logger.warning("session %s lost its sandbox when its state was kept: %s", self._id, self.lost)
                 return
-            data, digest, lost = received(result)
+            lost = not_in_it(result, file)
             if lost and not was_unrepeatable:
                 return
             seed = self._base.seed if self._base is not None else self.steps[0].script.seed if self.steps else None
-            kept = KeptState(
-                self.position, lost, seed, await daemon_threads.run_sync(partial(StateFile.of, data, digest))
-            )
+            kept = KeptState(self.position, lost, seed, file)
             self.kept = await daemon_threads.run_sync(
                 partial(self.journal.note_state, kept, is_base=bool(was_unrepeatable))
             )
