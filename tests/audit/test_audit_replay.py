@@ -177,6 +177,20 @@ def test_no_tool_is_called_in_a_replay(ledger: Ledger) -> None:
     assert called == []
 
 
+def test_frames_that_a_tool_returned_are_recorded_and_answered_again(ledger: Ledger) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"n": [1, 2]}, index=["x", "y"])
+    ledger.registry.register("frame", "Returns a frame of two rows", None, lambda args: frame)
+    source = "set_result(call_tool('frame').sum())"
+    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL, packages=["pandas"]) as runtime:
+        runtime.execute_code(source)
+    run = ledger.the_run()
+    pandas.testing.assert_series_equal(run.end["value"].to_pandas(), frame.sum())
+    with opened(run, ledger.registry) as runtime:
+        done = again(runtime, run)
+    assert done.ok, done.divergence
+
+
 def test_a_tool_of_a_namespace_is_the_recorded_one_however_the_script_writes_it(ledger: Ledger) -> None:
     ledger.registry.register("github.search", "Searches what there is", None, lambda args: 1)
     with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:

@@ -571,30 +571,6 @@ def test_source_that_is_no_text_is_an_error_of_the_script_with_its_line(run: Run
     assert not result.has_value
 
 
-INDEXED = """
-class Series:
-    class index:
-        names = ["day"]
-        __len__ = lambda self: 2
-    index = index()
-    def tolist(self):
-        return [1, 2]
-Series.__module__ = "pandas.core.series"
-
-call_tool("echo", q=Series())
-set_result(Series())
-"""
-
-
-@pytest.mark.parametrize("last", ["", "Series()"])
-def test_a_script_is_warned_of_an_index_that_is_not_sent_at_the_line_that_sends_it(run: Run, last: str) -> None:
-    result = run(INDEXED.replace("set_result(Series())", last) if last else INDEXED)
-
-    assert result.value == [1, 2]
-    assert "<code>:11: UserWarning: the index of a Series is not sent" in result.logs.stderr
-    assert ("[toolcell] the index" if last else "<code>:12: UserWarning: the index") in result.logs.stderr
-
-
 @pytest.mark.anyio
 async def test_a_long_result_is_read_without_a_pause_and_many_prints_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses = list[float]()

@@ -115,7 +115,7 @@ def bend(rng: random.Random, tree: Any) -> None:
         case 1:
             tree.insert(where, copy.deepcopy(rng.choice(tree)))
         case 2 if type(inner) is int:
-            tree[where] = inner + rng.choice((-1, 1))
+            tree[where] = max(min(inner + rng.choice((-1, 1)), 2**64 - 1), -(2**63))
         case _:
             tree[where] = copy.deepcopy(rng.choice(POOL))
 

@@ -15,11 +15,7 @@ import pytest
 
 from toolcell.tools import ToolRegistry
 from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
-from toolcell_bridge.wire.messages import MAX_ELEMENTS
-
-ROWS = [{"day": datetime.date(2024, 1, 2), "price": Decimal("1.5")}, {"day": None, "price": None}]
-SENT = [{"day": "2024-01-02", "price": "1.5"}, {"day": None, "price": None}]
+from toolcell_bridge.wire.errors import UnsendableValue
 
 
 def made_by(module: str, name: str, **members: Any) -> Any:
@@ -50,10 +46,6 @@ def rows_of_sqlite() -> list[Any]:
 
 
 CONVERTED: dict[str, tuple[Any, Any]] = {
-    "polars frame": (made_by("polars.dataframe.frame", "DataFrame", shape=(2, 2), to_dicts=lambda self: ROWS), SENT),
-    "polars series": (made_by("polars.series.series", "Series", to_list=lambda self: [ROWS[0]["day"]]), ["2024-01-02"]),
-    "arrow table": (made_by("pyarrow.lib", "Table", shape=(2, 2), to_pylist=lambda self: ROWS), SENT),
-    "arrow array": (made_by("pyarrow.lib", "ChunkedArray", to_pylist=lambda self: [Decimal("1")]), ["1"]),
     "arrow scalar": (made_by("pyarrow.lib", "Scalar", as_py=lambda self: Decimal("1")), "1"),
     "rows of sqlite3": (rows_of_sqlite(), [{"a": 1, "b": b"\xff"}]),
     "attrs": (Attrs(datetime.date(2024, 1, 2)), {"day": "2024-01-02", "data": b"\xff"}),
@@ -69,24 +61,6 @@ def test_rows_and_records_of_rarer_packages_are_data(case: str) -> None:
 
     assert to_plain(value) == expected
     assert to_plain({"x": [value]}) == {"x": [expected]}
-
-
-@pytest.mark.parametrize("module", ["polars", "pyarrow"])
-def test_the_cells_of_a_table_are_counted_before_any_is_made(module: str) -> None:
-    name, method = ("DataFrame", "to_dicts") if module == "polars" else ("Table", "to_pylist")
-    table = made_by(module, name, shape=(MAX_ELEMENTS, 1), **{method: lambda self: pytest.fail("was made")})
-
-    with pytest.raises(ValueTooLarge):
-        to_plain(table)
-
-
-@pytest.mark.parametrize("name", ["polars", "pyarrow"])
-def test_real_tables_are_data(name: str) -> None:
-    package: Any = pytest.importorskip(name)
-
-    table = package.DataFrame(ROWS[:1]) if name == "polars" else package.Table.from_pylist(ROWS[:1])
-
-    assert to_plain(table) == SENT[:1]
 
 
 CURES: dict[str, tuple[Any, str]] = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import date, time, timedelta
 from itertools import pairwise
@@ -80,6 +82,16 @@ def test_the_text_of_a_table_is_labelled_and_bounded() -> None:
     assert "100000 rows x 50 columns" in str(large)
     assert "<c>" not in large._repr_html_()
     assert len(str(Array("numpy", [1000, 100], rows))) < 10_000
+
+
+def test_reading_a_table_loads_no_package() -> None:
+    source = (
+        "import sys\nfrom toolcell_bridge.wire.tables import from_bytes\n"
+        f"table = from_bytes(bytes.fromhex({TABLES[0].to_bytes().hex()!r}))\n"
+        "table.rows(), str(table), table._repr_html_(), table.schema\n"
+        "print({'numpy', 'pandas', 'polars', 'pyarrow'} & set(sys.modules))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", source], text=True) == "set()\n"
 
 
 def test_an_array_of_several_dimensions_is_nested_lists() -> None:

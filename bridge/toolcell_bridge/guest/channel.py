@@ -52,10 +52,12 @@ class ChannelClosed(RuntimeError):
 class PendingReply:
     """One outstanding call: its answer, and a callback for when it comes."""
 
-    __slots__ = ("answer", "on_answer")
+    __slots__ = ("answer", "has_tables", "on_answer")
 
     def __init__(self, on_answer: Callable[[], object] | None = None) -> None:
         self.answer: ToolReturn | ToolFail | None = None
+        self.has_tables = False
+        """There are arrays or tables in the answer."""
         self.on_answer = on_answer
 
 
@@ -78,6 +80,8 @@ class Channel:
         self._held: list[Message] = []
         self._readable: Any = None
         self._main_thread = 0
+        self.inputs_have_tables = False
+        """There are arrays or tables among the inputs of the script that runs."""
         self.on_part: Callable[[], object] | None = None
         """Called in whichever thread has read a part of the script."""
         self.after_send: Callable[[], object] | None = None
@@ -294,10 +298,13 @@ class Channel:
         if isinstance(message, (ToolReturn, ToolFail)):
             reply = self._pending.pop(message.id, None)
             if reply is not None:
+                reply.has_tables = self._connection.has_tables
                 reply.answer = message
                 if reply.on_answer is not None:
                     reply.on_answer()
         else:
+            if isinstance(message, RunScript):
+                self.inputs_have_tables = self._connection.has_tables
             self._inbox.append(message)
 
 

@@ -20,7 +20,7 @@ from toolcell_bridge.guest.placeholder import DRY_RUN, GuestDryRun
 from toolcell_bridge.guest.script_end import ScriptFinalizer, write_out_files
 from toolcell_bridge.guest.scripts import SCRIPT, SCRIPTS
 from toolcell_bridge.guest.source import plain_source
-from toolcell_bridge.guest.tables import is_table
+from toolcell_bridge.guest.tables import is_table, native
 from toolcell_bridge.guest.tools import TOOLS_MODULE, Toolbox, ToolError, ToolNamespace
 from toolcell_bridge.guest.values import to_packed
 from toolcell_bridge.wire.errors import ProtocolError, UnsendableValue, ValueTooLarge
@@ -272,7 +272,7 @@ class Runner:
         surroundings.show_source(run.source, self._workspace, name)
         # Inputs come last: a caller's name wins over ours.
         code = self._compiled(run, name, namespace) if self._fed is None else None
-        namespace.update(run.inputs)
+        namespace.update(native(run.inputs) if self._channel.inputs_have_tables else run.inputs)
         interrupts = self._interrupts
         namespace.pop(LAST, None)
         try:
@@ -365,11 +365,11 @@ class Runner:
     def _set_result(self, data: Any, names: Any, run: RunScript) -> None:
         wanted = files.requested(names)
         packed = to_packed(data, "result")
-        if len(packed.data) > run.result_bytes:
-            raise ValueTooLarge("result", len(packed.data), run.result_bytes, cure=TOO_LARGE)
+        if packed.size > run.result_bytes:
+            raise ValueTooLarge("result", packed.size, run.result_bytes, cure=TOO_LARGE)
         message = Result(packed, wanted)
         self._flush()
-        if self._is_last and not wanted and len(packed.data) <= HELD_BYTES:
+        if self._is_last and not wanted and packed.size <= HELD_BYTES:
             # No message of the script can follow. It is sent together with Done, which saves both ends a system call
             # and the host a wake-up.
             self._held[:] = [message]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from threading import main_thread as _main_thread
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,10 @@ from toolcell_bridge.guest.channel import Channel, ChannelClosed, PendingReply
 from toolcell_bridge.guest.pictures import with_pictures
 from toolcell_bridge.guest.placeholder import GuestDryRun
 from toolcell_bridge.guest.scripts import SCRIPTS
+from toolcell_bridge.guest.tables import native
 from toolcell_bridge.guest.values import to_packed
 from toolcell_bridge.wire.messages import Progress, ToolFail, ToolReturn
+from toolcell_bridge.wire.tables import TABLES
 
 if TYPE_CHECKING:
     import asyncio
@@ -105,12 +108,16 @@ def bind_arguments(
     return {**given, **kwargs}
 
 
+def _text_of(value: object) -> str:
+    return str(value) if type(value) in TABLES else repr(value)
+
+
 def _value(name: str, answer: ToolReturn | ToolFail, raw: bool = False) -> Any:
     if isinstance(answer, ToolReturn):
         if raw and not isinstance(answer.value, str):
             import json
 
-            return json.dumps(answer.value, ensure_ascii=False, default=repr)
+            return json.dumps(answer.value, ensure_ascii=False, default=_text_of)
         return with_pictures(answer.value) if type(answer.value) in _MAY_HOLD_PICTURES else answer.value
     raise ToolError(
         f"Tool '{name}' failed: {answer.message}",
@@ -149,7 +156,7 @@ class Toolbox:
         line = _line_of(sys._getframe(1)) or line or _line_here()
         ((_, reply),) = self._channel.call([(name, self._arguments(name, values, kwargs), line)])
         try:
-            return self._value(name, self._channel.wait(reply), raw)
+            return self._value(name, self._answered(reply, raw), raw)
         except ChannelClosed as exc:
             raise ToolError(str(exc), tool=name, code="unavailable") from None
 
@@ -160,6 +167,17 @@ class Toolbox:
         from toolcell_bridge.guest.tool_names import name_meant
 
         return name_meant(name, self.names)
+
+    def _answered(self, reply: PendingReply, raw: bool = False) -> ToolReturn | ToolFail:
+        """Wait for an answer. Its arrays and tables are made by their own packages, but for a `raw` one.
+
+        Raises:
+            ImportError: such a package is not in this sandbox.
+        """
+        answer = self._channel.wait(reply)
+        if reply.has_tables and not raw and isinstance(answer, ToolReturn):
+            answer = replace(answer, value=native(answer.value))
+        return answer
 
     def _value(self, name: str, answer: ToolReturn | ToolFail, raw: bool = False) -> Any:
         if self._dry_run is not None:
@@ -230,7 +248,7 @@ class Toolbox:
 
     def _answer(self, name: str, reply: PendingReply) -> Any:
         try:
-            return self._value(name, self._channel.wait(reply))
+            return self._value(name, self._answered(reply))
         except ToolError as exc:
             return exc
         except ChannelClosed as exc:
@@ -263,8 +281,7 @@ class Toolbox:
             raise
         finally:
             _unwatch(loop, self._channel)
-        assert reply.answer is not None
-        return self._value(name, reply.answer)
+        return self._value(name, self._answered(reply))
 
     def list_tools(self, *names: str, detail: str | None = None) -> Any:
         """The tools that this script may call, or those of these names.

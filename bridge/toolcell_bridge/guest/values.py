@@ -11,32 +11,27 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set, ValuesView
 from datetime import date, datetime, time, timedelta  # bound now: a run may replace the module's names
 from enum import Enum
-from types import FrameType, NoneType
+from types import NoneType
 from typing import Any, Final, TypeAlias
 
 from toolcell_bridge.guest.placeholder import Placeholder, reference_of
 from toolcell_bridge.guest.refusals import Refusal, TooDeep, advice
-from toolcell_bridge.guest.scripts import SCRIPTS
 from toolcell_bridge.guest.tables import TABLES
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.messages import MAX_ELEMENTS, Plain
 from toolcell_bridge.wire.plain import MAX_DEPTH, is_sendable, pack_value, type_name
+from toolcell_bridge.wire.tables import AnyTable, Array, Table
 
 _SENT_AS_IS: Final = frozenset({NoneType, bool, float, bytes})
 _SCALARS: Final = _SENT_AS_IS | {int, str}
 
 
-def to_plain(
-    value: object, path: str = "value", *, max_depth: int = MAX_DEPTH, notes: list[str] | None = None
-) -> Plain:
+def to_plain(value: object, path: str = "value", *, max_depth: int = MAX_DEPTH) -> Plain:
     """Return what can be sent in place of `value`: itself, not a copy, when it is plain already.
-
-    `notes` gets what is lost on the way, such as the index of a frame.
 
     Raises:
         UnsendableValue: something in it has no form on the wire; the message names its path.
@@ -46,12 +41,12 @@ def to_plain(
         return value  # type: ignore[return-value]
     if max_depth >= MAX_DEPTH and is_sendable(value):
         return value  # type: ignore[return-value]
-    return _convert(value, path, min(max_depth, MAX_DEPTH), [] if notes is None else notes)
+    return _convert(value, path, min(max_depth, MAX_DEPTH))
 
 
-def _convert(value: object, path: str, max_depth: int, notes: list[str]) -> Plain:
+def _convert(value: object, path: str, max_depth: int) -> Plain:
     try:
-        return _Converter(path, max_depth, notes).convert(value, 0)
+        return _Converter(path, max_depth).convert(value, 0)
     except TooDeep as refusal:
         raise ValueTooLarge(refusal.path(path), max_depth + 1, max_depth, "levels deep") from None
     except Refusal as refusal:
@@ -59,7 +54,7 @@ def _convert(value: object, path: str, max_depth: int, notes: list[str]) -> Plai
 
 
 def to_packed(value: object, path: str = "value") -> Any:
-    """Convert like `to_plain` and pack, once. Returns what a message takes in place of the value. Warns of losses.
+    """Convert like `to_plain` and pack, once. Returns what a message takes in place of the value.
 
     Raises:
         UnsendableValue, ValueTooLarge: as `to_plain`.
@@ -67,34 +62,17 @@ def to_packed(value: object, path: str = "value") -> Any:
     try:
         packed = pack_value(value, path)
     except (UnsendableValue, ValueTooLarge):
-        notes: list[str] = []
-        packed = pack_value(_convert(value, path, MAX_DEPTH, notes), path)
-        for note in notes:
-            _warn(note)
+        packed = pack_value(_convert(value, path, MAX_DEPTH), path)
     return packed
-
-
-def _warn(note: str) -> None:
-    """Warn at the line of the script that sends the value; a last expression is sent when the script is over."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != SCRIPTS.current:
-        frame = frame.f_back
-    if frame is None:
-        sys.stderr.write(f"[toolcell] {note}\n")
-        return
-    import warnings
-
-    warnings.warn_explicit(note, UserWarning, SCRIPTS.current, frame.f_lineno)
 
 
 class _Converter:
     """One conversion: its limits, and the containers it is inside of."""
 
-    __slots__ = ("_inside", "_left", "_path", "max_depth", "notes")
+    __slots__ = ("_inside", "_left", "_path", "max_depth")
 
-    def __init__(self, path: str, max_depth: int, notes: list[str]) -> None:
+    def __init__(self, path: str, max_depth: int) -> None:
         self._path = path
-        self.notes = notes
         self.max_depth = max_depth
         self._left = MAX_ELEMENTS
         self._inside: set[int] = set()
@@ -173,20 +151,30 @@ class _Converter:
             case _:
                 raise Refusal(f"a key is {type_name(type(key))}, and keys have to be text")
 
-    def column(self, name: str, items: list[Any], depth: int) -> list[Plain]:
-        """Convert the items of a table's column, which `_frame` has counted."""
-        plain: list[Plain] = []
-        for index, item in enumerate(items):
-            try:
-                plain.append(self.convert(item, depth))
-            except Refusal as refusal:
-                refusal.steps += [name, index]
-                raise
-        return plain
+    def items_of(self, depth: int) -> Callable[[str, list[Any]], list[Plain]]:
+        """Return what converts the items of a column that have no kind in common."""
+
+        def convert(name: str, items: list[Any]) -> list[Plain]:
+            self.can_afford(len(items))
+            plain: list[Plain] = []
+            for index, item in enumerate(items):
+                try:
+                    plain.append(self.convert(item, depth + 1))
+                except Refusal as refusal:
+                    refusal.steps += [index, name] if name else [index]
+                    raise
+            return plain
+
+        return convert
 
     def can_afford(self, elements: int) -> None:
         if elements > self._left:
             raise ValueTooLarge(self._path, MAX_ELEMENTS - self._left + elements, MAX_ELEMENTS, "elements")
+
+    def can_hold(self, size: int) -> None:
+        """Refuse a buffer that no message can hold, before it is copied."""
+        if size > MOST_BYTES:
+            raise ValueTooLarge(self._path, size, MOST_BYTES)
 
     def spend(self, elements: int) -> None:
         self.can_afford(elements)
@@ -249,6 +237,11 @@ def _range(to: _Converter, value: range, depth: int) -> Plain:
     return to.sequence(value, value, depth)
 
 
+def _table(to: _Converter, value: AnyTable) -> Plain:
+    to.spend(value.elements)
+    return value
+
+
 def _dataclass(to: _Converter, value: Any, depth: int) -> Plain:
     return to.mapping(value, [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)], depth)
 
@@ -258,11 +251,16 @@ def _checked_dataclass(to: _Converter, value: Any, depth: int) -> Plain:
     return to.model(value, depth)
 
 
+MOST_BYTES: Final = 2**28
+"""Of one buffer: as much as `frame_bytes` allows at most."""
+
 _Handler: TypeAlias = Callable[[_Converter, Any, int], Plain]
 
 _ALL: Final = slice(None)
 
 _BY_CLASS: Final[dict[type, _Handler]] = {
+    Array: lambda to, value, depth: _table(to, value),
+    Table: lambda to, value, depth: _table(to, value),
     Placeholder: lambda to, value, depth: to.mapping(value, reference_of(value).items(), depth),
     str: lambda to, value, depth: _text(value),
     int: lambda to, value, depth: _integer(value),

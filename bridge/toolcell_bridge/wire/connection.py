@@ -44,6 +44,7 @@ from toolcell_bridge.wire.messages import (
     ToolFail,
     ToolReturn,
 )
+from toolcell_bridge.wire.table_frames import WITH_TABLES
 
 MAX_OUTSTANDING: Final = 1024
 """Calls that may wait for their answer at once. Limits what the host must remember for a guest."""
@@ -136,6 +137,8 @@ class Connection:
         self.frames = FrameReader(max_frame_bytes)
         self.message_bytes = self.message_elements = 0
         """Size of the last message that was received: bytes, and the elements inside its fields."""
+        self.has_tables = False
+        """There are arrays or tables in the last message that was received."""
         self._death = ""
         self._last_id = 0
         self._calls: dict[int, bool] = {}
@@ -224,6 +227,7 @@ class Connection:
                 return self._decode_on()
             while (body := self.frames.next_frame()) is not None:
                 self.message_bytes = len(body)
+                self.has_tables = body[:1] == WITH_TABLES
                 if len(body) > self._at_once_bytes:
                     self.is_decoding = True
                     self._decoding = decode_in_steps(body, self._received_elements)

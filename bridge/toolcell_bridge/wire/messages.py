@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from toolcell_bridge.wire.tables import Array, Table
+
 PROTOCOL_VERSION: Final = 1
 """Sent in `Hello`. Goes up when a message changes its fields or meaning; the ends do not negotiate."""
 
@@ -16,7 +18,7 @@ MAX_GUEST_ELEMENTS: Final = 2**18
 """The same for a message of the guest, unless its run says otherwise. Decoding it takes the host at most some 100 ms,
 in steps of a few."""
 
-Plain: TypeAlias = bool | int | float | str | bytes | list[Any] | dict[str, Any] | None
+Plain: TypeAlias = bool | int | float | str | bytes | list[Any] | dict[str, Any] | Array | Table | None
 """The values of the wire, at every depth: these exact types, ints within 64 bit, text that is UTF-8."""
 
 

@@ -113,7 +113,7 @@ def _missing(numpy: Any, column: Column) -> Any:
 
 def pandas_object(table: Any) -> Any:
     """Return a DataFrame or a Series."""
-    numpy, pandas = _needs("numpy"), _needs("pandas")
+    pandas, numpy = _needs("pandas"), _needs("numpy")
     columns = [_pandas_values(numpy, pandas, each) for each in table.columns]
     index = _pandas_index(numpy, pandas, table.index, table.length)
     if table.is_series:

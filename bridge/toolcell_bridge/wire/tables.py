@@ -5,11 +5,10 @@ Neither numpy nor any other package is needed to read one. `table_packages` make
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Generator, Iterator, Sequence
 from datetime import date, datetime, time
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 from msgpack import Packer, unpackb
 
@@ -83,6 +82,12 @@ class _Encoded:
         header: bytes = Packer().pack(self.header())
         return b"".join([len(header).to_bytes(_HEAD_BYTES, "big"), header, *padded([self])])
 
+    def __deepcopy__(self, memo: object) -> Self:
+        return self  # nothing changes one
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return from_bytes, (self.to_bytes(),)
+
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.to_bytes() == other.to_bytes()
 
@@ -95,6 +100,8 @@ class _Encoded:
 
     def _repr_html_(self) -> str:
         """What a notebook shows. All of it is escaped."""
+        import html  # only notebooks need it
+
         title, labels, rows = self.shown()
         body = "".join(_html_row("td", row) for row in rows)
         return (
@@ -477,4 +484,6 @@ def _aligned(labels: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def _html_row(tag: str, cells: list[str]) -> str:
+    import html
+
     return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>" if cells else ""

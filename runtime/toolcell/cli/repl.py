@@ -21,7 +21,7 @@ from toolcell.cli.run import RuntimeFlags, showing_installation, tool_error_list
 from toolcell.cli.terminal import reporting, safe, stderr, stdout, write_text
 from toolcell.config import Limits
 from toolcell.errors import UsageError
-from toolcell.results import ExecutionResult, Outcome
+from toolcell.results import Array, ExecutionResult, Outcome, Table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -133,7 +133,7 @@ async def _interrupt_at_signal(session: Session, ready: anyio.Event) -> None:
 def show(result: ExecutionResult, out: Console, err: Console) -> None:
     """Show a script's value as Python does, its files, and its error."""
     if result.has_value and result.value is not None:
-        write_text(out, repr(result.value))
+        write_text(out, str(result.value) if isinstance(result.value, Array | Table) else repr(result.value))
     for file in result.files:
         err.print(safe(f"file {file.name} ({file.problem or f'{file.media_type}, {file.size} bytes'})", "dim"))
     error, session = result.error, result.session

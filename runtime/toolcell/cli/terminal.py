@@ -54,8 +54,10 @@ def write_text(console: Console, text: str) -> None:
 
 
 def value_text(value: Any) -> str:
-    """Return a text as it is, and everything else as JSON."""
-    return value if isinstance(value, str) else json_text(value, indent=2)
+    """Return a text as it is, an array or a table as its text, and everything else as JSON."""
+    from toolcell.results import Array, Table  # help does not need them
+
+    return str(value) if isinstance(value, str | Array | Table) else json_text(value, indent=2)
 
 
 def safe(text: str, style: str = "") -> Text:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "AbandonedThread", "ByStatement", "CommitResult", "Divergence", "EagerReport", "Effect", "EffectResult",
+    "AbandonedThread", "Array", "ByStatement", "CommitResult", "Divergence", "EagerReport", "Effect", "EffectResult",
     "ErrorFrame", "ErrorInfo", "ExecutionResult", "Isolation", "LogEntry", "Logs", "Outcome", "OutputFile",
     "PendingCall", "PlannedCall", "Preflight", "Repair", "RepairedCall", "RetractedText", "RevertResult",
-    "RevertedCall", "SessionFile", "SessionReport", "Suspension", "ToolCallRecord", "Usage",
+    "RevertedCall", "SessionFile", "SessionReport", "Suspension", "Table", "ToolCallRecord", "Usage",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         ToolCallRecord,
         Usage,
     )
+    from toolcell_bridge.wire.tables import Array, Table
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -57,5 +58,6 @@ else:
                 "AbandonedThread Divergence ErrorFrame ErrorInfo ExecutionResult Isolation LogEntry Logs Outcome "
                 "OutputFile PendingCall Repair RepairedCall SessionFile SessionReport Suspension ToolCallRecord Usage"
             ),
+            "toolcell_bridge.wire.tables": "Array Table",
         },
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from toolcell.support.exact_json import json_text
 from toolcell.support.text import clean, cut_text
 from toolcell_bridge.guest.pictures import picture_type
+from toolcell_bridge.wire.tables import Array, Table
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -30,7 +31,7 @@ _TEMPLATE: Final = """\
 {% if table %}<table><thead><tr>{% for name in table[0] %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
 {% for row in table[1] %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}</tbody></table>
-{% if left_out %}<p>and {{ left_out }} more rows</p>
+{% if below %}<p>{{ below }}</p>
 {% endif %}{% elif result.has_value %}<pre>{{ value }}</pre>
 {% endif %}{% if logs %}<details open><summary>output</summary><pre>{{ logs }}</pre></details>
 {% endif %}{% if error %}<pre style="border-left: 3px solid #c62828; padding-left: 8px">{{ error }}</pre>
@@ -51,11 +52,11 @@ def result_html(result: Any) -> str:
 
     Images of up to 4 MiB in all are shown; texts are cut at 20,000 characters and tables at 50 rows.
     """
-    rows = _table(result.value) if result.has_value else None
+    rows, below = _table(result.value) if result.has_value else (None, "")
     return _template().render(
         result=result,
         table=rows,
-        left_out=len(result.value) - MAX_ROWS if rows and len(result.value) > MAX_ROWS else 0,
+        below=below,
         value="" if rows else _value(result.value),
         logs=_short(result.logs.text),
         error=_error(result),
@@ -88,15 +89,19 @@ def _cell(value: Any) -> str:
     return cut_text(value if isinstance(value, str) else json_text(value), MAX_CELL_CHARS)[0]
 
 
-def _table(value: Any) -> tuple[list[str], list[list[str]]] | None:
-    """Return names and rows of a list of records, or None when it is none."""
+def _table(value: Any) -> tuple[tuple[list[str], list[list[str]]] | None, str]:
+    """Return names and rows of an array, a table or a list of records, or None, and what is said below."""
+    if isinstance(value, Array | Table):
+        title, labels, cells = value.shown()
+        return (labels, cells), title
     if not isinstance(value, list | tuple) or not value or not all(isinstance(each, dict) for each in value):
-        return None
+        return None, ""
     names = list(dict.fromkeys(name for row in value[:MAX_ROWS] for name in row))
     if not 0 < len(names) <= MAX_COLUMNS:
-        return None
+        return None, ""
     rows = [[_cell(row[name]) if name in row else "" for name in names] for row in value[:MAX_ROWS]]
-    return [_cell(name) for name in names], rows
+    below = f"and {len(value) - MAX_ROWS} more rows" if len(value) > MAX_ROWS else ""
+    return ([_cell(name) for name in names], rows), below
 
 
 def _error(result: Any) -> str:

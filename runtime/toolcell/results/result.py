@@ -12,6 +12,7 @@ from toolcell.results.effects import Effect, Preflight, shown_effects
 from toolcell.support.call_text import call_text
 from toolcell.support.exact_json import json_text
 from toolcell.support.text import SHORT, as_one_line, clean, shown_findings
+from toolcell_bridge.wire.tables import Array, Table
 
 
 class Outcome(enum.StrEnum):
@@ -364,7 +365,8 @@ class ExecutionResult:
         usage = self.usage
         lines = [f"{self.outcome} in {usage.wall_s:.3g} s, {len(self.calls)} tool calls, run {self.run_id}"]
         if self.has_value:
-            lines.append(f"value: {SHORT.repr(self.value)}")
+            is_table = isinstance(self.value, Array | Table)
+            lines.append(f"value: {self.value if is_table else SHORT.repr(self.value)}")
         if self.logs.entries:
             lines.append(f"logs:  {SHORT.repr(self.logs.text)}")
         lines += [

@@ -133,14 +133,11 @@ def run_message(
     if inputs:
         _check_names(inputs)
     source = sendable(source)
-    notes: list[str] = []
     try:
         # Encoding the message checks inputs that are plain already.
-        plain = to_plain(dict(inputs), "inputs", notes=notes) if inputs else {}
+        plain = to_plain(dict(inputs), "inputs") if inputs else {}
     except (UnsendableValue, ValueError, TypeError, RuntimeError) as exc:  # the last: changed meanwhile
         raise UsageError(str(exc)) from exc
-    for note in notes:
-        logger.warning("an input is not sent whole: %s", note)
     if len(source) > limits.frame_bytes - ROOM_BYTES:
         raise UsageError(f"source is too large ({len(source)} characters, limit frame_bytes={limits.frame_bytes})")
     assert isinstance(plain, dict)

@@ -35,8 +35,7 @@ async def under_way(request: ApiRequest) -> AsyncIterator[RunUnderWay]:
             request.began.set()
             if request.held is not None:
                 request.held.give_back()
-            with service.revocations.ending(request.principal, request.ask_who, run.refuse):
-                yield run
+            yield run
 
 
 async def _while_wanted(http: Request, waiting: Awaitable[None]) -> None:
@@ -61,7 +60,7 @@ async def run_for(request: ApiRequest, work: Callable[[RunUnderWay], Awaitable[T
     cancelled `end_s` later.
 
     Raises:
-        Problem: nothing new may begin now (503), or it was cancelled (503, or 401 when its token was revoked).
+        Problem: nothing new may begin now (503), or it was cancelled (503).
         Exception: as from `work`.
     """
     async with under_way(request) as run:
@@ -85,10 +84,7 @@ async def _unless_gone(http: Request, when_gone: Callable[[], None], work: Calla
 
 async def _cancellable(run: RunUnderWay, work: Callable[[RunUnderWay], Awaitable[T]]) -> T:
     with run.scope:
-        done = await work(run)
-        run.check_allowed()
-        return done
-    run.check_allowed()
+        return await work(run)
     raise Problem(503, "cancelled", "The request was cancelled", "its client has gone, or the service ends")
 
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from toolcell_bridge.wire.tables import TABLES, Array, Table, from_bytes
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -42,10 +44,10 @@ def _key(key: Any) -> Any:
 # Exact: what comes out of `from_exact` is what went into `exact_json_text`
 
 
-BYTES, FLOAT, DICT = "$bytes", "$float", "$dict"
-"""Keys of the objects that stand for what JSON does not have: {"$bytes": base64}, {"$float": "nan"}; and {"$dict": ...}
-for a dict that would look like one of the three."""
-FORMS = frozenset({BYTES, FLOAT, DICT})
+BYTES, FLOAT, TABLE, DICT = "$bytes", "$float", "$table", "$dict"
+"""Keys of the objects that stand for what JSON does not have: {"$bytes": base64}, {"$float": "nan"}, {"$table": base64}
+of an array or a table; and {"$dict": ...} for a dict that would look like one of them."""
+FORMS = frozenset({BYTES, FLOAT, TABLE, DICT})
 
 
 def exact_json_text(data: object) -> str:
@@ -66,6 +68,8 @@ def exact_json_text(data: object) -> str:
 def _stand_in(value: object) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return {BYTES: ""}  # the text is written again
+    if type(value) in TABLES:
+        return {TABLE: ""}
     return dict(value) if isinstance(value, Mapping) else str(value)
 
 
@@ -82,6 +86,8 @@ def _exact(value: Any) -> Any:
             return {DICT: exact} if len(exact) == 1 and FORMS & exact.keys() else exact
         case list() | tuple():
             return [_exact(each) for each in value]
+        case Array() | Table():
+            return {TABLE: base64.b64encode(value.to_bytes()).decode()}
     return str(value)
 
 
@@ -96,6 +102,8 @@ def from_exact(value: Any) -> Any:
             return [from_exact(each) for each in value]
         case {"$bytes": str(text), **others} if not others:
             return _decoded(text)
+        case {"$table": str(text), **others} if not others:
+            return from_bytes(_decoded(text, TABLE))
         case {"$float": "nan" | "inf" | "-inf" as text, **others} if not others:
             return float(text)
         case {"$dict": dict(members), **others} if not others:
@@ -108,11 +116,11 @@ def from_exact(value: Any) -> Any:
     return value
 
 
-def _decoded(text: str) -> bytes:
+def _decoded(text: str, form: str = BYTES) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error as exc:
-        raise ValueError(f"$bytes has no base64: {exc}") from exc
+        raise ValueError(f"{form} has no base64: {exc}") from exc
 
 
 # In pieces: a large document is written beside other work, and never holds more than it may
@@ -146,6 +154,8 @@ def is_small(data: object, most: int = SMALL) -> bool:
             left -= len(value)
             if left >= 0:
                 rest += value
+        elif isinstance(value, Array | Table):
+            left -= value.nbytes
         if left < 0:
             return False
     return True

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from toolcell.support.time_slice import TimeSlice
+from toolcell_bridge.wire.tables import Array, Table
 
 ELEMENT_WORK: Final = 64
 """For a list, a dict, and each item and key in them. Also their memory in bytes, roughly: however short on the wire."""
@@ -54,6 +55,8 @@ def _portions(data: object) -> Iterator[int]:
             rest += value
             if isinstance(value, Mapping):
                 rest += value.values()
+        elif isinstance(value, Array | Table):
+            size += value.nbytes
         count += size
         if count >= PORTION:
             yield count

@@ -13,9 +13,10 @@ from typing import Any, Final
 import msgpack
 
 from toolcell_bridge.guest.values import to_plain
+from toolcell_bridge.wire.tables import TABLES, from_bytes
 
-_BIG_INT, _STAND_IN = 1, 2
-"""Extension types. The bridge has none, so no guest can put one into a record."""
+_BIG_INT, _STAND_IN, _TABLE = 1, 2, 3
+"""Extension types. A guest cannot put one into a record: what it sends has none but the empty place of a table."""
 
 _MAX_REPR_CHARS = 200
 
@@ -81,6 +82,8 @@ def _convert(value: Any) -> Any:
         return msgpack.ExtType(_BIG_INT, str(value).encode())
     if isinstance(value, Unrecordable):
         return _stand_in(value.type, value.text)
+    if type(value) in TABLES:
+        return msgpack.ExtType(_TABLE, value.to_bytes())
     try:
         return to_plain(value)
     except Exception:  # whatever a stranger's class does while it is converted
@@ -105,6 +108,8 @@ def _decode_extension(code: int, data: bytes) -> Any:
         kind, text = msgpack.unpackb(data, unicode_errors="surrogatepass", ext_hook=_refuse_extension)
         if type(kind) is str and type(text) is str:
             return Unrecordable(kind, text)
+    if code == _TABLE:
+        return from_bytes(data)
     raise ValueError(f"extension type {code}")
 
 

@@ -28,6 +28,7 @@ from toolcell.tools.problems import (
     find_problems,
 )
 from toolcell.tools.result import ErrorCode
+from toolcell.tools.schema import without_names_of_results
 from toolcell.tools.schema_work import MAX_CHECK_WORK, WORK_PER_STEP, SchemaWork
 from toolcell.tools.text_data import ParseMode, parse_json
 from toolcell.tools.values import (
@@ -162,7 +163,7 @@ class ArgumentChecker:
         self, definition: ToolDefinition, coercion: Coercion = "safe", extras: Extras = "drop", validate: bool = True
     ) -> None:
         try:
-            schema = definition.checked_parameters
+            schema = definition.parameters
             if extras == "forbid" and closed_properties(schema) is not None:
                 schema["additionalProperties"] = False
             validator = compile_schema(schema)
@@ -178,7 +179,7 @@ class ArgumentChecker:
             coercion == "lenient"
             or _needs_walk(schema)
             or (not validate and coercion != "off")
-            or definition.checked_parameters != definition.parameters
+            or without_names_of_results(schema) != schema
         )
         self._looks_below = extras != "allow" and _closes_below(schema)
         """Members may have members of their own that the schema does not name."""

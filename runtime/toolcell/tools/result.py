@@ -16,8 +16,9 @@ from toolcell.errors import UsageError
 from toolcell.support.text import cut_text
 from toolcell.tools.checks import brief, check_kind, check_one_of, text_of
 from toolcell.tools.parts import File, Image, Part, Text, described_bytes, described_part, part_data, plain_part
-from toolcell.tools.values import bytes_in, plain_or_text
+from toolcell.tools.values import bytes_in, leaves_in, plain_or_text
 from toolcell_bridge.guest.pictures import picture_type
+from toolcell_bridge.wire.tables import Array, Table
 
 
 class Status(enum.StrEnum):
@@ -372,19 +373,26 @@ def of_text(text: str) -> ToolResult:
 
 
 def to_json(value: Any) -> str:
-    """JSON text of a value for a model: compact enough, not escaped, never failing on odd leaves, without bytes."""
+    """JSON text of a value for a model: compact enough, not escaped, never failing on odd leaves, without bytes.
+
+    An array or a table is a text to read, here and inside of other data.
+    """
+    if isinstance(value, Array | Table):
+        return str(value)
     return json.dumps(value, ensure_ascii=False, default=_odd_leaf)
 
 
 def without_bytes(value: Any) -> Any:
-    """Return data with what a model reads in place of bytes, such as `(image/png, 69 bytes)`."""
-    return value if next(bytes_in(value), None) is None else _readable(value)
+    """Return data with what a model reads in place of bytes, such as `(image/png, 69 bytes)`, and of tables."""
+    return _readable(value) if next(leaves_in(value, bytes | Array | Table), None) is not None else value
 
 
 def _readable(value: Any) -> Any:
     match value:
         case bytes():
             return described_bytes(value)
+        case Array() | Table():
+            return str(value)
         case dict():
             return {key: _readable(each) for key, each in value.items()}
         case list():

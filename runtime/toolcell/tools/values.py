@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,7 @@ from toolcell.support.log import logger_of
 from toolcell.tools.checks import brief, text_of
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
+from toolcell_bridge.wire.tables import TABLES
 
 logger = logger_of("toolcell.tools")
 
@@ -76,9 +77,11 @@ def path_text(path: Path) -> str:
 class _Copier:
     """One copy in progress; counts what it has seen."""
 
-    __slots__ = ("blobs", "chars", "has_whole_floats", "nodes")
+    __slots__ = ("blobs", "chars", "has_whole_floats", "nodes", "tables")
 
-    def __init__(self, nodes: int = 0, chars: int = 0) -> None:
+    def __init__(self, nodes: int = 0, chars: int = 0, tables: Collection[str] = ()) -> None:
+        self.tables = tables
+        """Arguments that may be arrays and tables. Any other is plain data."""
         self.chars = chars
         self.nodes = nodes
         self.has_whole_floats = False
@@ -140,6 +143,8 @@ class _Copier:
     def _odd_leaf(self, value: Any, path: tuple[str | int, ...]) -> Any:
         """Convert what Python callers and guests have, by the table that scripts send by (docs/wire.md)."""
         plain = _as_plain(value, path)
+        if type(plain) in TABLES:
+            return plain if len(path) == 1 and path[0] in self.tables else self.copy(plain.plain(), path)
         if not isinstance(plain, bytes):
             return self.copy(plain, path)
         self.blobs[path] = plain
@@ -181,13 +186,13 @@ class Copied:
         return self.nodes > 1 + len(self.args)
 
 
-def copy_arguments(args: Mapping[str, Any]) -> Copied:
-    """Copy `args`.
+def copy_arguments(args: Mapping[str, Any], tables: Collection[str] = ()) -> Copied:
+    """Copy `args`. `tables`: names of those that may be arrays and tables, which are not copied.
 
     Raises:
         BadValue: something in there is not a JSON value, or it is too deep or too large.
     """
-    copier = _Copier()
+    copier = _Copier(tables=tables)
     try:
         copy: dict[str, Any] = copier.copy(args, ())
     except BadValue as exc:
@@ -245,11 +250,7 @@ def plain_value(value: Any) -> Any:
         ValueError: it holds something that is not data, or refers to itself.
     """
     try:
-        notes: list[str] = []
-        plain = to_plain(value, "result", notes=notes)
-        for note in notes:
-            logger.warning("a tool returned a value that is not sent whole: %s", note)
-        return plain
+        return to_plain(value, "result")
     except (UnsendableValue, ValueTooLarge) as exc:
         raise ValueError(str(exc)) from exc
 
@@ -274,17 +275,23 @@ def _leaf_or_text(value: Any) -> Any:
 
 def bytes_in(value: Any) -> Iterator[bytes]:
     """Yield the bytes that stand in plain data, in its order."""
-    if isinstance(value, bytes):
+    return leaves_in(value, bytes)
+
+
+def leaves_in(value: Any, kinds: Any) -> Iterator[Any]:
+    """Yield what stands in plain data and is of these types, in its order."""
+    if isinstance(value, kinds):
         yield value
         return
+    below = kinds | dict | list | tuple
     rest = [value]
     while rest:
         each = rest.pop()
-        if isinstance(each, bytes):
+        if isinstance(each, kinds):
             yield each
         elif isinstance(each, dict | list | tuple):
             items = each.values() if isinstance(each, dict) else each
-            rest += [item for item in items if isinstance(item, bytes | dict | list | tuple)][::-1]
+            rest += [item for item in items if isinstance(item, below)][::-1]
 
 
 def is_large(value: Any, most: int = LARGE_ELEMENTS, *, counts_bytes: bool = True) -> bool:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import inspect
 import time
-from dataclasses import replace
 from typing import Any, Final
 
 import anyio
@@ -27,7 +26,7 @@ from toolcell.service.socket.messages import (
     RequestFailed,
     StopRun,
 )
-from toolcell.service.socket.streams import Stream, StreamLost
+from toolcell.service.socket.peer import ChannelLost, PeerChannel
 from toolcell.service.socket.tool_answers import plain_answer, unusable
 from toolcell_bridge import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
@@ -36,17 +35,17 @@ END_S: Final = 5.0
 
 
 class Exchange:
-    """One request."""
+    """One request on its channel."""
 
     def __init__(
         self,
-        stream: Stream,
+        channel: PeerChannel,
         message_bytes: int,
         tools: CallerTools,
         handlers: RunHandlers = NO_HANDLERS,
     ) -> None:
         """`message_bytes`: longest message that the service takes."""
-        self._stream, self._message_bytes, self._tools = stream, message_bytes, tools
+        self._channel, self._message_bytes, self._tools = channel, message_bytes, tools
         self._handlers = handlers
         self._calls: dict[int, asyncio.Task[None]] = {}
         self.records: list[ToolCallRecord] = []
@@ -59,7 +58,7 @@ class Exchange:
         """Return the value of the answer.
 
         Raises:
-            StreamLost: nothing of the request was ever sent.
+            ChannelLost: nothing of the request was ever sent.
             ServiceError: the session was lost, and its answer with it.
             ToolcellError: the service says that it failed.
             Exception: a callback raised this, or what a tool's call was not to end with.
@@ -73,14 +72,14 @@ class Exchange:
             except asyncio.CancelledError:
                 await self._give_up()
                 raise
-            except StreamLost as exc:
+            except ChannelLost as exc:
                 if self._failure is not None:
                     raise self._failure from exc
                 if exc.is_begun:
                     raise self._lost(str(exc)) from exc
                 raise
             except RemoteProtocolError as exc:
-                self._stream.send(StopRun(True))
+                self._channel.send(StopRun(True))
                 raise self._lost(f"the service broke the protocol: {exc}") from exc
         finally:
             if watching is not None:
@@ -94,7 +93,7 @@ class Exchange:
 
     async def _until_last(self) -> Finished | RequestFailed:
         while True:
-            match await self._stream.receive():
+            match await self._channel.receive():
                 case Printed(stream, text):
                     await self._tell(self._handlers.on_log, stream, text)
                 case Reported(value):
@@ -122,17 +121,17 @@ class Exchange:
             raise
         except BaseException as exc:  # it ends this run, and comes out of it
             self._failure = exc
-            self._stream.send(StopRun(True))
+            self._channel.send(StopRun(True))
 
     async def _watch_cancel(self) -> None:
         assert self._handlers.cancel is not None
         await self._handlers.cancel.wait()
-        self._stream.send(StopRun(False))
+        self._channel.send(StopRun(False))
 
     async def _give_up(self) -> None:
         """End a request that nobody waits for any more."""
-        self._stream.send(StopRun(True))
-        with anyio.move_on_after(END_S, shield=True), contextlib.suppress(StreamLost, RemoteProtocolError):
+        self._channel.send(StopRun(True))
+        with anyio.move_on_after(END_S, shield=True), contextlib.suppress(ChannelLost, RemoteProtocolError):
             await self._until_last()
 
     def _lost(self, reason: str) -> ServiceError:
@@ -175,11 +174,21 @@ class Exchange:
         self._send_answer(asked.id, plain)
 
     def _record(self, number: int, status: str, began: float) -> None:
-        took_s = time.perf_counter() - began
-        self.records[number] = replace(self.records[number], status=status, duration_s=took_s)
+        was = self.records[number]
+        took = time.perf_counter() - began
+        self.records[number] = ToolCallRecord(
+            was.id,
+            was.name,
+            args=was.args,
+            status=status,
+            error_code=None,
+            message=None,
+            started_s=was.started_s,
+            duration_s=took,
+        )
 
     def _send_answer(self, ident: int, plain: dict[str, Any]) -> None:
-        encode = self._stream.encode
+        encode = self._channel.encode
         try:
             body = encode(AnswerTool(ident, plain))
             if len(body) > self._message_bytes:
@@ -187,7 +196,7 @@ class Exchange:
                 body = encode(AnswerTool(ident, unusable(problem)))
         except (UnsendableValue, ValueTooLarge) as exc:
             body = encode(AnswerTool(ident, unusable(str(exc))))
-        self._stream.send_body(body)
+        self._channel.send_encoded(body)
 
     async def _end_calls(self) -> None:
         """Cancel the calls that nobody waits for any more, and wait for their ends."""

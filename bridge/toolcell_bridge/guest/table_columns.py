@@ -1,0 +1,425 @@
+"""Make `Array` and `Table` values of arrays, series and frames of numpy, pandas, polars and pyarrow.
+
+No package is imported that has not made the value, but for numpy, which reads the numbers of polars if it is there.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable, Sequence
+from datetime import date, timedelta
+from itertools import repeat
+from types import NoneType
+from typing import Any, Final
+
+from toolcell_bridge.guest.refusals import Refusal
+from toolcell_bridge.wire.columns import FORMATS, UNITS, Column
+from toolcell_bridge.wire.tables import Array, Axis, Table
+
+_ZONE: Final = re.compile(r"(?!dateutil)[A-Za-z][\w+\-]*(?:/[A-Za-z][\w+\-]*){0,3}", re.ASCII)
+_FIRST_DAY: Final = date(1970, 1, 1).toordinal()
+_OWN_TYPE: Final = {bool: ("bool", "B"), int: ("int64", "q"), float: ("float64", "d")}
+
+ToPlain = Callable[[str, list[Any]], list[Any]]
+"""Converts the items of a column that has values of several kinds; takes the column's name."""
+
+
+# Python's own values
+
+
+def column_of(name: str, items: list[Any], to_plain: ToPlain, form: str = "object") -> Column:
+    """Return a column of Python values: of one kind where they have one, or else of plain data."""
+    kinds = set(map(type, items))
+    valid = bits([each is not None for each in items]) if NoneType in kinds else None
+    kinds.discard(NoneType)
+    only = next(iter(kinds)) if len(kinds) == 1 else NoneType
+    if only is str:
+        return text_column(name, items, valid, form)
+    if only is date:
+        days = array("i", [0 if each is None else each.toordinal() - _FIRST_DAY for each in items])
+        return Column("date", len(items), _bytes(days), valid=valid, form=form)
+    if only in _OWN_TYPE:
+        kind, code = _OWN_TYPE[only]
+        try:
+            numbers = array(code, [0 if each is None else each for each in items])
+        except OverflowError:
+            return Column("plain", len(items), form="object", detail=to_plain(name, items))
+        return Column(kind, len(items), _bytes(numbers), valid=valid, form=form)
+    return Column("plain", len(items), form="object", detail=to_plain(name, items))
+
+
+def text_column(name: str, items: Sequence[str | None], valid: bytes | None, form: str) -> Column:
+    """Return a column of text."""
+    texts: Sequence[str] = ["" if each is None else each for each in items] if valid is not None else items  # type: ignore[assignment]
+    joined = "".join(texts)
+    if joined.isascii():
+        data, lengths = joined.encode(), array("I", map(len, texts))
+    else:
+        try:
+            parts = [each.encode() for each in texts]
+        except UnicodeEncodeError as exc:
+            refusal = Refusal(f"text holds a lone surrogate at index {exc.start}")
+            refusal.steps += [name] if name else []
+            raise refusal from None
+        data, lengths = b"".join(parts), array("I", map(len, parts))
+    return Column("text", len(texts), data, _bytes(lengths), valid, form)
+
+
+def bits(are_valid: Sequence[bool]) -> bytes:
+    """Pack one bit per row, lowest first."""
+    digits = "".join("1" if each else "0" for each in reversed(are_valid))
+    return int(digits or "0", 2).to_bytes((len(are_valid) + 7) // 8, "little")
+
+
+def _bytes(numbers: array[Any]) -> memoryview:
+    return memoryview(numbers).cast("B")
+
+
+# numpy
+
+
+def array_of(value: Any, to_plain: ToPlain) -> Array | None:
+    """Return an array of numpy, or None for one that has fields of its own."""
+    if value.dtype.kind == "V":
+        return None
+    masked = hasattr(value, "mask") and hasattr(value, "filled")
+    numbers = value.data if masked else value
+    column = numpy_column("", _flat(numbers), to_plain)
+    if masked:
+        import numpy
+
+        missing = numpy.broadcast_to(numpy.ma.getmaskarray(value), value.shape).reshape(-1)
+        column = Column(
+            column.kind, column.length, column.data, column.lengths, _packed_bits(~missing), column.form, column.detail
+        )
+    return Array("numpy.ma" if masked else "numpy", value.shape, column)
+
+
+def _flat(value: Any) -> Any:
+    import numpy
+
+    return numpy.ascontiguousarray(value).reshape(-1)
+
+
+def numpy_column(name: str, values: Any, to_plain: ToPlain, form: str = "", valid: bytes | None = None) -> Column:
+    """Return an array of one dimension as a column."""
+    kind, count = values.dtype.kind, len(values)
+    if kind == "O":
+        return column_of(name, values.tolist(), to_plain)
+    if kind == "U":
+        return text_column(name, values.tolist(), None, form)
+    if kind == "S":
+        items = values.tolist()
+        return Column("bytes", count, b"".join(items), _bytes(array("I", map(len, items))), valid, form)
+    if kind in "Mm":
+        return _numpy_times(values, form, valid)
+    if kind == "T":
+        return column_of(name, values.tolist(), to_plain, "object")
+    if values.dtype.name in ("longdouble", "float128", "float96"):
+        values = values.astype("float64")
+    elif values.dtype.name in ("clongdouble", "complex256", "complex192"):
+        values = values.astype("complex128")
+    if values.dtype.name not in FORMATS:
+        refusal = Refusal(f"numpy's {values.dtype.name} has no form on the wire: convert it with astype()")
+        refusal.steps += [name] if name else []
+        raise refusal
+    return Column(values.dtype.name, count, _memory(values), valid=valid, form=form)
+
+
+def _memory(values: Any) -> memoryview:
+    """Return the bytes of an array of one dimension, little-endian."""
+    import numpy
+
+    values = numpy.ascontiguousarray(values)
+    if values.dtype.byteorder == ">":
+        values = values.astype(values.dtype.newbyteorder("<"))
+    return memoryview(values.view("uint8"))
+
+
+def _numpy_times(values: Any, form: str, valid: bytes | None) -> Column:
+    unit = str(values.dtype).partition("[")[2].rstrip("]")
+    is_date = values.dtype.kind == "M"
+    if is_date and unit in ("Y", "M", "W", "D"):
+        import numpy
+
+        days = values.astype("datetime64[D]").astype("int64")
+        missing = numpy.isnat(values)
+        if missing.any():
+            valid, days = _packed_bits(~missing), numpy.where(missing, 0, days)
+        if ((days >= -(2**31)) & (days < 2**31)).all():
+            return Column("date", len(values), _memory(days.astype("int32")), valid=valid, form=form)
+    if unit not in UNITS:
+        unit = "ns" if unit in ("ps", "fs", "as") else "s"
+        values = values.astype(f"{'datetime64' if is_date else 'timedelta64'}[{unit}]")
+    numbers = _memory(values.view("int64"))
+    return Column(
+        "datetime" if is_date else "duration",
+        len(values),
+        numbers,
+        valid=valid,
+        form=form,
+        detail=(unit, None) if is_date else unit,
+    )
+
+
+def _packed_bits(are_valid: Any) -> bytes:
+    import numpy
+
+    packed: bytes = numpy.packbits(are_valid, bitorder="little").tobytes()
+    return packed
+
+
+# pandas
+
+
+def pandas_frame(value: Any, to_plain: ToPlain) -> Table:
+    """Return a DataFrame."""
+    columns = [
+        _pandas_column(str(label), value.iloc[:, number], to_plain) for number, label in enumerate(value.columns)
+    ]
+    index, axis = pandas_axis(value.index, to_plain), pandas_axis(value.columns, to_plain)
+    return Table("pandas.DataFrame", len(value), index, axis, columns)
+
+
+def pandas_series(value: Any, to_plain: ToPlain) -> Table:
+    """Return a Series."""
+    column = _pandas_column(str(value.name), value, to_plain)
+    label = value.name if isinstance(value.name, tuple) else (value.name,)
+    levels = tuple(column_of("name", [each], _labels(to_plain)) for each in label)
+    axis = Axis(levels, tuple(repeat(None, len(levels))))
+    return Table("pandas.Series", len(value), pandas_axis(value.index, to_plain), axis, [column])
+
+
+def pandas_axis(index: Any, to_plain: ToPlain) -> Axis:
+    """Return an Index."""
+    names = tuple(each if isinstance(each, (NoneType, bool, int, float, str)) else str(each) for each in index.names)
+    if hasattr(index, "levels"):
+        levels = [index.get_level_values(number) for number in range(index.nlevels)]
+        return Axis(
+            tuple(_pandas_column(str(name), each, to_plain) for name, each in zip(names, levels, strict=True)), names
+        )
+    if type(index).__name__ == "RangeIndex":
+        return Axis((Column("range", len(index), detail=(index.start, index.step)),), names)
+    return Axis((_pandas_column("index", index, _labels(to_plain)),), names)
+
+
+def _labels(to_plain: ToPlain) -> ToPlain:
+    """Convert labels that have no kind in common: what is no scalar becomes text."""
+    return lambda name, items: to_plain(
+        name, [each if isinstance(each, (NoneType, bool, int, float, str)) else str(each) for each in items]
+    )
+
+
+def _pandas_column(name: str, values: Any, to_plain: ToPlain) -> Column:
+    """Return a Series or an Index as a column."""
+    dtype = values.dtype
+    kind = type(dtype).__name__
+    if kind == "CategoricalDtype":
+        held = values.array
+        categories = _pandas_column(name, held.categories, to_plain)
+        return Column("category", len(values), _memory(held.codes), detail=(categories, bool(held.ordered)))
+    if kind == "DatetimeTZDtype":
+        times = values.array.tz_convert("UTC").tz_localize(None)
+        return Column(
+            "datetime",
+            len(values),
+            _memory(times.to_numpy().view("int64")),
+            detail=(dtype.unit, _zone(name, dtype.tz)),
+        )
+    if kind in ("StringDtype", "PeriodDtype", "IntervalDtype") or (kind == "ArrowDtype" and dtype.kind == "O"):
+        return _pandas_texts(name, values, to_plain)
+    if kind == "SparseDtype":
+        return _pandas_column(name, values.sparse.to_dense(), to_plain)
+    if hasattr(dtype, "numpy_dtype") and kind != "NumpyEADtype":  # masked, and Arrow's numbers
+        form = "arrow" if kind == "ArrowDtype" else "masked"
+        missing = values.isna()
+        has_missing = bool(missing.any())
+        plain = values.to_numpy(dtype=dtype.numpy_dtype, na_value=_zero(dtype.kind)) if has_missing else None
+        numbers = values.to_numpy(dtype=dtype.numpy_dtype) if plain is None else plain
+        valid = _packed_bits(~_as_array(missing)) if has_missing else None
+        return numpy_column(name, numbers, to_plain, form, valid)
+    if kind == "ObjectDType" or getattr(dtype, "kind", "") == "O":
+        missing = _as_array(values.isna())
+        items = values.tolist()
+        kinds = {type(each) for each, gone in zip(items, missing, strict=True) if not gone}
+        if missing.any() and kinds == {str}:
+            items = [None if gone else each for each, gone in zip(items, missing, strict=True)]
+        return column_of(name, items, to_plain)
+    return numpy_column(name, values.to_numpy(), to_plain)
+
+
+def _zero(kind: str) -> Any:
+    if kind in "mM":
+        import numpy
+
+        return numpy.datetime64("NaT") if kind == "M" else numpy.timedelta64("NaT")
+    return False if kind == "b" else 0
+
+
+def _as_array(values: Any) -> Any:
+    return values.to_numpy() if hasattr(values, "to_numpy") else values
+
+
+def _pandas_texts(name: str, values: Any, to_plain: ToPlain) -> Column:
+    kind = type(values.dtype).__name__
+    missing = _as_array(values.isna())
+    items: list[Any] = values.tolist()
+    if missing.any():
+        items = [None if gone else each for each, gone in zip(items, missing, strict=True)]
+    valid = _packed_bits(~missing) if missing.any() else None
+    if kind == "StringDtype":
+        form = "string" if repr(values.dtype.na_value) == "<NA>" else "str"
+        return text_column(name, items, valid, form)
+    if kind in ("PeriodDtype", "IntervalDtype"):
+        return text_column(name, [None if each is None else str(each) for each in items], valid, "object")
+    return column_of(name, items, to_plain, "arrow" if "string" in str(values.dtype) else "object")
+
+
+def _zone(name: str, zone: Any) -> str:
+    """Return a time zone's name, or its distance from UTC."""
+    key = getattr(zone, "key", None) or getattr(zone, "zone", None) or str(zone)
+    if isinstance(key, str) and _ZONE.fullmatch(key) and not key.startswith("UTC+") and not key.startswith("UTC-"):
+        return key
+    offset = zone.utcoffset(None)
+    if offset is None or offset % timedelta(minutes=1):
+        refusal = Refusal(f"the time zone {key!s:.40} has no name: convert it with tz_convert('UTC')")
+        refusal.steps += [name] if name else []
+        raise refusal
+    minutes = offset // timedelta(minutes=1)
+    return f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02}:{abs(minutes) % 60:02}"
+
+
+# polars
+
+
+def polars_frame(value: Any, to_plain: ToPlain) -> Table:
+    """Return a frame of polars."""
+    names = value.columns
+    columns = [_polars_column(name, value.get_column(name), to_plain) for name in names]
+    return Table("polars.DataFrame", value.height, Axis(), _text_axis(names), columns)
+
+
+def polars_series(value: Any, to_plain: ToPlain) -> Table:
+    """Return a Series of polars."""
+    column = _polars_column(value.name, value, to_plain)
+    return Table("polars.Series", len(value), Axis(), _text_axis([value.name]), [column])
+
+
+def _text_axis(names: Sequence[str | None]) -> Axis:
+    valid = bits([each is not None for each in names]) if None in names else None
+    return Axis((text_column("a label", names, valid, "object"),), (None,))
+
+
+def _polars_column(name: str, values: Any, to_plain: ToPlain) -> Column:
+    kind, count = type(values.dtype).__name__, len(values)
+    valid = bits(values.is_not_null().to_list()) if values.null_count() else None
+    if kind == "Null":
+        return Column("null", count, bytes(count), valid=None)
+    if kind == "String":
+        return text_column(name, values.to_list(), valid, "str")
+    if kind == "Binary":
+        items = [each or b"" for each in values.to_list()]
+        return Column("bytes", count, b"".join(items), _bytes(array("I", map(len, items))), valid)
+    if kind in ("Categorical", "Enum"):
+        return _coded(name, values.to_list(), kind == "Enum")
+    if kind == "Boolean":
+        return Column("bool", count, _polars_memory(values, "B"), valid=valid)
+    if kind == "Datetime":
+        zone = values.dtype.time_zone
+        numbers = _polars_memory(values.to_physical(), "q")
+        return Column("datetime", count, numbers, valid=valid, detail=(values.dtype.time_unit, zone))
+    if kind == "Duration":
+        numbers = _polars_memory(values.to_physical(), "q")
+        return Column("duration", count, numbers, valid=valid, detail=values.dtype.time_unit)
+    if kind in ("Date", "Time"):
+        numbers = _polars_memory(values.to_physical(), "i" if kind == "Date" else "q")
+        return Column(kind.lower(), count, numbers, valid=valid)
+    if kind.lower() in FORMATS:
+        return Column(kind.lower(), count, _polars_memory(values, FORMATS[kind.lower()]), valid=valid)
+    return Column("plain", count, form="object", detail=to_plain(name, values.to_list()))
+
+
+def _polars_memory(values: Any, code: str) -> memoryview:
+    if values.null_count():
+        values = values.fill_null(False if code == "B" and type(values.dtype).__name__ == "Boolean" else 0)
+    try:
+        import numpy  # noqa: F401
+    except ImportError:
+        return _bytes(array(code, values.to_list()))
+    return _memory(values.to_numpy())
+
+
+def _coded(name: str, items: list[str | None], ordered: bool) -> Column:
+    codes: dict[str, int] = {}
+    numbers = array("i", [-1 if each is None else codes.setdefault(each, len(codes)) for each in items])
+    categories = text_column(name, list(codes), None, "str")
+    return Column("category", len(items), _bytes(numbers), detail=(categories, ordered))
+
+
+# pyarrow
+
+
+def arrow_table(value: Any, to_plain: ToPlain) -> Table:
+    """Return a table or a record batch of pyarrow."""
+    columns = [
+        _arrow_column(str(name), each, to_plain) for name, each in zip(value.schema.names, value.columns, strict=True)
+    ]
+    return Table("pyarrow.Table", value.num_rows, Axis(), _text_axis(value.schema.names), columns)
+
+
+def arrow_array(value: Any, to_plain: ToPlain) -> Table:
+    """Return an Array or a ChunkedArray of pyarrow."""
+    return Table("pyarrow.Array", len(value), Axis(), _text_axis([None]), [_arrow_column("", value, to_plain)])
+
+
+def _arrow_column(name: str, values: Any, to_plain: ToPlain) -> Column:
+    import pyarrow as arrow
+    import pyarrow.compute as compute
+
+    if isinstance(values, arrow.ChunkedArray):
+        values = values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
+    if isinstance(values, arrow.ChunkedArray):  # too large for one, or empty
+        values = arrow.concat_arrays(values.chunks) if values.num_chunks else arrow.array([], values.type)
+    kinds, of, count = arrow.types, values.type, len(values)
+    valid = memoryview(values.is_valid().buffers()[1]) if values.null_count else None
+    valid = None if valid is None else valid[: (count + 7) // 8]
+
+    def numbers(given: Any, width: int) -> memoryview:
+        if not count:
+            return memoryview(b"")
+        held = memoryview(given.buffers()[1])
+        return held[given.offset * width : (given.offset + count) * width]
+
+    if kinds.is_dictionary(of):
+        codes = values.indices.cast("int32").fill_null(-1)
+        categories = _arrow_column(name, values.dictionary, to_plain)
+        return Column("category", count, numbers(codes, 4), detail=(categories, of.ordered))
+    if kinds.is_string(of) or kinds.is_large_string(of) or kinds.is_binary(of) or kinds.is_large_binary(of):
+        is_text = kinds.is_string(of) or kinds.is_large_string(of)
+        filled = values.fill_null("" if is_text else b"").cast(
+            arrow.large_string() if is_text else arrow.large_binary()
+        )
+        lengths = compute.binary_length(filled).cast("uint32")
+        offsets = memoryview(filled.buffers()[1]).cast("q") if count else memoryview(b"")
+        data = filled.buffers()[2]
+        first, last = (offsets[filled.offset], offsets[filled.offset + count]) if count else (0, 0)
+        joined = memoryview(data)[first:last] if data is not None else memoryview(b"")
+        form = "string" if kinds.is_large_string(of) else ""
+        return Column("text" if is_text else "bytes", count, joined, numbers(lengths, 4), valid, form)
+    if kinds.is_boolean(of):
+        return Column("bool", count, numbers(values.cast("uint8"), 1), valid=valid)
+    if kinds.is_null(of):
+        return Column("null", count, bytes(count))
+    if kinds.is_timestamp(of) and (of.tz is None or _ZONE.fullmatch(of.tz) or re.fullmatch(r"[+-]\d\d:\d\d", of.tz)):
+        return Column("datetime", count, numbers(values, 8), valid=valid, detail=(of.unit, of.tz))
+    if kinds.is_duration(of):
+        return Column("duration", count, numbers(values, 8), valid=valid, detail=of.unit)
+    if kinds.is_date(of):
+        return Column("date", count, numbers(values.cast(arrow.date32()), 4), valid=valid)
+    if kinds.is_time(of):
+        return Column("time", count, numbers(values.cast(arrow.time64("ns")), 8), valid=valid)
+    kind = {"halffloat": "float16", "float": "float32", "double": "float64"}.get(str(of), str(of))
+    if kind in FORMATS and (kinds.is_integer(of) or kinds.is_floating(of)):
+        return Column(kind, count, numbers(values, of.bit_width // 8), valid=valid)
+    return Column("plain", count, form="object", detail=to_plain(name, values.to_pylist()))

@@ -1,0 +1,148 @@
+"""Arrays and frames into scripts, out of them, through tools, and on every route besides."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from typing import Any
+
+import pytest
+
+from toolcell import Limits, SyncRuntime
+from toolcell.results import Array, Outcome, Table
+from toolcell.tools import ToolRegistry
+
+np: Any = pytest.importorskip("numpy")
+pd: Any = pytest.importorskip("pandas")
+
+pytestmark = [pytest.mark.isolation]
+
+FRAME = pd.DataFrame(
+    {"n": [1, 2, 3], "when": pd.to_datetime(["2024", "2025", None]), "word": ["a", None, "é"]},
+    index=pd.Index(["x", "y", "z"], name="key"),
+)
+registry = ToolRegistry()
+
+
+@registry.tool
+def frame() -> object:
+    """Return a frame of three rows and as many columns."""
+    return FRAME
+
+
+@registry.tool
+def rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows that were received, as they are."""
+    return found
+
+
+@registry.tool
+def total(numbers: list[float]) -> float:
+    """Return the total of all numbers that were received."""
+    return sum(numbers)
+
+
+def is_frame(value: Any) -> bool:
+    pd.testing.assert_frame_equal(value.to_pandas(), FRAME)
+    return True
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("tables")
+    with SyncRuntime(registry, packages=["numpy", "pandas"], audit=folder / "audit", journal=folder / "j") as runtime:
+        yield runtime, folder
+
+
+def test_a_frame_and_an_array_go_in_and_come_out(runtime: Any) -> None:
+    result = runtime[0].execute_code(
+        "a += 1\nset_result({'df': df, 'a': a, 'kinds': [str(df.index.name), str(df.dtypes['when'])]})",
+        inputs={"df": FRAME, "a": np.arange(5.0)},
+    )
+    assert result.outcome is Outcome.OK, result.error
+    assert is_frame(result.value["df"])
+    assert isinstance(result.value["a"], Array)
+    assert result.value["a"].to_numpy().tolist() == [1, 2, 3, 4, 5]
+    assert result.value["kinds"] == ["key", str(FRAME.dtypes["when"])]
+
+
+def test_what_a_run_returned_is_an_input_of_the_next(runtime: Any) -> None:
+    first = runtime[0].execute_code(
+        "df.groupby('word', dropna=False).agg({'n': ['sum', 'mean']})", inputs={"df": FRAME}
+    )
+    second = runtime[0].execute_code("set_result(df)", inputs={"df": first.value})
+    assert isinstance(first.value, Table)
+    assert second.value == first.value == copy.deepcopy(first.value) == pickle.loads(pickle.dumps(first.value))
+    assert first.value.labels == [("n", "sum"), ("n", "mean")]
+
+
+def test_a_tool_gives_a_frame_and_gets_lists_and_rows_where_its_types_say_so(runtime: Any) -> None:
+    result = runtime[0].execute_code(
+        "df = call_tool('frame')\n"
+        "found = [call_tool('total', numbers=df['n']), call_tool('rows', found=df), call_tool('frame', raw=True)]\n"
+        "set_result([df, *found])"
+    )
+    assert result.outcome is Outcome.OK, result.error
+    again, number, found, text = result.value
+    assert is_frame(again)
+    assert number == 6
+    assert found[1] == {"key": "y", "n": 2, "when": "2025-01-01T00:00:00", "word": None}
+    assert text.startswith('"DataFrame, 3 rows x 3 columns')
+
+
+def test_models_json_and_notebooks_get_a_labelled_text(runtime: Any) -> None:
+    result = runtime[0].execute_code("set_result(df)", inputs={"df": FRAME})
+    shown = "DataFrame, 3 rows x 3 columns (key text, n int64, when"
+    assert str(result.value).startswith(shown)
+    assert json.loads(result.to_json())["value"] == str(result.value)
+    assert shown in str(result)
+    assert "<td>2025-01-01 00:00:00</td>" in result._repr_html_()
+    assert "<td>y</td>" in result.value._repr_html_()
+
+
+def test_the_audit_log_and_the_journal_keep_a_frame(runtime: Any) -> None:
+    host = runtime[0]
+    draft = host.execute_code("f = call_tool('frame')\nset_result(call_tool('rows', found=f))", dry_run=True)
+    assert draft.outcome is Outcome.OK
+    made = host.commit(draft, approve="all")
+    assert made.ok, made
+    run = host.execute_code("set_result(call_tool('frame'))")
+    assert run.ok
+
+
+def test_a_session_and_a_repair_keep_frames(runtime: Any) -> None:
+    host = runtime[0]
+    with host.session() as session:
+        session.execute_code("x = df", inputs={"df": FRAME})
+        assert is_frame(session.execute_code("x").value)
+    failed = host.execute_code("f = call_tool('frame')\n1 / 0")
+    mended = host.execute_code("set_result(call_tool('frame'))", repairs=failed)
+    assert is_frame(mended.value)
+    assert [call.tool for call in mended.repair.reused] == ["frame"]
+
+
+def test_bytes_of_a_frame_count_for_the_limits(runtime: Any) -> None:
+    large = runtime[0].execute_code("import numpy\nset_result(numpy.zeros(600_000))")
+    assert large.error is not None
+    assert "result_bytes" in large.error.message
+    limits = Limits(result_bytes=6 << 20)
+    assert (
+        runtime[0].execute_code("import numpy\nset_result(numpy.zeros(600_000))", limits=limits).value.size == 600_000
+    )
+
+
+@pytest.mark.parametrize("source", ["df", "call_tool('frame')"])
+def test_without_the_package_the_error_says_which_to_add(source: str) -> None:
+    with SyncRuntime(registry) as runtime:
+        result = runtime.execute_code(source, inputs={"df": FRAME} if source == "df" else {})
+    assert result.error is not None
+    assert result.error.type == "ImportError"
+    assert "packages=['pandas']" in result.error.message
+
+
+@pytest.mark.anyio
+async def test_a_tool_call_of_a_model_reads_the_text_of_a_frame() -> None:
+    found = await registry.execute("frame")
+    assert is_frame(found.value)
+    assert found.text == str(found.value)

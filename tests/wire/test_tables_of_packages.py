@@ -1,0 +1,184 @@
+"""Arrays and frames of numpy, pandas, polars and pyarrow: what is sent of each is what it is made to again."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+
+from toolcell_bridge.guest.values import to_plain
+from toolcell_bridge.wire.codec import decode, encode
+from toolcell_bridge.wire.messages import Progress
+from toolcell_bridge.wire.tables import AnyTable, Array, Table
+
+np: Any = pytest.importorskip("numpy")
+pd: Any = pytest.importorskip("pandas")
+
+
+def sent(value: Any) -> AnyTable:
+    """Return what the other end receives."""
+    message = decode(bytearray(encode(Progress(to_plain(value)))[4:]))
+    assert isinstance(message, Progress)
+    assert isinstance(message.value, Array | Table)
+    return message.value
+
+
+ARRAYS = [
+    np.arange(6).reshape(2, 3),
+    np.arange(6.0).reshape(2, 3).T,
+    np.arange(24, dtype="u1").reshape(2, 3, 4)[:, ::2],
+    np.array([1, 2], dtype="f2"),
+    np.array([1 + 2j]),
+    np.array([True, False]),
+    np.array(["a", "bé", ""]),
+    np.array([b"ab", b"c"]),
+    np.array(["2024-01-01", "NaT"], dtype="M8[ns]"),
+    np.array(["2024-01-01", "NaT"], dtype="M8[D]"),
+    np.array([1, 2], dtype="m8[ms]"),
+    np.array([1, "a", None, [2]], dtype=object),
+    np.array(["a", None], dtype=object),
+    np.zeros((0, 3)),
+    np.ma.masked_array([1, 2], mask=[False, True]),
+]
+
+
+@pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}")
+def test_an_array_arrives_with_its_type_and_shape(array: Any) -> None:
+    again = sent(array).native()
+    assert again.dtype == array.dtype
+    assert type(again) is type(array)
+    np.testing.assert_array_equal(again, array)
+    again[...] = again  # as an array of one's own, it can be written to
+
+
+def test_other_bytes_and_units_become_the_nearest_ones() -> None:
+    assert sent(np.arange(3, dtype=">i4")).native().tolist() == [0, 1, 2]
+    assert sent(np.array([0.5], dtype=np.longdouble)).native().dtype == "f8"
+    assert sent(np.array([1], dtype="m8[h]")).native().tolist() == [dt.timedelta(hours=1)]
+
+
+COLUMNS: dict[str, Any] = {
+    "numbers": [1, 2, 3],
+    "floats": [1.5, None, 2],
+    "text": ["a", "é", None],
+    "truths": [True, False, True],
+    "categories": pd.Categorical(["x", "y", None], categories=["y", "x"], ordered=True),
+    "times": pd.to_datetime(["2024-01-01", "2024-05-05", None]),
+    "zoned": pd.to_datetime(["2024-01-01", "2024-05-05", None]).tz_localize("Europe/Berlin"),
+    "fixed": pd.to_datetime(["2024-01-01T00:00+05:30"] * 3),
+    "spans": pd.to_timedelta([1, 2, None], unit="s"),
+    "nullable": pd.array([1, None, 3], dtype="Int64"),
+    "nullable truths": pd.array([True, None, False], dtype="boolean"),
+    "strings": pd.array(["a", None, "c"], dtype="string"),
+    "objects": np.array([[1], {"a": 2}, None], dtype=object),
+    "old text": np.array(["a", None, "b"], dtype=object),
+    "dates": [dt.date(2024, 1, 1)] * 3,
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_column_arrives_with_its_type(name: str) -> None:
+    frame = pd.DataFrame({name: COLUMNS[name]})
+    again = sent(frame).to_pandas()  # type: ignore[union-attr]
+    if name == "fixed":  # pandas has several objects for the same distance
+        frame = frame.astype(again.dtypes.to_dict())
+    pd.testing.assert_frame_equal(again, frame)
+    pd.testing.assert_series_equal(sent(frame[name]).native(), frame[name].astype(again.dtypes[name]))
+
+
+FRAMES = {
+    "labels": pd.DataFrame({"a": [1]}, index=["x"]),
+    "a named index": pd.DataFrame({"a": [1, 1], "b": [1, 2]}).groupby("a").sum(),
+    "several levels": pd.DataFrame({"a": [1], "b": [1], "c": [1]}).set_index(["a", "b"]),
+    "columns of several levels": pd.DataFrame({"g": [1, 1], "v": [1, 2]}).groupby("g").agg({"v": ["sum", "mean"]}),
+    "a pivot table": pd.DataFrame({"r": ["a", "b"], "c": ["x", "y"], "v": [1, 2]}).pivot_table("v", "r", "c"),
+    "times": pd.DataFrame({"a": [1, 2]}, index=pd.date_range("2024", periods=2, tz="UTC", freq=None)),
+    "duplicates": pd.DataFrame([[1, 2]], columns=["v", "v"]),
+    "mixed labels": pd.DataFrame({1: [1], "a": [2]}),
+    "a description": pd.DataFrame({"a": [1.5, 2]}).describe(),
+    "every other row": pd.DataFrame({"a": range(10)})[::-3],
+    "no rows": pd.DataFrame({"a": []}),
+    "no columns": pd.DataFrame(index=range(3)),
+    "nothing": pd.DataFrame(),
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_frame_arrives_with_its_labels(name: str) -> None:
+    frame = FRAMES[name]
+    table = sent(frame)
+    assert isinstance(table, Table)
+    pd.testing.assert_frame_equal(table.to_pandas(), frame, check_freq=False)
+    assert len(table.rows()) == len(frame)
+    assert table.shape == frame.shape
+    assert "DataFrame" in str(table)
+
+
+def test_series_keep_their_names_and_counts_their_labels() -> None:
+    for series in (pd.Series(["x", "x"]).value_counts(), pd.Series([1], name=("a", 1)), pd.Series([], dtype="f8")):
+        pd.testing.assert_series_equal(sent(series).native(), series)
+
+
+def test_periods_and_intervals_are_text() -> None:
+    assert sent(pd.Series(pd.period_range("2024-01", periods=1, freq="M"))).plain() == ["2024-01"]
+    assert sent(pd.Series([pd.Interval(0, 1)])).plain() == ["(0, 1]"]
+
+
+POLARS_COLUMNS: dict[str, Any] = {
+    "numbers": [1, None, 3],
+    "text": ["a", None, "é"],
+    "dates": [dt.date(2024, 1, 1), None, dt.date(2024, 1, 2)],
+    "times": [dt.datetime(2024, 1, 1), None, dt.datetime(2024, 1, 2)],
+    "hours": [dt.time(1, 2, 3), None, dt.time(0)],
+    "spans": [dt.timedelta(1), None, dt.timedelta(0)],
+    "truths": [True, None, False],
+    "lists": [[1], [2, 3], None],
+    "records": [{"a": 1}, {"a": 2}, None],
+    "nothing": [None] * 3,
+    "bytes": [b"a", None, b""],
+    "floats": [0.5, None, float("inf")],
+}
+
+
+@pytest.mark.parametrize("name", POLARS_COLUMNS)
+def test_a_column_of_polars_arrives_in_polars_pandas_and_arrow(name: str) -> None:
+    polars = pytest.importorskip("polars")
+    frame = polars.DataFrame({name: POLARS_COLUMNS[name]})
+    table = sent(frame)
+    assert isinstance(table, Table)
+    assert table.native().equals(frame)
+    assert table.native().dtypes == frame.dtypes
+    assert sent(frame[name]).native().equals(frame[name])
+    assert len(table.to_pandas()) == 3
+    arrow = pytest.importorskip("pyarrow")
+    if name != "records":  # Arrow fills a missing record
+        assert table.to_arrow().to_pylist() == frame.to_dicts()
+        again = sent(arrow.table(frame))
+        assert again.native().to_pylist() == frame.to_dicts()
+        assert again.to_polars().equals(frame)  # type: ignore[union-attr]
+
+
+def test_arrays_of_arrow_arrive_from_the_middle_and_in_chunks() -> None:
+    arrow = pytest.importorskip("pyarrow")
+    for array in (
+        arrow.array([1, None, 3, 4]),
+        arrow.array(["a", None, "bé", "c"]),
+        arrow.array([True, None, False, True]),
+        arrow.array(["u", None, "v", "u"]).dictionary_encode(),
+        arrow.array([1, 2, None, 4], arrow.timestamp("ms", "UTC")),
+        arrow.chunked_array([[1, 2], [None, 4]]),
+    ):
+        assert sent(array[1:]).native().to_pylist() == array[1:].to_pylist()
+
+
+def test_a_frame_of_one_package_is_made_by_the_others() -> None:
+    polars, arrow = pytest.importorskip("polars"), pytest.importorskip("pyarrow")
+    table = sent(pd.DataFrame({"a": [1, 2], "b": ["x", None]}, index=pd.Index(["p", "q"], name="k")))
+    assert isinstance(table, Table)
+    rows = [{"k": "p", "a": 1, "b": "x"}, {"k": "q", "a": 2, "b": None}]
+    assert table.rows() == rows
+    assert table.to_polars().equals(polars.DataFrame(rows))
+    assert table.to_arrow().equals(arrow.Table.from_pylist(rows))
+    assert table.to_numpy().tolist() == [[1, "x"], [2, None]]
+    assert table.schema == {"a": "int64", "b": "text"}
