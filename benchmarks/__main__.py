@@ -24,7 +24,7 @@ from benchmarks.competitors.toolcell import Toolcell
 from benchmarks.measurements import MEASUREMENTS, Measurement, Workload
 from benchmarks.rounds import measure, open_all
 
-QUICK = Workload(calls=100, pipelined=100, runs=8, text_bytes=2_000_000, records=2_000, idle=6)
+QUICK = Workload(spaced=5, calls=100, pipelined=100, runs=8, text_bytes=2_000_000, records=2_000, idle=6)
 """Enough to see that everything works. The figures are rough."""
 
 

@@ -28,7 +28,7 @@ from rich.table import Table
 from benchmarks import memory
 from benchmarks.competitors.toolcell import Toolcell
 from benchmarks.measurements import MEASUREMENTS, Measurement, Workload
-from benchmarks.report import figure
+from benchmarks.report import figure, percentile
 
 ROOT = Path(__file__).parent.parent
 TURNS = {"run": 15, "burst": 3, "call": 2, "pipelined": 3, "fan_out": 3, "cold": 2}
@@ -40,7 +40,7 @@ DEFAULT_KEYS = [key for key in KEYS if key != "machine"]
 NOISE = 0.03
 
 Medians = dict[str, float]
-"""Key of a measurement -> median of one round, in the measurement's unit."""
+"""Name of a figure -> median or p95 of one round, in the measurement's unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,17 @@ def compare(before: Path, after: Path, rounds: int, keys: Sequence[str], console
         console.print(f"round {number + 1} of {rounds}", style="dim")
         for tree in trees if number % 2 == 0 else reversed(trees):
             medians[tree].append(measure_in_tree(tree, keys))
-    return [compare_row(each, medians[before], medians[after]) for each in MEASUREMENTS if each.key in keys]
+    return [
+        compare_row(each, medians[before], medians[after], key)
+        for each in MEASUREMENTS
+        if each.key in keys
+        for key in figures_of(each)
+    ]
+
+
+def figures_of(measurement: Measurement) -> tuple[str, ...]:
+    """Return the names of a measurement's figures."""
+    return (measurement.key, f"{measurement.key} p95") if measurement.has_tail else (measurement.key,)
 
 
 def measure_in_tree(tree: Path, keys: Sequence[str]) -> Medians:
@@ -88,13 +98,14 @@ def measure_in_tree(tree: Path, keys: Sequence[str]) -> Medians:
     return medians
 
 
-def compare_row(measurement: Measurement, before: Sequence[Medians], after: Sequence[Medians]) -> Row:
-    """Return one measurement's medians over the rounds, and the ratios within a round."""
-    old, new = ([each[measurement.key] for each in medians] for medians in (before, after))
+def compare_row(measurement: Measurement, before: Sequence[Medians], after: Sequence[Medians], key: str = "") -> Row:
+    """Return the medians over the rounds of one figure, and the ratios within a round. `key`: its name."""
+    key = key or measurement.key
+    old, new = ([each[key] for each in medians] for medians in (before, after))
     ratios = [late / early for early, late in zip(old, new, strict=True)]
     low, ratio, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     return Row(
-        measurement.key,
+        key,
         measurement.unit,
         statistics.median(old),
         statistics.median(new),
@@ -111,18 +122,20 @@ async def measure_here(keys: Sequence[str]) -> Medians:
     async with Toolcell("toolcell") as competitor:
         for measurement in MEASUREMENTS:
             if measurement.key in keys:
-                medians[measurement.key] = await _median(measurement, competitor)
+                samples = await _samples(measurement, competitor)
+                figures = statistics.median(samples), percentile(samples, 0.95)
+                medians |= dict(zip(figures_of(measurement), figures, strict=False))
     return medians
 
 
-async def _median(measurement: Measurement, competitor: Toolcell) -> float:
+async def _samples(measurement: Measurement, competitor: Toolcell) -> list[float]:
     samples: list[float] = []
     for number in range(TURNS.get(measurement.key, 1) + measurement.warms_up):
         await anyio.sleep(measurement.pause_s)
         turn = await measurement.turn(competitor, WORKLOAD)
         if number or not measurement.warms_up:
             samples += turn
-    return statistics.median(samples) * measurement.scale
+    return [sample * measurement.scale for sample in samples]
 
 
 def check_toolcell_is_from(tree: Path) -> None:
@@ -150,7 +163,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description="Compare the speed of two trees.")
     parser.add_argument("trees", nargs="*", type=Path, metavar="TREE", help="BEFORE_TREE AFTER_TREE")
-    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="default 15, about 8 seconds each")
+    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="default 15, about 15 seconds each")
     parser.add_argument("--only", nargs="+", choices=KEYS, default=DEFAULT_KEYS, metavar="KEY", help=", ".join(KEYS))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here as well")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)

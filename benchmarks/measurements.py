@@ -9,7 +9,9 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from benchmarks import memory
+import anyio
+
+from benchmarks import memory, processor_time
 from benchmarks.competitors import Competitor
 
 
@@ -18,6 +20,8 @@ class Workload:
     """How much work one turn of each measurement does."""
 
     burst: int = 8
+    spaced: int = 20
+    """Runs of a turn with pauses between them."""
     calls: int = 500
     pipelined: int = 300
     parallel: int = 10
@@ -30,6 +34,9 @@ class Workload:
 
 
 MIB = 2.0**-20
+
+REFILL_S = 0.1
+"""After this time every pool has replaced what was used."""
 
 Turn = Callable[[Competitor, Workload], Awaitable[list[float]]]
 
@@ -54,6 +61,8 @@ class Measurement:
     """Wait before each turn, in which every pool replaces the workers that were used."""
     warms_up: bool = True
     """One more round comes first. Its samples are dropped."""
+    has_tail: bool = False
+    """A comparison of trees shows its p95 too."""
 
 
 async def run(competitor: Competitor, workload: Workload) -> list[float]:
@@ -64,6 +73,38 @@ async def run(competitor: Competitor, workload: Workload) -> list[float]:
 async def burst(competitor: Competitor, workload: Workload) -> list[float]:
     """Run that script several times without a pause, from a pool that is large enough."""
     return await competitor.burst(workload.burst)
+
+
+def spaced(gap_s: float) -> Turn:
+    """Return a measurement of runs that come so long after each other."""
+
+    async def turn(competitor: Competitor, workload: Workload) -> list[float]:
+        taken = []
+        for _ in range(workload.spaced):
+            await anyio.sleep(gap_s)
+            taken.append(await competitor.run())
+        return taken
+
+    return turn
+
+
+async def run_cpu(competitor: Competitor, workload: Workload) -> list[float]:
+    """Measure the CPU time of all processes for a run, with the start of the next worker and its end."""
+    before = processor_time.seconds()
+    for _ in range(2 * workload.spaced):
+        await competitor.run()
+        await anyio.sleep(0.005)
+    await anyio.sleep(REFILL_S)
+    return [(processor_time.seconds() - before) / (2 * workload.spaced)]
+
+
+async def call_cpu(competitor: Competitor, workload: Workload) -> list[float]:
+    """Measure the CPU time of all processes for a call of a script that makes many."""
+    calls = 4 * workload.calls
+    before = processor_time.seconds()
+    await competitor.call(calls)
+    await anyio.sleep(REFILL_S)
+    return [(processor_time.seconds() - before) / calls]
 
 
 async def round_trip(competitor: Competitor, workload: Workload) -> list[float]:
@@ -120,6 +161,11 @@ async def machine(competitor: Competitor, workload: Workload) -> list[float]:
 MEASUREMENTS = (
     Measurement("run", "one run, one call", "ms", 1e3, run, 150, 8, budget_s=8.0),
     Measurement("burst", "each of {burst} such runs in a row", "ms", 1e3, burst, 30, 2, pause_s=0.15),
+    Measurement("gap_0", "one of {spaced} runs in a row", "ms", 1e3, spaced(0.0), 10, 1, has_tail=True),
+    Measurement("gap_5", "one of {spaced} runs, 5 ms apart", "ms", 1e3, spaced(0.005), 10, 1, has_tail=True),
+    Measurement("gap_50", "one of {spaced} runs, 50 ms apart", "ms", 1e3, spaced(0.05), 5, 1, 8.0, has_tail=True),
+    Measurement("cpu_run", "CPU of all processes per run", "ms", 1e3, run_cpu, 5, 1),
+    Measurement("cpu_call", "CPU of all processes per call", "us", 1e6, call_cpu, 5, 1),
     Measurement("call", "tool call round trip", "us", 1e6, round_trip, 8, 2),
     Measurement("pipelined", "{pipelined} calls at once, per call", "us", 1e6, pipelined, 20, 3),
     Measurement("fan_out", "{parallel} calls of 10 ms at once", "ms", 1e3, fan_out, 20, 3),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -15,7 +17,7 @@ from benchmarks.competitors.competitor import NotAvailable, intervals
 from benchmarks.measurements import Measurement, Workload, run
 from benchmarks.rounds import Series, measure, open_all
 
-from benchmarks import report
+from benchmarks import processor_time, report
 
 RUN = Measurement("run", "a run", "ms", 1e3, run, rounds=3, quick_rounds=1, pause_s=0, warms_up=False)
 
@@ -181,3 +183,9 @@ def test_trees_are_compared_round_by_round_and_a_change_must_be_larger_than_the_
 
     assert row.change == change
     assert row.low <= row.ratio <= row.high
+
+
+def test_processor_time_is_that_of_processes_that_have_ended_too() -> None:
+    before = processor_time.seconds()
+    subprocess.run([sys.executable, "-c", "sum(range(10_000_000))"], check=True)
+    assert processor_time.seconds() - before > 0.02

@@ -29,13 +29,24 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_quick_run_measures_our_sandboxes_and_plain_processes_and_names_the_live_layers(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
 
-    done = bench("--only", "run", "call", "--competitors", "toolcell", "python subprocess", "--json", str(out))
+    done = bench(
+        "--only",
+        "run",
+        "call",
+        "gap_5",
+        "cpu_run",
+        "--competitors",
+        "toolcell",
+        "python subprocess",
+        "--json",
+        str(out),
+    )
 
     assert done.returncode == 0, done.stderr
     results = json.loads(out.read_text())
     assert results["isolation"]["seccomp"]
     assert results["machine"]["cores"]
-    for key in ("run", "call"):
+    for key in ("run", "call", "gap_5", "cpu_run"):
         competitors = results["measurements"][key]["competitors"]
         for name in ("toolcell", "python subprocess"):
             assert competitors[name]["problem"] is None
