@@ -84,9 +84,18 @@ def test_nothing_is_started_for_the_end_of_a_session(
     with runtime.session() as session:
         session.execute_code(ENDINGS["an exit hook"])
         session.execute_code("import os\nos._exit(1)")
+
+
+def test_what_scripts_left_for_the_end_runs_once_when_the_session_is_reset(
+    runtime: SyncRuntime, noted: list[str]
+) -> None:
+    noted.clear()
     with runtime.session() as session:
         session.execute_code(ENDINGS["an exit hook"])
         session.reset()
+        after, again = [*noted], session.execute_code("'again'")
+
+    assert (after, again.value, noted) == (["bye"], "again", ["bye"])
 
 
 def test_a_dry_run_leaves_its_hooks_in_its_copy(runtime: SyncRuntime, noted: list[str]) -> None:

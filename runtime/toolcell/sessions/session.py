@@ -182,10 +182,14 @@ class Session(OpenedInBlock):
         with anyio.CancelScope(shield=True):
             self._state.stop("the session was closed")
             async with self._turn:
-                if not self._is_scratch:
-                    await self._state.finish(self._host.runs.snapshot(self._tools), self._context)
+                await self._finish()
                 await self._state.drop()
                 self._state.journal.close(is_named=self._is_named)
+
+    async def _finish(self) -> None:
+        """Run what scripts have left for the end."""
+        if not self._is_scratch:
+            await self._state.finish(self._host.runs.snapshot(self._tools), self._context)
 
     def _exclusively(self) -> ExclusiveUse:
         """Wait for one's turn. Then nothing else happens in the session."""
@@ -410,9 +414,13 @@ class Session(OpenedInBlock):
     # The state as a whole.
 
     async def reset(self) -> None:
-        """Forget everything: the next script begins in a new sandbox. What was used stays used."""
+        """Forget everything: the next script begins in a new sandbox. What was used stays used.
+
+        Exit hooks that scripts have registered run before that, as in `close`.
+        """
         self._host.runs.check_open()
         async with self._exclusively():
+            await self._finish()
             await self._state.reset()
 
     async def put_down(self) -> None:
