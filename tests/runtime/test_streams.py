@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from contextlib import suppress
+from typing import Any
 
 import anyio
 import pytest
@@ -31,6 +32,7 @@ from toolcell.run.streaming import (
     RunFinished,
 )
 from toolcell.testing import FakeBackend, Hang
+from toolcell.tools import Event
 from toolcell.tools.run_state import Secrets
 from toolcell_bridge.wire.messages import Done, Progress
 
@@ -120,6 +122,40 @@ async def test_a_stream_has_what_its_tools_report_and_nothing_of_other_runs() ->
         assert not context.events.active
 
     assert seen == [("count", "one begins", {"of": "one"})]
+
+
+@pytest.mark.anyio
+@pytest.mark.isolation
+async def test_two_streams_with_one_context_each_have_what_their_own_tools_report() -> None:
+    registry, context, both = ToolRegistry(), RunContext(run_id="one"), anyio.Event()
+    updates: dict[str, list[str]] = {"a": [], "b": []}
+    heard: list[Any] = []
+
+    async def hear(event: Event) -> None:
+        heard.append(event.update)
+
+    @registry.tool
+    async def count(ctx: ToolContext, name: str) -> None:
+        """Count, and report it, when both of them do."""
+        begun.append(name)
+        if len(begun) == 2:
+            both.set()
+        await both.wait()
+        ctx.update(f"{name} counts")
+
+    async def read(name: str) -> None:
+        async for event in runtime.stream(f"call_tool('count', name={name!r})", context=context):
+            if isinstance(event, CallUpdated):
+                updates[name].append(event.text)
+
+    begun: list[str] = []
+    context.events.subscribe(hear)
+    async with Runtime(registry, pool=SMALL) as runtime, anyio.create_task_group() as tasks:
+        tasks.start_soon(read, "a")
+        tasks.start_soon(read, "b")
+
+    assert updates == {"a": ["a counts"], "b": ["b counts"]}
+    assert sorted(each["text"] for each in heard if each is not None) == ["a counts", "b counts"]
 
 
 @pytest.mark.isolation

@@ -20,7 +20,7 @@ from toolcell.options import RunOptions
 from toolcell.results import ExecutionResult, OutputFile
 from toolcell.support.background import BackgroundTask, TaskReader
 from toolcell.tools.call import Call, CallObserver, RunContext
-from toolcell.tools.events import TOOL_UPDATE, Event
+from toolcell.tools.events import TOOL_UPDATE, Event, EventBranch
 from toolcell.tools.run_state import new_id
 
 QUEUE_EVENTS = 256
@@ -167,13 +167,10 @@ class _Feed(BackgroundTask):
         """Be the work of the task."""
         context = given.context or RunContext(run_id=new_id())
         watcher = _CallWatcher(self, context.observer)
-        context = context.child(observer=watcher)
+        # Of a context that is given to several runs at once the bus has the events of all, and their calls have one id.
+        context = context.child(observer=watcher, events=EventBranch(context.events, watcher.updated))
         options = replace(given, context=context, cancel=self._end, on_log=self.log, on_progress=self.progress)
-        unsubscribe = context.events.subscribe(watcher.updated)
-        try:
-            self.finish(await run(options))
-        finally:
-            unsubscribe()
+        self.finish(await run(options))
 
 
 def _fit_together(last: LogPrinted, event: LogPrinted) -> bool:
@@ -196,7 +193,7 @@ class _CallWatcher:
         await self._tell(CallStarted(call.call_id, call.name, args, call.parent_call_id))
 
     def updated(self, event: Event) -> None:
-        """Tell what a tool reports. The bus may have events of other runs too."""
+        """Tell what a tool reports."""
         if event.type == TOOL_UPDATE and (event.run_id, event.call_id) in self._under_way:
             text, details = event.update.get("text", ""), event.update.get("details")
             self._feed.update(CallUpdated(event.call_id or "", event.tool or "", text, details))

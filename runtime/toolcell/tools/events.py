@@ -229,6 +229,26 @@ class EventBus:
         logger.warning("event listener failed: %r", exc)
 
 
+class EventBranch(EventBus):
+    """The bus of one part of what happens: its listener has the events of this part, and the bus above has them too."""
+
+    def __init__(self, above: EventBus, listener: Listener) -> None:
+        super().__init__()
+        self._above, self.unheard = above, above.unheard
+        self.subscribe(listener)
+
+    def forward(self, event: Event) -> None:
+        """Hand out an event of another bus, number and all."""
+        self._above.forward(event)
+        super().forward(event)
+
+    def emit(self, **fields: Any) -> None:
+        """Number one event and hand it out, above with a number of its own."""
+        self._above.emit(**fields)
+        self._seq += 1
+        super().forward(Event(seq=self._seq, at=time.time(), **fields))
+
+
 class _ThreadPump:
     """Carries events to a listener on a daemon thread."""
 
