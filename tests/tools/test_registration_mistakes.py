@@ -158,6 +158,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str, str]] = {
     "the class Runtime": (lambda: ToolRegistry().enable_code_execution(Runtime), "Runtime", "write Runtime(...)"),  # type: ignore[arg-type]
     "a runtime of half the members": (lambda: ToolRegistry().enable_code_execution(Half()), "its Half", "class Half(CodeRuntime)"),  # type: ignore[arg-type]
     "a model's name": (lambda: Agent("gpt-4o"), "'gpt-4o'", "such as OpenAIProvider()"),  # type: ignore[arg-type]
+    "a name for an agent": (lambda: Agent("helper", "Be brief.", ScriptedModel([])), "not 3", "Agent(provider) takes"),  # type: ignore[misc, arg-type]
     "a provider's class": (lambda: Agent(ScriptedModel), "ScriptedModel", "write ScriptedModel(...)"),  # type: ignore[arg-type]
     "an option that an SDK does not know": (lambda: OpenAIProvider(key="x"), "'key'", "OpenAIProvider(api_key=...)"),
     "one function for an agent": (lambda: Agent(ScriptedModel([]), tools=act), "act", "write [...] around it"),  # type: ignore[arg-type]
@@ -375,3 +376,12 @@ def test_a_class_inside_of_a_tool_is_not_a_method_that_is_spelt_otherwise() -> N
     registry = ToolRegistry()
     registry.add(Doubler(), name="double")
     assert registry.has("double")
+
+
+def test_an_agent_names_its_registry_for_what_only_that_has() -> None:
+    agent: Any = Agent(ScriptedModel([]))
+
+    with pytest.raises(AttributeError, match=r"'add_hook'; write agent\.registry\.add_hook$"):
+        _ = agent.add_hook
+    with pytest.raises(AttributeError, match=r"'add_hooks'$"):
+        _ = agent.add_hooks

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from toolcell.agents.loop import MAX_ITERATIONS, LoopRun, ToolLoopConfig
 from toolcell.agents.loop_result import EMPTY, FINAL, SUSPENDED, TERMINATED, TRUNCATED, ToolLoopResult
@@ -31,7 +31,7 @@ from toolcell.options import OnApproval, check_on_approval
 from toolcell.results import RevertResult, Suspension
 from toolcell.run import Reverts
 from toolcell.runtime import Runtime
-from toolcell.support import ELSEWHERE, suggestion, wait_for
+from toolcell.support import ELSEWHERE, keywords_known, suggestion, wait_for
 from toolcell.tools import (
     CODE_TOOL,
     AskUser,
@@ -78,6 +78,7 @@ Tools = ToolRegistry | Iterable[Any] | None
 class Agent:
     """Run a prompt with `await agent.run("...")`. The agent keeps the conversation until `reset()`."""
 
+    @keywords_known
     def __init__(
         self,
         provider: Provider,
@@ -305,6 +306,13 @@ class Agent:
         """End the current run. It returns its result, in which every call has an answer."""
         if self._active is not None:
             self._active.cancel(reason)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Name the registry for what only that has, such as `add_hook`."""
+            cure = f"; write agent.registry.{name}" if name[:1] != "_" and hasattr(ToolRegistry, name) else ""
+            raise AttributeError(f"an Agent has no attribute {name!r:.80}{cure}", name=name, obj=self)
 
     def reset(self) -> None:
         """Forget the conversation."""

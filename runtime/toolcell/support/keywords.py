@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
 
 from toolcell.errors import UsageError
@@ -23,23 +23,30 @@ ELSEWHERE: Final = {
 SYNONYMS: Final = {"tools": "registry"}
 """Arguments that have another name where they are given to everything that runs."""
 
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def keywords_known(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
-    """Return the function with a `UsageError` for a keyword that it does not have."""
+    """Return the function with a `UsageError` for a keyword that it does not have, and for too many values without."""
     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
-    parameters = inspect.signature(function).parameters.values()
-    known = [each.name for each in parameters if each.kind in _NAMED and each.name != "self"]
+    parameters = [each for each in inspect.signature(function).parameters.values() if each.name != "self"]
+    known = [each.name for each in parameters if each.kind in _NAMED]
+    by_position = [each.name for each in parameters if each.kind in _POSITIONAL]
+    kinds = {each.kind for each in parameters}
+    has_self = len(parameters) < len(inspect.signature(function).parameters)
 
-    def refused(kwargs: Iterable[str]) -> UsageError | None:
-        """Return the error about the first keyword that is not known."""
+    def refused(args: Sequence[object], kwargs: Iterable[str]) -> UsageError | None:
+        """Return the error about the first keyword that is not known, or about what needs one."""
         unknown = next((each for each in kwargs if each not in known), None)
-        return (
-            None
-            if unknown is None
-            else UsageError(f"{name}() has no argument {unknown!r:.80}; {_hint(unknown, known)}")
-        )
+        if unknown is not None and inspect.Parameter.VAR_KEYWORD not in kinds:
+            return UsageError(f"{name}() has no argument {unknown!r:.80}; {_hint(unknown, known)}")
+        given = len(args) - has_self
+        if given > len(by_position) and inspect.Parameter.VAR_POSITIONAL not in kinds:
+            others = ", ".join(f"{each}=" for each in known if each not in by_position)
+            said = f"{name}({', '.join(by_position)}) takes {len(by_position)} by position, not {given}"
+            return UsageError(f"{said}; the rest by keyword: {others:.200}")
+        return None
 
     if not inspect.iscoroutinefunction(function):
 
@@ -48,7 +55,7 @@ def keywords_known(function: Callable[Given, Returned]) -> Callable[Given, Retur
             try:
                 return function(*args, **kwargs)
             except TypeError as exc:
-                if (error := refused(kwargs)) is None:
+                if (error := refused(args, kwargs)) is None:
                     raise
                 raise error from exc
 
@@ -59,7 +66,7 @@ def keywords_known(function: Callable[Given, Returned]) -> Callable[Given, Retur
         try:
             work = function(*args, **kwargs)
         except TypeError as exc:
-            if (error := refused(kwargs)) is None:
+            if (error := refused(args, kwargs)) is None:
                 raise
             raise error from exc
         return await work  # it is a coroutine
