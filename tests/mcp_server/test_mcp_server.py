@@ -15,9 +15,13 @@ from mcp.client.client import Client
 from mcp.shared.exceptions import MCPError
 
 from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
+from toolcell.control import Deny
+from toolcell.journal.tokens import make_token
+from toolcell.mcp.content import IN_PART, question, readable_only
 from toolcell.mcp.listing import code_text
 from toolcell.mcp.server import INSTRUCTIONS, McpServer
-from toolcell.tools import ToolContext
+from toolcell.results import PendingCall
+from toolcell.tools import Approve, ToolContext
 from toolcell.tools.parts import File
 from toolcell.tools.result import ToolResult
 
@@ -149,6 +153,21 @@ async def test_a_question_shows_every_argument_and_what_it_cuts_cannot_be_approv
     assert is_whole or "a form cannot show all of its arguments" in text_of(result)
     assert 'to="attacker", euros=99999' in text_of(told), "also where a model is told"
     assert told.structured_content["suspension"]["calls"][0]["args"] == args  # all of it can be read
+
+
+@pytest.mark.parametrize("size", [997, 998])
+def test_nothing_is_approved_that_no_form_has_shown_whole(size: int) -> None:
+    args = {"data": b"x" * size}
+    call = PendingCall("call_1", "send", args, line=1, digest="0" * 64)
+    is_whole = question(call).requested_schema["properties"]["decision"]["enum"] == ["approve", "deny"]
+    token = make_token(b"k" * 32, token_id="t", run="run", source="", tools="", expires=0, calls=[call])
+    assert is_whole is (size == 997)
+
+    decided = readable_only({"call_1": Approve(), "call-1": Approve(), "other": Approve(), "no": Deny("no")}, token)
+
+    assert decided["call_1"] == (Approve() if is_whole else Deny(IN_PART))
+    assert decided["call-1"] == decided["other"] == Deny(IN_PART) and decided["no"] == Deny("no")
+    assert readable_only({"call_1": Approve()}, "0" * 32) == {"call_1": Deny(IN_PART)}, "the id of a run shows nothing"
 
 
 async def test_cancelling_a_call_ends_its_script_and_the_tools_that_it_called(mode: str) -> None:

@@ -194,19 +194,36 @@ def question(call: PendingCall) -> ElicitRequestFormParams:
 
 
 def readable_only(decisions: Mapping[str, Any], token: str) -> dict[str, Any]:
-    """Return decisions, with a refusal for each approval of a call that a form does not show whole.
+    """Return decisions, with a refusal for each approval of a call that no form has shown whole.
 
-    The token of the suspended run need not be checked yet: whoever carries it on does.
+    The token of the suspended run need not be checked yet: whoever carries it on does. Without one, nothing was shown.
     """
     try:
         calls = json.loads(token)["toolcell_suspension"]["calls"]
-        in_part = {each["id"] for each in calls if not arguments_text(each["args"], max_chars=MAX_ASKED_CHARS).is_whole}
+        whole = {each["id"] for each in calls if _is_shown_whole(each["args"])}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return dict(decisions)
+        whole = set()
     return {
-        ident: Deny(IN_PART) if ident in in_part and isinstance(each, Approve) else each
+        ident: Deny(IN_PART) if ident not in whole and isinstance(each, Approve) else each
         for ident, each in decisions.items()
     }
+
+
+def _is_shown_whole(args: Mapping[str, Any]) -> bool:
+    """Return whether a form shows arguments whole, as a token has them: with bytes as `{"base64": ...}`."""
+    given = {name: _with_bytes(value) for name, value in args.items()}
+    return arguments_text(given, max_chars=MAX_ASKED_CHARS).is_whole
+
+
+def _with_bytes(value: Any) -> Any:
+    """Return a value with its bytes. What only looks like bytes becomes longer in a form, and not shorter."""
+    if isinstance(value, list):
+        return [_with_bytes(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"base64"} and isinstance(text := value["base64"], str):
+        return bytes(len(text) * 3 // 4 - text[-2:].count("="))
+    return {name: _with_bytes(each) for name, each in value.items()}
 
 
 def decision(result: object) -> Approve | Reject:
