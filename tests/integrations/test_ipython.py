@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -57,6 +58,64 @@ class TestCells:
         assert run(shell, "--inputs rows", "sum(row['n'] for row in rows)").value == 3
         assert run(shell, "", "secret").error.type == "NameError"
 
+    def test_a_cell_reads_the_files_that_it_is_given(self, shell: InteractiveShell, tmp_path: Path) -> None:
+        for name in ("a.csv", "b c.csv"):
+            (tmp_path / name).write_text(name)
+        line = f"--file {tmp_path}/a.csv --file '{tmp_path}/b c.csv'"
+        cell = "[open(name).read() for name in input_files]"
+        assert run(shell, line, cell).value == ["a.csv", "b c.csv"]
+        assert run(shell, "", "open('a.csv').read()").value == "a.csv", "the files of a session stay"
+
+    def test_a_csv_of_40_megabytes_works(self, shell: InteractiveShell, tmp_path: Path) -> None:
+        with (tmp_path / "data.csv").open("w") as file:
+            file.write("region,amount\n")
+            for number in range(40):
+                file.write(f"r{number % 2},{number:>1000000}\n")
+        cell = "import csv\ntotal = sum(int(row['amount']) for row in csv.DictReader(open('data.csv')))"
+        cell = f"import csv\ncsv.field_size_limit(1 << 21)\n{cell}"
+        run(shell, f"--file {tmp_path}/data.csv --outputs total", cell)
+        assert shell.user_ns["total"] == sum(range(40))
+
+    def test_names_come_back_as_variables_of_the_notebook(self, shell: InteractiveShell) -> None:
+        shell.user_ns["low"] = 0
+        run(shell, "--outputs low,high", "low, high = 1, {'top': [2, 3]}")
+        assert (shell.user_ns["low"], shell.user_ns["high"]) == (1, {"top": [2, 3]})
+
+    def test_names_that_do_not_exist_are_said_and_none_comes_back(self, shell: InteractiveShell) -> None:
+        shell.user_ns["low"] = 0
+        problem = failed(shell, "%%toolcell --outputs low,hihg\nlow = 1")
+        assert "--outputs low,hihg: error: NameError: name 'hihg' is not defined" in problem
+        assert shell.user_ns["low"] == 0
+
+    def test_a_cell_that_fails_brings_nothing_back(self, shell: InteractiveShell) -> None:
+        run(shell, "--outputs low", "low = 1\n1/0")
+        assert "low" not in shell.user_ns
+
+    def test_sessions_of_other_names_know_nothing_of_each_other(self, shell: InteractiveShell) -> None:
+        run(shell, "", "x = 1")
+        run(shell, "--session mine", "x = 2")
+        assert run(shell, "--session mine", "x").value == 2
+        assert run(shell, "", "x").value == 1
+        assert run(shell, "--session mine --reset", "x").error.type == "NameError"
+        assert run(shell, "", "x").value == 1
+
+    def test_packages_can_be_had_without_leaving_the_notebook(self, shell: InteractiveShell) -> None:
+        pytest.importorskip("numpy", reason="copies the numpy of this interpreter")
+        shell.run_line_magic("toolcell", "--packages numpy")
+        assert run(shell, "", "import numpy\nint(numpy.arange(4).sum())").value == 6
+
+    def test_frames_go_into_a_cell_and_come_back_as_frames(self, shell: InteractiveShell) -> None:
+        pandas = pytest.importorskip("pandas", reason="copies the pandas of this interpreter")
+        frame = pandas.DataFrame({"region": ["a", "b", "a"], "amount": [1.5, 2.0, 3.0]})
+        shell.user_ns["df"] = frame
+        shell.run_line_magic("toolcell", "--packages pandas")
+        cell = "totals = df.groupby('region').sum()\ntop = totals.amount.to_numpy()\ntotals"
+        result = run(shell, "--inputs df --outputs totals,top", cell)
+        expected = frame.groupby("region").sum()
+        pandas.testing.assert_frame_equal(shell.user_ns["totals"], expected)
+        assert shell.user_ns["top"].tolist() == [4.5, 2.0]
+        assert "<td>4.5</td>" in result._repr_html_()
+
     def test_a_chosen_runtime_brings_its_tools(self, shell: InteractiveShell) -> None:
         registry = ToolRegistry()
 
@@ -85,7 +144,12 @@ class TestCells:
             ("%%toolcell --to 1x\n1", "not '1x'"),
             ("%%toolcell --wrong\n1", "--wrong"),
             ("%%toolcell --to 'x\n1", "No closing quotation"),
-            ("%toolcell", "no variable was named"),
+            ("%%toolcell --inputs a.b\n1", "'a.b' is not the name of a variable"),
+            ("%%toolcell --file /no/such.csv\n1", "/no/such.csv"),
+            ("%%toolcell --session a/b\n1", "'a/b'"),
+            ("%toolcell", "no variable was named. To begin, run a cell that starts with %%toolcell"),
+            ("%toolcell session", "no variable 'session' in this notebook. To begin, run a cell that starts with"),
+            ("%toolcell --packages https://a.example/x", "'https://a.example/x'"),
             ("%toolcell get_ipython", "needs the name of a variable that holds an open SyncRuntime"),
         ],
     )
@@ -158,7 +222,7 @@ class TestHtml:
             calls=(ToolCallRecord("call_1", HOSTILE, {HOSTILE: HOSTILE}, HOSTILE),),
         )
         html = result._repr_html_()
-        assert html.count("&lt;img src=x onerror=alert(1)&gt;") == 11
+        assert html.count("&lt;img src=x onerror=alert(1)&gt;") == 12
         assert "<img" not in html
         assert "<script" not in html
         assert "\u202e" not in html
@@ -170,13 +234,33 @@ class TestHtml:
         assert "<table" not in html
         assert "<pre>" in html
 
+    @pytest.mark.parametrize(
+        ("data", "shown"),
+        [
+            (PIXEL, '<img alt="x" src="data:image/png;base64,'),
+            (b"RIFF\x24\x00\x00\x00WAVEfmt ", '<audio controls src="data:audio/wav;base64,'),
+            (b"\x00\x00\x00\x18ftypmp42", '<video controls src="data:video/mp4;base64,'),
+            (b"\xef\xbb\xbf<svg xmlns='x'/>", '<img alt="x" src="data:image/svg+xml;base64,'),
+            (b"a,b\n1,<i>2</i>\n", "<pre>a,b\n1,&lt;i&gt;2&lt;/i&gt;\n</pre>"),
+            (b"<html><script>alert(1)</script>", "<pre>&lt;html&gt;&lt;script&gt;"),
+            (b"PK\x03\x04\x00\xff", "<figure><figcaption>"),
+        ],
+    )
+    def test_every_file_is_shown_as_what_it_is_and_can_be_saved(self, data: bytes, shown: str) -> None:
+        file = OutputFile("x", "text/html", len(data), data)
+        html = ExecutionResult("r", Outcome.OK, files=(file,))._repr_html_()
+        assert shown in html
+        saved = base64.b64encode(data).decode()
+        link = f'<a download="x" href="data:application/octet-stream;base64,{saved}">x</a>'
+        assert html.count(saved) == 1, "a notebook keeps it once"
+        assert (link in html) is not any(kind in shown for kind in ("<img", "<audio", "<video"))
+        assert "data:text" not in html
+
     def test_an_image_is_shown_by_its_content_and_up_to_a_size(self) -> None:
         def shown(*files: OutputFile) -> str:
             return ExecutionResult("r", Outcome.OK, files=files)._repr_html_()
 
         assert "data:image/png;base64," in shown(OutputFile("a.txt", "text/plain", len(PIXEL), PIXEL))
-        svg = b"<svg onload='alert(1)'/>"
-        assert "data:" not in shown(OutputFile("a.png", "image/png", len(svg), svg))
         large = PIXEL + bytes(5 << 20)
         assert "data:" not in shown(OutputFile("a.png", "image/png", 1, large))
         assert "missing" in shown(OutputFile("a.png", "image/png", 0, None, problem="missing"))

@@ -1,24 +1,29 @@
 """Run notebook cells in a sandbox: `%load_ext toolcell.integrations.ipython`, then `%%toolcell`.
 
-    %%toolcell --inputs rows --to result
-    sum(row["amount"] for row in rows)
+    %%toolcell --file sales.csv --inputs rates --outputs totals
+    import csv
+    totals = {row["region"]: float(row["amount"]) * rates[row["region"]] for row in csv.DictReader(open("sales.csv"))}
 
-The cells of a notebook share one session: names and files stay between them. `%toolcell NAME` makes the `SyncRuntime`
-in that variable the one that cells run in, with its tools and limits; without it, cells run in a `SyncRuntime()`.
+The cells of a notebook share one session, or one for each `--session NAME`: names and files stay between them.
+`%toolcell NAME` makes the `SyncRuntime` in that variable the one that cells run in, with its tools and limits;
+`%toolcell --packages pandas` makes one with packages; without either, cells run in a `SyncRuntime()`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import queue
 import shlex
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NoReturn
 
-from toolcell.errors import ToolcellError
+from toolcell.errors import ToolcellError, UsageError
 from toolcell.integrations.base import SyncRuntimeOwner, missing_package
-from toolcell.results import ExecutionResult, Logs
+from toolcell.results import Array, ExecutionResult, Logs, Table
 from toolcell.support import changed, clean, for_terminal
 from toolcell.sync import SyncRuntime, SyncSession
 
@@ -30,6 +35,11 @@ try:
 except ModuleNotFoundError as exc:
     raise missing_package(exc, "ipython") from exc
 
+BEGIN: Final = (
+    "To begin, run a cell that starts with %%toolcell: it opens a session by itself. %toolcell --packages pandas,numpy "
+    "lets its scripts import these. For tools and limits: runtime = SyncRuntime([...]); runtime.open(), and then "
+    "%toolcell runtime"
+)
 STREAMS: Final = {"stdout": lambda: sys.stdout, "stderr": lambda: sys.stderr}
 
 
@@ -51,7 +61,10 @@ class _Options(argparse.ArgumentParser):
     @classmethod
     def parser(cls) -> _Options:
         parser = cls(prog="%%toolcell", add_help=False, allow_abbrev=False)
-        parser.add_argument("--inputs", "-i", default="")
+        parser.add_argument("--file", "-f", action="append", default=[], dest="files")
+        parser.add_argument("--inputs", "-i", type=_names, default=())
+        parser.add_argument("--outputs", type=_names, default=())
+        parser.add_argument("--session", "-s", default="")
         parser.add_argument("--to", "-o", default="")
         parser.add_argument("--reset", action="store_true")
         parser.add_argument("--no-raise-error", action="store_true")
@@ -71,59 +84,102 @@ class _Options(argparse.ArgumentParser):
         raise MagicUsageError(f"{message}; {self.format_usage().strip()}")
 
 
+def _names(text: str) -> tuple[str, ...]:
+    """Return the names of `a,b`."""
+    names = tuple(name for each in text.split(",") if (name := each.strip()))
+    if wrong := [name for name in names if not name.isidentifier()]:
+        raise argparse.ArgumentTypeError(f"{wrong[0]!r} is not the name of a variable")
+    return names
+
+
 @magics_class
 class ToolcellMagics(Magics):
     """`%toolcell NAME` chooses a runtime; `%%toolcell` runs a cell.
 
-    Options of a cell: `--inputs a,b` gives it variables of the notebook, `--to NAME` puts its `ExecutionResult` into
-    one, `--reset` forgets what earlier cells left, `--no-raise-error` goes on with the next cell when this one fails.
+    Options of a cell: `--file PATH` puts a file into the workspace, `--inputs a,b` gives it variables of the notebook,
+    `--outputs c,d` makes its variables ones of the notebook, `--session NAME` names the session that it runs in,
+    `--to NAME` puts its `ExecutionResult` into a variable, `--reset` forgets what earlier cells left,
+    `--no-raise-error` goes on with the next cell when this one fails.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
         self._owner = SyncRuntimeOwner(None, {})
-        self._session: SyncSession | None = None
+        self._sessions: dict[str, SyncSession] = {}
 
     @line_magic("toolcell")
     def choose(self, line: str) -> None:
-        """`%toolcell NAME`: the `SyncRuntime` in variable NAME runs the cells from now on, in a new session."""
-        name = line.strip()
-        runtime = self._variable(name) if name else None
-        is_open = isinstance(runtime, SyncRuntime) and runtime.is_open
-        if not isinstance(runtime, SyncRuntime) or not is_open:
-            kind = "not open" if isinstance(runtime, SyncRuntime) else _kind(runtime)
-            given = f"{name} is {kind}" if name else "no variable was named"
-            raise MagicUsageError(f"%toolcell needs the name of a variable that holds an open SyncRuntime; {given}")
+        """`%toolcell NAME`: the `SyncRuntime` in variable NAME runs the cells from now on, in new sessions.
+
+        `%toolcell --packages pandas,numpy`: a new runtime whose scripts may import these.
+        """
+        words = shlex.split(line)
+        if len(words) > 1 and words[0] == "--packages":
+            packages = [name for word in words[1:] for each in word.split(",") if (name := each.strip())]
+            owner = SyncRuntimeOwner(None, {"packages": packages})
+            with _as_usage_errors():
+                owner.open()
+        else:
+            owner = SyncRuntimeOwner(self._runtime(line.strip()), {})
         self.close()
-        self._owner = SyncRuntimeOwner(runtime, {})
+        self._owner = owner
+
+    def _runtime(self, name: str) -> SyncRuntime:
+        value = self.shell.user_ns.get(name)
+        if isinstance(value, SyncRuntime) and value.is_open:
+            return value
+        if not name:
+            given = "no variable was named"
+        elif name not in self.shell.user_ns:
+            given = f"there is no variable {name!r} in this notebook"
+        else:
+            given = f"{name} is {'not open' if isinstance(value, SyncRuntime) else f'of type {type(value).__name__}'}"
+        raise MagicUsageError(
+            f"%toolcell needs the name of a variable that holds an open SyncRuntime; {given}. {BEGIN}"
+        )
 
     @cell_magic("toolcell")
     def run(self, line: str, cell: str) -> None:
-        """`%%toolcell [--inputs NAMES] [--to NAME] [--reset] [--no-raise-error]`: run the cell and show its result."""
+        """`%%toolcell [OPTIONS]`: run the cell and show its result."""
         options = _Options.parser().parse(line)
-        inputs = {name: self._variable(name) for each in options.inputs.split(",") if (name := each.strip())}
-        session = self._opened()
-        if options.reset:
-            session.reset()
-        result = _run(session, cell, inputs)
+        inputs = {name: self._variable(name) for name in options.inputs}
+        files = [os.path.expanduser(path) for path in options.files]
+        with _as_usage_errors():
+            session = self._opened(options.session)
+            if options.reset:
+                session.reset()
+            result = _run(session, cell, inputs, files)
         if options.to:
             self.shell.user_ns[options.to] = result
         shown = changed(result, logs=Logs())  # what was printed stands above already
         display({"text/plain": str(shown), "text/html": shown._repr_html_()}, raw=True)
-        if not result.ok and not options.no_raise_error:
-            problem = clean(f": {result.error.type}: {result.error.message}") if result.error else ""
-            raise CellFailed(f"the cell ended with {result.outcome}{problem}", result)
+        if result.ok and options.outputs:
+            self._bring_back(session, options.outputs)
+        elif not result.ok and not options.no_raise_error:
+            raise CellFailed(f"the cell ended with {_problem(result)}", result)
+
+    def _bring_back(self, session: SyncSession, names: tuple[str, ...]) -> None:
+        """Make variables of the session variables of the notebook, all or none."""
+        pairs = ", ".join(f"{name!r}: {name}" for name in names)
+        result = session.execute_code(f"set_result({{{pairs}}})")
+        if not result.ok:
+            raise CellFailed(f"--outputs {','.join(names)}: {_problem(result)}", result)
+        self.shell.user_ns.update({name: _native(value) for name, value in result.value.items()})
 
     def close(self) -> None:
-        """End the session, and the runtime if it was made here."""
-        session, self._session = self._session, None
+        """End the sessions, and the runtime if it was made here."""
+        sessions, self._sessions = self._sessions, {}
         owner, self._owner = self._owner, SyncRuntimeOwner(None, {})
-        owner.close(session)
+        try:
+            for session in sessions.values():
+                session.close()
+        finally:
+            owner.close()
 
-    def _opened(self) -> SyncSession:
-        if self._session is None:
-            self._session = self._owner.open().session().__enter__()
-        return self._session
+    def _opened(self, name: str) -> SyncSession:
+        if name not in self._sessions:
+            self._sessions[name] = self._owner.open().session(name or None).__enter__()
+        return self._sessions[name]
 
     def _variable(self, name: str) -> Any:
         if name not in self.shell.user_ns:
@@ -131,7 +187,29 @@ class ToolcellMagics(Magics):
         return self.shell.user_ns[name]
 
 
-def _run(session: SyncSession, source: str, inputs: dict[str, Any]) -> ExecutionResult:
+@contextmanager
+def _as_usage_errors() -> Iterator[None]:
+    """Show a mistake in an option as that, without frames of the host."""
+    try:
+        yield
+    except UsageError as exc:
+        raise MagicUsageError(str(exc)) from exc
+
+
+def _native(value: Any) -> Any:
+    """Return a frame or an array in its own package, or as it is where that is not installed."""
+    if isinstance(value, Array | Table):
+        with suppress(ImportError):
+            return value.native()
+    return value
+
+
+def _problem(result: ExecutionResult) -> str:
+    """Return the outcome and the error of a run that failed."""
+    return result.outcome + (clean(f": {result.error.type}: {result.error.message}") if result.error else "")
+
+
+def _run(session: SyncSession, source: str, inputs: dict[str, Any], files: list[str]) -> ExecutionResult:
     """Run a script and print what it prints, from this thread: a front end shows that below this cell.
 
     An interrupt of the notebook interrupts the script; its state is kept.
@@ -141,7 +219,8 @@ def _run(session: SyncSession, source: str, inputs: dict[str, Any]) -> Execution
 
     def run() -> None:
         try:
-            ended.append(session.execute_code(source, inputs=inputs, on_log=lambda *text: seen.put(text)))
+            on_log = lambda *text: seen.put(text)  # noqa: E731
+            ended.append(session.execute_code(source, inputs=inputs, files=files, on_log=on_log))
         except BaseException as exc:
             ended.append(exc)
         finally:
@@ -161,10 +240,6 @@ def _run(session: SyncSession, source: str, inputs: dict[str, Any]) -> Execution
     if isinstance(ended[0], BaseException):
         raise ended[0]
     return ended[0]
-
-
-def _kind(value: object) -> str:
-    return f"of type {type(value).__name__}"
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

@@ -5,21 +5,18 @@ Everything in a result is hostile text. The template escapes it, and what a brow
 
 from __future__ import annotations
 
-import base64
 import functools
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from toolcell.results.html_files import shown_files
 from toolcell.support.exact_json import json_text
 from toolcell.support.text import clean, cut_text
-from toolcell_bridge.guest.pictures import picture_type
 from toolcell_bridge.wire.tables import Array, Table
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 MAX_TEXT_CHARS: Final = 20_000
-MAX_IMAGES_BYTES: Final = 4 << 20
 MAX_ROWS: Final = 50
 MAX_COLUMNS: Final = 20
 MAX_CELL_CHARS: Final = 200
@@ -40,9 +37,13 @@ _TEMPLATE: Final = """\
 {% for call in calls %}<tr><td>{{ call[0] }}</td><td>{{ call[1] }}</td><td>{{ call[2] }}</td><td>{{ call[3] }}</td>\
 <td><code>{{ call[4] }}</code></td></tr>
 {% endfor %}</tbody></table></details>
-{% endif %}{% for name, about, image in files %}<figure>{% if image %}\
-<img alt="{{ name }}" src="{{ image }}" style="max-width: 100%">{% endif %}<figcaption>{{ name }} ({{ about }})\
-</figcaption></figure>
+{% endif %}{% for file in files %}<figure>{% if file.kind == "image" %}\
+<img alt="{{ file.name }}" src="{{ file.url }}" style="max-width: 100%">\
+{% elif file.kind == "audio" %}<audio controls src="{{ file.url }}"></audio>\
+{% elif file.kind == "video" %}<video controls src="{{ file.url }}" style="max-width: 100%"></video>\
+{% elif file.text %}<pre>{{ file.text }}</pre>{% endif %}\
+<figcaption>{% if file.saved %}<a download="{{ file.name }}" href="{{ file.saved }}">{{ file.name }}</a>\
+{% else %}{{ file.name }}{% endif %} ({{ file.about }})</figcaption></figure>
 {% endfor %}</div>
 """
 
@@ -50,7 +51,7 @@ _TEMPLATE: Final = """\
 def result_html(result: Any) -> str:
     """Return an `ExecutionResult` as HTML: outcome, value (records as a table), output, error, calls, files.
 
-    Images of up to 4 MiB in all are shown; texts are cut at 20,000 characters and tables at 50 rows.
+    Files of up to 4 MiB in all are shown, or can be saved; texts are cut at 20,000 characters and tables at 50 rows.
     """
     rows, below = _table(result.value) if result.has_value else (None, "")
     return _template().render(
@@ -64,7 +65,7 @@ def result_html(result: Any) -> str:
             (call.name, call.line or "", call.status, f"{call.duration_s * 1000:.1f}", _cell(call.args))
             for call in result.calls[:MAX_ROWS]
         ],
-        files=[*_files(result.files)],
+        files=[*shown_files(result.files)],
     )
 
 
@@ -109,15 +110,3 @@ def _error(result: Any) -> str:
         return ""
     where = f"line {result.error.line}: " if result.error.line else ""
     return _short(result.error.traceback or f"{where}{result.error.type}: {result.error.message}")
-
-
-def _files(files: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield name, description and image of each file; the image is a `data:` URL, or empty."""
-    room = MAX_IMAGES_BYTES
-    for each in files:
-        kind = picture_type(each.data or b"")  # not what a script says of its file
-        image = ""
-        if kind and len(each.data) <= room:
-            room -= len(each.data)
-            image = f"data:{kind};base64,{base64.b64encode(each.data).decode('ascii')}"
-        yield each.name, each.problem or f"{each.media_type}, {each.size} bytes", image
