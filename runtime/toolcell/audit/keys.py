@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ import platformdirs
 
 from toolcell.errors import AuditError, UsageError
 from toolcell.support.atomic import write_file
+from toolcell.support.private_file import read_regular_file
 from toolcell.support.private_folder import make_private_folder
 
 if TYPE_CHECKING:
@@ -296,19 +296,11 @@ def key_wanted(key: str, signature: object) -> str:
 
 def _read(path: Path, is_private: bool) -> str:
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
-        with open(descriptor, encoding="ascii") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise AuditError(f"the key {path} is not a regular file; give the path of a file")
-            text = file.read(64 * 1024)
-    except (OSError, UnicodeDecodeError) as exc:
+        return read_regular_file(path, 64 * 1024, is_private=is_private, may_be_link=True).decode("ascii")
+    except OSError as exc:
+        raise AuditError(f"cannot read the key {path}: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
         raise AuditError(f"cannot read the key {path}: {exc}") from exc
-    if is_private and stat.S_IMODE(status.st_mode) & 0o077:
-        raise AuditError(f"others may use the key {path}: want mode 0600, it has {stat.S_IMODE(status.st_mode):04o}")
-    if is_private and hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), 0):
-        raise AuditError(f"the key {path} belongs to user {status.st_uid}; give a key of your own, or chown it")
-    return text
 
 
 def _hex(text: str, path: object) -> bytes:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import Final
 
 from toolcell.errors import ResumeError, UsageError
 from toolcell.journal.file import JournalFile
 from toolcell.journal.marks import remove_old_marks
+from toolcell.support.private_file import open_to_others, read_regular_file
 from toolcell.support.private_folder import make_private_folder
 
 KEY: Final = "key"
@@ -41,15 +41,11 @@ def make_private(folder: Path) -> None:
         OSError: it cannot be made.
     """
     make_private_folder(folder)
-    _check_private(folder.stat(), folder, "0700")
-
-
-def _check_private(found: os.stat_result, path: Path, wanted: str) -> None:
-    mode, what = stat.S_IMODE(found.st_mode), "scripts, arguments, answers and the key of the tokens"
-    if mode & 0o077:
-        raise UsageError(f"others may use {path} (mode {mode:04o}), which is for {what}: chmod {wanted} {path}")
-    if found.st_uid != os.geteuid():
-        raise UsageError(f"{path} belongs to user {found.st_uid}, and is for {what} of user {os.geteuid()}: chown it")
+    if problem := open_to_others(folder.stat()):
+        raise UsageError(
+            f"{folder} is for scripts, arguments, answers and the key of the tokens, and it {problem}; "
+            f"chown it, and chmod 700 {folder}"
+        )
 
 
 def shared_key(folder: Path) -> bytes:
@@ -69,15 +65,12 @@ def shared_key(folder: Path) -> bytes:
         except FileExistsError:
             pass
         part.unlink()
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(f"{path} is no regular file")
-        _check_private(found, path, "0600")
-        key = file.read(KEY_BYTES + 1)
-        size = found.st_size
+    try:
+        key = read_regular_file(path, KEY_BYTES + 1, is_private=True)
+    except PermissionError as exc:
+        raise UsageError(f"the key of the tokens, {path}, cannot be used: it {exc.strerror}; chmod 600 {path}") from exc
     if len(key) != KEY_BYTES:  # anybody could sign with an empty one
+        size = path.stat().st_size
         raise OSError(f"its key has {size} bytes and not {KEY_BYTES}; remove {path}, which makes its tokens void")
     return key
 

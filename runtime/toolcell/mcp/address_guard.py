@@ -15,6 +15,7 @@ from mcp_types import INTERNAL_ERROR
 
 from toolcell.builtin.web.addresses import address_of, networks_of, refusal
 from toolcell.errors import McpServerError, UsageError
+from toolcell.support import is_loopback
 
 OF_LOGIN = "toolcell_login"
 """Extension of a request that a login makes, and not MCP."""
@@ -30,12 +31,6 @@ MAX_ADDRESSES = 4
 def origin(url: httpx2.URL) -> tuple[str, str, int]:
     """Return scheme, host and port."""
     return url.scheme, url.host, url.port or (443 if url.scheme == "https" else 80)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a URL's host is this machine."""
-    address = address_of(host)
-    return address.is_loopback if address is not None else host.rstrip(".") == "localhost"
 
 
 class AddressGuard:

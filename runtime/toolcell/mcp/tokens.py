@@ -15,9 +15,9 @@ from pydantic import BaseModel, ValidationError
 from toolcell.errors import McpServerError
 from toolcell.mcp.oauth import LoginStore, Store
 from toolcell.mcp.requests import called
-from toolcell.support import make_private_folder, write_file
+from toolcell.support import make_private_folder, read_regular_file, write_file
 
-MAX_STORED_CHARS = 256 * 1024
+MAX_STORED_BYTES = 256 * 1024
 
 
 class TokenFile:
@@ -27,10 +27,13 @@ class TokenFile:
         self.path = path
 
     def load(self) -> str | None:
-        """Return the file's text; None when there is no file."""
+        """Return the file's text; None when there is no file.
+
+        Raises:
+            OSError: others can use it, or it cannot be read.
+        """
         try:
-            with self.path.open(encoding="utf-8", errors="replace") as file:
-                return file.read(MAX_STORED_CHARS)
+            return read_regular_file(self.path, MAX_STORED_BYTES, is_private=True).decode("utf-8", "replace")
         except FileNotFoundError:
             return None
 

@@ -164,6 +164,6 @@ def check_https(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme == "https" and parts.hostname:
         return
-    if parts.scheme == "http" and (parts.hostname == "localhost" or is_loopback(parts.hostname or "")):
+    if parts.scheme == "http" and is_loopback(parts.hostname or ""):
         return
     raise UsageError(f"{url[:200]!r} must begin with https:// (http:// only for this machine)")

@@ -12,7 +12,8 @@ __all__ = [
     "exact_json_text", "for_terminal", "from_exact", "fused_ranks", "importing", "is_locked", "is_loopback",
     "is_small", "json_size", "json_start", "json_text", "keywords_known", "keywords_of", "lazy_names", "left_out",
     "listening", "lock", "logger_of", "make_private_folder", "one_line", "parse_time", "quiet_from_here",
-    "quiet_loggers", "shown_findings", "suggestion", "url_of", "wait_for", "with_line", "write_file", "write_named",
+    "quiet_loggers", "read_regular_file", "shown_findings", "suggestion", "url_of", "wait_for", "with_line",
+    "write_file", "write_named",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from toolcell.support.lifetime import Lifetime, OpenedInBlock
     from toolcell.support.log import logger_of
     from toolcell.support.lru import Lru
+    from toolcell.support.private_file import read_regular_file
     from toolcell.support.private_folder import make_private_folder
     from toolcell.support.quiet import quiet_from_here, quiet_loggers
     from toolcell.support.ranking import fused_ranks
@@ -72,6 +74,7 @@ else:
             "toolcell.support.lifetime": "Lifetime OpenedInBlock",
             "toolcell.support.log": "logger_of",
             "toolcell.support.lru": "Lru",
+            "toolcell.support.private_file": "read_regular_file",
             "toolcell.support.private_folder": "make_private_folder",
             "toolcell.support.quiet": "quiet_from_here quiet_loggers",
             "toolcell.support.ranking": "fused_ranks",

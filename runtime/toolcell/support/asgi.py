@@ -40,7 +40,7 @@ class HttpServer(uvicorn.Server):
 
 def is_loopback(host: str) -> bool:
     """Return True for an address that only this machine reaches."""
-    if host == "localhost":
+    if host.rstrip(".") == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback

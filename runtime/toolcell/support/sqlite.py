@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from toolcell.errors import StoreError
+from toolcell.support.private_file import open_to_others
 from toolcell.support.private_folder import make_private_folder
 
 IN_MEMORY: Final = Path(":memory:")
@@ -92,12 +93,8 @@ def _check_file(path: Path) -> None:
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
         raise StoreError(f"{path} is not a regular file; give the path of a file")
-    mode = stat.S_IMODE(status.st_mode)
-    if hasattr(os, "geteuid") and (status.st_uid != os.geteuid() or mode & 0o077):
-        raise StoreError(
-            f"{path} belongs to user {status.st_uid} and has mode {mode:04o}: it must be yours and have mode 0600; "
-            f"chown it, and chmod 600 {path}"
-        )
+    if problem := open_to_others(status):
+        raise StoreError(f"{path} {problem}; chown it, and chmod 600 {path}")
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.support.atomic import write_file
 from toolcell.support.packing import text_digest
+from toolcell.support.private_file import read_regular_file
 from toolcell.tools.checks import check_path
 from toolcell.tools.saved_script import (
     MAX_SOURCE_BYTES,
@@ -37,7 +37,6 @@ MAX_SCRIPTS: Final = 10_000
 
 _VERSION: Final = re.compile(r"v([1-9][0-9]{0,4})\.(py|json)")
 _READABLE: Final = 0o644
-_OPEN: Final = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 class _Tool(BaseModel):
@@ -213,13 +212,9 @@ def _read(path: Path, limit: int, shown: str) -> bytes:
         UsageError: it is none, or too large.
     """
     try:
-        descriptor = os.open(path, _OPEN)
+        data = read_regular_file(path, limit + 1)
     except OSError as exc:
         raise UsageError(f"{shown} cannot be read: {exc.strerror}") from exc
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UsageError(f"{shown} is no regular file")
-        data = file.read(limit + 1)
     if len(data) > limit:
         raise UsageError(f"{shown} has more than {limit} bytes")
     return data

@@ -1,0 +1,35 @@
+"""Files that strangers may have put there: regular ones are read, and private ones only if they are private."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+
+def open_to_others(status: os.stat_result) -> str:
+    """Say who else can use a file or folder; nothing when this user owns it and nobody else can."""
+    mode = stat.S_IMODE(status.st_mode)
+    if not hasattr(os, "geteuid") or (status.st_uid == os.geteuid() and not mode & 0o077):
+        return ""
+    wanted = "0700" if stat.S_ISDIR(status.st_mode) else "0600"
+    return f"belongs to user {status.st_uid} and has mode {mode:04o}: it must be yours and have mode {wanted}"
+
+
+def read_regular_file(path: Path, limit: int, *, is_private: bool = False, may_be_link: bool = False) -> bytes:
+    """Return the first `limit` bytes of a file. `is_private`: only if nobody else can use it.
+
+    Raises:
+        PermissionError: others can use it, and it is to be private.
+        OSError: it cannot be read, is a link, or is not a regular file; a pipe is not waited for.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+    flags |= 0 if may_be_link else getattr(os, "O_NOFOLLOW", 0)
+    with open(os.open(path, flags), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if is_private and (problem := open_to_others(status)):
+            raise PermissionError(errno.EACCES, problem, str(path))
+        return file.read(limit)
