@@ -7,11 +7,10 @@ The names below are for backends and whoever else speaks the protocol; each is i
 __version__ = "0.1.0"
 
 __all__ = [
-    "GUEST_NAMES", "MAX_DEPTH", "MAX_ELEMENTS", "PLAIN", "PROTOCOL_VERSION", "CallTool", "Connection", "Done",
-    "FrameReader", "GuestMessage", "Hello", "LocalProtocolError", "Log", "Message", "Plain", "ProtocolError", "PutFile",
-    "RemoteProtocolError", "Result", "RunScript", "ToolFail", "ToolReturn", "UnsendableValue", "ValueTooLarge",
-    "__version__", "check_plain", "check_plain_in_steps", "decode", "is_visible", "pack", "picture_type", "syscall",
-    "to_plain", "to_the_end", "type_name", "unpack_in_steps", "why_mortal",
+    "GUEST_NAMES", "MAX_DEPTH", "MAX_ELEMENTS", "PROTOCOL_VERSION", "CallTool", "Connection", "Done", "FrameReader",
+    "GuestMessage", "Hello", "LocalProtocolError", "Log", "Message", "Plain", "ProtocolError", "PutFile",
+    "RemoteProtocolError", "Result", "RunScript", "TableCodec", "ToolFail", "ToolReturn", "UnsendableValue",
+    "ValueTooLarge", "__version__", "decode", "is_visible", "picture_type", "syscall", "to_plain", "why_mortal",
 ]  # fmt: skip
 
 TYPE_CHECKING = False  # the launcher starts without `typing`
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from toolcell_bridge.guest.tools import GUEST_NAMES
     from toolcell_bridge.guest.values import to_plain
     from toolcell_bridge.isolation.syscalls import syscall
-    from toolcell_bridge.wire.codec import decode, to_the_end
+    from toolcell_bridge.wire.codec import TableCodec, decode
     from toolcell_bridge.wire.connection import Connection
     from toolcell_bridge.wire.errors import (
         LocalProtocolError,
@@ -49,8 +48,7 @@ if TYPE_CHECKING:
         ToolFail,
         ToolReturn,
     )
-    from toolcell_bridge.wire.plain import MAX_DEPTH, PLAIN, check_plain, check_plain_in_steps, pack, type_name
-    from toolcell_bridge.wire.unpacking import unpack_in_steps
+    from toolcell_bridge.wire.plain import MAX_DEPTH
 else:
     _HOMES = {
         "entry.immortal_heap": "why_mortal",
@@ -58,7 +56,7 @@ else:
         "guest.tools": "GUEST_NAMES",
         "guest.values": "to_plain",
         "isolation.syscalls": "syscall",
-        "wire.codec": "decode to_the_end",
+        "wire.codec": "TableCodec decode",
         "wire.connection": "Connection",
         "wire.errors": "LocalProtocolError ProtocolError RemoteProtocolError UnsendableValue ValueTooLarge",
         "wire.framing": "FrameReader",
@@ -67,8 +65,7 @@ else:
             "MAX_ELEMENTS PROTOCOL_VERSION CallTool Done GuestMessage Hello Log Message Plain PutFile Result RunScript "
             "ToolFail ToolReturn"
         ),
-        "wire.plain": "MAX_DEPTH PLAIN check_plain check_plain_in_steps pack type_name",
-        "wire.unpacking": "unpack_in_steps",
+        "wire.plain": "MAX_DEPTH",
     }
 
     def __getattr__(name):

@@ -6,6 +6,7 @@ Schemas come from strangers: MCP servers, callers of a service, models that save
 from __future__ import annotations
 
 import random
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from toolcell.tools.options import ToolOptions
 from toolcell.tools.parts import Text
 from toolcell.tools.problems import ValueCheck, compile_schema
 from toolcell.tools.result import ToolResult
-from toolcell.tools.schema_patterns import bounded, states_of
+from toolcell.tools.schema_patterns import bounded, counted, states_of
 from toolcell.tools.schema_work import MAX_RECURSIVE_WEIGHT, MAX_WEIGHT, SchemaWork
 from toolcell.tools.stubs import python_stub
 from toolcell.tools.text_data import may_be_data
@@ -224,6 +225,28 @@ def test_patterns_of_the_world_take_the_texts_that_they_are_for(pattern: str, te
     assert ValueCheck(whole).problem(args) is None
     names = {"properties": {"x": {"items": {"pattern": "^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"}}}}
     assert ValueCheck(names).problem({"x": ["a-name"] * 10_000}) is None
+
+
+@pytest.mark.parametrize(
+    "kind", [".", r"[\s\S]", r"(?:.|\n)", r"[^\x00]", r"(.|\s)", r"\p{L}", "[A-Za-z0-9+/=]", "b", r"\w"]
+)
+@pytest.mark.parametrize("counts", ["{1,20000}", "{20000}", "{2,}", "{0,100000}"])
+def test_a_repetition_that_is_all_of_a_pattern_is_counted_and_not_written_out(kind: str, counts: str) -> None:
+    checks = [ValueCheck({"pattern": f"^{kind}{counts}$"}), ValueCheck({"not": {"pattern": f"^{kind}{counts}$"}})]
+    alike = re.compile(f"(?:{kind.replace('p{L}', 'w')}){counts}")
+    texts = ("", "b", "bb", "b" * 19_999, "b" * 20_000, "b" * 20_001, "b\n", "\n" * 20_000, "\0" * 2, "b b")
+    for text in texts:
+        fits = alike.fullmatch(text) is not None
+        assert [check.problem(text) is None for check in checks] == [fits, not fits], text[:5]
+    assert ValueCheck({"pattern": f"^{kind}{counts}$", "minLength": 3, "maxLength": 4}).problem("b" * 5) is not None
+    assert ValueCheck({"pattern": f"^{kind}{counts}$"}).problem(7) is None
+
+
+@pytest.mark.parametrize(
+    "pattern", ["^.{20000}x$", "^(?:.{1,200}){1,200}$", "^[[a-z]_]{3}$", "^a{9,1}$", "^(ab){3}$", "x{3}$"]
+)
+def test_no_other_repetition_is_taken_for_one_of_those(pattern: str) -> None:
+    assert counted(pattern).pattern == pattern
 
 
 def test_a_text_that_is_too_long_for_its_pattern_is_refused_by_its_length() -> None:

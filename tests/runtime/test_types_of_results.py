@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from datetime import date, timedelta
 from decimal import Decimal
@@ -17,7 +18,9 @@ from typing_extensions import TypedDict
 
 from toolcell import Agent, Outcome, PoolConfig, Runtime, SyncRuntime, ToolRegistry
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.builtin import Schedule, Scheduler, SqliteStore
 from toolcell.mcp.server import McpServer
+from toolcell.tools import AgentTool, ToolDefinition
 from toolcell_bridge.guest.values import to_plain
 
 pytestmark = pytest.mark.isolation
@@ -263,6 +266,68 @@ async def test_an_agent_and_a_client_of_mcp_pass_results_on() -> None:
             assert given == sent[name] or given == {"result": sent[name]}
 
     assert by_agent == taken == [value for _, value in VALUES.values()]
+
+
+ORDER = to_plain(VALUES["order"][1])
+
+
+def take_orders() -> tuple[ToolRegistry, list[Any]]:
+    """Return a tool `put` whose parameters are the fields of `Order`, and the arguments that it has had."""
+    taken: list[Any] = []
+
+    async def execute(call_id: str, args: dict[str, Any]) -> str:
+        taken.append(args)
+        return "taken"
+
+    definition = ToolDefinition.from_model("put", "Take the fields of an order.", Order)
+    return ToolRegistry([AgentTool(definition, execute)]), taken
+
+
+def test_a_definition_of_a_model_takes_what_only_results_have_and_does_not_show_it() -> None:
+    registry, taken = take_orders()
+    registry.alias("put_too", "put")
+    assert registry.execute_sync("put", ORDER).error is None
+    assert registry.execute_sync("put_too", ORDER).error is None
+
+    assert [each["price"] for each in taken] == [{"amount": "1.10", "currency": "EUR"}] * 2
+    assert "x-of-results" not in str([each.to_openai() for each in registry.definitions()])
+
+
+def test_a_dry_run_drops_what_only_results_have_beside_a_result_that_is_not_there_yet(runtime: SyncRuntime) -> None:
+    registry, taken = take_orders()
+    registry.tool(name="note", description="Write a note about something.")(lambda: "a note")
+    source = f"order = {ORDER!r}\norder['note'] = tools.note()\ntools.put(**order)"
+    draft = runtime.execute_code(source, dry_run=True, tools=registry)
+
+    assert draft.error is None and not runtime.commit(draft, approve="all", tools=registry).failed
+    assert [each["price"] for each in taken] == [{"amount": "1.10", "currency": "EUR"}]
+
+
+def test_the_inputs_of_a_saved_script_take_what_only_results_have(runtime: SyncRuntime) -> None:
+    registry, _ = take_orders()
+    registry.save_script("first", "set_result([price, lines])", inputs=Order, description="Return what was ordered.")
+    result = runtime.execute_code(f"tools.first(**{ORDER!r})", tools=registry)
+
+    price = {"amount": "1.10", "currency": "EUR"}
+    assert (result.error, result.value) == (None, [price, [price]])
+    assert "x-of-results" not in str([each.to_openai() for each in registry.definitions()])
+
+
+@pytest.mark.anyio
+async def test_a_scheduled_call_takes_what_only_results_have() -> None:
+    registry, taken = take_orders()
+    store = SqliteStore(":memory:")
+    registry.add(Schedule(store))
+    call = {"tool": "put", "params": ORDER}
+    made = await registry.execute(
+        "schedule_create", {"description": "Order it.", "time": "08:00", "recurrence": "daily", "tools": [call]}
+    )
+    assert made.error is None, made.text
+    async with Runtime(registry, pool=PoolConfig(warm=0)) as opened:
+        due = time.time() + 2 * 86_400
+        [ended] = await Scheduler(opened, store, clock=lambda: due).run_due()
+
+    assert ended.status == "done" and taken[0]["price"] == {"amount": "1.10", "currency": "EUR"}
 
 
 def test_only_fields_of_results_are_dropped() -> None:

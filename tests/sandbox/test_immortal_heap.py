@@ -103,7 +103,8 @@ def test_what_there_is_becomes_immortal_and_what_comes_is_freed(version: str) ->
         heap = None
         counts = [sys.getrefcount(each) == 0xFFFFFFFF for each in (
             old, Old, json, json.dumps, json.dumps.__code__, asyncio.Task, holder, *holder, *holder.values(),
-            function, *function.__defaults__, *function.__code__.co_consts)]
+            function, *function.__defaults__, *function.__code__.co_consts,
+            json.decoder.JSONObject.__code__.co_consts, *json.decoder.JSONObject.__code__.co_consts)]
         new = Old()
         gone = weakref.ref(new)
         cycle = [Old()]; cycle.append(cycle); in_cycle = weakref.ref(cycle[0])

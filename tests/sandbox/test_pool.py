@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from toolcell import SandboxUnavailable
 from toolcell.sandbox import pool as pools
-from toolcell.sandbox.pool import Pool, StartClock, plan
+from toolcell.sandbox.pool import Pool, StartClock, plan, quiet_from
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +26,9 @@ class Works:
     def __init__(self) -> None:
         self.started: list[int] = []
         self.ended: list[int] = []
+        self.frozen: list[int] = []
         self.fails = 0
+        self.freezes = True
 
     async def start(self) -> int:
         await anyio.lowlevel.checkpoint()
@@ -40,11 +42,15 @@ class Works:
         await anyio.lowlevel.checkpoint()
         self.ended.append(item)
 
+    def freeze(self, item: int) -> bool:
+        self.frozen += [item] * self.freezes
+        return self.freezes
+
 
 @asynccontextmanager
 async def opened(works: Works, **options: Any) -> AsyncIterator[Pool[int]]:
     settings = {"warm": 4, "cap": 8, "idle_s": LONG_S, "clock": StartClock(LONG_S)} | options
-    pool = Pool(works.start, works.end, lambda item: item not in works.ended, **settings)
+    pool = Pool(works.start, works.end, lambda item: item not in works.ended, works.freeze, **settings)
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             await pool.open(tasks)
@@ -63,7 +69,8 @@ async def until(holds: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def never_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "QUIET_S", LONG_S)
+    for name in ("QUIET_S", "LONG_RUN_S", "FROZEN_S"):
+        monkeypatch.setattr(pools, name, LONG_S)
 
 
 @given(
@@ -73,18 +80,29 @@ def never_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     warm=st.integers(0, 8),
     cap=st.integers(1, 16),
     waiting=st.integers(0, 8),
+    is_quiet=st.booleans(),
 )
 def test_a_plan_never_passes_the_cap_and_serves_whoever_waits(
-    ages: list[float], busy: int, starting: int, warm: int, cap: int, waiting: int
+    ages: list[float], busy: int, starting: int, warm: int, cap: int, waiting: int, is_quiet: bool
 ) -> None:
-    todo = plan(ages, busy, starting, warm, cap, 50.0, waiting)
+    todo = plan(ages, busy, starting, warm, cap, 50.0, waiting, is_quiet=is_quiet)
     spare = len(ages) - todo.expire + starting
 
     assert todo.expire == sum(age > 50 for age in ages)
     assert todo.start >= 0
     assert todo.start == 0 or busy + spare + todo.start <= cap
     assert todo.start == 0 or spare + todo.start <= max(warm, waiting)
-    assert spare + todo.start >= min(max(warm, waiting), cap - busy)
+    assert spare + todo.start >= min(max(warm if is_quiet else (warm + 1) // 2, waiting), cap - busy)
+
+
+@given(taken_at=st.floats(0, 1), returned_at=st.floats(0, 1), in_use=st.integers(0, 3))
+def test_it_is_quiet_soon_after_the_last_return_or_a_while_after_what_is_in_use_was_taken(
+    taken_at: float, returned_at: float, in_use: int
+) -> None:
+    at = quiet_from(taken_at, returned_at, in_use)
+
+    assert at > (taken_at if in_use else returned_at)
+    assert quiet_from(taken_at, returned_at, in_use + 1) == quiet_from(taken_at, 0.0, 1)
 
 
 async def test_every_item_is_handed_out_once() -> None:
@@ -99,24 +117,57 @@ async def test_every_item_is_handed_out_once() -> None:
 
 
 @pytest.mark.usefixtures("never_quiet")
-async def test_during_a_burst_what_was_used_is_ended_and_nothing_is_started() -> None:
+async def test_during_a_burst_what_was_used_is_frozen_and_half_of_the_warm_items_are_enough() -> None:
     works = Works()
     async with opened(works) as pool:
-        for _ in range(2):
+        for number in range(2):
             pool.release(await pool.acquire())
-        await until(lambda: len(works.ended) == 2)
+            await until(lambda number=number: works.frozen == list(range(number + 1)))  # type: ignore[misc]
+        assert works.ended == []
         assert len(works.started) == 4
 
         pool.release(await pool.acquire())  # more than half of them are gone
-        await until(lambda: len(works.started) == 7)
+        await until(lambda: len(works.started) == 5)
+        assert works.ended == []
 
 
-async def test_when_a_burst_is_over_it_is_ended_and_replaced() -> None:
+@pytest.mark.usefixtures("never_quiet")
+async def test_what_cannot_be_frozen_is_ended_at_once() -> None:
+    works = Works()
+    works.freezes = False
+    async with opened(works) as pool:
+        pool.release(await pool.acquire())
+        await until(lambda: works.ended == [0])
+
+
+async def test_when_a_burst_is_over_what_was_used_is_ended_and_replaced() -> None:
     works = Works()
     async with opened(works) as pool:
         for _ in range(2):
             pool.release(await pool.acquire())
         await until(lambda: len(works.ended) == 2 and len(works.started) == 6)
+
+
+async def test_nothing_stays_frozen_for_long_however_long_a_burst_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("QUIET_S", "LONG_RUN_S"):
+        monkeypatch.setattr(pools, name, LONG_S)
+    works = Works()
+    async with opened(works) as pool:
+        pool.release(await pool.acquire())
+        await until(lambda: works.ended == [0])
+
+
+@pytest.mark.usefixtures("never_quiet")
+async def test_whoever_waits_at_the_cap_gets_the_place_of_what_is_frozen() -> None:
+    works = Works()
+    async with opened(works, warm=2, cap=2) as pool:
+        held = [await pool.acquire(), await pool.acquire()]
+        pool.release(held[0])
+        await until(lambda: works.frozen == [held[0]])
+        assert await pool.acquire() == 2
+        assert works.ended == [held[0]]
+        for item in (held[1], 2):
+            pool.release(item)
 
 
 async def test_a_spare_is_made_for_an_item_that_stays_busy() -> None:

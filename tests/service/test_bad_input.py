@@ -23,7 +23,7 @@ from service_host import Served, client_of, until
 from toolcell.service import ServiceConfig, create_app
 from toolcell.service.bodies import parsed_body
 from toolcell.service.problems import Problem
-from toolcell.service.socket.frames import FRAME_BYTES
+from toolcell.service.socket.messages import FRAME_BYTES
 
 pytestmark = pytest.mark.isolation
 

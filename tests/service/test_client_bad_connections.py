@@ -16,13 +16,15 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from toolcell import Outcome, SandboxUnavailable, ToolRegistry, UsageError
 from toolcell.errors import ServiceError, SessionError
 from toolcell.service import Client
-from toolcell.service.principal import Principal, Scope
-from toolcell.service.socket import frames, link, server
-from toolcell.service.socket.frames import FRAMES, SOCKET_VERSION
+from toolcell.service.principal import Scope
+from toolcell.service.socket import link, messages, server
 from toolcell.service.socket.link import socket_url
+from toolcell.service.socket.messages import FRAMES, SOCKET_VERSION
 from toolcell.service.tokens import TokenDatabase
 
 from .client_serving import BadProxy, serving, until
+
+HELLO = messages.CallerHello(SOCKET_VERSION, "me", {})
 
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
 
@@ -107,7 +109,7 @@ async def test_a_client_that_stays_away_has_its_runs_and_sessions_ended(tmp_path
             proxy.is_closed_to_all = True
             proxy.cut_all()
             tenant = await service.tenants.get("default")
-            await until(lambda: not (len(service.sockets) or len(service.runs) or tenant.runtime.sessions._open))
+            await until(lambda: not (len(service.callers) or len(service.runs) or tenant.runtime.sessions._open))
             with pytest.raises(ServiceError, match="wait") as caught:
                 await running
             assert caught.value.may_have_begun and not caught.value.is_safe_to_retry
@@ -152,7 +154,7 @@ async def test_closing_a_client_ends_everything_of_it_at_once(tmp_path: Path) ->
         running = asyncio.create_task(client.execute_code("while True: pass"))
         await until(lambda: len(service.runs) == 1)
         await client.close()
-        await until(lambda: len(service.sockets) == 0 and len(service.runs) == 0)
+        await until(lambda: len(service.callers) == 0 and len(service.runs) == 0)
         with pytest.raises(ServiceError):
             await running
         await client.close()
@@ -187,9 +189,8 @@ async def test_a_slow_reader_holds_its_own_run_up_and_no_other(tmp_path: Path) -
         slow = asyncio.create_task(client.execute_code("for n in range(40000): print('x' * 50)", on_log=on_log))
         await until(lambda: told)
         assert (await client.execute_code("1 + 1")).value == 2
-        (session,) = service.sockets
-        waiting = [session.peer.protocol.channels.waiting_bytes(each) for each in session.peer.protocol.channels]
-        assert max(waiting) < 4_000_000
+        (caller,) = service.callers
+        assert 0 < max(stream.waiting_bytes for stream in caller.streams) < 4_000_000
         release.set()
         result = await slow
 
@@ -216,19 +217,19 @@ async def test_a_flood_of_frames_is_read_no_faster_than_it_may_be(monkeypatch: p
     transport = server.ServerTransport(flood)
     began = asyncio.get_running_loop().time()
     for _ in range(80):
-        await transport.receive()
+        await transport.recv()
 
     assert asyncio.get_running_loop().time() - began >= 0.25  # 30 of them are past the burst
 
 
 async def test_others_are_served_while_one_connection_is_flooded(tmp_path: Path) -> None:
     async with serving(tmp_path) as (url, _), connect(socket_url(url), compression=None, proxy=None) as flood:
-        await flood.send(FRAMES.encode(frames.CallerHello(SOCKET_VERSION, "", 0)))
+        await flood.send(FRAMES.encode_body(HELLO))
         await flood.recv()
 
         async def pour() -> None:
             while True:
-                await flood.send(FRAMES.encode(frames.Ping(1)))
+                await flood.send(FRAMES.encode_body(messages.Taken(1, 1)))
                 await asyncio.sleep(0)
 
         pouring = asyncio.create_task(pour())
@@ -239,17 +240,24 @@ async def test_others_are_served_while_one_connection_is_flooded(tmp_path: Path)
 
 @pytest.mark.parametrize(
     "first",
-    [b"", b"\xc1", "text", FRAMES.encode(frames.Ping(1)), FRAMES.encode(frames.CallerHello(99, "", 0)), b"x" * 70_000],
+    [
+        b"",
+        b"\xc1",
+        "text",
+        FRAMES.encode_body(messages.Taken(1, 1)),
+        FRAMES.encode_body(messages.CallerHello(99, "me", {})),
+        b"x" * 70_000,
+    ],
     ids=["empty", "garbage", "text", "no hello", "version", "long"],
 )
 async def test_a_connection_that_does_not_speak_the_protocol_is_told_so_and_closed(first: Any, tmp_path: Path) -> None:
     async with serving(tmp_path) as (url, service), connect(socket_url(url), proxy=None) as there:
         await there.send(first)
         said = FRAMES.decode(await there.recv())
-        assert isinstance(said, frames.Goodbye) and said.code == "protocol"
+        assert isinstance(said, messages.Goodbye) and said.code == "protocol"
         with pytest.raises(ConnectionClosed):
             await there.recv()
-        assert len(service.sockets) == 0
+        assert len(service.callers) == 0
 
 
 async def test_a_page_of_another_site_cannot_connect(tmp_path: Path) -> None:
@@ -266,60 +274,64 @@ async def test_who_is_not_let_in_is_told_why(tmp_path: Path) -> None:
             await Client(url, headers={"X-Forwarded-For": "192.0.2.1"}).open()
 
 
-async def test_the_name_of_a_session_is_of_no_use_to_somebody_else(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (url, service), Client(url) as client:
+async def test_the_name_of_a_caller_is_of_no_use_to_somebody_else(tmp_path: Path) -> None:
+    store = TokenDatabase(tmp_path / "tokens")
+    owner, thief = (store.create("shop", [Scope.EXECUTE], name=name).text for name in ("owner", "thief"))
+
+    async with serving(tmp_path / "state", tokens=store.path) as (url, service), Client(url, token=owner) as client:
         running = asyncio.create_task(client.execute_code("while True: pass"))
         await until(lambda: len(service.runs) == 1)
-        (session,) = service.sockets
-        session.principal = Principal("default", "somebody else", frozenset(Scope))
-        async with connect(socket_url(url), proxy=None) as thief:
-            await thief.send(FRAMES.encode(frames.CallerHello(SOCKET_VERSION, session.peer.protocol.session, 0)))
-            hello = FRAMES.decode(await thief.recv())
-            assert isinstance(hello, frames.ServiceHello) and not hello.is_resumed
-            assert hello.session != session.peer.protocol.session
+        (caller,) = service.callers
+        headers = {"Authorization": f"Bearer {thief}"}
+        async with connect(socket_url(url), additional_headers=headers, proxy=None) as there:
+            await there.send(FRAMES.encode_body(messages.CallerHello(SOCKET_VERSION, caller.name, {"1": 0})))
+            hello = FRAMES.decode(await there.recv())
+            assert isinstance(hello, messages.ServiceHello)
+            assert hello.home != caller.home and hello.received == {}
+        assert not running.done() and len(service.runs) == 1
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_caller_who_comes_back_before_its_old_connection_is_missed_keeps_its_session(tmp_path: Path) -> None:
+async def test_a_caller_who_comes_back_before_its_old_connection_is_missed_keeps_what_it_has(tmp_path: Path) -> None:
     async with serving(tmp_path, grace_s=0.2) as (url, service), connect(socket_url(url), proxy=None) as old:
-        await old.send(FRAMES.encode(frames.CallerHello(SOCKET_VERSION, "", 0)))
+        await old.send(FRAMES.encode_body(HELLO))
         first = FRAMES.decode(await old.recv())
-        assert isinstance(first, frames.ServiceHello)
-        (session,) = service.sockets
+        assert isinstance(first, messages.ServiceHello)
+        (caller,) = service.callers
         for _ in range(3):
-            carrying = session.carrying
+            carrying = caller.carrying
             again = await connect(socket_url(url), proxy=None)
-            await again.send(FRAMES.encode(frames.CallerHello(SOCKET_VERSION, first.session, 0)))
+            await again.send(FRAMES.encode_body(HELLO))
             hello = FRAMES.decode(await again.recv())
-            assert isinstance(hello, frames.ServiceHello) and hello.is_resumed
-            await until(lambda was=carrying: session.carrying not in (None, was))
-            assert not service.sockets._graces
+            assert isinstance(hello, messages.ServiceHello) and hello.home == first.home
+            await until(lambda was=carrying: caller.carrying not in (None, was))
+            assert caller.leaving is None
         await again.close()
-        await until(lambda: len(service.sockets) == 0)
+        await until(lambda: len(service.callers) == 0)
 
 
 async def test_the_clients_of_one_tenant_do_not_keep_another_out(tmp_path: Path) -> None:
     store = TokenDatabase(tmp_path / "tokens")
     many, other = (store.create(name, [Scope.EXECUTE]).text for name in ("many", "other"))
 
-    async def greeted(url: str, token: str) -> frames.Frame:
+    async def greeted(url: str, token: str, name: str) -> messages.Frame:
         headers = {"Authorization": f"Bearer {token}"}
         async with connect(socket_url(url), additional_headers=headers, proxy=None) as there:
-            await there.send(FRAMES.encode(frames.CallerHello(SOCKET_VERSION, "", 0)))
-            found: frames.Frame = FRAMES.decode(await there.recv())
+            await there.send(FRAMES.encode_body(messages.CallerHello(SOCKET_VERSION, name, {})))
+            found: messages.Frame = FRAMES.decode(await there.recv())
             return found
 
     async with serving(tmp_path / "state", tokens=store.path) as (url, service):
-        service.sockets.most_of_tenant = 2
-        assert [type(await greeted(url, many)) for _ in range(2)] == [frames.ServiceHello] * 2
-        refused = await greeted(url, many)
-        assert isinstance(refused, frames.Goodbye) and refused.code == "too_many_sessions"
-        assert isinstance(await greeted(url, other), frames.ServiceHello)
+        service.callers.most_of_tenant = 2
+        assert [type(await greeted(url, many, name)) for name in "ab"] == [messages.ServiceHello] * 2
+        refused = await greeted(url, many, "c")
+        assert isinstance(refused, messages.Goodbye) and refused.code == "too_many_sessions"
+        assert isinstance(await greeted(url, other, "a"), messages.ServiceHello)
 
 
 def ask(method: Any, arguments: Any) -> bytes:
-    return FRAMES.encode(frames.Piece(1, 1, True, msgpack.packb([1, method, arguments])))
+    return FRAMES.encode_body(messages.MessagePart(1, 1, True, msgpack.packb([1, method, arguments])))
 
 
 REQUESTS: dict[str, tuple[Any, Any]] = {
@@ -370,7 +382,7 @@ async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_a_request_that_is_wrong_fails_alone_and_says_why(name: str, url: str) -> None:
     async with connect(socket_url(url), proxy=None) as there:
-        await there.send(FRAMES.encode(frames.CallerHello(SOCKET_VERSION, "", 0)))
+        await there.send(FRAMES.encode_body(messages.CallerHello(SOCKET_VERSION, name, {})))
         await there.recv()
         await there.send(ask(*REQUESTS[name]))
         tag, code, message, _ = await _message_of(there)
@@ -381,6 +393,6 @@ async def test_a_request_that_is_wrong_fails_alone_and_says_why(name: str, url: 
 async def _message_of(there: Any) -> list[Any]:
     while True:
         frame = FRAMES.decode(await there.recv())
-        if isinstance(frame, frames.Piece):
+        if isinstance(frame, messages.MessagePart):
             found: list[Any] = msgpack.unpackb(frame.data)
             return found

@@ -18,8 +18,8 @@ from toolcell.config import KIB, MIB
 from toolcell.service import Client, TenantConfig
 from toolcell.service.principal import Scope
 from toolcell.service.receiving import FLOOR_BYTES, Receiving
-from toolcell.service.socket.channels import Channels
-from toolcell.service.socket.frames import PIECE_BYTES
+from toolcell.service.socket.messages import CALLER_MESSAGES, FRAMES, PART_BYTES, SERVICE_MESSAGES, MessagePart
+from toolcell.service.socket.streams import Stream, Streams
 from toolcell.service.tokens import TokenDatabase
 from toolcell_bridge.wire.errors import RemoteProtocolError
 
@@ -48,32 +48,49 @@ def test_no_tenant_and_all_together_never_hold_more_than_they_may(steps: list[tu
     assert receiving.held == 0
 
 
+def served(receiving: Receiving) -> tuple[Streams, list[Stream]]:
+    """Return the service's end of a caller of the tenant a, and the requests that it begins."""
+    begun: list[Stream] = []
+    streams = Streams(
+        SERVICE_MESSAGES,
+        CALLER_MESSAGES,
+        message_bytes=64 * MIB,
+        most=64,
+        on_request=begun.append,
+        reservation=receiving.reservation("a"),
+    )
+    return streams, begun
+
+
+def part(request: int, number: int, is_last: bool, data: bytes) -> bytes:
+    return FRAMES.encode_body(MessagePart(request, number, is_last, data))
+
+
 def test_unfinished_messages_of_a_client_are_bounded_together() -> None:
     receiving = Receiving(10 * MIB, lambda tenant: 3 * MIB)
-    held = receiving.reservation("a")
-    channels = Channels(64 * MIB, 64, held)
-    piece = bytes(PIECE_BYTES)
+    streams, _ = served(receiving)
     with pytest.raises(RemoteProtocolError, match="may send 3145728 bytes at once"):
-        for number in range(1, 64):
-            for _ in range(3):
-                channels.arrive(number, False, piece, may_open=True)
-                channels.next_credit()
+        for request in range(1, 64):
+            for number in range(1, 4):
+                streams.receive(part(request, number, False, bytes(PART_BYTES)))
+                while streams.next_frame() is not None:
+                    pass
     assert 2 * MIB < receiving.held <= 3 * MIB
-    channels.forget_all()
+    streams.lose_all("over")
     assert receiving.held == 0
 
 
 def test_a_message_counts_until_its_request_has_its_place() -> None:
     receiving = Receiving(10 * MIB, lambda tenant: 3 * MIB)
-    channels = Channels(64 * MIB, 64, receiving.reservation("a"))
-    assert channels.arrive(1, True, b"x" * 1000, may_open=True)
-    channels.take(1)
+    streams, begun = served(receiving)
+    streams.receive(part(1, 1, True, b"x" * 1000))
+    begun[0].take()
     assert receiving.held == 1000
-    channels.admitted(1)
+    begun[0].admitted()
     assert receiving.held == 0
-    assert channels.arrive(1, True, b"y" * 500, may_open=False)
+    streams.receive(part(1, 2, True, b"y" * 500))
     assert receiving.held == 500
-    channels.take(1)
+    begun[0].take()
     assert receiving.held == 0
 
 

@@ -26,6 +26,12 @@ HERE: Final = "at the end of the script"
 LOGGING: Final = "logging"
 PROCESSES: Final = "multiprocessing.process"
 
+IS_HEAP_TYPE: Final = 1 << 9
+"""Py_TPFLAGS_HEAPTYPE: a script may give such a class a destructor later."""
+
+_harmless: Final = set[type]()
+"""Classes whose objects do nothing when they are destroyed. Rehearsals fill it."""
+
 
 end_session: Callable[[], None]
 """Ends the session that this sandbox serves. Only such a sandbox has it."""
@@ -44,8 +50,6 @@ class ScriptFinalizer:
     def __init__(self, workspace: str) -> None:
         self._workspace = workspace
         self._hooks = -1
-        self._harmless: set[type] = set()
-        """Classes whose objects do nothing when they are destroyed."""
 
     def begin(self) -> None:
         """Note what exit hooks there are. From here on, what the collector tracks is the script's."""
@@ -56,15 +60,17 @@ class ScriptFinalizer:
 
     def has_hooks(self) -> bool:
         """Whether a script has registered something to call at the end."""
-        return atexit._ncallbacks() != self._hooks and (self._hooks != 0 or _has_hooks())
+        return atexit._ncallbacks() != self._hooks and (self._hooks > 0 or _has_hooks())
 
     def run(self, namespace: dict[str, Any], kept: Container[str], wait_for: Callable[[list[str]], object]) -> None:
         """End the script. `kept`: names that stay. `wait_for` is told what is waited for, before it is.
 
-        Never raises. Before `begin`, in a rehearsal, it does next to nothing.
+        Never raises. Before `begin`, in a rehearsal, it looks for the same and ends nothing.
         """
         if self._hooks < 0:
-            self._has_finalizers([namespace])
+            self._join(wait_for)
+            self.has_hooks()
+            _has_finalizers(gc.get_objects())
             return
         try:
             self._join(wait_for)
@@ -102,7 +108,7 @@ class ScriptFinalizer:
 
     def _destroy(self, namespace: dict[str, Any], kept: Container[str]) -> None:
         """Destroy the script's objects, if destroying them does anything, and write out what files hold."""
-        if not self._has_finalizers(gc.get_objects()):
+        if not _has_finalizers(gc.get_objects()):
             return
         if len(threading._active) == 1:  # type: ignore[attr-defined]  # a daemon goes on with these names
             for module in self._modules():
@@ -112,15 +118,6 @@ class ScriptFinalizer:
             gc.collect()
         write_out_files()
 
-    def _has_finalizers(self, objects: Iterable[object]) -> bool:
-        found = False
-        for kind in set(map(type, objects)) - self._harmless:
-            if any("__del__" in vars(base) for base in type.mro(kind)):
-                found = True
-            else:
-                self._harmless.add(kind)
-        return found
-
     def _modules(self) -> list[ModuleType]:
         """Return the modules that came from the workspace, the last imported first."""
         found = []
@@ -129,6 +126,16 @@ class ScriptFinalizer:
             if type(name) is str and name.startswith(self._workspace + "/"):
                 found.append(module)
         return found
+
+
+def _has_finalizers(objects: Iterable[object]) -> bool:
+    found = False
+    for kind in set(map(type, objects)) - _harmless:
+        if any("__del__" in vars(base) for base in type.mro(kind)):
+            found = True
+        elif not kind.__flags__ & IS_HEAP_TYPE:
+            _harmless.add(kind)
+    return found
 
 
 def _has_hooks() -> bool:

@@ -7,16 +7,16 @@ Decoding checks size, depth, number of elements, number of fields and the exact 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from types import NoneType
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from msgpack import unpackb
 
 from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError
-from toolcell_bridge.wire.framing import MAX_FRAME_BYTES, frame
+from toolcell_bridge.wire.framing import HEADER_BYTES, MAX_FRAME_BYTES, frame
 from toolcell_bridge.wire.messages import FIRST_GUEST_TAG, MAX_ELEMENTS, MAX_GUEST_ELEMENTS, SAID, TAGS, Log, Message
 from toolcell_bridge.wire.plain import (
     MAX_DEPTH,
@@ -30,79 +30,123 @@ from toolcell_bridge.wire.plain import (
     type_name,
 )
 from toolcell_bridge.wire.table_frames import WITH_TABLES, frame_with_tables, unpack_with_tables
+from toolcell_bridge.wire.tables import AnyTable
 from toolcell_bridge.wire.unpacking import unpack_in_steps
 
+_LONGEST: Final = 2**32 - 1
+"""A length has four bytes."""
+
 Made = TypeVar("Made")
+Kind = TypeVar("Kind")
 
 _SMALL_BYTES: Final = 512
 """A body this short cannot announce lists that add up to a megabyte."""
 
 
-def encode(message: Message, max_frame_bytes: int = MAX_FRAME_BYTES, most: int | None = None) -> bytes:
-    """Return the message as one frame, held to everything the other end will check. `most`: elements of its run.
+class TableCodec(Generic[Kind]):
+    """Encodes and decodes the messages of one table: frozen dataclasses by their tags."""
 
-    Raises:
-        LocalProtocolError: not a message, or a field is of the wrong type.
-        UnsendableValue: a value is not plain, or an int or str in it has no form on the wire.
-        ValueTooLarge: too deep, too many elements, or too many bytes.
-    """
-    form = _FORM_OF_TYPE.get(type(message))
-    if form is None:
-        raise LocalProtocolError(f"{type_name(type(message))} is not a message")
-    values = form.values(message)
-    form.check(values, most=most)
-    name = form.message.__name__
-    body, tables = (pack_around if PackedValue in map(type, values) else pack_parts)(values, name)
-    return frame_with_tables(body, tables, max_frame_bytes) if tables else frame(body, max_frame_bytes)
+    def __init__(
+        self,
+        table: Mapping[int, type[Kind]],
+        *,
+        elements: Callable[[int], int] = lambda tag: MAX_ELEMENTS,
+        depth: int = MAX_DEPTH,
+        said: Mapping[tuple[type[Any], str], str] | None = None,
+    ) -> None:
+        """`elements`: by tag, how many a message holds, unless its run says otherwise. `depth`: levels of a field.
+        `said`: what errors call a field."""
+        self._most = max(map(elements, table))
+        self._depth = depth
+        self._form_of_tag = {
+            tag: _form(tag, kind, most=elements(tag), depth=depth, said=said or {}) for tag, kind in table.items()
+        }
+        self._form_of_type: dict[type, _Form] = {form.message: form for form in self._form_of_tag.values()}
 
+    @property
+    def kinds(self) -> tuple[type[Kind], ...]:
+        """The messages of the table."""
+        return tuple(form.message for form in self._form_of_tag.values())
 
-def decode(body: bytes | bytearray, most: int | None = None) -> Message:
-    """Return the message of one frame's body. `most`: elements that are built at all; by default those of its kind.
+    def encode(self, message: Kind, max_frame_bytes: int = MAX_FRAME_BYTES, most: int | None = None) -> bytes:
+        """Return the message as one frame, held to everything the other end will check. `most`: elements of its run.
 
-    Raises:
-        RemoteProtocolError: whatever is wrong with it. Nothing else escapes, but for MemoryError.
-    """
-    return decode_counted(body, most)[0]
+        Raises:
+            LocalProtocolError: not a message, or a field is of the wrong type.
+            UnsendableValue: a value is not plain, or an int or str in it has no form on the wire.
+            ValueTooLarge: too deep, too many elements, or too many bytes.
+        """
+        body, tables = self._packed(message, most)
+        return frame_with_tables(body, tables, max_frame_bytes) if tables else frame(body, max_frame_bytes)
 
+    def encode_body(self, message: Kind) -> bytes:
+        """Return the body of its frame; raises what `encode` does. Whoever sends it has an own limit."""
+        body, tables = self._packed(message, None)
+        return frame_with_tables(body, tables, _LONGEST)[HEADER_BYTES:] if tables else body
 
-def decode_counted(body: bytes | bytearray, most: int | None = None) -> tuple[Message, int]:
-    """Return what `decode` returns, and the number of elements inside its fields.
-
-    Raises:
-        RemoteProtocolError: whatever is wrong with it. Nothing else escapes, but for MemoryError.
-    """
-    if len(body) > _SMALL_BYTES or body[:1] == WITH_TABLES:
-        return to_the_end(decode_in_steps(body, most))
-    try:
-        values = unpackb(body)
-        form = _FORM_OF_TAG.get(values[0]) if type(values) is list and values and type(values[0]) is int else None
+    def _packed(self, message: Kind, most: int | None) -> tuple[bytes, list[AnyTable]]:
+        form = self._form_of_type.get(type(message))
         if form is None:
-            form = _form_of(values)
-        elements = form.check(values, most=most)
-        return form.message(*values[1:]), elements
-    except (RemoteProtocolError, MemoryError):
-        raise
-    except Exception as exc:
-        raise _illegal(exc) from exc
+            raise LocalProtocolError(f"{type_name(type(message))} is not a message")
+        values = form.values(message)
+        form.check(values, most=most)
+        return (pack_around if PackedValue in map(type, values) else pack_parts)(values, form.message.__name__)
 
+    def decode(self, body: bytes | bytearray, most: int | None = None) -> Kind:
+        """Return the message of one frame's body. `most`: elements that are built at all; by default those of its kind.
 
-def decode_in_steps(body: bytes | bytearray, most: int | None = None) -> Generator[None, None, tuple[Message, int]]:
-    """Do what `decode_counted` does, in steps of a few milliseconds at most.
+        Raises:
+            RemoteProtocolError: whatever is wrong with it. Nothing else escapes, but for MemoryError.
+        """
+        return self.decode_counted(body, most)[0]
 
-    Raises:
-        RemoteProtocolError: whatever is wrong with it. Nothing else escapes, but for MemoryError.
-    """
-    try:
-        most_built = most or MAX_ELEMENTS
-        unpacked = unpack_with_tables if body[:1] == WITH_TABLES else unpack_in_steps
-        values: Any = yield from unpacked(body, most_built, MAX_DEPTH + 1)
-        form = _form_of(values)
-        elements = yield from form.check_in_steps(values, most)
-        return form.message(*values[1:]), elements
-    except (RemoteProtocolError, MemoryError):
-        raise
-    except Exception as exc:
-        raise _illegal(exc) from exc
+    def decode_counted(self, body: bytes | bytearray, most: int | None = None) -> tuple[Kind, int]:
+        """Return what `decode` returns, and the number of elements inside its fields.
+
+        Raises:
+            RemoteProtocolError: whatever is wrong with it. Nothing else escapes, but for MemoryError.
+        """
+        if len(body) > _SMALL_BYTES or body[:1] == WITH_TABLES:
+            return to_the_end(self.decode_in_steps(body, most))
+        try:
+            values = unpackb(body)
+            form = (
+                self._form_of_tag.get(values[0]) if type(values) is list and values and type(values[0]) is int else None
+            )
+            if form is None:
+                form = self._form_of(values)
+            elements = form.check(values, most=most)
+            return form.message(*values[1:]), elements
+        except (RemoteProtocolError, MemoryError):
+            raise
+        except Exception as exc:
+            raise _illegal(exc) from exc
+
+    def decode_in_steps(
+        self, body: bytes | bytearray, most: int | None = None
+    ) -> Generator[None, None, tuple[Kind, int]]:
+        """Do what `decode_counted` does, in steps of a few milliseconds at most.
+
+        Raises:
+            RemoteProtocolError: whatever is wrong with it. Nothing else escapes, but for MemoryError.
+        """
+        try:
+            unpacked = unpack_with_tables if body[:1] == WITH_TABLES else unpack_in_steps
+            values: Any = yield from unpacked(body, most or self._most, self._depth + 1)
+            form = self._form_of(values)
+            elements = yield from form.check_in_steps(values, most)
+            return form.message(*values[1:]), elements
+        except (RemoteProtocolError, MemoryError):
+            raise
+        except Exception as exc:
+            raise _illegal(exc) from exc
+
+    def _form_of(self, values: Any) -> _Form:
+        if type(values) is not list or not values or type(values[0]) is not int:
+            raise RemoteProtocolError("a frame holds no tagged message")
+        if values[0] not in self._form_of_tag:
+            raise RemoteProtocolError(f"unknown tag {values[0]}")
+        return self._form_of_tag[values[0]]
 
 
 def to_the_end(steps: Generator[None, None, Made]) -> Made:
@@ -115,25 +159,18 @@ def to_the_end(steps: Generator[None, None, Made]) -> Made:
             return made
 
 
-def _form_of(values: Any) -> _Form:
-    if type(values) is not list or not values or type(values[0]) is not int:
-        raise RemoteProtocolError("a frame holds no tagged message")
-    if values[0] not in _FORM_OF_TAG:
-        raise RemoteProtocolError(f"unknown tag {values[0]}")
-    return _FORM_OF_TAG[values[0]]
-
-
 def _illegal(exc: Exception) -> RemoteProtocolError:
     """Whatever hostile bytes provoke in a parser is their sender's doing."""
     return RemoteProtocolError(f"illegal frame: {type(exc).__name__} {exc!s:.200}".rstrip())
 
 
-_Check: TypeAlias = Callable[[Any, str, int, int], int]
+_Check: TypeAlias = Callable[..., int]
 
 _KINDS: Final[dict[str, tuple[frozenset[type], _Check | None]]] = {
     "bool": (frozenset({bool}), None),
     "int": (frozenset({int}), None),
     "int | None": (frozenset({int, NoneType}), None),
+    "float": (frozenset({float}), None),
     "float | None": (frozenset({float, NoneType}), None),
     "str": (frozenset({str}), None),
     "bytes": (frozenset({bytes}), None),
@@ -151,8 +188,8 @@ class _Form:
     """One message's form on the wire, derived once from its dataclass."""
 
     tag: int
-    message: type[Message]
-    values: Callable[[Message], tuple[object, ...]]
+    message: type[Any]
+    values: Callable[[Any], tuple[object, ...]]
     """The tag and the fields, in order."""
     shapes: frozenset[tuple[type, ...]]
     """Every legal sequence of exact types, so that one lookup judges number and type of all fields."""
@@ -160,6 +197,8 @@ class _Form:
     """Index, name and check of the fields that have an inside."""
     most: int
     """Elements that the message may hold, unless its run says otherwise."""
+    depth: int
+    """Levels of lists and dicts in one field."""
 
     def check(self, values: tuple[Any, ...] | list[Any], inside: bool = True, most: int | None = None) -> int:
         """Check tag and fields; return the number of elements inside the fields, if those are to be checked."""
@@ -173,7 +212,7 @@ class _Form:
         spent = 1 + len(values)
         if inside:
             for index, name, check in self.deep:
-                spent = check(values[index], name, spent, most or self.most)
+                spent = check(values[index], name, spent, most or self.most, self.depth)
         return spent - 1 - len(values)
 
     def check_in_steps(self, values: list[Any], most: int | None) -> Generator[None, None, int]:
@@ -183,9 +222,9 @@ class _Form:
         spent = 1 + len(values)
         for index, name, check in self.deep:
             if check is check_plain:
-                spent = yield from check_plain_in_steps(values[index], name, spent, most)
+                spent = yield from check_plain_in_steps(values[index], name, spent, most, self.depth)
             else:
-                spent = check(values[index], name, spent, most)
+                spent = check(values[index], name, spent, most, self.depth)
         return spent - 1 - len(values)
 
     def _fits_packed(self, values: tuple[Any, ...] | list[Any]) -> bool:
@@ -194,29 +233,35 @@ class _Form:
     def _blame_value(self, values: tuple[Any, ...] | list[Any]) -> None:
         for index, name, check in self.deep:
             if check is check_plain and index < len(values):
-                check_plain(values[index], name)
+                check_plain(values[index], name, deepest=self.depth)
 
 
-def _form(tag: int, message: type[Message]) -> _Form:
+def _form(tag: int, message: type[Any], *, most: int, depth: int, said: Mapping[tuple[type[Any], str], str]) -> _Form:
     names = [field.name for field in fields(message)]
     kinds = [_KINDS[str(field.type)] for field in fields(message)]
     get = attrgetter(*names)
     if len(names) == 1:
-        values: Callable[[Message], tuple[object, ...]] = lambda message: (tag, get(message))  # noqa: E731
+        values: Callable[[Any], tuple[object, ...]] = lambda message: (tag, get(message))  # noqa: E731
     else:
         values = lambda message: (tag, *get(message))  # noqa: E731
     deep = [
-        (index, SAID.get((message, name), f"{message.__name__}.{name}"), check)
+        (index, said.get((message, name), f"{message.__name__}.{name}"), check)
         for index, (name, (_, check)) in enumerate(zip(names, kinds, strict=True), start=1)
         if check is not None
     ]
     shapes = frozenset(itertools.product({int}, *(types for types, _ in kinds)))
-    most = MAX_GUEST_ELEMENTS if tag >= FIRST_GUEST_TAG else MAX_ELEMENTS
-    return _Form(tag, message, values, shapes, tuple(deep), most)
+    return _Form(tag, message, values, shapes, tuple(deep), most, depth)
 
 
-_FORM_OF_TAG: Final = {tag: _form(tag, message) for tag, message in TAGS.items()}
-_FORM_OF_TYPE: Final[dict[type, _Form]] = {form.message: form for form in _FORM_OF_TAG.values()}
+MESSAGES: Final[TableCodec[Message]] = TableCodec(
+    TAGS, elements=lambda tag: MAX_GUEST_ELEMENTS if tag >= FIRST_GUEST_TAG else MAX_ELEMENTS, said=SAID
+)
+"""Of the bridge."""
+
+encode = MESSAGES.encode
+decode = MESSAGES.decode
+decode_counted = MESSAGES.decode_counted
+decode_in_steps = MESSAGES.decode_in_steps
 
 LOG_HEADS: Final[dict[int, bytes]] = {stream: encode(Log(stream, ""))[4:-1] for stream in (1, 2)}
 """What a `Log` of each stream begins with, before its text."""

@@ -180,8 +180,8 @@ def packed_size(value: object) -> int:
     return PackedValue(value, "value").size
 
 
-def check_texts(value: Any, what: str, spent: int, most: int) -> int:
-    """Check that a list or dict holds strings and nothing else."""
+def check_texts(value: Any, what: str, spent: int, most: int, deepest: int = 1) -> int:
+    """Check that a list or dict holds strings and nothing else, so that it has one level."""
     texts: list[object] = list(value)
     if type(value) is dict:
         texts += value.values()

@@ -103,7 +103,7 @@ class DataTools(ToolPackage):
         spec = super()._spec(name, options)
         if self._roots is not None:
             return spec
-        parameters = spec.definition.parameters
+        parameters = spec.definition.checked_parameters
         content = "content" if "content" in parameters["properties"] else "records"
         dropped = (*_OF_FILES, "format", "delimiter") if content == "records" else _OF_FILES
         for each in dropped:

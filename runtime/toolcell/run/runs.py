@@ -36,7 +36,7 @@ from toolcell.support.host_work import LONG_BYTES, HostWork
 from toolcell.support.lifetime import Lifetime
 from toolcell.support.log import logger_of
 from toolcell.tools import Origin, RunContext, ToolRegistry
-from toolcell.tools.call import CallableTools
+from toolcell.tools.call import CallableTools, RunScope
 from toolcell.tools.concurrency import OF_THIS_PROCESS, AbandonedThreads
 from toolcell.tools.context import share_labels
 from toolcell.tools.jobs import open_jobs
@@ -238,8 +238,11 @@ class Runs:
         above = context.scope.work if context is not None and context.scope.scripts else None
         work, abandoned = HostWork(limits.host_work, above=above), AbandonedThreads(self.abandoned)
         made = MadeCalls(context.scope.made if context is not None else None)
-        context = context or RunContext(run_id=os.urandom(16).hex())
-        context = context.within(work=work, abandoned=abandoned, made=made, runtime=self.runtime)
+        if context is None:
+            scope = RunScope(work=work, abandoned=abandoned, made=made, runtime=self.runtime)
+            context = RunContext(run_id=os.urandom(16).hex(), scope=scope)
+        else:
+            context = context.within(work=work, abandoned=abandoned, made=made, runtime=self.runtime)
         if limits is not self.limits:
             context = context.child(limits=limits)  # of saved scripts that it calls, too
         context = self.under_rules(context)

@@ -63,6 +63,7 @@ class Sandboxes:
             self._connect,
             lambda connection: connection.sandbox.destroy(),
             lambda connection: connection.is_usable,
+            lambda connection: connection.sandbox.freeze(),
             warm=config.warm,
             cap=possible_cap(config.cap, self._environment.descriptors_per_sandbox),
             idle_s=config.idle_s,

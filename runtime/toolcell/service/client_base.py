@@ -14,7 +14,7 @@ from toolcell.service.socket.exchange import Exchange
 from toolcell.service.socket.link import ServiceLink
 from toolcell.service.socket.messages import Ask
 from toolcell.service.socket.offer import offer_key, offered_tools
-from toolcell.service.socket.peer import ChannelLost
+from toolcell.service.socket.streams import StreamLost
 from toolcell.service.socket.values import READERS
 from toolcell.support import Lifetime, Lru
 from toolcell.tools import OF_THIS_PROCESS, AbandonedThreads, RunContext, ToolRegistry, registry_of
@@ -76,32 +76,31 @@ class AskingClient:
         plain |= {"wants_progress": True} if handlers.on_progress is not None else {}
         for _ in range(ATTEMPTS):
             await self._link.ready()
-            if session and session != self._link.session:
+            if session and session != self._link.home:
                 raise ServiceError("the service lost this session with its connection", may_have_begun=False)
             try:
                 if (makes_calls if offers is None else offers) and (tools is not None or self._has_tools):
                     plain["toolset"] = await self._offered(registry)
                 answer = await self._exchanged(method, plain, caller, handlers)
-            except ChannelLost:
+            except StreamLost:
                 continue  # nothing of it was sent, so it is safe to send it
             return self._read(kind, answer, abandoned)
         raise ServiceUnavailable(f"the service at {self._link.url} is lost again and again: {self._link.problem}")
 
     async def _exchanged(self, method: str, plain: dict[str, Any], caller: CallerTools, handlers: RunHandlers) -> Any:
-        channel = await self._link.channel(is_run=not method.startswith("session.") or method.endswith("_code"))
+        stream = await self._link.request(is_run=not method.startswith("session.") or method.endswith("_code"))
         try:
-            most = self._link.peer.protocol.sent_bytes
+            most = self._link.message_bytes
             try:
-                body = channel.encode(Ask(method, plain))
+                body = stream.encode(Ask(method, plain))
             except (UnsendableValue, ValueTooLarge) as exc:
                 raise UsageError(f"{method} cannot be sent: {exc}") from exc
             if len(body) > most:
                 raise UsageError(f"{method} takes {len(body)} bytes, and the service takes {most} (message_bytes)")
-            channel.send_encoded(body)
-            return await Exchange(channel, most, caller, handlers).answer()
+            stream.send_body(body)
+            return await Exchange(stream, most, caller, handlers).answer()
         finally:
-            channel.close()
-            self._link.note_change()
+            self._link.forget(stream)
 
     def _read(self, kind: str, answer: Any, abandoned: AbandonedThreads) -> Any:
         try:
@@ -120,11 +119,11 @@ class AskingClient:
         """Return the number of a toolset at the service; offer it if it is not there."""
         key = offer_key(registry)
         session, number, _ = self._offers.get(key, ("", 0, registry))
-        if session == self._link.session:
+        if session == self._link.home:
             self._offers.use(key)  # as at the service
             return number
         number = next(self._numbers)
         offer = {"toolset": number, "tools": offered_tools(registry), "with_own": self._server_tools}
         await self._exchanged("offer_tools", offer, CallerTools(registry, RunContext()), NO_HANDLERS)
-        self._offers.put(key, (self._link.session, number, registry))  # keeps the tools, so that their ids stay theirs
+        self._offers.put(key, (self._link.home, number, registry))  # keeps the tools, so that their ids stay theirs
         return number

@@ -83,12 +83,12 @@ class ClientSession(OpenedInBlock):
             offers=method == "session.open",
             session=session,
         )
-        self._number, self._state, self._home = opened["value"], opened["state"], self._client._link.session
+        self._number, self._state, self._home = opened["value"], opened["state"], self._client._link.home
 
     async def close(self) -> None:
         """End the script under way, and destroy the sandbox. May be called twice."""
         number, self._number = self._number, 0
-        if not number or self._home != self._client._link.session or not self._client._lifetime.is_open:
+        if not number or self._home != self._client._link.home or not self._client._lifetime.is_open:
             return  # it ended with the client's session
         try:
             with anyio.CancelScope(shield=True):

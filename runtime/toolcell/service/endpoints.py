@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -22,6 +23,7 @@ from toolcell.service.keyed import HEADER, Asked
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
 from toolcell.service.receiving import Reservation
+from toolcell.service.revocations import AskWho
 from toolcell.service.routes.models import NoQuery, RequestModel
 from toolcell.service.tenants import Tenant
 from toolcell.support import exact_json_text
@@ -50,6 +52,8 @@ class ApiRequest:
     """The endpoint's `body` model; None when it has none."""
     query: Any
     """The endpoint's `query` model."""
+    ask_who: AskWho
+    """Whose the sender's credential is now: what takes long asks again."""
     sent: bytes = b""
     """The body as it came, where the endpoint has a `body` model."""
     run_id: str = field(default_factory=new_id)
@@ -138,7 +142,15 @@ class Endpoint:
             body = await parsed_body(self.body, sent)
         tenant = await service.tenants.get(principal.tenant)
         return ApiRequest(
-            http, service, principal=principal, tenant=tenant, body=body, query=query, sent=sent, held=held
+            http,
+            service,
+            principal=principal,
+            tenant=tenant,
+            body=body,
+            query=query,
+            ask_who=partial(principal_of, http),
+            sent=sent,
+            held=held,
         )
 
 

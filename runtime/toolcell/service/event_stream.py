@@ -73,7 +73,7 @@ class RunEventStream(Response):
                 writer = _Writer(send, self._request.service.config.heartbeat_s, self._request.tenant.answers)
                 tasks.start_soon(writer.beat)
                 tasks.start_soon(self._leave_when_gone, run, tasks.cancel_scope)
-                await _copy(stream, writer, self._request)
+                await _copy(stream, writer, self._request, run)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 tasks.cancel_scope.cancel()
 
@@ -85,9 +85,10 @@ class RunEventStream(Response):
         scope.cancel()
 
 
-async def _copy(stream: RunStream, writer: _Writer, request: ApiRequest) -> None:
+async def _copy(stream: RunStream, writer: _Writer, request: ApiRequest, run: RunUnderWay) -> None:
     try:
         async for event in stream:
+            run.check_allowed()
             if isinstance(event, RunFinished):
                 await request.tenant.files.keep(event.result.run_id, event.result.files)
             await writer.event(*_event_fields(event))

@@ -35,7 +35,8 @@ async def under_way(request: ApiRequest) -> AsyncIterator[RunUnderWay]:
             request.began.set()
             if request.held is not None:
                 request.held.give_back()
-            yield run
+            with service.revocations.ending(request.principal, request.ask_who, run.refuse):
+                yield run
 
 
 async def _while_wanted(http: Request, waiting: Awaitable[None]) -> None:
@@ -60,7 +61,7 @@ async def run_for(request: ApiRequest, work: Callable[[RunUnderWay], Awaitable[T
     cancelled `end_s` later.
 
     Raises:
-        Problem: nothing new may begin now (503), or it was cancelled (503).
+        Problem: nothing new may begin now (503), or it was cancelled (503, or 401 when its token was revoked).
         Exception: as from `work`.
     """
     async with under_way(request) as run:
@@ -84,7 +85,10 @@ async def _unless_gone(http: Request, when_gone: Callable[[], None], work: Calla
 
 async def _cancellable(run: RunUnderWay, work: Callable[[RunUnderWay], Awaitable[T]]) -> T:
     with run.scope:
-        return await work(run)
+        done = await work(run)
+        run.check_allowed()
+        return done
+    run.check_allowed()
     raise Problem(503, "cancelled", "The request was cancelled", "its client has gone, or the service ends")
 
 

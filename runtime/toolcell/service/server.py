@@ -17,14 +17,15 @@ from toolcell.errors import UsageError
 from toolcell.service.authentication import LoopbackAuthenticator
 from toolcell.service.problems import Problem
 from toolcell.service.service import Service
-from toolcell.service.socket.frames import FRAME_BYTES
+from toolcell.service.socket.messages import FRAME_BYTES
 from toolcell.support import HttpLimits, HttpServer, bounded_protocol, is_loopback, json_text, url_of
 
 END_S: Final = 1
 """What connections may take to end when nothing runs any more."""
 
-FRAMES_AHEAD: Final = 16
-"""Of a WebSocket: they wait to be read."""
+PING_S: Final = 5.0
+SILENT_S: Final = 15.0
+"""How long a WebSocket's client may leave a ping unanswered before the connection counts as lost."""
 
 KEEP_ALIVE_S: Final = 30
 """How long a connection without a request stays open."""
@@ -117,7 +118,8 @@ def _uvicorn_config(app: Starlette, service: Service) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,  # a header must not make a stranger local
         ws_max_size=FRAME_BYTES,
-        ws_max_queue=FRAMES_AHEAD,
+        ws_ping_interval=PING_S,
+        ws_ping_timeout=SILENT_S,
         ws_per_message_deflate=False,  # a kilobyte would become a megabyte before anything is checked
         ssl_certfile=config.tls_cert,
         ssl_keyfile=config.tls_key,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import lru_cache
@@ -20,7 +21,8 @@ from toolcell.service.keyed import KeyedRequests
 from toolcell.service.metrics import Metrics, TenantState
 from toolcell.service.principal import Principal
 from toolcell.service.receiving import Receiving
-from toolcell.service.socket.sessions import SocketSessions
+from toolcell.service.revocations import Revocations
+from toolcell.service.socket.callers import Callers
 from toolcell.service.tenants import Tenants
 from toolcell.service.under_way import RunsUnderWay
 from toolcell.support import OpenedInBlock
@@ -46,11 +48,13 @@ class Service(OpenedInBlock):
         self.keyed = KeyedRequests(self._keys())
         self.runs = RunsUnderWay()
         self.receiving = Receiving(self.config.receiving_bytes, lambda name: self.config.tenant(name).receiving_bytes)
-        self.sockets = SocketSessions(
+        self.revocations = Revocations()
+        self.callers = Callers(
             self._place,
             self.receiving,
+            self.revocations,
             message_bytes=self.config.body_bytes,
-            channels=self.config.socket_requests,
+            requests=self.config.socket_requests,
             grace_s=self.config.grace_s,
             folders=self.config.folders,
         )
@@ -78,7 +82,9 @@ class Service(OpenedInBlock):
         self._stack.push_async_callback(self.tenants.close)
         await self.keyed.open()
         self._stack.push_async_callback(self.keyed.close)
-        self._stack.push_async_callback(self.sockets.close)
+        self._stack.push_async_callback(self.callers.close)
+        checking = asyncio.create_task(self.revocations.keep())
+        self._stack.callback(checking.cancel)
         self._is_open = True
 
     async def close(self) -> None:

@@ -30,6 +30,8 @@ class RunUnderWay:
     """Cancelled when it has not ended by then."""
     end_s: float = 0.0
     """What it may take to end."""
+    refusal: Problem | None = None
+    """Why it ends: whoever asked for it may not any more, and is told this in the place of what it did."""
     _timer: asyncio.TimerHandle | None = None
 
     def stop(self) -> None:
@@ -37,6 +39,20 @@ class RunUnderWay:
         self.cancel.set()
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self.end_s, self.scope.cancel)
+
+    def refuse(self, problem: Problem) -> None:
+        """End it: whoever asked for it may not any more."""
+        self.refusal = problem
+        self.stop()
+
+    def check_allowed(self) -> None:
+        """Raise why whoever asked for it may not any more, if that is so.
+
+        Raises:
+            Problem: says why (401, 403).
+        """
+        if self.refusal is not None:
+            raise self.refusal
 
     def over(self) -> None:
         """It has ended."""

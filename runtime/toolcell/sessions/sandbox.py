@@ -41,7 +41,7 @@ class SessionSandbox:
         )
         self.kill, self.kill_now, self.destroy = sandbox.kill, sandbox.kill_now, sandbox.destroy
         self.ask_line, self.read_on, self.interrupt = sandbox.ask_line, sandbox.read_on, sandbox.interrupt
-        self.unpause, self.accept = sandbox.unpause, sandbox.accept
+        self.unpause, self.freeze, self.accept = sandbox.unpause, sandbox.freeze, sandbox.accept
 
     @property
     def id(self) -> str:

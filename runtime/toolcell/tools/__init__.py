@@ -30,7 +30,7 @@ __all__ = [
     "passes_on", "patterns_work", "plan_of", "plan_spec", "positional_spec", "provider_name", "python_stubs",
     "query_words", "registry_of", "run_call", "run_in_thread", "safe_text", "score_of", "search_spec", "share_labels",
     "shown_within", "strict_json", "text_of", "to_json", "tool", "unique_ids", "with_options", "withheld",
-    "without_bytes", "without_names_of_results", "words",
+    "without_bytes", "words",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -143,7 +143,6 @@ if TYPE_CHECKING:
     from toolcell.tools.reverts import MadeCalls
     from toolcell.tools.run_state import Budget, Secrets, new_id
     from toolcell.tools.saved_script import SavedScript
-    from toolcell.tools.schema import without_names_of_results
     from toolcell.tools.schema_patterns import MAX_COMPILE_WORK, patterns_work
     from toolcell.tools.schema_work import WORK_PER_STEP
     from toolcell.tools.script_folder import load_scripts
@@ -205,7 +204,6 @@ else:
             "toolcell.tools.reverts": "MadeCalls",
             "toolcell.tools.run_state": "Budget Secrets new_id",
             "toolcell.tools.saved_script": "SavedScript",
-            "toolcell.tools.schema": "without_names_of_results",
             "toolcell.tools.schema_work": "WORK_PER_STEP",
             "toolcell.tools.script_folder": "load_scripts",
             "toolcell.tools.search": "FOUND MAX_FOUND is_large search_spec",

@@ -24,7 +24,7 @@ from toolcell.tools.encoded import Parts, decoded, mentions_bytes
 from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, ExecutionMode, ToolOptions
 from toolcell.tools.problems import ParameterError, Subschemas
 from toolcell.tools.result import ToolResult
-from toolcell.tools.schema import Signature, read_docstring, read_signature, without_names_of_results
+from toolcell.tools.schema import Signature, read_docstring, read_signature
 from toolcell.tools.spec import Decode, Invoke, ToolSpec
 from toolcell.tools.values import Path
 
@@ -121,7 +121,7 @@ def _with_own(
     """Return a spec with what somebody calls the tool, and how the arguments are prepared."""
     was = spec.definition
     if name is not None or description is not None:
-        was = ToolDefinition(name or was.name, description or was.description, was.parameters)
+        was = ToolDefinition(name or was.name, description or was.description, was.checked_parameters)
     return replace(spec, definition=was, prepare=prepare or spec.prepare)
 
 
@@ -224,8 +224,7 @@ def function_spec(
     prose, described = read_docstring(function)
     signature = read_signature(function, ToolContext, ToolResult, described)
     chosen = name or str(getattr(function, "__name__", type(function).__name__))
-    parameters = without_names_of_results(signature.parameters)
-    definition = ToolDefinition(chosen, description or prose, parameters)
+    definition = ToolDefinition(chosen, description or prose, signature.parameters)
     known = options or DEFAULT_TOOL_OPTIONS
     if known.returns is None:
         known = replace(known, returns=signature.returns)
@@ -237,7 +236,6 @@ def function_spec(
         prepare=prepare,
         decode=_decoder(signature),
         requires_result=signature.wants_result,
-        checked_schema=signature.parameters if parameters != signature.parameters else None,
     )
 
 

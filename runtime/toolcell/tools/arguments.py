@@ -28,7 +28,6 @@ from toolcell.tools.problems import (
     find_problems,
 )
 from toolcell.tools.result import ErrorCode
-from toolcell.tools.schema import without_names_of_results
 from toolcell.tools.schema_work import MAX_CHECK_WORK, WORK_PER_STEP, SchemaWork
 from toolcell.tools.text_data import ParseMode, parse_json
 from toolcell.tools.values import (
@@ -163,7 +162,7 @@ class ArgumentChecker:
         self, definition: ToolDefinition, coercion: Coercion = "safe", extras: Extras = "drop", validate: bool = True
     ) -> None:
         try:
-            schema = definition.parameters
+            schema = definition.checked_parameters
             if extras == "forbid" and closed_properties(schema) is not None:
                 schema["additionalProperties"] = False
             validator = compile_schema(schema)
@@ -179,7 +178,7 @@ class ArgumentChecker:
             coercion == "lenient"
             or _needs_walk(schema)
             or (not validate and coercion != "off")
-            or without_names_of_results(schema) != schema
+            or definition.checked_parameters != definition.parameters
         )
         self._looks_below = extras != "allow" and _closes_below(schema)
         """Members may have members of their own that the schema does not name."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn, TypedDict
 
 from toolcell.errors import RegistrationError, warn_user
 from toolcell.tools.names import check_name, provider_name
-from toolcell.tools.schema import record_schema
+from toolcell.tools.schema import OF_RESULTS, record_schema, without_names_of_results
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.plain import pack_value
 
@@ -51,23 +51,30 @@ class AnthropicToolDef(TypedDict):
 
 
 class ToolDefinition:
-    """Name, description and JSON Schema of one function, exactly as given: no key added, none reordered."""
+    """Name, description and JSON Schema of one function, exactly as given: no key added, none reordered.
 
-    __slots__ = ("_parameters_json", "description", "name")
+    What a schema says of names that only results have (`OF_RESULTS`) is not shown to models.
+    """
+
+    __slots__ = ("_checked_json", "_parameters_json", "description", "name")
 
     name: str
     description: str
+    _checked_json: str
     _parameters_json: str
 
     def __init__(self, name: str, description: str, parameters: Mapping[str, Any] | None = None) -> None:
         try:
-            text = json.dumps(ANYTHING if parameters is None else parameters)
+            checked = shown = json.dumps(ANYTHING if parameters is None else parameters)
+            if OF_RESULTS in checked:
+                shown = json.dumps(without_names_of_results(parameters))
         except (TypeError, ValueError, RecursionError) as exc:
             raise RegistrationError(f"tool {name!r}: parameters are not JSON: {exc}") from exc
         set_once = object.__setattr__
         set_once(self, "name", name)
         set_once(self, "description", description)
-        set_once(self, "_parameters_json", text)
+        set_once(self, "_checked_json", checked)
+        set_once(self, "_parameters_json", shown)
 
     @classmethod
     def from_model(cls, name: str, description: str, model: type[Any]) -> ToolDefinition:
@@ -84,6 +91,12 @@ class ToolDefinition:
     def parameters(self) -> dict[str, Any]:
         """The schema of the arguments, as a copy that may be changed freely."""
         schema: dict[str, Any] = json.loads(self._parameters_json)
+        return schema
+
+    @property
+    def checked_parameters(self) -> dict[str, Any]:
+        """The same with what is known of names that only results have: arguments are checked against this."""
+        schema: dict[str, Any] = json.loads(self._checked_json)
         return schema
 
     def to_openai(self) -> ProviderToolDef:
@@ -105,7 +118,7 @@ class ToolDefinition:
 
     def renamed(self, name: str) -> ToolDefinition:
         """The same definition under another name."""
-        return ToolDefinition(name, self.description, self.parameters)
+        return ToolDefinition(name, self.description, self.checked_parameters)
 
     def __setattr__(self, key: str, value: object) -> NoReturn:
         raise AttributeError(f"a ToolDefinition does not change; cannot set {key!r}")

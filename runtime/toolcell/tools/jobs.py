@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, Self
 
 import anyio
@@ -91,23 +91,29 @@ class HasJobs(Protocol):
     jobs: JobTable | None
 
 
-@asynccontextmanager
-async def open_jobs(run: HasJobs, tasks: TaskGroup | None = None) -> AsyncIterator[None]:
+def open_jobs(run: HasJobs, tasks: TaskGroup | None = None) -> AbstractAsyncContextManager[None]:
     """Give a run a table of jobs inside the block, unless it has one. What still runs at the end is cancelled.
 
     `tasks`: as of `JobTable`.
     """
-    if run.jobs is not None:
-        yield
-        return
-    table = JobTable(tasks)
-    await table.__aenter__()
-    run.jobs = table
-    try:
-        yield
-    finally:
-        run.jobs = None
-        await table.__aexit__(None, None, None)  # what the block raises goes on as it is, in no group
+    return _OpenJobs(run, tasks)
+
+
+class _OpenJobs:
+    """A class, because every run enters it, and a generator takes five times as long."""
+
+    def __init__(self, run: HasJobs, tasks: TaskGroup | None) -> None:
+        self._run, self._tasks = run, tasks
+        self._table: JobTable | None = None
+
+    async def __aenter__(self) -> None:
+        if self._run.jobs is None:
+            self._table = self._run.jobs = await JobTable(self._tasks).__aenter__()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._table is not None:
+            self._run.jobs = None
+            await self._table.__aexit__(None, None, None)  # what the block raises goes on as it is, in no group
 
 
 class JobTable:
@@ -120,7 +126,8 @@ class JobTable:
         self._is_open = False
         self._scopes: set[anyio.CancelScope] = set()
         """Of what runs in `tasks`."""
-        self._idle = anyio.Event()
+        self._idle: anyio.Event | None = None
+        """Set when none of them runs any more."""
         self._failure: BaseException | None = None
         self._jobs: dict[str, Job] = {}
         self._numbers = itertools.count(1)
@@ -145,7 +152,7 @@ class JobTable:
             return await group.__aexit__(*exc_info)
         for scope in self._scopes:
             scope.cancel()
-        if self._scopes:
+        if self._scopes and self._idle is not None:
             with anyio.CancelScope(shield=True):
                 await self._idle.wait()
         if self._failure is not None:
@@ -174,7 +181,7 @@ class JobTable:
             self._failure = exc
         finally:
             self._scopes.discard(scope)
-            if not self._scopes:
+            if not self._scopes and self._idle is not None:
                 self._idle.set()
 
     def list(self) -> tuple[Job, ...]:

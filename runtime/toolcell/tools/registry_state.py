@@ -145,7 +145,7 @@ class RegistryState:
         if describe is None:
             return definition
         text = describe(lambda origin: self.visible(origin, policies))
-        return _described(tool.name, text, definition._parameters_json)
+        return _described(tool.name, text, definition._checked_json)
 
 
 @functools.lru_cache(maxsize=64)

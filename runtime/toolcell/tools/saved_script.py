@@ -166,7 +166,7 @@ def inputs_schema(name: str, inputs: object) -> Mapping[str, Any]:
         if not is_identifier(each) or each in GUEST_NAMES:
             taken = "is a name that every script finds" if each in GUEST_NAMES else "is no Python name"
             raise RegistrationError(f"script {name!r}: the input {each[:80]!r} {taken}; call it something else")
-    return plain.parameters
+    return plain.checked_parameters
 
 
 def _saved_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

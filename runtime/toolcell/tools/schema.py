@@ -210,7 +210,7 @@ def _made_schema(annotation: Any, mode: Literal["validation", "serialization"]) 
 
 
 def record_schema(record: Any) -> Schema:
-    """Return the schema of a pydantic model, dataclass or TypedDict as a tool's parameters.
+    """Return the schema of a pydantic model, dataclass or TypedDict as a tool's parameters, with `OF_RESULTS`.
 
     Raises:
         RegistrationError: it is not a record, or cannot be described inline.
@@ -220,7 +220,7 @@ def record_schema(record: Any) -> Schema:
     )
     if not is_record:
         raise RegistrationError(f"{record!r} is not a record: a tool takes a pydantic model, dataclass or TypedDict")
-    schema: Schema = without_names_of_results(type_schema(record))
+    schema = type_schema(record)
     schema.pop("description", None)
     return schema
 

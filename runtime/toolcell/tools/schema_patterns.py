@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from toolcell.errors import RegistrationError
@@ -32,11 +33,34 @@ BACKTRACKS = re.compile(r"\(\?<?[=!]|\(\?>|\\[1-9k]|[*+?}]\+")
 """What needs the engine that goes back: lookaround, backreferences, atomic groups."""
 _SINGLE = re.compile(r"\^(?:\[(?:[^\\\]]|\\.)+\]|\\[dDwWsS]|[^\\\[\](){}*+?|^$])(?:[*+?]|\{\d+,?\d*\})?\$", re.DOTALL)
 """One kind of character from beginning to end. However often it is repeated, one state is alive at a time."""
+_KIND = r"(?:\[(?:[^\\\[\]]|\\.)+\]|\\[dDwWsSnrt]|\\[pP]\{\w+\}|[^\\\[\](){}*+?|^$])"
+"""One character of a kind. A class in a class is not read."""
+_COUNTED = re.compile(rf"\^({_KIND}|\((?:\?:)?{_KIND}(?:\|{_KIND})*\))\{{(\d{{1,9}})(,?)(\d{{0,9}})\}}\$", re.DOTALL)
+"""So many characters of one kind, and nothing else. The engines write the repetition out."""
 _TOKEN = re.compile(
     r"\\[pPux]\{[^}]*\}|\\.|\[\^?\]?(?:\\.|\[:\w+:\]|[^\\\]])*\]|\{(\d{1,9})(,?)(\d{0,9})\}"
     r"|\(\?(?:P?<\w+>|<?[=!]|>|[A-Za-z-]*[:)])|.",
     re.DOTALL,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A pattern as it is compiled, and how many characters the texts have that it may match."""
+
+    pattern: str
+    least: int = 0
+    most: int = MAX_CHARS
+
+
+def counted(pattern: str) -> Counted:
+    """Return a pattern whose repetition is counted instead of written out, where it is all that the pattern has."""
+    found = _COUNTED.fullmatch(pattern)
+    if found is None:
+        return Counted(pattern)
+    least = int(found[2])
+    most = least if not found[3] else int(found[4]) if found[4] else MAX_CHARS
+    return Counted(f"^{found[1]}*$", least, most) if least <= most <= MAX_CHARS else Counted(pattern)
 
 
 def states_of(pattern: str) -> int:
@@ -104,6 +128,7 @@ def visits_of(pattern: str) -> tuple[float, float]:
 
 def max_chars(pattern: str) -> int:
     """Return how many characters a text may have that is matched."""
+    pattern = counted(pattern).pattern
     if _SINGLE.fullmatch(pattern):
         return MAX_CHARS
     states = states_of(pattern)
@@ -113,9 +138,9 @@ def max_chars(pattern: str) -> int:
 
 
 def patterns_in(part: Mapping[str, Any]) -> Iterator[str]:
-    """Return the patterns that a part of a schema has of its own."""
+    """Return the patterns that a part of a schema has of its own, as they are compiled."""
     if isinstance(pattern := part.get("pattern"), str):
-        yield pattern
+        yield counted(pattern).pattern
     yield from names_matched(part)
 
 
@@ -159,7 +184,10 @@ _NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dep
 
 
 def bounded(schema: Any) -> Any:
-    """Return a schema that refuses a text that is too long for its pattern. The library looks at `maxLength` first."""
+    """Return a schema that refuses a text that is too long for its pattern. The library looks at `maxLength` first.
+
+    A repetition that is all that a pattern has becomes `minLength` and `maxLength`.
+    """
     if isinstance(schema, list):
         return [bounded(each) for each in schema]
     if not isinstance(schema, Mapping):
@@ -171,6 +199,10 @@ def bounded(schema: Any) -> Any:
         elif key not in _VALUES:
             made[key] = bounded(each)
     if isinstance(pattern := schema.get("pattern"), str):
-        given, most = made.pop("maxLength", MAX_CHARS), max_chars(pattern)
+        how = counted(pattern)
+        given, most = made.pop("maxLength", MAX_CHARS), min(how.most, max_chars(pattern))
         made = {"maxLength": min(given, most) if isinstance(given, int | float) else given, **made}
+        if how.least and isinstance(least := made.get("minLength", 0), int | float):
+            made["minLength"] = max(least, how.least)
+        made["pattern"] = how.pattern
     return made

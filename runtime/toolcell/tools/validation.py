@@ -25,6 +25,7 @@ from toolcell.tools.execution import cut_short
 from toolcell.tools.finalize import failure_of
 from toolcell.tools.placeholders import effects_in
 from toolcell.tools.result import ErrorCode, Status, ToolResult
+from toolcell.tools.schema import OF_RESULTS
 from toolcell.tools.spec import RegisteredTool
 from toolcell.tools.values import NO_BLOBS, BadValue, Path, copy_arguments, is_large
 
@@ -177,6 +178,7 @@ def unusable(tool: RegisteredTool, exc: ArgumentError) -> ToolResult:
 
 _CHECKED_AROUND = frozenset({
     "type", "properties", "required", "additionalProperties", "title", "description", "$defs", "definitions", "$schema",
+    OF_RESULTS,
 })  # fmt: skip
 """Keywords of a schema that says something about each argument by itself."""
 
@@ -207,7 +209,7 @@ async def take_around(call: Call, tool: RegisteredTool) -> ToolResult | None:
         args = copy_arguments(received).args
     except BadValue as exc:
         return ToolResult.fail(f"invalid tool arguments: {exc}", code=ErrorCode.INVALID_ARGUMENTS)
-    key, schema = call.run.dry_run.key, tool.definition.parameters
+    key, schema = call.run.dry_run.key, tool.definition.checked_parameters
     later = {name: value for name, value in args.items() if name in _properties(schema) and effects_in(value, key)}
     if schema.keys() <= _CHECKED_AROUND:
         others = {name: value for name, value in received.items() if name not in later}

@@ -18,7 +18,7 @@ from toolcell.service.principal import Scope
 from toolcell.service.tokens import TokenDatabase
 from toolcell.service.viewer import app, login_page, logins, pool_page, sessions_pages, waiting_page
 from toolcell.service.viewer.events import event_stream
-from toolcell.service.viewer.live_runs import LiveRuns
+from toolcell.service.viewer.live_runs import LiveRuns, Reader
 from toolcell.service.viewer.logins import IDLE_S, LONGEST_S, Logins
 from toolcell.service.viewer.site import form
 
@@ -326,7 +326,7 @@ async def test_a_part_of_a_page_can_begin_no_event_of_its_own() -> None:
 
     live = LiveRuns()
     run = live.begin("ada", work)
-    sent = "".join([each async for each in event_stream(run.follow())])
+    sent = "".join([each async for each in event_stream(run.follow(Reader()))])
     assert sent == "id: 0\nevent: part\ndata: a\ndata: \ndata: event: enddata: x\ndata: \ndata: id: 7\n\n"
     assert live.find("eve", run.id) is None
     await live.close()

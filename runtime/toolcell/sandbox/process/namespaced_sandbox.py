@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
-from toolcell.config import Limits
+from toolcell.config import MIB, Limits
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import INTERRUPTED_S, Exit, Sample, SandboxDefaults
 from toolcell.sandbox.interpreter import plan_rlimits
@@ -40,6 +40,9 @@ still for a while, that is one of them."""
 
 THREADS = 4
 """That make the kernel forget names at the same time."""
+
+FROZEN_BYTES = 32 * MIB
+"""Most memory that a sandbox may have used and still be frozen."""
 
 LOWERED = ("RLIMIT_CPU", "RLIMIT_AS", "RLIMIT_NPROC", "RLIMIT_NOFILE")
 """Limits of a running sandbox that are lowered to those of its run."""
@@ -230,6 +233,13 @@ class ProcessSandbox(SandboxDefaults):
     async def unpause(self) -> None:
         """Let everything run again."""
         self._stop_all(False)
+
+    def freeze(self) -> bool:
+        """Stop everything inside. False when something may go on, and when the next run may need the memory."""
+        if self._cgroup is None or self._sample.peak_memory_bytes > FROZEN_BYTES:
+            return False
+        self.stream.expect_nothing()
+        return self._stop_all(True)
 
     def _stop_all(self, is_paused: bool) -> bool:
         cgroup, number = self._cgroup, signal.SIGSTOP if is_paused else signal.SIGCONT

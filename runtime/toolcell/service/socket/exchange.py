@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import time
+from dataclasses import replace
 from typing import Any, Final
 
 import anyio
@@ -26,7 +27,7 @@ from toolcell.service.socket.messages import (
     RequestFailed,
     StopRun,
 )
-from toolcell.service.socket.peer import ChannelLost, PeerChannel
+from toolcell.service.socket.streams import Stream, StreamLost
 from toolcell.service.socket.tool_answers import plain_answer, unusable
 from toolcell_bridge import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
@@ -35,17 +36,17 @@ END_S: Final = 5.0
 
 
 class Exchange:
-    """One request on its channel."""
+    """One request."""
 
     def __init__(
         self,
-        channel: PeerChannel,
+        stream: Stream,
         message_bytes: int,
         tools: CallerTools,
         handlers: RunHandlers = NO_HANDLERS,
     ) -> None:
         """`message_bytes`: longest message that the service takes."""
-        self._channel, self._message_bytes, self._tools = channel, message_bytes, tools
+        self._stream, self._message_bytes, self._tools = stream, message_bytes, tools
         self._handlers = handlers
         self._calls: dict[int, asyncio.Task[None]] = {}
         self.records: list[ToolCallRecord] = []
@@ -58,7 +59,7 @@ class Exchange:
         """Return the value of the answer.
 
         Raises:
-            ChannelLost: nothing of the request was ever sent.
+            StreamLost: nothing of the request was ever sent.
             ServiceError: the session was lost, and its answer with it.
             ToolcellError: the service says that it failed.
             Exception: a callback raised this, or what a tool's call was not to end with.
@@ -72,14 +73,14 @@ class Exchange:
             except asyncio.CancelledError:
                 await self._give_up()
                 raise
-            except ChannelLost as exc:
+            except StreamLost as exc:
                 if self._failure is not None:
                     raise self._failure from exc
                 if exc.is_begun:
                     raise self._lost(str(exc)) from exc
                 raise
             except RemoteProtocolError as exc:
-                self._channel.send(StopRun(True))
+                self._stream.send(StopRun(True))
                 raise self._lost(f"the service broke the protocol: {exc}") from exc
         finally:
             if watching is not None:
@@ -93,7 +94,7 @@ class Exchange:
 
     async def _until_last(self) -> Finished | RequestFailed:
         while True:
-            match await self._channel.receive():
+            match await self._stream.receive():
                 case Printed(stream, text):
                     await self._tell(self._handlers.on_log, stream, text)
                 case Reported(value):
@@ -121,17 +122,17 @@ class Exchange:
             raise
         except BaseException as exc:  # it ends this run, and comes out of it
             self._failure = exc
-            self._channel.send(StopRun(True))
+            self._stream.send(StopRun(True))
 
     async def _watch_cancel(self) -> None:
         assert self._handlers.cancel is not None
         await self._handlers.cancel.wait()
-        self._channel.send(StopRun(False))
+        self._stream.send(StopRun(False))
 
     async def _give_up(self) -> None:
         """End a request that nobody waits for any more."""
-        self._channel.send(StopRun(True))
-        with anyio.move_on_after(END_S, shield=True), contextlib.suppress(ChannelLost, RemoteProtocolError):
+        self._stream.send(StopRun(True))
+        with anyio.move_on_after(END_S, shield=True), contextlib.suppress(StreamLost, RemoteProtocolError):
             await self._until_last()
 
     def _lost(self, reason: str) -> ServiceError:
@@ -174,21 +175,11 @@ class Exchange:
         self._send_answer(asked.id, plain)
 
     def _record(self, number: int, status: str, began: float) -> None:
-        was = self.records[number]
-        took = time.perf_counter() - began
-        self.records[number] = ToolCallRecord(
-            was.id,
-            was.name,
-            args=was.args,
-            status=status,
-            error_code=None,
-            message=None,
-            started_s=was.started_s,
-            duration_s=took,
-        )
+        took_s = time.perf_counter() - began
+        self.records[number] = replace(self.records[number], status=status, duration_s=took_s)
 
     def _send_answer(self, ident: int, plain: dict[str, Any]) -> None:
-        encode = self._channel.encode
+        encode = self._stream.encode
         try:
             body = encode(AnswerTool(ident, plain))
             if len(body) > self._message_bytes:
@@ -196,7 +187,7 @@ class Exchange:
                 body = encode(AnswerTool(ident, unusable(problem)))
         except (UnsendableValue, ValueTooLarge) as exc:
             body = encode(AnswerTool(ident, unusable(str(exc))))
-        self._channel.send_encoded(body)
+        self._stream.send_body(body)
 
     async def _end_calls(self) -> None:
         """Cancel the calls that nobody waits for any more, and wait for their ends."""

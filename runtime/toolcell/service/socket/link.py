@@ -1,4 +1,4 @@
-"""`ServiceLink`: a client's session with the service. It connects, connects again when the connection drops, and asks.
+"""`ServiceLink`: a client's connection to the service, and the next one when it is lost.
 
 Needs asyncio: the library websockets, which it connects with, has no other loop.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import ssl
 from collections.abc import Mapping
 from typing import Any, Final
@@ -14,55 +15,38 @@ from urllib.parse import urlsplit, urlunsplit
 
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as connect_websocket
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.exceptions import InvalidHandshake, InvalidStatus, InvalidURI
 
 from toolcell.errors import ServiceUnavailable, ToolcellError, UsageError
-from toolcell.service.socket.frames import FRAME_BYTES
-from toolcell.service.socket.messages import CALLER_MESSAGES, SERVICE_MESSAGES
-from toolcell.service.socket.peer import PeerChannel, SocketPeer
-from toolcell.service.socket.protocol import SocketProtocol
+from toolcell.service.socket.messages import (
+    CALLER_MESSAGES,
+    FRAME_BYTES,
+    FRAMES,
+    SERVICE_MESSAGES,
+    SOCKET_VERSION,
+    CallerHello,
+    Goodbye,
+    ServiceHello,
+)
+from toolcell.service.socket.streams import LOST, SaidGoodbye, Stream, Streams, read_frame
 from toolcell.support import ChangeEvent
+from toolcell_bridge import RemoteProtocolError
 
 RESULT_BYTES: Final = 256 * 1024 * 1024
 """Longest message that a client takes: a result with all its files."""
 FIRST_PAUSE_S: Final = 0.05
 LAST_PAUSE_S: Final = 5.0
 """Between attempts to connect."""
+PING_S: Final = 5.0
+SILENT_S: Final = 15.0
+"""How long the service may leave a ping unanswered before the connection counts as lost."""
 END_S: Final = 2.0
 """For a goodbye."""
 RESERVED: Final = 4
-"""Channels that are kept for what is about runs that go on, such as to interrupt one."""
+"""Requests that are kept for what is about runs that go on, such as to interrupt one."""
 REFUSED: Final = frozenset({400, 401, 403, 404, 405})
 """Statuses that the next attempt would get too."""
-
-
-class ClientTransport:
-    """A WebSocket of the library websockets as a `Transport`."""
-
-    def __init__(self, connection: ClientConnection) -> None:
-        self._connection = connection
-
-    async def send(self, frame: bytes) -> None:
-        """Write one binary message."""
-        try:
-            await self._connection.send(frame)
-        except ConnectionClosed as exc:
-            raise ConnectionError(str(exc)) from exc
-
-    async def receive(self) -> bytes:
-        """Return the next binary message."""
-        try:
-            data = await self._connection.recv()
-        except ConnectionClosed as exc:
-            raise ConnectionError(str(exc)) from exc
-        return data if isinstance(data, bytes) else b""
-
-    async def close(self, code: int, reason: str) -> None:
-        """End it: politely, or at once if this is cancelled."""
-        try:
-            await self._connection.close(code, reason)
-        finally:
-            self._connection.transport.abort()
+FORGOTTEN: Final = "the service does not know this client any more: it was restarted, or the grace time is over"
 
 
 def socket_url(url: str) -> str:
@@ -83,14 +67,21 @@ def socket_url(url: str) -> str:
 
 
 class ServiceLink:
-    """One client's session, and the next one when that is lost."""
+    """The requests of one client, over one connection after the other."""
 
     def __init__(
         self, url: str, headers: Mapping[str, str], connect_s: float, tls: ssl.SSLContext | None = None
     ) -> None:
         self.url = socket_url(url)
         self._headers, self.connect_s, self._tls = dict(headers), connect_s, tls
-        self.peer = self._new_peer()
+        self._name = secrets.token_hex(32)
+        self.streams = Streams(CALLER_MESSAGES, SERVICE_MESSAGES, message_bytes=RESULT_BYTES)
+        self.is_connected = False
+        self.home = ""
+        """Of the service. What was offered or opened in another one is gone."""
+        self.message_bytes = 0
+        """Longest message that the service takes."""
+        self._grace_s = 0.0
         self.refusal: ToolcellError | None = None
         """Why the service does not let this client in."""
         self.problem = "it was not tried"
@@ -104,95 +95,55 @@ class ServiceLink:
         """Somebody waits for the connection."""
         self._changed = ChangeEvent()
 
-    def _new_peer(self) -> SocketPeer:
-        protocol = SocketProtocol(is_caller=True, message_bytes=RESULT_BYTES)
-        return SocketPeer(protocol, CALLER_MESSAGES, SERVICE_MESSAGES)
-
-    @property
-    def session(self) -> str:
-        """Name of the session at the service. What was offered or opened in another one is gone."""
-        return self.peer.protocol.session
-
-    def note_change(self) -> None:
-        """Wake those who wait for the connection or for a free channel."""
-        self._changed.notify()
-
     # The connection.
 
     async def keep(self) -> None:
         """Hold a connection, and make another one when it is lost, until this is cancelled."""
-        pause_s, lost_at = FIRST_PAUSE_S, 0.0
         loop = asyncio.get_running_loop()
+        pause_s, lost_at = FIRST_PAUSE_S, 0.0
         while not self._is_ending:
-            transport = await self._connect()
+            connection = await self._connect()
             self._attempts += 1
-            if transport is not None:
+            if connection is not None:
                 pause_s = FIRST_PAUSE_S
-                self.problem = await self._carry(transport)
+                await self._use(connection)
                 lost_at = loop.time()
-            if self.peer.is_over or loop.time() - lost_at > self.peer.protocol.grace_s:
-                self._begin_anew(self.problem)
-            self.note_change()
+            if loop.time() - lost_at > self._grace_s:
+                self.streams.lose_all(self.problem)
+            self._changed.notify()
             await asyncio.sleep(FIRST_PAUSE_S)
             pause_s = min(LAST_PAUSE_S, pause_s * 2)
             if await self._is_wanted(pause_s * random.uniform(0.5, 1.0)):  # many clients come back in turn
                 pause_s = FIRST_PAUSE_S
 
-    async def _is_wanted(self, wait_s: float) -> bool:
-        """Wait for the next attempt. Somebody who needs the connection does not wait for long."""
+    async def _is_wanted(self, pause_s: float) -> bool:
         self._wanted.clear()
         try:
-            await asyncio.wait_for(self._wanted.wait(), wait_s)
+            async with asyncio.timeout(pause_s):
+                await self._wanted.wait()
         except TimeoutError:
             return False
         return True
 
-    def _begin_anew(self, reason: str) -> None:
-        """Give up the session: whoever waits for something of it is told so."""
-        lost, self.peer = self.peer, self._new_peer()
-        lost.lose_all(reason)
-
-    async def _carry(self, transport: ClientTransport) -> str:
-        peer = self.peer
-        watch = asyncio.create_task(self._watch(peer))
-        self._over.clear()
-        try:
-            return await peer.carry(transport, self._say_hello)
-        finally:
-            self._over.set()
-            watch.cancel()
-            await transport.close(1000, "")
-
-    def _say_hello(self) -> None:
-        self.peer.protocol.connected()
-
-    async def _watch(self, peer: SocketPeer) -> None:
-        await peer.greeted.wait()
-        self.refusal = None
-        self.note_change()
-
-    async def _connect(self) -> ClientTransport | None:
+    async def _connect(self) -> ClientConnection | None:
         extra: dict[str, Any] = {"ssl": self._tls} if self._tls is not None else {}
         try:
-            connection = await connect_websocket(
+            return await connect_websocket(
                 self.url,
                 additional_headers=self._headers,
                 compression=None,
                 max_size=FRAME_BYTES,
-                max_queue=16,
-                ping_interval=None,
+                ping_interval=PING_S,
+                ping_timeout=SILENT_S,
                 open_timeout=self.connect_s,
                 close_timeout=1.0,
                 proxy=None,
-                subprotocols=None,
                 **extra,
             )
         except InvalidStatus as exc:
             self._note_refusal(exc.response.status_code, bytes(exc.response.body or b""))
         except (OSError, TimeoutError, InvalidHandshake, InvalidURI, EOFError) as exc:
             self.problem = f"{type(exc).__name__} {exc}".strip()
-        else:
-            return ClientTransport(connection)
         return None
 
     def _note_refusal(self, status: int, body: bytes) -> None:
@@ -201,6 +152,49 @@ class ServiceLink:
         if status in REFUSED:
             cure = "pass a valid token=" if status == 401 else "look at url=, without /v1, and at token="
             self.refusal = UsageError(f"the service at {self.url} does not let this client in ({cure}): {self.problem}")
+
+    async def _use(self, connection: ClientConnection) -> None:
+        """Use a connection until it is lost, and note why it was."""
+        self._over.clear()
+        try:
+            await self._greet(connection)
+            self.problem = await self.streams.carry(connection)
+        except LOST as exc:
+            self.problem = f"the connection was lost: {exc}".rstrip(": ")
+        except TimeoutError:
+            self.problem = "the service said nothing"
+        except SaidGoodbye as exc:
+            self.problem = f"the service ended it: {exc}"
+            self.streams.lose_all(self.problem)
+        except RemoteProtocolError as exc:
+            self.problem = f"the service broke the protocol: {exc}"
+            self.streams.lose_all(self.problem)
+        finally:
+            self.is_connected = False
+            self._over.set()
+            try:
+                await connection.close()
+            finally:  # closed politely, or at once if this is cancelled
+                connection.transport.abort()
+
+    async def _greet(self, connection: ClientConnection) -> None:
+        hello = CallerHello(SOCKET_VERSION, self._name, self.streams.received())
+        await connection.send(FRAMES.encode_body(hello))
+        async with asyncio.timeout(self.connect_s):
+            answer = read_frame(await connection.recv())
+        if isinstance(answer, Goodbye):
+            raise SaidGoodbye(answer)
+        if not isinstance(answer, ServiceHello) or answer.version != SOCKET_VERSION:
+            raise RemoteProtocolError(f"{answer!r:.100} does not answer a hello of version {SOCKET_VERSION}")
+        if self.home != answer.home:
+            self.streams.lose_all(FORGOTTEN)
+        self.streams.resume(answer.received)
+        self.home, self._grace_s, self.message_bytes = answer.home, answer.grace_s, answer.message_bytes
+        self.streams.most = answer.requests
+        self.is_connected, self.refusal = True, None
+        self._changed.notify()
+
+    # Requests.
 
     async def ready(self, *, is_first: bool = False) -> None:
         """Wait until it is connected. `is_first`: the first attempt decides.
@@ -211,7 +205,7 @@ class ServiceLink:
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + self.connect_s
-        while not self.peer.greeted.is_set():
+        while not self.is_connected:
             if self.refusal is not None:
                 raise self.refusal
             self._wanted.set()
@@ -229,19 +223,23 @@ class ServiceLink:
             return False
         return True
 
-    async def channel(self, *, is_run: bool) -> PeerChannel:
-        """Return a new channel; wait until one is free."""
-        while self.peer.channels >= max(1, self.peer.protocol.most_channels - (RESERVED if is_run else 0)):
+    async def request(self, *, is_run: bool) -> Stream:
+        """Return the stream of a new request; wait until there is room for one."""
+        while len(self.streams) >= max(1, self.streams.most - (RESERVED if is_run else 0)):
             await self._changed.wait()
-        return self.peer.open_channel()
+        return self.streams.open()
+
+    def forget(self, stream: Stream) -> None:
+        """Note that a request is over."""
+        self.streams.forget(stream)
+        self._changed.notify()
 
     async def end(self) -> None:
         """Say goodbye."""
         self._is_ending = True
-        self.peer.protocol.close("closed", "")
-        self.peer.wake()
+        self.streams.say_goodbye("closed", "")
         try:
             await asyncio.wait_for(self._over.wait(), END_S)
         except TimeoutError:
             pass  # the other end reads nothing any more, and finds out by itself
-        self.peer.lose_all("the client was closed")
+        self.streams.lose_all("the client was closed")

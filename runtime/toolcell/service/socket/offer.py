@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from toolcell.errors import UsageError
@@ -12,10 +11,8 @@ from toolcell.tools import (
     RegisteredTool,
     RegistrySettings,
     RegistryState,
-    ToolDefinition,
     ToolOptions,
     ToolRegistry,
-    without_names_of_results,
 )
 
 TOLD: Final = (
@@ -57,20 +54,13 @@ def _offered(tool: RegisteredTool, state: RegistryState, tools: ToolRegistry) ->
     return {
         "name": tool.name,
         "description": definition.description,
-        "parameters": _parameters(tool, definition),
+        "parameters": definition.checked_parameters,
         "options": _options(tool.options, tool, tools.settings),
         "callable_from": sorted(map(str, tool.options.callable_from)),
         "hidden_from": sorted(str(origin) for origin in EVERY_ORIGIN if not state.permits(tool, origin)),
         "has_preview": tool.options.preview is not None,
         "has_revert": tool.options.revert is not None,
     }
-
-
-def _parameters(tool: RegisteredTool, definition: ToolDefinition) -> Mapping[str, Any]:
-    """Return the schema of the arguments, with what is known of names that only results have."""
-    checked = tool.spec.checked_schema
-    is_same = checked is not None and without_names_of_results(checked) == definition.parameters
-    return checked if checked is not None and is_same else definition.parameters
 
 
 def _options(options: ToolOptions, tool: RegisteredTool, settings: RegistrySettings) -> dict[str, Any]:

@@ -32,7 +32,6 @@ from toolcell.tools import (
     patterns_work,
     safe_text,
     with_options,
-    without_names_of_results,
 )
 
 MAX_TOOLS: Final = 5_000
@@ -152,11 +151,8 @@ def _spec(offered: Any) -> ToolSpec:
         raise RegistrationError(f"tool {name!r:.80}: description and parameters are a text and a dict")
     tool = RemoteTool(name)
     schema = bounded_schema(parameters, f"tool {name!r:.80}: its schema")
-    shown = without_names_of_results(schema)
-    definition = ToolDefinition(name, safe_text(description, MAX_DESCRIPTION_CHARS), shown)
-    options = _options(offered, tool)
-    checked = schema if shown != schema else None
-    return ToolSpec(definition=definition, invoke=tool.invoke, options=options, source=tool, checked_schema=checked)
+    definition = ToolDefinition(name, safe_text(description, MAX_DESCRIPTION_CHARS), schema)
+    return ToolSpec(definition=definition, invoke=tool.invoke, options=_options(offered, tool), source=tool)
 
 
 def _options(offered: Mapping[str, Any], tool: RemoteTool) -> ToolOptions:

@@ -1,4 +1,4 @@
-"""`ServedRequest`: one request, as the service serves it. Calls of the caller's tools go out on its channel."""
+"""`ServedRequest`: one request, as the service serves it. Calls of the caller's tools go out on its stream."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from toolcell.service.socket.messages import (
     Ask,
     AskTool,
     DropTool,
-    Finished,
     NoteCall,
     Printed,
     Reported,
     StopRun,
 )
-from toolcell.service.socket.peer import ChannelLost, PeerChannel
 from toolcell.service.socket.remote_tools import is_remote, not_sent
+from toolcell.service.socket.streams import Stream, StreamLost
 from toolcell.service.socket.tool_answers import plain_answer, read_answer
 from toolcell.service.socket.values import sendable_value
 from toolcell.tools import Call, ToolResult, is_approved_later
@@ -32,8 +31,8 @@ from toolcell_bridge import RemoteProtocolError, UnsendableValue, ValueTooLarge
 class ServedRequest:
     """A request that is under way."""
 
-    def __init__(self, channel: PeerChannel, ask: Ask) -> None:
-        self.channel, self.method = channel, ask.method
+    def __init__(self, stream: Stream, ask: Ask) -> None:
+        self.stream, self.method = stream, ask.method
         self.arguments: dict[str, Any] = dict(ask.arguments)
         self.cancel = anyio.Event()
         """Ends its run with outcome `cancelled`."""
@@ -44,10 +43,10 @@ class ServedRequest:
     # What the caller says.
 
     async def listen(self) -> None:
-        """Take what comes on the channel until the session is over. What breaks the rules ends the request."""
+        """Take what comes until the request is over. What breaks the rules ends the request."""
         try:
             while True:
-                match await self.channel.receive():
+                match await self.stream.receive():
                     case AnswerTool(ident, result):
                         if (answer := self._answers.pop(ident, None)) is not None and not answer.done():
                             answer.set_result(result)
@@ -56,25 +55,21 @@ class ServedRequest:
                         if is_abort:
                             self.scope.cancel()
                     case _:
-                        raise RemoteProtocolError("a channel has one request")
-        except (ChannelLost, RemoteProtocolError):
+                        raise RemoteProtocolError("a request is asked for once")
+        except (StreamLost, RemoteProtocolError):
             self.scope.cancel()
 
     # What the caller is told.
 
     def log(self, stream: str, text: str) -> Awaitable[None] | None:
         """Tell what was printed."""
-        self.channel.send(Printed(stream, text))
-        return self.channel.wait_for_room()
+        self.stream.send(Printed(stream, text))
+        return self.stream.wait_for_room()
 
     def progress(self, value: object) -> Awaitable[None] | None:
         """Tell what was reported."""
-        self.channel.send(Reported(sendable_value(value, "progress")))
-        return self.channel.wait_for_room()
-
-    def finish(self, value: Any) -> None:
-        """Answer the request."""
-        self.channel.send(Finished(value))
+        self.stream.send(Reported(sendable_value(value, "progress")))
+        return self.stream.wait_for_room()
 
     # Calls
 
@@ -93,7 +88,7 @@ class ServedRequest:
             is_approved = is_approved_later(call) or (call.approved and call.run.scope.approvals is not None)
             known = str(call.origin), is_approved, call.run.run_id, call.call_id, call.step  # type: ignore[assignment]
         try:
-            self.channel.send(AskTool(ident, kind, tool, args, *known))
+            self.stream.send(AskTool(ident, kind, tool, args, *known))
         except (UnsendableValue, ValueTooLarge) as exc:
             return not_sent(exc)
         answer = self._answers[ident] = asyncio.get_running_loop().create_future()
@@ -101,7 +96,7 @@ class ServedRequest:
             plain = await answer
         except asyncio.CancelledError:
             if self._answers.pop(ident, None) is not None:
-                self.channel.send(DropTool(ident))
+                self.stream.send(DropTool(ident))
             raise
         if isinstance(abort := plain.get("abort"), str):
             raise ToolAbort(abort)
@@ -126,5 +121,5 @@ class CallTeller:
             return None
         args = sendable_value(call.args if call.refusal is None else call.raw_args, "arguments")
         said = NoteCall(call.call_id, call.name, str(call.origin), args, plain_answer(call.result))
-        self._request.channel.send(said)
-        return self._request.channel.wait_for_room()
+        self._request.stream.send(said)
+        return self._request.stream.wait_for_room()

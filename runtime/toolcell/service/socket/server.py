@@ -14,7 +14,8 @@ from toolcell.errors import ToolcellError
 from toolcell.service.authentication import principal_of
 from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem, problem_of
-from toolcell.service.socket.frames import FRAME_BYTES, FRAMES, SOCKET_VERSION, CallerHello, Goodbye
+from toolcell.service.socket.messages import FRAMES, SOCKET_VERSION, CallerHello, Goodbye
+from toolcell.service.socket.streams import LOST, read_frame
 from toolcell.support import TokenBucket, quiet_from_here
 from toolcell_bridge import RemoteProtocolError
 
@@ -25,7 +26,7 @@ FRAMES_PER_S: Final = 4_000.0
 BURST: Final = 4_000.0
 
 PROTOCOL_ERROR: Final = 1002
-SUBPROTOCOL: Final = "toolcell.v1"
+SUBPROTOCOL: Final = "toolcell.v2"
 
 
 class ServerTransport:
@@ -35,15 +36,15 @@ class ServerTransport:
         self._websocket = websocket
         self._bucket = TokenBucket(1 / FRAMES_PER_S, BURST)
 
-    async def send(self, frame: bytes) -> None:
+    async def send(self, message: bytes, /) -> None:
         """Write one binary message."""
         try:
-            await self._websocket.send_bytes(frame)
+            await self._websocket.send_bytes(message)
         except (WebSocketDisconnect, RuntimeError, OSError) as exc:
             raise ConnectionError("the caller is gone") from exc
 
-    async def receive(self) -> bytes:
-        """Return the next binary message."""
+    async def recv(self) -> str | bytes:
+        """Return the next message."""
         if pause_s := self._bucket.take(asyncio.get_running_loop().time()):
             await asyncio.sleep(pause_s)
         try:
@@ -52,10 +53,10 @@ class ServerTransport:
             raise ConnectionError("the caller is gone") from exc
         if message["type"] == "websocket.disconnect":
             raise ConnectionError(f"the caller closed it ({message.get('code', 1005)})")
-        data = message.get("bytes")
-        return data if isinstance(data, bytes) else b""  # text is no frame, and the protocol says so
+        data: str | bytes | None = message.get("bytes")
+        return data if data is not None else str(message.get("text", ""))
 
-    async def close(self, code: int, reason: str) -> None:
+    async def close(self, code: int = 1000, reason: str = "") -> None:
         """End it."""
         try:
             await self._websocket.close(code, reason[:120])
@@ -99,24 +100,21 @@ async def connect(websocket: WebSocket) -> None:
     code, reason = PROTOCOL_ERROR, ""
     try:
         hello = await _hello(transport)
-        reason = await service.sockets.carry(hello, principal, tenant, transport, ask_who)
+        reason = await service.callers.carry(hello, principal, tenant, transport, ask_who)
         code = 1000
     except (RemoteProtocolError, Problem) as exc:
         reason = str(exc)
         await _say_goodbye(transport, exc)
-    except ConnectionError:
+    except LOST:
         return
     await transport.close(code, reason)
 
 
 async def _hello(transport: ServerTransport) -> CallerHello:
     try:
-        data = await asyncio.wait_for(transport.receive(), HELLO_S)
+        hello = read_frame(await asyncio.wait_for(transport.recv(), HELLO_S))
     except TimeoutError as exc:
         raise RemoteProtocolError(f"no hello came in {HELLO_S:g} s") from exc
-    if len(data) > FRAME_BYTES:
-        raise RemoteProtocolError("the first frame is too long")
-    hello = FRAMES.decode(data)
     if not isinstance(hello, CallerHello):
         raise RemoteProtocolError(f"the first frame is a hello, not {type(hello).__name__}")
     if hello.version != SOCKET_VERSION:
@@ -127,8 +125,8 @@ async def _hello(transport: ServerTransport) -> CallerHello:
 async def _say_goodbye(transport: ServerTransport, exc: Exception) -> None:
     code = exc.code if isinstance(exc, Problem) else "protocol"
     try:
-        await transport.send(FRAMES.encode(Goodbye(code, str(exc)[:1000])))
-    except ConnectionError:
+        await transport.send(FRAMES.encode_body(Goodbye(code, str(exc)[:1000])))
+    except LOST:
         return
 
 

@@ -20,6 +20,13 @@ Tell = Callable[[str, str], None]
 
 
 @dataclass(slots=True, eq=False)
+class Reader:
+    """Somebody who follows a run."""
+
+    is_refused: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class LiveRun:
     """One run, and what has happened in it."""
 
@@ -43,16 +50,22 @@ class LiveRun:
         self.is_over = True
         self._changed.notify()
 
-    async def follow(self, first: int = 0) -> AsyncIterator[tuple[int, str, str]]:
-        """Yield the events from a number on, those of the past and those to come, until the run is over."""
+    async def follow(self, reader: Reader, first: int = 0) -> AsyncIterator[tuple[int, str, str]]:
+        """Yield the events from a number on, those of the past and those to come, until the run is over or its reader
+        may read no more."""
         at = first
-        while True:
-            while at < len(self.events):
+        while not reader.is_refused:
+            while at < len(self.events) and not reader.is_refused:
                 yield at, *self.events[at]
                 at += 1
             if self.is_over:
                 return
             await self._changed.wait()
+
+    def refuse(self, reader: Reader) -> None:
+        """Let a reader read no more."""
+        reader.is_refused = True
+        self._changed.notify()
 
 
 class LiveRuns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -19,6 +20,7 @@ from toolcell.service.log_reader import LogReader
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
 from toolcell.service.requested import replay_context
+from toolcell.service.revocations import AskWho
 from toolcell.service.running import under_way
 from toolcell.service.service import Service
 from toolcell.service.tenants import Tenant
@@ -98,12 +100,15 @@ class ServiceHost:
         client = request.client.host if request.client is not None else ""
         return await self.service.authenticator.principal({"authorization": f"Bearer {credential}"}, client)
 
-    async def _local(self, request: Request) -> Visitor | Response:
+    async def _local_principal(self, request: Request) -> Principal:
         client = request.client.host if request.client is not None else ""
         # Our forms say `Origin: null`, as pages do that send no referrer; `check_origin` looks at who sent them.
         headers = {name: value for name, value in request.headers.items() if (name, value) != ("origin", "null")}
+        return await self.service.authenticator.principal(headers, client)
+
+    async def _local(self, request: Request) -> Visitor | Response:
         try:
-            principal = await self.service.authenticator.principal(headers, client)
+            principal = await self._local_principal(request)
         except Problem as problem:
             return Response(f"{problem.detail}\n", problem.status, media_type="text/plain")
         return self._visitor(principal, "")
@@ -112,6 +117,13 @@ class ServiceHost:
         scopes = frozenset(str(scope) for scope in Scope if principal.may(scope))
         name = principal.subject if cookie else ""
         return Visitor(principal.tenant, name, scopes, form_token(self._secret, cookie), principal.subject)
+
+    def asking(self, request: Request) -> AskWho:
+        """Return what says whose the credential of a request is now, however the browser's login goes on."""
+        if self.is_open:
+            return partial(self._local_principal, request)
+        login = self.logins.find(request.cookies.get(self.cookie_name(request), ""))
+        return partial(self.principal_of, request, login.credential if login is not None else "")
 
     # What is theirs
 
@@ -125,9 +137,14 @@ class ServiceHost:
         return await self._api_request(http, visit.visitor)
 
     async def _api_request(self, http: Request, visitor: Visitor) -> ApiRequest:
-        principal = Principal(visitor.tenant, visitor.subject, frozenset(Scope(each) for each in visitor.scopes))
         return ApiRequest(
-            http, self.service, principal=principal, tenant=await self.tenant_of(visitor), body=None, query=None
+            http,
+            self.service,
+            principal=principal_of_visitor(visitor),
+            tenant=await self.tenant_of(visitor),
+            body=None,
+            query=None,
+            ask_who=self.asking(http),
         )
 
     async def log_of(self, visitor: Visitor) -> LogReader | None:
@@ -157,6 +174,11 @@ async def _never() -> Message:
     """Receive nothing, and no end."""
     await anyio.sleep_forever()
     raise AssertionError("unreachable")
+
+
+def principal_of_visitor(visitor: Visitor) -> Principal:
+    """Return a person as the rest of the service takes them."""
+    return Principal(visitor.tenant, visitor.subject, frozenset(Scope(each) for each in visitor.scopes))
 
 
 def host_of(visit: Visit) -> ServiceHost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from starlette.responses import RedirectResponse, Response, StreamingResponse
@@ -13,11 +14,12 @@ from toolcell.service.problems import Problem
 from toolcell.service.requested import context_of
 from toolcell.service.routes.sessions import session_members
 from toolcell.service.running import under_way
+from toolcell.service.under_way import RunUnderWay
 from toolcell.service.viewer.downloads import as_download, as_image, image_kind
 from toolcell.service.viewer.events import event_stream
-from toolcell.service.viewer.live_runs import Tell
+from toolcell.service.viewer.live_runs import LiveRun, Reader, Tell
 from toolcell.service.viewer.rendering import to_text
-from toolcell.service.viewer.service_host import host_of
+from toolcell.service.viewer.service_host import host_of, principal_of_visitor
 from toolcell.service.viewer.site import PageMissing, Visit, form, page
 from toolcell.service.viewer.visitors import EXECUTE, READ
 from toolcell.sessions import Session
@@ -66,7 +68,7 @@ async def run(visit: Visit) -> Response:
             async with under_way(api) as one:
                 options: dict[str, Any] = {"cancel": one.cancel, "context": context_of(api)}
                 async with session.stream(code, on_approval="suspend", **options) as stream:
-                    await _tell(stream, tell)
+                    await _tell(stream, tell, one)
         except Problem as exc:
             tell("part", to_text("parts/problem", {"why": exc.detail or exc.title}))
         except ToolcellError as exc:
@@ -78,7 +80,7 @@ async def run(visit: Visit) -> Response:
     return visit.part("terminal_entry", code=code, live=live)
 
 
-async def _tell(stream: Any, tell: Tell) -> None:
+async def _tell(stream: Any, tell: Tell, one: RunUnderWay) -> None:
     left = MAX_PRINTED_CHARS
     async for event in stream:
         match event:
@@ -89,6 +91,7 @@ async def _tell(stream: Any, tell: Tell) -> None:
             case CallStarted() | CallEnded():
                 tell("part", to_text("parts/called", {"call": event, "is_over": isinstance(event, CallEnded)}))
             case RunFinished(result):
+                one.check_allowed()
                 value = shown_text(result.value) if result.has_value else ""
                 tell("part", to_text("parts/finished", {"result": result, "value": value}))
 
@@ -100,7 +103,17 @@ async def events(visit: Visit) -> Response:
         raise PageMissing("there is no such run; it may have made room for newer ones")
     last = visit.request.headers.get("last-event-id", "")
     first = int(last) + 1 if last.isascii() and last.isdecimal() and len(last) < 9 else 0
-    return StreamingResponse(event_stream(live.follow(first)), media_type="text/event-stream")
+    return StreamingResponse(event_stream(_followed(visit, live, first)), media_type="text/event-stream")
+
+
+async def _followed(visit: Visit, live: LiveRun, first: int) -> AsyncIterator[tuple[int, str, str]]:
+    """Yield the events of a run for as long as the visitor may read them."""
+    host, reader = host_of(visit), Reader()
+    asking = host.asking(visit.request)
+    principal = principal_of_visitor(visit.visitor)
+    with host.service.revocations.ending(principal, asking, lambda problem: live.refuse(reader)):
+        async for event in live.follow(reader, first):
+            yield event
 
 
 async def interrupt(visit: Visit) -> Response:

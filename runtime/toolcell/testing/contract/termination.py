@@ -267,6 +267,21 @@ async def paused(harness: BackendHarness) -> None:
 
 
 @deaths_cases
+async def frozen(harness: BackendHarness) -> None:
+    """When `freeze` returned True, no process of the sandbox runs until `destroy`."""
+    for kind, also in ALSO.items():
+        async with harness.connection() as connection:
+            sandbox = connection.sandbox
+            result = await run_on(connection, TICKING.format(also=also))
+            expect_equal((result.outcome, result.value), (Outcome.OK, "done"), f"outcome and value, {kind}")
+            if not sandbox.freeze():
+                continue
+            await _until_silent(sandbox, f"a frozen sandbox continues, {kind}")
+            await sandbox.destroy()
+            expect(not sandbox.is_alive(), f"a frozen sandbox outlives its end, {kind}")
+
+
+@deaths_cases
 async def destroyed_twice(harness: BackendHarness) -> None:
     """`destroy` works twice, also at the same time, and the sandbox is dead afterwards."""
     async with harness.connection() as connection:
@@ -296,6 +311,7 @@ async def touches_nobody_else(harness: BackendHarness) -> None:
             sandbox.kill()
             sandbox.kill_now()
             expect(not await sandbox.pause(), "a destroyed sandbox was paused")
+            expect(not sandbox.freeze(), "a destroyed sandbox was frozen")
             sandbox.ask_line()
             if sandbox.interrupted_s:
                 sandbox.interrupt()
