@@ -104,3 +104,9 @@ def test_one_line_is_one_line_and_no_longer_than_asked() -> None:
 )
 def test_a_message_names_its_line_once(message: str, line: int | None, shown: str) -> None:
     assert with_line(message, line) == shown
+
+
+def test_marks_that_are_stacked_high_cover_no_other_line() -> None:
+    for kept in ("Việt Nam", "Vie\u0302\u0323t", "e\u0302\u0301\u0323\u0336 x\u0301"):
+        assert for_terminal(kept) == kept
+    assert for_terminal("x" + "\u0336" * 6 + "y\u0301") == "x" + "\u0336" * 4 + "\\u0336\\u0336y\u0301"

@@ -23,6 +23,11 @@ _JOINED_ARABIC = (
     "\u06c1-\u06c2\u06cc\u06ce\u06d0-\u06d1\u06fa-\u06fc\u06ff"
 )
 
+_MARKS = "[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
+"""The blocks of marks that go with letters of any writing system."""
+_STACK = re.compile(f"({_MARKS}{{4}})({_MARKS}+)")
+"""More marks than letters have, which is up to three. A high stack covers the lines above and below."""
+
 _UNSAFE = re.compile(
     f"([{_EMOJI}]\ufe0f?(?:\u200d[{_EMOJI}]\ufe0f?)*"  # kept: emoji, their variants, and what is joined of several
     f"|(?<=[{_VIRAMAS}])[\u200c\u200d]"  # kept: RFC 5892, appendix A: joiners where a writing system needs them
@@ -51,7 +56,7 @@ _TERMINAL_SEQUENCE = re.compile(
 
 def for_terminal(text: str) -> str:
     """Return `text` with every character visible. An escape replaces each one that a terminal obeys or hides."""
-    return _UNSAFE.sub(_escape, text.replace("\r\n", "\n"))
+    return _UNSAFE.sub(_escape, _STACK.sub(_escape_stack, text.replace("\r\n", "\n")))
 
 
 def one_line(text: str, columns: int = 200) -> str:
@@ -112,6 +117,10 @@ def _escape(match: re.Match[str]) -> str:
     if point < 0x100:
         return f"\\x{point:02x}"
     return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
+
+
+def _escape_stack(match: re.Match[str]) -> str:
+    return match[1] + "".join(f"\\u{ord(mark):04x}" for mark in match[2])
 
 
 def with_line(message: str, line: int | None) -> str:
