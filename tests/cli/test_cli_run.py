@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 import toolcell.runtime
-from toolcell.cli import build, demo, execution, exits, run
+from toolcell.cli import build, demo, execution, exits
 from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import (
@@ -747,7 +747,7 @@ def test_the_progress_line_shows_what_an_installer_does() -> None:
     async def shown() -> tuple[str, int]:
         watch = execution.Watch()
         logger = logging.getLogger("toolcell.sandbox.process.package_sources")
-        with run.showing_installation(watch):
+        with execution.showing_installation(watch):
             logger.info("Downloading numpy (16 MB)")
         return watch.line(3).plain, logger.level
 

@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -228,6 +229,21 @@ def test_an_image_that_has_the_packages_is_used_as_it_is() -> None:
     assert not packages.provides(IMAGE, parse_wanted(["numpy[extra]"])[0])
     with pytest.raises(UsageError):
         packages.derive(client, IMAGE, ["--index-url=http://evil"])
+
+
+def test_a_derived_image_that_is_built_says_so_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def build(*_: object, report: Callable[[str], None], **__: object) -> ImageRef:
+        report("fetching polars")
+        return IMAGE
+
+    monkeypatch.setattr(packages.reference, "find_image", lambda *_: None)
+    monkeypatch.setattr(packages, "build_with_packages", build)
+    client: Any = None  # never used
+    with caplog.at_level("INFO", "toolcell.sandbox.process.package_sources"):
+        assert packages.derive(client, IMAGE, ["polars"]) is IMAGE
+    assert caplog.messages == ["fetching polars"]
 
 
 def test_malformed_labels_are_read_without_an_error() -> None:

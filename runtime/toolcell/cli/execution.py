@@ -72,6 +72,26 @@ def showing_warnings() -> Iterator[None]:
             logger.removeHandler(handler)
 
 
+@contextlib.contextmanager
+def showing_installation(watch: Watch) -> Iterator[None]:
+    """Show what an installer of packages does on the progress line."""
+
+    def show_line(record: logging.LogRecord) -> bool:
+        watch.doing = "installing"
+        watch.say(record.getMessage())
+        return True
+
+    logger = logging.getLogger("toolcell.sandbox.process.package_sources")
+    level = logger.level
+    logger.addFilter(show_line)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeFilter(show_line)
+        logger.setLevel(level)
+
+
 def run_watched(work: Callable[[Watch], Awaitable[T]], console: Console | None = None) -> T:
     """Run `work` to its end with a progress line on a terminal. `console` is where it is shown; by default stderr.
 

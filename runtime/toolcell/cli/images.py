@@ -12,7 +12,7 @@ from rich.text import Text
 
 from toolcell.cli import exits
 from toolcell.cli.engine import engine
-from toolcell.cli.execution import Watch, run_watched
+from toolcell.cli.execution import Watch, run_watched, showing_installation
 from toolcell.cli.terminal import print_json, reporting, safe, stdout
 from toolcell.errors import UsageError
 from toolcell.sandbox.docker.images import ImageRef, build, check, debian_base, packages, reference, service_image
@@ -83,7 +83,8 @@ def build_image(
                     programs = build.import_debian(client, suite=suite, mirror=mirror, report=watch.say, shell=True)
                 built.append(build.build_shell(client, programs, fresh=fresh, report=watch.say))
             if package:
-                built.append(packages.ensure_image(client, (built[1] if data else built[0]).tag, package))
+                with showing_installation(watch):
+                    built.append(packages.ensure_image(client, (built[1] if data else built[0]).tag, package))
             for each in built:
                 watch.say(f"checking {each.tag}")
                 check.require_sound(client, each)

@@ -14,10 +14,10 @@ import typer
 
 from toolcell.cli import repl_input
 from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
-from toolcell.cli.execution import Watch
+from toolcell.cli.execution import Watch, showing_installation
 from toolcell.cli.flags import with_flags
 from toolcell.cli.places import output_folder, save_files
-from toolcell.cli.run import RuntimeFlags, showing_installation, tool_error_listener
+from toolcell.cli.run import RuntimeFlags, tool_error_listener
 from toolcell.cli.terminal import reporting, safe, stderr, stdout, write_text
 from toolcell.config import Limits
 from toolcell.errors import UsageError

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -26,7 +25,7 @@ from toolcell.cli.arguments import (
     read_script,
 )
 from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
-from toolcell.cli.execution import Watch, run_watched
+from toolcell.cli.execution import Watch, run_watched, showing_installation
 from toolcell.cli.flags import with_flags
 from toolcell.cli.mcp_servers import McpFlags
 from toolcell.cli.places import output_folder, save_files
@@ -289,26 +288,6 @@ def _started_early(options: dict[str, Any]) -> Any:
     except OSError:
         return options["backend"]  # opening it says what is missing
     return backend
-
-
-@contextlib.contextmanager
-def showing_installation(watch: Watch) -> Iterator[None]:
-    """Show what an installer of packages does on the progress line."""
-
-    def show_line(record: logging.LogRecord) -> bool:
-        watch.doing = "installing"
-        watch.say(record.getMessage())
-        return True
-
-    logger = logging.getLogger("toolcell.sandbox.process.package_sources")
-    level = logger.level
-    logger.addFilter(show_line)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeFilter(show_line)
-        logger.setLevel(level)
 
 
 def tool_error_listener() -> Callable[[Event], None]:

@@ -17,6 +17,7 @@ from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.docker.images import reference
 from toolcell.sandbox.docker.images.build import build_with_packages
 from toolcell.sandbox.docker.images.reference import ImageRef
+from toolcell.sandbox.process.package_installers import InstallProgress
 from toolcell.sandbox.process.package_sources import Wanted, parse_wanted
 
 FORMAT = 1
@@ -55,8 +56,11 @@ def derive(client: EngineClient, on: ImageRef, packages: Sequence[str]) -> Image
     with _building:
         if found := reference.find_image(client, tag):
             return found
-        texts = [item.text for item in missing]
-        return build_with_packages(client, on, texts, tag=tag, labels={reference.KEY: key})
+        texts, progress = [item.text for item in missing], InstallProgress()
+        try:
+            return build_with_packages(client, on, texts, tag=tag, labels={reference.KEY: key}, report=progress.say)
+        finally:
+            progress.end()
 
 
 def provides(image: ImageRef, item: Wanted) -> bool:
