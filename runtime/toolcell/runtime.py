@@ -26,7 +26,6 @@ from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.connection import GuestConnection
 from toolcell.run.feed import OnRetract
 from toolcell.run.input_files import FileContent, FileInput
-from toolcell.run.reverts import Reverts
 from toolcell.run.runs import Runs
 from toolcell.run.sandboxes import Sandboxes
 from toolcell.sandbox.backend import Backend
@@ -39,6 +38,7 @@ from toolcell.tools.call import CallableTools
 from toolcell.tools.checks import brief, check_kind
 from toolcell.tools.placeholders import DryRun
 from toolcell.tools.registry import registry_of
+from toolcell.tools.reverts import Reverts
 
 if TYPE_CHECKING:
     from toolcell.audit.log import AuditLog

@@ -14,13 +14,13 @@ import pytest
 from toolcell import Limits, Misconfigured, Outcome, Policy, PoolConfig, RunContext, ToolRegistry, UsageError
 from toolcell.results import ExecutionResult
 from toolcell.run.held import HeldRun
-from toolcell.run.reverts import Reverts
+from toolcell.run.request import Script
 from toolcell.run.runs import PreparedRun, Runs
 from toolcell.run.sandboxes import Sandboxes
-from toolcell.run.script import Script
 from toolcell.sandbox.environment import Environment
 from toolcell.support.lifetime import Lifetime
 from toolcell.testing import FakeBackend
+from toolcell.tools.reverts import Reverts
 from toolcell_bridge.wire.messages import CallTool, Done, Result
 
 LIMITS = Limits(wall_s=20)

@@ -29,7 +29,6 @@ from toolcell.errors import UsageError
 from toolcell.journal import JournalStore
 from toolcell.options import OnApproval, check_on_approval
 from toolcell.results import RevertResult, Suspension
-from toolcell.run import Reverts
 from toolcell.runtime import Runtime
 from toolcell.support import ELSEWHERE, keywords_known, suggestion, wait_for
 from toolcell.tools import (
@@ -42,6 +41,7 @@ from toolcell.tools import (
     ExecuteCode,
     MadeCalls,
     Origin,
+    Reverts,
     RunContext,
     Text,
     ToolContext,

@@ -9,10 +9,10 @@ nothing of files, keys or redaction.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from toolcell.audit import removable
 from toolcell.audit.format import REDACTED_BODY
 from toolcell.audit.shapes import MAX_INTEGER, SHAPES, anything
 from toolcell.support.packing import Unrecordable, pack_fields, thread_packer, unpack
@@ -83,6 +83,27 @@ SALT_BYTES: Final = REDACTED_HEAD.size
 """As long as what a redacted record has in addition: so what is left of a record always fits into its place."""
 
 
+REMOVABLE: Final = ("source", "inputs", "files", "who", "args", "results", "value", "output", "error")
+"""What older versions could remove from a recorded run. The order is part of the format: a redacted record holds one
+bit for each."""
+
+_REMOVED_NOTES: Final[dict[str, dict[str, str]]] = {
+    "run_started": {"source": "source_cut", "inputs": "inputs_cut", "files": "files_cut", "who": "who_cut"},
+    "call_started": {"args": "args_cut"},
+    "call_ended": {"results": "value_cut"},
+    "run_ended": {
+        "files": "files_cut",
+        "value": "value_cut",
+        "source": "source_cut",
+        "output": "logs_cut",
+        "error": "error_cut",
+    },
+}
+"""Kind of a record and part, by the name of the note that says that the part was removed."""
+
+WHY: Final = "redacted"
+
+
 @dataclass(slots=True)  # not frozen: making one would take several times as long
 class Record:
     """One decoded record."""
@@ -136,8 +157,26 @@ def _parse_redacted(body: bytes, seq: int, at_ns: int, run: int, kind: str) -> R
     if rest[size:].strip(b"\0") or size > len(rest):
         raise ValueError("something is left behind a redacted record")
     record = _parsed(seq, at_ns, run, kind, rest[:size])
-    fields = removable.with_notes(kind, record.fields, removable.from_bits(kind, bits))
+    fields = _with_notes(kind, record.fields, _removed_parts(kind, bits))
     return replace(record, fields=fields, original=original)
+
+
+def _with_notes(kind: str, fields: Mapping[str, Any], parts: Iterable[str]) -> dict[str, Any]:
+    """Return the fields of a redacted record as readers get them: `more` notes what was removed."""
+    notes = {_REMOVED_NOTES[kind][part]: {"why": WHY} for part in parts}
+    return dict(fields) | {"more": (fields["more"] or {}) | notes}
+
+
+def _removed_parts(kind: str, bits: int) -> tuple[str, ...]:
+    """Return the parts that bits stand for.
+
+    Raises:
+        ValueError: there are none, or a record of this kind does not have them.
+    """
+    parts = tuple(part for number, part in enumerate(REMOVABLE) if bits >> number & 1)
+    if not parts or bits >> len(REMOVABLE) or not _REMOVED_NOTES.get(kind, {}).keys() >= set(parts):
+        raise ValueError(f"a {kind} has no parts {bits:#x} that could have been removed")
+    return parts
 
 
 def _parsed(seq: int, at_ns: int, run: int, kind: str, content: bytes) -> Record:

@@ -15,7 +15,6 @@ from typing import Any, Final, NoReturn, Protocol
 from toolcell.audit.diff import MISSING_CALL, SCRIPT_OUTCOMES, Comparison, clean_value
 from toolcell.audit.reader import RecordedCall, RecordedRun
 from toolcell.audit.redact import Redactor
-from toolcell.audit.repeatable import unrepeatable
 from toolcell.config import Limits, Policy
 from toolcell.errors import ToolAbort, UsageError
 from toolcell.journal.replay import CallReplay, NewCall, RecordedTurn
@@ -418,3 +417,23 @@ def _placed(found: Divergence, result: ExecutionResult, tools: AnsweringTools, s
         expected=found.expected,
         got=found.got,
     )
+
+
+_UNREPEATABLE: Final = {
+    "/dev/urandom or /dev/random": (r"/dev/u?random",),
+    "ssl.RAND_bytes or cryptography": (r"\bRAND_(?:bytes|pseudo_bytes)\b|\bcryptography\b",),
+    "random() or randomblob() of SQLite": (r"\bsqlite3\b", r"(?i)(?<![.\w])random(?:blob)?\s{0,9}\("),
+    "what other programs draw": (r"\bsubprocess\b|\bos\.(?:exec|spawn|posix_spawn|system|popen)",),
+    "random numbers of C code": (r"\bctypes\b|\bcffi\b",),
+    "hashes by address": (r"(?<![.\w])id\(",),
+}
+"""What no replay repeats, and patterns that all occur in scripts that use it."""
+
+
+def unrepeatable(script: str) -> list[str]:
+    """Return a note for each thing that a script seems to use and that does not repeat. Its text is only searched."""
+    return [
+        f"the script seems to use {name}, which does not repeat"
+        for name, patterns in _UNREPEATABLE.items()
+        if all(re.search(pattern, script) is not None for pattern in patterns)
+    ]

@@ -17,14 +17,13 @@ from toolcell.journal.store import JournalStore
 from toolcell.options import OnApproval, RunOptions
 from toolcell.results import ExecutionResult
 from toolcell.results.effects import CommitResult, EffectResult
-from toolcell.run.reverts import Reverts
 from toolcell.run.runs import Runs
 from toolcell.support import daemon_threads
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.checks import brief
 from toolcell.tools.context import share_labels
 from toolcell.tools.placeholders import DryRun, RecordedDryRun
-from toolcell.tools.reverts import MadeCalls
+from toolcell.tools.reverts import MadeCalls, Reverts
 
 if TYPE_CHECKING:
     from toolcell.control.kept_drafts import DraftJournal, EffectDecision

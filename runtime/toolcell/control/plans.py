@@ -16,14 +16,13 @@ from toolcell.journal.ledger import Journal, pending_of
 from toolcell.journal.store import JournalStore
 from toolcell.options import RunOptions
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, OutputFile, Suspension
-from toolcell.run.reverts import Reverts
 from toolcell.run.runs import Runs
 from toolcell.support.packing import value_digest
 from toolcell.tools import Origin, RunContext
 from toolcell.tools.call import CallableTools
 from toolcell.tools.jobs import open_jobs
 from toolcell.tools.plan import plan_of
-from toolcell.tools.reverts import MadeCalls
+from toolcell.tools.reverts import MadeCalls, Reverts
 
 PLAN: Final = "steps"
 """In the header of a journal: it is that of a plan."""

@@ -10,7 +10,6 @@ from toolcell.control.steps_of_plans import PlanRows
 from toolcell.errors import AuditError, ToolAbort, UsageError
 from toolcell.results import ExecutionResult
 from toolcell.results.effects import CommitResult, RevertedCall, RevertResult
-from toolcell.run.reverts import Reverts
 from toolcell.run.runs import Runs
 from toolcell.tools.adapters import is_async, positional_spec
 from toolcell.tools.call import Call, RunContext
@@ -19,7 +18,7 @@ from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.options import ToolOptions
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.result import ErrorCode, ToolResult
-from toolcell.tools.reverts import MadeCall, MadeCalls
+from toolcell.tools.reverts import MadeCall, MadeCalls, Reverts
 from toolcell.tools.spec import ToolSpec
 
 NAME_CHARS: Final = 64

@@ -11,8 +11,8 @@ from toolcell.config import CheckTypes, Limits, check_types_of
 from toolcell.results import ExecutionResult
 from toolcell.run.feed import ScriptFeed
 from toolcell.run.observer import NULL_OBSERVER
+from toolcell.run.request import Script
 from toolcell.run.runs import Runs, count_cpu
-from toolcell.run.script import Script
 from toolcell.run.tool_bridge import ToolBridge
 from toolcell.tools.call import CallableTools, RunContext
 

@@ -10,7 +10,7 @@ from toolcell.journal.identity import tool_digests
 from toolcell.journal.ledger import Journal
 from toolcell.options import OnApproval
 from toolcell.results.effects import Preflight
-from toolcell.run.script import Script
+from toolcell.run.request import Script
 from toolcell.sandbox.backend import GuestFile
 from toolcell.tools.call import CallableTools
 

@@ -14,8 +14,8 @@ from toolcell.results.call_list import FinishedRuns
 from toolcell.run.callbacks import RunHandlers
 from toolcell.run.feed import ScriptFeed
 from toolcell.run.listed_calls import ListedCalls
+from toolcell.run.request import script_from
 from toolcell.run.runs import PreparedRun, RunJournal, Runs
-from toolcell.run.script import script_from
 from toolcell.tools.call import CallableTools, RunContext
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from toolcell.control.type_checkers import CheckerHost, Checkers, NotChecked
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.journal.identity import options_of
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome
-from toolcell.run.request import sendable
-from toolcell.run.script import Script
+from toolcell.run.request import Script, sendable
 from toolcell.support.packing import bytes_digest, pack
 from toolcell.support.text import shown_findings
 from toolcell.tools.call import CallableTools, RunContext

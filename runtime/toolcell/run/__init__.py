@@ -6,7 +6,7 @@ from toolcell.support.lazy import lazy_names
 
 __all__ = [
     "NO_HANDLERS", "CallEnded", "CallStarted", "CallUpdated", "Dispatch", "FileContent", "FileInput",
-    "FileReturned", "GuestConnection", "LogPrinted", "OnLog", "OnProgress", "ProgressReported", "Reverts", "Run",
+    "FileReturned", "GuestConnection", "LogPrinted", "OnLog", "OnProgress", "ProgressReported", "Run",
     "RunEvent", "RunFinished", "RunHandlers", "RunRequest", "RunStream", "failure", "guest_files", "run_message",
 ]  # fmt: skip
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from toolcell.run.connection import GuestConnection
     from toolcell.run.input_files import FileContent, FileInput, guest_files
     from toolcell.run.request import RunRequest, run_message
-    from toolcell.run.reverts import Reverts
     from toolcell.run.run import Run
     from toolcell.run.streaming import (
         CallEnded,
@@ -39,7 +38,6 @@ else:
             "toolcell.run.connection": "GuestConnection",
             "toolcell.run.input_files": "FileContent FileInput guest_files",
             "toolcell.run.request": "RunRequest run_message",
-            "toolcell.run.reverts": "Reverts",
             "toolcell.run.run": "Run",
             "toolcell.run.streaming": (
                 "CallEnded CallStarted CallUpdated FileReturned LogPrinted ProgressReported RunEvent RunFinished "

@@ -24,10 +24,8 @@ from toolcell.run.early_calls import EarlyCalls
 from toolcell.run.feed import ScriptFeed
 from toolcell.run.held import HeldRun
 from toolcell.run.observer import NULL_OBSERVER, RunRecorder
-from toolcell.run.request import RunRequest, are_large, run_message
-from toolcell.run.reverts import Reverts
+from toolcell.run.request import RunRequest, Script, are_large, run_message
 from toolcell.run.sandboxes import Sandboxes
-from toolcell.run.script import Script
 from toolcell.run.tool_bridge import MakeCall, ToolBridge
 from toolcell.sandbox.environment import Environment
 from toolcell.support import daemon_threads
@@ -42,7 +40,7 @@ from toolcell.tools.context import share_labels
 from toolcell.tools.jobs import open_jobs
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry import registry_of
-from toolcell.tools.reverts import MadeCalls
+from toolcell.tools.reverts import MadeCalls, Reverts
 from toolcell_bridge.wire.messages import CallTool
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from toolcell.journal.store import JournalStore
 from toolcell.options import OnApproval
 from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.results.eager import EagerReport
-from toolcell.run.script import Script
+from toolcell.run.request import Script
 from toolcell.sessions.kept_state import KeptState, StateFile
 from toolcell.sessions.settings import SESSION_PREFIX, SESSION_SUFFIX, STATE_SUFFIX, Restores, is_name
 from toolcell.support.copies import changed

@@ -23,8 +23,8 @@ from toolcell.results import ExecutionResult, SessionFile, SessionReport, Suspen
 from toolcell.run.callbacks import NO_HANDLERS, OnLog, OnProgress
 from toolcell.run.feed import OnRetract, ScriptFeed
 from toolcell.run.input_files import FileContent, FileInput, guest_files
+from toolcell.run.request import Script, script_from
 from toolcell.run.run import CANCELLED
-from toolcell.run.script import Script, script_from
 from toolcell.run.streaming import RunStream
 from toolcell.sessions.eager_run import EagerRun, eager_run
 from toolcell.sessions.host import SessionHost

@@ -23,8 +23,8 @@ from toolcell.results import ErrorInfo, ExecutionResult, Outcome, SessionReport
 from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
 from toolcell.run.connection import GuestConnection
 from toolcell.run.outcome import Aborted, leftover_names
+from toolcell.run.request import Script
 from toolcell.run.runs import PreparedRun
-from toolcell.run.script import Script
 from toolcell.sessions.host import SessionHost
 from toolcell.sessions.journal import (
     NO_HISTORY,

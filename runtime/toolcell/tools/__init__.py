@@ -16,7 +16,7 @@ __all__ = [
     "CallObserver", "CallPolicy", "CallableTools", "CodeRuntime", "CompletionCallback", "Detail",
     "EmbeddingProvider", "ErrorCode", "Event", "EventBus", "ExecuteCode", "File", "FunctionTool", "Hook", "Image",
     "InvalidArguments", "Invoke", "JobTable", "MadeCalls", "Modify", "OnUser", "Origin", "Override", "Part",
-    "RegisteredTool", "RegistrySettings", "RegistryState", "Reject", "Rewrite", "RunContext", "RunScope",
+    "RegisteredTool", "RegistrySettings", "RegistryState", "Reject", "Reverts", "Rewrite", "RunContext", "RunScope",
     "SavedScript", "Secrets", "SimpleTool", "Status", "Substitute", "Text", "TokenUsage", "Tool", "ToolCall",
     "ToolContext", "ToolDefinition", "ToolDescriptionWarning", "ToolError", "ToolFailure", "ToolObject",
     "ToolOptions", "ToolRegistry", "ToolResult", "ToolSpec", "ValueCheck", "abandoned_threads", "approval_hook",
@@ -140,7 +140,7 @@ if TYPE_CHECKING:
         to_json,
         without_bytes,
     )
-    from toolcell.tools.reverts import MadeCalls
+    from toolcell.tools.reverts import MadeCalls, Reverts
     from toolcell.tools.run_state import Budget, Secrets, new_id
     from toolcell.tools.saved_script import SavedScript
     from toolcell.tools.schema_patterns import MAX_COMPILE_WORK, patterns_work
@@ -201,7 +201,7 @@ else:
             "toolcell.tools.result": (
                 "MAX_MODEL_CHARS NO_USAGE ErrorCode Status TokenUsage ToolFailure ToolResult to_json without_bytes"
             ),
-            "toolcell.tools.reverts": "MadeCalls",
+            "toolcell.tools.reverts": "MadeCalls Reverts",
             "toolcell.tools.run_state": "Budget Secrets new_id",
             "toolcell.tools.saved_script": "SavedScript",
             "toolcell.tools.schema_work": "WORK_PER_STEP",
