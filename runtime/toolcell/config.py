@@ -141,7 +141,7 @@ def parse_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no size such as 65536, 512k, 64MiB or 1.5g")
+        raise ValueError(f"{text!r} is not a size such as 65536, 512k, 64MiB or 1.5g")
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 

@@ -435,7 +435,7 @@ class Runtime(OpenedInBlock):
         """Return the calls that a script can make, as far as they are written out. It is read in a sandbox; none runs.
 
         Raises:
-            UsageError: `source` is no text, or too large.
+            UsageError: `source` is not text, or too large.
             SandboxUnavailable: no sandbox could be started.
         """
         return await self.checks.preflight(source, self.runs.tools(tools), limits)

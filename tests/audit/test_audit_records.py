@@ -61,7 +61,7 @@ class Rude:
         pytest.param({3, 1, 2}, [1, 2, 3], id="a set, as a guest gets it"),
         pytest.param(datetime.date(2026, 1, 2), "2026-01-02", id="a date"),
         pytest.param(Point(3), {"x": 3}, id="a dataclass"),
-        pytest.param({1: 2}, {1: 2}, id="a key that is no text"),
+        pytest.param({1: 2}, {1: 2}, id="a key that is not text"),
     ],
 )
 def test_odd_values_have_a_form(value: Any, expected: Any) -> None:

@@ -153,7 +153,7 @@ def test_a_pattern_of_ones_own_hides_its_group() -> None:
 
 def test_a_pattern_that_is_none_is_refused_at_once(tmp_path: Any) -> None:
     (tmp_path / "audit.toml").write_text('redact_patterns = ["("]')
-    with pytest.raises(UsageError, match="no regular expression"):
+    with pytest.raises(UsageError, match="not a regular expression"):
         AuditConfig.from_toml(tmp_path / "audit.toml")
 
 

@@ -85,7 +85,7 @@ async def failure(name: str, **args: Any) -> str:
 )
 async def test_the_format_is_found_out(content: str, records: Any, columns: Any) -> None:
     if "not json" in content:
-        assert (await failure("data_parse", content=content)).startswith("content is no JSON")
+        assert (await failure("data_parse", content=content)).startswith("content is not JSON")
         return
     found = await value("data_parse", content=content)
     assert (found["records"], found["columns"], found["count"]) == (records, columns, len(records))
@@ -136,15 +136,15 @@ async def test_files_of_the_wild_are_read(content: bytes, records: Any) -> None:
     [
         ({"content": 'a\n"' + "x" * 200_000}, "field larger than field limit"),
         ({"content": "a\n" + "x" * 2_000_000}, "line 2 has more than 1048576 characters"),
-        ({"content": '[{"a": "' + "x" * 2_000_000}, "record 1 is no JSON"),
+        ({"content": '[{"a": "' + "x" * 2_000_000}, "record 1 is not JSON"),
         ({"content": '[{"a": 1} {"a": 2}]'}, "a comma or ] is missing"),
-        ({"content": "[" * 100_000}, "record 1 is no JSON"),
-        ({"content": '{"a":' * 100_000}, "content is no JSON"),
+        ({"content": "[" * 100_000}, "record 1 is not JSON"),
+        ({"content": '{"a":' * 100_000}, "content is not JSON"),
         ({"content": "[1"}, "a comma or ] is missing"),
         ({"content": ",".join(["a"] * 3000)}, "3000 columns, and may have 2000"),
         ({"content": json.dumps([{str(n): 1} for n in range(3000)])}, "more than 2000 different columns"),
         ({"content": "a", "format": "xml"}, "format"),
-        ({"content": "[1" + "2" * 5000 + "]"}, "record 1 is no JSON"),
+        ({"content": "[1" + "2" * 5000 + "]"}, "record 1 is not JSON"),
     ],
 )
 async def test_what_makes_no_sense_is_refused_with_its_place(args: dict[str, Any], message: str) -> None:
@@ -195,7 +195,7 @@ async def test_text_that_begins_like_a_compressed_file_is_text() -> None:
     ],
 )
 async def test_conditions_compare_numbers_in_text_as_numbers(op: str, given: Any, cities: list[int]) -> None:
-    """Text that is no number is compared as text: "n/a" is larger than "5"."""
+    """Text that is not a number is compared as text: "n/a" is larger than "5"."""
     found = await value("data_filter", records=SALES, where=[{"column": "amount", "op": op, "value": given}])
     assert found == {"records": [SALES[index] for index in cities], "count": len(cities)}
 

@@ -84,8 +84,8 @@ async def test_texts_are_embedded_in_batches_of_64() -> None:
         (None, "NoneType vectors"),
         ([[1.0]], "a vector of 1 numbers, not 2"),
         ([None], "a vector of NoneType numbers"),
-        ([[1.0, math.nan]], "no number"),
-        ([[1.0, "x"]], "no number"),
+        ([[1.0, math.nan]], "not a number"),
+        ([[1.0, "x"]], "not a number"),
     ],
 )
 async def test_vectors_that_cannot_be_used_are_refused(answer: Any, said: str) -> None:
@@ -171,7 +171,7 @@ async def test_a_busy_service_is_asked_again_after_the_time_it_names(waits: list
         (httpx.Response(401, text="bad key"), "answered 401: bad key", 1),
         (httpx.Response(429, headers={"retry-after": "3600"}), "answered 429", 1),
         (httpx.Response(500, text="x\x1b[31m"), "answered 500: x", 4),
-        (httpx.Response(200, text="<html>"), "no JSON", 4),
+        (httpx.Response(200, text="<html>"), "not JSON", 4),
         (httpx.ReadTimeout("slow"), "could not be reached: ReadTimeout", 4),
         (httpx.Response(200, json=[]), "without vectors", 1),
         (httpx.Response(200, json={"data": [{"index": 5, "embedding": [1, 2]}]}), "not sent", 1),

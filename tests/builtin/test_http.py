@@ -117,7 +117,7 @@ async def test_json_is_left_as_it_is_and_binary_data_only_comes_when_asked_for()
     assert (result.text, result.value["body"]) == (document, document)
     picture = page(b"\x89PNG\0", "image/png")
     refused, _ = await fetched({"/": picture})
-    assert "is no text (image/png, 5 bytes)" in refused.message
+    assert "is not text (image/png, 5 bytes)" in refused.message
     raw, _ = await fetched({"/": picture}, raw=True)
     assert (raw.text, raw.value["body"]) == ("(image/png, 5 bytes)", b"\x89PNG\0")
     markup, _ = await fetched({"/": page(ARTICLE)}, raw=True)
@@ -237,7 +237,7 @@ def test_a_body_is_decompressed_alike_however_it_is_cut(content: bytes, step: in
         (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 300_000, "did not answer with HTTP"),
         (b"", "did not answer with HTTP"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhalf", "did not answer with HTTP"),
-        (redirect("http://[::1"), "no IPv6 address"),
+        (redirect("http://[::1"), "not an IPv6 address"),
         (redirect(""), "url is required"),
     ],
 )

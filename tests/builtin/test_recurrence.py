@@ -124,10 +124,10 @@ def test_what_a_schedule_leaves_out_has_its_default(text: str, canonical: str) -
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("", "no schedule"),
+        ("", "not a schedule"),
         ("24:00 daily", "24:00"),
         ("08:60 daily", "08:60"),
-        ("08:00", "no schedule"),
+        ("08:00", "not a schedule"),
         ("0800 daily", "0800"),
         ("08:00 hourly", "hourly"),
         ("08:00 weekly(someday)", "someday"),
@@ -142,8 +142,8 @@ def test_what_a_schedule_leaves_out_has_its_default(text: str, canonical: str) -
         ("08:00 daily ../../etc/passwd", "no time zone"),
         ("08:00 daily America", "no time zone"),
         ("08:00 daily +25:00", "no time zone"),
-        ("08:00 daily\nUTC\n; DROP TABLE", "no schedule"),
-        ("08:00 daily " + "x" * 10_000, "no schedule"),
+        ("08:00 daily\nUTC\n; DROP TABLE", "not a schedule"),
+        ("08:00 daily " + "x" * 10_000, "not a schedule"),
     ],
 )
 def test_a_wrong_schedule_is_refused_with_what_is_wrong(text: str, wrong: str) -> None:

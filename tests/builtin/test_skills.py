@@ -278,7 +278,7 @@ async def test_a_folder_with_links_or_too_much_in_it_is_refused(
     (folder / "link").symlink_to(tmp_path / "secret")
     with pytest.raises(UsageError, match="cannot be read: path escapes workspace: link"):
         await skills.import_folder(folder)
-    with pytest.raises(UsageError, match="is no directory"):
+    with pytest.raises(UsageError, match="is not a directory"):
         await skills.import_folder(tmp_path / "gone")
     with pytest.raises(UsageError, match=r"has no SKILL\.md"):
         await skills.import_folder(folder / "data")

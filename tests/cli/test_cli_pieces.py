@@ -80,7 +80,7 @@ def test_sizes_may_be_written_with_units(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "5x", "1e6", "0x10", "1,000"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="no size"):
+    with pytest.raises(typer.BadParameter, match="not a size"):
         arguments.parse_size(text)
 
 
@@ -117,7 +117,7 @@ def test_a_limits_file_takes_sizes_as_flags_do_and_says_which_key_was_meant(tmp_
 
     for text, problem in (
         ("wal_s = 3", "did you mean wall_s?"),
-        ('memory_bytes = "lots"', "'lots' is no size such as"),
+        ('memory_bytes = "lots"', "'lots' is not a size such as"),
     ):
         file.write_text(text)
         with pytest.raises(UsageError, match=re.escape(problem)):
@@ -224,7 +224,7 @@ def test_a_bug_of_ours_is_not_dressed_up_as_an_error_of_the_user() -> None:
 
 def test_a_json_document_is_strict_whatever_the_value_is(capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not JSON")
 
     value = {"a": [float("nan"), -math.inf, (1.5, {(1, 2): math.nan})], math.inf: b"x", 1: None}
     terminal.print_json(value)

@@ -16,7 +16,7 @@ from toolcell.sandbox.docker.client import START_DAEMON, EngineClient
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):
-    """A web server that is no Docker daemon."""
+    """A web server that is not a Docker daemon."""
 
     def do_GET(self) -> None:
         self.send_error(404)
@@ -64,7 +64,7 @@ def test_a_server_that_is_no_daemon_is_named_as_such(web_server: str) -> None:
     message = refusal(web_server)
 
     assert message.startswith(
-        f"what answers at {web_server} is no Docker daemon (HTTP 404): set DOCKER_HOST to a daemon"
+        f"what answers at {web_server} is not a Docker daemon (HTTP 404): set DOCKER_HOST to a daemon"
     )
     assert "start it" not in message
 
@@ -73,7 +73,7 @@ def test_a_server_that_is_no_daemon_is_named_as_such(web_server: str) -> None:
 def test_a_malformed_address_is_answered_with_the_legal_forms(address: str) -> None:
     message = refusal(address)
 
-    assert f"'{address}' is no address of a Docker daemon" in message
+    assert f"'{address}' is not the address of a Docker daemon" in message
     assert "unix:///PATH, tcp://HOST:PORT or ssh://USER@HOST" in message
     assert "start it" not in message
 

@@ -96,10 +96,10 @@ EVIL = {
     "a message of 100 MB": "raise ValueError('x' * 100_000_000)",
     "a message that raises": "class E(Exception):\n    def __str__(self): raise SystemExit(0)\nraise E",
     "a message that never comes": "class E(Exception):\n    def __str__(self):\n        while True: pass\nraise E",
-    "a message that is no text": "class T(str):\n    def __len__(self): return 1 << 60\n    def encode(self, *a): raise E\n"
+    "a message that is not text": "class T(str):\n    def __len__(self): return 1 << 60\n    def encode(self, *a): raise E\n"
     "class E(Exception):\n    def __str__(self): return T('t')\nraise E",
     "a name of 100 MB": "raise type('E' * 100_000_000, (Exception,), {})('m')",
-    "a name that is no text": "class M(type):\n    @property\n    def __name__(cls): raise SystemExit(0)\n"
+    "a name that is not text": "class M(type):\n    @property\n    def __name__(cls): raise SystemExit(0)\n"
     "class E(Exception, metaclass=M): pass\nraise E",
     "a chain that never ends": "class E(Exception):\n    @property\n    def __cause__(self): return E()\nraise E",
     "a loop of causes": "a, b = ValueError(1), ValueError(2)\na.__cause__, b.__cause__ = b, a\nraise a",
@@ -109,7 +109,7 @@ EVIL = {
     "a syntax error of 10 MB": "compile('x' * 10_000_000 + ' y', '<code>', 'exec')",
     "a syntax error that lies": "e = SyntaxError('m')\ne.filename, e.lineno, e.offset, e.text = '<code>', 10**18, -10**18, 5\nraise e",
     "notes": "e = ValueError('m')\ne.__notes__ = ['n' * 1000] * 100_000\nraise e",
-    "an exit code that is no number": "class C:\n    def __str__(self): raise KeyError\nraise SystemExit(C())",
+    "an exit code that is not a number": "class C:\n    def __str__(self): raise KeyError\nraise SystemExit(C())",
     "an exit code that is too large": "raise SystemExit(1 << 100)",
     "surrogates and controls": "raise ValueError('\\ud800\\x1b]0;owned\\x07\\u202e\\u2028')",
     "an error while reporting": "import sys\nsys.modules['toolcell_bridge.guest.errors'].describe = lambda *a: 1 / 0\nraise ValueError",

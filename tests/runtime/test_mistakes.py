@@ -66,7 +66,7 @@ SETTINGS: dict[str, Mistake] = {
     "a limit without its unit": (lambda: Limits(memory=3), "memory = 3", "did you mean memory_bytes?"),  # type: ignore[call-arg]
     "a limit misspelt": (lambda: Limits(wal_s=3), "wal_s = 3", "did you mean wall_s?"),  # type: ignore[call-arg]
     "a negative limit": (lambda: Limits(wall_s=-3), "wall_s = -3", "greater than 0"),
-    "a limit that is no number": (lambda: Limits(wall_s="ten"), "wall_s = 'ten'", "a valid number"),  # type: ignore[arg-type]
+    "a limit that is not a number": (lambda: Limits(wall_s="ten"), "wall_s = 'ten'", "a valid number"),  # type: ignore[arg-type]
     "a limit of True": (lambda: Limits(tool_calls=True), "tool_calls = True", "must not be a bool"),
     "a limit of None": (lambda: Limits(wall_s=None), "wall_s = None", "a valid number"),  # type: ignore[arg-type]
     "a size in no known unit": (lambda: Limits(memory_bytes="lots"), "'lots'", "64MiB"),  # type: ignore[arg-type]
@@ -171,7 +171,7 @@ RUNS: dict[str, tuple[dict[str, Any], str, str]] = {
     "names for tools": ({"tools": ["double"]}, "['double']", "registry.subset("),
     "a dict for context": ({"context": {"user": 1}}, "{'user': 1}", "RunContext(user_id=...)"),
     "text for a seed": ({"seed": "x"}, "'x'", "whole number"),
-    "a clock that is no number": ({"clock": float("nan")}, "nan", "time.time()"),
+    "a clock that is not a number": ({"clock": float("nan")}, "nan", "time.time()"),
     "a number for repairs": ({"repairs": 3}, "not 3", "the result of a run, or its id"),
     "what to refresh, and no repair": ({"refresh": "reads"}, "refresh=", "pass repairs= too"),
     "True for cancel": ({"cancel": True}, "True", "anyio.Event"),

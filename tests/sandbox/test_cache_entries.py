@@ -195,8 +195,8 @@ def test_the_command_lists_sizes_and_uses_and_removes(cache: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("prune", "--max-bytes", "much"), "'much' is no size"),
-        (("prune", "--older-than", "long"), "'long' is no time"),
+        (("prune", "--max-bytes", "much"), "'much' is not a size"),
+        (("prune", "--older-than", "long"), "'long' is not a time"),
     ],
 )
 def test_a_wrong_bound_is_named_and_nothing_is_removed(cache: Path, arguments: tuple[str, ...], says: str) -> None:

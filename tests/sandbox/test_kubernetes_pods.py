@@ -225,7 +225,7 @@ def test_quantities_are_read(text: object, count: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "much", "1Zi", "-1", "1 Gi", "1.2.3Mi"])
 def test_what_is_no_quantity_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="no quantity"):
+    with pytest.raises(UsageError, match="not a quantity"):
         bytes_of(text)
 
 
@@ -239,7 +239,7 @@ def test_what_a_pod_tells_is_read_whole_or_refused() -> None:
     told = PodAddress("0.1.0", b"k" * 32, 8750, "pem")
     assert PodAddress.unpack(told.pack()) == told
     assert "kkk" not in repr(told)
-    with pytest.raises(ValueError, match="no address"):
+    with pytest.raises(ValueError, match="not the address"):
         PodAddress.unpack(b"\x01")
 
 
@@ -256,7 +256,7 @@ def test_the_command_line_writes_what_kubectl_reads() -> None:
     ("flags", "said"),
     [
         (["--runtime-class", "gvisor", "--sandboxes", "2"], "--sandboxes 1"),
-        (["--memory", "much"], "'much' is no size"),
+        (["--memory", "much"], "'much' is not a size"),
         (["--memory", "1"], "--memory 1: "),
         (["--disk", "0"], "--disk 0: "),
         (["--cpus", "inf"], "--cpus"),

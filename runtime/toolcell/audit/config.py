@@ -88,7 +88,7 @@ class AuditConfig(SettingsModel):
             try:
                 re.compile(pattern)
             except re.error as exc:
-                raise ValueError(f"{pattern!r} is no regular expression: {exc}") from exc
+                raise ValueError(f"{pattern!r} is not a regular expression: {exc}") from exc
         return patterns
 
     def content_of(self, tool: str) -> ToolContent:

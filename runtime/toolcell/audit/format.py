@@ -265,7 +265,7 @@ def read_segment_file(path: Path) -> bytes:
     """Return the bytes of a segment. Only a regular file is opened, and no link is followed.
 
     Raises:
-        AuditError: it cannot be read, is no regular file, or is too large for a segment.
+        AuditError: it cannot be read, is not a regular file, or is too large for a segment.
     """
     return _read_file(path, 0, MAX_SEGMENT_BYTES)
 
@@ -288,12 +288,12 @@ def read_small_file(path: Path) -> str:
 
     Raises:
         OSError: it cannot be read, or is no such file.
-        UnicodeDecodeError: it is no text.
+        UnicodeDecodeError: it is not text.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0))
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         return file.read(MAX_SMALL_BYTES).decode("utf-8")
 
 
@@ -302,14 +302,14 @@ def opened_segment(path: Path) -> Iterator[BinaryIO]:
     """Open a segment to read. Only a regular file is opened, and no link is followed.
 
     Raises:
-        AuditError: it cannot be read, is no regular file, is too large for a segment, or has holes as no segment has.
+        AuditError: it cannot be read, is not a regular file, is too large for a segment, or has holes.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0))
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise AuditError(f"{path} is no regular file: it was not read")
+                raise AuditError(f"{path} is not a regular file: it was not read")
             if status.st_size > MAX_SEGMENT_BYTES:
                 raise AuditError(f"{path} has {status.st_size} bytes; a segment has at most {MAX_SEGMENT_BYTES}")
             if status.st_size > MAX_HOLES_BYTES and (holes := _holes(descriptor, status.st_size)) > MAX_HOLES_BYTES:

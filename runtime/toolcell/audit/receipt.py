@@ -146,9 +146,10 @@ def read(path: str | Path) -> dict[str, Any]:
     try:
         receipt = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_without_doubles)
     except (OSError, ValueError, RecursionError) as exc:
-        raise BadInput(f"cannot read a receipt from {path}: {exc}") from exc
+        why = exc.strerror if isinstance(exc, OSError) else exc
+        raise BadInput(f"cannot read a receipt from {path}: {why}") from exc
     if not isinstance(receipt, dict) or receipt.get("format") != FORMAT:
-        raise BadInput(f"{path} is no receipt of a run")
+        raise BadInput(f"{path} is not a receipt of a run")
     return receipt
 
 

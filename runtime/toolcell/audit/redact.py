@@ -53,7 +53,7 @@ def check_secret(secret: object) -> str:
     """Return a secret that is to be registered.
 
     Raises:
-        UsageError: it is no text, or so short that it would be found in nearly every text.
+        UsageError: it is not text, or so short that it would be found in nearly every text.
     """
     if not isinstance(secret, str):
         raise UsageError(f"a registered secret is a str, not {type(secret).__name__}")
@@ -123,7 +123,7 @@ class Redactor:
         """Return a redactor that also removes these values.
 
         Raises:
-            UsageError: one of them is no text, or too short.
+            UsageError: one of them is not text, or too short.
         """
         added = frozenset(map(check_secret, secrets))
         return self if added <= self._secrets else Redactor(self._secrets | added, self._names, self._custom)

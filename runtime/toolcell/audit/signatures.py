@@ -188,7 +188,8 @@ def load_heads(path: str | Path) -> list[Head]:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         return [Head.from_dict(each) for each in (found if isinstance(found, list) else [found])]
     except (OSError, ValueError, RecursionError) as exc:
-        raise BadInput(f"cannot read heads from {path}: {exc}") from exc
+        why = exc.strerror if isinstance(exc, OSError) else exc
+        raise BadInput(f"cannot read heads from {path}: {why}") from exc
     except AuditError as exc:
         raise BadInput(f"{path} holds no heads: {exc}") from exc
 

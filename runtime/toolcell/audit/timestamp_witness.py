@@ -246,7 +246,7 @@ def _locked(path: Path, flags: int = 0) -> Iterator[FileIO]:
     """Open the tokens to be written, alone: who appends a token must not do it to a file that is being replaced.
 
     Raises:
-        OSError: the file is not there, is no regular one, or cannot be locked.
+        OSError: the file is not there, is not a regular one, or cannot be locked.
     """
     flags |= os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     while True:
@@ -316,7 +316,7 @@ def _why(exc: Exception) -> str:
 
 def _require_regular(descriptor: int) -> None:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file")
+        raise OSError(errno.EINVAL, "it is not a regular file")
 
 
 def _load_certificates(path: Path) -> list[Certificate]:

@@ -131,7 +131,7 @@ def _result(response: Response, page: PageText, raw: bool) -> ToolResult:
     if page.kind == "binary" and not raw:
         media_type = response.content_type or "no content type"
         cure = "raw=True gives a script its bytes"
-        raise ToolError(f"{response.url} is no text ({media_type}, {len(response.content)} bytes); {cure}")
+        raise ToolError(f"{response.url} is not text ({media_type}, {len(response.content)} bytes); {cure}")
     body: Any = response.content if page.kind == "binary" else page.text
     value = {
         "status": response.status,

@@ -160,7 +160,7 @@ def parse_recurrence(text: str) -> Recurrence:
     shape = "HH:MM, then once, daily, custom(monday,friday), weekly(monday) or monthly(1), then a time zone"
     found = _TEXT.fullmatch(text.strip()) if len(text) <= MAX_TEXT_CHARS else None
     if found is None:
-        raise UsageError(f"{brief(text)} is no schedule; it looks like: {shape}")
+        raise UsageError(f"{brief(text)} is not a schedule; it looks like: {shape}")
     return recurrence_of(found["rule"], time=found["time"] or "", day=found["days"] or "", zone=found["zone"] or UTC)
 
 

@@ -246,7 +246,7 @@ def planned_calls(tool_calls: str) -> list[dict[str, Any]]:
         calls = json.loads(tool_calls)
         return [{"tool": str(call["tool"]), "args": dict(call.get("params") or {})} for call in calls]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
-        raise UsageError(f"tool_calls {one_line(tool_calls, 80)!r} is no JSON list of tool and params: {exc}") from exc
+        raise UsageError(f"tool_calls {one_line(tool_calls, 80)!r} is not a JSON list of tools: {exc}") from exc
 
 
 def as_value(action: ScheduledAction) -> dict[str, Any]:

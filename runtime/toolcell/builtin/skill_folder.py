@@ -74,7 +74,7 @@ def read_folder(path: str | os.PathLike[str]) -> SkillFolder:
     check_path("the folder of a skill", path)
     where = Path(path)
     if not where.is_dir():
-        raise UsageError(f"{str(where)!r:.200} is no directory with a {SKILL_FILE}")
+        raise UsageError(f"{str(where)!r:.200} is not a directory with a {SKILL_FILE}")
     workspace = Workspace(where)
     files: dict[str, bytes] = {}
     total = 0

@@ -128,7 +128,7 @@ class Workspace:
         """Return the directory of this name in it as a workspace of its own. A link of that name is refused.
 
         Raises:
-            ToolError: it cannot be made or is no directory.
+            ToolError: it cannot be made or is not a directory.
         """
         with self._root("open") as root, _reported("open", name):
             with suppress(FileExistsError):

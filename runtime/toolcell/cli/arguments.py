@@ -62,7 +62,7 @@ def parse_inputs(given: Iterable[str]) -> dict[str, Any]:
             inputs[name] = json.loads(value)
         except ValueError as exc:
             raise UsageError(
-                f"--input {name}: {value!r} is no JSON ({exc}); text wants quotes: {name}='\"...\"'"
+                f"--input {name}: {value!r} is not JSON ({exc}); text wants quotes: {name}='\"...\"'"
             ) from exc
     return inputs
 

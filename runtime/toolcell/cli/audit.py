@@ -243,14 +243,14 @@ def compile_pattern(text: str, fixed: bool, ignore_case: bool) -> re.Pattern[str
     """Compile a pattern.
 
     Raises:
-        UsageError: it is no regular expression, or empty.
+        UsageError: it is not a regular expression, or empty.
     """
     if not text:
         raise UsageError("the pattern is empty: every line would match")
     try:
         return re.compile(re.escape(text) if fixed else text, re.IGNORECASE if ignore_case else 0)
     except re.error as exc:
-        raise UsageError(f"{text!r} is no regular expression: {exc}; -F looks for it as it is") from exc
+        raise UsageError(f"{text!r} is not a regular expression: {exc}; -F looks for it as it is") from exc
 
 
 def show_matches(matches: list[Match], full: bool, console: Console) -> None:

@@ -110,7 +110,7 @@ def seconds(text: str) -> float:
     """
     match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
     if match is None:
-        raise UsageError(f"{text!r:.40} is no length of time; write a number and s, m, h or d, such as 90d")
+        raise UsageError(f"{text!r:.40} is not a length of time; write a number and s, m, h or d, such as 90d")
     return float(match[1]) * UNITS[match[2]]
 
 

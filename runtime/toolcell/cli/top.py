@@ -103,7 +103,8 @@ def token_of(path: Path | None) -> str:
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError) as exc:
-        raise UsageError(f"--token-file {path} cannot be read: {exc}") from exc
+        why = exc.strerror if isinstance(exc, OSError) else exc
+        raise UsageError(f"--token-file {path} cannot be read: {why}") from exc
 
 
 class Source:

@@ -38,7 +38,7 @@ def preflight_request(number: int, source: str, limits: Limits) -> RunRequest:
     """Return the request to read a script, as the run of `number`.
 
     Raises:
-        UsageError: `source` is no text, or too large.
+        UsageError: `source` is not text, or too large.
     """
     check_kind("source", source, str)
     limits = limits.model_copy(update={"wall_s": min(limits.wall_s, WALL_S)})

@@ -52,7 +52,7 @@ class ScriptChecks:
         It counts as a run for the quotas of `context`.
 
         Raises:
-            UsageError: `source` is no text, or too large.
+            UsageError: `source` is not text, or too large.
             QuotaExceeded: whoever it is for has used up the quota.
             SandboxUnavailable: no sandbox could be started.
         """

@@ -303,7 +303,7 @@ class McpClient(OpenedInBlock):
         if isinstance(message, ToolListChangedNotification):
             self._changed.set()
         elif isinstance(message, Exception):
-            self._catalogue.report("server", f"it sent what is no JSON-RPC: {type(message).__name__}")
+            self._catalogue.report("server", f"it sent what is not JSON-RPC: {type(message).__name__}")
 
     # Calls
 

@@ -1,6 +1,6 @@
 """Serve MCP over this process's stdin and stdout. Nothing else may write there: `ProtocolStreams` takes them away.
 
-A line that is no JSON-RPC message is answered with an error here: the SDK would drop it.
+A line that is not a JSON-RPC message is answered with an error here: the SDK would drop it.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _problem(line: str) -> str | None:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as exc:
-        return _error(None, types.PARSE_ERROR, f"this line is no JSON: {type(exc).__name__}")
+        return _error(None, types.PARSE_ERROR, f"this line is not JSON: {type(exc).__name__}")
     is_request = isinstance(found, dict) and "method" in found and "id" in found
     if is_request and (not isinstance(found["id"], str | int) or isinstance(found["id"], bool)):
         return _error(None, types.INVALID_REQUEST, "the id of a request is a text or a whole number")
@@ -138,7 +138,7 @@ def _problem(line: str) -> str | None:
     except (ValidationError, ValueError):
         ident = found.get("id") if isinstance(found, dict) else None
         ident = ident if isinstance(ident, str | int) and not isinstance(ident, bool) else None
-        return _error(ident, types.INVALID_REQUEST, "this is no JSON-RPC 2.0 message")
+        return _error(ident, types.INVALID_REQUEST, "this is not a JSON-RPC 2.0 message")
     return None
 
 

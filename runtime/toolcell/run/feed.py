@@ -91,7 +91,7 @@ class ScriptFeed:
         """Append text.
 
         Raises:
-            UsageError: it is no text, the whole is too long, or was finished.
+            UsageError: it is not text, the whole is too long, or was finished.
         """
         self._check(text, self._length + len(text))
         text, self._half = self._half + text, ""
@@ -150,7 +150,7 @@ class ScriptFeed:
         return text
 
     def _refuse(self, half: str) -> None:
-        self._problem = f"the source holds a lone surrogate, {half!a}, which is no valid text"
+        self._problem = f"the source holds a lone surrogate, {half!a}, which is not valid text"
         self._half = ""
 
     # The run's end

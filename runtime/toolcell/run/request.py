@@ -218,7 +218,7 @@ def sendable(source: str) -> str:
         source.encode("utf-8")
     except UnicodeEncodeError as exc:
         line = source.count("\n", 0, exc.start) + 1
-        said = f"the source holds a lone surrogate, {source[exc.start]!a}, which is no valid text"
+        said = f"the source holds a lone surrogate, {source[exc.start]!a}, which is not valid text"
         shown = source[:MAX_SHOWN_CHARS].encode("ascii", "backslashreplace").decode()
         comments = "".join(f"# {each}\n" for each in shown.split("\n"))  # a line keeps its number
         return f"{comments}raise SyntaxError({said!r}, ('<code>', {line}, None, None))"

@@ -49,4 +49,4 @@ def check_networks(networks: Iterable[str]) -> None:
         try:
             ipaddress.ip_network(each)
         except ValueError as exc:
-            raise ValueError(f"trusted_proxies: {each!r:.80} is no address and no network ({exc})") from exc
+            raise ValueError(f"trusted_proxies: {each!r:.80} is not an address or network ({exc})") from exc

@@ -102,14 +102,14 @@ def parsed(model: type[Model], body: bytes) -> Model:
     """Return a JSON body as its model.
 
     Raises:
-        Problem: it is no JSON (400), or not of this form (422).
+        Problem: it is not JSON (400), or not of this form (422).
     """
     try:
         return model.model_validate_json(body)
     except ValidationError as exc:
         if exc.errors(include_url=False)[0]["type"] == "json_invalid":
             said = exc.errors(include_url=False)[0]["msg"].removeprefix("Invalid JSON: ")
-            raise Problem(400, "invalid_json", "The body is no JSON", said) from exc
+            raise Problem(400, "invalid_json", "The body is not JSON", said) from exc
         raise wrong_fields(exc, "body") from exc
 
 

@@ -37,7 +37,7 @@ _STATUS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
 """toolcell's own errors: the first row that fits decides."""
 
 _ROUTES: Final = {
-    404: ("not_found", " is no route; GET /v1/openapi.json describes those that there are"),
+    404: ("not_found", " is not a route; GET /v1/openapi.json lists the routes"),
     405: ("method_not_allowed", ": the path takes another method; the header Allow names it"),
 }
 """What the router says itself, by status."""

@@ -28,7 +28,7 @@ class TokenAuthenticator(BearerAuthenticator):
         # One row by its key, from memory. A thread would take longer, and a reader waits for no writer.
         record = self._store.find(credential)
         if record is None:
-            raise unauthorized("this is no token of the service")
+            raise unauthorized("this is not a token of the service")
         if (state := record.state(self._store.now())) != "active":
             raise unauthorized(f"the token {record.id} is {state}")
         if record.id not in self._noting and self._store.is_use_to_note(record):

@@ -68,7 +68,7 @@ class EagerRun:
         """Append text, of any length. It may end anywhere. Statements run meanwhile; this does not wait for them.
 
         Raises:
-            UsageError: it is no text, the script becomes too large, or it was finished.
+            UsageError: it is not text, the script becomes too large, or it was finished.
         """
         self._check_here()
         self._feed.write(text)

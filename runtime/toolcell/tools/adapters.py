@@ -475,7 +475,7 @@ class Tool:
         """Add a parameter that every call must give.
 
         Raises:
-            RegistrationError: `type` is no JSON Schema type, the name is taken, or the tool is already complete.
+            RegistrationError: `type` is not a JSON Schema type, the name is taken, or the tool is already complete.
         """
         self._add(name, type, description)
         self._required.append(name)

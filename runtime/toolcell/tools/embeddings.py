@@ -49,7 +49,7 @@ async def embed_texts(provider: EmbeddingProvider, texts: Sequence[str]) -> list
     """Return the vectors of any number of texts.
 
     Raises:
-        EmbeddingError: the provider gave another number of vectors, another dimension, or something that is no number.
+        EmbeddingError: the provider gave another number of vectors, another dimension, or a value that is not a number.
     """
     vectors: list[list[float]] = []
     for at in range(0, len(texts), BATCH):
@@ -73,5 +73,5 @@ def checked_vectors(provider: EmbeddingProvider, vectors: object, count: int) ->
             got = len(vector) if isinstance(vector, list | tuple) else type(vector).__name__
             raise EmbeddingError(f"the embedding provider {name!r} gave a vector of {got} numbers, not {dimensions}")
         if not all(isinstance(each, int | float) and math.isfinite(each) for each in vector):
-            raise EmbeddingError(f"the embedding provider {name!r} gave a vector with something that is no number")
+            raise EmbeddingError(f"the embedding provider {name!r} gave a vector with something that is not a number")
     return [[float(each) for each in vector] for vector in vectors]

@@ -37,7 +37,7 @@ class Secrets(Mapping[str, str]):
     """Values that tools may use and nobody may read. They are never shown, and text for models and logs loses them.
 
     Raises:
-        UsageError: a value is no text, or has fewer than four characters: it would be found in nearly every text.
+        UsageError: a value is not text, or has fewer than four characters: it would be found in nearly every text.
     """
 
     __unsendable__ = "secrets: return what the model may know"

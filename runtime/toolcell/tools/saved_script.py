@@ -99,7 +99,7 @@ def saved_script(
 
     Raises:
         RegistrationError: the name, the inputs, the description or an option is wrong.
-        UsageError: the source is no text, empty or too large.
+        UsageError: the source is not text, empty or too large.
     """
     check_script_name(name)
     check_source(name, source)
@@ -131,7 +131,7 @@ def check_script_name(name: object) -> None:
 
 
 def check_source(name: str, source: object) -> None:
-    """Refuse a source that is no text, empty, too large, or not to be written as UTF-8.
+    """Refuse a source that is not text, empty, too large, or not to be written as UTF-8.
 
     Raises:
         UsageError: names the script and the limit.

@@ -159,7 +159,7 @@ def find(definitions: Sequence[ToolDefinition], query: str, limit: int = FOUND) 
     """Return the tools that fit a query, best first, at most `limit`.
 
     Raises:
-        UsageError: the query is no text or too long, or the limit is out of range.
+        UsageError: the query is not text or too long, or the limit is out of range.
     """
     check_query(query, limit)
     return [definitions[at] for at in index_of(definitions).ranked(query)[:limit]]

@@ -34,12 +34,12 @@ def bounded_schema(schema: Mapping[str, Any], what: str) -> dict[str, Any]:
     """Return a copy of a schema with safe texts.
 
     Raises:
-        RegistrationError: it is no JSON, too large or too deep, or has a name with hidden characters.
+        RegistrationError: it is not JSON, too large or too deep, or has a name with hidden characters.
     """
     try:
         text = json.dumps(schema)
     except (RecursionError, ValueError, TypeError) as exc:
-        raise RegistrationError(f"{what} is no JSON: {type(exc).__name__}") from exc
+        raise RegistrationError(f"{what} is not JSON: {type(exc).__name__}") from exc
     if len(text) > MAX_SCHEMA_BYTES:
         raise RegistrationError(f"{what} has {len(text)} bytes, limit {MAX_SCHEMA_BYTES}")
     cleaned: dict[str, Any] = _clean(json.loads(text), what, 0)

@@ -221,7 +221,7 @@ class Decoder:
         """What `text` says as JSON.
 
         Raises:
-            ValueError: it is no JSON.
+            ValueError: it is not JSON.
             BadValue: it says something that arguments cannot be; `path` is where.
         """
         key = (id(text), path)

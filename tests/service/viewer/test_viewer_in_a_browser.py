@@ -360,7 +360,7 @@ def test_a_token_logs_a_browser_in_shows_its_tenant_and_logs_it_out(
 
         def work(page: Page) -> None:
             log_in(page, base, "wrong")
-            expect(page.locator("main")).to_contain_text("no token of the service")
+            expect(page.locator("main")).to_contain_text("not a token of the service")
             assert Axe().run(page).response["violations"] == []
             log_in(page, base, ada)
             page.wait_for_url(f"{base}/")

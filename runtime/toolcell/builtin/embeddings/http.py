@@ -131,7 +131,7 @@ class HttpEmbeddings:
         try:
             return _Answer(json.loads(data)), 0.0
         except (ValueError, RecursionError):
-            return EmbeddingError(f"{what} gave an answer that is no JSON", retryable=True), 0.0
+            return EmbeddingError(f"{what} gave an answer that is not JSON", retryable=True), 0.0
 
 
 class _Answer:

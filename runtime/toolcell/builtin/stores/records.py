@@ -280,7 +280,7 @@ def check_text(what: str, value: object) -> None:
     """Refuse text that a store cannot hold.
 
     Raises:
-        UsageError: it is no text, holds a NUL character or half of a surrogate pair.
+        UsageError: it is not text, holds a NUL character or half of a surrogate pair.
     """
     check_kind(what, value, str)
     assert isinstance(value, str)
@@ -308,7 +308,7 @@ def check_metadata(what: str, value: object) -> None:
     """Refuse metadata that is no plain JSON object.
 
     Raises:
-        UsageError: it is no mapping, or something in it is no JSON.
+        UsageError: it is not a mapping, or something in it is not JSON.
     """
     check_kind(what, value, Mapping)
     assert isinstance(value, Mapping)

@@ -219,7 +219,7 @@ class CsvPieces:
         try:
             yield
         except csv.Error as exc:
-            raise ToolError(f"line {self._text.line_number} is no CSV: {exc}; a quote may be open") from exc
+            raise ToolError(f"line {self._text.line_number} is not CSV: {exc}; a quote may be open") from exc
 
     def _widen(self, count: int) -> None:
         if count > MAX_COLUMNS:

@@ -143,7 +143,7 @@ def _whole(text: io.TextIOWrapper, start: str) -> Any:
     try:
         return json.loads(document)
     except (ValueError, RecursionError) as exc:
-        raise ToolError(f"content is no JSON: {str(exc)[:200]}") from exc
+        raise ToolError(f"content is not JSON: {str(exc)[:200]}") from exc
 
 
 def _items(text: io.TextIOWrapper) -> Iterator[tuple[Any, int]]:
@@ -179,7 +179,7 @@ def _items(text: io.TextIOWrapper) -> Iterator[tuple[Any, int]]:
 
 
 def _damaged(index: int, why: object) -> ToolError:
-    return ToolError(f"record {index + 1} is no JSON: {str(why)[:200]}")
+    return ToolError(f"record {index + 1} is not JSON: {str(why)[:200]}")
 
 
 def _more(text: io.TextIOWrapper, buffer: str, position: int) -> tuple[str, int, bool]:

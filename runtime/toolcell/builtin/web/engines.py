@@ -120,7 +120,7 @@ def _json(response: Response, name: str) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
-        raise ToolError(f"{name}: the answer is no JSON object", code="unavailable", retryable=True)
+        raise ToolError(f"{name}: the answer is not a JSON object", code="unavailable", retryable=True)
     return answer
 
 

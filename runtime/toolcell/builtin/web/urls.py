@@ -98,7 +98,7 @@ def _authority(text: str, default: int, shown: str) -> tuple[str, int]:
     if not colon:
         return text, default
     if port and not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
-        raise ToolError(f"the URL's port is no number from 1 to 65535: {shown!r}")
+        raise ToolError(f"the URL's port is not a number from 1 to 65535: {shown!r}")
     return host, int(port) if port else default
 
 
@@ -107,13 +107,13 @@ def _host(text: str, shown: str) -> tuple[str, IPAddress | None]:
         try:
             address = IPv6Address(text[1:-1] if text.endswith("]") and "%" not in text else "")
         except AddressValueError:
-            raise ToolError(f"the URL's host is no IPv6 address: {shown!r}") from None
+            raise ToolError(f"the URL's host is not an IPv6 address: {shown!r}") from None
         return str(address), address
     name = _ascii(text, shown)
     name = name[:-1] if name.endswith(".") else name
     labels = name.split(".")
     if len(name) > MAX_HOST_CHARS or not all(map(_LABEL.fullmatch, labels)):
-        raise ToolError(f"the URL's host is no host name: {shown!r}")
+        raise ToolError(f"the URL's host is not a host name: {shown!r}")
     if not _NUMBER.fullmatch(labels[-1]):
         return name, None
     try:  # a name that ends in a number is an address, and libraries disagree about every form of it but this one
@@ -133,7 +133,7 @@ def _ascii(text: str, shown: str) -> str:
     try:
         return idna.encode(text, uts46=True).decode("ascii").lower()
     except (idna.IDNAError, UnicodeError):
-        raise ToolError(f"the URL's host is no valid international name: {shown!r}") from None
+        raise ToolError(f"the URL's host is not a valid international name: {shown!r}") from None
 
 
 def _path(text: str) -> str:

@@ -201,7 +201,7 @@ def _check_address(address: str) -> None:
         docker.utils.parse_host(address)
     except (docker.errors.DockerException, ValueError) as exc:
         raise SandboxUnavailable(
-            f"{address!r} is no address of a Docker daemon ({exc}); DOCKER_HOST may be {ADDRESSES}"
+            f"{address!r} is not the address of a Docker daemon ({exc}); DOCKER_HOST may be {ADDRESSES}"
         ) from exc
     if address.startswith("ssh://"):
         try:
@@ -315,7 +315,9 @@ def _unreachable(error: BaseException, address: str) -> str:
     if short := next((each.errno for each in causes if isinstance(each, OSError) and each.errno in REMEDIES), None):
         return f"the Docker daemon{at} cannot be asked: {describe(short, '')}"
     if other := next((each for each in causes if isinstance(each, APIError)), None):
-        return f"what answers{at} is no Docker daemon (HTTP {other.status_code}): {SET_IT}, DOCKER_TLS_VERIFY=1 for TLS"
+        return (
+            f"what answers{at} is not a Docker daemon (HTTP {other.status_code}): {SET_IT}, DOCKER_TLS_VERIFY=1 for TLS"
+        )
     if not any(isinstance(each, OSError) for each in causes):  # no connection was tried: certificates may be missing
         return f"cannot ask a Docker daemon{at} ({error}): see DOCKER_HOST, DOCKER_TLS_VERIFY and DOCKER_CERT_PATH"
     return f"no Docker daemon answers{at} ({error}): {START_DAEMON}"

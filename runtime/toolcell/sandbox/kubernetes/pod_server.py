@@ -57,7 +57,7 @@ class PodAddress:
         match msgpack.unpackb(data):
             case [str(version), bytes(key), int(port), str(certificate)]:
                 return cls(version, key, port, certificate)
-        raise ValueError(f"{data[:100]!r} is no address of a pod")
+        raise ValueError(f"{data[:100]!r} is not the address of a pod")
 
 
 def pack_settings(policy: Policy, preload: tuple[str, ...]) -> bytes:

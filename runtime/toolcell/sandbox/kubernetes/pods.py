@@ -71,7 +71,7 @@ def bytes_of(quantity: object) -> int:
     """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(?:[eE]([0-9]{1,2}))?(m|k|[MGTP]i?|Ki)?", str(quantity))
     if found is None:
-        raise UsageError(f"{str(quantity)[:40]!r} is no quantity of Kubernetes, such as 512Mi")
+        raise UsageError(f"{str(quantity)[:40]!r} is not a quantity of Kubernetes, such as 512Mi")
     number, power, suffix = found.groups()
     return int(Decimal(number) * 10 ** int(power or 0) * SUFFIXES[suffix or ""])
 

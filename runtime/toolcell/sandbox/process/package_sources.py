@@ -127,7 +127,7 @@ def _parse_one(text: object) -> Wanted:
     try:
         requirement = Requirement(text)
     except InvalidRequirement as exc:
-        raise UsageError(f"{text!r} is no requirement such as 'numpy' or 'pandas>=2,<4' ({_first_line(exc)})") from exc
+        raise UsageError(f"{text!r} is not a requirement such as 'pandas>=2,<4' ({_first_line(exc)})") from exc
     if requirement.url:
         raise UsageError(f"{text!r} names a URL; name a package, or give the path of a local wheel file")
     requirement.name = canonicalize_name(requirement.name)

@@ -53,7 +53,7 @@ def socket_url(url: str) -> str:
     """Return the address of the WebSocket of a service.
 
     Raises:
-        UsageError: it is no address of a service.
+        UsageError: it is not the address of a service.
     """
     try:
         parts = urlsplit(url)

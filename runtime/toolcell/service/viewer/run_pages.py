@@ -76,7 +76,7 @@ async def picture(visit: Visit) -> Response:
     found = await _file(visit)
     image = as_image(found[1])
     if image is None:
-        raise PageMissing("this file is no picture; download it")
+        raise PageMissing("this file is not a picture; download it")
     return image
 
 
