@@ -29,6 +29,9 @@ PROCESSES: Final = "multiprocessing.process"
 IS_HEAP_TYPE: Final = 1 << 9
 """Py_TPFLAGS_HEAPTYPE: a script may give such a class a destructor later."""
 
+_flags: Final = type.__dict__["__flags__"].__get__
+"""Reads a class's flags, whatever its metaclass says."""
+
 _harmless: Final = set[type]()
 """Classes whose objects do nothing when they are destroyed. Rehearsals fill it."""
 
@@ -133,7 +136,7 @@ def _has_finalizers(objects: Iterable[object]) -> bool:
     for kind in set(map(type, objects)) - _harmless:
         if any("__del__" in vars(base) for base in type.mro(kind)):
             found = True
-        elif not kind.__flags__ & IS_HEAP_TYPE:
+        elif not _flags(kind) & IS_HEAP_TYPE or str(vars(kind).get("__module__")).startswith("toolcell_bridge."):
             _harmless.add(kind)
     return found
 

@@ -54,7 +54,8 @@ class ScriptRuns:
         is_repeatable = self._is_durable or options.on_approval == "suspend"
         seed, clock = runs.seed_and_clock(options.seed, options.clock, is_repeatable)
         script = script_from(source, options, runs.limits, runs.policy.lint)
-        script = dataclasses.replace(script, seed=seed, clock=clock)
+        if (seed, clock) != (script.seed, script.clock):
+            script = dataclasses.replace(script, seed=seed, clock=clock)
         repaired = self._journals().repaired(options.repairs) if options.repairs is not None else None
         types = await self._checks.types(options.check_types, source, tools, options.inputs, context)
         if types is not None and types.refuses:
