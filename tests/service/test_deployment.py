@@ -19,9 +19,13 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from toolcell.errors import StoreError
 from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.docker.images import reference
 from toolcell.service import ServiceConfig, create_app
+from toolcell.service.principal import Scope
+from toolcell.service.tokens import TokenDatabase
+from toolcell.support import sqlite
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = ROOT / "sandbox_images" / "service"
@@ -223,6 +227,37 @@ def test_the_manifest_has_the_settings_of_the_image_and_probes_that_exist(tmp_pa
     assert settings == tomllib.loads((FILES / "service.toml").read_text(encoding="utf-8"))
     assert container["ports"][0]["containerPort"] == settings["port"]
     assert {container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")} <= routes
+
+
+def test_the_pod_makes_its_store_in_a_folder_of_its_own_in_a_volume_of_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = manifest()["Deployment"]["spec"]["template"]["spec"]
+    (first,) = pod["initContainers"]
+    mounts = [
+        {each["name"]: each["mountPath"] for each in found["volumeMounts"]} for found in (first, *pod["containers"])
+    ]
+    assert {each["state"] for each in mounts} == {"/var/lib"}
+    given, volume = tmp_path / "secret" / "tokens.sqlite", tmp_path / "volume"
+    path = volume / "toolcell" / "tokens.sqlite"
+    store = TokenDatabase(given)
+    made = store.create("acme", [Scope.READ])
+    store.close()
+    volume.mkdir()
+    volume.chmod(0o2775)
+    monkeypatch.setattr(sqlite, "_is_own_group", lambda _: False)
+
+    script = first["args"][0].replace("/etc/toolcell/tokens", str(given.parent)).replace("/var/lib", str(volume))
+    for _ in range(2):  # the pod starts again
+        subprocess.run([sys.executable, "-c", script], check=True)
+        copy = TokenDatabase(path)
+        assert [each.id for each in copy.list()] == [made.record.id]
+        copy.close()
+        killed = f"import os\nfrom toolcell.service.tokens import TokenDatabase\nstore = TokenDatabase({str(path)!r})\n"
+        subprocess.run([sys.executable, "-c", f"{killed}store.create('other', ['read'])\nos._exit(0)"], check=True)
+        assert path.with_name("tokens.sqlite-wal").stat().st_size
+    with pytest.raises(StoreError, match="others may put files beside"):
+        TokenDatabase(volume / "tokens.sqlite").list()
 
 
 def test_the_network_policy_lets_named_pods_in_and_nothing_out() -> None:
