@@ -133,6 +133,27 @@ async def test_what_a_client_has_under_way_ends_and_it_does_not_come_back(shop: 
         await asyncio.gather(goes_on, return_exceptions=True)
 
 
+async def test_a_store_that_cannot_be_read_ends_nothing_and_stops_nothing(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    find = TokenDatabase.find
+
+    def failing(self: TokenDatabase, text: str) -> Any:
+        asked.append(text)
+        raise OSError("the disk is gone")
+
+    async with shop.http(shop.ended) as client:
+        waiting = asyncio.create_task(client.post("/v1/execute", json={"code": ENDLESS}))
+        await until(lambda: len(shop.service.runs) == 1)
+        monkeypatch.setattr(TokenDatabase, "find", failing)
+        await until(lambda: len(asked) > 1)
+        assert not waiting.done() and len(shop.service.runs) == 1
+        monkeypatch.setattr(TokenDatabase, "find", find)
+        shop.revoke()
+        assert (await waiting).status_code == 401
+
+
 async def test_a_client_that_is_away_is_not_waited_for(shop: Shop) -> None:
     async with Client(shop.url, token=shop.ended.text) as client:
         running = asyncio.create_task(client.execute_code(ENDLESS))

@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from toolcell.errors import ToolcellError
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
+from toolcell.support import logger_of
+
+logger = logger_of("toolcell.service.revocations")
 
 CHECK_S: Final = 1.0
 """Between two looks at a credential."""
@@ -75,6 +77,8 @@ async def _problem_of(one: _Open) -> Problem | None:
         await check_same(one.principal, one.ask_who)
     except Problem as problem:
         return problem if problem.status in (401, 403) else None
-    except ToolcellError:
-        return None
+    except Exception as exc:  # the others are looked at all the same
+        logger.error(
+            "whether %s of %s may go on cannot be found out: %s", one.principal.subject, one.principal.tenant, exc
+        )
     return None

@@ -54,8 +54,10 @@ class Caller:
 
     def __init__(
         self,
+        *,
         name: str,
         principal: Principal,
+        ask_who: AskWho,
         served: ServedSession,
         place: PlaceForRun,
         folders: Sequence[Path],
@@ -66,7 +68,7 @@ class Caller:
         self._served, self._place, self._folders = served, place, folders
         self.streams = Streams(SERVICE_MESSAGES, CALLER_MESSAGES, on_request=self._begin, **bounds)
         self.home = secrets.token_hex(8)
-        self.ask_who: AskWho
+        self.ask_who = ask_who
         """Asks who the caller is, with the credential of its latest connection."""
         self.allowed = contextlib.ExitStack()
         """What looks whether its credential still holds."""
@@ -176,7 +178,7 @@ class Callers:
     def __iter__(self) -> Iterator[Caller]:
         return iter([*self._callers.values()])
 
-    def _caller(self, name: str, principal: Principal, tenant: Tenant) -> Caller:
+    def _caller(self, name: str, principal: Principal, tenant: Tenant, ask_who: AskWho) -> Caller:
         """Return the caller of a name. It is its principal's: for everybody else, it does not exist."""
         if not 0 < len(name) <= MAX_NAME_CHARS:
             raise RemoteProtocolError(f"a caller's name of {len(name)} characters, limit {MAX_NAME_CHARS}")
@@ -189,11 +191,12 @@ class Callers:
             detail = f"{own} of this tenant are connected already, or were until a moment ago"
             raise Problem(503, "too_many_sessions", "Too many clients", detail)
         made = self._callers[principal, name] = Caller(
-            name,
-            principal,
-            ServedSession(principal, tenant),
-            self._place,
-            self._folders,
+            name=name,
+            principal=principal,
+            ask_who=ask_who,
+            served=ServedSession(principal, tenant),
+            place=self._place,
+            folders=self._folders,
             message_bytes=self._message_bytes,
             most=self._requests,
             reservation=self._receiving.reservation(principal.tenant),
@@ -211,7 +214,7 @@ class Callers:
             Problem: there are too many callers.
             RemoteProtocolError: the caller broke the protocol. All that it has here ends.
         """
-        caller = self._caller(hello.name, principal, tenant)
+        caller = self._caller(hello.name, principal, tenant, ask_who)
         caller.connections += 1
         self._stay(caller)
         if caller.carrying is not None:  # the caller lost that connection, and here nobody has noticed yet
