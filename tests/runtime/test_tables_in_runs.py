@@ -43,6 +43,20 @@ def total(numbers: list[float]) -> float:
     return sum(numbers)
 
 
+@registry.tool
+def described(df: pd.DataFrame, weights: np.ndarray | None = None, power: int = 1) -> pd.DataFrame:
+    """Return the frame and the array that were received, as a description of them."""
+    assert isinstance(df, pd.DataFrame)
+    assert weights is None or isinstance(weights, np.ndarray)
+    return df.assign(weight=1.0 if weights is None else weights**power)
+
+
+@registry.tool
+def measured(table: Table) -> list[int]:
+    """Return the numbers of rows and columns of a table that a script sends."""
+    return list(table.shape)
+
+
 def is_frame(value: Any) -> bool:
     pd.testing.assert_frame_equal(value.to_pandas(), FRAME)
     return True
@@ -89,6 +103,30 @@ def test_a_tool_gives_a_frame_and_gets_lists_and_rows_where_its_types_say_so(run
     assert number == 6
     assert found[1] == {"key": "y", "n": 2, "when": "2025-01-01T00:00:00", "word": None}
     assert text.startswith('"DataFrame, 3 rows x 3 columns')
+
+
+def test_a_tool_whose_parameter_is_a_frame_gets_one(runtime: Any) -> None:
+    source = (
+        "import numpy as np\n"
+        "wide = call_tool('described', df=df, weights=np.arange(3.0))\n"
+        "set_result([wide, call_tool('measured', table=df), call_tool('described', df=[{'n': 1}])])"
+    )
+    result = runtime[0].execute_code(source, inputs={"df": FRAME})
+    assert result.outcome is Outcome.OK, result.error
+    pd.testing.assert_frame_equal(result.value[0].to_pandas(), FRAME.assign(weight=np.arange(3.0)))
+    assert result.value[1] == [3, 3]
+    assert result.value[2].rows() == [{"n": 1, "weight": 1.0}]
+    refused = runtime[0].execute_code(source.replace("[{'n': 1}]", "'no rows'"), inputs={"df": FRAME})
+    assert "df: is no DataFrame" in refused.error.message
+    wrong = runtime[0].execute_code("call_tool('described', df=df, power='many')", inputs={"df": FRAME})
+    assert "power" in wrong.error.message
+    assert "invalid tool arguments" in wrong.error.message
+
+
+@pytest.mark.anyio
+async def test_a_model_sends_rows_where_a_frame_is_wanted() -> None:
+    assert (await registry.execute("described", {"df": [{"n": 1}, {"n": 2}]})).value.rows()[1]["n"] == 2
+    assert "must be Table" in (await registry.execute("measured", {"table": [{"n": 1}]})).text
 
 
 def test_models_json_and_notebooks_get_a_labelled_text(runtime: Any) -> None:

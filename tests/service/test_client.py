@@ -19,7 +19,7 @@ from toolcell.errors import Misconfigured, SessionError, UnknownId
 from toolcell.results import ExecutionResult
 from toolcell.results.effects import CommitResult
 from toolcell.run.streaming import CallUpdated
-from toolcell.service import Client, SyncClient
+from toolcell.service import Client, SyncClient, TenantConfig
 from toolcell.service.client_session import ClientSession
 from toolcell.sessions.session import Session
 from toolcell.sync import SyncRuntime
@@ -488,3 +488,16 @@ def test_the_example_prints_what_it_shows() -> None:
 
     assert done.returncode == 0, done.stderr
     assert done.stdout == "ok ['apple'] looked at 2 kinds ['in_stock', 'in_stock']\nin a session: 42\n"
+
+
+async def test_frames_go_to_scripts_at_a_service_and_come_back(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"n": [1, 2]}, index=["x", "y"])
+    tools = ToolRegistry()
+    tools.register("frame", "Returns a frame of two rows", None, lambda args: frame)
+    defaults = TenantConfig(packages=("pandas",))
+    async with serving(tmp_path, defaults=defaults) as (url, _), Client(url, registry=tools) as client:
+        result = await client.execute_code("set_result([df, call_tool('frame')])", inputs={"df": frame})
+        assert result.ok, result.error
+        for value in result.value:
+            pandas.testing.assert_frame_equal(value.to_pandas(), frame)

@@ -29,6 +29,7 @@ from toolcell.tools.problems import (
 )
 from toolcell.tools.result import ErrorCode
 from toolcell.tools.schema_work import MAX_CHECK_WORK, WORK_PER_STEP, SchemaWork
+from toolcell.tools.table_arguments import table_names, without_tables
 from toolcell.tools.text_data import ParseMode, parse_json
 from toolcell.tools.values import (
     MAX_INTEGER,
@@ -154,8 +155,8 @@ class ArgumentChecker:
     """One tool's arguments: copy, mend, fill in defaults, validate."""
 
     __slots__ = (
-        "_closed", "_coercion", "_defaults", "_extras", "_looks_below", "_mends", "_plain", "_schemas", "_work",
-        "is_valid", "tool",
+        "_closed", "_coercion", "_defaults", "_extras", "_looks_below", "_mends", "_plain", "_schemas", "_tables",
+        "_work", "is_valid", "tool",
     )  # fmt: skip
 
     def __init__(
@@ -183,6 +184,7 @@ class ArgumentChecker:
         self._looks_below = extras != "allow" and _closes_below(schema)
         """Members may have members of their own that the schema does not name."""
         properties = frozenset(schema.get("properties", ()))
+        self._tables = table_names(schema)
         self._work = SchemaWork(schema)
         text_work = self._work.char_visits * MAX_PLAIN * MAX_PLAIN_CHARS
         is_light = self._work.each <= MAX_PLAIN_WORK and text_work <= MAX_CHECK_WORK
@@ -190,6 +192,8 @@ class ArgumentChecker:
         self._plain = properties if is_plain else frozenset()
         """Names that `check_plain` may copy."""
         self.is_valid = validator.is_valid if validate else _anything
+        if validate and self._tables:
+            self.is_valid = lambda args: validator.is_valid(without_tables(args))
 
     def renamed(self, tool: str) -> ArgumentChecker:
         """The same checks, reporting under another name."""
@@ -249,7 +253,7 @@ class ArgumentChecker:
             rest = find_problems(self._schemas, {}) if not self.is_valid({}) else []
             raise InvalidArguments(self.tool, [problem, *rest], args)
         try:
-            copied = copy_arguments(args)
+            copied = copy_arguments(args, self._tables)
         except BadValue as exc:
             raise InvalidArguments(self.tool, [exc.problem], args, exc.steps) from None
         chars = copied.chars + sum(2 * len(blob) for blob in copied.blobs.values())
@@ -271,7 +275,7 @@ class ArgumentChecker:
         closed = self._closed
         if (closed is None or mine.keys() <= closed) and self.is_valid(mine):
             return CheckedArguments(mine, steps=copied.nodes)
-        return self._mend(copy_arguments(args), args, work)
+        return self._mend(copy_arguments(args, self._tables), args, work)
 
     def _mend(self, copied: Copied, received: Mapping[str, Any], work: int) -> CheckedArguments:
         steps, tried = copied.nodes, list[tuple[Coercer, Mended]]()
@@ -290,7 +294,7 @@ class ArgumentChecker:
             # Problems are looked for from the top down: at most once again for each value.
             steps *= 2
             coercer, mended = tried[0]
-            problems = [*find_problems(self._schemas, mended.args, work), *coercer.unknown]
+            problems = [*find_problems(self._schemas, without_tables(mended.args), work), *coercer.unknown]
             problems = [*self._find_bare_argument(received, work), *problems]
         placed = place_bytes(self._schemas, mended.args, copied.blobs)
         if problems or placed.problems:
@@ -303,7 +307,7 @@ class ArgumentChecker:
         properties = schema.get("properties", {})
         if not received or work > MAX_DESCRIBED_WORK or received.keys() & properties.keys():
             return []
-        args, names = copy_arguments(received).args, [*received][:MAX_PROBLEMS]
+        args, names = copy_arguments(received, self._tables).args, [*received][:MAX_PROBLEMS]
         for name in schema.get("required", ()):
             if not any(closest(each, [name]) for each in names) and self._schemas.is_valid(properties.get(name), args):
                 return [ValueProblem((), f"this is the value of one argument: write {name}=...")]

@@ -25,6 +25,7 @@ from typing_extensions import is_typeddict
 from toolcell.errors import RegistrationError
 from toolcell.support.lru import Lru
 from toolcell.tools.encoded import BASE64
+from toolcell.tools.table_arguments import table_maker, table_schema, table_type
 
 Schema = dict[str, Any]
 
@@ -293,7 +294,9 @@ def read_signature(
         properties[name] = _property(function, name, hint, default, descriptions.get(name))
         if default is PydanticUndefined:
             required.append(name)
-        if not _is_plain_type(hint):
+        if (table := table_type(hint)) is not None:
+            converters[name] = table_maker(name, table)
+        elif not _is_plain_type(hint):
             converters[name] = TypeAdapter(hint).validate_python
     schema: Schema = {"type": "object", "properties": properties}
     if required:
@@ -353,7 +356,7 @@ def _default(parameter: inspect.Parameter, hint: Any) -> tuple[Any, Any]:
 
 def _property(function: Callable[..., Any], name: str, hint: Any, default: Any, description: str | None) -> Schema:
     try:
-        schema = type_schema(hint)
+        schema = type_schema(hint) if (table := table_type(hint)) is None else table_schema(table)
     except RegistrationError as exc:
         raise RegistrationError(f"{_name(function)}: parameter {name!r}: {exc}") from exc
     schema.pop("default", None)
