@@ -144,6 +144,7 @@ LARGE_PATTERNS: dict[str, dict[str, Any]] = {
     "one in another": {"properties": {"a": {"pattern": "((a{1,900}){1,900}){1,9}"}}},
     "many names": {"patternProperties": {rf"(?i)\W{{1,{90 + number}}}": {} for number in range(500)}},
     "many texts": {"properties": {"a": {"allOf": [{"pattern": f".{{{900 + number}}}"} for number in range(100)]}}},
+    "short and many": {"patternProperties": {f"^{number}.*y$": {} for number in range(3_000)}},
     "in an array": {"properties": {"a": {"items": {"anyOf": [{"pattern": f"[^x{n}]{{900}}"} for n in range(100)]}}}},
 }
 
@@ -178,6 +179,12 @@ def test_patterns_of_all_tools_of_one_stranger_are_bounded_together() -> None:
     assert len(remote_registry(offered[:2], ToolRegistry(), with_own=False).list()) == 2
     with pytest.raises(RegistrationError, match="of all 20 tools are too large together"):
         remote_registry(offered, ToolRegistry(), with_own=False)
+
+    few = {"type": "object", "properties": {f"p{number}": {"pattern": "^a$"} for number in range(200)}}
+    many = [{**each, "parameters": few} for each in offered]
+    assert len(remote_registry(many[:5], ToolRegistry(), with_own=False).list()) == 5
+    with pytest.raises(RegistrationError, match="of all 20 tools are too large together"):
+        remote_registry(many, ToolRegistry(), with_own=False)
 
     registry = ToolRegistry()
     catalogue = McpCatalogue("s", registry, Selection(), lambda tool: lambda context: None)  # type: ignore[arg-type,return-value]
