@@ -462,10 +462,14 @@ class SessionState:
     async def _run_ours(
         self, script: Script, context: RunContext | None, tools: CallableTools | None
     ) -> ExecutionResult:
-        """Run a script that keeps a state or brings it back. It is recorded as any, and no part of the journal."""
+        """Run a script that keeps a state or brings it back. It is recorded as any, and no part of the journal.
+
+        It counts for whom the last script ran.
+        """
         tools = tools or self._host.runs.snapshot(None)
         self._sandbox.begin_script()
-        prepared = await self._host.runs.prepare(script, tools, self._context(context_again(context), "state"))
+        again = self.steps[-1].context_again(context) if self.steps else context_again(context)
+        prepared = await self._host.runs.prepare(script, tools, self._context(again, "state"))
         return await self._execute(prepared, rebuilding(tools, prepared.context))
 
     async def keep_by_value(self, tools: CallableTools | None, context: RunContext | None) -> None:
