@@ -132,6 +132,7 @@ KIND, FORM, NULLS, TEXT_BYTES, DETAIL = range(5)
         (FRAME, put(5, 0, TEXT_BYTES, value=-1)),
         (FRAME, put(5, 8, DETAIL, value=["us", "dateutil//etc/passwd"])),
         (FRAME, put(5, 8, DETAIL, value=["us", "../../etc/passwd"])),
+        (FRAME, put(5, 8, DETAIL, value=["us", "+99:99"])),
         (FRAME, put(5, 8, DETAIL, value=["fortnight", None])),
         (FRAME, put(5, 14, DETAIL, value=[1, 2])),
         (FRAME, put(5, 15, DETAIL, 2, value=1)),

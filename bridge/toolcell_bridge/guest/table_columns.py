@@ -411,7 +411,9 @@ def _arrow_column(name: str, values: Any, to_plain: ToPlain) -> Column:
         return Column("bool", count, numbers(values.cast("uint8"), 1), valid=valid)
     if kinds.is_null(of):
         return Column("null", count, bytes(count))
-    if kinds.is_timestamp(of) and (of.tz is None or _ZONE.fullmatch(of.tz) or re.fullmatch(r"[+-]\d\d:\d\d", of.tz)):
+    if kinds.is_timestamp(of) and (
+        of.tz is None or _ZONE.fullmatch(of.tz) or re.fullmatch(r"[+-](?:[01]\d|2[0-3]):[0-5]\d", of.tz)
+    ):
         return Column("datetime", count, numbers(values, 8), valid=valid, detail=(of.unit, of.tz))
     if kinds.is_duration(of):
         return Column("duration", count, numbers(values, 8), valid=valid, detail=of.unit)

@@ -62,7 +62,9 @@ MOST_EMPTY_ROWS: Final = 2**20
 
 _LENGTHS: Final = 4
 _CHUNK: Final = 1 << 18
-_ZONE: Final = re.compile(r"(?!dateutil)[A-Za-z][\w+\-]*(?:/[A-Za-z][\w+\-]*){0,3}|[+-]\d\d:\d\d", re.ASCII)
+_ZONE: Final = re.compile(
+    r"(?!dateutil)[A-Za-z][\w+\-]*(?:/[A-Za-z][\w+\-]*){0,3}|[+-](?:[01]\d|2[0-3]):[0-5]\d", re.ASCII
+)
 _EPOCH: Final = datetime(1970, 1, 1)
 _FIRST_DAY: Final = date(1970, 1, 1).toordinal()
 
@@ -169,9 +171,14 @@ class Column:
             case "null":
                 return [None] * (stop - start)
             case "text":
-                return [str(each, "utf-8") for each in self._pieces(start, stop)]
+                span, edges = self._span(start, stop)
+                if span.isascii():
+                    text = span.decode()
+                    return [text[first:last] for first, last in pairwise(edges)]
+                return [span[first:last].decode() for first, last in pairwise(edges)]
             case "bytes":
-                return [bytes(each) for each in self._pieces(start, stop)]
+                span, edges = self._span(start, stop)
+                return [span[first:last] for first, last in pairwise(edges)]
             case "category":
                 categories = self.detail[0].values()
                 return [None if code < 0 else categories[code] for code in self._numbers(start, stop)]
@@ -200,12 +207,12 @@ class Column:
             return list(struct.unpack(f"<{stop - start}e", memoryview(self.data).cast("B")[2 * start : 2 * stop]))
         return as_numbers(self.data, code)[start:stop].tolist()
 
-    def _pieces(self, start: int, stop: int) -> list[memoryview]:
+    def _span(self, start: int, stop: int) -> tuple[bytes, list[int]]:
+        """Return the bytes of some rows, and where in them each row begins and the last one ends."""
         lengths = as_numbers(self.lengths, "I")
-        at = sum(lengths[:start])
-        ends = list(accumulate(lengths[start:stop].tolist(), initial=at))
-        whole = memoryview(self.data).cast("B")
-        return [whole[first:last] for first, last in pairwise(ends)]
+        first = sum(lengths[:start])
+        edges = list(accumulate(lengths[start:stop].tolist(), initial=0))
+        return bytes(memoryview(self.data).cast("B")[first : first + edges[-1]]), edges
 
 
 def as_numbers(data: Buffer, code: str) -> memoryview[Any]:
