@@ -23,7 +23,7 @@ import anyio
 
 from toolcell import PoolConfig, Runtime, ToolRegistry
 from toolcell.run import monitor
-from toolcell.sandbox import stream
+from toolcell.sandbox import pool, stream
 from toolcell.support import time_slice
 
 ROUNDS = 31
@@ -106,9 +106,9 @@ async def count(runtime: Runtime, source: str) -> tuple[Calls, CallCounter]:
 
 async def full(runtime: Runtime) -> None:
     """Wait until what a run leaves to do is done, so that it is not counted with the next."""
-    pool = runtime.pool
-    assert pool is not None
-    while pool.busy or pool.starting or len(pool.idle) < WARM:  # noqa: ASYNC110 - a pool sets no event
+    warm = runtime.pool
+    assert warm is not None
+    while warm.busy or warm.starting or len(warm.idle) < WARM:  # noqa: ASYNC110 - a pool sets no event
         await anyio.sleep(0.005)
 
 
@@ -118,6 +118,7 @@ async def steady_runtime(made: ToolRegistry, looks: bool) -> AsyncIterator[Runti
     patches = [
         (time_slice, "SLICE_S", AGES_S),
         (monitor, "TICK_S", AGES_S),
+        (pool, "LONG_RUN_S", AGES_S),
         (stream, "SPIN_S", AGES_S if looks else 0.0),
     ]
     before = [getattr(module, name) for module, name, _ in patches]

@@ -27,8 +27,9 @@ def test_a_run_and_a_tool_call_take_few_function_calls() -> None:
         assert calls.c <= BOUNDS[name].c, name
 
 
-OWN_BOUNDS = {"run without calls": Calls(200, 134), "one more tool call": Calls(94, 82)}
-"""Of toolcell's own functions. How often the event loop turns meanwhile depends on the machine."""
+OWN_BOUNDS = {"run without calls": Calls(204, 134), "one more tool call": Calls(99, 82)}
+"""Of toolcell's own functions. How often the event loop turns meanwhile depends on the machine: a call during which the
+host always sleeps has 97, one whose answers are there before has 79."""
 
 
 def test_a_host_that_sleeps_meanwhile_calls_few_more_functions_of_its_own() -> None:
