@@ -46,3 +46,27 @@ def test_a_paused_session_in_a_container_goes_on_with_its_next_script_and_is_rem
             assert again.session is not None and again.session.began == "live"
             assert session.pause()
         assert not session.session.is_live and runtime.execute_code("1").value == 1
+
+
+@pytest.mark.parametrize("mode", ["single", "forked"])
+def test_a_state_is_brought_back_by_value_in_another_container(
+    docker_image: ImageRef, mode: Literal["single", "forked"]
+) -> None:
+    backend = DockerBackend(docker_image.id, mode=mode)
+    leaves = (
+        "import random, os\nclass Box: pass\nbox = Box()\nbox.drawn = random.random()\nn = 0\ndef up():\n  global n\n"
+        "  n += 1\n  return n\nup()\nos.makedirs('a')\nopen('a/f', 'w').write('f')\nbig = bytes(20 << 20)\nbox.drawn"
+    )
+    looks = "[box.drawn, isinstance(box, Box), up(), open('a/f').read(), len(big), random.random()]"
+    with SyncRuntime(backend=backend, pool=PoolConfig(warm=1)) as runtime, runtime.session() as session:
+        drawn = session.execute_code(leaves).value
+        with session.fork() as copy:
+            there = copy.execute_code(looks)
+        session.put_down()
+        back = session.execute_code(looks)
+
+    assert back.ok, back.error
+    assert there.value == back.value
+    assert back.value[:5] == [drawn, True, 2, "f", 20 << 20]
+    assert back.session is not None
+    assert back.session.began == "value"

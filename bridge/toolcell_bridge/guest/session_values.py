@@ -71,6 +71,7 @@ def keep(place: Place, room: int) -> tuple[dict[str, str], Parts]:
     Raises:
         Exception: nothing can be kept.
     """
+    roots = _roots(place.workspace)
     names = {
         name: value
         for name, value in place.namespace.items()
@@ -79,10 +80,10 @@ def keep(place: Place, room: int) -> tuple[dict[str, str], Parts]:
     }
     rest = {
         "inputs": place.inputs,
-        "files": list(_files(place.workspace)),
+        "files": list(_files(roots)),
         "environ": _changed(dict(os.environ), place.environ),
         "path": [each for each in sys.path if each not in place.path],
-        "cwd": os.path.relpath(os.getcwd(), place.workspace),
+        "cwd": _placed(os.getcwd(), roots),
         "texts": dict(SCRIPTS.texts),
         "random": random.getstate(),
         "determinism": determinism.state(),
@@ -140,28 +141,49 @@ def _changed(now: dict[str, str], before: dict[str, str]) -> dict[str, str | Non
     return gone | {name: value for name, value in now.items() if before.get(name) != value}
 
 
-def _files(workspace: str) -> Iterator[tuple[str, int, str | pickle.PickleBuffer | None]]:
-    """Yield everything below the workspace and the folder for temporary files: path, mode, and what it is: the target
-    of a link, the content of a file, None for a folder. A path in the workspace is relative."""
-    for root in dict.fromkeys((workspace, os.environ.get("TMPDIR", "/tmp"))):
-        if root != workspace and (root + "/").startswith(workspace + "/"):
-            continue
+def _roots(workspace: str) -> list[str]:
+    """Return the folders with the files of scripts: the workspace, and that for temporary files. Other sandboxes may
+    have them elsewhere."""
+    found = os.path.realpath(workspace), os.path.realpath(os.environ.get("TMPDIR", "/tmp"))
+    return [each for each in found if each == found[0] or not _is_below(found[0], each)]
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return (path + "/").startswith(folder + "/")
+
+
+def _placed(path: str, roots: list[str]) -> tuple[int, str]:
+    """Return a path as the number of a root, and where it is below that; (-1, path) when it is below none."""
+    for number, root in enumerate(roots):
+        if _is_below(path, root):
+            return number, os.path.relpath(path, root)
+    return -1, path
+
+
+def _path(placed: tuple[int, str], roots: list[str]) -> str:
+    number, name = placed
+    return name if number < 0 else os.path.normpath(os.path.join(roots[number], name))
+
+
+def _files(roots: list[str]) -> Iterator[tuple[tuple[int, str], int, str | pickle.PickleBuffer | None]]:
+    """Yield everything below these folders: its place, its mode, and what it is: the target of a link, the content of a
+    file, None for a folder."""
+    for root in roots:
         for folder, folders, names in os.walk(root):
             folders[:] = [each for each in folders if each not in IDLE_FOLDERS]
             for name in [*folders, *names]:
                 path = os.path.join(folder, name)
-                shown = os.path.relpath(path, workspace) if root == workspace else path
                 status = os.lstat(path)
-                if status.st_uid != os.getuid() or (root != workspace and workspace.startswith(path)):
+                if status.st_uid != os.getuid():
                     continue
-                mode = stat.S_IMODE(status.st_mode)
+                mode, placed = stat.S_IMODE(status.st_mode), _placed(path, roots)
                 if stat.S_ISLNK(status.st_mode):
-                    yield shown, mode, os.readlink(path)
+                    yield placed, mode, os.readlink(path)
                 elif stat.S_ISDIR(status.st_mode):
-                    yield shown, mode, None
+                    yield placed, mode, None
                 elif stat.S_ISREG(status.st_mode):
                     with open(path, "rb") as file:
-                        yield shown, mode, pickle.PickleBuffer(file.read())
+                        yield placed, mode, pickle.PickleBuffer(file.read())
 
 
 def _pickler_class(place: Place) -> Any:
@@ -305,9 +327,10 @@ def bring_back(place: Place, parts: list[bytes]) -> None:
     _place = place
     reader = _Reader(parts)
     rest = _value(reader, place)
-    _bring_back_files(rest["files"], place.workspace)
+    roots = _roots(place.workspace)
+    _bring_back_files(rest["files"], roots)
     place.inputs.extend(rest["inputs"])
-    os.chdir(os.path.join(place.workspace, rest["cwd"]))
+    os.chdir(_path(rest["cwd"], roots))
     for name, value in rest["environ"].items():
         if value is None:
             os.environ.pop(name, None)
@@ -355,9 +378,9 @@ def _value(reader: _Reader, place: Place) -> Any:
     return pickle.loads(stream, buffers=[view.toreadonly() if is_fixed else view for view, is_fixed in views])
 
 
-def _bring_back_files(files: list[Any], workspace: str) -> None:
-    for name, mode, content in files:
-        path = os.path.join(workspace, name)
+def _bring_back_files(files: list[Any], roots: list[str]) -> None:
+    for placed, mode, content in files:
+        path = _path(placed, roots)
         if content is None:
             os.makedirs(path, exist_ok=True)
             os.chmod(path, mode)
