@@ -354,3 +354,46 @@ def test_what_is_too_large_is_cut_after_redaction_and_named_by_digest(ledger: Le
     assert run.end["more"]["value_cut"]["head"].startswith("x" * 1000 + REDACTED[:5])
     assert run.calls[0].start_extra["args_cut"]["why"] == "size"
     assert run.end["logs"] is None
+
+
+TOKEN = "sk-proj-" + "Ab3dEf6hIj9lMn2pQr5tUv8xYz1Bc4Ef7Hi0"
+
+
+@pytest.mark.parametrize("secret", [SECRET, TOKEN], ids=["registered", "a known kind"])
+def test_cells_and_labels_of_tables_are_redacted(secret: str) -> None:
+    pandas, numpy = pytest.importorskip("pandas"), pytest.importorskip("numpy")
+    polars = pytest.importorskip("polars")
+    plain = pandas.DataFrame({"k": ["before", secret, "after"], "n": [1, 2, 3]})
+    tables = [
+        plain,
+        plain["k"],
+        plain.astype({"k": "category"}),
+        plain.set_index("k"),
+        plain.T,
+        plain.rename(columns={"n": secret}),
+        plain.rename_axis(columns=secret),
+        plain.assign(k=[["x"], [secret], None]),
+        polars.DataFrame({"k": ["before", secret]}),
+        numpy.array(["before", secret, "after"]),
+        numpy.array([["before", secret], ["a", "b"]], dtype=object),
+        {"deep": [plain]},
+    ]
+    redactor = Redactor([SECRET])
+    for value in tables:
+        packed = packing.pack(cleaned(redactor, packing.unpack(packing.pack(value))))
+        assert secret.encode() not in packed, value
+        assert b"[redacted]" in packed
+        assert SECRET.encode() not in packed
+
+
+def test_columns_with_telling_names_are_redacted_and_others_stay_tables() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"password": ["a1b2c3", "d4e5f6"], "n": [1, 2]})
+    assert cleaned(Redactor(), packing.unpack(packing.pack(frame))) == [
+        {"password": REDACTED, "n": 1},
+        {"password": REDACTED, "n": 2},
+    ]
+    harmless = packing.unpack(packing.pack(frame.rename(columns={"password": "word"})))
+    assert cleaned(Redactor(), harmless) is harmless
+    digits = packing.unpack(packing.pack(pandas.DataFrame({"n": [1, 2345678]})))
+    assert cleaned(Redactor(["2345678"]), digits) == [{"n": 1}, {"n": REDACTED}]

@@ -18,6 +18,8 @@ from toolcell.audit.literals import PIECE_BYTES, LiteralSearch
 from toolcell.audit.spellings import forms_of
 from toolcell.errors import UsageError
 from toolcell.support.packing import Unrecordable
+from toolcell_bridge.wire.columns import TEXTS
+from toolcell_bridge.wire.tables import TABLES, AnyTable, Table
 
 MIN_SECRET_CHARS: Final = 4
 """A shorter value would be found in nearly every text."""
@@ -39,6 +41,9 @@ _RUN: Final = f"[A-Za-z0-9_+/=.~%-]{{8,{MAX_RUN_CHARS}}}"
 _LAST_RUN: Final = re.compile(rf"{_RUN}\Z")
 _FIRST_RUN: Final = re.compile(_RUN)
 """What may be half of a credential."""
+
+_TABLE: Final = re.compile(rb"\xa5(?:array|table)[\xa0-\xbf](?:numpy|pandas|polars|pyarrow)").search
+"""Finds a table in encoded data. The texts of its cells follow one another there with nothing in between."""
 
 MAX_NAME_CHARS: Final = 100
 """A longer key is not a name and is not checked."""
@@ -116,7 +121,8 @@ class Redactor:
         ends = "|".join(re.escape(name) for name in self._names) or "(?!)"
         self._is_key = re.compile(rf"(?:{ends})[^a-z0-9]{{0,4}}[\x80-\xff]".encode()).search
         """A name at the end of a text, and a value behind it, in encoded data."""
-        self._is_numeric = any(secret.isdecimal() for secret in self._secrets)
+        self.has_numbers = any(secret.isdecimal() for secret in self._secrets)
+        """A registered secret consists of digits."""
         self.is_sensitive = functools.lru_cache(maxsize=4096)(self._names_a_secret)
 
     def with_secrets(self, secrets: Iterable[str]) -> Redactor:
@@ -132,9 +138,10 @@ class Redactor:
         """Return the rules that may apply to encoded data; None when it holds nothing to redact."""
         low = packed.lower()
         rules = [*{rule: None for anchor in self._anchors_in(low) for rule in self._rules_of[anchor]}]
-        rules += [rule for occurs, rule in self._occurring if occurs(packed) is not None]
+        has_table = _TABLE(packed) is not None
+        rules += [rule for occurs, rule in self._occurring if has_table or occurs(packed) is not None]
         rules += self._always
-        if rules or self._is_numeric or self._has_word(low):
+        if rules or self.has_numbers or self._has_word(low):
             return rules
         if len(packed) > SMALL_BYTES:
             return rules if self._holds_needle(packed) else None
@@ -207,7 +214,7 @@ class Redactor:
 
     def is_secret_number(self, number: int) -> bool:
         """True when its digits are a registered secret."""
-        return self._is_numeric and str(number) in self._secrets
+        return self.has_numbers and str(number) in self._secrets
 
     def _names_a_secret(self, key: str) -> bool:
         letters = _SEPARATORS.sub("", key).lower()
@@ -241,6 +248,8 @@ class _Walk:
             return self.text(value.decode("latin-1")).encode("latin-1", "replace")
         if kind is Unrecordable:
             return Unrecordable(self.text(value.type), self.text(value.text))
+        if kind in TABLES:
+            return self.table(value)
         if kind is int and self._redactor.is_secret_number(value):
             self.count += 1
             return REDACTED
@@ -251,6 +260,25 @@ class _Walk:
             self.count += item != REDACTED
             return REDACTED
         return self.value(item)
+
+    def table(self, table: AnyTable) -> Any:
+        """Return the table, or what stands for it where there are no tables if something is removed from it."""
+        before = self.count
+        for label in (*table.axis.names, *table.index.names) if isinstance(table, Table) else ():
+            self.value(label)
+        columns = table.named_columns() if isinstance(table, Table) else {"": table.column}
+        for name, column in columns.items():
+            self.value(name)
+            if self._is_sensitive(name):
+                self.count += column.length
+            elif column.kind == "category":
+                self.value(column.detail[0].values())
+            elif column.kind in TEXTS or column.kind == "plain" or self._redactor.has_numbers:
+                self.value(column.values())
+        if self.count == before:
+            return table
+        self.count = before
+        return self.value(table.plain())
 
     def _is_sensitive(self, key: str) -> bool:
         return self._with_names and len(key) <= MAX_NAME_CHARS and self._redactor.is_sensitive(key)

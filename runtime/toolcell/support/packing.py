@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgpack
 
 from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.wire.tables import TABLES, from_bytes
+from toolcell_bridge.wire.tables import TABLES, Array, Table, from_bytes
 
 _BIG_INT, _STAND_IN, _TABLE = 1, 2, 3
 """Extension types. A guest cannot put one into a record: what it sends has none but the empty place of a table."""
@@ -82,10 +82,9 @@ def _convert(value: Any) -> Any:
         return msgpack.ExtType(_BIG_INT, str(value).encode())
     if isinstance(value, Unrecordable):
         return _stand_in(value.type, value.text)
-    if type(value) in TABLES:
-        return msgpack.ExtType(_TABLE, value.to_bytes())
     try:
-        return to_plain(value)
+        plain = value if type(value) in TABLES else to_plain(value)
+        return msgpack.ExtType(_TABLE, plain.to_bytes()) if isinstance(plain, Array | Table) else plain
     except Exception:  # whatever a stranger's class does while it is converted
         return _stand_in(type(value).__name__, _repr_of(value))
 
