@@ -472,7 +472,7 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
         Client(url)
 
 
-def test_a_client_needs_asyncio_and_says_so(url: str) -> None:
+def test_a_client_needs_asyncio_and_says_so() -> None:
     import trio
 
     async def main() -> None:
