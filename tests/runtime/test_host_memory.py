@@ -15,10 +15,9 @@ import pytest
 from toolcell import Runtime, ToolRegistry
 from toolcell.control import draft as drafts
 from toolcell.errors import UsageError
-from toolcell.run import reverts
 from toolcell.run.run import Run
 from toolcell.support.host_work import about_bytes
-from toolcell.tools import ToolContext
+from toolcell.tools import ToolContext, reverts
 from toolcell.tools.call import Call
 
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
