@@ -156,7 +156,7 @@ set_result({
 
     assert result.outcome is Outcome.OK, result.error
     value, [chart] = result.value, result.files
-    assert value["rows"][0] == {"a": 1, "b": 0.5}
+    assert value["rows"].rows()[0] == {"a": 1, "b": 0.5}
     assert (value["dot"], value["slope"], value["picture"]) == (14, 1.0, [320, 240])
     assert value["url"] == "http://a.example/?q=1"
     assert value["problem"] in ("OSError", "PermissionError")

@@ -111,7 +111,7 @@ def test_settings_of_access_that_cannot_work_are_refused_at_the_start(
     assert "toolcell tokens create" in refusal("--tokens", str(tmp_path / "missing.db"), *state)
     assert "belong together" in refusal("--oidc", "https://issuer.example", *state)
     assert "https" in refusal("--oidc", "http://issuer.example", "--audience", "a", *state)
-    assert "no address" in refusal("--trusted-proxies", "*", "--tokens", str(tokens[0]), *state)
+    assert "not an address" in refusal("--trusted-proxies", "*", "--tokens", str(tokens[0]), *state)
 
 
 @pytest.mark.parametrize("proxies", [["*"], ["0.0.0.0/33"], ["proxy.example"], [""], ["10.0.0.1/8"]], ids=str)

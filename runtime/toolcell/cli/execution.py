@@ -81,15 +81,15 @@ def showing_installation(watch: Watch) -> Iterator[None]:
         watch.say(record.getMessage())
         return True
 
-    logger = logging.getLogger("toolcell.sandbox.process.package_sources")
-    level = logger.level
-    logger.addFilter(show_line)
-    logger.setLevel(logging.INFO)
+    installer = logging.getLogger("toolcell.sandbox.process.package_sources")
+    level = installer.level
+    installer.addFilter(show_line)
+    installer.setLevel(logging.INFO)
     try:
         yield
     finally:
-        logger.removeFilter(show_line)
-        logger.setLevel(level)
+        installer.removeFilter(show_line)
+        installer.setLevel(level)
 
 
 def run_watched(work: Callable[[Watch], Awaitable[T]], console: Console | None = None) -> T:

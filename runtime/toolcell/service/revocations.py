@@ -36,20 +36,29 @@ class Revocations:
 
     def __init__(self) -> None:
         self._open: set[_Open] = set()
+        self._checking: asyncio.Task[None] | None = None
+        """Runs while something is open."""
 
     @contextmanager
     def ending(self, principal: Principal, ask_who: AskWho, end: Callable[[Problem], None]) -> Iterator[None]:
         """Call `end` when within this block the credential is not, or not with the same rights, the principal's."""
         one = _Open(principal, ask_who, end)
         self._open.add(one)
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._check())
         try:
             yield
         finally:
             self._open.discard(one)
 
-    async def keep(self) -> None:
-        """Look at all of them again and again, until cancelled."""
-        while True:
+    def close(self) -> None:
+        """Look at nothing any more."""
+        if self._checking is not None:
+            self._checking.cancel()
+
+    async def _check(self) -> None:
+        """Look at all of them again and again, while there are any."""
+        while self._open:
             await asyncio.sleep(CHECK_S)
             for one in [*self._open]:
                 problem = await _problem_of(one)

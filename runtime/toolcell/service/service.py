@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import lru_cache
@@ -83,8 +82,7 @@ class Service(OpenedInBlock):
         await self.keyed.open()
         self._stack.push_async_callback(self.keyed.close)
         self._stack.push_async_callback(self.callers.close)
-        checking = asyncio.create_task(self.revocations.keep())
-        self._stack.callback(checking.cancel)
+        self._stack.callback(self.revocations.close)
         self._is_open = True
 
     async def close(self) -> None:
