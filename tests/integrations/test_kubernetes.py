@@ -157,7 +157,7 @@ async def test_a_pod_is_for_one_sandbox_and_goes_with_it(filled: FakeKubernetes)
         assert {"pid", "mount", "ipc", "uts", "cgroup", *CONTAINER_LAYERS} <= set(layers)
         assert "832 MiB" in layers["cgroup"]
     made = [each for each in filled.log if each.startswith("create sandboxclaims")]
-    gone = [each for each in filled.log if each.startswith("delete sandboxclaims")]
+    gone = {each for each in filled.log if each.startswith("delete sandboxclaims")}  # one that just starts: twice
     assert len(made) == len(gone) >= 3
     assert len({each for each in filled.log if each.startswith("get pods/exec")}) == len(made)
     assert filled.all("sandboxclaims") == []
@@ -586,7 +586,7 @@ async def test_pods_that_are_not_isolated_as_they_must_be_are_refused(cluster: F
     spec["hostPID"], spec["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True, True
     cluster.apply(*objects)
     said = await refusal_of(cluster)
-    assert "hostPID must not be true" in said
+    assert "hostPID must not be set" in said
     assert "allowPrivilegeEscalation must be false" in said
 
 
