@@ -159,7 +159,8 @@ async def test_a_pod_is_for_one_sandbox_and_goes_with_it(filled: FakeKubernetes)
     made = [each for each in filled.log if each.startswith("create sandboxclaims")]
     gone = {each for each in filled.log if each.startswith("delete sandboxclaims")}  # one that just starts: twice
     assert len(made) == len(gone) >= 3
-    assert len({each for each in filled.log if each.startswith("get pods/exec")}) == len(made)
+    entered = {each for each in filled.log if each.startswith("get pods/exec")}
+    assert 3 <= len(entered) <= len(made)  # a spare may be claimed and not entered when the runtime closes
     assert filled.all("sandboxclaims") == []
 
 
