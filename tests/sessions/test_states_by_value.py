@@ -251,6 +251,16 @@ def test_what_cannot_be_kept_is_named_with_its_reason_and_the_rest_is_there(runt
     assert not later.session.forgotten
 
 
+def test_a_paused_session_is_forked_by_value(runtime: SyncRuntime) -> None:
+    with runtime.session() as session:
+        value(session, "x = [1]")
+        assert session.pause()
+        session.fork().close()
+        assert session.session._state.kept is not None
+        back = session.execute_code("x")
+    assert (back.value, began(back)) == ([1], "live")
+
+
 def test_scripts_after_a_kept_state_are_run_again_on_it(runtime: SyncRuntime) -> None:
     with runtime.session() as session:
         session.execute_code("n = 0\nwhile True: n += 1", limits=Limits(wall_s=0.3))

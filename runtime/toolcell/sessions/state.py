@@ -392,9 +392,7 @@ class SessionState:
             SessionError: the state cannot be rebuilt.
             SandboxUnavailable: no sandbox could be started.
         """
-        if self.is_paused:
-            await self._sandbox.unpause()
-            self.is_paused = False
+        await self._go_on()
         connection = self.connection
         if connection is not None and connection.is_usable:
             return "live" if self.position else "new"
@@ -482,6 +480,7 @@ class SessionState:
         if not is_there or not self.position or (self.kept is not None and self.kept.position == self.position):
             return
         was_unrepeatable = self.not_repeatable
+        await self._go_on()
         try:
             room = (self._limits.memory_bytes - self._sandbox.sample().peak_memory_bytes) // 2
             file = StateFile.make()
@@ -508,9 +507,7 @@ class SessionState:
 
     async def put_down(self) -> None:
         """Keep the state by value where it can be, and destroy the sandbox."""
-        if self.connection is not None and self.connection.is_usable:
-            await self.bring_up()  # it may be paused
-            await self.keep_by_value(None, None)
+        await self.keep_by_value(None, None)
         await self.drop()
 
     async def _start(self) -> None:
@@ -679,6 +676,12 @@ class SessionState:
         if pause_s <= 0:
             await self.pause()
         self._look_later(cpu_s, pause_s if pause_s > 0 else math.inf)
+
+    async def _go_on(self) -> None:
+        """Let a sandbox that is paused run again."""
+        if self.is_paused:
+            await self._sandbox.unpause()
+            self.is_paused = False
 
     async def pause(self) -> bool:
         """Stop everything in the sandbox; see `Session.pause`. May be called again: something may run all the same."""
