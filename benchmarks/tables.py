@@ -20,7 +20,7 @@ from typing import Any
 import polars as pl
 
 from toolcell.builtin.tables import columns, operations
-from toolcell.builtin.tables.readers import Table
+from toolcell.builtin.tables.readers import TextTable
 from toolcell.builtin.tables.requests import Metric, Transform, condition
 from toolcell.builtin.tables.text import open_text
 
@@ -45,7 +45,7 @@ def write_csv(path: Path, megabytes: float) -> None:
 def tool(path: Path, wanted: list[str] | None, work: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     """Do what a data tool does with a file."""
     with path.open("rb") as source, open_text(source) as text:
-        return work(Table(text).batches(wanted))
+        return work(TextTable(text).batches(wanted))
 
 
 PLAIN: dict[str, Callable[[Path], object]] = {
@@ -69,7 +69,11 @@ TOOLS: dict[str, Callable[[Path], dict[str, Any]]] = {
 @contextmanager
 def timed_rules(spent: list[float]) -> Iterator[None]:
     """Add the seconds that the rules of cells take."""
-    rules: list[tuple[Any, str]] = [(columns.Column, "matches"), (columns.Column, "order_keys"), (operations, "totals")]
+    rules: list[tuple[Any, str]] = [
+        (columns.ColumnBatch, "matches"),
+        (columns.ColumnBatch, "order_keys"),
+        (operations, "totals"),
+    ]
     kept = [getattr(where, name) for where, name in rules]
 
     def timed(function: Any) -> Any:
