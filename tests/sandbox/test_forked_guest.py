@@ -6,11 +6,14 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from toolcell_bridge.guest.script_end import ScriptFinalizer
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.messages import Done, Hello, Log, Message, Result, RunScript
 
@@ -79,3 +82,14 @@ def test_a_sandbox_that_no_script_waits_for_rehearses_after_hello_and_leaves_not
     assert "".join(each.text for each in messages if isinstance(each, Log)) == "printed\n"
     assert any(isinstance(each, Result) for each in messages)
     assert rehearsed == "rehearsed "
+
+
+def test_the_end_of_a_script_that_is_rehearsed_ends_no_threads_of_its_process() -> None:
+    is_over = threading.Event()
+    threading.Thread(target=is_over.wait, daemon=True).start()
+    try:
+        ScriptFinalizer("/work").run({}, (), lambda _names: None)
+        with ThreadPoolExecutor(1) as pool:  # none can be made after the interpreter's own end has begun
+            assert pool.submit(int).result() == 0
+    finally:
+        is_over.set()

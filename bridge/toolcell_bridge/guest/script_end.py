@@ -71,7 +71,8 @@ class ScriptFinalizer:
         Never raises. Before `begin`, in a rehearsal, it looks for the same and ends nothing.
         """
         if self._hooks < 0:
-            self._join(wait_for)
+            if len(threading._active) == 1:  # type: ignore[attr-defined]  # else it would end the threads of its process
+                self._join(wait_for)
             self.has_hooks()
             _has_finalizers(gc.get_objects())
             return
