@@ -89,23 +89,24 @@ def keep(place: Place, room: int) -> tuple[dict[str, str], Parts]:
         "determinism": determinism.state(),
         "libraries": _library_settings(),
     }
-    lost: dict[str, str] = {}
+    pickler = _pickler_class(place)
+    before, lost = _parts(pickler, rest, room), dict[str, str]()
     while True:
         try:
-            return lost, [*_parts(place, rest, room), *_parts(place, names, room)]
+            return lost, [*before, *_parts(pickler, names, room)]
         except MemoryError:
             raise
         except Exception:
-            bad = {name: why for name, value in names.items() if (why := _why_not(place, value, room))}
+            bad = {name: why for name, value in names.items() if (why := _why_not(pickler, value, room))}
             if not bad:
                 raise
             lost |= bad
             names = {name: value for name, value in names.items() if name not in bad}
 
 
-def _why_not(place: Place, value: object, room: int) -> str:
+def _why_not(pickler: Any, value: object, room: int) -> str:
     try:
-        _parts(place, value, room)
+        _parts(pickler, value, room)
     except MemoryError:
         raise
     except Exception as exc:
@@ -113,11 +114,11 @@ def _why_not(place: Place, value: object, room: int) -> str:
     return ""
 
 
-def _parts(place: Place, value: object, room: int) -> Parts:
+def _parts(pickler: Any, value: object, room: int) -> Parts:
     """Pickle something. Contents of arrays are not copied."""
     found: list[pickle.PickleBuffer] = []
     file = _Bounded(room)
-    _pickler_class(place)(file, protocol=5, buffer_callback=found.append).dump(value)
+    pickler(file, protocol=5, buffer_callback=found.append).dump(value)
     views = [each.raw() for each in found]
     head = pickle.dumps((VERSION, file.getbuffer().nbytes, [(view.nbytes, view.readonly) for view in views]))
     return [len(head).to_bytes(HEADER_BYTES, "big"), head, file.getbuffer(), *views]

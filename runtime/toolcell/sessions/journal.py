@@ -256,7 +256,7 @@ class SessionJournalFile:
         path = self.path.with_name(f"{SESSION_PREFIX}{self.name}.{os.urandom(4).hex()}{STATE_SUFFIX}")
         written = replace(kept, file=kept.file.copied_to(path))
         try:
-            self._file.write(STATE, path.name, written.file.digest, kept.position, list(kept.lost), kept.seed, is_base)
+            self._file.write(STATE, path.name, written.file.digest, kept.position, list(kept.lost), is_base)
         except OSError:
             written.file.remove()
             raise
@@ -304,11 +304,10 @@ def _state_kept(
     digest: str,
     position: int,
     lost: list[str],
-    seed: int | None,
     is_base: bool,
 ) -> None:
     try:
-        kept = KeptState(position, tuple(lost), seed, StateFile.at(state.folder / file, digest))
+        kept = KeptState(position, tuple(lost), StateFile.at(state.folder / file, digest))
     except OSError as exc:  # replaced by a later one, or lost
         if is_base:
             state.base, state.kept, state.steps = None, None, []
@@ -359,7 +358,7 @@ SESSION_RECORDS: Final[Table] = {
     BEGUN: RecordKind((str,), _begun),
     UNREPEATABLE: RecordKind((str,), _unrepeatable),
     STEP: RecordKind((dict, str, str, list, list, list), _step_recorded),
-    STATE: RecordKind((str, str, int, list, (int, type(None)), bool), _state_kept),
+    STATE: RecordKind((str, str, int, list, bool), _state_kept),
 }
 
 

@@ -9,7 +9,6 @@ import hashlib
 import importlib.util
 import mmap
 import os
-import stat
 import tempfile
 import weakref
 from collections.abc import Iterable
@@ -23,6 +22,7 @@ from toolcell.errors import SessionError
 from toolcell.results import ExecutionResult
 from toolcell.run.request import Script
 from toolcell.sandbox.backend import GuestFile
+from toolcell.support.private_file import open_regular_file
 from toolcell.support.text import for_terminal
 
 STATE_BYTES: Final = 256 << 20
@@ -68,12 +68,9 @@ class StateFile:
         """Open a file that was written before.
 
         Raises:
-            OSError: it is not there, or no regular file.
+            OSError: it is not there, or not a regular file.
         """
-        made = cls(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), path, digest)
-        if not stat.S_ISREG(os.fstat(made._descriptor).st_mode):
-            raise OSError(f"{path} is not a regular file")
-        return made
+        return cls(open_regular_file(path), path, digest)
 
     @property
     def size(self) -> int:
@@ -141,8 +138,6 @@ class KeptState:
     """Scripts that have led to it."""
     lost: tuple[str, ...]
     """Names that are not in it, each with why."""
-    seed: int | None
-    """Of the session's first script."""
     file: StateFile
 
 
@@ -153,7 +148,7 @@ def keeping_script(limits: Limits, room: int, file: StateFile) -> Script:
 
 
 def returning_script(limits: Limits, content: mmap.mmap, seed: int | None, clock: float | None) -> Script:
-    """Return the script of ours that brings a state back."""
+    """Return the script of ours that brings a state back. With a seed and a clock it takes theirs from the state."""
     return Script(
         source=f"{CALLED}bring_session_back()",
         limits=_limits(limits),

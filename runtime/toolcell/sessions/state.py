@@ -410,16 +410,18 @@ class SessionState:
         was_stuck = self.lost == STUCK
         try:
             await self._bring_back(context, tools)
-            base = self.kept or self._base
-            skipped = base.position - (self.position - len(self.steps)) if base is not None else 0
-            for number, step in enumerate(self.steps[skipped:], self.position - len(self.steps) + skipped + 1):
-                await self._repeat(number, step, context)
+            first = self.position - len(self.steps) + 1
+            kept = self.kept
+            done = kept.position if kept is not None else 0
+            for number, step in enumerate(self.steps, first):
+                if number > done:
+                    await self._repeat(number, step, context)
             if was_stuck:
                 await self._check_answers(context)
         except BaseException:
             await self.drop()
             raise
-        return "journal" if base is None else "value"
+        return "journal" if kept is None else "value"
 
     async def _bring_back(self, context: RunContext | None, tools: CallableTools | None) -> None:
         """Start a sandbox, with the latest state by value that can be brought back, if there is one.
@@ -452,7 +454,7 @@ class SessionState:
             SessionError: it cannot be read, or its guest could not bring it back.
         """
         content = await daemon_threads.run_sync(kept.file.checked)
-        seed, clock = self._host.runs.seed_and_clock(kept.seed, None, is_repeatable=True)
+        seed, clock = self._host.runs.seed_and_clock(None, None, is_repeatable=True)
         result = await self._run_ours(returning_script(self._limits, content, seed, clock), context, tools)
         if result.error is not None:
             raise SessionError(result.error.message)
@@ -492,8 +494,7 @@ class SessionState:
             lost = not_in_it(result, file)
             if lost and not was_unrepeatable:
                 return
-            seed = self._base.seed if self._base is not None else self.steps[0].script.seed if self.steps else None
-            kept = KeptState(self.position, lost, seed, file)
+            kept = KeptState(self.position, lost, file)
             self.kept = await daemon_threads.run_sync(
                 partial(self.journal.note_state, kept, is_base=bool(was_unrepeatable))
             )

@@ -17,6 +17,20 @@ def open_to_others(status: os.stat_result) -> str:
     return f"belongs to user {status.st_uid} and has mode {mode:04o}: it must be yours and have mode {wanted}"
 
 
+def open_regular_file(path: Path, *, may_be_link: bool = False) -> int:
+    """Open a file for reading; return the descriptor.
+
+    Raises:
+        OSError: it cannot be read, is a link, or is not a regular file; a pipe is not waited for.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(path, flags | (0 if may_be_link else getattr(os, "O_NOFOLLOW", 0)))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
+
+
 def read_regular_file(path: Path, limit: int, *, is_private: bool = False, may_be_link: bool = False) -> bytes:
     """Return the first `limit` bytes of a file. `is_private`: only if nobody else can use it.
 
@@ -24,12 +38,7 @@ def read_regular_file(path: Path, limit: int, *, is_private: bool = False, may_b
         PermissionError: others can use it, and it is to be private.
         OSError: it cannot be read, is a link, or is not a regular file; a pipe is not waited for.
     """
-    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
-    flags |= 0 if may_be_link else getattr(os, "O_NOFOLLOW", 0)
-    with open(os.open(path, flags), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if is_private and (problem := open_to_others(status)):
+    with open(open_regular_file(path, may_be_link=may_be_link), "rb") as file:
+        if is_private and (problem := open_to_others(os.fstat(file.fileno()))):
             raise PermissionError(errno.EACCES, problem, str(path))
         return file.read(limit)
