@@ -11,6 +11,7 @@ process adds the counts up. A test that looks for leftovers looks below its own 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -35,6 +36,10 @@ ASYNCIO = ("asyncio", {"use_uvloop": False})
 
 _proved: dict[str, set[str]] = defaultdict(set)
 _failed: set[str] = set()
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job of a shell; child processes inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
