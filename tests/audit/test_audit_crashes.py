@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
+
 from audit import audit_writers
 from audit.audit_writers import EFFECTS, KEY
 from audit.ledger import Ledger
@@ -56,6 +58,7 @@ def has_effect(directory: Path) -> bool:
     return effects.exists() and effects.stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_killed_at_a_random_moment_the_log_verifies_and_every_effect_has_its_start(tmp_path: Path) -> None:
     directories = [tmp_path / str(number) for number in range(KILLS)]
     for directory in directories:

@@ -104,6 +104,7 @@ def head_of(written: Written) -> Head:
     return Head.sign(read_log_id(written.ledger.directory), name, record.seq, last.record_hash, 5, written.ledger.key)
 
 
+@pytest.mark.slow
 def test_every_byte_of_a_log_of_fifty_runs_matters(written: Written) -> None:
     """Each byte is flipped in turn; what comes before it was found good already, so it is not read again."""
     missed = []

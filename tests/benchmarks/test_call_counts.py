@@ -21,6 +21,7 @@ def fewest(looks: bool = True) -> dict[str, Calls]:
     return {name: Calls(*map(min, *(astuple(row[name]) for row in rows))) for name in rows[0]}
 
 
+@pytest.mark.slow
 def test_a_run_and_a_tool_call_take_few_function_calls() -> None:
     for name, calls in fewest().items():
         assert calls.python <= BOUNDS[name].python, name
@@ -32,6 +33,7 @@ OWN_BOUNDS = {"run without calls": Calls(204, 134), "one more tool call": Calls(
 host always sleeps has 97, one whose answers are there before has 79."""
 
 
+@pytest.mark.slow
 def test_a_host_that_sleeps_meanwhile_calls_few_more_functions_of_its_own() -> None:
     for name, calls in fewest(looks=False).items():
         assert calls.own_python <= OWN_BOUNDS[name].python, name

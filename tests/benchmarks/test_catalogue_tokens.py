@@ -26,6 +26,7 @@ def written_figures() -> dict[str, tuple[int | None, int]]:
     }
 
 
+@pytest.mark.slow
 def test_the_page_has_what_is_measured() -> None:
     told = {name: (None, tokens) for name, tokens in shown().items()}
     measured = {**anyio.run(measure_all), **told}

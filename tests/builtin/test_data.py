@@ -442,6 +442,7 @@ def sort_key(cell: Any) -> tuple[int, Any, str]:
     return (1, 0, text_of_cell(cell)) if number is None else (0, number, "")
 
 
+@pytest.mark.slow
 @given(st.lists(st.fixed_dictionaries({"a": CELLS}), max_size=30), st.booleans(), st.integers(1, 9))
 @settings(max_examples=100)
 def test_sorting_in_pieces_is_sorting_at_once(rows: list[dict[str, Any]], descending: bool, limit: int) -> None:

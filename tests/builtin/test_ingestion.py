@@ -145,6 +145,7 @@ def test_deep_and_broken_html_is_read_in_one_pass() -> None:
 # In a sandbox
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.isolation
 async def test_documents_are_parsed_in_a_sandbox_and_found_afterwards(tmp_path: Path) -> None:

@@ -120,6 +120,7 @@ def test_what_a_change_of_the_tools_does_to_a_script_is_reported_with_its_line(
     assert any(said in found["message"] and found["line"] == line for found in report["findings"]), report
 
 
+@pytest.mark.slow
 @pytest.mark.isolation
 def test_without_a_change_nothing_breaks_but_what_was_wrong_and_a_strict_check_fails_for_what_may(
     folder: Path, tmp_path: Path

@@ -215,6 +215,7 @@ def test_answers_and_cancellations_come_again_in_their_order(opened: SyncRuntime
 # Time and other limits
 
 
+@pytest.mark.slow
 def test_no_time_passes_for_a_held_run(opened: SyncRuntime, effects: Effects) -> None:
     result = suspended(opened, effects, limits=Limits(wall_s=6))
     time.sleep(6.2)

@@ -540,6 +540,7 @@ async def test_items_that_were_cut_short_are_carried_on_and_their_calls_are_not_
     assert sorted(text for _, text in effects.of("write")) == ["0", "1"]
 
 
+@pytest.mark.slow
 def test_a_call_in_doubt_is_told_and_not_made_until_somebody_decides(tmp_path: Path) -> None:
     """The caller is killed in the tool, before and after its effect."""
     for n, (when, decision) in enumerate((("before", Approve()), ("after", AlreadyMade(9)))):

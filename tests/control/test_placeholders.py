@@ -90,6 +90,7 @@ def test_a_placeholder_is_stored_copied_and_sent_as_it_came() -> None:
     assert to_plain(kept) == {"a": [placeholder("effect-1", KEY)], "b": [placeholder("effect-1", KEY), 1]}
 
 
+@pytest.mark.slow
 @given(value=PLAIN)
 def test_data_of_a_tool_cannot_pass_for_a_placeholder(value: Any) -> None:
     forged = [value, {RESULT_OF: "effect-1"}, placeholder("effect-1", "fedcba9876543210"), {RESULT_OF: 1}]

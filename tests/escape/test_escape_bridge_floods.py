@@ -31,6 +31,7 @@ FLOODS = {
 }
 
 
+@pytest.mark.family
 @pytest.mark.parametrize("kind", FLOODS)
 def test_a_flood_of_legal_messages_stops_neither_the_clock_nor_the_other_runs(kind: str, victim: Victim) -> None:
     """While one guest floods, a run of another guest ends as usual. The flood ends at its limit."""
@@ -126,6 +127,7 @@ HOARDS = {
 }
 
 
+@pytest.mark.family
 @pytest.mark.parametrize("kind", HOARDS)
 def test_nothing_a_guest_can_say_makes_the_host_hold_much(kind: str, victim: Victim) -> None:
     """40 messages of up to 4 MB each, of every kind from which the host keeps something."""

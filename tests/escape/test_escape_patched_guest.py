@@ -172,6 +172,7 @@ ENDS = {"an endless destructor": "timeout", "a thread that is no daemon": "timeo
 """Outcomes other than ok."""
 
 
+@pytest.mark.family
 @pytest.mark.parametrize("kind", LAST_WORDS)
 def test_nothing_of_the_script_runs_on_after_its_run(kind: str, victim: Victim) -> None:
     """A script ends as in CPython, but within its run: its limits hold, and its calls are the run's."""

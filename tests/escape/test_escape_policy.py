@@ -91,6 +91,7 @@ def said() -> dict[str, str]:
     return dict(json.loads(line) for line in done.stdout.splitlines())
 
 
+@pytest.mark.slow
 @process_only(ON_THIS_SIDE)
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are x86-64's")
 @pytest.mark.parametrize("layer", BROKEN)

@@ -235,6 +235,7 @@ def unhurried() -> Iterator[Victim]:
     host.close()
 
 
+@pytest.mark.family
 @pytest.mark.parametrize("kind", GOING_ON)
 def test_nothing_goes_on_between_its_run_and_its_end(kind: str, unhurried: Victim) -> None:
     """A timer, children that fork children, and threads all try to work on when the run is over."""

@@ -210,6 +210,7 @@ BUSY = {
 }
 
 
+@pytest.mark.family
 @pytest.mark.parametrize("kind", BUSY)
 def test_processor_time_ends_at_its_limit_whatever_the_script_ignores(kind: str, victim: Victim) -> None:
     source = unindented(BUSY[kind])

@@ -241,6 +241,7 @@ parts = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(schema=parts, value=values)
 def test_any_schema_and_value_take_bounded_work_and_refused_ones_have_a_problem(schema: Any, value: Any) -> None:

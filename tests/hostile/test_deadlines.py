@@ -74,6 +74,7 @@ def backend_named(name: str) -> Any:
     return DockerBackend(mode="forked")
 
 
+@pytest.mark.family
 @pytest.mark.anyio
 @pytest.mark.isolation
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])  # no loop runs meanwhile, whichever it is
@@ -82,6 +83,7 @@ async def test_a_sandbox_ends_at_its_limit_while_the_event_loop_does_not_run(lim
     await assert_ends_in_time(limit, "process")
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.isolation
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])  # no loop runs meanwhile, whichever it is
@@ -112,6 +114,7 @@ async def assert_ends_in_time(limit: str, backend: str) -> None:
     assert lived_s < 0.5 + MARGIN_S, f"it lived for {lived_s:.2f} s after the loop had stopped"
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.isolation
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])  # no loop runs meanwhile, whichever it is

@@ -28,6 +28,7 @@ GROWTH_BYTES = 128 << 20
 Note = Callable[[str, Any], None]
 
 
+@pytest.mark.family
 @pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if "process" in attack.backends])
 def test_the_host_stays_live(name: str, record_property: Note) -> None:
     attack_and_check(name, "process", record_property)

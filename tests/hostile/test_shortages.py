@@ -143,6 +143,7 @@ def test_a_limit_of_processes_that_is_reached_fails_one_start() -> None:
         assert_each_fails_alone(host("processes", str(folder), within=str(folder)), "EAGAIN", "pids limit")
 
 
+@pytest.mark.slow
 def test_a_host_with_little_memory_loses_the_run_that_wants_it_and_no_other() -> None:
     with cgroup("memory") as folder:
         (folder / "memory.limit_in_bytes").write_text(str(MEMORY_BYTES), encoding="ascii")
@@ -163,6 +164,7 @@ def test_a_host_that_may_map_no_more_memory_loses_runs_that_want_it_and_works_on
     assert seen["after"] == "ok"
 
 
+@pytest.mark.family
 @pytest.mark.parametrize("umask", ["077", "027"])
 def test_sandboxes_start_whatever_the_umask_of_the_host_and_scripts_have_one_of_their_own(
     umask: str, tmp_path: Path
@@ -184,6 +186,7 @@ def test_a_stopped_zygote_fails_a_start_in_time_and_is_replaced() -> None:
     assert not seen["same"], "the stopped one is gone"
 
 
+@pytest.mark.slow
 def test_a_run_ends_in_time_when_its_zygote_is_stopped() -> None:
     seen = host("stopped_during_a_run")
 
@@ -191,6 +194,7 @@ def test_a_run_ends_in_time_when_its_zygote_is_stopped() -> None:
     assert seen["took_s"] < 1 + SLACK_S
 
 
+@pytest.mark.slow
 def test_a_destroyed_sandbox_is_never_signalled_again() -> None:
     assert host("destroyed") == {"is_alive": False, "victim": "untouched"}
 

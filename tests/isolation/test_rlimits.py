@@ -62,6 +62,7 @@ def test_memory_beyond_the_address_space_is_a_memory_error(child: Child) -> None
     assert child(APPLY + script).lines == ["MemoryError"]
 
 
+@pytest.mark.slow
 def test_a_process_at_its_cpu_limit_is_killed_at_once(child: Child) -> None:
     plan = RlimitPlan(cpu_s=1, address_space_bytes=1 << 32, processes=16, open_files=32, file_size_bytes=1 << 16)
     script = f"""

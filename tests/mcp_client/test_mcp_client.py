@@ -298,6 +298,7 @@ async def test_the_servers_process_is_not_the_callers_and_has_not_its_environmen
     assert b"PYTEST" not in Path(f"/proc/{pid}/environ").read_bytes()
 
 
+@pytest.mark.family
 @pytest.mark.parametrize(("given", "said"), [({"name": "Ada"}, "accept name='Ada'"), (None, "decline None")])
 async def test_a_server_s_question_is_answered_by_a_function_of_the_host(given: Any, said: str) -> None:
     async def answer(message: str, schema: Any) -> Any:
@@ -317,6 +318,7 @@ async def test_a_server_s_question_fails_its_call_where_nobody_answers_any(hones
     assert result.error is not None and "MCP server h" in result.message
 
 
+@pytest.mark.slow
 @pytest.mark.isolation
 def test_a_blocking_runtime_has_the_tools_of_a_server_until_either_is_closed() -> None:
     asked: list[str] = []

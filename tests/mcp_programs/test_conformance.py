@@ -45,6 +45,7 @@ def suite(programs: Programs) -> list[str]:
     return programs.command("@modelcontextprotocol/conformance", "dist/index.js")
 
 
+@pytest.mark.slow
 def test_the_server_conforms_but_for_what_is_listed(programs: Programs, tools: Path) -> None:
     with serving("--tools", str(tools), "--expose-tools") as url:
         options = ["--url", url, "--suite", "all", "--expected-failures", str(EXPECTED)]
@@ -55,6 +56,7 @@ def test_the_server_conforms_but_for_what_is_listed(programs: Programs, tools: P
     assert {"server-initialize", "tools-list", "tools-call-simple-text", "dns-rebinding-protection"} <= passed
 
 
+@pytest.mark.family
 @pytest.mark.parametrize("scenario", PASSING_CLIENT)
 def test_the_client_conforms(programs: Programs, tmp_path: Path, scenario: str) -> None:
     client = f"{sys.executable} {HERE / 'conformance_client.py'}"

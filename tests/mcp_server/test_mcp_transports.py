@@ -82,6 +82,7 @@ async def appears(path: Path) -> None:
             await anyio.sleep(0.02)
 
 
+@pytest.mark.family
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 @pytest.mark.parametrize("transport", ["stdio", "http"])
 async def test_a_client_lists_calls_hears_progress_sees_pictures_is_asked_and_cancels(

@@ -71,6 +71,7 @@ def test_a_question_that_cannot_be_answered_is_an_error_of_the_script(asked: str
     assert not result.calls
 
 
+@pytest.mark.slow
 def test_texts_that_are_too_long_are_refused_and_questions_count_as_calls_in_the_end() -> None:
     with SyncRuntime(catalogue(2_000), pool=POOL, limits=Limits(tool_calls=3)) as runtime:
         full = runtime.execute_code("try: list_tools(detail='full')\nexcept ToolError as exc: set_result(str(exc))")

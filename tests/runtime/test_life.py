@@ -45,6 +45,7 @@ def guests() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
+@pytest.mark.family
 @pytest.mark.anyio
 async def test_nothing_is_left_when_a_runtime_closes(sync_runtime: SyncRuntime) -> None:
     shared = sync_runtime.runtime.pool

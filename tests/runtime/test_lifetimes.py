@@ -105,6 +105,7 @@ async def test_opening_that_is_cancelled_leaves_nothing() -> None:
         await runtime.execute_code("1")
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_closing_with_runs_under_way_ends_each_of_them_clearly_and_leaves_nothing_open() -> None:
     gc.collect()

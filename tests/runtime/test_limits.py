@@ -27,6 +27,7 @@ def assert_limited(result: ExecutionResult, outcome: Outcome, limit: str, value:
     assert result.error.used is not None
 
 
+@pytest.mark.family
 @pytest.mark.conforms("Q23", "EX-43", "Q-b24", "Q-b10")
 @pytest.mark.parametrize(
     "script",

@@ -30,6 +30,7 @@ def deep() -> ToolRegistry:
     return registry
 
 
+@pytest.mark.family
 @pytest.mark.parametrize("cap", [1, 2, 3])
 async def test_scripts_that_hold_every_place_of_the_pool_get_their_nested_scripts_run(cap: int) -> None:
     async with opened(deep(), cap) as runtime:

@@ -213,6 +213,7 @@ async def test_a_closed_stream_has_ended_its_run_and_a_cancelled_reader_too() ->
         assert outcomes == [Outcome.CANCELLED] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.isolation
 async def test_a_stream_that_another_thread_drops_ends_its_run() -> None:

@@ -138,6 +138,7 @@ SLACK_S = 4.0
 """For a busy machine. It is less than a sandbox may take to be reaped."""
 
 
+@pytest.mark.slow
 @pytest.mark.isolation
 @scoped
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -235,6 +236,7 @@ async def test_a_supervisor_that_was_killed_leaves_nothing_below_it(anyio_backen
         assert await first_result(runtime) == 1
 
 
+@pytest.mark.family
 @pytest.mark.isolation
 @scoped
 @pytest.mark.parametrize("end", ["closed", "killed"])

@@ -63,6 +63,7 @@ ESCAPES = {
 }
 
 
+@pytest.mark.slow
 async def test_code_plans_batches_and_agents_use_the_same_isolation(runtime: Runtime) -> None:
     result = await runtime.execute_code(CODE)
     assert (result.outcome, result.value) == (Outcome.OK, 18), result.error

@@ -205,6 +205,7 @@ def test_only_modules_of_the_environment_are_imported_ahead(tmp_path: Path) -> N
     assert imported_ahead(None) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.isolation
 def test_matplotlib_can_be_preloaded_and_its_fonts_are_not_looked_for_again() -> None:
     script = (

@@ -397,6 +397,7 @@ def test_the_cache_is_where_the_desktop_standard_says(monkeypatch: pytest.Monkey
     assert default_cache_dir() == tmp_path / ".cache" / "toolcell"
 
 
+@pytest.mark.slow
 def test_a_wheel_file_is_installed_without_scripts_or_traces_of_its_origin(cache: Path, tmp_path: Path) -> None:
     wheel = tiny_wheel(tmp_path)
     environment = resolve([str(wheel)], cache_dir=cache)
@@ -447,6 +448,7 @@ def test_another_interpreter_is_asked_what_it_takes(tmp_path: Path, monkeypatch:
         package_sources.probe_interpreter(tmp_path / "nothing")
 
 
+@pytest.mark.slow
 def test_numpy_as_installed_here_works_in_an_environment_of_its_own(cache: Path) -> None:
     pytest.importorskip("numpy", reason="copies the numpy of this interpreter")
     environment = resolve(["numpy"], cache_dir=cache)

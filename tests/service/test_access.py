@@ -99,6 +99,7 @@ def refusal(*flags: str) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_settings_of_access_that_cannot_work_are_refused_at_the_start(
     certificate: tuple[Path, Path], tokens: tuple[Path, str], tmp_path: Path
 ) -> None:

@@ -250,6 +250,7 @@ class _Threads(BaseModel):
         return f"{threading.get_ident()} {len(value)}"
 
 
+@pytest.mark.slow
 def test_a_large_body_is_read_in_a_thread_and_has_only_so_many_elements() -> None:
     def read(body: bytes) -> _Threads:
         return anyio.run(parsed_body, _Threads, body)

@@ -56,6 +56,7 @@ set_result(sizes, files=['in.bin'])
 """
 
 
+@pytest.mark.family
 @pytest.mark.parametrize("seed", range(6))
 async def test_runs_over_connections_that_are_cut_end_as_over_a_good_one(seed: int, tmp_path: Path) -> None:
     registry, made = counting()
@@ -86,6 +87,7 @@ async def test_runs_over_connections_that_are_cut_end_as_over_a_good_one(seed: i
     assert proxy.cuts > 1
 
 
+@pytest.mark.slow
 async def test_a_client_that_stays_away_has_its_runs_and_sessions_ended(tmp_path: Path) -> None:
     registry = ToolRegistry()
     waiting, ended = asyncio.Event(), asyncio.Event()
@@ -178,6 +180,7 @@ async def test_a_client_that_is_closed_has_no_connection_though_the_service_is_s
         assert [connection.transport.is_closing() for connection in made] == [True]
 
 
+@pytest.mark.slow
 async def test_a_slow_reader_holds_its_own_run_up_and_no_other(tmp_path: Path) -> None:
     release, told = asyncio.Event(), []
 

@@ -57,6 +57,7 @@ PLAIN = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(PLAIN, st.integers(1, 40_000))
 def test_a_document_in_pieces_is_the_document(data: Any, times: int) -> None:
     for whole in (data, [data] * (times % 700), {"a": [str(data) * (times % 300)], "b": b"x" * times}):
@@ -69,6 +70,7 @@ def test_only_the_beginning_of_a_document_is_written() -> None:
     assert not is_small({"a": "x" * 20_000})
 
 
+@pytest.mark.family
 @pytest.mark.isolation
 @pytest.mark.anyio
 @pytest.mark.parametrize("more", [{}, {"dry_run": True}])

@@ -131,6 +131,7 @@ CHECKS = (
 )
 
 
+@pytest.mark.slow
 def test_random_requests_of_the_document_get_the_answers_of_the_document(tmp_path: Path) -> None:
     config = ServiceConfig(state=tmp_path / "state", defaults=TenantConfig(audit=tmp_path / "runs"))
     app = create_app(config, registry=registry())

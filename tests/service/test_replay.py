@@ -151,6 +151,7 @@ def test_no_route_runs_anything_past_the_quota(
         assert (answer.status_code, answer.json()["code"]) == (429, "quota_exceeded"), answer.text
 
 
+@pytest.mark.slow
 def test_no_tenant_or_model_is_told_where_a_wheel_of_the_service_is(
     folder: Path, tokens: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

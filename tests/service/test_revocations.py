@@ -154,6 +154,7 @@ async def test_a_store_that_cannot_be_read_ends_nothing_and_stops_nothing(
         assert (await waiting).status_code == 401
 
 
+@pytest.mark.slow
 async def test_a_client_that_is_away_is_not_waited_for(shop: Shop) -> None:
     async with Client(shop.url, token=shop.ended.text) as client:
         running = asyncio.create_task(client.execute_code(ENDLESS))

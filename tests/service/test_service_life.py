@@ -62,6 +62,7 @@ def test_sigterm_lets_runs_finish_and_begins_no_new_ones(serve: Serve) -> None:
     assert served.process.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_runs_that_outlast_the_drain_are_cancelled_and_answered(serve: Serve) -> None:
     served = serve("--drain-s", "0.2")
     asked = Asked(served, "import time\ntime.sleep(25)")
@@ -76,6 +77,7 @@ def test_runs_that_outlast_the_drain_are_cancelled_and_answered(serve: Serve) ->
     assert status == 0
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_it_at_once_and_leaves_no_process(serve: Serve) -> None:
     served = serve("--drain-s", "600")
     asked = Asked(served, SLOW)
@@ -93,6 +95,7 @@ def test_a_second_signal_ends_it_at_once_and_leaves_no_process(serve: Serve) -> 
     asked._thread.join(20)
 
 
+@pytest.mark.family
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
 def test_suspended_runs_and_sessions_outlive_the_service(serve: Serve, sent: signal.Signals) -> None:
     first = serve()
@@ -131,6 +134,7 @@ def decide(served: Served, suspension: Any) -> httpx.Response:
     return served.client.post(f"/v1/suspended/{suspension['run_id']}/decide", json={"decisions": decisions})
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_with_the_service_is_listed_and_carried_on_by_a_decision(serve: Serve) -> None:
     first = serve()
     Asked(first, "double = call_tool('double', number=4)\ncall_tool('wait_for', name='gate')\nset_result(double)")
@@ -148,6 +152,7 @@ def test_a_run_that_was_killed_with_the_service_is_listed_and_carried_on_by_a_de
     assert (done["outcome"], done["value"]) == ("ok", 8)
 
 
+@pytest.mark.slow
 def test_finished_runs_leave_no_file_in_the_state_folder(serve: Serve) -> None:
     served = serve()
     for number in range(3):
@@ -159,6 +164,7 @@ def test_finished_runs_leave_no_file_in_the_state_folder(serve: Serve) -> None:
     assert not list((served.folder / "xdg").rglob("*.mark"))
 
 
+@pytest.mark.family
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
 def test_a_client_that_goes_ends_its_run(serve: Serve, accept: str) -> None:
     served = serve()

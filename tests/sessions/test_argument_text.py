@@ -14,6 +14,7 @@ simple = st.none() | st.integers() | st.text()
 values = simple | st.lists(simple, max_size=3) | st.dictionaries(st.text(), simple, max_size=3)
 
 
+@pytest.mark.slow
 @given(
     code=st.text(),
     others=st.dictionaries(st.text(), values, max_size=3),

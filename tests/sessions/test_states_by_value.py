@@ -205,6 +205,7 @@ def test_randomness_goes_on_where_it_was(runtime: SyncRuntime) -> None:
             assert value(copy, draws) == value(session, draws)
 
 
+@pytest.mark.slow
 def test_arrays_and_frames_are_brought_back_and_can_be_written_to() -> None:
     with SyncRuntime(packages=["numpy", "pandas"]) as runtime, runtime.session() as session:
         value(

@@ -115,6 +115,7 @@ def problems(folder: Path, text: str) -> str:
     return "" if done.returncode == 0 else f"{done.stdout}\n{done.stderr}"
 
 
+@pytest.mark.slow
 async def test_two_thousand_schemas_get_stubs_that_ty_accepts_and_take_a_valid_call(tmp_path: Path) -> None:
     registry, calls = generated_registry(2000)
     assert registry.count() == 2000

@@ -127,6 +127,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str
         yield site
 
 
+@pytest.mark.slow
 def test_nothing_in_a_log_runs_in_the_list_the_overview_or_the_tools(
     hostile: tuple[str, str], chromium: Chromium
 ) -> None:
@@ -155,6 +156,7 @@ def test_nothing_in_a_log_runs_in_the_list_the_overview_or_the_tools(
     assert chromium.do(work, **LIGHT) == []
 
 
+@pytest.mark.slow
 def test_nothing_in_a_log_runs_on_the_page_of_a_run(hostile: tuple[str, str], chromium: Chromium) -> None:
     base, with_token = hostile
 
@@ -181,6 +183,7 @@ def test_nothing_in_a_log_runs_on_the_page_of_a_run(hostile: tuple[str, str], ch
     assert pages * IN_ONE_RUN >= 500
 
 
+@pytest.mark.slow
 @pytest.mark.isolation
 def test_nothing_that_a_script_prints_asks_for_or_makes_runs_on_the_pages_of_a_service(
     tmp_path: Path, chromium: Chromium
