@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from toolcell.errors import UsageError
 from toolcell.support.keywords import fields_known
 from toolcell.support.spelling import closest
+from toolcell_bridge.wire.frozen import frozen
 
 FlowAction = Literal["ask", "deny"]
 
@@ -23,7 +23,7 @@ _GLOB: Final = frozenset("*?[")
 
 
 @fields_known
-@dataclass(frozen=True, slots=True)
+@frozen
 class Flow:
     """What happens to a call that sends to `dst` in a run that has read `src`. Both may be globs."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 import anyio
@@ -20,6 +19,7 @@ from toolcell.run.input_files import FileContent, FileInput
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.checks import brief, check_one_of
 from toolcell.tools.placeholders import DryRun
+from toolcell_bridge.wire.frozen import frozen
 
 OnApproval = Literal["ask", "deny", "suspend"]
 Refresh = Literal["", "reads"]
@@ -28,7 +28,7 @@ HOLD_S: Final = 3600.0
 """Most seconds for which a sandbox is held. It takes a place and its memory meanwhile; a journal takes neither."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RunOptions:
     """What one run is given. Each method takes as many of these as it can use; the others keep their defaults.
 

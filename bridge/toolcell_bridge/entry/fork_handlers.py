@@ -11,8 +11,9 @@ import sys
 from _thread import _count as count_threads
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
+
+from toolcell_bridge.wire.frozen import frozen
 
 Handler = Callable[[], object]
 
@@ -20,7 +21,7 @@ NEEDLESS = frozenset({"asyncio.events", "concurrent.futures.thread", "logging", 
 """Modules whose handlers do nothing for the child of a process with one thread, but for the seed of `random`."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Registration:
     """One call of `os.register_at_fork`."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import _ast
 import types
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any, Final
 
 from toolcell_bridge.guest.scripts import SCRIPT
+from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.messages import Plain, RunScript
 
 LAST: Final = "<last>"
@@ -24,7 +24,7 @@ ONLY_AST: Final = 0x400
 TOP_LEVEL_AWAIT: Final = 0x2000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Part:
     """What is compiled: a whole script, or a statement of one."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from toolcell_bridge.isolation import capabilities, landlock, namespaces, rlimits, seccomp
 from toolcell_bridge.isolation.guest_paths import GROUP, GUEST_ID, IDENTITIES, PASSWD, SCRATCH, WORKSPACE, WRITABLE
@@ -30,13 +29,14 @@ from toolcell_bridge.isolation.syscalls import (
     prctl,
     unshare,
 )
+from toolcell_bridge.wire.frozen import frozen
 
 IDENTITY_BYTES = 2 * 4096
 IDENTITY_INODES = 3
 """What they add to the room of the tmpfs, so that the limits are the script's."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IsolationPlan:
     """What differs from sandbox to sandbox, in the form that the system calls take.
 

@@ -10,9 +10,9 @@ import errno
 import functools
 import os
 import struct
-from dataclasses import dataclass
 
 from toolcell_bridge.isolation.syscalls import syscall
+from toolcell_bridge.wire.frozen import frozen
 
 FLOOR_ABI = 1
 """Below it there is no Landlock. Mount and network namespaces restrict what the low ABIs do not know."""
@@ -61,7 +61,7 @@ _LOG_SAME_EXEC_OFF = 1
 _LOG_FLAGS_SINCE = 7
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Handled:
     """Every right a ruleset governs; what is governed and not granted is refused."""
 

@@ -6,7 +6,7 @@ the second layer, and the only one where there is no cgroup.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from toolcell_bridge.wire.frozen import frozen
 
 _STACK_BYTES = 8 * 1024 * 1024
 """What distributions give the main thread; glibc sizes every thread's stack from it."""
@@ -19,7 +19,7 @@ _PENDING_SIGNALS = 64
 """Queued signals and POSIX timers. Zero would break timer_create and thread cancellation."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RlimitPlan:
     """What one sandbox process may use. Plain integers, decided by the host."""
 

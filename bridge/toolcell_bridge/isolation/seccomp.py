@@ -12,11 +12,12 @@ import errno
 import itertools
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, Argument, SeccompAction, SeccompPolicy, SyscallRule
 from toolcell_bridge.isolation.syscall_numbers import native_machine
 from toolcell_bridge.isolation.syscalls import syscall
+from toolcell_bridge.wire.frozen import frozen
 
 # Source: include/uapi/linux/audit.h.
 AUDIT_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -172,7 +173,7 @@ class _SockFprog(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Program:
     """A filter laid out in memory for the kernel. Made once in a parent, valid in every fork."""
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS
+from toolcell_bridge.wire.frozen import frozen
 
 _WORD = 0xFFFF_FFFF
 _QUAD = 0xFFFF_FFFF_FFFF_FFFF
@@ -30,7 +30,7 @@ class SeccompAction(enum.Enum):
     KILL = "kill the process"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Group:
     """Calls that share an answer and the reason for it."""
 
@@ -38,7 +38,7 @@ class Group:
     calls: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Argument:
     """One argument must be, after masking, one of `values`.
 
@@ -57,7 +57,7 @@ class Argument:
         return ((given & self.mask) in self.values) != self.is_excluded
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SyscallRule:
     """A call allowed when every argument fits, and refused with EPERM otherwise."""
 
@@ -68,7 +68,7 @@ class SyscallRule:
     """Where not every argument fits but this one does, the call is answered with success and not made."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SeccompPolicy:
     """A whole filter. Calls in none of the tables get ENOSYS."""
 

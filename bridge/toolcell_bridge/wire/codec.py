@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from operator import attrgetter
 from types import NoneType
 from typing import Any, Final, Generic, TypeAlias, TypeVar
@@ -17,6 +17,7 @@ from msgpack import unpackb
 
 from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError
 from toolcell_bridge.wire.framing import HEADER_BYTES, MAX_FRAME_BYTES, frame
+from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.messages import FIRST_GUEST_TAG, MAX_ELEMENTS, MAX_GUEST_ELEMENTS, SAID, TAGS, Log, Message
 from toolcell_bridge.wire.plain import (
     MAX_DEPTH,
@@ -183,7 +184,7 @@ _KINDS: Final[dict[str, tuple[frozenset[type], _Check | None]]] = {
 """For each annotation in messages.py: the exact types of the field, and the check of what is inside it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Form:
     """One message's form on the wire, derived once from its dataclass."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.tables import Array, Table
 
 PROTOCOL_VERSION: Final = 1
@@ -25,7 +25,7 @@ Plain: TypeAlias = bool | int | float | str | bytes | list[Any] | dict[str, Any]
 # Host to guest.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunScript:
     """Host: run this script."""
 
@@ -51,7 +51,7 @@ class RunScript:
     """Elements of one answer to the script, from now on."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PutFile:
     """Host: the next piece of a file for the workspace. Pieces of one file are never mixed with another's."""
 
@@ -60,7 +60,7 @@ class PutFile:
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stay:
     """Host: this sandbox serves a session, so more than one script. The guest ends what a script leaves running."""
 
@@ -68,7 +68,7 @@ class Stay:
     """Time that threads which a script left running have to end."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AnnounceParts:
     """Host: the text of the next script comes in parts, after its `RunScript`."""
 
@@ -76,7 +76,7 @@ class AnnounceParts:
     """Tools whose calls may be named ahead with `CallAhead`, and the names of their parameters in order."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ScriptPart:
     """Host: a part of the script's text. It takes the place of everything from `start` on."""
 
@@ -89,7 +89,7 @@ class ScriptPart:
     """Why the text that follows cannot be sent; empty when it can. Such a part is the last one."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ToolReturn:
     """Host: the tool called by `CallTool` of this id returned."""
 
@@ -97,7 +97,7 @@ class ToolReturn:
     value: Plain
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ToolFail:
     """Host: the call of this id was refused or failed. Holds nothing of the host but what the tool chose to say."""
 
@@ -111,7 +111,7 @@ class ToolFail:
 # Guest to host. The host trusts nothing in them but the types.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Hello:
     """Guest: ready for a run. The first message, once."""
 
@@ -123,7 +123,7 @@ class Hello:
     """Isolation layer to detail, as raised by the guest around itself."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CallTool:
     """Guest: call a tool. Ids start at 1 and strictly increase for as long as the connection lives."""
 
@@ -134,14 +134,14 @@ class CallTool:
     """Line of the script that called."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CancelCall:
     """Guest: the answer is no longer wanted. The host still gives exactly one, which the guest's end drops."""
 
     id: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Log:
     """Guest: the script printed this."""
 
@@ -150,14 +150,14 @@ class Log:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Progress:
     """Guest: the script reports its progress."""
 
     value: Plain
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Result:
     """Guest: the script set its result. May be repeated: the last one counts, and voids the files of those before."""
 
@@ -166,7 +166,7 @@ class Result:
     """Workspace paths that belong to it; their bytes follow as `FilePart` before `Done`."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FilePart:
     """Guest: the next piece of a returned file. Pieces of one file are never mixed with another's."""
 
@@ -176,7 +176,7 @@ class FilePart:
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FileProblem:
     """Guest: this file cannot be returned, or what was sent of it so far is void."""
 
@@ -185,7 +185,7 @@ class FileProblem:
     problem: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CallAhead:
     """Guest: a statement that was received and has not run yet makes this call. There is no answer to it."""
 
@@ -195,7 +195,7 @@ class CallAhead:
     """Line of the script that will call."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PartRetracted:
     """Guest: a part took back text that had run already. Sent once for each part that takes text back."""
 
@@ -204,7 +204,7 @@ class PartRetracted:
     """In characters of the text that was retracted. Both are 0 when none of it had run."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ran:
     """Guest: so far has the text of the script run. Sent when the guest waits for more of it, and before `Done`."""
 
@@ -213,7 +213,7 @@ class Ran:
     """Last line of them."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Leftover:
     """Guest: this still ran after the script.
 
@@ -229,7 +229,7 @@ class Leftover:
     """Exit hooks or destructors wait for the end of the session."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Done:
     """Guest: the script has ended. The last message of a run.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from toolcell_bridge.wire.frozen import frozen
 
 
 class ByStatement(str):
@@ -11,7 +13,7 @@ class ByStatement(str):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RetractedText:
     """Text of a script that was retracted after it had run. What it did stays done."""
 
@@ -23,7 +25,7 @@ class RetractedText:
     """Ids of the tool calls that its lines made, as in `ExecutionResult.calls`."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EagerReport:
     """What an eager run has done."""
 

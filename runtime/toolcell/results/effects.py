@@ -6,18 +6,19 @@ Knows no tool and no run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, Final, Literal
 
 from toolcell.support.call_text import MAX_ARG_CHARS, arguments_text, call_text
 from toolcell.support.packing import value_digest
 from toolcell.support.text import as_one_line
+from toolcell_bridge.wire.frozen import frozen
 
 MAX_LISTED: Final = 50
 """Effects that a text lists."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Effect:
     """One call of a tool that writes, collected by a dry run. It was not made."""
 
@@ -52,7 +53,7 @@ class Effect:
 EffectStatus = Literal["made", "failed", "refused", "not made", "not approved"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EffectResult:
     """What came of one effect of a draft."""
 
@@ -72,7 +73,7 @@ class EffectResult:
         return f"{self.status}  {as_one_line(self.id)}: {call_text(self.tool, self.args)}{said}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CommitResult:
     """What `Runtime.commit` made of a draft."""
 
@@ -106,7 +107,7 @@ class CommitResult:
         return "\n".join([head, *map(str, self.effects)])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RevertedCall:
     """One call that was made, and whether it was undone."""
 
@@ -124,7 +125,7 @@ class RevertedCall:
         return f"{self.status}  {call}{said}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RevertResult:
     """What `Runtime.revert` undid, the last call first."""
 
@@ -140,7 +141,7 @@ class RevertResult:
         return "\n".join([f"run {self.run_id}", *map(str, self.calls)])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PlannedCall:
     """A call that is written in a script, whether it comes to be made or not."""
 
@@ -157,7 +158,7 @@ class PlannedCall:
         return f"line {self.line}: {', '.join(map(as_one_line, parts))}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Preflight:
     """The calls that a script can make, as far as their names are written out. No security decision rests on it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, Literal
 
 from toolcell.results.eager import EagerReport
@@ -12,6 +12,7 @@ from toolcell.results.effects import Effect, Preflight, shown_effects
 from toolcell.support.call_text import call_text
 from toolcell.support.exact_json import json_text
 from toolcell.support.text import SHORT, as_one_line, clean, shown_findings
+from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.tables import Array, Table
 
 
@@ -54,7 +55,7 @@ class Outcome(enum.StrEnum):
     """A run that was carried on did not repeat what it had done. `divergence` says where; nothing was made twice."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ErrorFrame:
     """One frame of the script when it failed, as the guest claims."""
 
@@ -64,7 +65,7 @@ class ErrorFrame:
     """Variables and short texts of their values; secrets that the run knows are taken out."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ErrorInfo:
     """What went wrong, for a model or a person to act on."""
 
@@ -89,7 +90,7 @@ class ErrorInfo:
     """The script's innermost frames, outermost first. Not part of the audit log."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogEntry:
     """Text that the script wrote to one stream without a break."""
 
@@ -97,7 +98,7 @@ class LogEntry:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Logs:
     """What the script printed. `text` interleaves both streams in the order they were written."""
 
@@ -126,7 +127,7 @@ class Logs:
         return self.text
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OutputFile:
     """A file the script returned through `set_result(..., files=[...])`."""
 
@@ -141,7 +142,7 @@ class OutputFile:
     """'missing', 'too large (N > M bytes)', 'not a regular file', 'outside the workspace', ..."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ToolCallRecord:
     """One tool call a run made, as the host saw it."""
 
@@ -160,7 +161,7 @@ class ToolCallRecord:
     """Line of the script that called, as the guest claims."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PendingCall:
     """A tool call that waits for a decision."""
 
@@ -179,7 +180,7 @@ class PendingCall:
         return f"{as_one_line(self.id)}: {call_text(self.tool, self.args)}{line}  {as_one_line(self.reason)}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Suspension:
     """What a suspended run waits for."""
 
@@ -197,7 +198,7 @@ class Suspension:
         return self.token
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Divergence:
     """Where a run first differed from the record of an earlier run of the same script."""
 
@@ -213,10 +214,10 @@ class Divergence:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RepairedCall:
     """One call of a repaired script, or of the run that it repairs."""
 
@@ -226,7 +227,7 @@ class RepairedCall:
     """Of the call in the earlier run: answered, failed or in doubt."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Repair:
     """What a repaired script took over from the run that it repairs."""
 
@@ -240,7 +241,7 @@ class Repair:
     """Writes of the earlier run that the repaired script does not ask for: they were made, and stay made."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AbandonedThread:
     """A thread of a synchronous tool that runs on after its call timed out or was cancelled."""
 
@@ -251,7 +252,7 @@ class AbandonedThread:
     """When the call was given up, in seconds since the epoch."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Usage:
     """What a run used, measured from outside the sandbox."""
 
@@ -270,7 +271,7 @@ class Usage:
     """Work that the run made for the host with what it sent, in the unit of `Limits.host_work`."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Isolation:
     """The isolation that was live while the script ran."""
 
@@ -280,7 +281,7 @@ class Isolation:
     lint: str = "off"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SessionFile:
     """A file in the workspace of a session, as the guest says."""
 
@@ -288,7 +289,7 @@ class SessionFile:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SessionReport:
     """What a run was in its session."""
 
@@ -307,7 +308,7 @@ class SessionReport:
     """What could not be brought back by value before this script: each name, and why (an open file, a generator)."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@frozen
 class ExecutionResult:
     """Everything one run left behind. `print` shows what there is of it in a few lines; long values are cut."""
 

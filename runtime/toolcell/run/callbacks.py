@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import anyio
+
+from toolcell_bridge.wire.frozen import frozen
 
 OnLog = Callable[[str, str], object]
 """Takes stream and text; may be async."""
@@ -20,7 +21,7 @@ OnProgress = Callable[[object], object]
 """Takes the reported value; may be async."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunHandlers:
     """How a caller cancels a run, and hears from it while it runs."""
 

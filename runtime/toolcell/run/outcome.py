@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from toolcell.config import Limits
 from toolcell.results import ErrorFrame, ErrorInfo, Outcome, Usage
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
 from toolcell.support.text import for_terminal
+from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.messages import Done
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProtocolViolation:
     """The guest broke the bridge protocol."""
 
     problem: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Aborted:
     """The caller cancelled the run, or a tool raised `ToolAbort`."""
 
@@ -33,7 +34,7 @@ class Aborted:
     outcome: Outcome = Outcome.CANCELLED
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Failed:
     """Something on the host raised: a callback, a measurement, the audit log. The run has no result then."""
 
@@ -79,7 +80,7 @@ BELOW = 0.9
 """A sandbox that the kernel killed below this part of its limit was killed for somebody else's limit."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunEnd:
     """Everything the host knows when nothing more can happen in a run."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from toolcell.config import Limits
@@ -28,6 +28,7 @@ from toolcell_bridge.guest.placeholder import DRY_RUN
 from toolcell_bridge.guest.tools import GUEST_NAMES
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue
+from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.messages import PutFile, RunScript
 
 logger = logger_of(__name__)
@@ -50,7 +51,7 @@ LARGE: Final = 20_000
 _MANY = frozenset({dict, list, tuple})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Script:
     """A script with everything that it starts with."""
 
@@ -95,7 +96,7 @@ def script_from(source: str | ScriptFeed, options: RunOptions, limits: Limits, l
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RunRequest:
     """What one run is asked to do, and what it may use."""
 

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -41,6 +40,7 @@ from toolcell.tools.jobs import open_jobs
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry import registry_of
 from toolcell.tools.reverts import MadeCalls, Reverts
+from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.messages import CallTool
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class RunJournal(Protocol):
         """The run has no result."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PreparedRun:
     """A run that can begin: its message is made, and its quotas have counted it."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from mmap import mmap
 from typing import ClassVar, Protocol
 from weakref import WeakSet
@@ -16,6 +16,7 @@ from weakref import WeakSet
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.results import Outcome
+from toolcell_bridge.wire.frozen import frozen
 
 ANSWER_S = 0.03
 """How long to wait for a script that was asked for its line; it answers in a fraction of a millisecond."""
@@ -24,7 +25,7 @@ INTERRUPTED_S = 0.1
 """How long to wait for the end of a script that was interrupted. Most take less than a millisecond."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LimitExceeded:
     """A limit that the host saw exceeded."""
 
@@ -35,7 +36,7 @@ class LimitExceeded:
     used: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sample:
     """What a sandbox has used so far, measured from outside."""
 
@@ -49,7 +50,7 @@ class Sample:
     """Forks the kernel refused for the process limit."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Exit:
     """How a sandbox's main process ended by itself."""
 
@@ -356,7 +357,7 @@ def check_sandbox(sandbox: Sandbox) -> Sandbox:
     return sandbox
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GuestFile:
     """A file for the workspace, written before the run."""
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import anyio
@@ -22,6 +21,7 @@ from toolcell.errors import SandboxUnavailable
 from toolcell.support import event_loop
 from toolcell.support.change_event import ChangeEvent
 from toolcell.support.log import logger_of
+from toolcell_bridge.wire.frozen import frozen
 
 logger = logger_of(__name__)
 
@@ -46,7 +46,7 @@ CLOSE_S = 10.0
 """How long a closing pool waits for its busy items. Whoever holds one was told to give it back."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PoolPlan:
     """What to do next: end these many of the oldest idle items, then start so many."""
 

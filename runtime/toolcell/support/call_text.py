@@ -8,13 +8,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from toolcell.support.exact_json import json_text
 from toolcell.support.packing import bytes_digest, text_digest, value_digest
 from toolcell.support.text import as_one_line
 from toolcell_bridge.guest.placeholder import RESULT_OF
+from toolcell_bridge.wire.frozen import frozen
 
 MAX_ARG_CHARS: Final = 200
 """Of one argument, in text."""
@@ -27,7 +27,7 @@ _PLAIN_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _NO_RESULTS: Final[Mapping[str, str]] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ArgumentsText:
     """The arguments of a call as text."""
 

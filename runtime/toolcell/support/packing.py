@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgpack
 
 from toolcell_bridge.guest.values import to_plain
+from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.tables import TABLES, Array, Table, from_bytes
 
 _BIG_INT, _STAND_IN, _TABLE = 1, 2, 3
@@ -21,7 +21,7 @@ _BIG_INT, _STAND_IN, _TABLE = 1, 2, 3
 _MAX_REPR_CHARS = 200
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Unrecordable:
     """Stands for a value that cannot be recorded."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Protocol, Self
 
 from pydantic import ValidationError
@@ -27,6 +27,7 @@ from toolcell.tools.result import ToolResult
 from toolcell.tools.schema import Signature, read_docstring, read_signature
 from toolcell.tools.spec import Decode, Invoke, ToolSpec
 from toolcell.tools.values import Path
+from toolcell_bridge.wire.frozen import frozen
 
 _OPTION_NAMES = frozenset(field.name for field in fields(ToolOptions))
 
@@ -52,7 +53,7 @@ class SimpleTool(Protocol):
         """Run it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AgentTool:
     """A tool as a record."""
 

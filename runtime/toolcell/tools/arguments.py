@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from toolcell.errors import RegistrationError, UsageError
@@ -43,6 +43,7 @@ from toolcell.tools.values import (
     copy_arguments,
     path_text,
 )
+from toolcell_bridge.wire.frozen import frozen
 
 MAX_SHOWN_CHARS = 4_000
 """Of the received arguments in an error message."""
@@ -138,7 +139,7 @@ async def prepare_arguments(received: Any, prepare: Prepare | None) -> Any:
     return prepared
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CheckedArguments:
     """Arguments a tool may be given, and what was done to make them fit."""
 

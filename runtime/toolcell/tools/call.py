@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -30,6 +30,7 @@ from toolcell.tools.policy import CallPolicy
 from toolcell.tools.result import ToolResult
 from toolcell.tools.reverts import MadeCalls
 from toolcell.tools.run_state import NO_SECRETS, OUTERMOST, Lineage, RunState, Secrets, new_id
+from toolcell_bridge.wire.frozen import frozen
 
 if TYPE_CHECKING:
     from toolcell.quotas import Quotas
@@ -155,7 +156,7 @@ class CallingRegistry(CallableTools, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RunScope:
     """Internal: what stands above and around the calls of one part of a run. A tool never sets it."""
 
@@ -196,7 +197,7 @@ class RunScope:
 OUTERMOST_SCOPE = RunScope()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RunContext:
     """Everything calls of one run have in common. Passed along; a guest can neither read nor forge it."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -27,6 +26,7 @@ from toolcell.tools.values import (
     ValueProblem,
     path_text,
 )
+from toolcell_bridge.wire.frozen import frozen
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 _MAX_NUMBER_CHARS = 400
@@ -46,7 +46,7 @@ MAX_CHANGES = 200
 """Noted of one set of arguments. A change takes a hundred times the memory of the digit that was text."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Change:
     """One value that was mended, for the record."""
 
@@ -140,7 +140,7 @@ MATCHES: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Mended:
     """Arguments after mending, and what was done to them."""
 
@@ -369,7 +369,7 @@ class Coercer:
         return _unless_same(items, mended), tuple(changes)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _ObjectFacts:
     """What a schema says of an object, found out once for all objects under it."""
 

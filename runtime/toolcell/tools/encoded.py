@@ -9,11 +9,11 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from toolcell.tools.problems import MAX_REFERENCES, Part, Subschemas
 from toolcell.tools.values import Path, ValueProblem, path_text
+from toolcell_bridge.wire.frozen import frozen
 
 BASE64: Mapping[str, str] = {"type": "string", "contentEncoding": "base64"}
 """The schema of `bytes`."""
@@ -80,7 +80,7 @@ def member(part: Part, step: str | int) -> Any:
     return first[step] if step < len(first) else items
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Placed:
     """What became of the bytes in a set of arguments."""
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any
 
 from toolcell.support import daemon_threads
@@ -20,6 +20,7 @@ from toolcell.support.change_event import ChangeEvent
 from toolcell.support.log import logger_of
 from toolcell.tools.result import ToolResult
 from toolcell.tools.values import plain_or_text
+from toolcell_bridge.wire.frozen import frozen
 
 logger = logger_of("toolcell.tools")
 
@@ -42,7 +43,7 @@ QUEUE_EVENTS = 1024
 _GENERIC = ("type", "seq", "at", "run_id")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Event:
     """One thing that happened. Fields that do not apply are None."""
 

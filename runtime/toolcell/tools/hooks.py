@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import anyio
@@ -22,13 +22,14 @@ from toolcell.tools.concurrency import maybe_await, passes_on
 from toolcell.tools.finalize import as_result
 from toolcell.tools.parts import Text
 from toolcell.tools.result import ErrorCode, Status, ToolFailure, ToolResult
+from toolcell_bridge.wire.frozen import frozen
 
 logger = logger_of("toolcell.tools")
 
 BLOCKED = "tool call blocked"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Block:
     """Do not run the call; the model reads `reason`."""
 
@@ -40,7 +41,7 @@ class Block:
         check_kind("Block(code)", self.code, str)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rewrite:
     """Run the call with other arguments, which are validated again."""
 
@@ -50,7 +51,7 @@ class Rewrite:
         check_kind("Rewrite(args)", self.args, Mapping)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Substitute:
     """Do not run the call; this is its result: a cached or made-up one."""
 
@@ -60,7 +61,7 @@ class Substitute:
         check_kind("Substitute(result)", self.result, ToolResult, cure="wrap it: ToolResult.ok(text) or .of(data)")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Override:
     """What an after hook changes about a result; None leaves a field as it is."""
 
@@ -100,12 +101,12 @@ def _flipped(result: ToolResult) -> ToolResult:
     return replace(result, status=Status.ERROR, error=failure, parts=(), value=None, has_value=False)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Approve:
     """Somebody who may decide lets the call pass."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reject:
     """A person refuses the call."""
 
@@ -115,7 +116,7 @@ class Reject:
         check_kind("Reject(reason)", self.reason, str)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Modify:
     """A person lets the call pass with other arguments."""
 
@@ -134,7 +135,7 @@ Change = Override | ToolResult | None
 AfterHook = Callable[[Call, ToolResult], Change | Awaitable[Change]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Hook:
     """A pair of functions around calls. Outer hooks were added first: they see a call first and its result last."""
 

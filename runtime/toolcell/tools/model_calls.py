@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Self
 
 from toolcell.errors import UsageError
@@ -15,6 +15,7 @@ from toolcell.tools.arguments import ArgumentChecker
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.text_data import SAFE_MODES, ParseMode, parse_json
 from toolcell.tools.values import MAX_TEXT_CHARS
+from toolcell_bridge.wire.frozen import frozen
 
 UNREADABLE = "unreadable_arguments"
 """In a transcript: the key under which arguments that could not be read are quoted."""
@@ -22,7 +23,7 @@ UNREADABLE = "unreadable_arguments"
 MAX_QUOTED_CHARS = 2_000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ToolCall:
     """One call a model asked for."""
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import enum
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from toolcell.errors import UsageError
 from toolcell.flows import labels_of
 from toolcell.tools.checks import brief, check_count, check_kind, check_one_of, check_seconds
+from toolcell_bridge.wire.frozen import frozen
 
 
 class Origin(enum.StrEnum):
@@ -47,7 +47,7 @@ Extras = Literal["drop", "allow", "forbid"]
 """What happens to properties a schema does not mention when it does not say: silent schemas drop them by default."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ToolOptions:
     """Facts about one tool that policy, batches and formats use."""
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 from toolcell.tools.checks import check_kind, text_of
 from toolcell_bridge.guest.pictures import picture_type
+from toolcell_bridge.wire.frozen import frozen
 
 TEXT_CURE = "use ToolResult.of(data) for data, or str(x)"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Text:
     """Text the model reads."""
 
@@ -23,7 +23,7 @@ class Text:
             object.__setattr__(self, "text", text_of(self.text))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Image:
     """A picture for models that can see: PNG, JPEG, GIF or WebP, whatever `media_type` it is given."""
 
@@ -35,7 +35,7 @@ class Image:
         object.__setattr__(self, "media_type", picture_type(self.data) or self.media_type)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class File:
     """A file a call produced. One that is a picture has the media type of that picture."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import anyio
@@ -28,6 +28,7 @@ from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.result import ErrorCode, Status, ToolResult, json_beginning, to_json, total_usage
 from toolcell.tools.values import is_large
 from toolcell_bridge.guest.placeholder import RESULT_OF
+from toolcell_bridge.wire.frozen import frozen
 
 _ID_END = re.compile(r"[.\[]")
 _PATH_STEP = re.compile(r"\.([^.\[\]]+)|\[([0-9]+)\]")
@@ -189,7 +190,7 @@ _CHECKER = ArgumentChecker(ToolDefinition(PLAN_TOOL, "Checks plans that a progra
 _STEP_CHECKER = ArgumentChecker(ToolDefinition(PLAN_TOOL, "Checks one step of a plan.", STEP_SCHEMA), extras="forbid")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Step:
     """One step, with every step it must wait for."""
 
@@ -205,7 +206,7 @@ class Step:
     """Why it cannot run, whatever the others do."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Plan:
     """A plan that may run."""
 

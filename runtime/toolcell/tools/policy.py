@@ -9,15 +9,15 @@ from __future__ import annotations
 import fnmatch
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from toolcell.errors import UsageError
 from toolcell.flows import Flow
 from toolcell.tools.checks import check_kind
 from toolcell.tools.options import EVERY_ORIGIN, Origin, origins_of
+from toolcell_bridge.wire.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rule:
     """A glob over tool names, and the origins it is about."""
 

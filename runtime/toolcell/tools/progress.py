@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import anyio.from_thread
@@ -16,6 +15,7 @@ import anyio.lowlevel
 
 from toolcell.support.token_bucket import TokenBucket
 from toolcell.tools.result import ToolResult
+from toolcell_bridge.wire.frozen import frozen
 
 UPDATES_PER_S = 20.0
 BURST = 20
@@ -23,7 +23,7 @@ BURST = 20
 MAX_UPDATE_CHARS = 8_000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Update:
     """One partial result."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any, get_args
 
 from toolcell.errors import UsageError
@@ -25,12 +25,13 @@ from toolcell.tools.options import Coercion, Extras, Origin
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.spec import Middleware, RegisteredTool
 from toolcell_bridge.guest.tool_names import IN_PLACE_OF_DOT, name_meant
+from toolcell_bridge.wire.frozen import frozen
 
 DEFAULT_TIMEOUT_S = 60.0
 MAX_BATCH = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RegistrySettings:
     """How a registry's calls behave unless a tool says otherwise."""
 
@@ -83,7 +84,7 @@ def settings_of(given: RegistrySettings | None, changes: Mapping[str, Any]) -> R
     return replace(given or RegistrySettings(), **changes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RegistryState:
     """One moment of a registry."""
 

@@ -18,6 +18,7 @@ from toolcell.tools.checks import brief, check_kind, check_one_of, text_of
 from toolcell.tools.parts import File, Image, Part, Text, described_bytes, described_part, part_data, plain_part
 from toolcell.tools.values import bytes_in, leaves_in, plain_or_text
 from toolcell_bridge.guest.pictures import picture_type
+from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.tables import Array, Table
 
 
@@ -64,7 +65,7 @@ MAX_MODEL_CHARS = 100_000
 """Characters of one result that a model reads."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ToolFailure:
     """Why a call failed, for a program (`code`) and for a model (`message`)."""
 
@@ -100,7 +101,7 @@ class ResultMeta(NamedTuple):
     truncated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TokenUsage:
     """Tokens models used, summed upwards through plans and sub-agents."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 from toolcell.errors import UnknownId
 from toolcell.support.host_work import KEPT_BYTES, about_bytes
 from toolcell.support.lru import Lru
 from toolcell.tools.result import ToolResult
+from toolcell_bridge.wire.frozen import frozen
 
 FINAL = "its tool has no revert="
 
@@ -16,7 +16,7 @@ RUNS: Final = 64
 """Runs and commits that a Runtime can revert, the latest."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MadeCall:
     """One call of a tool that writes."""
 

@@ -21,6 +21,7 @@ from toolcell.tools.concurrency import Workers
 from toolcell.tools.jobs import JobTable
 from toolcell.tools.options import Origin
 from toolcell.tools.result import NO_USAGE, TokenUsage
+from toolcell_bridge.wire.frozen import frozen
 
 PLAN_ORCHESTRATORS = 2
 """Steps of plans that run code or sub-agents at once: each may start an interpreter or many model calls."""
@@ -218,7 +219,7 @@ class RunState:
             scope.cancel()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lineage:
     """Where a part of a run stands below the calls that started it. For scheduling and rules; made by `Call` alone."""
 

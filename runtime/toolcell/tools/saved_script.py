@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, Final
 
 from toolcell.errors import RegistrationError, UsageError
@@ -22,6 +22,7 @@ from toolcell.tools.schema import record_schema
 from toolcell.tools.spec import RegisteredTool
 from toolcell.tools.stubs import declared, is_identifier, mapping
 from toolcell_bridge.guest.tools import GUEST_NAMES
+from toolcell_bridge.wire.frozen import frozen
 
 MAX_SOURCE_BYTES: Final = 256 * 1024
 MAX_DESCRIPTION_CHARS: Final = 4096
@@ -38,7 +39,7 @@ _UNSAVED: Final = frozenset({"preview", "revert", "orchestrates", "is_agent", "b
 """Options that are functions, or that do not fit a tool which runs others."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ToolThen:
     """A tool as it was when a script was saved."""
 
@@ -51,7 +52,7 @@ class ToolThen:
         return _digest([self.parameters, self.returns])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SavedScript:
     """One version of a saved script."""
 

@@ -12,7 +12,6 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, PydanticUserError, TypeAdapter
@@ -26,6 +25,7 @@ from toolcell.errors import RegistrationError
 from toolcell.support.lru import Lru
 from toolcell.tools.encoded import BASE64
 from toolcell.tools.table_arguments import table_maker, table_schema, table_type
+from toolcell_bridge.wire.frozen import frozen
 
 Schema = dict[str, Any]
 
@@ -253,7 +253,7 @@ def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     return (parsed.description or "").strip(), described
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Signature:
     """What a function's signature says about calling it with JSON arguments."""
 

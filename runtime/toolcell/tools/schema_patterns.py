@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from toolcell.errors import RegistrationError
+from toolcell_bridge.wire.frozen import frozen
 
 MAX_COMPILE_WORK: Final = 250_000
 """Of all patterns of a schema, or of all tools of one stranger: as many simple states, each 0.4 microseconds."""
@@ -46,7 +46,7 @@ _TOKEN = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Counted:
     """A pattern as it is compiled, and how many characters the texts have that it may match."""
 

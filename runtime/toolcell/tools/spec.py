@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, final
 
 from pydantic import ValidationError
@@ -23,6 +23,7 @@ from toolcell.tools.problems import ParameterError, described
 from toolcell.tools.result import ToolResult
 from toolcell.tools.stubs import declared
 from toolcell.tools.values import NO_BLOBS, Path
+from toolcell_bridge.wire.frozen import frozen
 
 Invoke = Callable[[ToolContext], Any]
 Decode = Callable[[dict[str, Any], Mapping[Path, bytes]], dict[str, Any]]
@@ -35,7 +36,7 @@ Middleware = Callable[[Call, Proceed], Awaitable[ToolResult]]
 """Around the execution of a call: `async def middleware(call, proceed): ...; return await proceed()`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ToolSpec:
     """What an adapter says about one function of a tool."""
 

@@ -9,7 +9,7 @@ import base64
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +17,7 @@ from toolcell.support.log import logger_of
 from toolcell.tools.checks import brief, text_of
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
+from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.tables import TABLES
 
 logger = logger_of("toolcell.tools")
@@ -41,7 +42,7 @@ Path = tuple[str | int, ...]
 NO_BLOBS: Mapping[Path, bytes] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ValueProblem:
     """One thing wrong with a value, and where."""
 
@@ -166,7 +167,7 @@ def _integer(number: int, path: tuple[str | int, ...]) -> int:
     return number
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Copied:
     """A private copy of arguments, and what was seen while copying them."""
 

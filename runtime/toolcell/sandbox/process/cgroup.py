@@ -12,10 +12,10 @@ import errno
 import os
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from toolcell.sandbox.process.signals import signal_all
+from toolcell_bridge.wire.frozen import frozen
 
 _FIRST_WAIT_S = 0.0005
 _LONGEST_WAIT_S = 0.05
@@ -27,7 +27,7 @@ REMEMBERED_BYTES = 8 << 20
 """Names that take less may stay: after an ordinary run the kernel keeps less than 2 MiB."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CgroupUsage:
     """What all processes of one cgroup have used. None: this kernel does not count it."""
 

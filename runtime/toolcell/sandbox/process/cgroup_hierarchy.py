@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+from toolcell_bridge.wire.frozen import frozen
 
 NEEDED = ("memory", "pids")
 """Without both the cgroup layer is not live: one limit alone would look like both."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Hierarchy:
     """One mounted cgroup tree and this process's place in it."""
 
@@ -27,21 +28,21 @@ class Hierarchy:
     """This process's directory below the mount point."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class V1Location:
     """Directories, one per controller, under which v1 cgroups may be made."""
 
     bases: tuple[tuple[str, Path], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class V2Location:
     """The directory under which v2 cgroups may be made; its children have the controllers."""
 
     base: Path
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NoLocation:
     """Why no cgroup can be made, and what to do about it."""
 

@@ -16,13 +16,13 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.process.cache import keep
 from toolcell.support.atomic import link_or_copy, new_directory
+from toolcell_bridge.wire.frozen import frozen
 
 if TYPE_CHECKING:
     from toolcell.sandbox.process import elf
@@ -49,7 +49,7 @@ OPENED_BY_NAME = ("libgcc_s.so.1", "libstdc++.so.6")
 """Libraries that the interpreter does not link and compiled packages need."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class InterpreterCopy:
     """Where the copy is, and where its parts belong."""
 

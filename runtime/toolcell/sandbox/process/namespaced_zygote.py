@@ -11,7 +11,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import anyio
@@ -26,9 +26,10 @@ from toolcell.sandbox.process.zygote import ENVIRONMENT, ZygoteHandle
 from toolcell.sandbox.shortages import describe
 from toolcell_bridge.entry.launcher import CGROUPS_ARE_MINE, MARSHAL_FORMAT
 from toolcell_bridge.guest.own_signals import ENDED_BY
+from toolcell_bridge.wire.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IdBlock:
     """A block of ids outside, for the sandboxes of one zygote."""
 

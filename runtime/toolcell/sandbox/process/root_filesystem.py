@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,12 +21,13 @@ from toolcell.sandbox.process import guest_package, interpreter_copy, programs
 from toolcell.sandbox.process.cache import default_cache_dir, private_directory
 from toolcell.sandbox.process.interpreter_copy import InterpreterCopy
 from toolcell_bridge.isolation.guest_paths import GROUP, GUEST_ID, IDENTITY_LINKS, LINKS, PASSWD, SCRATCH
+from toolcell_bridge.wire.frozen import frozen
 
 PACKAGES = "/packages"
 GUEST_PACKAGE = "/toolcell"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RootPlan:
     """What the new root holds. Every path is absolute; targets are paths inside the new root."""
 
@@ -44,7 +44,7 @@ class RootPlan:
     """Empty directories: mount points for what each sandbox brings."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RootFilesystem:
     """A root plan, and how to start the interpreter inside it."""
 
@@ -59,7 +59,7 @@ class RootFilesystem:
     """The dynamic loader, inside: the kernel executes it for each program."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Interpreter:
     """A CPython of this machine."""
 
@@ -111,7 +111,7 @@ def _ask(python: str) -> tuple[str, str, str, tuple[int, int], str]:
     return executable, library, platlibdir, (major, minor), implementation
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GuestParts:
     """The directories in the cache that a guest is made from."""
 
@@ -188,7 +188,7 @@ def build(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class InPlace:
     """How to start the interpreter of a guest that sees the host's file system."""
 
