@@ -40,7 +40,7 @@ def _pss_bytes(pid: int) -> int:
 def used_bytes() -> int:
     """Return the memory in use on the whole machine, the kernel's included: page tables, mounts, sockets, tmpfs.
 
-    The sum leaves the page cache out. Free memory is no measure: the pages of dead processes are freed over seconds.
+    The sum leaves the page cache out. Free memory is not a measure: the pages of dead processes are freed over seconds.
     Source: Linux Documentation/filesystems/proc.rst, meminfo.
     """
     with open("/proc/meminfo", encoding="ascii") as meminfo:

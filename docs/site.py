@@ -29,7 +29,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Turn links to files of the repository into links to pages. A link to a file that is no page becomes its name."""
+    """Turn links to files in the repository into links to pages. Links to other files become names."""
     name = page.file.src_uri
     home = ROOT / "docs" / name
     beside = next((each for each, uri in BESIDE.items() if uri == name), None)

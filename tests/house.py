@@ -81,7 +81,7 @@ class House:
         return base or None
 
     def cycles(self) -> list[list[str]]:
-        """Return each largest set of files that all reach one another. A package that hands names on is no file."""
+        """Return each largest set of files that all reach one another. A package that hands names on is not a file."""
         files = {name for name, module in self.modules.items() if not module.only_hands_names_on}
         edges = {name: self.imports(name) & files for name in files}
         reach = {name: _reachable(name, edges) for name in files}

@@ -195,7 +195,7 @@ def names_of(given: Iterable[object], name: str) -> tuple[str, ...]:
     """Return the names that were given as the argument `name`.
 
     Raises:
-        UsageError: `given` is one text, which would be taken apart into letters, or something in it is no name.
+        UsageError: `given` is one text, which would be taken apart into letters, or something in it is not a name.
     """
     if isinstance(given, str):
         raise UsageError(f"{name}= takes a list of names, not the text {_repr_of(given)}; write {name}=[{given!r}]")
@@ -264,7 +264,7 @@ class Limits(SettingsModel):
 
     output_bytes: PositiveInt = 64 * KIB
     """Bytes kept of each stream, half from its beginning and half from its end. The bytes between are counted and
-    dropped, and a mark shows where; this is no error. Only output past `output_flood_bytes` ends the run."""
+    dropped, and a mark shows where; this is not an error. Only output past `output_flood_bytes` ends the run."""
 
     output_flood_bytes: PositiveInt = 256 * MIB
     """Bytes that a run may print in total, kept or not. Outcome `output_limit`."""

@@ -60,7 +60,7 @@ def labels_of(given: object, what: str) -> frozenset[str]:
     """Return one label or several as a set.
 
     Raises:
-        UsageError: one is no label; `what` names it.
+        UsageError: one is not a label; `what` names it.
     """
     names = [given] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
     labels = set[str]()

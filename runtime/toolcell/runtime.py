@@ -494,7 +494,7 @@ class Runtime(OpenedInBlock):
         interrupted, and has no token, is carried on with its id (`interrupted_runs`).
 
         Raises:
-            ResumeError: the token is no token, changed, foreign, expired or used; its run is unknown or under way; or
+            ResumeError: the token is damaged, changed, foreign, expired or used; its run is unknown or under way; or
                 the tools are not those that it began with. Nothing was made.
             UsageError: a decision is about a call that does not wait for one, or an argument is of the wrong kind.
             SandboxUnavailable, AuditError: as from `execute_code`. The run can be resumed with its id.

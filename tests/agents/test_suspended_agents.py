@@ -106,7 +106,7 @@ async def test_what_is_wrong_with_a_token_is_said_and_nothing_is_made() -> None:
     late = json.loads(json.dumps(agent.messages))
 
     for given, decisions, message in [
-        ("{}", {}, "is no token of a suspended agent"),
+        ("{}", {}, "is not a token of a suspended agent"),
         (json.dumps(changed["toolcell_turn"]), {}, "token of a suspended run, not of an agent"),
         (json.dumps(changed), {}, "was changed"),
         (token, {"call_9": Approve()}, f"no call call_9 waits for a decision; these do: {A}, {B}"),

@@ -85,7 +85,7 @@ def test_a_response_is_read_from_the_wire_and_a_call_is_kept_as_a_mapping_inside
 
     assert (parsed.id, parsed.name, parsed.arguments) == ("c1", "look", {"at": "x"})
     assert ModelResponse.read("text") == ModelResponse("text")
-    with pytest.raises(ProviderError, match="no answer"):
+    with pytest.raises(ProviderError, match="not an answer"):
         ModelResponse.read(42)
 
 

@@ -68,7 +68,7 @@ def test_killed_at_a_random_moment_the_log_verifies_and_every_effect_has_its_sta
     for directory in directories:
         log = directory / "log"
         if not (log / "log.json").exists():
-            continue  # killed before there was a log; then there can be no effect either
+            continue  # killed before there was a log; then there cannot be an effect either
         report = verify(log, [KEY], heads=saved_heads_of(directory))
         assert report.ok, (directory, report.findings)
         started = {

@@ -46,7 +46,7 @@ class Site:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 host = self.headers["Host"].partition(":")[0]
-                if host.endswith(".example"):  # what the browser asks its maker for is no matter of the page
+                if host.endswith(".example"):  # what the browser asks its maker for is not a matter of the page
                     site.asked.append(f"{host}{self.path}")
                 self.send_response(200)
                 self.send_header("Content-Type", "text/html; charset=utf-8")

@@ -256,9 +256,9 @@ def test_an_answer_that_is_no_token_of_the_head_is_refused_and_not_kept(
         ("Nonce mismatch", remembered),
         ("Mismatch between messages", of_other_text),
         ("unable to get local issuer", lambda query: iter([stamp(tmp_path / "foreign", query)])),
-        ("no response of RFC 3161", lambda query: iter([b"garbage" * 100])),
-        ("no response of RFC 3161", lambda query: iter([])),
-        ("no response of RFC 3161", lambda query: iter([stamp(authority.home, query)[:-1]])),
+        ("not a response of RFC 3161", lambda query: iter([b"garbage" * 100])),
+        ("not a response of RFC 3161", lambda query: iter([])),
+        ("not a response of RFC 3161", lambda query: iter([stamp(authority.home, query)[:-1]])),
         ("refused with status 2", lambda query: iter([stamp(authority.home, b"garbage")])),
         (f"more than {MAX_ANSWER_BYTES} bytes", lambda query: endless()),
     ]

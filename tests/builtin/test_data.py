@@ -525,7 +525,7 @@ async def test_a_file_is_read_in_pieces_however_large_it_is(workspace: Path, mon
 
     monkeypatch.setattr(csv_pieces, "FrameBatch", noted)
     tool = DataTools(workspace)
-    await of_file(tool, "data_parse", limit=1)  # what is imported at first use is no part of it
+    await of_file(tool, "data_parse", limit=1)  # what is imported at first use is not part of it
     metrics = [{"column": "amount", "op": "sum"}, {"column": "*", "op": "count"}]
     tracemalloc.start()
     try:

@@ -199,7 +199,7 @@ class Guest:
         files: Mapping[str, bytes],
         check_types: bool | None = None,
     ) -> ExecutionResult:
-        assert check_types is False, "it is no script of a model"
+        assert check_types is False, "it is not a script of a model"
         return ExecutionResult(run_id="r", outcome=Outcome.OK, value=self.value)
 
 

@@ -141,7 +141,7 @@ def test_without_a_change_nothing_breaks_but_what_was_wrong_and_a_strict_check_f
 
 def test_a_wrong_folder_or_tools_file_is_a_usage_error(folder: Path, tmp_path: Path) -> None:
     missing = check(tmp_path, "--tools", str(folder / "today.py"))
-    assert missing.returncode == 2 and "no folder of saved scripts" in missing.stderr
+    assert missing.returncode == 2 and "not a folder of saved scripts" in missing.stderr
     assert check(folder, "--tools", str(tmp_path / "none.py")).returncode == 2
     assert check(folder).returncode == 2
 

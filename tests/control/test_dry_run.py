@@ -199,7 +199,7 @@ def test_a_draft_is_committed_once_here_and_in_time(opened: SyncRuntime, folders
         opened.commit(draft)
     with pytest.raises(UsageError, match="expired at 1970-01-01 00:00:10 UTC"):
         opened.commit(late)
-    with pytest.raises(UsageError, match="was no dry run"):
+    with pytest.raises(UsageError, match="was not a dry run"):
         opened.commit(plain)
     with pytest.raises(UsageError, match="a Draft, not 7"):
         opened.commit(7)

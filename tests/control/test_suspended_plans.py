@@ -115,7 +115,7 @@ def test_a_plan_denies_what_needs_approval_when_told_so(opened: SyncRuntime, eff
 
 def test_a_plan_that_cannot_run_leaves_nothing_to_carry_on(durable: SyncRuntime, effects: Effects) -> None:
     before = durable.interrupted_runs()
-    with pytest.raises(UsageError, match="no step's id"):
+    with pytest.raises(UsageError, match="not a step's id"):
         begin(durable, effects, [{"id": "a", "tool": "read", "args": {"name": {"$ref": "b"}}}])
 
     assert durable.interrupted_runs() == before

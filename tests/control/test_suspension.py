@@ -250,8 +250,8 @@ def test_a_token_is_refused_for_each_reason_with_its_own_words(tmp_path: Path, e
         other = ToolRegistry()
         other.tool(read_only=True)(effects_of_another)
         cases: list[tuple[str, dict[str, Any], str]] = [
-            ("{}", {}, "no token of a suspended run"),
-            ('{"toolcell_suspension": 1}', {}, "no token of a suspended run"),
+            ("{}", {}, "not a token of a suspended run"),
+            ('{"toolcell_suspension": 1}', {}, "not a token of a suspended run"),
             (f'{{"toolcell_turn": {token}, "scripts": {{}}}}', {}, "token of a suspended agent, not of a run"),
             (token.replace('"signature":"', '"signature":"0'), {}, "was changed, or was signed elsewhere"),
             (token.replace('"ada"', '"eve"'), {}, "was changed, or was signed elsewhere"),

@@ -162,13 +162,13 @@ LAST_WORDS = {
     "a hook at exit": "import atexit\natexit.register(lambda: call_tool('touch', {'tag': 'late'}))",
     "a hook on errors": "import sys\nsys.excepthook = lambda *error: call_tool('touch', {'tag': 'late'})\n1 / 0",
     "an endless destructor": "class D:\n    def __del__(self):\n        while True: pass\nkept = D()",
-    "a thread that is no daemon": "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()",
+    "a thread that is not a daemon": "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()",
     "an event loop left running": "import asyncio\nasync def forever():\n    while True: await asyncio.sleep(1)\n"
     "asyncio.get_event_loop_policy().new_event_loop().create_task(forever())",
 }
 
 
-ENDS = {"an endless destructor": "timeout", "a thread that is no daemon": "timeout", "a hook on errors": "error"}
+ENDS = {"an endless destructor": "timeout", "a thread that is not a daemon": "timeout", "a hook on errors": "error"}
 """Outcomes other than ok."""
 
 

@@ -290,7 +290,7 @@ def test_no_call_however_odd_raises_in_the_host(seed: int, victim: Victim) -> No
     assert len(outside(ODD_CALLS, bridge=True, seed=seed).believed) == 92
     inside = victim.run(ODD_CALLS, seed=seed)
     assert (inside.outcome, inside.value) == ("ok", "survived")
-    assert 70 <= len(inside.result.calls) <= 90  # asking for the list of tools is no call
+    assert 70 <= len(inside.result.calls) <= 90  # asking for the list of tools is not a call
 
 
 def test_answers_of_concurrent_runs_go_to_the_run_that_asked(victim: Victim) -> None:

@@ -44,7 +44,7 @@ SHAPES = {
     "empty array": raw(b"\x90"),
     "unknown tag": message(99, None),
     "tag of the host": message(3, 1, "answer"),
-    "tag that is no int": message("21", None, []),
+    "tag that is not an int": message("21", None, []),
     "tag that is a bool": message(True, None),
     "too few fields": message(RESULT, None),
     "too many fields": message(RESULT, None, [], None),
@@ -52,8 +52,8 @@ SHAPES = {
     "half a message in a frame": raw(msgpack.packb([RESULT, "x" * 100, []])[:50]),
 }
 FIELDS = {
-    "files that are no list": message(RESULT, None, "file"),
-    "files that are no names": message(RESULT, None, [1]),
+    "files that are not a list": message(RESULT, None, "file"),
+    "files that are not names": message(RESULT, None, [1]),
     "call of a number": message(CALL, 1, 5, {}, None),
     "call with a list of arguments": message(CALL, 1, "touch", ["forged"], None),
     "call with number keys": raw(msgpack.packb([CALL, 1, "touch", {1: "forged"}, None])),

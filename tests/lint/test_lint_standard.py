@@ -234,7 +234,7 @@ ODD = {
     "surrogate": "x = 1\ny = '\ud800'",
     "unterminated": "x = '''abc",
     "digits": "x = " + "9" * 10_000,
-    "nothing python": "this is no python",
+    "nothing python": "this is not a python",
 }
 
 

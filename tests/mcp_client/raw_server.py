@@ -2,7 +2,7 @@
 
 `pages`: lists of tools; the last page points to itself with `endless`. `many`: so many tools. `lists`: what `pages` is at each further
 listing. `answer`: what `tools/call` returns; `says`: lines that it writes in place of an answer; `garbage`: how many
-lines that are no JSON-RPC it writes first; `spawn`: starts a process of its own and writes its number to this file;
+lines that are not JSON-RPC it writes first; `spawn`: starts a process of its own and writes its number to this file;
 `dies`: a call ends it; `huge`: bytes of one line in place of an answer; `floods`: so many log messages before an answer;
 `pings`: so many pings before an answer; `blanks`: so many blank lines; `asks`: so many questions, `with` this method,
 and no answer before each of them has one; `deaf`: it reads nothing after a call, and sends so many pings; `announces`:

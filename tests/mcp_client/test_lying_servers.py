@@ -337,17 +337,17 @@ async def test_lines_that_are_no_messages_are_borne_up_to_a_number() -> None:
     assert (await registry.dispatch("l.t", {})).output == "done"
     await registry.close()
 
-    with pytest.raises(McpServerError, match="no JSON-RPC"):
+    with pytest.raises(McpServerError, match="not JSON-RPC"):
         await connected(ToolRegistry(), garbage=traffic.MAX_BAD_MESSAGES + 1)
     result = await failed(says=["{", '{"jsonrpc": "2.0"}', json.dumps([1]), "\u202e"] * traffic.MAX_BAD_MESSAGES)
-    assert "no JSON-RPC" in result.message
+    assert "not JSON-RPC" in result.message
 
 
 @pytest.mark.parametrize("result", ["null", '"done"', '{"a": %s}' % ("9" * 5_000)])
 async def test_a_call_whose_answer_is_no_message_does_not_wait_for_another(result: str) -> None:
     answered = await failed(result=result)
 
-    assert "its answer is no message of JSON-RPC" in answered.message
+    assert "its answer is not a message of JSON-RPC" in answered.message
 
 
 @pytest.mark.parametrize(

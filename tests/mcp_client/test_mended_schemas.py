@@ -16,7 +16,7 @@ from .conftest import a_tool, raw
 pytestmark = pytest.mark.anyio
 
 TAKEN: dict[str, dict[str, Any]] = {
-    "a required name that is no property": {"properties": {"a": {"type": "string"}}, "required": ["a", "b"]},
+    "a required name that is not a property": {"properties": {"a": {"type": "string"}}, "required": ["a", "b"]},
     "a list of properties": {"type": "object", "properties": []},
     "null for properties": {"type": "object", "properties": None},
     "null for required": {"type": "object", "required": None},
@@ -46,7 +46,7 @@ async def test_a_schema_that_everybody_understands_is_taken(name: str) -> None:
 
 def test_required_names_are_still_required() -> None:
     assert mended_input(TAKEN["a property that says it is required"])["required"] == ["a"]
-    assert mended_input(TAKEN["a required name that is no property"])["required"] == ["a", "b"]
+    assert mended_input(TAKEN["a required name that is not a property"])["required"] == ["a", "b"]
 
 
 def test_values_of_a_schema_stay_and_depth_is_bounded() -> None:

@@ -145,7 +145,7 @@ def test_a_body_of_very_many_elements_is_refused_before_it_is_parsed() -> None:
                 for body in (many, text)
             ]
         assert found[0].status_code == 413 and f"more than {MAX_ELEMENTS} lists, dicts" in found[0].text
-        assert found[1].status_code != 413  # what stands in a text is no structure
+        assert found[1].status_code != 413  # what stands in a text is not a structure
 
     asyncio.run(check())
 

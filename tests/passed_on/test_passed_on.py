@@ -62,7 +62,7 @@ ROUTES: dict[str, Driver] = {
 }
 
 NO_CONTEXT = "a client of MCP gives no RunContext: what a run is given besides its code is the Runtime's"
-LATER = "what waits or is kept is no dry run"
+LATER = "what waits or is kept is not a dry run"
 
 LEFT_OUT: dict[tuple[str, str], str] = {
     ("MCP", "reverts"): "a client of MCP cannot revert",

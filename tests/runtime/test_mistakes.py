@@ -103,7 +103,7 @@ RUNTIMES: dict[str, Mistake] = {
     "an unknown backend": (lambda: Runtime(backend="proces"), "'proces'", '"process", "docker"'),
     "a backend's class": (lambda: Runtime(backend=threading.Event), "class Event", "write Event()"),  # type: ignore[arg-type]
     "one package": (lambda: Runtime(packages="pandas"), "'pandas'", "packages=['pandas']"),
-    "a package that is no name": (lambda: Runtime(packages=[3]), "3 is none", "list of names"),  # type: ignore[list-item]
+    "a package that is not a name": (lambda: Runtime(packages=[3]), "3 is none", "list of names"),  # type: ignore[list-item]
     "an empty name": (lambda: Runtime(preload=[""]), "'' is none", "list of names"),
     "a version for python": (lambda: Runtime(python=3.11), "3.11", "path of an interpreter"),  # type: ignore[arg-type]
     "a flag for audit": (lambda: Runtime(audit=True), "True", "a folder or an AuditLog"),  # type: ignore[arg-type]
@@ -145,7 +145,7 @@ RUNS: dict[str, tuple[dict[str, Any], str, str]] = {
     "bytes for source": ({"source": b"1"}, "b'1'", "must be a str"),
     "a function for source": ({"source": double}, "double", "must be a str"),
     "a list of inputs": ({"inputs": [1]}, "not list", "dict from names to values"),
-    "an input that is no name": ({"inputs": {"x y": 1}}, "'x y'", "an identifier"),
+    "an input that is not a name": ({"inputs": {"x y": 1}}, "'x y'", "an identifier"),
     "an input named by a number": ({"inputs": {1: 1}}, "1 is not one", "an identifier"),
     "a keyword": ({"inputs": {"class": 1}}, "'class'", "an identifier"),
     "an input that hides call_tool": ({"inputs": {"call_tool": 1}}, "'call_tool'", "choose another one"),

@@ -153,7 +153,7 @@ def test_a_connection_too_many_is_told_so_while_each_has_a_request_under_way(tmp
         (b'{"code": "1", "limits": {"wall": 1}}', 422, "wall = 1: there is no such key; did you mean wall_s?"),
         (b'{"code": "1", "on_approval": "x"}', 422, "on_approval = 'x'"),
         (b'{"code": "1", "files": [{"name": "a"}]}', 422, "a file has either text or data"),
-        (b'{"code": "1", "files": [{"name": "a", "data": "%"}]}', 422, "no base64"),
+        (b'{"code": "1", "files": [{"name": "a", "data": "%"}]}', 422, "not base64"),
         (b'{"code": "1", "files": [{"name": "../a", "text": ""}]}', 422, "'../a' must be a relative path"),
         (b'{"code": "1", "files": [{"name": "/etc/passwd", "text": ""}]}', 422, "relative path"),
         (b'{"code": "1", "inputs": {"a": {"$bytes": 1}}}', 422, "$bytes has the wrong content"),
@@ -257,7 +257,7 @@ def test_a_large_body_is_read_in_a_thread_and_has_only_so_many_elements() -> Non
 
     here = threading.get_ident()
     assert read(b'{"text": "a"}').text == f"{here} 1"
-    # Commas in a text are no elements.
+    # Commas in a text are not elements.
     text = read(b'{"text": "' + b',[{\\"' * 3_000_000 + b'"}').text
     assert text.split()[0] != f"{here}" and text.split()[1] == "12000000"
     for element in (b"1,", b"[],", b"{},", b'"",', b'"\\"",'):

@@ -200,7 +200,7 @@ async def test_a_slow_reader_holds_its_own_run_up_and_no_other(tmp_path: Path) -
     assert result.outcome is Outcome.OK and sum(map(len, told)) == 40000 * 51
 
 
-# Connections that are no client's.
+# Connections that are not a client's.
 
 
 class _Flood:

@@ -55,7 +55,7 @@ def unresolved(x: Nowhere) -> int:  # type: ignore[name-defined]  # noqa: F821
 
 
 def locked(lock: threading.Event) -> int:
-    """Take what is no data."""
+    """Take what is not data."""
     return 1
 
 
@@ -132,7 +132,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str, str]] = {
     "a lambda without a name": (added(lambda x: x), "<lambda>", "a name must match"),
     "no docstring": (added(lambda x: x, name="act"), "'act'", "the description is empty"),
     "a type that does not exist": (added(unresolved), "unresolved", "'Nowhere' is not defined"),
-    "a type that is no data": (added(locked), "'lock'", "no JSON Schema"),
+    "a type that is not data": (added(locked), "'lock'", "no JSON Schema"),
     "positional parameters": (added(len), "'obj'", "tools are called by name"),
     "a builtin that says nothing": (added(dict.fromkeys), "fromkeys", "by name"),
     "a name as the decorator's argument": (lambda: ToolRegistry().tool("act"), "'act'", "tool(name='act')"),  # type: ignore[type-var]

@@ -306,7 +306,7 @@ def test_a_name_that_is_none_or_a_path_is_refused_and_nothing_is_written(name: A
         ("1", {"inputs": {"type": "array"}}, "inputs must be"),
         ("1", {"inputs": int}, "not a record"),
         ("1", {"inputs": [1]}, "inputs must be"),
-        ("1", {"inputs": {"type": "object", "properties": {"a-b": {}}}}, "'a-b' is no Python name"),
+        ("1", {"inputs": {"type": "object", "properties": {"a-b": {}}}}, "'a-b' is not a Python name"),
         ("1", {"inputs": {"type": "object", "properties": {"tools": {}}}}, "'tools' is a name that every script"),
         ("1", {"inputs": {"type": "object", "properties": {"a": {"type": "nope"}}}}, "nope"),
         ("1", {"description": "x" * 5000}, "5000 characters"),
@@ -441,7 +441,7 @@ def test_damaged_files_are_named_and_nothing_of_the_folder_is_registered(how: st
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for wrong in (tmp_path / "gone", tmp_path / "file"):
-        with pytest.raises(UsageError, match="no folder of saved scripts"):
+        with pytest.raises(UsageError, match="not a folder of saved scripts"):
             ToolRegistry().load_scripts(wrong)
     with pytest.raises(UsageError, match="cannot be saved in"):
         ToolRegistry().save_script("f", "1", folder=tmp_path / "file")

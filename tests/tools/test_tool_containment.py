@@ -371,7 +371,7 @@ MALFORMED: dict[str, Callable[[], Any]] = {
     "for_user a number": lambda: ToolResult(for_user=5),  # type: ignore[arg-type]
     "data that contains itself": lambda: endless(),
     "a result that contains itself": lambda: ToolResult.of(endless()),
-    "keys that are no text": lambda: ToolResult.of({(1, 2): 3}),
+    "keys that are not text": lambda: ToolResult.of({(1, 2): 3}),
     "half a character": lambda: "\ud800",
     "a mapping that cannot be read": lambda: Refusing(a=1),
     "a promise that is not kept": lambda: Promising(),
@@ -386,7 +386,7 @@ MALFORMED: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("what", MALFORMED)
 async def test_whatever_a_tool_returns_every_call_of_its_batch_has_an_answer(what: str, secrets: bool) -> None:
     async def odd() -> Any:
-        """Return something that is no proper result."""
+        """Return something that is not a proper result."""
         return MALFORMED[what]()
 
     async def good() -> str:

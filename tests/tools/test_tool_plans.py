@@ -294,8 +294,8 @@ async def test_what_depends_on_a_failed_step_is_skipped_and_says_so() -> None:
     [
         ([step("fetch", "a", url={"$ref": "b"}), step("fetch", "b", url={"$ref": "a"})], "wait for each other: a, b"),
         ([step("fetch", "a", url="x") | {"depends_on": ["a"]}], "wait for each other: a"),
-        ([step("fetch", "a", url={"$ref": "ghost.x"})], "'ghost', which is no step's id (ids: a)"),
-        ([step("fetch", url="x") | {"depends_on": ["ghost"]}], "'ghost', which is no step's id (ids: none)"),
+        ([step("fetch", "a", url={"$ref": "ghost.x"})], "'ghost', which is not a step's id (ids: a)"),
+        ([step("fetch", url="x") | {"depends_on": ["ghost"]}], "'ghost', which is not a step's id (ids: none)"),
         ([step("fetch", "a", url="x"), step("fetch", "a", url="x")], "steps 0 and 1 have the same id 'a'"),
     ],
 )
@@ -632,7 +632,7 @@ async def test_code_inside_a_plan_is_bounded_like_everything_else() -> None:
             [step("fetch", "a", url="x"), step("fetch", url=[{"$ref": "a"}] * (MAX_REFERENCES + 1))],
             f"a plan may have {MAX_REFERENCES} references",
         ),
-        ([step("fetch", "a", url="x") | {"depends_on": ["b" * 100_000]}], "which is no step's id"),
+        ([step("fetch", "a", url="x") | {"depends_on": ["b" * 100_000]}], "which is not a step's id"),
     ],
 )
 async def test_what_references_cost_is_bounded_and_so_is_what_is_said_about_them(steps: Any, said: str) -> None:

@@ -193,7 +193,7 @@ def test_a_function_that_cannot_be_called_by_name_is_refused(kind: str) -> None:
         return ""
 
     def unschemable(query: type) -> str:
-        """Take an argument that is no data."""
+        """Take an argument that is not data."""
         return ""
 
     made = {"positional only": positional, "variable": variable, "unresolved": unresolved, "no schema": unschemable}

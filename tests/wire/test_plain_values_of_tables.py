@@ -1,4 +1,4 @@
-"""Tables of packages that few have installed, what is lost on the way, and what is said of values that are no data."""
+"""Tables of packages that few have installed, what is lost on the way, and what is said of values that are not data."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ lies inside: the supervisor's kill(-1) reaches every process of this sandbox and
 are forking, and no guest can signal a supervisor, the zygote or another sandbox. A guest cannot send anything to its
 supervisor: that reads the zygote's socket, the control pipe, and the kernel's reports of ended children.
 
-Where the workspace is no file system of its own, the supervisor measures the files, as the kernel does not bound them.
+Where the workspace is not a file system of its own, the supervisor measures the files, which the kernel does not bound.
 
 The control pipe comes from the owner of the sandbox, which may be the host itself. `FREEZE` on it stops every process
 of the sandbox until `THAW`; anything unknown, or the end of the pipe, kills them.

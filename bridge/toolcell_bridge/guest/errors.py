@@ -4,7 +4,7 @@
 hostile code: `str()` of an exception is the script's code and may do anything, so it is called once, guarded, and cut.
 
 `install_refusals` replaces functions that would start a program. Seccomp answers EPERM to every attempt, and some
-library functions hide that behind a return code; the replacements say it in words. They are no isolation: a script
+library functions hide that behind a return code; the replacements say it in words. They are not isolation: a script
 may remove them and gains nothing.
 """
 

@@ -299,5 +299,5 @@ def write(message: PutFile, root: str, is_first: bool = True) -> None:
     begin = os.O_NONBLOCK | (os.O_TRUNC if is_first else 0)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | begin, 0o640), "ab") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EEXIST, "a script made something there that is no regular file")
+            raise OSError(errno.EEXIST, "a script made something there that is not a regular file")
         file.write(message.data)

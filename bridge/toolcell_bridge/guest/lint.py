@@ -1,6 +1,6 @@
 """Lint: parse a script and report, before it runs, what its profile refuses: line, column, rule, reason.
 
-Lint gives early and readable refusals. It is no isolation: the kernel isolates, and nothing depends on lint.
+Lint gives early and readable refusals. It is not isolation: the kernel isolates, and nothing depends on lint.
 RestrictedPython is loaded only for a profile that needs it.
 
     off        parse only
@@ -77,7 +77,7 @@ def check(source: str, profile: Profile = "off", filename: str = "<code>", defin
     """Parse `source` and check it against `profile`. `defined`: names that the script finds in its namespace.
 
     Raises:
-        SyntaxError: the source is no Python, or too deep or too large for the interpreter to parse.
+        SyntaxError: the source is not Python, or too deep or too large for the interpreter to parse.
         LintUnavailable: the profile needs RestrictedPython, which cannot be imported.
     """
     with _failures_as_syntax_errors(filename):

@@ -425,7 +425,7 @@ def guarded_import(
 
 
 def _is_exported(module: ModuleType, name: str) -> bool:
-    """Tell whether `module` offers `name` itself: `json.codecs` is there, but it is no part of json."""
+    """Tell whether `module` offers `name` itself: `json.codecs` is there, but it is not part of json."""
     return name in _exports(module) or f"{module.__name__}.{name}" in rules.IMPORTABLE
 
 

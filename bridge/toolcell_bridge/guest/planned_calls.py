@@ -72,7 +72,7 @@ def _calls(node: ast.Call, imported: Mapping[str, str]) -> Iterator[Found]:
 
 
 def _parts_below_tools(node: ast.expr, imported: Mapping[str, str]) -> list[str | None] | None:
-    """Return `["github", "search"]` for `tools.github["search"]`; None for what is no part of `tools`."""
+    """Return `["github", "search"]` for `tools.github["search"]`; None for what is not part of `tools`."""
     parts: list[str | None] = []
     while True:
         match node:

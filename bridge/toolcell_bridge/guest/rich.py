@@ -131,7 +131,7 @@ def _files(
 
 
 def close_figures() -> None:
-    """Close the figures that a script of a session leaves open: they are no figures of the next one."""
+    """Close the figures that a script of a session leaves open: they are not figures of the next one."""
     known: Any = sys.modules.get(FIGURES)
     if known is None:
         return
@@ -224,7 +224,7 @@ def _content(made: object, media_type: str) -> bytes | None:
         return made.encode("utf-8", "xmlcharrefreplace")
     if type(made) is Picture or (media_type == "image/png" and isinstance(made, bytes) and made.startswith(PNG)):
         return made
-    raise TypeError(f"{type(made).__name__:.80} is no {media_type}")
+    raise TypeError(f"{type(made).__name__:.80} is not {media_type}")
 
 
 def _problem(exc: BaseException) -> str:

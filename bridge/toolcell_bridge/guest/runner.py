@@ -86,7 +86,7 @@ class Runner:
         """Of a script whose text comes in parts."""
         self._stay: Stay | None = None
         self._received: dict[str, list[bytes]] = {}
-        """What the host has sent that is no file of the workspace, in pieces."""
+        """What the host has sent that is not a file of the workspace, in pieces."""
         self._found: tuple[dict[str, str], list[str]] = {}, []
         """`os.environ` and `sys.path` when the session began."""
         self._interrupts: Interrupts | None = None
@@ -450,7 +450,7 @@ class Runner:
             finally:
                 self._is_last = False
         is_shown = has_pictures and self._show(value, run)
-        # What is no data was never to be sent. A table was, whatever is shown of it.
+        # What is not data was never to be sent. A table was, whatever is shown of it.
         if problem is not None and not (
             is_shown and isinstance(problem, UnsendableValue) and not is_table(type(value))
         ):

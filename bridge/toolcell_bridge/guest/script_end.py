@@ -91,7 +91,7 @@ class ScriptFinalizer:
 
     @staticmethod
     def _join(wait_for: Callable[[list[str]], object]) -> None:
-        """Wait for the threads that are no daemons."""
+        """Wait for the threads that are not daemons."""
         if len(threading._active) == 1:  # type: ignore[attr-defined]
             return
         me = threading.current_thread()

@@ -46,7 +46,7 @@ class Statement:
         self.source = "\n" * (line - 1) + source
         """With as many empty lines before it as the script has lines there."""
         self.tree = tree
-        """None: it is no Python."""
+        """None: it is not Python."""
         self.is_last = is_last
 
 
@@ -185,7 +185,7 @@ class Statements:
 
 
 def parsed(source: str, line: int) -> Any:
-    """Return the syntax tree of a piece that begins at this line; None when it is no program of its own."""
+    """Return the syntax tree of a piece that begins at this line; None when it is not a program of its own."""
     import warnings
 
     with warnings.catch_warnings():

@@ -205,7 +205,7 @@ def pandas_axis(index: Any, to_plain: ToPlain) -> Axis:
 
 
 def _labels(to_plain: ToPlain) -> ToPlain:
-    """Convert labels that have no kind in common: what is no scalar becomes text."""
+    """Convert labels that have no kind in common: what is not a scalar becomes text."""
     return lambda name, items: to_plain(
         name, [each if isinstance(each, (NoneType, bool, int, float, str)) else str(each) for each in items]
     )

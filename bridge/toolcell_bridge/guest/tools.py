@@ -382,7 +382,7 @@ ToolFunction.__module__ = "tools"
 
 
 class ToolNamespace:
-    """`tools.<name>(...)`: each tool as a function. `tools["name"]` serves names that are no identifiers.
+    """`tools.<name>(...)`: each tool as a function. `tools["name"]` serves names that are not identifiers.
 
     `tools.github` is the namespace of tools such as `github.create_issue`.
     """

@@ -1,6 +1,6 @@
 """Scripts with a `return` at the top level, as models write them: the value is the result, and the script ends there.
 
-Such a script is no Python, so no program changes its meaning. It becomes the body of a function whose names are global,
+Such a script is not Python, so no program changes its meaning. It becomes a function's body whose names are global,
 so they are still there for the next script of a session.
 """
 

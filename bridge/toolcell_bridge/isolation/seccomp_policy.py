@@ -172,7 +172,7 @@ _PLAIN_NODES = (0, 0o100000, 0o010000)  # regular twice, fifo
 RULES = (
     SyscallRule(
         "clone",
-        "threads and fork, never a namespace: CLONE_NEWTIME included, whose bit is no signal",
+        "threads and fork, never a namespace: CLONE_NEWTIME included, whose bit is not a signal",
         (Argument(0, (0,), _NAMESPACE_FLAGS),),
     ),
     SyscallRule(

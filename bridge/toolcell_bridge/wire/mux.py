@@ -96,7 +96,7 @@ class Mux:
         self._channels: dict[int, _Channel] = {}
         self._highest = 0
         self._is_dead = False
-        self._partial = bytearray()  # an incomplete header, or an incomplete frame that is no data
+        self._partial = bytearray()  # an incomplete header, or an incomplete frame that is not data
         self._channel = 0  # of the data frame under way
         self._left = 0  # bytes of it still to come
 

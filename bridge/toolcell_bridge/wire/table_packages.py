@@ -89,7 +89,7 @@ def _numpy_values(numpy: Any, column: Column) -> Any:
 
 
 def _numbers(numpy: Any, column: Column, dtype: str) -> Any:
-    if dtype == "bool":  # a byte that is neither 0 nor 1 is no bool to numpy
+    if dtype == "bool":  # a byte that is neither 0 nor 1 is not a bool to numpy
         data = numpy.frombuffer(column.data, dtype="uint8")
         return data.view("bool") if not column.length or data.max() <= 1 else data != 0
     values = numpy.frombuffer(column.data, dtype=dtype)

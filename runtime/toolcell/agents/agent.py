@@ -262,7 +262,7 @@ class Agent:
         those of the suspended run first, and give `code_execution` a Runtime with the same `journal`.
 
         Raises:
-            ResumeError: the token is no token, changed, foreign, expired or used; or conversation or tools are others.
+            ResumeError: the token is damaged, changed, foreign, expired or used; or conversation or tools are others.
             UsageError: a decision is about a call that does not wait for one; or this agent is already running.
         """
         run = context or self._new_run()
@@ -349,7 +349,7 @@ _OTHERWISE = {
 
 
 def _check_options(config: Mapping[str, Any]) -> None:
-    """Refuse what is no setting of the loop, and say where it goes."""
+    """Refuse what is not a setting of the loop, and say where it goes."""
     known = [each.name for each in fields(ToolLoopConfig) if each.name not in _OTHERWISE]
     suggested = [*known, "max_iterations", "system_prompt", "tools", "ask_user", "plan_execution", "code_execution"]
     for name, value in config.items():

@@ -32,7 +32,7 @@ def check_messages(messages: object) -> None:
     """Check that `messages` are some.
 
     Raises:
-        UsageError: they are no list of dicts with a role.
+        UsageError: they are not a list of dicts with a role.
     """
     listed = list(messages) if isinstance(messages, Iterable) and not isinstance(messages, str | Mapping) else None
     if listed is None:

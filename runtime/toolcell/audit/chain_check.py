@@ -179,7 +179,7 @@ class ChainCheck:
                 self.torn = self.segment
                 self.notes.append(f"segment {self.segment} ends in {len(data)} bytes of a record cut short at {offset}")
             case Garbage(offset, end):
-                self.find(GARBAGE, f"{end - offset} bytes are no record", offset=offset, seq=self.seq + 1)
+                self.find(GARBAGE, f"{end - offset} bytes are not a record", offset=offset, seq=self.seq + 1)
                 self.last_reason = ""
 
     def _check_torn(self) -> None:
@@ -197,7 +197,7 @@ class ChainCheck:
             self._check_edited(piece, record)
             return
         if record is None:
-            self.find(NOT_A_RECORD, "its bytes are intact but are no record", piece, self.seq + 1)
+            self.find(NOT_A_RECORD, "its bytes are intact but are not a record", piece, self.seq + 1)
             self._advance(self.seq + 1, piece)
             return
         if not records.is_canonical(record):

@@ -362,7 +362,7 @@ def read_log_id(log: Path) -> str:
     try:
         found = json.loads(read_small_file(log / LOG_FILE))["log"]
         if not _LOG_ID.fullmatch(found):  # heads are kept in a directory of this name
-            raise ValueError(f"{found!r:.60} is no id of a log")
+            raise ValueError(f"{found!r:.60} is not an id of a log")
         return str(found)
     except FileNotFoundError as exc:
         raise BadInput(f"there is no audit log in {log}{_below(log)}") from exc

@@ -226,7 +226,7 @@ def signer_of(key: Signer | str | os.PathLike[str] | None, log: Path) -> Signer:
 
     Raises:
         AuditError: the key cannot be loaded.
-        UsageError: it is no signer, or its file lies in the log.
+        UsageError: it is not a signer, or its file lies in the log.
     """
     if key is not None and not isinstance(key, str | os.PathLike):
         if not all(hasattr(key, name) for name in ("key_id", "algorithm", "sign", "is_valid")):

@@ -35,7 +35,7 @@ from toolcell.support.log import logger_of
 logger = logger_of("toolcell.audit")
 
 SHARED = frozenset({records.TOOLS, records.SETTINGS})
-"""Kinds that describe tools and settings and hold no values of a run: an argument called `token` is no token."""
+"""Kinds that describe tools and settings and hold no values of a run: an argument called `token` is not a token."""
 
 
 _open_logs: weakref.WeakSet[AuditLog] = weakref.WeakSet()

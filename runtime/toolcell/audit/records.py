@@ -201,7 +201,7 @@ CHECKED: Final = {
 def _fields_of(kind: str, content: bytes) -> dict[str, Any]:
     values, names = unpack(content), FIELDS[kind]
     if type(values) is not list or len(values) > len(names):
-        raise ValueError(f"the content of a {kind} is no list of its fields")
+        raise ValueError(f"the content of a {kind} is not a list of its fields")
     if len(values) < len(names):
         values += [None] * (len(names) - len(values))
     if type(values[-1]) is Unrecordable:  # a writer's own: it holds what could not be encoded

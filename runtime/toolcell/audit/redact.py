@@ -223,7 +223,7 @@ class Redactor:
 
 @functools.lru_cache(maxsize=8)
 def _search_for(literals: tuple[bytes, ...]) -> LiteralSearch:
-    """Return one search for the same literals, which are no secrets: an automaton takes long to make."""
+    """Return one search for the same literals, which are not secrets: an automaton takes long to make."""
     return LiteralSearch(literals)
 
 

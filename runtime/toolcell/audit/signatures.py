@@ -140,7 +140,7 @@ def _parsed(plain: Mapping[str, Any], names: Iterable[str], kind: str) -> dict[s
             elif not isinstance(value, int if name in _NUMBERS else str):
                 raise TypeError(f"{name} is {value!r:.60}")
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise AuditError(f"this is no {kind} of an audit log: {type(exc).__name__} {exc}") from exc
+        raise AuditError(f"this is not a {kind} of an audit log: {type(exc).__name__} {exc}") from exc
     return {_ATTRIBUTES.get(name, name): value for name, value in fields.items()}
 
 

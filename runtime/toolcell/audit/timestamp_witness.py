@@ -156,7 +156,7 @@ class TimestampWitness:
         try:
             parsed = tsp.decode_timestamp_response(answer)
         except ValueError as exc:
-            raise ValueError("the answer is no response of RFC 3161") from exc
+            raise ValueError("the answer is not a response of RFC 3161") from exc
         if parsed.status != tsp.PKIStatus.GRANTED:
             said = " ".join(parsed.status_string)
             raise ValueError(f"the authority refused with status {parsed.status}: {said!r:.200}")

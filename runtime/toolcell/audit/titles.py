@@ -1,6 +1,6 @@
 """Say in a few words what a script does: its docstring, its first comment, or its first statement that does something.
 
-A title is what the script says of itself. One from a docstring or a comment begins with `#`, because it is no code.
+A title is what the script says of itself. One from a docstring or a comment begins with `#`, because it is not code.
 The source is split into lines and never parsed: it is a guest's.
 """
 

@@ -89,7 +89,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
     """
     try:
         if not path.is_file():
-            raise WitnessFailed(f"cannot read heads from {path}: it is no file")
+            raise WitnessFailed(f"cannot read heads from {path}: it is not a file")
         with open(path, "rb") as file:
             while line := file.readline(MAX_LINE_BYTES + 1):
                 yield line

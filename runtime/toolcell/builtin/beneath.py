@@ -121,7 +121,7 @@ def _walk(root: int, parts: Sequence[str], flags: int) -> int:
 
 
 def _open_one(name: str, folder: int, flags: int, *, is_last: bool) -> int:
-    """Open a name that is no link, or must not be followed.
+    """Open a name that is not a link, or must not be followed.
 
     Raises:
         OSError: ELOOP or ENOTDIR for a link.
@@ -136,7 +136,7 @@ def _open_one(name: str, folder: int, flags: int, *, is_last: bool) -> int:
 
 
 def _link(name: str, folder: int, exc: OSError) -> str | None:
-    """Return where the link points that could not be opened; None when it is no link."""
+    """Return where the link points that could not be opened; None when it is not a link."""
     if exc.errno not in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK):
         return None
     try:

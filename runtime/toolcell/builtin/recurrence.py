@@ -187,7 +187,7 @@ def offset_zone(hours: object) -> str:
     """Return the zone of a whole number of hours ahead of UTC.
 
     Raises:
-        UsageError: it is no whole number from -12 to 14.
+        UsageError: it is not a whole number from -12 to 14.
     """
     if not isinstance(hours, int) or isinstance(hours, bool) or not -12 <= hours <= 14:
         raise UsageError(f"tz_offset must be a whole number of hours from -12 to 14, not {brief(hours)}")

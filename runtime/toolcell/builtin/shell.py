@@ -236,7 +236,7 @@ def copy_of(workspace: Workspace, most_bytes: int) -> Copy:
                 files.append((entry.path, data))
             else:
                 raise ToolError("no regular file")
-        except ToolError:  # among them names that are no text: others than our tools write here too
+        except ToolError:  # among them names that are not text: others than our tools write here too
             left_out.append(for_terminal(entry.path))
         if total > most_bytes or len(files) + len(directories) + len(left_out) > MAX_FILES:
             raise ToolError(

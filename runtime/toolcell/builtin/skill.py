@@ -301,7 +301,7 @@ class Skills(ToolPackage):
         A skill of the same name that `created_by` gave before is replaced, and keeps its id.
 
         Raises:
-            UsageError: the folder is no skill, or it has files and there is no `folders` to keep them in.
+            UsageError: the folder is not a skill, or it has files and there is no `folders` to keep them in.
         """
         read = await in_thread(read_folder, path)
         if read.files and self._folders is None:

@@ -73,7 +73,7 @@ def parse_path(path: str, *, may_be_root: bool = False) -> tuple[str, ...]:
     """Return the names that a relative path consists of. No name: the workspace itself.
 
     Raises:
-        ToolError: it is absolute, has a part `..`, or is no possible path.
+        ToolError: it is absolute, has a part `..`, or is not a possible path.
     """
     shown = one_line(path, SHOWN_CHARS)
     if not path.strip():
@@ -108,7 +108,7 @@ class Workspace:
         """`max_file_bytes`: of one file that is read or written.
 
         Raises:
-            UsageError: `root` is no path or an empty text, the directory cannot be made, or this system has no
+            UsageError: `root` is not a path or an empty text, the directory cannot be made, or this system has no
                 directory descriptors.
         """
         if os.open not in os.supports_dir_fd:
@@ -201,7 +201,7 @@ class Workspace:
                 os.close(folder)
 
     def make_directory(self, path: str) -> None:
-        """Make a directory and those above it. One that exists is no error.
+        """Make a directory and those above it. One that exists is not an error.
 
         Raises:
             ToolError: `mkdir error: ...`, or the path is not allowed.

@@ -132,7 +132,7 @@ def export(
 
 
 def status_of(checked: receipt.ReceiptCheck | Report) -> int:
-    """Return the exit status of a check. A missing key is a usage error: it is no sign of a change."""
+    """Return the exit status of a check. A missing key is a usage error: it is not a sign of a change."""
     if isinstance(checked, receipt.ReceiptCheck) and checked.is_partial:
         return exits.FAILED
     return exits.OK if checked.ok else exits.USAGE if checked.is_unchecked else exits.BROKEN

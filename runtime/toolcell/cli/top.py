@@ -169,7 +169,7 @@ def reading_of(text: str, at: float) -> Reading:
                 if sample.name == RATES["runs"]:
                     found.outcomes[tenant, sample.labels.get("outcome", "")] = sample.value
     except (ValueError, KeyError, IndexError) as exc:
-        raise UsageError(f"the answer is no metrics: {str(exc)[:200]}") from exc
+        raise UsageError(f"the answer is not metrics: {str(exc)[:200]}") from exc
     return found
 
 

@@ -72,7 +72,7 @@ def check_ids(decisions: Mapping[str, ResumeDecision], known: Mapping[str, objec
     """Check that decisions are about calls that wait for one.
 
     Raises:
-        UsageError: names those that are not, and the calls that wait; or they are no mapping.
+        UsageError: names those that are not, and the calls that wait; or they are not a mapping.
     """
     if not isinstance(decisions, Mapping):
         raise UsageError(f"decisions must be a dict from ids of calls to decisions, not {brief(decisions)}")

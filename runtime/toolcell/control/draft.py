@@ -240,7 +240,7 @@ class Drafts:
         draft = given if isinstance(given, Draft) else None
         if isinstance(given, ExecutionResult):
             if not given.draft_id:
-                raise UsageError(f"run {given.run_id} was no dry run: what it wrote is written; write dry_run=True")
+                raise UsageError(f"run {given.run_id} was not a dry run: what it wrote is written; write dry_run=True")
             draft = self._drafts.get(given.draft_id)
             if draft is None:
                 raise UnknownId(

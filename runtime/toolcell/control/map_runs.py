@@ -193,7 +193,7 @@ def _outcomes(given: Collection[Outcome | str]) -> frozenset[Outcome]:
     """Return the outcomes that are tried again.
 
     Raises:
-        UsageError: one is none, or is no failure.
+        UsageError: one is none, or is not a failure.
     """
     known = {str(each): each for each in Outcome if each not in (Outcome.OK, Outcome.SUSPENDED)}
     if isinstance(given, str) or not {str(each) for each in given} <= known.keys():

@@ -71,7 +71,7 @@ def serve(
 
 
 def check(server: TyServer, source: str, given: str, earlier: list[str], paths: Mapping[str, str]) -> list[list[Any]]:
-    """Check one script. One that is no Python has no findings: its run says what is wrong."""
+    """Check one script. One that is not Python has no findings: its run says what is wrong."""
     try:
         text = direct_calls(plain_source(source), paths)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -170,7 +170,7 @@ def _reviews(interrupt_on: Mapping[str, bool | Mapping[str, Any]]) -> dict[str, 
     """Return what is asked about calls of each tool.
 
     Raises:
-        UsageError: it is no bool and no mapping with the two keys that can be heeded here.
+        UsageError: it is neither a bool nor a mapping with the two keys that can be heeded here.
     """
     reviews: dict[str, Any] = {}
     for name, review in interrupt_on.items():

@@ -398,5 +398,5 @@ def _decided(calls: Sequence[Mapping[str, Any]], answer: Any) -> dict[str, Resum
             case {"type": "edit", "edited_action": {"name": name, "args": {} as args}} if name == call["name"]:
                 decisions[call["id"]] = Edit(args)
             case _:
-                raise UsageError(f"{brief(decision)} is no decision about a call of {call['name']}; {_DECISION}")
+                raise UsageError(f"{brief(decision)} is not a decision about a call of {call['name']}; {_DECISION}")
     return decisions

@@ -79,7 +79,7 @@ class SandboxedFunction:
         """Run the function over a batch.
 
         Raises:
-            BatchFailed: its run did not succeed, or what it returned is no batch.
+            BatchFailed: its run did not succeed, or what it returned is not a batch.
         """
         result = self._runtime.execute_code(self._source, inputs={BATCH: columns_of(batch)})
         try:

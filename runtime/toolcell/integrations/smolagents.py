@@ -107,7 +107,7 @@ class ToolcellPythonExecutor(PythonExecutor):
         """Define variables in the session.
 
         Raises:
-            UsageError: one is no plain data, so it cannot be sent to a sandbox.
+            UsageError: one is not plain data, so it cannot be sent to a sandbox.
         """
         if variables:
             _checked(self._opened().execute_code("", inputs=variables))

@@ -53,7 +53,7 @@ def shared_key(folder: Path) -> bytes:
 
     Raises:
         UsageError: others can use it.
-        OSError: it cannot be made or read, or is no key.
+        OSError: it cannot be made or read, or is not a key.
     """
     path = folder / KEY
     if not os.path.lexists(path):

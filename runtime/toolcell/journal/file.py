@@ -93,7 +93,7 @@ class JournalFile:
 
         Raises:
             ResumeError: another process, or another run of this one, has it open.
-            OSError: it is no file, or cannot be opened.
+            OSError: it is not a file, or cannot be opened.
         """
         self.path = path
         self._marks, self._key, self._room = marks, key, room

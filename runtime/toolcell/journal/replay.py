@@ -133,7 +133,7 @@ class CallReplay:
         raise self._end(found.message)
 
     def stop(self, why: str) -> None:
-        """The replay ends here. What its script does from now on is no difference."""
+        """The replay ends here. What its script does from now on is not a difference."""
         if self.divergence is None:
             self.stopped = self.stopped or why
 

@@ -74,7 +74,7 @@ def read_token(token: str, key: bytes) -> dict[str, Any]:
 
 
 def foreign_text(token: str, is_for_agent: bool = False) -> str:
-    """Say what is wrong with what is no token of a suspended run, or of an agent: it may be one of the other."""
+    """Say what is wrong with what is not a token of a suspended run, or of an agent: it may be one of the other."""
     try:
         kinds = {KIND, OF_AGENT} & {*json.loads(token)}
     except (ValueError, TypeError, RecursionError):
@@ -84,7 +84,7 @@ def foreign_text(token: str, is_for_agent: bool = False) -> str:
     if OF_AGENT in kinds and not is_for_agent:
         return "this is the token of a suspended agent, not of a run: pass it to the resume() of the agent"
     what, cure = ("agent", "suspension.to_json()") if is_for_agent else ("run", "result.suspension.to_json()")
-    return f"{token!r:.60} is no token of a suspended {what}; pass {cure}"
+    return f"{token!r:.60} is not a token of a suspended {what}; pass {cure}"
 
 
 def _signature(key: bytes, text: str) -> str:

@@ -67,7 +67,7 @@ class AddressGuard:
         """
         shown = f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}"[:200]
         if url.scheme not in ("http", "https") or not url.host or url.userinfo:
-            raise McpServerError(f"the login leads to {shown}, which is no plain https URL; it is refused")
+            raise McpServerError(f"the login leads to {shown}, which is not a plain https URL; it is refused")
         if origin(url) in self._configured or self._is_private(url.host):
             return None
         if is_loopback(url.host) and self._is_local:

@@ -111,7 +111,7 @@ def hiding(given: Mapping[str, str] | None, login: Login | None = None) -> Calla
 
 
 def _words(command: object) -> list[str]:
-    """Return a command as its words; none when it is no list of words."""
+    """Return a command as its words; none when it is not a list of words."""
     words = [] if isinstance(command, str) or not isinstance(command, Sequence) else list(command)
     return words if words and all(isinstance(word, str) for word in words) and words[0] else []
 

@@ -123,7 +123,7 @@ class _Lines:
 
 
 def _problem(line: str) -> str | None:
-    """Return the answer to a line that is no message; "" for an empty line, None for a message."""
+    """Return the answer to a line that is not a message; "" for an empty line, None for a message."""
     if not line.strip():
         return ""
     try:

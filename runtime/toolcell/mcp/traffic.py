@@ -28,7 +28,7 @@ ANSWERED_S = 2.0
 COUNTS_FOR_BYTES = 8192
 """So many bytes that answer no request count as one more message."""
 MAX_BAD_MESSAGES = 100
-"""Of one connection, that are no JSON-RPC; servers print greetings there by mistake."""
+"""Of one connection, that are not JSON-RPC; servers print greetings there by mistake."""
 MAX_WAITING = 256
 """Messages to a server that does not read them."""
 MAX_WAITING_BYTES = 32 << 20
@@ -99,7 +99,7 @@ class Traffic:
             case Exception():
                 self._bad += 1
                 if self._bad > MAX_BAD_MESSAGES:
-                    raise Flooded(f"it sent more than {MAX_BAD_MESSAGES} lines that are no JSON-RPC")
+                    raise Flooded(f"it sent more than {MAX_BAD_MESSAGES} lines that are not JSON-RPC")
         await self._pace.wait(1 + size // COUNTS_FOR_BYTES)
 
     async def _open_request(self, ident: int | str) -> None:

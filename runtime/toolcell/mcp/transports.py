@@ -1,7 +1,7 @@
 """How bytes reach an MCP server: the pipes of a process that the host starts, or HTTP. Both bounded.
 
 What a server sends is not trusted: a message has a largest size and a largest structure, a connection a largest number
-of lines that are no messages, and what answers no request a pace. Nobody who writes waits for the server.
+of lines that are not messages, and what answers no request a pace. Nobody who writes waits for the server.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def _failed_answer(line: bytes) -> SessionMessage | None:
     ident = found.get("id") if isinstance(found, dict) and "method" not in found else None
     if not isinstance(ident, int | str) or isinstance(ident, bool):
         return None
-    return _error(ident, "its answer is no message of JSON-RPC 2.0")
+    return _error(ident, "its answer is not a message of JSON-RPC 2.0")
 
 
 def _error(ident: int | str, text: str) -> SessionMessage:

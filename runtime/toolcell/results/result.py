@@ -339,7 +339,7 @@ class ExecutionResult:
     effects: tuple[Effect, ...] = ()
     """Of a dry run: the calls that write, in order. `Runtime.commit` makes them."""
     draft_id: str = field(default="", repr=False)
-    """Name of the draft, for `Runtime.commit`; empty when this was no dry run."""
+    """Name of the draft, for `Runtime.commit`; empty when this was not a dry run."""
     draft_digest: str = field(default="", repr=False)
     """Sha256 of `effects`. `Runtime.commit(result, approve=result.draft_digest)` makes exactly these, however long they
     are."""

@@ -230,7 +230,7 @@ def _check_names(inputs: object) -> None:
     """Check that inputs can be names in the script.
 
     Raises:
-        UsageError: they are no mapping, or a name is no identifier or belongs to the sandbox.
+        UsageError: they are not a mapping, or a name is not an identifier or belongs to the sandbox.
     """
     if not isinstance(inputs, Mapping):
         raise UsageError(f'inputs= takes a dict from names to values, not {type(inputs).__name__}; write {{"x": ...}}')

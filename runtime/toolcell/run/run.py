@@ -145,7 +145,7 @@ class Run:
                 self._connection.stop(exceeded)
                 if self._connection.was_asked:
                     self.deadline.exceeded = exceeded  # which kills it at its next turn
-        except BaseException as exc:  # nothing is awaited here, so it is no cancellation of this task
+        except BaseException as exc:  # nothing is awaited here, so it is not a cancellation of this task
             self.fail(exc)
 
     def fail(self, exc: BaseException) -> None:

@@ -108,7 +108,7 @@ def _names(given: Any) -> list[str]:
     """Return a guest's list of names, which may be anything.
 
     Raises:
-        UsageError: it is no list of texts.
+        UsageError: it is not a list of texts.
     """
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
         raise UsageError("list_tools takes names of tools, as texts")

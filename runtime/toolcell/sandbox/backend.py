@@ -378,7 +378,7 @@ def check_choice(backend: object, python: object) -> None:
     """Check the arguments `backend=` and `python=`.
 
     Raises:
-        UsageError: `backend` is neither a name nor a Backend, or `python` is no path.
+        UsageError: `backend` is neither a name nor a Backend, or `python` is not a path.
     """
     if isinstance(backend, str):
         if backend not in BACKENDS:

@@ -216,7 +216,7 @@ class ServiceConfig(SettingsModel):
         """Return the settings of one tenant.
 
         Raises:
-            UsageError: this can be no tenant's name.
+            UsageError: this cannot be a tenant's name.
         """
         if not NAME.fullmatch(name):
             raise UsageError(f"the tenant name {name!r:.80} must be 1 to 64 letters, digits, - and _")

@@ -32,7 +32,7 @@ AGAIN_AFTER_S: Final = 30.0
 
 
 class KeysUnavailable(Exception):
-    """The issuer could not be reached, or what it says is no set of keys."""
+    """The issuer could not be reached, or what it says is not a set of keys."""
 
 
 class KeySet:
@@ -133,11 +133,11 @@ def read_keys(document: Any) -> dict[str, jwt.PyJWK]:
     """Return the public keys for signatures in a set of keys. What is no such key is passed over.
 
     Raises:
-        ValueError: it is no set of keys, or has too many.
+        ValueError: it is not a set of keys, or has too many.
     """
     rows = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(rows, list) or len(rows) > MAX_KEYS:
-        raise ValueError(f"it is no set of at most {MAX_KEYS} keys")
+        raise ValueError(f"it is not a set of at most {MAX_KEYS} keys")
     keys = {}
     for row in rows:
         if not isinstance(row, dict) or not isinstance(row.get("kid"), str) or row.get("use", "sig") != "sig":

@@ -66,7 +66,7 @@ class JwtAuthenticator(BearerAuthenticator):
         except jwt.PyJWTError as exc:
             raise unauthorized(f"the JWT is refused: {exc}"[:300]) from exc
         except (ValueError, TypeError, RecursionError) as exc:
-            raise unauthorized("this is no JWT") from exc
+            raise unauthorized("this is not a JWT") from exc
         except KeysUnavailable as exc:
             headers = {"Retry-After": "30"}
             raise Problem(503, "issuer_unavailable", "The issuer cannot be asked", str(exc), headers=headers) from exc

@@ -1,7 +1,7 @@
 """`Metrics`: what a service has done and does now, for Prometheus.
 
 Every sample has the label `tenant`, so that a tenant is shown its own and nobody else's. Names of tools, sessions and
-subjects are no labels: a caller could invent any number of them.
+subjects are not labels: a caller could invent any number of them.
 """
 
 from __future__ import annotations

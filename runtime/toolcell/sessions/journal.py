@@ -536,7 +536,7 @@ class SessionJournal:
         """
         header = journal.header
         if header.get("session") != self._id:
-            raise ResumeError(f"run {journal.id} is no script of session {self._id!r}; resume it where it began")
+            raise ResumeError(f"run {journal.id} is not a script of session {self._id!r}; resume it where it began")
         if header["session_key"] != self._key or header["number"] != position + 1:
             raise ResumeError(
                 f"run {journal.id} was script {header['number']} of session {self._id!r}, which was begun again or has "

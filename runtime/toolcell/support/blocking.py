@@ -30,7 +30,7 @@ def wait_for(function: Callable[[], Coroutine[Any, Any, T]], name: str, instead:
         raise UsageError(f"{name} would block the event loop that runs in this thread; write `{instead}`")
     try:
         anyio.from_thread.check_cancelled()
-    except RuntimeError:  # this is no thread of a tool
+    except RuntimeError:  # this is not a thread of a tool
         return _loop_thread().call(function)
     return anyio.from_thread.run(function)
 

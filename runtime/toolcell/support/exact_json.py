@@ -53,7 +53,7 @@ FORMS = frozenset({BYTES, FLOAT, TABLE, DICT})
 def exact_json_text(data: object) -> str:
     """Return one JSON document from which plain data with bytes, NaN and infinities can be read again.
 
-    Integers have all their digits. What is no plain data becomes its `str`.
+    Integers have all their digits. What is not plain data becomes its `str`.
     """
     try:
         text = json.dumps(data, ensure_ascii=False, default=_stand_in, allow_nan=False)

@@ -74,7 +74,7 @@ def unpack(data: bytes) -> Any:
         raise ValueError(f"not a record: {type(exc).__name__} {exc}") from exc
 
 
-# Values that are no plain data
+# Values that are not plain data
 
 
 def _convert(value: Any) -> Any:

@@ -13,7 +13,7 @@ def make_private_folder(folder: Path) -> None:
     `mkdir(mode=, parents=True)` gives the mode to the last one only. What is there stays as it is.
 
     Raises:
-        OSError: one cannot be made, or is no folder.
+        OSError: one cannot be made, or is not a folder.
     """
     if folder.is_dir():
         return

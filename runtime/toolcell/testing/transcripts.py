@@ -61,14 +61,14 @@ class Transcript:
         """Read a file that `save` wrote.
 
         Raises:
-            UsageError: the file is no transcript.
+            UsageError: the file is not a transcript.
         """
         try:
             plain = json.loads(Path(path).read_text(encoding="ascii"))
             parts = tuple((who, base64.b64decode(data, validate=True)) for who, data in plain["parts"])
             return cls(plain["backend"], parts, Limits(**plain["limits"]))
         except (OSError, ValueError, KeyError, TypeError) as exc:
-            raise UsageError(f"{os.fspath(path)!r} is no transcript: {exc}") from exc
+            raise UsageError(f"{os.fspath(path)!r} is not a transcript: {exc}") from exc
 
 
 # Recording.

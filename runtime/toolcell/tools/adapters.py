@@ -177,14 +177,14 @@ _CURES: Mapping[type, str] = {
     tuple: "add each of them, or write ToolRegistry([...])",
     str: "the name alone does not say what to call; write @registry.tool above the function",
 }
-"""What to write in place of something that is no tool."""
+"""What to write in place of something that is not a tool."""
 
 
 def check_function(name: str, function: object, *takes: str) -> None:
     """Refuse what could never answer a call.
 
     Raises:
-        RegistrationError: it is no function, it is a generator, or it cannot be called with the arguments `takes`.
+        RegistrationError: it is not a function, it is a generator, or it cannot be called with the arguments `takes`.
     """
     if isinstance(function, str) and not takes:
         raise RegistrationError(f"a tool is a function, not {function!r}; write @registry.tool(name={function!r})")

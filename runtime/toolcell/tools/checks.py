@@ -22,7 +22,7 @@ def check_kind(name: str, value: object, *kinds: type, cure: str = "") -> None:
 
 
 def check_path(name: str, value: object) -> None:
-    """Refuse what is no path, and an empty text, which would be the current directory.
+    """Refuse what is not a path, and an empty text, which would be the current directory.
 
     Raises:
         UsageError: it is one of these.
@@ -54,7 +54,7 @@ def check_one_of(name: str, value: object, allowed: Iterable[object]) -> None:
 
 
 def check_count(name: str, value: object, least: int, *, optional: bool = False) -> None:
-    """Refuse what is no whole number of at least `least`; `optional`: None is allowed.
+    """Refuse what is not a whole number of at least `least`; `optional`: None is allowed.
 
     Raises:
         UsageError: names the least.
@@ -66,7 +66,7 @@ def check_count(name: str, value: object, least: int, *, optional: bool = False)
 
 
 def check_seconds(name: str, value: object, *, optional: bool = False) -> None:
-    """Refuse what is no duration. `math.inf` is one; `optional`: None is allowed.
+    """Refuse what is not a duration. `math.inf` is one; `optional`: None is allowed.
 
     Raises:
         UsageError: it is negative, NaN or no number.

@@ -24,7 +24,7 @@ MAX_TEXT_CHARS: Final = 200_000
 
 
 def check_detail(detail: object) -> None:
-    """Refuse what is no degree of detail.
+    """Refuse what is not a degree of detail.
 
     Raises:
         UsageError: names those there are.
@@ -33,10 +33,10 @@ def check_detail(detail: object) -> None:
 
 
 def check_shown_chars(shown_chars: object) -> None:
-    """Refuse what is no budget.
+    """Refuse what is not a budget.
 
     Raises:
-        UsageError: it is no whole number of at least 0.
+        UsageError: it is not a whole number of at least 0.
     """
     check_count("shown_chars", shown_chars, 0)
 

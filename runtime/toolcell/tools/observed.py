@@ -1,6 +1,6 @@
 """What tools were seen to return, for the stubs of tools that do not declare it.
 
-Only stubs and descriptions for models have it, marked as observed. It is no part of a tool's definition: arguments,
+Only stubs and descriptions for models have it, marked as observed. It is not part of a tool's definition: arguments,
 digests, audit records, checks of types and what scripts are told do not depend on it.
 """
 

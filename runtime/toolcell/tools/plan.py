@@ -318,7 +318,7 @@ def _step(index: int, step: Mapping[str, Any], ids: Mapping[str, int], texts: li
     for name in [*(step.get("depends_on") or ()), *referred]:
         if name not in ids:
             known = ", ".join(ids) or "none"
-            raise PlanError(f"step {index} refers to {_short(name)}, which is no step's id (ids: {known})")
+            raise PlanError(f"step {index} refers to {_short(name)}, which is not a step's id (ids: {known})")
         needs[ids[name]] = None
     return Step(
         index=index,

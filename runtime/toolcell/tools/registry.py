@@ -816,7 +816,7 @@ def registry_of(tools: Any, what: str) -> Any:
 
     Raises:
         UsageError: it is neither; `what` names it.
-        RegistrationError: something in the list is no tool.
+        RegistrationError: something in the list is not a tool.
     """
     if tools is None:
         return ToolRegistry()

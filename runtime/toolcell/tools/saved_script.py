@@ -117,7 +117,7 @@ def saved_script(
 
 
 def check_script_name(name: object) -> None:
-    """Refuse what is no tool's name, is the name of an old version, or is too long for the names of those.
+    """Refuse what is not a tool's name, is the name of an old version, or is too long for the names of those.
 
     Raises:
         RegistrationError: says which names there may be.
@@ -165,7 +165,7 @@ def inputs_schema(name: str, inputs: object) -> Mapping[str, Any]:
     check_definition(plain)
     for each in mapping(plain.parameters.get("properties")):
         if not is_identifier(each) or each in GUEST_NAMES:
-            taken = "is a name that every script finds" if each in GUEST_NAMES else "is no Python name"
+            taken = "is a name that every script finds" if each in GUEST_NAMES else "is not a Python name"
             raise RegistrationError(f"script {name!r}: the input {each[:80]!r} {taken}; call it something else")
     return plain.checked_parameters
 

@@ -375,7 +375,7 @@ def _return_schema(annotation: Any, result_type: type) -> Schema | None:
     try:
         return type_schema(annotation, "serialization")
     except RegistrationError:
-        return None  # a return type without a schema is no obstacle: it only documents
+        return None  # a return type without a schema is not an obstacle: it only documents
 
 
 def _is_plain_type(hint: Any) -> bool:

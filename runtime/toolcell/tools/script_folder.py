@@ -157,7 +157,7 @@ def load_scripts(folder: str | os.PathLike[str], name: str = "") -> list[SavedSc
 def _each(folder: str | os.PathLike[str], name: str) -> Iterator[SavedScript]:
     where = Path(folder)
     if not where.is_dir():
-        raise UsageError(f"{str(where)!r:.200} is no folder of saved scripts")
+        raise UsageError(f"{str(where)!r:.200} is not a folder of saved scripts")
     try:
         every = [where / name] if name else where.iterdir()
         places = sorted(each for each in every if each.is_dir() and not each.name.startswith("."))

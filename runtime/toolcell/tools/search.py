@@ -183,7 +183,7 @@ async def find_by_meaning(
 
 
 def check_query(query: object, limit: object) -> None:
-    """Refuse what is no query.
+    """Refuse what is not a query.
 
     Raises:
         UsageError: names the value and the limit.

@@ -149,7 +149,7 @@ class StubTypes:
             items = schema.get("items") if "prefixItems" not in schema else None
             return f"{'Sequence' if is_open else 'list'}[{self.annotation(items, prefix, hint, root, depth + 1)}]"
         if kind == "object" and is_open:
-            return "Mapping[str, Any]"  # a variable with a dict is no TypedDict
+            return "Mapping[str, Any]"  # a variable with a dict is not a TypedDict
         if kind == "object":
             return self._record(schema, prefix, hint, root, depth)
         if schema.get("contentEncoding") == "base64":

@@ -90,7 +90,7 @@ def table_maker(name: str, kind: type) -> Callable[[Any], Any]:
             return kind(made)
         except Exception as exc:  # whatever rows of a model provoke in a package
             said = f"{type(exc).__name__}: {exc!s:.200}"
-            raise BadValue(ValueProblem((name,), f"is no {kind.__qualname__}: {said}")) from exc
+            raise BadValue(ValueProblem((name,), f"is not a {kind.__qualname__}: {said}")) from exc
 
     return make
 

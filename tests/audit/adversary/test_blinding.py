@@ -1,4 +1,4 @@
-"""An attacker puts things into the log's directory that are no segments. Every reader goes on and says what it found."""
+"""An attacker puts things into the log's directory that are not segments. Every reader goes on and says what it found."""
 
 from __future__ import annotations
 

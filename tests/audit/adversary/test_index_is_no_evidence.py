@@ -162,7 +162,7 @@ def test_file_times_and_sizes_do_not_hide_a_change(ledger: Ledger) -> None:
     edit(path, b"set_result(0)", b"set_result(9)")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
-    assert listed(ledger) == []  # its first record is no record any more
+    assert listed(ledger) == []  # its first record is not a record any more
 
 
 def test_a_signature_that_was_forged_breaks_what_it_is_over(ledger: Ledger) -> None:

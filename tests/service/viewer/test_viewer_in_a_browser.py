@@ -115,7 +115,7 @@ def test_what_a_suspended_run_asks_for_is_edited_and_approved(base: str, shop: S
         page.fill("textarea", "no JSON")
         page.check("text=Approve with the arguments above")
         page.click("text=Decide, and carry the run on")
-        expect(page.locator("main")).to_contain_text("are no JSON")
+        expect(page.locator("main")).to_contain_text("are not JSON")
         page.goto(f"{base}/waiting")
         page.fill("textarea", '{"customer": "ada", "euros": 7}')
         page.check("text=Approve with the arguments above")

@@ -115,7 +115,7 @@ def _raise_reported_error(body: Any) -> None:
 
 
 def _text_of(content: Any) -> str:
-    """Return the text of a message's content: text, a list of parts, or nothing. Thoughts are no part of it."""
+    """Return the text of a message's content: text, a list of parts, or nothing. Thoughts are not part of it."""
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):

@@ -68,7 +68,7 @@ class ModelResponse:
                 calls = tuple(ToolCall.read(call) for call in answer.get("tool_calls") or ())
                 reason = answer.get("finish_reason") or ("tool_calls" if calls else "stop")
                 return cls(answer.get("content") or "", calls, reason, read_usage(answer.get("usage")))
-        raise ProviderError(f"the provider returned {type(answer).__name__}, which is no answer")
+        raise ProviderError(f"the provider returned {type(answer).__name__}, which is not an answer")
 
 
 def read_usage(usage: Any) -> TokenUsage:

@@ -267,7 +267,7 @@ def _check_comparable(value: Any, op: str) -> None:
 
 
 def check_id(what: str, value: object) -> None:
-    """Refuse what can be no id.
+    """Refuse what cannot be an id.
 
     Raises:
         UsageError: it is empty, too long, or holds control characters.
@@ -295,17 +295,17 @@ def check_text(what: str, value: object) -> None:
 
 
 def check_integer(what: str, value: object) -> None:
-    """Refuse what is no whole number of 64 bits.
+    """Refuse what is not a whole number of 64 bits.
 
     Raises:
-        UsageError: it is no int, or too large.
+        UsageError: it is not an int, or too large.
     """
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 1 << 63:
         raise UsageError(f"{what} must be a whole number below 2**63, not {brief(value)}")
 
 
 def check_metadata(what: str, value: object) -> None:
-    """Refuse metadata that is no plain JSON object.
+    """Refuse metadata that is not a plain JSON object.
 
     Raises:
         UsageError: it is not a mapping, or something in it is not JSON.
@@ -330,7 +330,7 @@ def check_top_k(top_k: object) -> None:
 
 
 def check_vector(what: str, vector: Vector, dimensions: int | None = None) -> None:
-    """Refuse what is no vector of this many finite numbers.
+    """Refuse what is not a vector of this many finite numbers.
 
     Raises:
         UsageError: it has another length, or something in it is not a finite number.

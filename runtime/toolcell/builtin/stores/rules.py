@@ -58,7 +58,7 @@ def check_description_query(substring: str) -> str:
 
 
 def check_run_end(status: str) -> None:
-    """Refuse a status that is no end of a run.
+    """Refuse a status that is not an end of a run.
 
     Raises:
         UsageError: names those that are.

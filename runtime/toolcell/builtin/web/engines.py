@@ -83,7 +83,7 @@ class SearxngSearch:
         """`url`: of the server, which may be in a private network. `headers`: for a server that wants a password.
 
         Raises:
-            UsageError: it is no URL.
+            UsageError: it is not a URL.
         """
         try:
             base = parse_url(url)

@@ -115,7 +115,7 @@ class Fetcher:
         """Fetch one URL.
 
         Raises:
-            ToolError: it is not allowed, cannot be reached in time, or is no HTTP. Its text has no credential in it.
+            ToolError: it is not allowed, cannot be reached in time, or is not HTTP. Its text has no credential in it.
         """
         seconds = self.policy.timeout_s if timeout_s is None else timeout_s
         try:

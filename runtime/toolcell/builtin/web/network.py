@@ -1,7 +1,7 @@
 """Connect to the web: look a host up once, check every address it has, and connect to one of exactly these.
 
 A name that has another address a moment later (DNS rebinding) changes nothing: the checked address is the one that is
-connected to. `Host` header, SNI and the certificate's check keep the name. Redirects are no business of this module.
+connected to. `Host` header, SNI and the certificate's check keep the name. This module follows no redirects.
 """
 
 from __future__ import annotations

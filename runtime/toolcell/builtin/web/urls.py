@@ -52,7 +52,7 @@ def parse_url(text: str, base: Target | None = None) -> Target:
     """Return the checked form of a URL; `base` is the page that a relative one stands on.
 
     Raises:
-        ToolError: it is no http or https URL, or it is written in a way that programs read differently.
+        ToolError: it is not an http or https URL, or it is written in a way that programs read differently.
     """
     text = text.strip(" \t\r\n")
     shown = text if len(text) <= 200 else f"{text[:200]}..."

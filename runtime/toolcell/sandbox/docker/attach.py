@@ -1,7 +1,7 @@
 """The bridge of a guest in a container: one attached stream that carries its stdin, stdout and stderr.
 
 Standard output carries the bridge. Standard error carries what the script writes raw to descriptors 1 and 2. A plain
-socket moves bytes without a thread; a connection that is no plain socket (TLS, ssh) gets a thread that pumps it.
+socket moves bytes without a thread; a connection that is not a plain socket (TLS, ssh) gets a thread that pumps it.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class AttachedStream:
         self._connection.close()
 
 
-# Connections that are no plain sockets.
+# Connections that are not plain sockets.
 
 
 def pump_through_socket(remote: Any, response: Any = None) -> socket.socket:

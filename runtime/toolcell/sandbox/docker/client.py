@@ -290,7 +290,7 @@ def translate_errors(address: str = "") -> Iterator[None]:
 
 
 def _connection_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions that the SDK raises when no daemon answers. Some of paramiko's are no OSError."""
+    """Return the exceptions that the SDK raises when no daemon answers. Some of paramiko's are not an OSError."""
     import docker.errors
     import requests.exceptions
 

@@ -22,7 +22,7 @@ LENGTH_BYTES = 4
 
 
 class BrokenStream(Exception):
-    """The bytes are no multiplexed stream: the daemon, or a proxy before it, is broken."""
+    """The bytes are not a multiplexed stream: the daemon, or a proxy before it, is broken."""
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 A container starts with more rights than a guest: its runtime, its init and the interpreter come first, and then the
 guest applies its own, narrower filter. The calls that those need are the one group that the profile has beyond the
-policy, beside those of processes that are no guests; none of them reaches outside the container. Sub-architectures are
+policy, beside those of processes that are not guests; none of them reaches outside the container. Sub-architectures are
 left out, so int 0x80 and x32 end the thread that tries them.
 
 Source: moby/profiles seccomp.go and opencontainers/runtime-spec config-linux.md.
@@ -40,7 +40,7 @@ UNTIL_GUEST = Group(
 )
 
 BESIDE_GUESTS = Group(
-    "processes of a container that are no guests wait for children and with epoll, and pass descriptors; guests with "
+    "processes of a container that are not guests wait for children and with epoll, and pass descriptors; guests with "
     "packages wait with epoll too",
     (*EPOLL.calls, "sendmsg", "rt_sigaction"),
 )

@@ -81,7 +81,7 @@ class PodServer:
         """Return the backend for these settings.
 
         Raises:
-            ValueError: they are no settings.
+            ValueError: they are not settings.
             SandboxUnavailable: no sandbox can start here; says why.
         """
         found = self._backends.get(settings)

@@ -35,7 +35,7 @@ WINDOW_BYTES: Final = 1 << 20
 ACKNOWLEDGE_BYTES: Final = 1 << 18
 
 FRAME_BYTES: Final = 1 << 24
-"""Longest frame. What is longer is no frame of ours."""
+"""Longest frame. What is longer is not a frame of ours."""
 
 
 def frame(kind: bytes, body: bytes = b"") -> bytes:

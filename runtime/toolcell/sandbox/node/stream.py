@@ -159,7 +159,7 @@ class NodeStream:
             for kind, body in self._frames.frames(self._opened(data)):
                 self._take(kind, body)
         except (ValueError, TypeError, ssl.SSLError, msgpack.UnpackException) as exc:
-            self.problem, data = f"{self._where} sent what is no frame: {exc}", b""
+            self.problem, data = f"{self._where} sent what is not a frame: {exc}", b""
         if not data:
             self.is_over = True
         self._news.notify()

@@ -118,7 +118,7 @@ def closure(paths: Iterable[Path], search: Search | None = None, also: Iterable[
     """Find everything `paths`, an interpreter and its extension modules, need in order to load.
 
     Raises:
-        ValueError: one of `paths` is no ELF file this machine could load.
+        ValueError: one of `paths` is not an ELF file this machine could load.
     """
     walk = _Walk(search)
     for path in paths:

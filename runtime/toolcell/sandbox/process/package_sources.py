@@ -199,10 +199,10 @@ def _unusable(dist: Distribution, requirement: Requirement) -> str | None:
 def files_of(dist: Distribution) -> list[Path]:
     """Return the files of a distribution in its directory, relative to that, as its RECORD names them.
 
-    A RECORD is written by whoever made the package. What leads out of the directory, or is no file there, is left out.
+    Whoever made the package wrote the RECORD. What leads out of the directory, or is not a file there, is left out.
 
     Raises:
-        PackageError: it is no table.
+        PackageError: it is not a table.
     """
     site = Path(str(dist.locate_file(""))).resolve()
     try:

@@ -60,14 +60,14 @@ class InputFile(BodyModel):
         """Return the bytes of the file.
 
         Raises:
-            ValueError: `data` is no base64, or `text` is no Unicode.
+            ValueError: `data` is not base64, or `text` is not Unicode.
         """
         if self.data is None:
             return (self.text or "").encode()
         try:
             return base64.b64decode(self.data, validate=True)
         except binascii.Error as exc:
-            raise ValueError(f"data is no base64: {exc}") from exc
+            raise ValueError(f"data is not base64: {exc}") from exc
 
 
 class ScriptRequest(BodyModel):

@@ -95,7 +95,7 @@ def plain_decisions(decisions: Mapping[str, ResumeDecision] | None) -> dict[str,
     """Return decisions for the wire.
 
     Raises:
-        UsageError: one is none, or they are no mapping.
+        UsageError: one is none, or they are not a mapping.
     """
     if decisions is None:
         return None

@@ -59,7 +59,7 @@ def socket_url(url: str) -> str:
         parts = urlsplit(url)
         schemes = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
         if parts.scheme not in schemes or not parts.hostname or parts.query or parts.fragment or parts.username:
-            raise ValueError("it is no http:// or https:// address with a host and nothing after its path")
+            raise ValueError("it is not an http:// or https:// address with a host and nothing after its path")
     except (ValueError, AttributeError, TypeError) as exc:
         raise UsageError(f"url={url!r:.120}: {exc}") from exc
     path = parts.path.rstrip("/")

@@ -34,7 +34,7 @@ def offered_tools(tools: CallableTools) -> list[dict[str, Any]]:
     """Return the tools that scripts and plans may call, for the service.
 
     Raises:
-        UsageError: they are no registry.
+        UsageError: they are not a registry.
     """
     if not isinstance(tools, ToolRegistry):
         raise UsageError(f"a Client takes the tools of a ToolRegistry, not of {type(tools).__name__}")

@@ -106,7 +106,7 @@ def remote_registry(offered: object, own: ToolRegistry, *, with_own: bool) -> To
 
     Raises:
         RegistrationError: a tool cannot be registered; names it.
-        UsageError: what was offered is no list of tools.
+        UsageError: what was offered is not a list of tools.
     """
     if not isinstance(offered, list) or len(offered) > MAX_TOOLS:
         raise UsageError(f"tools are offered as a list of at most {MAX_TOOLS}")
@@ -161,7 +161,7 @@ def _options(offered: Mapping[str, Any], tool: RemoteTool) -> ToolOptions:
         raise RegistrationError(f"tool {tool.name!r:.80}: unknown options {sorted(map(str, unknown))}"[:200])
     for name, value in given.items():
         if type(value) not in _OPTIONS[name]:
-            raise RegistrationError(f"tool {tool.name!r:.80}: the option {name} is no {type(value).__name__}")
+            raise RegistrationError(f"tool {tool.name!r:.80}: the option {name} is not a {type(value).__name__}")
     changes = dict(given)
     if (returns := changes.get("returns")) is not None:
         changes["returns"] = bounded_schema(returns, f"tool {tool.name!r:.80}: the schema of its result")

@@ -36,7 +36,7 @@ def as_download(name: str, data: bytes) -> Response:
 
 
 def disposition(name: str) -> str:
-    """Return the header that names a file. Only its last part stays, and what is no letter is encoded.
+    """Return the header that names a file. Only its last part stays, and what is not a letter is encoded.
 
     Source: RFC 6266 and RFC 8187.
     """

@@ -72,7 +72,7 @@ class ProtectedPages:
 
 
 class RefusedForm(Exception):
-    """A form that no page of ours sent, or that is no form."""
+    """A form that no page of ours sent, or that is not a form."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -102,7 +102,7 @@ async def read_fields(request: Request) -> dict[str, str]:
     """Return the fields of a form, whoever sent it.
 
     Raises:
-        RefusedForm: it is no form, or too large.
+        RefusedForm: it is not a form, or too large.
     """
     return parse_fields(request, await _body(request))
 
@@ -129,7 +129,7 @@ def parse_fields(request: Request, body: bytes) -> dict[str, str]:
     """Return the fields of a form; of fields with one name the last.
 
     Raises:
-        RefusedForm: it is no form.
+        RefusedForm: it is not a form.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM_TYPE:
         raise RefusedForm(415, f"a form has the content type {FORM_TYPE}")

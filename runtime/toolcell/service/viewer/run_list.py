@@ -81,7 +81,7 @@ def place_of(text: str | None) -> Place | None:
         return None
     match = _PLACE.fullmatch(text)
     if match is None or int(match[1]) >= 1 << 63:
-        raise UsageError(f"{text[:100]!r} is no place in the list; follow the links of the list")
+        raise UsageError(f"{text[:100]!r} is not a place in the list; follow the links of the list")
     return int(match[1]), int(match[2]), match[3]
 
 

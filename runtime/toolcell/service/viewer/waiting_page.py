@@ -127,7 +127,7 @@ def _arguments(text: str, call: PendingCall) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise UsageError(f"the arguments of {call.tool} are no JSON: {exc}") from exc
+        raise UsageError(f"the arguments of {call.tool} are not JSON: {exc}") from exc
     if not isinstance(found, dict):
         raise UsageError(f"the arguments of {call.tool} must be an object, such as {{}}")
     return found
