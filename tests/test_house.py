@@ -35,6 +35,7 @@ LAYERS = (
     ("toolcell.control",),
     ("toolcell.sessions",),
     ("toolcell.runtime", "toolcell.sync"),
+    ("toolcell.egress",),
     ("toolcell.builtin",),
     ("toolcell.agents",),
     ("toolcell.mcp",),
@@ -52,7 +53,7 @@ INDEPENDENT = ("calls", "connection", "outcome", "output", "request", "run")
 CORE = ("support", "results", "sandbox", "tools", "journal", "run", "audit", "control", "sessions")
 """Folders with a face: the names in the `__all__` of its `__init__`, and in those of the folders in it."""
 
-OUTER_ROOMS = ("builtin", "agents", "mcp", "integrations", "service", "cli", "testing", "compat")
+OUTER_ROOMS = ("egress", "builtin", "agents", "mcp", "integrations", "service", "cli", "testing", "compat")
 """They use the core as any program would: by its faces."""
 
 

@@ -7,7 +7,8 @@ The names below are for backends and whoever else speaks the protocol; each is i
 __version__ = "0.1.0"
 
 __all__ = [
-    "GUEST_NAMES", "MAX_DEPTH", "MAX_ELEMENTS", "PROTOCOL_VERSION", "CallTool", "Connection", "Done", "FrameReader",
+    "GUEST_NAMES", "HTTP", "HTTP_READ", "MAX_DEPTH", "MAX_ELEMENTS", "PART_BYTES", "PROTOCOL_VERSION",
+    "CallTool", "Connection", "Done", "FrameReader",
     "GuestMessage", "Hello", "LocalProtocolError", "Log", "Message", "Plain", "ProtocolError", "PutFile",
     "RemoteProtocolError", "Result", "RunScript", "TableCodec", "ToolFail", "ToolReturn", "UnsendableValue",
     "ValueTooLarge", "__version__", "decode", "is_visible", "picture_type", "syscall", "to_plain", "why_mortal",
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         ToolReturn,
     )
     from toolcell_bridge.wire.plain import MAX_DEPTH
+    from toolcell_bridge.wire.requests import HTTP, HTTP_READ, PART_BYTES
 else:
     _HOMES = {
         "entry.immortal_heap": "why_mortal",
@@ -66,6 +68,7 @@ else:
             "ToolFail ToolReturn"
         ),
         "wire.plain": "MAX_DEPTH",
+        "wire.requests": "HTTP HTTP_READ PART_BYTES",
     }
 
     def __getattr__(name):

@@ -302,6 +302,12 @@ class Limits(SettingsModel):
     for each message, and 64 for each value that checking a call's arguments looks at. 100 million take a second at
     most, and usually far less. Outcome `host_work_limit`."""
 
+    egress_requests: int = Field(default=1000, ge=0)
+    """HTTP requests that the libraries of one run may send. The next one fails in the script. Needs `egress=`."""
+
+    egress_bytes: int = Field(default=256 * MIB, ge=0)
+    """Bytes of the bodies that they send and receive together, as received and as decompressed by the host."""
+
     concurrent_calls: PositiveInt = 10
     """Tool calls of one run that execute at the same time. Further calls wait."""
 

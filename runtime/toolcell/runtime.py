@@ -26,7 +26,7 @@ from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.connection import GuestConnection
 from toolcell.run.feed import OnRetract
 from toolcell.run.input_files import FileContent, FileInput
-from toolcell.run.runs import Runs
+from toolcell.run.runs import EgressRules, Runs
 from toolcell.run.sandboxes import Sandboxes
 from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.environment import Environment
@@ -35,7 +35,7 @@ from toolcell.support.keywords import check_keywords, keywords_known, keywords_o
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.tools import RunContext, ToolRegistry
 from toolcell.tools.call import CallableTools
-from toolcell.tools.checks import brief, check_kind
+from toolcell.tools.checks import brief, check_does, check_kind
 from toolcell.tools.placeholders import DryRun
 from toolcell.tools.registry import registry_of
 from toolcell.tools.reverts import Reverts
@@ -79,9 +79,11 @@ class Runtime(OpenedInBlock):
         journal: str | os.PathLike[str] | JournalConfig | None = None,
         quotas: Quotas | None = None,
         check_types: bool | CheckTypes | None = None,
+        egress: EgressRules | None = None,
         allow_unisolated: bool = False,
     ) -> None:
         """`registry` may be a list of tools. `journal`: a directory in which the journals of runs outlive this process.
+        `egress`: an `Egress` says where libraries of scripts may send HTTP requests; without one they have no network.
         `allow_unisolated`: take a backend without isolation, in tests of your own code, never for a model's."""
         if not (audit is None or isinstance(audit, str | os.PathLike) or hasattr(audit, "is_open")):
             raise UsageError(f"audit= takes a folder or an AuditLog, not {type(audit).__name__} {audit!r:.80}")
@@ -93,6 +95,8 @@ class Runtime(OpenedInBlock):
             from toolcell.quotas import Quotas
 
             check_kind("quotas=", quotas, Quotas, cure="write Quotas(Quota(runs=100), by=...)")
+        if egress is not None:
+            check_does("egress=", egress, EgressRules, "write Egress(Allow(...))")
         self.limits, self.quotas = settings_of(Limits, limits, "limits"), quotas
         policy = settings_of(Policy, policy, "policy")
         if (degree := check_types_of(check_types)) is not None:
@@ -115,6 +119,7 @@ class Runtime(OpenedInBlock):
             lifetime=self._lifetime,
             runtime=self,
             reverts=self.reverts,
+            requests=egress.tools_for(self.limits) if egress is not None else None,
         )
         self.checks = ScriptChecks(self.runs, Runtime)
         self.scripts = ScriptRuns(
@@ -237,6 +242,8 @@ class Runtime(OpenedInBlock):
             self.journals.open()
             hash_seed = self.journals.hash_seed
         runs, sandboxes = self.runs, self.sandboxes
+        if runs.requests is not None:
+            stack.push_async_callback(runs.requests.aclose)
         if self.environment.is_built_in and runs.policy.hash_seed is None:
             runs.policy = runs.policy.model_copy(update={"hash_seed": hash_seed})
         await self.environment.open(runs.policy, self.limits, stack)

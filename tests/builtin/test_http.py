@@ -30,12 +30,12 @@ from builtin.webkit import Names, Page, Site, call, local, page, redirect, serve
 from toolcell import UsageError
 from toolcell.builtin import Credential, Http, WebPolicy
 from toolcell.builtin.encodings import text_of
-from toolcell.builtin.web import network
 from toolcell.builtin.web.bodies import BodyDecoder
 from toolcell.builtin.web.fetch import Fetcher, HostPace, Response
 from toolcell.builtin.web.pages import article_of, kind_of, read_page, strip_tags
 from toolcell.builtin.web.robots import parse_robots
-from toolcell.builtin.web.urls import parse_url
+from toolcell.egress import connector
+from toolcell.egress.urls import parse_url
 from toolcell.errors import ToolError
 from toolcell.tools import ToolRegistry, ToolResult
 from tools.toolkit import PATIENCE_S
@@ -532,7 +532,7 @@ async def test_tls_names_the_host_and_checks_its_certificate(tmp_path: Path, mon
     serving.load_cert_chain(file)
     serving.sni_callback = lambda _socket, name, _context: names.append(name)
     trusting = ssl.create_default_context(cafile=str(file))
-    monkeypatch.setattr(network, "tls_context", lambda: trusting)
+    monkeypatch.setattr(connector, "tls_context", lambda: trusting)
     site = Site({"/": page("private", "text/plain")}, 0)
 
     plain = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from builtin.webkit import Names, call, local, page, redirect, serve
 from toolcell.builtin import Http, WebPolicy
-from toolcell.builtin.web.addresses import REFUSED_V4, refusal
 from toolcell.builtin.web.fetch import Fetcher
-from toolcell.builtin.web.urls import parse_url
+from toolcell.egress.addresses import REFUSED_V4, refusal
+from toolcell.egress.urls import parse_url
 from toolcell.errors import ToolError
 
 pytestmark = pytest.mark.anyio

@@ -49,6 +49,8 @@ class RunScript:
     """Elements of one message of the script, from now on."""
     answer_elements: int = MAX_ELEMENTS
     """Elements of one answer to the script, from now on."""
+    egress: bool = False
+    """Libraries of the script may send HTTP requests with the calls of `wire.requests`."""
 
 
 @frozen

@@ -29,6 +29,7 @@ from toolcell.tools.placeholders import RecordedDryRun
 from toolcell.tools.registry import answer_from_record
 from toolcell.tools.result import Status, ToolFailure, ToolResult
 from toolcell_bridge.guest.tool_names import name_meant
+from toolcell_bridge.wire.requests import HTTP
 
 NO_END: Final = (
     "no end is recorded to compare (it is under way, or its host was killed); the calls agree as far as recorded"
@@ -219,6 +220,11 @@ class AnsweringTools:
     def registered_name(self, name: str) -> str:
         """Return the name that the record has for one that a provider was given in its place; else `name` itself."""
         return name_meant(name, [*self.names(), *(call.tool for call in self.expected.values())])
+
+    @property
+    def makes_requests(self) -> bool:
+        """True when the script has sent a request."""
+        return any(call.tool == HTTP for call in self.expected.values())
 
     async def dispatch(
         self,

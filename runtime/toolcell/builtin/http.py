@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import httpx
 
     from toolcell.builtin.web.fetch import Fetcher, Outgoing, Response
-    from toolcell.builtin.web.network import Resolver
     from toolcell.builtin.web.pages import PageText
+    from toolcell.egress.connector import Resolver
 
 MAX_TEXT_CHARS = 8000
 TRUNCATED = "\n... (truncated)"

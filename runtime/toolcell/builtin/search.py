@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import httpx
 
     from toolcell.builtin.web.engines import SearchEngine, SearchHit
-    from toolcell.builtin.web.network import Resolver
+    from toolcell.egress.connector import Resolver
 
 HITS: Final = 8
 MORE_HITS: Final = 12

@@ -13,7 +13,7 @@ import anyio
 import httpx2
 from mcp_types import INTERNAL_ERROR
 
-from toolcell.builtin.web.addresses import address_of, networks_of, refusal
+from toolcell.egress.addresses import address_of, networks_of, refusal
 from toolcell.errors import McpServerError, UsageError
 from toolcell.support import is_loopback
 

@@ -23,9 +23,13 @@ from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.messages import CallTool, ToolFail, ToolReturn
+from toolcell_bridge.wire.requests import HTTP_READ, HTTP_UPLOAD, PART_BYTES
 
 FREE_LISTINGS = 16
 """Times that a script may ask for the list of tools, as `tools.f(1)` does, without making a call by that."""
+
+PARTS = frozenset({HTTP_UPLOAD, HTTP_READ})
+"""Calls that move a part of a body."""
 
 REFUSALS = 1000
 """Calls past `tool_calls` that are answered with a refusal. A script that goes on after that is stopped."""
@@ -35,6 +39,13 @@ TOOL_NAME_CHARS = 256
 CANCELLED_BY_SCRIPT = "the call was cancelled by the script"
 
 Answer = ToolReturn | ToolFail
+
+
+def parts_of(limits: Limits) -> int:
+    """Return how many parts of bodies a run may move besides its calls. Readers may take small ones."""
+    return 64 + 8 * limits.egress_bytes // PART_BYTES
+
+
 Dispatch = Callable[[CallTool], Coroutine[Any, Any, Answer]]
 """Makes one call and returns its answer. Raises `ToolAbort` to end the run."""
 
@@ -63,6 +74,7 @@ class ToolCalls:
         started: float,
         work: HostWork,
         on_answer: Callable[[int, bytes], None] | None = None,
+        parts: int = 0,
     ) -> None:
         self._on_answer = on_answer
         self._limits = limits
@@ -80,6 +92,8 @@ class ToolCalls:
         """Calls that wait for their tool, or whose answer is being written."""
         self.early: EarlyCalls | None = None
         """Calls that are made before the script comes to them, if any may be."""
+        self._parts = parts
+        """Parts of the bodies of requests that do not count as calls: their bytes are counted."""
         self._listings = 0
         """Requests for the list of tools that do not count as calls."""
 
@@ -96,6 +110,9 @@ class ToolCalls:
         limits = self._limits
         if call.name == LIST_TOOLS and self._listings < FREE_LISTINGS:
             self._listings += 1
+        elif call.name in PARTS and self._parts:
+            self._parts -= 1
+            size = 0
         elif self.early is not None and self.early.admit(call):
             pass  # counted when it was started
         elif (most := self._work.call_limit_reached()) is not None:
@@ -223,6 +240,9 @@ class ToolCalls:
             self.early.ended(call.id)
         _, admitted, began = pending
         now = time.perf_counter()
+        if call.name in PARTS:
+            del self._records[call.id]  # it is a part of the request, and its bytes are not kept
+            return
         status, code, message = "ok", None, None
         if type(answer) is ToolFail:
             status, code, message = "error", answer.code, answer.message

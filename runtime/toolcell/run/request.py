@@ -171,6 +171,7 @@ def run_message(
     lint: str = "off",
     seed: int | None = None,
     clock: float | None = None,
+    egress: bool = False,
 ) -> RunScript:
     """Build the message that carries the script.
 
@@ -204,6 +205,7 @@ def run_message(
         clock=clock,
         message_elements=limits.message_elements,
         answer_elements=limits.answer_elements,
+        egress=egress,
     )
 
 

@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from toolcell.errors import AuditError, Misconfigured, ToolAbort, UsageError
 from toolcell.results import ExecutionResult, Isolation, Outcome, Usage
 from toolcell.run.callbacks import CALLBACK_ERRORS
-from toolcell.run.calls import Answer, BegunCall, Dispatch, ToolCalls
+from toolcell.run.calls import Answer, BegunCall, Dispatch, ToolCalls, parts_of
 from toolcell.run.connection import GATHERED_BYTES, GuestConnection
 from toolcell.run.early_calls import EarlyCall
 from toolcell.run.ending import interrupt, take_printed, wait_for_exit
@@ -66,7 +66,14 @@ class Run:
         self._named = named
         self._started = time.perf_counter() - connection.spent_s
         self._work = request.work or HostWork(request.limits.host_work)
-        self._calls = ToolCalls(request.limits, connection, self._started, self._work, request.on_answer)
+        self._calls = ToolCalls(
+            request.limits,
+            connection,
+            self._started,
+            self._work,
+            request.on_answer,
+            parts_of(request.limits) if request.message.egress else 0,
+        )
         self._output = RunOutput(request, connection, self._calls.cancel, self._work)
         self.callbacks = self._output.callbacks
         self._sample = Sample()

@@ -8,11 +8,12 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import anyio
 from anyio.abc import TaskGroup
 
 from toolcell.config import Limits, Policy
@@ -40,6 +41,9 @@ from toolcell.tools.jobs import open_jobs
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry import registry_of
 from toolcell.tools.reverts import MadeCalls, Reverts
+from toolcell.tools.run_state import RunState
+from toolcell.tools.spec import RegisteredTool
+from toolcell.tools.uploads import Uploads
 from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.messages import CallTool
 
@@ -87,6 +91,26 @@ class RunJournal(Protocol):
         """The run has no result."""
 
 
+class UnlistedTools(Protocol):
+    """Tools that every script of one runtime has, and nobody is told of: its libraries send requests with them."""
+
+    @property
+    def tools(self) -> Sequence[RegisteredTool]:
+        """That every run of a script has, and nobody is told of."""
+
+    async def aclose(self) -> None:
+        """Close their connections."""
+
+
+@runtime_checkable
+class EgressRules(Protocol):
+    """Where scripts may send requests; an `Egress`."""
+
+    def tools_for(self, limits: Limits) -> UnlistedTools:
+        """Return the tools of one runtime. `limits`: of runs that have none of their own."""
+        ...
+
+
 @frozen(kw_only=True)
 class PreparedRun:
     """A run that can begin: its message is made, and its quotas have counted it."""
@@ -116,6 +140,7 @@ class Runs:
         lifetime: Lifetime,
         runtime: object,
         reverts: Reverts,
+        requests: UnlistedTools | None = None,
     ) -> None:
         """`runtime`: what saved scripts and agents that are called run their scripts with.
         `reverts`: keeps what a run has made."""
@@ -127,7 +152,7 @@ class Runs:
         self.on_end: Callable[[Any], object] | None = None
         """Called with what each script and each plan left behind. What it raises is logged."""
         self.abandoned = AbandonedThreads(OF_THIS_PROCESS)
-        self._lifetime, self._reverts = lifetime, reverts
+        self._lifetime, self._reverts, self.requests = lifetime, reverts, requests
         self._numbers = itertools.count(1)
         self._tasks: TaskGroup | None = None
 
@@ -168,7 +193,10 @@ class Runs:
     def snapshot(self, given: CallableTools | Iterable[Any] | None) -> CallableTools:
         """Do the same while the runtime closes."""
         found: CallableTools = self.registry if given is None else registry_of(given, "tools=")
-        return found.snapshot()
+        found = found.snapshot()
+        if self.requests is None or not isinstance(found, ToolRegistry):  # else a record answers
+            return found
+        return found.with_tools(self.requests.tools)
 
     def next_number(self) -> int:
         """Return the number of another run."""
@@ -231,6 +259,7 @@ class Runs:
             lint=script.lint,
             seed=script.seed,
             clock=script.clock,
+            egress=tools.makes_requests,
         )
         message = await daemon_threads.run_sync(make_message) if is_large else make_message()
         above = context.scope.work if context is not None and context.scope.scripts else None
@@ -299,7 +328,7 @@ class Runs:
             if feed is not None and feed.speculates and context.dry_run is None and start_early is not None:
                 feed.early = start_early(observer.context_of, request.limits, work)
             bridge = ToolBridge(run.tools, context, observer, journal.dispatch)
-            async with open_jobs(context.state, self._tasks):
+            async with open_jobs(context.state, self._tasks), open_requests(context.state, request):
                 ran = await self.sandboxes.run(request, bridge, observer, own)
                 is_kept = ran.outcome is Outcome.SUSPENDED or context.dry_run is not None
                 is_long = is_kept and work.calls > LONG_BYTES
@@ -327,6 +356,23 @@ class Runs:
             self.on_end(result)
         except Exception:
             logger.exception("Runtime.on_end failed")
+
+
+@asynccontextmanager
+async def open_requests(run: RunState, request: RunRequest) -> AsyncIterator[None]:
+    """Let libraries of a script send requests inside the block, if they may. What is left of these ends with it."""
+    if not request.message.egress or run.at_end is not None:  # the run of a saved script is a part of another
+        yield
+        return
+    run.uploads, run.at_end = Uploads(request.limits.egress_bytes), list[Callable[[], Awaitable[None]]]()
+    try:
+        yield
+    finally:
+        run.uploads.close()
+        at_end, run.uploads, run.at_end = run.at_end, None, None
+        with anyio.CancelScope(shield=True):
+            for close in at_end:
+                await close()
 
 
 def count_cpu(context: RunContext, cpu_s: float) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from toolcell.errors import AuditError, ToolAbort, UsageError
+from toolcell.errors import AuditError, ToolAbort, ToolError, UsageError
 from toolcell.run.calls import Answer, unsendable
 from toolcell.run.observer import RunObserver
 from toolcell.support import daemon_threads
@@ -16,10 +16,12 @@ from toolcell.tools.detail import tools_text
 from toolcell.tools.finalize import is_unexpected, told_failure
 from toolcell.tools.result import ErrorCode, ToolResult
 from toolcell.tools.search import FOUND, MAX_FOUND, SMALL, find, named_of, returns_of
+from toolcell.tools.uploads import Uploads
 from toolcell_bridge.guest.tools import LIST_TOOLS
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue
 from toolcell_bridge.wire.messages import CallTool, ToolFail, ToolReturn
+from toolcell_bridge.wire.requests import HTTP, HTTP_UPLOAD
 
 
 class MakeCall(Protocol):
@@ -55,6 +57,8 @@ class ToolBridge:
     def named(self, call: CallTool) -> CallTool:
         """Return a call by its tool's registered name: `github__search` in a script is `github.search` ever after."""
         name = self._registry.registered_name(call.name)
+        if name == HTTP and (uploads := self._context.state.uploads) is not None:
+            return replace(call, name=name, args=uploads.taken(call.args))
         return call if name == call.name else replace(call, name=name)
 
     async def dispatch(self, call: CallTool) -> Answer:
@@ -65,6 +69,8 @@ class ToolBridge:
         """
         if call.name == LIST_TOOLS:
             return await self._answer_discovery(call)
+        if call.name == HTTP_UPLOAD and (uploads := self._context.state.uploads) is not None:
+            return _add_to_upload(uploads, call)
         call_id = f"call_{call.id}"
         context = self._observer.context_of(call, call_id, self._context)
         try:
@@ -102,6 +108,14 @@ class ToolBridge:
         if (detail := wanted.get("detail")) is None:
             return [tool_row(each) for each in definitions]
         return tools_text([(each, returns_of(self._registry, each.name)) for each in definitions], detail)
+
+
+def _add_to_upload(uploads: Uploads, call: CallTool) -> Answer:
+    """Keep a part of a body. It has no effect, so it is no call of a tool; the request that sends it is one."""
+    try:
+        return ToolReturn(call.id, uploads.add(call.args.get("upload"), call.args.get("data")))
+    except ToolError as exc:
+        return ToolFail(call.id, exc.code, exc.message, exc.retryable, {})
 
 
 def _names(given: Any) -> list[str]:

@@ -10,27 +10,26 @@ from toolcell.support.lazy import lazy_names
 __all__ = [
     "CODE", "CODE_SCHEMA", "CODE_TEXT", "CODE_TOOL", "DEFAULT_TOOL_OPTIONS", "DETAILS", "EVERY_ORIGIN", "FOUND",
     "HIDDEN", "MAX_COMPILE_WORK", "MAX_FOUND", "MAX_IMAGES", "MAX_IMAGE_BYTES", "MAX_MODEL_CHARS", "MAX_NAME_CHARS",
-    "MAX_STEPS", "MAX_VALUE_CHARS", "MIN_DESCRIPTION_CHARS", "MODEL", "NEEDS_APPROVAL", "NO_USAGE", "OF_THIS_PROCESS",
-    "PLAN", "PROVIDERS", "SEARCH_TOOL", "SHOWN_CHARS", "STOP_WORDS", "SUBAGENT", "TOOL_UPDATE", "WORK_PER_STEP",
-    "AbandonedThreads", "AgentTool", "Approve", "ArgumentChecker", "AskUser", "Block", "Budget", "Call",
-    "CallObserver", "CallPolicy", "CallableTools", "CodeRuntime", "CompletionCallback", "Detail",
+    "MAX_STEPS", "MAX_VALUE_CHARS", "MIN_DESCRIPTION_CHARS", "MODEL", "NEEDS_APPROVAL", "NO_USAGE",
+    "OF_THIS_PROCESS", "PLAN", "PROVIDERS", "SEARCH_TOOL", "SHOWN_CHARS", "STOP_WORDS", "SUBAGENT", "TOOL_UPDATE",
+    "WORK_PER_STEP", "AbandonedThreads", "AgentTool", "Approve", "ArgumentChecker", "AskUser", "Block", "Budget",
+    "Call", "CallObserver", "CallPolicy", "CallableTools", "CodeRuntime", "CompletionCallback", "Detail",
     "EmbeddingProvider", "ErrorCode", "Event", "EventBus", "ExecuteCode", "File", "FunctionTool", "Hook", "Image",
     "InvalidArguments", "Invoke", "JobTable", "MadeCalls", "Modify", "OnUser", "Origin", "Override", "Part",
     "RegisteredTool", "RegistrySettings", "RegistryState", "Reject", "Reverts", "Rewrite", "RunContext", "RunScope",
-    "SavedScript", "Secrets", "SimpleTool", "Status", "Substitute", "Text", "TokenUsage", "Tool", "ToolCall",
-    "ToolContext", "ToolDefinition", "ToolDescriptionWarning", "ToolError", "ToolFailure", "ToolObject",
-    "ToolOptions", "ToolRegistry", "ToolResult", "ToolSpec", "ValueCheck", "abandoned_threads", "approval_hook",
-    "as_result", "ask_user_spec", "bounded_schema", "brief", "bytes_in", "check_code_runtime", "check_count",
-    "check_does", "check_kind", "check_of", "check_one_of", "check_path", "check_seconds", "check_shown_chars",
-    "checked_vectors", "code_result", "code_spec", "compile_schema", "cosine", "current", "current_context",
-    "declared", "decode_tool_call", "describe_code", "describe_failure", "described_sandbox", "embed_texts",
-    "ends_run", "events", "flows_of", "function_spec", "is_approved_later", "is_async", "is_large",
-    "keyword_invoke", "list_names", "load_scripts", "load_tools", "maybe_await", "mentions_bytes", "new_id",
-    "open_jobs",
-    "passes_on", "patterns_work", "plan_of", "plan_spec", "positional_spec", "provider_name", "python_stubs",
-    "query_words", "registry_of", "run_call", "run_in_thread", "safe_text", "score_of", "search_spec", "share_labels",
-    "shown_within", "strict_json", "text_of", "to_json", "tool", "unique_ids", "with_options", "withheld",
-    "without_bytes", "words",
+    "RunState", "SavedScript", "Secrets", "SimpleTool", "Status", "Substitute", "Text", "TokenUsage", "Tool",
+    "ToolCall", "ToolContext", "ToolDefinition", "ToolDescriptionWarning", "ToolError", "ToolFailure", "ToolObject",
+    "ToolOptions", "ToolRegistry", "ToolResult", "ToolSpec", "Upload", "ValueCheck", "abandoned_threads",
+    "approval_hook", "as_result", "ask_user_spec", "bounded_schema", "brief", "bytes_in", "check_code_runtime",
+    "check_count", "check_does", "check_kind", "check_of", "check_one_of", "check_path", "check_seconds",
+    "check_shown_chars", "checked_vectors", "code_result", "code_spec", "compile_schema", "compile_tool", "cosine",
+    "current", "current_context", "declared", "decode_tool_call", "describe_code", "describe_failure",
+    "described_sandbox", "embed_texts", "ends_run", "events", "flows_of", "function_spec", "is_approved_later",
+    "is_async", "is_large", "keyword_invoke", "list_names", "load_scripts", "load_tools", "maybe_await",
+    "mentions_bytes", "new_id", "open_jobs", "passes_on", "patterns_work", "plan_of", "plan_spec",
+    "positional_spec", "provider_name", "python_stubs", "query_words", "registry_of", "run_call", "run_in_thread",
+    "safe_text", "score_of", "search_spec", "share_labels", "shown_within", "strict_json", "text_of", "to_json",
+    "tool", "unique_ids", "with_options", "withheld", "without_bytes", "words",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -141,16 +140,17 @@ if TYPE_CHECKING:
         without_bytes,
     )
     from toolcell.tools.reverts import MadeCalls, Reverts
-    from toolcell.tools.run_state import Budget, Secrets, new_id
+    from toolcell.tools.run_state import Budget, RunState, Secrets, new_id
     from toolcell.tools.saved_script import SavedScript
     from toolcell.tools.schema_patterns import MAX_COMPILE_WORK, patterns_work
     from toolcell.tools.schema_work import WORK_PER_STEP
     from toolcell.tools.script_folder import load_scripts
     from toolcell.tools.search import FOUND, MAX_FOUND, is_large, search_spec
-    from toolcell.tools.spec import Invoke, RegisteredTool, ToolSpec
+    from toolcell.tools.spec import Invoke, RegisteredTool, ToolSpec, compile_tool
     from toolcell.tools.strangers import HIDDEN, bounded_schema, safe_text
     from toolcell.tools.stubs import declared, python_stubs
     from toolcell.tools.text_data import check_of, strict_json
+    from toolcell.tools.uploads import Upload
     from toolcell.tools.values import bytes_in
     from toolcell.tools.vocabulary import STOP_WORDS, query_words, words
 else:
@@ -202,16 +202,17 @@ else:
                 "MAX_MODEL_CHARS NO_USAGE ErrorCode Status TokenUsage ToolFailure ToolResult to_json without_bytes"
             ),
             "toolcell.tools.reverts": "MadeCalls Reverts",
-            "toolcell.tools.run_state": "Budget Secrets new_id",
+            "toolcell.tools.run_state": "Budget RunState Secrets new_id",
             "toolcell.tools.saved_script": "SavedScript",
             "toolcell.tools.schema_work": "WORK_PER_STEP",
             "toolcell.tools.script_folder": "load_scripts",
             "toolcell.tools.search": "FOUND MAX_FOUND is_large search_spec",
-            "toolcell.tools.spec": "Invoke RegisteredTool ToolSpec",
+            "toolcell.tools.spec": "Invoke RegisteredTool ToolSpec compile_tool",
             "toolcell.tools.schema_patterns": "MAX_COMPILE_WORK patterns_work",
             "toolcell.tools.strangers": "HIDDEN bounded_schema safe_text",
             "toolcell.tools.stubs": "declared python_stubs",
             "toolcell.tools.text_data": "check_of strict_json",
+            "toolcell.tools.uploads": "Upload",
             "toolcell.tools.values": "bytes_in",
             "toolcell.tools.vocabulary": "STOP_WORDS query_words words",
         },

@@ -120,6 +120,11 @@ class CallableTools(Protocol):
         """Return the registered name behind one that a provider was given in its place; else `name` itself."""
         ...
 
+    @property
+    def makes_requests(self) -> bool:
+        """True when the libraries of a script may send HTTP requests."""
+        ...
+
     async def dispatch(
         self,
         name: str,

@@ -74,6 +74,8 @@ class ToolOptions:
     """Seconds one call may take; None is the registry's default, `math.inf` is no limit."""
     max_result_bytes: int | None = None
     """Larger data, images and files are an error; longer text, of errors too, is cut. None: no limit."""
+    listed: bool = True
+    """False: models and scripts are not told of it. Who calls it by its name is answered as by any other tool."""
     callable_from: CallableFrom = EVERY_ORIGIN
     """Who may call it. An agent's model counts as a model."""
     exclusive_group: str | None = None
@@ -131,6 +133,7 @@ _FLAGS = (
     "orchestrates",
     "is_agent",
     "blocking",
+    "listed",
     "validate",
     "expose_errors",
     "raw",

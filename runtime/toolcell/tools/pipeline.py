@@ -230,6 +230,10 @@ def _find_permitted(state: RegistryState, call: Call, *, is_counted: bool = True
     if tool is None:
         return _unknown(state, call)
     call.options, call.aliases, call.identity = tool.options, tool.aliases, tool.identity
+    if tool.spec.choose is not None:
+        if type(chosen := tool.spec.choose(call)) is not RegisteredTool:
+            return chosen
+        tool, call.options = chosen, chosen.options
     is_permitted = state.permits(tool, call.origin)
     if run.scope.policies or run.scope.lineage.origins:
         is_permitted = is_permitted and _permitted_above(state, call, tool)

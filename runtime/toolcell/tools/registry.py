@@ -43,6 +43,7 @@ from toolcell.tools.saved_script import SavedScript, saved_script
 from toolcell.tools.search import FOUND, find_by_meaning, listed_within, named_of, search_spec
 from toolcell.tools.spec import Middleware, RegisteredTool, ToolSpec, compile_tool
 from toolcell.tools.stubs import declared, python_module
+from toolcell_bridge.wire.requests import HTTP
 
 logger = logger_of("toolcell.tools")
 
@@ -742,6 +743,26 @@ class ToolRegistry:
         snapshot = ToolRegistry.__new__(ToolRegistry)
         snapshot._begin(state, self.events, self._shared_run, None)
         return snapshot.freeze()
+
+    def with_tools(self, tools: Sequence[RegisteredTool]) -> ToolRegistry:
+        """Return a snapshot that has these tools too, under the same rules and hooks.
+
+        Raises:
+            UsageError: another tool has one of their names.
+        """
+        known = self._state.tools
+        for tool in tools:
+            if (other := known.get(tool.name)) is not None and other.identity is not tool.identity:
+                raise UsageError(f"a tool of the registry has the name {tool.name!r}, which is taken; rename it")
+        with_them = ToolRegistry.__new__(ToolRegistry)
+        state = replace(self._state, tools={**known, **{tool.name: tool for tool in tools}})
+        with_them._begin(state, self.events, self._shared_run, None)
+        return with_them.freeze()
+
+    @property
+    def makes_requests(self) -> bool:
+        """True when the libraries of a script may send HTTP requests."""
+        return (tool := self._state.tools.get(HTTP)) is not None and not tool.options.listed
 
     def subset(self, select: Iterable[str] | Callable[[ToolDefinition], bool]) -> ToolRegistry:
         """Some of the tools, by name or by predicate. Rules and hooks of this registry hold there too.

@@ -120,7 +120,7 @@ class RegistryState:
         """
         advertised = all(policy.advertise_blocked for policy in (*policies, *self.policies))
         for tool in self.tools.values():
-            if not tool.options.allows(origin):
+            if not (tool.options.listed and tool.options.allows(origin)):
                 continue
             if advertised or (self.permits(tool, origin) and permits_all(policies, tool, origin)):
                 yield tool

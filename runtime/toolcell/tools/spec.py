@@ -56,6 +56,9 @@ class ToolSpec:
     """What arguments are checked against, where the tool itself checks the rest; None: the definition's."""
     describe: Callable[[Offered], str] | None = None
     """Makes the description out of what else is offered, for tools whose use depends on it."""
+    choose: Callable[[Call], RegisteredTool | ToolResult] | None = None
+    """Returns the form of the tool that a call is for, with options of its own, or why the call is refused. The
+    arguments are those that were received."""
     requires_result: bool = False
     """Returning None is a mistake of the tool, not an empty result."""
 

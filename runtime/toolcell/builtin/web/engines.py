@@ -12,10 +12,10 @@ import httpx
 
 from toolcell.builtin.encodings import text_of
 from toolcell.builtin.web.fetch import Fetcher, Outgoing, Response
-from toolcell.builtin.web.network import Resolver
 from toolcell.builtin.web.pages import strip_tags
 from toolcell.builtin.web.policy import Credential, WebPolicy
-from toolcell.builtin.web.urls import parse_url
+from toolcell.egress.connector import Resolver
+from toolcell.egress.urls import parse_url
 from toolcell.errors import ToolError, UsageError
 
 BRAVE_URL: Final = "https://api.search.brave.com/res/v1/web/search"

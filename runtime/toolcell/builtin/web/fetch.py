@@ -15,10 +15,10 @@ import httpcore
 import httpx
 
 from toolcell.builtin.web.bodies import ACCEPT_ENCODING, read_body
-from toolcell.builtin.web.network import GuardedTransport, Resolver
 from toolcell.builtin.web.policy import Credential, WebPolicy, headers_for, secrets_of
 from toolcell.builtin.web.robots import EVERYTHING, MAX_ROBOTS_BYTES, NOTHING, RobotsRules, parse_robots
-from toolcell.builtin.web.urls import Target, parse_url
+from toolcell.egress.connector import GuardedTransport, Resolver
+from toolcell.egress.urls import Target, parse_url
 from toolcell.errors import ToolError
 from toolcell.support import Lru, TokenBucket, quiet_loggers
 

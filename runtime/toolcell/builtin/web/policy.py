@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from toolcell import __version__
-from toolcell.builtin.web.addresses import IPAddress, IPNetwork, networks_of, refusal
-from toolcell.builtin.web.urls import Target, decoded_path
+from toolcell.egress.addresses import IPAddress, IPNetwork, networks_of, refusal
+from toolcell.egress.urls import Target, decoded_path
 from toolcell.errors import ToolError, UsageError
 from toolcell.tools import Secrets, check_count, check_seconds
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from urllib.parse import quote, unquote
 
-from toolcell.builtin.web.addresses import IPAddress
+from toolcell.egress.addresses import IPAddress
 from toolcell.errors import ToolError
 
 MAX_URL_CHARS = 4096

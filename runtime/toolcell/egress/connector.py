@@ -16,8 +16,7 @@ import anyio
 import httpcore
 import httpx
 
-from toolcell.builtin.web.addresses import address_of
-from toolcell.builtin.web.policy import WebPolicy
+from toolcell.egress.addresses import IPAddress, address_of
 from toolcell.errors import ToolError
 
 MAX_ADDRESSES = 4
@@ -36,6 +35,18 @@ class Resolver(Protocol):
         ...
 
 
+class AddressRules(Protocol):
+    """Decides about the addresses of hosts."""
+
+    def check_address(self, host: str, address: IPAddress) -> None:
+        """Check an address of `host`.
+
+        Raises:
+            ToolError: nobody connects to it.
+        """
+        ...
+
+
 class SystemResolver:
     """Asks the operating system."""
 
@@ -46,9 +57,9 @@ class SystemResolver:
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
-    """Opens every connection of a transport, and only to addresses that the policy allows."""
+    """Opens every connection of a transport, and only to addresses that the rules allow."""
 
-    def __init__(self, policy: WebPolicy, resolver: Resolver) -> None:
+    def __init__(self, policy: AddressRules, resolver: Resolver) -> None:
         self._policy = policy
         self._resolver = resolver
         self._sockets = httpcore.AnyIOBackend()
@@ -115,7 +126,7 @@ class _ResponseStream(httpx.AsyncByteStream):
 class GuardedTransport(httpx.AsyncBaseTransport):
     """An httpx transport whose connections all go through `GuardedBackend`. Proxies and `.netrc` are not used."""
 
-    def __init__(self, policy: WebPolicy, resolver: Resolver | None = None) -> None:
+    def __init__(self, policy: AddressRules, resolver: Resolver | None = None) -> None:
         backend = GuardedBackend(policy, resolver or SystemResolver())
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=tls_context(), max_keepalive_connections=0, network_backend=backend

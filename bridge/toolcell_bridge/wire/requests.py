@@ -1,0 +1,18 @@
+"""The calls with which libraries of a script send HTTP requests, where `RunScript.egress` says that they may."""
+
+from __future__ import annotations
+
+from typing import Final
+
+HTTP: Final = "http"
+"""Sends a request: method, url, headers, body, upload, timeout_s. Returns status, reason, version, headers, the first
+part of the body, and as `rest` the name under which `HTTP_READ` has more of it."""
+
+HTTP_UPLOAD: Final = "http_upload"
+"""Appends a part to a body that the host keeps for a request: upload, data. Returns the name of the upload."""
+
+HTTP_READ: Final = "http_read"
+"""Returns the next part of the rest of a body: rest, size. b"" at its end; size 0 drops it."""
+
+PART_BYTES: Final = 256 * 1024
+"""Of a body, in one call or one answer."""

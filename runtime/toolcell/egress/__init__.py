@@ -1,0 +1,21 @@
+"""Where scripts may send HTTP requests, with which secrets, and the tools that send them."""
+
+from typing import TYPE_CHECKING
+
+from toolcell.support import lazy_names
+
+__all__ = ["Allow", "Egress", "Resolver"]
+
+if TYPE_CHECKING:
+    from toolcell.egress.connector import Resolver
+    from toolcell.egress.egress import Egress
+    from toolcell.egress.rules import Allow
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "toolcell.egress.connector": "Resolver",
+            "toolcell.egress.egress": "Egress",
+            "toolcell.egress.rules": "Allow",
+        },
+    )

@@ -1,0 +1,150 @@
+"""The body of an answer, piece by piece: counted, and without secrets, also where it is compressed."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
+
+from toolcell.egress.echoes import Echoes
+from toolcell.egress.failures import PROTOCOL
+from toolcell.errors import ToolError
+
+PIECE_BYTES: Final = 64 * 1024
+
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
+_FORMATS = {"gzip": _GZIP_OR_ZLIB, "x-gzip": _GZIP_OR_ZLIB, "deflate": _GZIP_OR_ZLIB}
+
+
+class Inflater:
+    """Decompresses gzip and deflate, and never makes more than a piece at a time."""
+
+    def __init__(self) -> None:
+        self._zlib = zlib.decompressobj(_GZIP_OR_ZLIB)
+        self._is_new = True
+        self._left = b""
+
+    def feed(self, data: bytes) -> None:
+        """Take what was received."""
+        self._left += data
+
+    def next_piece(self) -> bytes:
+        """Return the next piece; b"" when more data is needed.
+
+        Raises:
+            ToolError: the data is damaged.
+        """
+        while self._left:
+            if self._zlib.eof:  # members of gzip may stand one behind the other
+                self._zlib, self._is_new = zlib.decompressobj(_GZIP_OR_ZLIB), True
+            if self._is_new:
+                if len(self._left) < 2:
+                    return b""
+                self._choose()
+            try:
+                made = self._zlib.decompress(self._left, PIECE_BYTES)
+            except zlib.error as exc:
+                raise ToolError(f"the body cannot be decompressed: {exc}", code=PROTOCOL) from None
+            self._left = self._zlib.unconsumed_tail or self._zlib.unused_data
+            if made:
+                return made
+        return b""
+
+    def _choose(self) -> None:
+        """By the name deflate, servers mean two formats; the first two bytes tell."""
+        is_zlib = self._left[0] & 0x0F == 8 and int.from_bytes(self._left[:2], "big") % 31 == 0
+        if not is_zlib and self._left[:2] != b"\x1f\x8b":
+            self._zlib = zlib.decompressobj(-zlib.MAX_WBITS)
+        self._is_new = False
+
+    @property
+    def is_whole(self) -> bool:
+        """True when the data has ended where a body may end."""
+        return self._zlib.eof or self._is_new
+
+
+def inflater_for(encoding: str) -> Inflater | None:
+    """Return what decompresses a body of this Content-Encoding; None when it is not compressed.
+
+    Raises:
+        ToolError: it cannot be looked through for secrets.
+    """
+    names = [each.strip().lower() for each in encoding.split(",")]
+    coded = [each for each in names if each not in ("", "identity", "none", "utf-8", "aws-chunked")]
+    if not coded:
+        return None
+    if len(coded) > 1 or coded[0] not in _FORMATS:
+        text = f"the answer has the content-encoding {encoding!r:.80}, and is looked through for secrets; ask for gzip"
+        raise ToolError(text, code=PROTOCOL)
+    return Inflater()
+
+
+class AnswerBody:
+    """One body that is being received."""
+
+    def __init__(
+        self,
+        pieces: AsyncIterator[bytes],
+        close: Callable[[], Awaitable[None]],
+        *,
+        count: Callable[[int], None],
+        echoes: Echoes,
+        inflater: Inflater | None,
+    ) -> None:
+        """`count`: is told how many bytes came, and raises when they are too many. `echoes`: what is taken out."""
+        self._pieces, self._close, self._count = pieces, close, count
+        self._echoes, self._inflater = echoes, inflater
+        self._buffer = bytearray()
+        self._held = b""
+        """May be the beginning of a secret."""
+        self.is_at_end = False
+
+    async def read(self, size: int, *, fill: bool = False) -> bytes:
+        """Return the next bytes, at most `size`; b"" at the end. `fill`: as many, unless it ends before.
+
+        Raises:
+            ToolError: the body is damaged, or there is too much of it.
+        """
+        while not self.is_at_end and len(self._buffer) < (size if fill else 1):
+            await self._receive()
+        made = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return made
+
+    async def _receive(self) -> None:
+        if self._inflater is not None and (made := self._inflater.next_piece()):
+            self._count(len(made))
+            self._add(made)
+            return
+        try:
+            piece = await anext(self._pieces)
+        except StopAsyncIteration:
+            if self._inflater is not None and not self._inflater.is_whole:
+                raise ToolError("the body ended in the middle of its compression", code=PROTOCOL) from None
+            self._buffer += self._echoes.clean(self._held)
+            self._held, self.is_at_end = b"", True
+            await self.aclose()
+            return
+        if self._inflater is not None:
+            self._inflater.feed(piece)
+        else:
+            self._count(len(piece))
+            self._add(piece)
+
+    def _add(self, data: bytes) -> None:
+        if not self._echoes:
+            self._buffer += data
+            return
+        data = self._echoes.clean(self._held + data)
+        held = self._echoes.held_back(data)
+        self._buffer += data[: len(data) - held]
+        self._held = data[len(data) - held :]
+
+    @property
+    def is_empty(self) -> bool:
+        """True when nothing more comes."""
+        return self.is_at_end and not self._buffer
+
+    async def aclose(self) -> None:
+        """Receive no more."""
+        await self._close()

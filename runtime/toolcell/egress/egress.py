@@ -1,0 +1,478 @@
+"""`Egress`: the requests that scripts of a runtime may send, and the tools that send them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import anyio
+import httpcore
+
+from toolcell.config import Limits
+from toolcell.egress.answers import AnswerBody, Inflater, inflater_for
+from toolcell.egress.connector import GuardedBackend, Resolver, SystemResolver, tls_context
+from toolcell.egress.echoes import Echoes
+from toolcell.egress.failures import CONNECT, LIMIT, PROTOCOL, REFUSED, TIMEOUT, refused
+from toolcell.egress.request import HttpRequest, check_override, filled_body, read_request, sent_headers
+from toolcell.egress.rules import PLACEHOLDER, SAFE, Allow, RuleBook
+from toolcell.errors import ToolError, UsageError
+from toolcell.support import TokenBucket, quiet_loggers
+from toolcell.tools import (
+    CODE,
+    ArgumentChecker,
+    Call,
+    RegisteredTool,
+    RunContext,
+    RunState,
+    Secrets,
+    ToolContext,
+    ToolDefinition,
+    ToolOptions,
+    ToolResult,
+    ToolSpec,
+    Upload,
+    check_kind,
+    compile_tool,
+)
+from toolcell_bridge import HTTP, HTTP_READ, PART_BYTES
+
+DEFAULT_TIMEOUT_S: Final = 60.0
+"""To connect, and between two pieces of an answer, when the library does not say."""
+
+MAX_CONNECTIONS: Final = 100
+KEPT_CONNECTIONS: Final = 20
+KEPT_S: Final = 30.0
+
+MAX_RESTS: Final = 64
+"""Answers of one run that are being read at once."""
+
+_TELLING = ("httpcore.connection", "httpcore.http11", "httpcore.proxy")
+"""At level DEBUG, httpcore logs whole headers, and these have secrets."""
+
+_HTTP_SCHEMA: Final = {
+    "type": "object",
+    "properties": {
+        "method": {"type": "string"},
+        "url": {"type": "string"},
+        "headers": {"type": "array"},
+        "body": {},
+        "upload": {},
+        "timeout_s": {},
+    },
+    "required": ["method", "url"],
+}
+_READ_SCHEMA: Final = {
+    "type": "object",
+    "properties": {"rest": {"type": "string"}, "size": {"type": "integer"}},
+    "required": ["rest", "size"],
+}
+
+
+class Egress:
+    """Where scripts may send HTTP requests. Without a rule that allows it, no request is sent.
+
+        Egress(Allow("api.github.com", secrets={"Authorization": "Bearer {TOKEN}"}), secrets=Secrets({"TOKEN": token}))
+
+    Scripts never have a secret: they may write `{TOKEN}`, and the host puts the value in its place.
+    """
+
+    def __init__(
+        self, *rules: Allow, secrets: Mapping[str, str] | None = None, resolver: Resolver | None = None
+    ) -> None:
+        """`resolver`: looks up hosts in place of the system.
+
+        Raises:
+            UsageError: a rule is none, or names a secret that there is not.
+        """
+        for rule in rules:
+            check_kind("Egress: each rule", rule, Allow, cure='write Allow("api.example.com")')
+        self._secrets = secrets if isinstance(secrets, Secrets) else Secrets(secrets)
+        for name, value in self._secrets.items():
+            if not PLACEHOLDER.fullmatch(f"{{{name}}}") or not (value.isascii() and value.isprintable()):
+                raise UsageError(f"Egress: the secret {name!r:.80} needs a name like API_TOKEN, and a line of ASCII")
+        for rule in rules:
+            if missing := sorted((rule.header_secrets | rule.body_secrets) - self._secrets.keys()):
+                raise UsageError(f"Allow({rule.host!r}): Egress(secrets=) has no {missing[0]!r:.80}")
+        self.rules = rules
+        self._book = RuleBook(rules)
+        self._resolver = resolver or SystemResolver()
+        self._echoes = Echoes(self._secrets)
+        self._paces = [TokenBucket(1 / rule.rate, max(1.0, rule.rate)) if rule.rate else None for rule in rules]
+        self._lock = threading.Lock()
+
+    def tools_for(self, limits: Limits) -> RequestTools:
+        """Return the tools of one runtime. `limits`: of runs that have none of their own."""
+        return RequestTools(self, limits)
+
+    def judge(self, request: HttpRequest) -> Allow:
+        """Return the rule that allows a request.
+
+        Raises:
+            ToolError: none does.
+        """
+        rule = self._book.judge(request.method, request.target)
+        check_override(request, rule)
+        return rule
+
+    @property
+    def echoes(self) -> Echoes:
+        """Finds its secrets."""
+        return self._echoes
+
+    def filled(self, request: HttpRequest, rule: Allow) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+        """Return body and headers of a request as they are sent. Of a long body only its size is known here."""
+        body = filled_body(request, rule, self._secrets)
+        return body, sent_headers(request, rule, self._secrets, len(body))
+
+    def headers(self, request: HttpRequest, rule: Allow, size: int) -> list[tuple[bytes, bytes]]:
+        """Return the headers of a request with a long body."""
+        return sent_headers(request, rule, self._secrets, size)
+
+    def wait_s(self, rule: Allow, most_s: float) -> float:
+        """Take the next turn of a rule with a rate; return how many seconds it is away.
+
+        Raises:
+            ToolError: it is `most_s` away or more; it is not taken.
+        """
+        bucket = next(pace for each, pace in zip(self.rules, self._paces, strict=True) if each is rule)
+        if bucket is None:
+            return 0.0
+        with self._lock:
+            now = time.monotonic()
+            if (wait_s := bucket.wait_s(now)) >= most_s:
+                text = f"{rule.host} may get {rule.rate:g} requests a second, and the next turn is {wait_s:.1f} s away"
+                raise ToolError(text, code=LIMIT, retryable=True)
+            return bucket.take(now)
+
+    def network(self) -> GuardedBackend:
+        """Return what connects to the addresses that the rules allow."""
+        return GuardedBackend(self._book, self._resolver)
+
+    def __repr__(self) -> str:
+        return f"Egress({', '.join(repr(rule.host) for rule in self.rules)})"
+
+
+class RunRequests:
+    """The requests of one run: how many, how many bytes, and the answers that are being read."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._requests = self._bytes = self._count = 0
+        self.rests: dict[str, AnswerBody] = {}
+
+    def count_request(self) -> None:
+        """Count a request that is about to be sent.
+
+        Raises:
+            ToolError: it is one too many.
+        """
+        most = self._limits.egress_requests
+        if self._requests >= most:
+            raise ToolError(f"this run may send {most} requests (egress_requests), and has sent them", code=LIMIT)
+        self._requests += 1
+
+    def count_bytes(self, count: int) -> None:
+        """Count bytes of a body.
+
+        Raises:
+            ToolError: they are too many.
+        """
+        self._bytes += count
+        if self._bytes > (most := self._limits.egress_bytes):
+            text = f"the requests of this run may send and receive {most} bytes together (egress_bytes)"
+            raise ToolError(text, code=LIMIT)
+
+    async def keep(self, body: AnswerBody) -> str:
+        """Keep the rest of an answer; return its name."""
+        if len(self.rests) >= MAX_RESTS:
+            oldest = next(iter(self.rests))
+            await self.rests.pop(oldest).aclose()
+        self._count += 1
+        name = f"answer-{self._count}"
+        self.rests[name] = body
+        return name
+
+    async def aclose(self) -> None:
+        """Drop what is left."""
+        rests, self.rests = self.rests, {}
+        for body in rests.values():
+            await body.aclose()
+
+
+class _AsReceived(ArgumentChecker):
+    """Arguments that the tool itself reads."""
+
+    def check_plain(self, args: dict[str, Any]) -> dict[str, Any]:
+        return args.copy()
+
+
+def _tool(spec: ToolSpec) -> RegisteredTool:
+    made = compile_tool(spec)
+    return RegisteredTool(spec, _AsReceived(spec.definition, "off", "allow"), made.aliases, made.identity)
+
+
+class RequestTools:
+    """The tools of one runtime, and their connections. Used in one event loop."""
+
+    def __init__(self, egress: Egress, limits: Limits) -> None:
+        self._egress, self._limits = egress, limits
+        self._runs: weakref.WeakKeyDictionary[RunState, RunRequests] = weakref.WeakKeyDictionary()
+        self._pool: httpcore.AsyncConnectionPool | None = None
+        general = ToolOptions(listed=False, callable_from=frozenset({CODE}), timeout_s=math.inf)
+        self._http = _tool(
+            ToolSpec(
+                definition=ToolDefinition(HTTP, "Sends an HTTP request of a library of the script.", _HTTP_SCHEMA),
+                invoke=self._send,
+                options=general,
+                source=egress,
+                choose=self._choose,
+            )
+        )
+        read = dataclasses.replace(general, read_only=True, idempotent=True)
+        self._read_tool = _tool(
+            ToolSpec(
+                definition=ToolDefinition(HTTP_READ, "Returns more of the body of an answer.", _READ_SCHEMA),
+                invoke=self._read,
+                options=read,
+                source=egress,
+            )
+        )
+        self._forms: dict[tuple[int, bool, bool], RegisteredTool] = {}
+
+    @property
+    def tools(self) -> Sequence[RegisteredTool]:
+        """That every run of a script has, and nobody is told of."""
+        return (self._http, self._read_tool)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.aclose()
+
+    # What a request is: a call that reads or writes, and perhaps one that somebody has to approve
+
+    def _choose(self, call: Call) -> RegisteredTool | ToolResult:
+        """Return the tool for a request, with the options of its rule; or why it is refused."""
+        try:
+            request = read_request(call.raw_args if isinstance(call.raw_args, Mapping) else {})
+            rule = self._egress.judge(request)
+            if request.upload is not None and (call.run.dry_run is not None or rule.needs_approval(request.method)):
+                text = f"{request}: its body is too long to be shown to those who decide about it: {request.upload}"
+                raise ToolError(text, code=LIMIT)
+        except ToolError as exc:
+            return ToolResult.fail(exc.message, code=exc.code, retryable=exc.retryable)
+        return self._form(rule, request.method)
+
+    def _form(self, rule: Allow, method: str) -> RegisteredTool:
+        """Return the tool as it is for requests of this rule and method."""
+        is_safe, needs_approval = method in SAFE, rule.needs_approval(method)
+        key = id(rule), is_safe, needs_approval
+        if key not in self._forms:
+            options = dataclasses.replace(
+                self._http.options,
+                read_only=is_safe,
+                idempotent=is_safe,
+                requires_approval=needs_approval,
+                sends=frozenset({rule.sends}),
+                reads=labels(rule.reads),
+                preview=None if is_safe else _collected,
+                blocking=False,
+            )
+            spec = dataclasses.replace(self._http.spec, options=options)
+            tool = self._http
+            self._forms[key] = RegisteredTool(spec, tool.checker, tool.aliases, tool.identity)
+        return self._forms[key]
+
+    def _of_run(self, run: RunContext) -> RunRequests:
+        state = run.state
+        if (found := self._runs.get(state)) is None:
+            found = self._runs[state] = RunRequests(run.limits if isinstance(run.limits, Limits) else self._limits)
+            if state.at_end is not None:
+                state.at_end.append(found.aclose)
+        return found
+
+    # Sending
+
+    async def _send(self, context: ToolContext) -> dict[str, Any]:
+        call, egress = context.call, self._egress
+        request = read_request(call.args)
+        rule = egress.judge(request)
+        if self._form(rule, request.method).options != call.options:
+            raise refused(f"{request}: a hook changed the request to one that other rules hold for; it was not sent")
+        run = self._of_run(call.run)
+        upload = self._upload_of(call.run, request)
+        body, headers = egress.filled(request, rule)
+        content: Any = body
+        size = len(body)
+        if upload is not None:
+            size = upload.size
+            headers, content = egress.headers(request, rule, size), _pieces(upload)
+        if rule.max_bytes is not None and size > rule.max_bytes:
+            raise ToolError(f"{request}: the body has {size} bytes, and may have {rule.max_bytes}", code=LIMIT)
+        timeout_s = min(request.timeout_s or DEFAULT_TIMEOUT_S, 86_400.0)
+        run.count_request()
+        run.count_bytes(size if upload is None else 0)  # an upload was counted when it was kept
+        await anyio.sleep(egress.wait_s(rule, timeout_s))
+        with self._failures(request):
+            response = await self._exchange(request, headers, content, timeout_s)
+            return await self._answer(request, rule, run, response, can_keep=call.run.state.at_end is not None)
+
+    def _upload_of(self, run: RunContext, request: HttpRequest) -> Upload | None:
+        if request.upload is None:
+            return None
+        uploads = run.state.uploads
+        if uploads is None or (found := uploads.get(request.upload)) is None:
+            raise ToolError(f"{request}: there is no upload {request.upload!r:.100}", code="invalid_arguments")
+        return found
+
+    async def _exchange(
+        self, request: HttpRequest, headers: list[tuple[bytes, bytes]], content: Any, timeout_s: float
+    ) -> httpcore.Response:
+        target = request.target
+        if self._pool is None:
+            self._pool = httpcore.AsyncConnectionPool(
+                ssl_context=tls_context(),
+                max_connections=MAX_CONNECTIONS,
+                max_keepalive_connections=KEPT_CONNECTIONS,
+                keepalive_expiry=KEPT_S,
+                network_backend=self._egress.network(),
+            )
+        host = target.origin.partition("://")[2].removesuffix(f":{target.port}")
+        timeouts = dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)
+        return await self._pool.handle_async_request(
+            httpcore.Request(
+                method=request.method,
+                url=httpcore.URL(
+                    scheme=target.scheme.encode(),
+                    host=host.encode(),
+                    port=target.port,
+                    target=f"{target.path}{target.query}".encode(),
+                ),
+                headers=headers,
+                content=content,
+                extensions={"timeout": timeouts},
+            )
+        )
+
+    async def _answer(
+        self, request: HttpRequest, rule: Allow, run: RunRequests, response: httpcore.Response, *, can_keep: bool
+    ) -> dict[str, Any]:
+        """Return the answer with the first part of its body, and keep the rest."""
+        is_over = False
+        try:
+            headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers]
+            headers = [each for each in headers if each[0].lower() not in ("transfer-encoding", "connection")]
+            length = next((value for name, value in headers if name.lower() == "content-length"), "")
+            headers, inflater = self._readable(headers)
+            received = 0
+
+            def count(size: int) -> None:
+                nonlocal received
+                received += size
+                run.count_bytes(size)
+                if rule.max_bytes is not None and received > rule.max_bytes:
+                    raise ToolError(f"{request}: the answer has more than {rule.max_bytes} bytes", code=LIMIT)
+
+            pieces = aiter(response.aiter_stream())
+            body = AnswerBody(pieces, response.aclose, count=count, echoes=self._egress.echoes, inflater=inflater)
+            is_short = length.isdigit() and int(length) <= PART_BYTES
+            first = await body.read(PART_BYTES, fill=is_short or not can_keep)
+            is_over = body.is_empty
+            rest = None if is_over or not can_keep else await run.keep(body)
+            if is_over and length and request.method != "HEAD" and self._egress.echoes:
+                headers.append(("Content-Length", str(len(first))))
+            is_over = is_over or rest is not None
+        finally:
+            if not is_over:
+                with anyio.CancelScope(shield=True):
+                    await response.aclose()
+        echoes = self._egress.echoes
+        return {
+            "status": response.status,
+            "reason": echoes.clean_text(response.extensions.get("reason_phrase", b"").decode("latin-1")),
+            "version": response.extensions.get("http_version", b"HTTP/1.1").decode("latin-1").removeprefix("HTTP/"),
+            "headers": [[name, echoes.clean_text(value)] for name, value in headers],
+            "body": first,
+            "rest": rest,
+        }
+
+    def _readable(self, headers: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], Inflater | None]:
+        """Return the headers of a body that is looked through for secrets, and what decompresses it."""
+        if not self._egress.echoes:
+            return headers, None
+        inflater = inflater_for(", ".join(value for name, value in headers if name.lower() == "content-encoding"))
+        gone = {"content-length", "content-encoding"} if inflater is not None else {"content-length"}
+        return [each for each in headers if each[0].lower() not in gone], inflater
+
+    # Reading on
+
+    async def _read(self, context: ToolContext) -> bytes:
+        args = context.call.args
+        name, size = args.get("rest"), args.get("size")
+        if not isinstance(name, str) or type(size) is not int or size < 0:
+            raise ToolError("http_read takes the name of a rest, and a size from 0", code="invalid_arguments")
+        run = self._of_run(context.call.run)
+        body = run.rests.get(name)
+        if body is None:
+            raise ToolError(
+                f"there is no more of {name!r:.40}: it was read or dropped, or is of another run", code=PROTOCOL
+            )
+        made = b""
+        try:
+            if size:
+                with self._failures(name):
+                    made = await body.read(min(size, PART_BYTES))
+        finally:
+            if not made and run.rests.pop(name, None) is not None:
+                with anyio.CancelScope(shield=True):
+                    await body.aclose()
+        return made
+
+    @contextmanager
+    def _failures(self, request: object) -> Iterator[None]:
+        """Turn what the network raises into failures of the call, without secrets."""
+        echoes = self._egress.echoes
+        try:
+            with quiet_loggers(*_TELLING):
+                yield
+        except ToolError as exc:
+            code = {"not_permitted": REFUSED, "unavailable": CONNECT}.get(exc.code, exc.code)
+            raise ToolError(echoes.clean_text(exc.message), code=code, retryable=exc.retryable) from None
+        except httpcore.TimeoutException as exc:
+            raise self._failed(request, exc, TIMEOUT) from None
+        except (httpcore.ConnectError, OSError) as exc:
+            raise self._failed(request, exc, CONNECT) from None
+        except (httpcore.NetworkError, httpcore.ProtocolError) as exc:
+            raise self._failed(request, exc, PROTOCOL) from None
+
+    def _failed(self, request: object, exc: Exception, code: str) -> ToolError:
+        kind = type(exc).__name__
+        text = self._egress.echoes.clean_text(f"{request}: {kind}{f': {exc}' if str(exc) else ''}")
+        return ToolError(text, code=code, retryable=code != PROTOCOL)
+
+
+def labels(given: str | Sequence[str]) -> frozenset[str]:
+    """Return labels of which one may be written as a text."""
+    return frozenset((given,) if isinstance(given, str) else given)
+
+
+def _collected(**request: Any) -> dict[str, Any]:
+    """Return what a request that a dry run collects is answered with."""
+    return {"status": 202, "reason": "Collected", "version": "1.1", "headers": [], "body": b"", "rest": None}
+
+
+async def _pieces(upload: Upload) -> AsyncIterator[bytes]:
+    """Yield a long body."""
+    place = 0
+    while place < upload.size:
+        upload.file.seek(place)
+        piece = upload.file.read(PART_BYTES)
+        place += len(piece)
+        yield piece

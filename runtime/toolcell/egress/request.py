@@ -1,0 +1,222 @@
+"""Read a request that a guest asks for, and decide which headers are sent. Pure; trusts nothing in it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from toolcell.egress.failures import refused
+from toolcell.egress.rules import PLACEHOLDER, Allow
+from toolcell.egress.urls import Target, parse_url
+from toolcell.errors import ToolError
+
+MAX_HEADERS: Final = 200
+MAX_HEADER_BYTES: Final = 64 * 1024
+
+OVERRIDES: Final = frozenset({
+    "x-http-method-override", "x-http-method", "x-method-override", "x-original-url", "x-rewrite-url",
+    "x-original-method", "x-forwarded-path", "x-override-url",
+})  # fmt: skip
+"""Some servers take method or path from these in place of the request's own."""
+
+QUERY_OVERRIDES: Final = frozenset({"_method", "_httpmethod", "x-http-method-override"})
+
+_DROPPED: Final = frozenset({"keep-alive", "te", "trailer", "expect"})
+"""About the connection, which is the host's own."""
+
+_REFUSED: Final = frozenset({"upgrade", "http2-settings", "alt-used"})
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_BAD_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+Header = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpRequest:
+    """One request as it was asked for, checked for its form."""
+
+    method: str
+    target: Target
+    headers: tuple[Header, ...]
+    body: bytes
+    upload: str | None
+    """What stands for a long body."""
+    timeout_s: float | None
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.target.origin}{self.target.path}"
+
+
+def read_request(args: Mapping[str, Any]) -> HttpRequest:
+    """Return the request that a guest asks for.
+
+    Raises:
+        ToolError: its form is wrong, or its URL is written in a way that programs read differently.
+    """
+    method, url, timeout_s = args.get("method"), args.get("url"), args.get("timeout_s")
+    body, upload = args.get("body", b""), args.get("upload")
+    if not isinstance(method, str) or not isinstance(url, str):
+        raise _malformed("method and url are texts")
+    if not isinstance(body, bytes) or not (upload is None or isinstance(upload, str)):
+        raise _malformed("body is bytes, and upload the name of an upload or None")
+    if timeout_s is not None and (
+        isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf
+    ):
+        raise _malformed(f"timeout_s is a number of seconds or None, not {timeout_s!r:.40}")
+    try:
+        target = parse_url(url)
+    except ToolError as exc:
+        raise refused(exc.message) from None
+    return HttpRequest(
+        method=method,
+        target=target,
+        headers=_headers(args.get("headers", [])),
+        body=body,
+        upload=upload,
+        timeout_s=timeout_s,
+    )
+
+
+def _malformed(message: str) -> ToolError:
+    return ToolError(f"a request is not well formed: {message}", code="invalid_arguments")
+
+
+def _headers(given: Any) -> tuple[Header, ...]:
+    if not isinstance(given, list) or len(given) > MAX_HEADERS:
+        raise _malformed(f"headers is a list of at most {MAX_HEADERS} [name, value]")
+    found, size = list[Header](), 0
+    for each in given:
+        if not isinstance(each, list) or len(each) != 2 or not all(isinstance(text, str) for text in each):
+            raise _malformed("each header is [name, value], two texts")
+        name, value = each
+        if not _TOKEN.fullmatch(name):
+            raise refused(f"the name of a header is not one: {name!r:.80}")
+        if _BAD_VALUE.search(value):
+            raise refused(f"the header {name} has a line break or another control character")
+        try:
+            size += len(name) + len(value.encode("latin-1"))
+        except UnicodeEncodeError:
+            raise refused(f"the header {name} has characters that no header can have") from None
+        found.append((name, value.strip(" \t")))
+    if size > MAX_HEADER_BYTES:
+        raise refused(f"the headers have {size} bytes, and may have {MAX_HEADER_BYTES}")
+    return tuple(found)
+
+
+def check_override(request: HttpRequest, rule: Allow) -> None:
+    """Check that the query does not ask for another method, as some frameworks let it.
+
+    Raises:
+        ToolError: it asks for one that the rule does not allow.
+    """
+    for name, value in parse_qsl(request.target.query.removeprefix("?"), keep_blank_values=True):
+        if name.lower() in QUERY_OVERRIDES and value.upper() not in rule.methods and "*" not in rule.methods:
+            raise refused(f"{request}: the query asks for the method {value!r:.40}, which is not allowed")
+
+
+def sent_headers(request: HttpRequest, rule: Allow, secrets: Mapping[str, str], size: int) -> list[tuple[bytes, bytes]]:
+    """Return the headers that are sent, with the secrets of the rule. `size`: bytes of the body.
+
+    Raises:
+        ToolError: a header is the host's to set, or has the placeholder of a secret that is not for this host.
+    """
+    authority = request.target.origin.partition("://")[2]
+    own = {name.lower() for name in rule.headers}
+    found = [("Host", authority)]
+    for name, value in request.headers:
+        if _is_passed_on(request, name, value, size) and name.lower() not in own:
+            found.append((name, filled_header(request, rule, secrets, name, value)))
+    for name, template in rule.headers.items():
+        _check_is_private(request, rule)
+        found.append((name, PLACEHOLDER.sub(lambda match: secrets[match[1]], template)))
+    if size or request.method not in ("GET", "HEAD", "OPTIONS", "DELETE"):
+        found.append(("Content-Length", str(size)))
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in found]
+
+
+def _is_passed_on(request: HttpRequest, name: str, value: str, size: int) -> bool:
+    """Return False for a header that the host sets itself.
+
+    Raises:
+        ToolError: it says something else than what the host sets, or is refused.
+    """
+    key = name.lower().replace("_", "-")  # many servers read both as one
+    match key:
+        case "host":
+            target = request.target
+            default = f":{target.port}"
+            if value.lower().rstrip(".") not in {(host := target.origin.partition("://")[2]), f"{host}{default}"}:
+                raise refused(f"{request}: the header Host says {value!r:.80}, which is not the host of the URL")
+        case "content-length":
+            if not (value.isascii() and value.isdigit() and int(value) == size):
+                raise refused(f"{request}: the header Content-Length says {value!r:.40}, and the body has {size} bytes")
+        case "transfer-encoding":
+            if value.lower() not in ("chunked", "identity"):
+                raise refused(f"{request}: the header Transfer-Encoding {value!r:.40} is refused")
+        case "connection":
+            if not {each.strip().lower() for each in value.split(",")} <= {"close", "keep-alive", "te", ""}:
+                raise refused(f"{request}: the header Connection {value!r:.40} is refused")
+        case _ if key in _REFUSED or key in OVERRIDES or key.startswith("proxy-"):
+            raise refused(f"{request}: the header {name} is refused")
+        case _:
+            return key not in _DROPPED
+    return False
+
+
+def _check_is_private(request: HttpRequest, rule: Allow) -> None:
+    if request.target.scheme != "https" and not rule.is_plain:
+        raise refused(
+            f"{request}: a secret would be sent over http, where everybody on the way can read it; "
+            f'Allow("http://{rule.name}") allows that'
+        )
+
+
+def filled_header(request: HttpRequest, rule: Allow, secrets: Mapping[str, str], name: str, value: str) -> str:
+    """Return the value of a header with secrets in the place of their placeholders.
+
+    Raises:
+        ToolError: a secret is not for this host.
+    """
+    if "{" in value:
+        return _filled(request, rule, secrets, rule.header_secrets, f"the header {name}", value)
+    scheme, space, coded = value.partition(" ")
+    if space and scheme.lower() == "basic":
+        try:
+            plain = base64.b64decode(coded.strip(), validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError):
+            return value
+        filled = _filled(request, rule, secrets, rule.header_secrets, f"the header {name}", plain)
+        return value if filled == plain else f"{scheme} {base64.b64encode(filled.encode()).decode()}"
+    return value
+
+
+def filled_body(request: HttpRequest, rule: Allow, secrets: Mapping[str, str]) -> bytes:
+    """Return the body with the secrets that the rule lists for bodies."""
+    body = request.body
+    for name in rule.body_secrets:
+        mark = f"{{{name}}}".encode()
+        if mark in body:
+            _check_is_private(request, rule)
+            body = body.replace(mark, secrets[name].encode())
+    return body
+
+
+def _filled(
+    request: HttpRequest, rule: Allow, secrets: Mapping[str, str], allowed: frozenset[str], where: str, text: str
+) -> str:
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in secrets:
+            return match[0]  # text with braces
+        if match[1] not in allowed:
+            raise refused(f"{request}: {where} has {match[0]}, and no rule gives that secret to {request.target.host}")
+        _check_is_private(request, rule)
+        return secrets[match[1]]
+
+    return PLACEHOLDER.sub(value, text)

@@ -1,0 +1,102 @@
+"""Bodies that a script uploads in parts, for the requests that its libraries send. Dropped with the run."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Mapping
+from typing import IO, Any, Final
+
+from toolcell.errors import ToolError
+from toolcell_bridge.wire.requests import PART_BYTES
+
+INLINE_BYTES: Final = 4 * 1024 * 1024
+"""A shorter body is among the arguments of its request, where it is shown, approved and recorded whole. Of a longer one
+the arguments have digest and size."""
+
+MAX_UPLOADS: Final = 64
+"""Of one run, at once."""
+
+LIMIT: Final = "EgressLimit"
+
+
+class Upload:
+    """One body. In memory as long as it is short, then in a file without a name."""
+
+    def __init__(self) -> None:
+        self.file: IO[bytes] = tempfile.SpooledTemporaryFile(INLINE_BYTES)  # noqa: SIM115 (closed by `Uploads`)
+        self.size = 0
+        self._digest = hashlib.sha256()
+
+    def add(self, data: bytes) -> None:
+        """Append a part."""
+        self.file.write(data)
+        self._digest.update(data)
+        self.size += len(data)
+
+    @property
+    def name(self) -> str:
+        """What stands for it in the arguments of its request."""
+        return f"sha256:{self._digest.hexdigest()}, {self.size} bytes"
+
+    def read(self) -> bytes:
+        """Return all of it."""
+        self.file.seek(0)
+        return self.file.read()
+
+
+class Uploads:
+    """The uploads of one run."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: bytes of all of them together."""
+        self._most, self._used, self._count = most, 0, 0
+        self._open: dict[str, Upload] = {}
+        self._named: dict[str, Upload] = {}
+        """Those that a request has taken, by what stands for them in its arguments."""
+
+    def add(self, upload: object, data: object) -> str:
+        """Append a part to an upload, or begin one; return its name.
+
+        Raises:
+            ToolError: there is none of that name, the part is too large, or the run's bytes are used up.
+        """
+        if not isinstance(data, bytes) or len(data) > PART_BYTES:
+            raise ToolError(f"a part of an upload is bytes, at most {PART_BYTES}", code="invalid_arguments")
+        if self._used + len(data) > self._most:
+            text = f"the requests of a run may send and receive {self._most} bytes together (egress_bytes)"
+            raise ToolError(text, code=LIMIT)
+        if upload is None:
+            if len(self._open) + len(self._named) >= MAX_UPLOADS:
+                raise ToolError(f"a run may have {MAX_UPLOADS} uploads at once; send those that it has", code=LIMIT)
+            self._count += 1
+            upload = f"upload-{self._count}"
+            self._open[upload] = Upload()
+        if not isinstance(upload, str) or upload not in self._open:
+            raise ToolError(f"there is no upload {upload!r:.40} to add to", code="invalid_arguments")
+        self._used += len(data)
+        self._open[upload].add(data)
+        return upload
+
+    def taken(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a request with its body, or with what stands for one that is long."""
+        name = args.get("upload")
+        upload = self._open.pop(name, None) if isinstance(name, str) else None
+        if upload is None:
+            return dict(args)
+        if upload.size > INLINE_BYTES:
+            self._named[upload.name] = upload
+            return {**args, "upload": upload.name}
+        body = upload.read()
+        upload.file.close()
+        return {**args, "body": body, "upload": None}
+
+    def get(self, name: str) -> Upload | None:
+        """Return a long upload by what stands for it."""
+        return self._named.get(name)
+
+    def close(self) -> None:
+        """Drop them."""
+        for each in (*self._open.values(), *self._named.values()):
+            each.file.close()
+        self._open, self._named = {}, {}
