@@ -4,15 +4,14 @@ It runs as pid 1 of its own pid namespace, inside the root the launcher built: w
 sandbox below it. It talks to the host over a SEQPACKET socket that no sandbox keeps. It never reads a byte that guest
 code wrote, and never runs guest code.
 
-Host to zygote: msgpack {"id", "outer_id", "disk_bytes", "inodes", "rlimits", "descriptors"} with that many descriptors
-[bridge, stdout, stderr, cgroup.procs...] attached.
+Host to zygote: msgpack {"id", "outer_id", "settings", "descriptors"} with that many descriptors [bridge, stdout,
+stderr, cgroup.procs...] attached. The settings are packed by themselves: nearly all requests have the same.
 Zygote to host: {"ready": ...} once; {"started": id} with a pidfd attached; {"failed": id, "why", "errno"};
 {"exited": id, "status", "cpu_s", "peak_memory_bytes"}.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
 import _socket
 import array
 import errno
@@ -47,7 +46,7 @@ from toolcell_bridge.guest import errors, own_signals
 from toolcell_bridge.guest.runner import exit_process
 from toolcell_bridge.isolation.apply import IsolationPlan, SandboxIsolation
 from toolcell_bridge.isolation.guest_paths import SCRATCH, WRITABLE
-from toolcell_bridge.isolation.rlimits import RlimitPlan
+from toolcell_bridge.isolation.rlimits import RlimitPlan, RlimitRows, numbered
 from toolcell_bridge.isolation.root import DEVICES
 from toolcell_bridge.isolation.syscalls import (
     CLONE_NEWPID,
@@ -60,6 +59,7 @@ from toolcell_bridge.isolation.syscalls import (
     umount2,
     unshare,
 )
+from toolcell_bridge.wire.frozen import frozen
 
 REQUEST_BYTES = 64 * 1024
 MAX_DESCRIPTORS = 8
@@ -67,7 +67,7 @@ WARM_UPS = 32
 """Rehearsals in the zygote. The interpreter specialises code that has run a dozen times, and children share it: a tenth
 fewer page faults in each child's rehearsal (349 against 389, five interleaved rounds)."""
 
-IDLE_MS = 5
+IDLE_S = 0.005
 """After so long without an event it loads the next module that scripts may want."""
 
 READ = ("/etc",)
@@ -80,6 +80,16 @@ OF_SESSIONS = (REPEATABLE, "toolcell_bridge.guest.leftovers", "toolcell_bridge.g
 """Loaded when the zygote is idle: a session that loads them itself has a copy, and waits for it."""
 
 
+@frozen
+class SandboxSettings:
+    """What all sandboxes have that are requested with the same settings."""
+
+    guest: ForkedGuest
+    disk_bytes: int
+    inodes: int
+    rlimits: RlimitRows
+
+
 class Zygote:
     """Serves fork requests from `control` until it closes."""
 
@@ -88,10 +98,13 @@ class Zygote:
         self._control = control
         self._proc = proc
         self._own_pid_namespace = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
-        self._children: dict[int, int] = {}
-        self._guest: ForkedGuest | None = None
-        self._made_for: object = None
-        """Of which requests the guest is."""
+        self._children: dict[int, tuple[int, int]] = {}
+        """By pidfd: its pid, and the number of its request."""
+        self._settings: SandboxSettings | None = None
+        self._packed_settings = b""
+        """As they were received."""
+        self._guest_of: object = None
+        """Which settings the guest is made for."""
         # Reserves the descriptor: each child has its own bridge there.
         placeholder = socket.socket(socket.AF_UNIX)
         self._bridge = socket.socket(fileno=os.dup2(placeholder.fileno(), BRIDGE, inheritable=False))
@@ -100,6 +113,7 @@ class Zygote:
         self._warm_ups = WARM_UPS
         self._heap: ImmortalHeap | None = None
         """While it is made immortal."""
+        self._events = select.epoll()  # before it is taken away from scripts
         existing = tuple(filter(os.path.exists, READ_EXEC))
         policy = preparation.policy_for_imports(executes=executes)
         devices = [f"/dev/{name}" for name in DEVICES]
@@ -107,7 +121,6 @@ class Zygote:
         self._isolation = SandboxIsolation(read, read_exec, devices, own_ids, policy)
         with preparation.without_packages():
             preparation.adapt(policy)
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self, config: dict[str, Any]) -> None:
         """Preload, report ready, and answer requests."""
@@ -122,33 +135,31 @@ class Zygote:
             gc.collect()  # after our own imports nothing is garbage
         gc.freeze()
         gc.enable()  # it was off since the interpreter's start
-        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        # Ends of children are events of their pidfds. A handler would be called also whenever the host stops one.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         errors.answer_with_line()
         self._send({"ready": True, "python": sys.version.split()[0], "problems": problems})
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
-        poll.register(self._wake_read, select.POLLIN)
+        control = self._control.fileno()
+        self._events.register(control, select.EPOLLIN)
         while True:
-            events = poll.poll(self._patience_ms())
-            if not events and self._to_load:
+            found = self._events.poll(self._patience_s())
+            if not found and self._to_load:
                 self._load_next()
-            elif self._guest is not None and self._warm_ups:
-                self._warm_up(self._guest)
-            for descriptor, _ in events:
-                if descriptor == self._wake_read:
-                    os.read(self._wake_read, 4096)
-                    self._reap()
+            elif self._settings is not None and self._warm_ups:
+                self._warm_up(self._settings.guest)
+            for descriptor, _ in found:
+                if descriptor != control:
+                    self._reap(descriptor)
                 elif not self._serve_one():
                     return
             if self._heap is not None and self._heap.step():
                 self._heap = None
 
-    def _patience_ms(self) -> int | None:
+    def _patience_s(self) -> float | None:
         """How long to wait for an event before the next step of what makes later sandboxes quicker."""
         if self._to_load and self._children:
-            return IDLE_MS  # such a step can take long
-        return None if self._heap is None else 0
+            return IDLE_S  # such a step can take long
+        return None if self._heap is None else 0.0
 
     def _freeze_objects(self) -> None:
         # Frozen objects are never visited by the collector, so a child's collection does not copy their pages.
@@ -197,38 +208,49 @@ class Zygote:
 
     def _start(self, request: dict[str, Any], descriptors: list[int]) -> None:
         """Fork a child and report it. One that cannot be reported is killed: nobody could end it."""
-        pid = self._fork(request, descriptors)
-        self._children[pid] = request["id"]
+        if request["settings"] != self._packed_settings:
+            self._take_settings(request["settings"])
+        assert self._settings is not None
+        pid = self._fork(self._settings, request["outer_id"], descriptors)
+        pidfd = -1
         try:
             pidfd = os.pidfd_open(pid)
-            try:
-                self._send({"started": request["id"]}, (pidfd,))
-            finally:
-                os.close(pidfd)
+            self._send({"started": request["id"]}, (pidfd,))
+            self._events.register(pidfd, select.EPOLLIN)
         except BaseException:
-            del self._children[pid]
             os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            if pidfd >= 0:
+                os.close(pidfd)
             raise
+        self._children[pidfd] = pid, request["id"]
 
-    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
-        """Prepare everything that can be prepared, and fork.
+    def _take_settings(self, packed: bytes) -> None:
+        """Prepare everything that can be prepared for sandboxes with these settings.
 
         A child copies each page that it writes to first, at 3 us each; here the pages are already ours.
         """
-        wanted = (request["frame_bytes"], request["environment"])
-        if self._guest is None or self._made_for != wanted:
-            set_environment(request["environment"])
-            self._guest, self._made_for = ForkedGuest(self._bridge, request["frame_bytes"]), wanted
-            self._guest.warm_up()
+        settings = msgpack.unpackb(packed)
+        guest_of = settings["frame_bytes"], settings["environment"]
+        if self._settings is not None and guest_of == self._guest_of:
+            guest = self._settings.guest
+        else:
+            set_environment(settings["environment"])
+            guest = ForkedGuest(self._bridge, settings["frame_bytes"])
+            guest.warm_up()
+        rows = numbered(RlimitPlan(**settings["rlimits"]))
+        self._settings = SandboxSettings(guest, settings["disk_bytes"], settings["inodes"], rows)
+        self._packed_settings, self._guest_of = packed, guest_of
+
+    def _fork(self, settings: SandboxSettings, outer_id: int, descriptors: list[int]) -> int:
         reseed()
-        limits = RlimitPlan(**request["rlimits"])
-        plan = self._isolation.plan(request["outer_id"], request["disk_bytes"], request["inodes"], limits)
+        plan = self._isolation.plan(outer_id, settings.disk_bytes, settings.inodes, settings.rlimits)
         try:
             unshare(CLONE_NEWPID)
             try:
                 pid = HANDLERS.fork()
                 if pid == 0:
-                    self._become_sandbox(self._guest, plan, descriptors)
+                    self._become_sandbox(settings.guest, plan, descriptors)
             finally:
                 setns(self._own_pid_namespace, CLONE_NEWPID)
         finally:
@@ -249,9 +271,6 @@ class Zygote:
             # Its own open file. Otherwise it shares the flags with every other sandbox.
             null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
             os.dup2(null, 0)
-            # Not through the signal module, whose enums cost 50 page faults. Before the filter, which refuses it.
-            _signal.set_wakeup_fd(-1)
-            _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
             self._isolation.apply(plan, self._proc, BRIDGE + 1)
             guest.serve(self._isolation.layers)
         except BaseException as exc:
@@ -259,19 +278,14 @@ class Zygote:
         finally:
             exit_process(1)
 
-    def _reap(self) -> None:
-        while self._children:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            request = self._children.pop(pid, None)
-            if request is not None:
-                cpu_s = usage.ru_utime + usage.ru_stime
-                peak = usage.ru_maxrss * 1024
-                self._send({"exited": request, "status": status, "cpu_s": cpu_s, "peak_memory_bytes": peak})
+    def _reap(self, pidfd: int) -> None:
+        """Report the end of a child."""
+        pid, number = self._children.pop(pidfd)
+        self._events.unregister(pidfd)
+        os.close(pidfd)
+        _, status, usage = os.wait4(pid, 0)
+        cpu_s, peak = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+        self._send({"exited": number, "status": status, "cpu_s": cpu_s, "peak_memory_bytes": peak})
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import errno
 import functools
 import os
 import struct
+from collections.abc import Iterable, Sequence
 
 from toolcell_bridge.isolation.syscalls import syscall
 from toolcell_bridge.wire.frozen import frozen
@@ -106,10 +107,26 @@ def supported_abi() -> int:
     return min(version, NEWEST_ABI)
 
 
-def create_ruleset(abi: int) -> int:
-    """Create an empty ruleset that governs all ABI `abi` knows, and return its descriptor."""
+def create_ruleset(abi: int, rules: Sequence[bytes] = ()) -> int:
+    """Create a ruleset that governs all ABI `abi` knows, with these `rules`; return its descriptor."""
     attribute = handled(abi).attribute()
-    return syscall("landlock_create_ruleset", attribute, len(attribute), 0)
+    ruleset = syscall("landlock_create_ruleset", attribute, len(attribute), 0)
+    try:
+        for rule in rules:
+            syscall("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, rule, 0)
+    except BaseException:
+        os.close(ruleset)
+        raise
+    return ruleset
+
+
+def rules(rows: Iterable[tuple[int, int]], abi: int) -> tuple[bytes, ...]:
+    """Return rules for any number of rulesets, from descriptors and rights: what the kernel takes in `add_rule`."""
+    ruleset = create_ruleset(abi)
+    try:
+        return tuple(add_rule(ruleset, descriptor, rights, abi) for descriptor, rights in rows)
+    finally:
+        os.close(ruleset)
 
 
 def add_path(ruleset: int, path: str, rights: int, abi: int) -> None:
@@ -121,20 +138,23 @@ def add_path(ruleset: int, path: str, rights: int, abi: int) -> None:
         os.close(fd)
 
 
-def add_rule(ruleset: int, fd: int, rights: int, abi: int) -> None:
-    """Grant `rights` beneath the inode that `fd` is open on. A descriptor opened with O_PATH can be used many times.
+def add_rule(ruleset: int, fd: int, rights: int, abi: int) -> bytes:
+    """Grant `rights` beneath the inode that `fd` is open on; return the rule as the kernel took it.
 
-    A rule is tied to this inode: a directory on a fresh mount needs its own rule.
+    A descriptor opened with O_PATH can be used many times. A rule is tied to this inode: a directory on a fresh mount
+    needs its own.
     """
     granted = rights & handled(abi).fs
+    attribute = _PATH_ATTRIBUTE.pack(granted, fd)
     try:
-        syscall("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, _PATH_ATTRIBUTE.pack(granted, fd), 0)
+        syscall("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, attribute, 0)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
         # Not a directory: the kernel then wants file rights only.
         attribute = _PATH_ATTRIBUTE.pack(granted & _FILE_RIGHTS, fd)
         syscall("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, attribute, 0)
+    return attribute
 
 
 def restrict_self(ruleset: int, abi: int = FLOOR_ABI) -> None:

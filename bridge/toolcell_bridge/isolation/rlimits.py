@@ -6,7 +6,12 @@ the second layer, and the only one where there is no cgroup.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from toolcell_bridge.wire.frozen import frozen
+
+RlimitRows: TypeAlias = tuple[tuple[int, int], ...]
+"""Number in the resource module, value for soft and hard."""
 
 _STACK_BYTES = 8 * 1024 * 1024
 """What distributions give the main thread; glibc sizes every thread's stack from it."""
@@ -63,7 +68,7 @@ def apply(plan: RlimitPlan) -> None:
     apply_numbered(numbered(plan))
 
 
-def numbered(plan: RlimitPlan) -> tuple[tuple[int, int], ...]:
+def numbered(plan: RlimitPlan) -> RlimitRows:
     """The table with the resource module's numbers for its names: what can be worked out ahead of `apply_numbered`.
 
     Raises:
@@ -77,7 +82,7 @@ def numbered(plan: RlimitPlan) -> tuple[tuple[int, int], ...]:
     return tuple((getattr(resource, name), value) for name, value in plan.rows())
 
 
-def apply_numbered(rows: tuple[tuple[int, int], ...]) -> None:
+def apply_numbered(rows: RlimitRows) -> None:
     """Set every row of `numbered` on this process; see `apply`."""
     import resource
 

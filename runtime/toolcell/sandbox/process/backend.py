@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import anyio
+import msgpack
 from anyio.abc import TaskGroup
 
 from toolcell.config import Limits, Policy
@@ -60,8 +61,8 @@ class ProcessBackend(BackendDefaults):
         self._count = itertools.count(1)
         self._cgroups: CgroupManager | NoLocation | None = None
         self._replacement: _Replacement | None = None
-        self._request: tuple[Limits, dict[str, Any]] | None = None
-        """What the zygote was last asked for: nearly all sandboxes of a runtime have the same limits."""
+        self._settings: tuple[Limits, bytes] | None = None
+        """What was last asked of the zygote: nearly all sandboxes of a runtime have the same limits."""
 
     @property
     def unsupported(self) -> Mapping[str, str]:
@@ -79,7 +80,7 @@ class ProcessBackend(BackendDefaults):
             OSError: the machine is short of something; nothing was started.
             SandboxUnavailable: there is no interpreter for guests, or the launcher died.
         """
-        self._cgroups, self._request = cgroup_manager.discover(), None
+        self._cgroups, self._settings = cgroup_manager.discover(), None
         if isinstance(self._cgroups, CgroupManager):
             self._cgroups.reap_orphans(within_s=1.0)
         self._spawned = self._spawn_zygote()
@@ -193,11 +194,10 @@ class ProcessBackend(BackendDefaults):
                 for entry in cgroup.entries:
                     written.append(os.open(entry, os.O_WRONLY | os.O_CLOEXEC))
                     theirs.callback(os.close, written[-1])
-            if self._request is None or self._request[0] is not limits:
-                self._request = limits, self._request_for(limits, cgroup is not None)
-            request = self._request[1]
+            if self._settings is None or self._settings[0] is not limits:
+                self._settings = limits, self._pack_settings(limits, cgroup is not None)
             manager = self._cgroups if isinstance(self._cgroups, CgroupManager) else None
-            child = await zygote.fork(request, [guest_bridge.fileno(), *written])
+            child = await zygote.fork(self._settings[1], [guest_bridge.fileno(), *written])
             sandbox = ProcessSandbox(
                 child,
                 SocketStream(bridge),
@@ -217,14 +217,16 @@ class ProcessBackend(BackendDefaults):
             raise
         return sandbox
 
-    def _request_for(self, limits: Limits, has_cgroup: bool) -> dict[str, Any]:
-        return {
+    def _pack_settings(self, limits: Limits, has_cgroup: bool) -> bytes:
+        settings = {
             "disk_bytes": limits.disk_bytes,
             "inodes": limits.inodes,
             "frame_bytes": limits.frame_bytes,
             "environment": self._environment,
             "rlimits": asdict(rlimits_for(limits, has_cgroup, executes=self._executes)),
         }
+        packed: bytes = msgpack.packb(settings)
+        return packed
 
     def _make_cgroup(self, name: str, limits: Limits) -> Cgroup | None:
         if not isinstance(self._cgroups, CgroupManager):

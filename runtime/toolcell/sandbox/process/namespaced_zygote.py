@@ -202,8 +202,8 @@ class NamespacedZygote(ZygoteHandle[NamespacedProcess]):
             child.pidfd, child.has_started = descriptors[0], True
             child.notify()
 
-    async def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> NamespacedProcess:
-        """Request a sandbox. `descriptors` are sent with the request; the caller closes them.
+    async def fork(self, settings: bytes, descriptors: Sequence[int]) -> NamespacedProcess:
+        """Request a sandbox. `settings`: packed. `descriptors` are sent with the request; the caller closes them.
 
         Raises:
             SandboxUnavailable: the request could not be sent; names the shortage.
@@ -212,8 +212,8 @@ class NamespacedZygote(ZygoteHandle[NamespacedProcess]):
         child = NamespacedProcess(self._next)
         # Where there are several ids, 0 is the zygote's own.
         outer_id = 0 if self.id_count == 1 else 1 + child.number % (self.id_count - 1)
-        more = {"id": child.number, "outer_id": outer_id, "descriptors": len(descriptors)}
-        await self._request(child, request | more, descriptors)
+        request = {"id": child.number, "outer_id": outer_id, "settings": settings, "descriptors": len(descriptors)}
+        await self._request(child, request, descriptors)
         return child
 
     async def wait_started(self, child: NamespacedProcess) -> None:
