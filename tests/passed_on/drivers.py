@@ -230,7 +230,7 @@ async def dry_run_and_commit(office: Office, order: Order) -> Came:
         text = source(order.calls, order.code)
         options = {**order.bounds(), **order.handlers}
         dry = await runtime.execute_code(text, dry_run=True, context=order.run(), **options)
-        result = await runtime.commit(dry, context=order.run())
+        result = await runtime.commit(dry, approve=dry.draft_digest, context=order.run())
         rows = [["ok", each.value] if each.status == "made" else ["failed", each.error] for each in result.effects]
         dry_rows = [row for row in dry.value or () if row[0] == "failed"]
         return await ended(order, Came(result, [*dry_rows, *rows], lambda: runtime.revert(result), (dry, result)))

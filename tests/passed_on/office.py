@@ -210,9 +210,12 @@ class Order:
 
 
 def source(calls: Calls, code: str = "", middle: str = "", then: Calls = ()) -> str:
-    """Return a script that makes calls one after the other, and whose value is what each gave."""
+    """Return a script that makes calls one after the other, and whose value is what each gave.
+
+    In a session, it has the rows of the script before as `earlier`.
+    """
     lines = [
-        "rows = []",
+        "earlier, rows = globals().get('rows', []), []",
         "def make(name, args):",
         "    try:",
         "        rows.append(['ok', call_tool(name, args)])",

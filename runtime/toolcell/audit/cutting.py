@@ -13,6 +13,7 @@ from toolcell.audit import records
 from toolcell.audit.config import AuditConfig, Keep
 from toolcell.audit.redact import Redactor
 from toolcell.support import packing
+from toolcell.support.about_tables import tables_text
 from toolcell.support.packing import bytes_digest, text_digest, value_digest
 
 HEAD_CHARS: Final = 1024
@@ -67,8 +68,10 @@ def _without_large(kind: str, fields: tuple[Any, ...], config: AuditConfig, reda
         index = names.index(name)
         packed = packing.pack(kept[index])
         if len(packed) > limit(config):
-            kept[index] = None
             summary, cleaned = _summary(packed, "size", redactor)
+            if tables := tables_text(kept[index]):
+                summary["tables"] = tables
+            kept[index] = None
             _note(extra, name, summary)
             if DIGESTS.get(name) in names:
                 digest = text_digest(cleaned) if name == "source" and type(cleaned) is str else summary.get("sha256")

@@ -29,7 +29,8 @@ from toolcell.audit.format import (
 from toolcell.audit.records import Record
 from toolcell.config import package_name
 from toolcell.errors import AuditError
-from toolcell.support.packing import Unrecordable, text_digest
+from toolcell.support.packing import Unrecordable, text_digest, value_digest
+from toolcell_bridge.wire.tables import Array, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +367,8 @@ def jsonable(value: Any, depth: int = 0) -> Any:
             return [jsonable(item, depth + 1) for item in value]
         case bytes():
             return {"base64": base64.b64encode(value).decode("ascii")}
+        case Array() | Table():
+            return {"table": str(value), "sha256": value_digest(value)}
         case Unrecordable(kind, text):
             return {"unrecordable": kind, "text": text}
         case float() if value != value or value in (float("inf"), float("-inf")):

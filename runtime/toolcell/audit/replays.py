@@ -272,7 +272,7 @@ class AnsweringTools:
             self._stop(f"the record ends here: call {index} was under way when its host was killed")
         if given is None and is_answered(call):
             if (missing := call.end_extra.get("value_cut")) is not None:
-                why = f"the answer of call {index} was not recorded ({missing['why']})"
+                why = f"the answer of call {index}, {call.tool}, was not recorded ({missing['why']})"
                 self._diverge("no_answer", why, index, expected=missing)
             given = recorded_result(call)
         return await self.replay.answer(ident, new, given)

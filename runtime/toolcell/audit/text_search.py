@@ -14,6 +14,7 @@ from toolcell.audit.query import Index, RunSummary
 from toolcell.audit.reader import RecordedCall, RecordedRun, jsonable
 from toolcell.errors import AuditError
 from toolcell.support.packing import Unrecordable
+from toolcell_bridge.wire.tables import Array, Table
 
 MAX_DEPTH: Final = 100
 LINE_CHARS: Final = 4096
@@ -153,6 +154,8 @@ def _leaves(
                 yield from _leaves(f"{name}[{number}]", item, call, depth + 1)
         case bytes():
             yield name, value.decode("utf-8", "backslashreplace"), call
+        case Array() | Table():
+            yield from _leaves(name, value.plain(), call, depth)
         case Unrecordable(kind, text):
             yield name, f"{kind} {text}", call
         case _:

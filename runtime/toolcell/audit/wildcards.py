@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from toolcell.audit.credentials import REDACTED
+from toolcell.support.packing import pack, unpack
+from toolcell_bridge.wire.tables import Array, Table
 
 MAX_DEPTH: Final = 100
 
@@ -48,6 +50,8 @@ def fits(recorded: Any, got: Any, depth: int = 0) -> bool:
         case (list() | tuple(), list() | tuple()):
             pairs = zip(recorded, got, strict=False)
             return len(recorded) == len(got) and all(fits(one, other, depth + 1) for one, other in pairs)
+        case (list(), Array() | Table()):  # of a table from which something was taken out, the rows are recorded
+            return fits(recorded, unpack(pack(got.plain())), depth)
     return type(recorded) is type(got) and bool(recorded == got or (recorded != recorded and got != got))
 
 

@@ -432,7 +432,8 @@ def _show_call(call: RecordedCall, console: Console, most: int) -> None:
 
 def _cut(missing: Mapping[str, Any]) -> str:
     what = f"{missing.get('bytes')} bytes, sha256 {str(missing['sha256'])[:16]}, " if "sha256" in missing else ""
-    return f"({what}not recorded: {missing.get('why')})"
+    tables = f", {missing['tables']}" if "tables" in missing else ""
+    return f"({what}not recorded: {missing.get('why')}{tables})"
 
 
 def _show_output(run: RecordedRun, console: Console, most: int) -> None:

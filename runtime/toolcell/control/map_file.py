@@ -19,7 +19,8 @@ from toolcell.journal.directory import MAP_SUFFIX, SUFFIX, item_run
 from toolcell.journal.file import Damaged, JournalFile, OlderCopy, RecordKind, Table
 from toolcell.journal.store import JournalStore
 from toolcell.results import ErrorInfo, Outcome
-from toolcell.support.packing import pack, unpack, value_digest
+from toolcell.support.about_tables import tables_text
+from toolcell.support.packing import bytes_digest, pack, unpack, value_digest
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue
 
@@ -154,7 +155,7 @@ class MapFile:
         self.check_inputs(index, inputs, digest)
         self.remove_run(index)  # its host may have been killed before this
         value = unpack(packed) if isinstance(packed, bytes) else None
-        unkept = f"its value has {packed} bytes, and {KEPT_BYTES} are kept" if isinstance(packed, int) else ""
+        unkept = f"its value has {packed}, and {KEPT_BYTES} are kept" if isinstance(packed, str) else ""
         return MapItem(
             index,
             inputs,
@@ -198,9 +199,10 @@ class MapFile:
         Raises:
             UsageError: it cannot be written.
         """
-        packed: bytes | int | None = pack(item.value) if item.has_value else None
+        packed: bytes | str | None = pack(item.value) if item.has_value else None
         if isinstance(packed, bytes) and len(packed) > KEPT_BYTES:
-            packed = len(packed)
+            tables = tables_text(item.value)
+            packed = f"{len(packed)} bytes, sha256 {bytes_digest(packed)}{f', {tables}' if tables else ''}"
         error = {name: getattr(item.error, name) for name in _ERROR_FIELDS} if item.error is not None else None
         digest = input_digest(item.inputs)
         self._write(END, item.index, digest, str(item.outcome), item.has_value, packed, error)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from toolcell.errors import ResumeError
 from toolcell.results import PendingCall
+from toolcell.support.call_text import MAX_ASKED_CHARS, arguments_text
 
 KIND: Final = "toolcell_suspension"
 OF_AGENT: Final = "toolcell_turn"
@@ -31,10 +32,15 @@ def make_token(
         "source": source,
         "tools": tools,
         "expires": expires,
-        "calls": [{name: getattr(each, name) for name in shown} for each in calls],
+        "calls": [{name: getattr(each, name) for name in shown} | _cut_in_forms(each) for each in calls],
     }
     text = _text(payload)
     return f'{{"signature":"{_signature(key, text)}","{KIND}":{text}}}'
+
+
+def _cut_in_forms(call: PendingCall) -> dict[str, bool]:
+    """Return a mark for a call whose arguments no form shows whole: a reader of the token has no other way to know."""
+    return {} if arguments_text(call.args, max_chars=MAX_ASKED_CHARS).is_whole else {"is_cut": True}
 
 
 def run_of(given: str) -> str:
@@ -96,7 +102,8 @@ def _text(value: Any) -> str:
 
 
 def _odd(value: object) -> Any:
-    """Bytes have no form in JSON: a reader of the token sees them as base64. The digest is over the bytes."""
+    """Bytes have no form in JSON: a reader of the token sees them as base64, and the beginning of a table as text. The
+    digest is over all of it."""
     if isinstance(value, bytes | bytearray):
         return {"base64": base64.b64encode(bytes(value)).decode("ascii")}
     return str(value)

@@ -22,16 +22,23 @@ from mcp_types import (
 )
 
 from toolcell.control import Deny
-from toolcell.results import ExecutionResult, OutputFile, PendingCall, Suspension
-from toolcell.support import MAX_ARGS, arguments_text, as_one_line, clean, json_size, json_text, left_out
+from toolcell.results import Array, ExecutionResult, OutputFile, PendingCall, Suspension, Table
+from toolcell.support import (
+    MAX_ARGS,
+    MAX_ASKED_CHARS,
+    arguments_text,
+    as_one_line,
+    clean,
+    json_size,
+    json_text,
+    left_out,
+    table_facts,
+)
 from toolcell.tools import Approve, Reject, bytes_in, code_result, mentions_bytes, without_bytes
-from toolcell_bridge import picture_type
+from toolcell_bridge import picture_type, to_plain
 
 VALUE_BYTES = 1 << 20
 """Of a value in an answer. A model reads the text beside it, which is shorter."""
-
-MAX_ASKED_CHARS = 2_000
-"""Of one argument of a call that a person is asked about."""
 
 _SHOWN_WHOLE = f"at most {MAX_ASKED_CHARS} characters of an argument, and {MAX_ARGS} arguments"
 TOO_MUCH_BYTES = 256 * 1024
@@ -105,9 +112,7 @@ def _plain(result: ExecutionResult, with_logs: bool) -> dict[str, Any]:
         "run_id": result.run_id,
     }
     if result.has_value:
-        value = without_bytes(result.value)
-        is_short = json_size(value, VALUE_BYTES) <= VALUE_BYTES
-        plain["value"] = value if is_short else left_out(f"it has more than {VALUE_BYTES} bytes of JSON")
+        plain["value"] = structured_value(result.value)
     if result.type_findings:
         plain["type_findings"] = [
             {name: each[name] for name in ("line", "rule", "message")} for each in result.type_findings
@@ -120,6 +125,31 @@ def _plain(result: ExecutionResult, with_logs: bool) -> dict[str, Any]:
         plain["suspension"] = {"token": result.suspension.to_json(), "calls": calls}
     made: dict[str, Any] = json.loads(json_text(plain))
     return made
+
+
+def structured_value(value: Any) -> Any:
+    """Return a value as it stands in structured content: with the rows of tables, if there is room for them."""
+    short = without_bytes(value)
+    if short is not value and _fits(value):
+        with_rows = without_bytes(_with_rows(value))
+        if _fits(with_rows):
+            return with_rows
+    return short if _fits(short) else left_out(f"it has more than {VALUE_BYTES} bytes of JSON")
+
+
+def _fits(value: Any) -> bool:
+    return json_size(value, VALUE_BYTES) <= VALUE_BYTES
+
+
+def _with_rows(value: Any) -> Any:
+    match value:
+        case Array() | Table():
+            return {**table_facts(value), "values" if isinstance(value, Array) else "rows": to_plain(value.plain())}
+        case dict():
+            return {key: _with_rows(each) for key, each in value.items()}
+        case list():
+            return [*map(_with_rows, value)]
+    return value
 
 
 def file_blocks(run_id: str, files: Iterable[OutputFile], value: Any = None) -> list[ContentBlock]:
@@ -200,30 +230,13 @@ def readable_only(decisions: Mapping[str, Any], token: str) -> dict[str, Any]:
     """
     try:
         calls = json.loads(token)["toolcell_suspension"]["calls"]
-        whole = {each["id"] for each in calls if _is_shown_whole(each["args"])}
+        whole = {each["id"] for each in calls if not each.get("is_cut")}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         whole = set()
     return {
         ident: Deny(IN_PART) if ident not in whole and isinstance(each, Approve) else each
         for ident, each in decisions.items()
     }
-
-
-def _is_shown_whole(args: Mapping[str, Any]) -> bool:
-    """Return whether a form shows arguments whole, as a token has them: with bytes as `{"base64": ...}`."""
-    given = {name: _with_bytes(value) for name, value in args.items()}
-    return arguments_text(given, max_chars=MAX_ASKED_CHARS).is_whole
-
-
-def _with_bytes(value: Any) -> Any:
-    """Return a value with its bytes. What only looks like bytes becomes longer in a form, and not shorter."""
-    if isinstance(value, list):
-        return [_with_bytes(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    if value.keys() == {"base64"} and isinstance(text := value["base64"], str):
-        return bytes(len(text) * 3 // 4 - text[-2:].count("="))
-    return {name: _with_bytes(each) for name, each in value.items()}
 
 
 def decision(result: object) -> Approve | Reject:

@@ -32,11 +32,12 @@ from toolcell.mcp.content import (
     output_schema,
     question,
     readable_only,
+    structured_value,
     text_answer,
     too_much_to_decide,
 )
 from toolcell.options import RunOptions
-from toolcell.results import ExecutionResult, Outcome, Suspension
+from toolcell.results import Array, ExecutionResult, Outcome, Suspension, Table
 from toolcell.run import CallStarted, LogPrinted, ProgressReported, RunFinished, RunStream
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
@@ -254,7 +255,9 @@ class McpServer:
                     case LogPrinted(name, text):
                         await self._log(ctx, "info" if name == "stdout" else "warning", name, clean(text))
                     case ProgressReported(value):
-                        message = value if isinstance(value, str) else json_start(value, MAX_MESSAGE_CHARS)
+                        message = (
+                            value if isinstance(value, str) else json_start(without_bytes(value), MAX_MESSAGE_CHARS)
+                        )
                     case CallStarted(tool=tool, parent_call_id=None):
                         message = f"calls {tool}"
                     case RunFinished(result):
@@ -345,7 +348,9 @@ class McpServer:
             update = event.update or {}
             said = update.get("text") or update.get("details")
             count += 1
-            await self._report(ctx, count, said if isinstance(said, str) else json_start(said, MAX_MESSAGE_CHARS))
+            await self._report(
+                ctx, count, said if isinstance(said, str) else json_start(without_bytes(said), MAX_MESSAGE_CHARS)
+            )
 
     async def _report(self, ctx: Context, count: int, message: str) -> None:
         shown = one_line(clean(message[: 2 * MAX_MESSAGE_CHARS]), MAX_MESSAGE_CHARS)
@@ -382,7 +387,9 @@ def _of_row(rows: PlanRows, schema: Mapping[str, Any] | None) -> types.CallToolR
     text = text_answer(value[:VALUE_BYTES] if isinstance(value, str) else json_start(value, VALUE_BYTES))
     content = [*text.content, *file_blocks(rows.run_id, rows.files, given)]
     if schema is None:
-        return types.CallToolResult(content=content)
+        data = structured_value(given) if isinstance(given, Array | Table) else None
+        structured = json.loads(json_text(data)) if isinstance(data, dict) else None
+        return types.CallToolResult(content=content, structured_content=structured)
     if (size := json_size(value, VALUE_BYTES)) > VALUE_BYTES:
         return failed(f"its result has {size} bytes of JSON, and an answer holds {VALUE_BYTES}; use {CODE_TOOL}")
     plain = json.loads(json_text(value))

@@ -12,6 +12,7 @@ from typing import Any, Final
 import anyio
 from starlette.responses import Response
 
+from toolcell.results import Array, Table
 from toolcell.service.problems import Problem
 from toolcell.support import TooLong, daemon_threads, exact_json_bytes, exact_json_text, is_small, left_out
 
@@ -94,6 +95,8 @@ def _cut(value: Any, cut: Cut) -> Any:
             return f"{value[: cut.chars]} (cut: {len(value) - cut.chars} more characters; the answer is too large)"
         case bytes() | bytearray() if len(value) > cut.chars:
             return left_out(f"{len(value)} bytes; the answer is too large")
+        case Array() | Table() if value.nbytes > cut.chars:
+            return left_out(f"{value!r}, {value.nbytes} bytes; the answer is too large")
         case Mapping():
             kept = {name: _cut(value[name], cut) for name in [*value][: cut.elements]}
             more = len(value) - len(kept)

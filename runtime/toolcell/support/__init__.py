@@ -5,23 +5,24 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "CONNECTION", "ELEMENT_WORK", "ELSEWHERE", "MAX_ARGS", "ChangeEvent", "HttpLimits", "HttpServer", "Lifetime",
-    "Lru", "OpenedInBlock", "SqliteDatabase", "TimeSlice", "TokenBucket", "TooLong", "about_bytes_in_slices",
-    "allow_connections", "arguments_text", "as_one_line", "bounded_protocol", "bracketed", "changed",
-    "check_keywords", "clean", "closest", "cut_text", "daemon_threads", "did_you_mean", "exact_json_bytes",
-    "exact_json_text", "for_terminal", "from_exact", "fused_ranks", "importing", "is_locked", "is_loopback",
-    "is_small", "json_size", "json_start", "json_text", "keywords_known", "keywords_of", "lazy_names", "left_out",
-    "listening", "lock", "logger_of", "make_private_folder", "one_line", "parse_time", "quiet_from_here",
-    "quiet_loggers", "read_regular_file", "shown_findings", "suggestion", "url_of", "wait_for", "with_line",
-    "write_file", "write_named",
+    "CONNECTION", "ELEMENT_WORK", "ELSEWHERE", "MAX_ARGS", "MAX_ASKED_CHARS", "ChangeEvent", "HttpLimits",
+    "HttpServer", "Lifetime", "Lru", "OpenedInBlock", "SqliteDatabase", "TimeSlice", "TokenBucket", "TooLong",
+    "about_bytes_in_slices", "allow_connections", "arguments_text", "as_one_line", "bounded_protocol",
+    "bracketed", "changed", "check_keywords", "clean", "closest", "cut_text", "daemon_threads", "did_you_mean",
+    "exact_json_bytes", "exact_json_text", "for_terminal", "from_exact", "fused_ranks", "importing",
+    "is_locked", "is_loopback", "is_small", "json_size", "json_start", "json_text", "keywords_known",
+    "keywords_of", "lazy_names", "left_out", "listening", "lock", "logger_of", "make_private_folder",
+    "one_line", "parse_time", "quiet_from_here", "quiet_loggers", "read_regular_file", "shown_findings",
+    "suggestion", "table_facts", "url_of", "wait_for", "with_line", "write_file", "write_named",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from toolcell.support import daemon_threads
+    from toolcell.support.about_tables import table_facts
     from toolcell.support.asgi import HttpServer, allow_connections, bracketed, is_loopback, listening, url_of
     from toolcell.support.atomic import write_file, write_named
     from toolcell.support.blocking import wait_for
-    from toolcell.support.call_text import MAX_ARGS, arguments_text
+    from toolcell.support.call_text import MAX_ARGS, MAX_ASKED_CHARS, arguments_text
     from toolcell.support.change_event import ChangeEvent
     from toolcell.support.copies import changed
     from toolcell.support.exact_json import (
@@ -57,10 +58,11 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "toolcell.support.about_tables": "table_facts",
             "toolcell.support.asgi": "HttpServer allow_connections bracketed is_loopback listening url_of",
             "toolcell.support.atomic": "write_file write_named",
             "toolcell.support.blocking": "wait_for",
-            "toolcell.support.call_text": "MAX_ARGS arguments_text",
+            "toolcell.support.call_text": "MAX_ARGS MAX_ASKED_CHARS arguments_text",
             "toolcell.support.change_event": "ChangeEvent",
             "toolcell.support.copies": "changed",
             "toolcell.support.exact_json": (

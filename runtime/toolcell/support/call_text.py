@@ -14,13 +14,21 @@ from toolcell.support.exact_json import json_text
 from toolcell.support.packing import bytes_digest, text_digest, value_digest
 from toolcell.support.text import as_one_line
 from toolcell_bridge.guest.placeholder import RESULT_OF
+from toolcell_bridge.wire.columns import Column
 from toolcell_bridge.wire.frozen import frozen
+from toolcell_bridge.wire.tables import AnyTable, Array, Table
 
 MAX_ARG_CHARS: Final = 200
 """Of one argument, in text."""
 
+MAX_ASKED_CHARS: Final = 2_000
+"""Of one argument of a call that a person is asked about in a form."""
+
 MAX_ARGS: Final = 50
 """Arguments of a call, in text."""
+
+_ROWS: Final = 16
+"""Of a table, that are read at a time."""
 
 _PLAIN_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 
@@ -87,6 +95,10 @@ def _about(value: Any) -> str:
             size, digest = f"{len(value)} bytes", bytes_digest(value)
         case Mapping() | list() | tuple():
             size, digest = f"{len(value)} values", value_digest(value)
+        case Array():
+            size, digest = f"shape {value.shape}", value_digest(value)
+        case Table():
+            size, digest = f"{len(value)} rows x {len(value.columns)} columns", value_digest(value)
         case _:
             size, digest = "more", value_digest(value)
     return f"({size}, sha256 {digest[:16]})"
@@ -113,8 +125,38 @@ def _pieces(value: Any, results: Mapping[str, str], max_chars: int) -> Iterator[
         yield json_text(value[: max_chars + 1])
     elif isinstance(value, bytes):
         yield f"bytes {value[: max_chars + 1].hex()}"
+    elif isinstance(value, Array | Table):
+        yield from _table_pieces(value, max_chars)
     else:
         yield json_text(value)
+
+
+def _table_pieces(table: AnyTable, max_chars: int) -> Iterator[str]:
+    """Yield types, labels and every cell: nothing is left out here, as it is in the text of a table."""
+    if isinstance(table, Array):
+        columns = [table.column]
+        yield f"array of {table.dtype}, shape {table.shape}: ["
+    else:
+        named = table.named_columns()
+        columns = [*named.values()]
+        yield f"{table.kind.partition('.')[2]}, {len(table)} rows x {len(table.columns)} columns ("
+        for number, (name, column) in enumerate(named.items()):
+            yield ", " if number else ""
+            yield _name_text(name[: max_chars + 1], max_chars)[0]
+            yield f" {column.dtype}"
+            yield from _category_pieces(column, max_chars)
+        yield "): ["
+    for start in range(0, columns[0].length if columns else 0, _ROWS):
+        for number, row in enumerate(zip(*(each.values(start, start + _ROWS) for each in columns), strict=True)):
+            yield ", " if start or number else ""
+            yield from _pieces(row[0] if isinstance(table, Array) else row, _NO_RESULTS, max_chars)
+    yield "]"
+
+
+def _category_pieces(column: Column, max_chars: int) -> Iterator[str]:
+    if column.kind == "category":  # there may be some that no row has
+        yield " of "
+        yield from _pieces(column.detail[0].values(0, max_chars + 1), _NO_RESULTS, max_chars)
 
 
 def referred_effect(value: Mapping[str, Any], results: Mapping[str, str]) -> str | None:

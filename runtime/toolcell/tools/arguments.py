@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import field, replace
 from typing import Any
 
@@ -110,8 +110,8 @@ def parse_arguments(text: str) -> Any:
         raise ArgumentError(f"invalid args: {exc}") from exc
 
 
-async def prepare_arguments(received: Any, prepare: Prepare | None) -> Any:
-    """Parse text, then let the tool's own preparation rewrite a private copy.
+async def prepare_arguments(received: Any, prepare: Prepare | None, tables: Collection[str] = ()) -> Any:
+    """Parse text, then let the tool's own preparation rewrite a private copy. `tables`: see `copy_arguments`.
 
     Raises:
         ArgumentError: the arguments are not JSON, or the preparation failed.
@@ -123,7 +123,7 @@ async def prepare_arguments(received: Any, prepare: Prepare | None) -> Any:
     if prepare is None or not isinstance(received, Mapping):
         return received
     try:
-        mine = copy_arguments(received).args
+        mine = copy_arguments(received, tables).args
     except BadValue as exc:
         raise ArgumentError(f"invalid tool arguments: {exc}") from exc
     try:
@@ -156,8 +156,8 @@ class ArgumentChecker:
     """One tool's arguments: copy, mend, fill in defaults, validate."""
 
     __slots__ = (
-        "_closed", "_coercion", "_defaults", "_extras", "_looks_below", "_mends", "_plain", "_schemas", "_tables",
-        "_work", "is_valid", "tool",
+        "_closed", "_coercion", "_defaults", "_extras", "_looks_below", "_mends", "_plain", "_schemas", "_work",
+        "is_valid", "tables", "tool",
     )  # fmt: skip
 
     def __init__(
@@ -185,7 +185,8 @@ class ArgumentChecker:
         self._looks_below = extras != "allow" and _closes_below(schema)
         """Members may have members of their own that the schema does not name."""
         properties = frozenset(schema.get("properties", ()))
-        self._tables = table_names(schema)
+        self.tables = table_names(schema)
+        """Names of arguments that may be arrays and tables."""
         self._work = SchemaWork(schema)
         text_work = self._work.char_visits * MAX_PLAIN * MAX_PLAIN_CHARS
         is_light = self._work.each <= MAX_PLAIN_WORK and text_work <= MAX_CHECK_WORK
@@ -193,7 +194,7 @@ class ArgumentChecker:
         self._plain = properties if is_plain else frozenset()
         """Names that `check_plain` may copy."""
         self.is_valid = validator.is_valid if validate else _anything
-        if validate and self._tables:
+        if validate and self.tables:
             self.is_valid = lambda args: validator.is_valid(without_tables(args))
 
     def renamed(self, tool: str) -> ArgumentChecker:
@@ -254,7 +255,7 @@ class ArgumentChecker:
             rest = find_problems(self._schemas, {}) if not self.is_valid({}) else []
             raise InvalidArguments(self.tool, [problem, *rest], args)
         try:
-            copied = copy_arguments(args, self._tables)
+            copied = copy_arguments(args, self.tables)
         except BadValue as exc:
             raise InvalidArguments(self.tool, [exc.problem], args, exc.steps) from None
         chars = copied.chars + sum(2 * len(blob) for blob in copied.blobs.values())
@@ -276,7 +277,7 @@ class ArgumentChecker:
         closed = self._closed
         if (closed is None or mine.keys() <= closed) and self.is_valid(mine):
             return CheckedArguments(mine, steps=copied.nodes)
-        return self._mend(copy_arguments(args, self._tables), args, work)
+        return self._mend(copy_arguments(args, self.tables), args, work)
 
     def _mend(self, copied: Copied, received: Mapping[str, Any], work: int) -> CheckedArguments:
         steps, tried = copied.nodes, list[tuple[Coercer, Mended]]()
@@ -308,7 +309,7 @@ class ArgumentChecker:
         properties = schema.get("properties", {})
         if not received or work > MAX_DESCRIBED_WORK or received.keys() & properties.keys():
             return []
-        args, names = copy_arguments(received, self._tables).args, [*received][:MAX_PROBLEMS]
+        args, names = copy_arguments(received, self.tables).args, [*received][:MAX_PROBLEMS]
         for name in schema.get("required", ()):
             if not any(closest(each, [name]) for each in names) and self._schemas.is_valid(properties.get(name), args):
                 return [ValueProblem((), f"this is the value of one argument: write {name}=...")]

@@ -18,6 +18,8 @@ from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.result import Status, ToolResult
 from toolcell.tools.spec import RegisteredTool
 from toolcell.tools.stubs import OBSERVED, is_observed
+from toolcell.tools.table_arguments import MEDIA_TYPE
+from toolcell_bridge.wire.tables import Array, Table
 
 MIN_RESULTS: Final = 2
 """From so many results on a type is shown, and a field when so many records had it: a key that only one had is data."""
@@ -32,6 +34,7 @@ MAX_DEPTH: Final = 4
 
 _KINDS: Final = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 _BYTES: Final = "bytes"
+_TABLE: Final = "table"
 
 
 class _Shape:
@@ -55,6 +58,8 @@ class _Shape:
         match value:
             case bytes():
                 self._kinds[_BYTES] = None
+            case Array() | Table():
+                self._kinds[_TABLE] = None
             case list():
                 self._kinds["array"] = None
                 if value and depth < MAX_DEPTH:
@@ -89,6 +94,8 @@ class _Shape:
             return {"type": "string", "contentEncoding": "base64"}
         if kind == "array":
             return {"type": "array"} | ({"items": self._items.schema()} if self._items is not None else {})
+        if kind == _TABLE:
+            return {"contentMediaType": MEDIA_TYPE}
         if kind != "object":
             return {"type": kind}
         fields = {name: field for name, field in self._fields.items() if field.seen >= MIN_RESULTS}

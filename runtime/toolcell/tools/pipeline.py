@@ -296,7 +296,7 @@ async def _take_arguments(call: Call, tool: RegisteredTool) -> ToolResult | None
     received = call.raw_args
     if tool.spec.prepare is not None or received is None or isinstance(received, str):
         try:
-            received = await _until_cut_short(call, prepare_arguments(received, tool.spec.prepare))
+            received = await _until_cut_short(call, prepare_arguments(received, tool.spec.prepare, tool.checker.tables))
         except ArgumentError as exc:
             return unusable(tool, exc)
         if isinstance(received, ToolResult):

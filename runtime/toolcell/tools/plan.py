@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
 import anyio
 
 from toolcell.errors import UsageError
+from toolcell.support.packing import value_digest
 from toolcell.support.text import cut_text, one_line
 from toolcell.support.time_slice import TimeSlice
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
@@ -28,9 +30,13 @@ from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.result import ErrorCode, Status, ToolResult, json_beginning, to_json, total_usage
 from toolcell.tools.values import is_large
 from toolcell_bridge.guest.placeholder import RESULT_OF
+from toolcell_bridge.guest.values import to_plain
+from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.frozen import frozen
+from toolcell_bridge.wire.tables import AnyTable, Array, Table
 
 _ID_END = re.compile(r"[.\[]")
+_PLAIN = frozenset({str, int, float, bool, type(None), dict, list, tuple, bytes})
 _PATH_STEP = re.compile(r"\.([^.\[\]]+)|\[([0-9]+)\]")
 
 
@@ -230,10 +236,29 @@ def plan_of(steps: object) -> dict[str, Any]:
     if isinstance(steps, str | bytes | Mapping) or not isinstance(steps, Iterable):
         cure = "write [{...}] around one step" if isinstance(steps, Mapping) and "tool" in steps else STEP_SHAPE
         raise UsageError(f"execute_plan takes a list of steps, not {brief(steps)}; {cure}")
+    apart = [*map(_without_tables, steps)]
     try:
-        return _CHECKER.check({"steps": list(steps)}).args
+        plan = _CHECKER.check({"steps": [step for step, _ in apart]}).args
     except InvalidArguments as exc:
         raise UsageError(f"the plan is not valid: {'; '.join(map(str, exc.problems[:5]))}; {STEP_SHAPE}") from exc
+    for checked, (_, tables) in zip(plan["steps"], apart, strict=True):
+        if tables:
+            checked["args"] |= tables
+    return plan
+
+
+def _without_tables(step: Any) -> tuple[Any, dict[str, AnyTable]]:
+    """Return a step with None in the place of arguments that are arrays and tables, and these. A model sends none."""
+    args = step.get("args") if isinstance(step, Mapping) else None
+    if not isinstance(args, Mapping):
+        return step, {}
+    tables = dict[str, AnyTable]()
+    for name, value in args.items():
+        if isinstance(name, str) and type(value) not in _PLAIN:
+            with suppress(UnsendableValue, ValueTooLarge):  # the check says what is wrong with it
+                if isinstance(plain := to_plain(value), Array | Table):
+                    tables[name] = plain
+    return ({**step, "args": {**args, **dict.fromkeys(tables)}}, tables) if tables else (step, {})
 
 
 def read_plan(args: Mapping[str, Any]) -> Plan:
@@ -458,7 +483,7 @@ class _PlanRun:
         for step in self._plan.steps:
             tool = self._state.tools.get(step.tool)
             if tool is not None and tool.options.read_only and not step.problem:
-                key = json.dumps([step.tool, step.args, step.timeout_s], sort_keys=True, default=repr)
+                key = json.dumps([step.tool, step.args, step.timeout_s], sort_keys=True, default=value_digest)
                 if first.setdefault(key, step.index) != step.index:
                     self._same_as[step.index] = first[key]
 

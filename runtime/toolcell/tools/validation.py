@@ -206,7 +206,7 @@ async def take_around(call: Call, tool: RegisteredTool) -> ToolResult | None:
     assert call.run.dry_run is not None
     received = arguments_of(call)
     try:
-        args = copy_arguments(received).args
+        args = copy_arguments(received, tool.checker.tables).args
     except BadValue as exc:
         return ToolResult.fail(f"invalid tool arguments: {exc}", code=ErrorCode.INVALID_ARGUMENTS)
     key, schema = call.run.dry_run.key, tool.definition.checked_parameters

@@ -18,7 +18,7 @@ from toolcell.tools.checks import brief, text_of
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.frozen import frozen
-from toolcell_bridge.wire.tables import TABLES
+from toolcell_bridge.wire.tables import TABLES, Array, Table
 
 logger = logger_of("toolcell.tools")
 
@@ -302,13 +302,16 @@ def is_large(value: Any, most: int = LARGE_ELEMENTS, *, counts_bytes: bool = Tru
     while level:
         below: list[Any] = []
         for each in level:
-            is_text = isinstance(each, str) or (counts_bytes and isinstance(each, bytes))
-            if not is_text and not isinstance(each, dict | list | tuple):
-                continue
-            seen += len(each) // CHARS_PER_ELEMENT if is_text else len(each)
+            is_list = isinstance(each, dict | list | tuple)
+            if is_list:
+                seen += len(each)
+            elif isinstance(each, str) or (counts_bytes and isinstance(each, bytes)):
+                seen += len(each) // CHARS_PER_ELEMENT
+            elif counts_bytes and isinstance(each, Array | Table):
+                seen += each.nbytes // CHARS_PER_ELEMENT
             if seen > most:
                 return True
-            if not is_text:
+            if is_list:
                 below += (*each, *each.values()) if isinstance(each, dict) else each
         level = below
     return False

@@ -1,0 +1,45 @@
+"""What is told of an array or a table whose data is elsewhere, or is not kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any, Final
+
+from toolcell_bridge.wire.tables import AnyTable, Array, Table
+
+MOST_TYPES: Final = 100
+"""Columns that are named, and characters of a name."""
+
+MOST_TABLES: Final = 16
+
+
+def table_facts(table: AnyTable) -> dict[str, Any]:
+    """Return the kind, the shape and the types. Shape: {"kind", "shape", "dtype" or "dtypes"}."""
+    facts: dict[str, Any] = {"kind": table.kind, "shape": list(table.shape)}
+    if isinstance(table, Array):
+        return facts | {"dtype": table.dtype}
+    named = islice(table.named_columns().items(), MOST_TYPES)
+    return facts | {"dtypes": {name[:MOST_TYPES]: column.dtype for name, column in named}}
+
+
+def tables_text(value: Any) -> str:
+    """Return the same as text, of a value that is a table or of its members that are; empty if there is none."""
+    return "; ".join(_text(name, table) for name, table in islice(_tables_in(value), MOST_TABLES))
+
+
+def _tables_in(value: Any) -> Iterator[tuple[str, AnyTable]]:
+    match value:
+        case Array() | Table():
+            yield "", value
+        case Mapping() | list():
+            members = value.items() if isinstance(value, Mapping) else enumerate(value)
+            for name, each in members:
+                if isinstance(each, Array | Table):
+                    yield f"{name!s:.{MOST_TYPES}}: ", each
+
+
+def _text(name: str, table: AnyTable) -> str:
+    facts = table_facts(table)
+    types = facts.get("dtype") or ", ".join(f"{column} {dtype}" for column, dtype in facts["dtypes"].items())
+    return f"{name}{facts['kind']}, {' x '.join(map(str, facts['shape']))} ({types})"
