@@ -123,8 +123,13 @@ async def test_the_count_is_of_all_rows_and_content_is_required() -> None:
             [{"a": None}, {"a": None}, {"a": "12345678901234567890"}, {"a": "?"}],
         ),
         (b"a\n\x00\n", [{"a": "\0"}]),
+        (b'\xef\xbb\xbf"a,b",c\n1,2\n', [{"a,b": "1", "c": "2"}]),
+        (b"a\n" + "ä".encode() * 50 + b"\ncaf\xe9\n", [{"a": "ä" * 50}, {"a": "café"}]),
     ],
-    ids=["bom", "utf-16", "utf-16 without bom", "cp1252", "ragged", "names", "quotes", "old mac", "odd json", "nul"],
+    ids=[
+        *("bom", "utf-16", "utf-16 without bom", "cp1252", "ragged", "names", "quotes", "old mac", "odd json", "nul"),
+        *("bom and quotes", "a wrong byte"),
+    ],
 )
 async def test_files_of_the_wild_are_read(content: bytes, records: Any) -> None:
     assert (await value("data_parse", content=content))["records"] == records
@@ -444,6 +449,8 @@ def sort_key(cell: Any) -> tuple[int, Any, str]:
 
 @pytest.mark.slow
 @given(st.lists(st.fixed_dictionaries({"a": CELLS}), max_size=30), st.booleans(), st.integers(1, 9))
+@example([{"a": 2**53 + 1}, {"a": 2**53}], False, 1)
+@example([{"a": "1"}, {"a": None}, {"a": "x"}], False, 2)
 @settings(max_examples=100)
 def test_sorting_in_pieces_is_sorting_at_once(rows: list[dict[str, Any]], descending: bool, limit: int) -> None:
     rows = [row | {"n": number} for number, row in enumerate(rows)]
@@ -555,6 +562,14 @@ def test_a_batch_of_very_short_rows_has_no_more_cells_than_another(
     sizes = [len(batch) for batch in table.batches(["a"])]
     assert sum(sizes) == (20_000 if line == b'"\n' else 40_000)
     assert max(sizes) * 2 <= 5000
+
+
+def test_polars_reads_pieces_with_wrong_bytes_too() -> None:
+    rows = [{"n": str(n), "note": "ä" * 20, "end": "."} for n in range(20)]
+    text = "n,note,end\n" + "".join(f"{','.join(row.values())}\n" for row in rows)
+    [batch] = TextTable(open_text(io.BytesIO(text.encode() + b"20,caf\xe9,.\n"))).batches(["n"])
+    assert isinstance(batch, FrameBatch)
+    assert batch.records([19, 20]) == [rows[19], {"n": "20", "note": "café", "end": "."}]
 
 
 async def test_only_files_of_the_workspace_are_read(workspace: Path) -> None:

@@ -164,9 +164,11 @@ def totals(name: str, ops: Iterable[str], column: ColumnBatch) -> list[pl.Series
     parts = {"cells": column.text.is_not_null().cast(pl.Int64)}
     wanted = set(ops) - {"count"}
     if wanted:
-        number, whole = column.number, column.whole
-        if whole.null_count() < len(whole) and max(whole.max(), -whole.min()) >= SUMMED:  # type: ignore[operator, type-var]
-            whole = _where(whole.abs() < SUMMED, whole)
+        number = column.number
+        if (number.abs().max() or 0) < EXACT:  # type: ignore[operator]
+            whole = _where(number == number.floor(), number).cast(pl.Int128)
+        else:
+            whole = _where(column.whole.abs() < SUMMED, column.whole)
         fraction = _where(whole.is_null(), number)
         parts["numbers"] = number.is_not_null().cast(pl.Int64)
         if wanted & {"sum", "avg"}:
@@ -188,22 +190,21 @@ def merging(column: str) -> pl.Expr:
 
 
 def _high(fraction: pl.Series) -> pl.Series:
-    """Return the leading bits of each number: as many that their sum is exact.
+    """Return the leading bits of each number: as many that the sum of a billion of them is exact.
 
-    Adding and subtracting `pivot` rounds a number to a multiple of the pivot's last bit. So many multiples can be
-    added that their sum stays below the pivot.
+    Adding and subtracting `pivot` rounds a number to a multiple of the pivot's last bit. A billion such multiples stay
+    below the pivot.
     """
-    count = len(fraction) - fraction.null_count()
     largest = fraction.abs().max()
-    if not count or not largest or largest > 2.0**900:  # type: ignore[operator]
+    if not largest or largest > 2.0**900:  # type: ignore[operator]
         return fraction
-    pivot = math.ldexp(1.0, math.frexp(largest)[1] + count.bit_length() + 1)  # type: ignore[arg-type]
+    pivot = math.ldexp(1.0, math.frexp(largest)[1] + 31)  # type: ignore[arg-type]
     return (fraction + pivot) - pivot
 
 
 def _where(keep: pl.Series, values: pl.Series) -> pl.Series:
     """Return the values where `keep` is true, null elsewhere."""
-    return values.zip_with(keep.fill_null(False), values.clear(len(values)))
+    return pl.select(pl.when(keep).then(values)).to_series()
 
 
 def _constant(value: bool, length: int) -> pl.Series:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import BinaryIO, Final
+from typing import Final
 
 import polars as pl
 
@@ -22,7 +22,7 @@ from toolcell.builtin.tables.requests import Record
 from toolcell.builtin.tables.text import MAX_LINE_CHARS
 from toolcell.errors import ToolError
 
-PIECE_BYTES: Final = 8 * 1024 * 1024
+PIECE_BYTES: Final = 4 * 1024 * 1024
 MAX_CELLS: Final = 2 * 1024 * 1024
 """In one piece. A cell takes a byte in the file at least, and in memory 16 each time that it is copied."""
 FIRST_PIECE_BYTES: Final = 128 * 1024
@@ -39,35 +39,44 @@ _SEPARATOR_HINT: Final = re.compile(r"sep=(.)\r?\n?", re.IGNORECASE)
 class TextBytes:
     """A file's text as UTF-8, by lines or by pieces of whole rows. Nothing is held but the next piece."""
 
-    def __init__(self, source: BinaryIO, encoding: str, errors: str) -> None:
+    def __init__(self, source: io.BufferedIOBase, encoding: str, errors: str) -> None:
         self._source = source
-        self._decoder = codecs.getincrementaldecoder(encoding)(errors)
-        self._is_utf8 = encoding == "utf-8"
-        self._held = b""
-        self._at = 0
-        self._is_over = False
-        self._is_first = True
+        self._decoder = None if encoding == "utf-8" else codecs.getincrementaldecoder(encoding)(errors)
+        self._errors = errors
+        self._buffer = bytearray()
+        """One for the whole file: memory that is new to the process takes longer to get than to fill."""
+        self._at = self._stop = 0
+        """Where in the buffer the text begins and ends that was not taken."""
+        self._rows_end = 0
+        """Of the rows that `rows_within` returned."""
+        self._is_begun = self._is_over = False
         self.line_number = 0
         """Of the last line that was taken."""
 
     def fill(self, size: int) -> bool:
         """Read until `size` bytes are held or the file is over; return whether there are any."""
-        while len(self._held) - self._at < size and not self._is_over:
-            self._held = self._held[self._at :] + self._more(max(size - len(self._held) + self._at, CHUNK_BYTES))
-            self._at = 0
-        return self._at < len(self._held)
+        while self._stop - self._at < size and not self._is_over:
+            self._read(max(size - self._stop + self._at, CHUNK_BYTES))
+        if not self._is_begun:
+            self._is_begun = True
+            self._at = len(codecs.BOM_UTF8) if self._buffer.startswith(codecs.BOM_UTF8, 0, self._stop) else 0
+        return self._at < self._stop
 
-    def _more(self, size: int) -> bytes:
-        data = self._source.read(size)
-        self._is_over = not data
-        if self._is_utf8 and data.isascii() and not self._is_over and self._decoder.getstate() == (b"", 0):
-            self._is_first = False
-            return data
-        text = self._decoder.decode(data, final=self._is_over)
-        if self._is_first and text:
-            self._is_first = False
-            text = text.removeprefix("\ufeff")
-        return text.encode("utf-8", "replace")
+    def _read(self, size: int) -> None:
+        held = self._stop - self._at
+        self._buffer[:held] = self._buffer[self._at : self._stop]
+        if self._decoder is None:
+            self._buffer.extend(bytes(max(0, held + size - len(self._buffer))))
+            with memoryview(self._buffer)[held : held + size] as room:
+                count = self._source.readinto(room)
+            self._is_over = not count
+        else:
+            data = self._source.read(size)
+            self._is_over = not data
+            text = self._decoder.decode(data, final=self._is_over).encode("utf-8", "replace")
+            count = len(text)
+            self._buffer[held : held + count] = text
+        self._at, self._stop = 0, held + count
 
     def line(self) -> str:
         """Take the next line with its end, which is a line feed, a carriage return or both; empty at the end.
@@ -81,65 +90,71 @@ class TextBytes:
             if not end:
                 self.fill(size)
                 end = self._line_end(most)
-        end = end or min(self._at + most, len(self._held))
-        line = self._take(end).decode("utf-8", "replace")
-        self.line_number += bool(line)
+        taken = self._buffer[self._at : end or min(self._at + most, self._stop)]
+        self._at += len(taken)
+        self.line_number += bool(taken)
+        line = taken.decode("utf-8", self._errors)
         if len(line) > MAX_LINE_CHARS:
             raise ToolError(f"line {self.line_number} has more than {MAX_LINE_CHARS} characters", code="too_large")
         return line
 
     def _line_end(self, most: int) -> int:
         """Return where the line that is held ends; 0 when its end is not held."""
-        last = self._at + most
-        end = self._held.find(b"\n", self._at, last) + 1
-        carriage = self._held.find(b"\r", self._at, end or last) + 1
+        last = min(self._at + most, self._stop)
+        end = self._buffer.find(b"\n", self._at, last) + 1
+        carriage = self._buffer.find(b"\r", self._at, end or last) + 1
         if carriage and carriage + 1 != end:
-            return carriage if carriage < len(self._held) or self._is_over else 0
+            return carriage if carriage < self._stop or self._is_over else 0
         return end
 
     def lines(self) -> Iterator[str]:
         """Take line after line."""
         while True:
-            end = self._held.rfind(b"\n", self._at, self._at + CHUNK_BYTES) + 1
+            end = self._buffer.rfind(b"\n", self._at, min(self._at + CHUNK_BYTES, self._stop)) + 1
             if not end:
                 line = self.line()
                 if not line:
                     return
                 yield line
                 continue
-            for line in io.StringIO(self._held[self._at : end].decode(), newline=""):
-                self._at += len(line) if line.isascii() else len(line.encode())
+            for taken in self._buffer[self._at : end].splitlines(keepends=True):
+                self._at += len(taken)
                 self.line_number += 1
-                yield line
+                yield taken.decode("utf-8", self._errors)
 
-    def rows_within(self, size: int) -> bytes:
-        """Return the whole rows in the next bytes, without taking them; empty when not even one row ends there.
+    def rows_within(self, size: int, heading: bytes) -> bytes:
+        """Return the whole rows in the next bytes below a heading, without taking them; empty when not even one row
+        ends there.
 
         A line ends a row when an even number of quotes is before it.
         """
         self.fill(size)
-        last = min(self._at + size, len(self._held))
-        if self._is_over and last == len(self._held):
-            return self._held[self._at :]
-        end = self._held.rfind(b"\n", self._at, last) + 1
-        has_quotes = self._held.find(b'"', self._at, end) >= 0
-        quotes = self._held.count(b'"', self._at, end) if has_quotes else 0
+        last = min(self._at + size, self._stop)
+        self._rows_end = last if self._is_over and last == self._stop else self._row_end(last)
+        if self._rows_end <= self._at:
+            return b""
+        missing = b"" if self._buffer.endswith(b"\n", self._at, self._rows_end) else b"\n"
+        with memoryview(self._buffer)[self._at : self._rows_end] as rows:
+            piece = b"".join((heading, rows, missing))
+        if piece.isascii() or self._decoder is not None:
+            return piece
+        return piece.decode("utf-8", self._errors).encode("utf-8", "replace")
+
+    def _row_end(self, last: int) -> int:
+        end = self._buffer.rfind(b"\n", self._at, last) + 1
+        has_quotes = self._buffer.find(b'"', self._at, end) >= 0
+        quotes = self._buffer.count(b'"', self._at, end) if has_quotes else 0
         while end and quotes % 2:
-            opening = self._held.rfind(b'"', self._at, end)
-            before = self._held.rfind(b"\n", self._at, opening) + 1
-            quotes -= self._held.count(b'"', max(before, self._at), end)
+            opening = self._buffer.rfind(b'"', self._at, end)
+            before = self._buffer.rfind(b"\n", self._at, opening) + 1
+            quotes -= self._buffer.count(b'"', max(before, self._at), end)
             end = before
-        return self._held[self._at : end] if end else b""
+        return end
 
-    def drop(self, piece: bytes, lines: int) -> None:
-        """Take a piece that `rows_within` returned."""
-        self._at += len(piece)
+    def take_rows(self, lines: int) -> None:
+        """Take the rows that `rows_within` returned."""
+        self._at = self._rows_end
         self.line_number += lines
-
-    def _take(self, end: int) -> bytes:
-        taken = self._held[self._at : end]
-        self._at = end
-        return taken
 
 
 class CsvPieces:
@@ -169,8 +184,8 @@ class CsvPieces:
         layout = _Layout(list(self.names), self._delimiter)
         size = FIRST_PIECE_BYTES
         while self._text.fill(1):
-            piece = self._text.rows_within(size)
-            lines = piece.count(b"\n")
+            piece = self._text.rows_within(size, layout.heading)
+            lines = _count(piece, "\n") if piece else 0
             if lines * len(self.names) > MAX_CELLS and size > FIRST_PIECE_BYTES:
                 size //= 2
                 continue
@@ -179,7 +194,7 @@ class CsvPieces:
             if plain is None or frame is None:
                 yield from self._by_row(max(len(piece), ROWS_BYTES))
             else:
-                self._text.drop(piece, lines)
+                self._text.take_rows(lines - 1)
                 if frame.height:
                     yield FrameBatch(frame, layout.reader(plain, frame))
             size = min(size * 4, PIECE_BYTES)
@@ -233,7 +248,8 @@ class _Layout:
     def __init__(self, names: Sequence[str], delimiter: str) -> None:
         self._names = names
         self._delimiter = delimiter
-        self._heading = ",".join(map(str, range(len(names)))).replace(",", delimiter).encode() + b"\n"
+        self.heading = ",".join(map(str, range(len(names)))).replace(",", delimiter).encode() + b"\n"
+        """Above each piece: positions. polars would unpack a piece that begins like a compressed file."""
         sign = f"\\x{{{ord(delimiter):x}}}"
         cell = rf'(?:"[^"]*(?:""[^"]*)*"|[^"{sign}\r\n]*)'
         self._rows_of_cells = rf"\A(?:{cell}(?:{sign}|\r?\n|\z))*\z"
@@ -247,18 +263,16 @@ class _Layout:
             return piece if is_plain and lines * len(self._names) <= len(piece) else None
         if b"\r" in piece:
             piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-            lines = piece.count(b"\n")
+            lines = _count(piece, "\n")
         if len(self._names) > 1 and self._is_whole(piece, lines):
             return piece
         while b"\n\n" in piece:  # polars takes blank lines for rows
             piece = piece.replace(b"\n\n", b"\n")
-        piece = piece.removeprefix(b"\n")
-        return piece if self._is_whole(piece, piece.count(b"\n")) else None
+        return piece if self._is_whole(piece, _count(piece, "\n")) else None
 
-    def _is_whole(self, piece: bytes, lines: int) -> bool:
+    def _is_whole(self, piece: bytes, rows: int) -> bool:
         """True when the rows of a piece without quotes have as many cells as the header, taken together."""
-        rows = lines + (piece[-1:] not in (b"", b"\n"))
-        return piece.count(self._delimiter.encode()) == rows * (len(self._names) - 1)
+        return _count(piece, self._delimiter) == rows * (len(self._names) - 1)
 
     def read(self, piece: bytes, wanted: Sequence[str] | None) -> pl.DataFrame | None:
         """Return the wanted columns and the last one; None when a row is longer or shorter than the header."""
@@ -270,7 +284,7 @@ class _Layout:
                 return None if frame is None else self._named(frame.drop_nulls())
             if frame[last].null_count():
                 outside = pl.Series([piece.decode()]).str.replace_all('"[^"]*"', "q")[0]
-                if outside.count(self._delimiter) != frame.height * (count - 1):
+                if outside.count(self._delimiter) != (frame.height + 1) * (count - 1):
                     return None
             return self._named(frame)
         at = {self._names.index(name) for name in wanted if name in self._names} if wanted is not None else range(count)
@@ -289,10 +303,9 @@ class _Layout:
 
     def _frame(self, piece: bytes, columns: list[str] | None = None, rows: int | None = None) -> pl.DataFrame | None:
         """Return a piece with positions as names. A cell is null where nothing is in it."""
-        end = b"" if piece[-1:] in (b"", b"\n") else b"\n"  # polars overlooks an empty cell too many at the very end
         try:
             return pl.read_csv(
-                self._heading + piece + end,  # polars would unpack a piece that begins like a compressed file
+                piece,
                 schema={str(index): pl.String for index in range(len(self._names))},
                 columns=columns
                 if columns and len(columns) < len(self._names)
@@ -307,6 +320,12 @@ class _Layout:
 
     def _named(self, frame: pl.DataFrame) -> pl.DataFrame:
         return frame.select(pl.all().fill_null("")).rename(lambda index: self._names[int(index)])
+
+
+def _count(piece: bytes, sign: str) -> int:
+    """Return how often a sign is in a piece, which polars counts many times faster than `bytes.count` does."""
+    parts = pl.scan_csv(piece, eol_char=sign, schema={"": pl.String}, has_header=False, quote_char=None)
+    return int(parts.select(pl.len()).collect().item()) - (not piece.endswith(sign.encode()))
 
 
 def _has_long_line(piece: bytes) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import polars as pl
 from toolcell.builtin.tables.answers import MAX_ANSWER_BYTES, Collector, answer, plain_cells, size_of
 from toolcell.builtin.tables.batches import Batch, RecordBatch
 from toolcell.builtin.tables.cells import Number, group_key, tidy
-from toolcell.builtin.tables.columns import ColumnBatch, merging, totals
+from toolcell.builtin.tables.columns import EXACT, ColumnBatch, merging, totals
 from toolcell.builtin.tables.readers import TextTable
 from toolcell.builtin.tables.requests import Condition, Metric, Record, Transform
 from toolcell.errors import ToolError
@@ -109,10 +110,10 @@ class Total:
 
     def _sum(self) -> Number:
         whole = self.parts["whole"] or 0
-        fractions = (self.parts["high"] or 0.0) + (self.parts["low"] or 0.0)
+        fractions = (self.parts["high"] or 0.0, self.parts["low"] or 0.0)
         try:
-            total = whole + fractions if fractions else whole
-        except OverflowError:
+            total = math.fsum((whole, *fractions)) if any(fractions) else whole
+        except (OverflowError, ValueError):
             total = math.inf
         if not math.isfinite(total):
             raise ToolError("a sum is larger than a number can be")
@@ -192,7 +193,9 @@ class _Groups:
 
     def _merged(self, frame: pl.DataFrame) -> pl.DataFrame:
         merged = [merging(name) for name in frame.columns if name not in self._keys]
-        return frame.group_by(self._keys).agg(merged) if self._keys else frame.select(merged)
+        if not self._keys:
+            return frame.select(merged)
+        return frame.lazy().group_by(self._keys).agg(merged).collect(engine="streaming")
 
     def _canonical(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Write each group as its first row does, so that memory is bounded by groups and not by spellings."""
@@ -247,12 +250,13 @@ class _Sorted:
 
     def add(self, batch: Batch) -> None:
         """Add the rows of a batch."""
-        keys = pl.DataFrame(self._column(batch).order_keys(), schema=["is_text", "number", "exact", "text"])
-        keys = keys.with_columns(
-            is_empty=self._column(batch).text.is_null(), row=pl.int_range(pl.len(), dtype=pl.Int64)
-        )
+        column = self._column(batch)
+        promising = self._promising(column)
+        text = column.text.gather(promising)
+        keys = pl.DataFrame(ColumnBatch(text).order_keys(), schema=["is_text", "number", "exact", "text"])
+        keys = keys.with_columns(is_empty=text.is_null(), row=promising.cast(pl.Int64))
         self.count += len(batch)
-        best = self._ordered(self._promising(keys))
+        best = self._ordered(keys if self._best is None else pl.concat([self._best, keys]))
         new = sorted(at for at in best["row"] if at >= 0)
         read = dict(zip(new, batch.records(new), strict=True))
         rows: list[Record] = []
@@ -278,17 +282,24 @@ class _Sorted:
             sources[0] if len(sources) == 1 else sources[0].zip_with(sources[0].is_not_null(), sources[1])
         )
 
-    def _promising(self, keys: pl.DataFrame) -> pl.DataFrame:
-        """Drop rows that come after all that there are, and add those that there are."""
-        if self._best is None:
-            return keys
-        if self._is_full and self._best.height:
-            last = self._best.row(-1, named=True)
-            if not last["is_text"] and self._how.sort_desc:
-                keys = keys.filter((pl.col("number") >= last["number"]) | pl.col("is_text"))
-            elif not last["is_text"]:
-                keys = keys.filter((pl.col("number") <= last["number"]) & ~pl.col("is_text"))
-        return pl.concat([self._best, keys])
+    def _promising(self, column: ColumnBatch) -> pl.Series:
+        """Return the numbers of rows that may come before the last one that there is. One that is equal does not."""
+        if self._best is None or not self._best.height or not self._is_full:
+            return pl.int_range(len(column), eager=True)
+        last = self._best.row(-1, named=True)
+        is_number, is_text = column.number.is_not_null(), column.number.is_null() & column.text.is_not_null()
+        before = operator.gt if self._how.sort_desc else operator.lt
+        if last["is_empty"]:
+            found = is_number | is_text
+        elif last["is_text"]:
+            found = is_text & before(column.text, last["text"])
+            found = found if self._how.sort_desc else found | is_number
+        else:
+            found = before(column.number, last["number"])
+            if abs(last["number"]) >= EXACT:
+                found |= column.number == last["number"]
+            found = found | is_text if self._how.sort_desc else found
+        return found.arg_true()
 
     def _ordered(self, keys: pl.DataFrame) -> pl.DataFrame:
         by = ["is_empty", "is_text", "number", "exact", "text"]

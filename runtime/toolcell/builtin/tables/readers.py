@@ -9,7 +9,8 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, cast
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 from toolcell.builtin.tables.batches import BATCH_ROWS, Batch, RecordBatch
 from toolcell.builtin.tables.csv_pieces import MAX_COLUMNS, CsvPieces, TextBytes
@@ -62,10 +63,9 @@ class TextTable:
         if self.format == "jsonl":
             return self._json_lines()
         encoding = "utf-8" if self._text.encoding == "utf-8-sig" else self._text.encoding
-        self._csv = CsvPieces(
-            TextBytes(cast(BinaryIO, self._text.buffer), encoding, self._text.errors or "strict"), self._delimiter
-        )
-        return self._csv.batches(wanted)
+        source = cast(io.BufferedIOBase, self._text.buffer)
+        self._csv = CsvPieces(TextBytes(source, encoding, self._text.errors or "strict"), self._delimiter)
+        return _read_ahead(self._csv.batches(wanted))
 
     # JSON
 
@@ -111,6 +111,15 @@ class TextTable:
         if len(self._known) > MAX_COLUMNS:
             raise ToolError(f"the records have more than {MAX_COLUMNS} different columns", code="too_large")
         return record
+
+
+def _read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Return batches, each of which is read while the one before it is worked on."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="toolcell-table") as reader:
+        coming = reader.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = reader.submit(next, batches, None)
+            yield batch
 
 
 def detect_format(text: io.TextIOWrapper) -> Format:
