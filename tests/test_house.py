@@ -41,6 +41,7 @@ LAYERS = (
     ("toolcell.mcp",),
     ("toolcell.integrations",),
     ("toolcell.service",),
+    ("toolcell.kernel",),
     ("toolcell.cli", "toolcell.compat", "toolcell.testing"),
     ("toolcell.__main__",),
 )
@@ -53,7 +54,7 @@ INDEPENDENT = ("calls", "connection", "outcome", "output", "request", "run")
 CORE = ("support", "results", "sandbox", "tools", "journal", "run", "audit", "control", "sessions")
 """Folders with a face: the names in the `__all__` of its `__init__`, and in those of the folders in it."""
 
-OUTER_ROOMS = ("egress", "builtin", "agents", "mcp", "integrations", "service", "cli", "testing", "compat")
+OUTER_ROOMS = ("egress", "builtin", "agents", "mcp", "integrations", "service", "kernel", "cli", "testing", "compat")
 """They use the core as any program would: by its faces."""
 
 

@@ -7,17 +7,18 @@ The names below are for backends and whoever else speaks the protocol; each is i
 __version__ = "0.1.0"
 
 __all__ = [
-    "GUEST_NAMES", "HTTP", "HTTP_READ", "MAX_DEPTH", "MAX_ELEMENTS", "PART_BYTES", "PROTOCOL_VERSION",
-    "CallTool", "Connection", "Done", "FrameReader",
-    "GuestMessage", "Hello", "LocalProtocolError", "Log", "Message", "Plain", "ProtocolError", "PutFile",
-    "RemoteProtocolError", "Result", "RunScript", "TableCodec", "ToolFail", "ToolReturn", "UnsendableValue",
-    "ValueTooLarge", "__version__", "decode", "is_visible", "picture_type", "syscall", "to_plain", "why_mortal",
+    "CELL", "GUEST_NAMES", "HTTP", "HTTP_READ", "MAX_DEPTH", "MAX_ELEMENTS", "NOTEBOOK_INPUT", "NOTEBOOK_SHELL",
+    "PART_BYTES", "PROTOCOL_VERSION", "SHOWN", "CallTool", "Connection", "Done", "FrameReader", "GuestMessage", "Hello",
+    "LocalProtocolError", "Log", "Message", "Plain", "ProtocolError", "PutFile", "RemoteProtocolError", "Result",
+    "RunScript", "TableCodec", "ToolFail", "ToolReturn", "UnsendableValue", "ValueTooLarge", "__version__", "decode",
+    "is_visible", "picture_type", "syscall", "to_plain", "why_mortal",
 ]  # fmt: skip
 
 TYPE_CHECKING = False  # the launcher starts without `typing`
 
 if TYPE_CHECKING:
     from toolcell_bridge.entry.immortal_heap import why_mortal
+    from toolcell_bridge.guest.notebook_words import CELL, NOTEBOOK_INPUT, NOTEBOOK_SHELL, SHOWN
     from toolcell_bridge.guest.pictures import picture_type
     from toolcell_bridge.guest.tools import GUEST_NAMES
     from toolcell_bridge.guest.values import to_plain
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 else:
     _HOMES = {
         "entry.immortal_heap": "why_mortal",
+        "guest.notebook_words": "CELL NOTEBOOK_INPUT NOTEBOOK_SHELL SHOWN",
         "guest.pictures": "picture_type",
         "guest.tools": "GUEST_NAMES",
         "guest.values": "to_plain",

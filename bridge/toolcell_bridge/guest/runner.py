@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from toolcell_bridge.guest import errors, files, rich, script_end, surroundings, tracebacks
 from toolcell_bridge.guest.channel import Channel, ChannelClosed
 from toolcell_bridge.guest.compiling import LAST, LAST_RESULT, WHOLE, Denied, Part, parse
+from toolcell_bridge.guest.notebook_words import CELL
 from toolcell_bridge.guest.placeholder import DRY_RUN, GuestDryRun
 from toolcell_bridge.guest.script_end import ScriptFinalizer, write_out_files
 from toolcell_bridge.guest.scripts import SCRIPT, SCRIPTS
@@ -270,19 +271,22 @@ class Runner:
             make_repeatable(run)
         name = SCRIPTS.begin(run.source, run.run if self._stay is not None else 1, run.tools)
         surroundings.show_source(run.source, self._workspace, name)
+        run_cell = SCRIPTS.run_cell if CELL in run.inputs else None
         # Inputs come last: a caller's name wins over ours.
-        code = self._compiled(run, name, namespace) if self._fed is None else None
+        code = self._compiled(run, name, namespace) if self._fed is None and run_cell is None else None
         namespace.update(native(run.inputs) if self._channel.inputs_have_tables else run.inputs)
         interrupts = self._interrupts
         namespace.pop(LAST, None)
         try:
             if interrupts is not None:
                 interrupts.is_allowed = True
-            if code is not None:
+            if run_cell is not None:
+                run_cell(run.source, namespace, self._own_names, namespace.pop(CELL), interrupts)
+            elif code is not None:
                 _evaluate(code, namespace)
             else:
                 self._run_statements(run, name, namespace)
-            if not self._result_set:
+            if not self._result_set and run_cell is None:
                 self._set_trailing(namespace.get(LAST), run)
         finally:
             if interrupts is not None:

@@ -6,7 +6,7 @@ by any script after them, and a traceback has to tell them apart.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 SCRIPT: Final = "<code>"
@@ -24,6 +24,8 @@ class Scripts:
         """Folder of their files."""
         self.tools: Sequence[str] = ()
         """Names of the tools that it may call."""
+        self.run_cell: Callable[..., None] | None = None
+        """Runs the scripts of a notebook's kernel; None in every other sandbox."""
 
     def begin(self, source: str, number: int = 1, tools: Sequence[str] = ()) -> str:
         """Name the next script, by its number in its session. Outside of sessions every script has the same name."""

@@ -122,7 +122,7 @@ def _show_charts(renderers: ModuleType) -> None:
 
     class Displayed(renderers.ExternalRenderer):  # type: ignore[misc, name-defined]
         def render(self, figure: Any) -> None:
-            from plotly.graph_objects import Figure  # type: ignore[import-not-found, unused-ignore]
+            from plotly.graph_objects import Figure  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
             _display(Figure(figure, skip_invalid=True))
 

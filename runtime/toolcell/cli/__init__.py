@@ -34,6 +34,7 @@ COMMANDS: dict[str, str] = {
     "audit": "List, show, verify, export and replay what scripts did.",
     "images": "Build, list and check the images of the Docker backend.",
     "cache": "List what sandboxes are made of here, and remove old parts.",
+    "kernel": "Install a Jupyter kernel whose cells run in a sandbox.",
     "kubernetes": "Print what a cluster needs to run sandboxes, and check it.",
 }
 """Command to its line in `--help`; its module has the same name."""

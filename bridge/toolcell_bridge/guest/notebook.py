@@ -1,0 +1,397 @@
+"""Run cells of a notebook as IPython does: its shell is here, in the sandbox.
+
+The host's kernel only passes things on. What is shown goes to the host as progress. What is asked of the person at the
+notebook is a call of a tool.
+"""
+
+from __future__ import annotations
+
+import base64
+import builtins
+import getpass
+import json
+import os
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from IPython.core import page
+from IPython.core.compilerop import CachingCompiler
+from IPython.core.completer import provisionalcompleter, rectify_completions
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.error import StdinNotImplementedError, UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.tokenutil import token_at_cursor
+from traitlets import Type
+from traitlets.config import Config
+
+from toolcell_bridge.guest import interrupts, surroundings
+from toolcell_bridge.guest.errors import BLOCKED
+from toolcell_bridge.guest.notebook_words import NOTEBOOK_INPUT, SHOWN
+from toolcell_bridge.guest.scripts import SCRIPTS
+from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
+
+PLACES: Final = {
+    "IPYTHONDIR": "/tmp/.ipython",
+    "XDG_CACHE_HOME": "/tmp/.cache",
+    "MPLCONFIGDIR": "/tmp/.matplotlib",
+    "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+}
+"""So that the workspace holds nothing but the notebook's files, and figures are shown in their cell."""
+
+MOST_COMPLETIONS: Final = 500
+
+END_OF_INPUT: Final = "\x04"
+
+NO_COMMS: Final = (
+    "widgets need a comm, which is code in the browser that this kernel does not talk to; print(), display() with "
+    "display_id=True, and tqdm work"
+)
+
+
+def begin(chosen_by: str) -> None:
+    """Make the shell of this sandbox. `chosen_by`: the command with which packages are chosen."""
+    os.environ.update(PLACES)
+    surroundings.CHANGES["plotly.io._renderers"] = _show_charts
+    surroundings.CHANGES["comm"] = _refuse_comms
+    for name in ("plotly.io._renderers", "comm"):
+        if name in sys.modules:
+            surroundings.CHANGES[name](sys.modules[name])
+    NotebookShell.chosen_by = chosen_by
+    SCRIPTS.run_cell = ShellRequests().run
+
+
+class ShellRequests:
+    """Answers what the kernel asks: to execute a cell, to complete or explain a name, whether a cell is complete."""
+
+    def __init__(self) -> None:
+        self._shell: NotebookShell | None = None
+        self._given: dict[str, Any] = {}
+        """Tools that are names in cells."""
+
+    def run(
+        self,
+        source: str,
+        namespace: dict[str, Any],
+        names: Mapping[str, Any],
+        asked: dict[str, Any],
+        own_interrupts: interrupts.Interrupts,
+    ) -> None:
+        """Answer one request. `names`: of the sandbox itself, as they are for this script.
+
+        Raises:
+            BaseException: what the cell raised, when it was shown.
+        """
+        shell = self._shell_in(namespace)
+        shell.report, shell.call_tool, shell.interrupts = names["progress"], names["call_tool"], own_interrupts
+        builtins.__dict__["display"] = shell.display
+        answers: dict[str, Callable[..., object]] = {
+            "complete": self._complete,
+            "inspect": self._inspect,
+            "is_complete": self._is_complete,
+            "finish": self._finish,
+        }
+        if asked["kind"] != "execute":
+            shell.send("reply", content=answers[asked["kind"]](shell, source, asked))
+            return
+        self._give_tools(namespace, names["tools"])
+        self._execute(shell, source, asked)
+
+    def _shell_in(self, namespace: dict[str, Any]) -> NotebookShell:
+        if self._shell is None:
+            module: Any = sys.modules["__main__"]
+            self._shell = NotebookShell.instance(user_module=module, user_ns=namespace, config=CONFIG)
+        return self._shell
+
+    def _give_tools(self, namespace: dict[str, Any], tools: Any) -> None:
+        """Make the tools names of the notebook, but for those to which it has given a value."""
+        for name in SCRIPTS.tools:
+            first = name.partition(".")[0]
+            if first == NOTEBOOK_INPUT or not first.isidentifier() or hasattr(builtins, first):
+                continue
+            if first not in namespace or namespace[first] is self._given.get(first):
+                namespace[first] = self._given[first] = getattr(tools, first)
+
+    @staticmethod
+    def _execute(shell: NotebookShell, source: str, asked: dict[str, Any]) -> None:
+        shell.execution_count, shell.may_ask, shell.cut_short = asked["count"], asked["may_ask"], None
+        shell.payload_manager.clear_payload()
+        result = shell.run_cell(source, store_history=asked["is_kept"], silent=asked["is_silent"])
+        error = result.error_before_exec or result.error_in_exec
+        wanted = asked["expressions"] if error is None else {}
+        payload = shell.payload_manager.read_payload()
+        shell.send("reply", content={"payload": payload, "user_expressions": shell.user_expressions(wanted)})
+        if error is not None:
+            raise error.with_traceback(_of_cell(error.__traceback__))
+
+    @staticmethod
+    def _finish(shell: NotebookShell, _source: str, _asked: dict[str, Any]) -> dict[str, Any]:
+        """Show what the last cell had no time for when it was interrupted."""
+        cut_short, shell.cut_short = shell.cut_short, None
+        if cut_short is not None:
+            shell.showtraceback(cut_short)
+            shell.events.trigger("post_execute")
+        return {}
+
+    @staticmethod
+    def _complete(shell: NotebookShell, source: str, asked: dict[str, Any]) -> dict[str, Any]:
+        at = asked["at"]
+        with provisionalcompleter():
+            found = list(rectify_completions(source, shell.Completer.completions(source, at)))[:MOST_COMPLETIONS]
+        kinds = [{"start": each.start, "end": each.end, "text": each.text, "type": each.type} for each in found]
+        start, end = (found[0].start, found[0].end) if found else (at, at)
+        metadata = {"_jupyter_types_experimental": kinds}
+        return {
+            "matches": [each.text for each in found],
+            "cursor_start": start,
+            "cursor_end": end,
+            "metadata": metadata,
+        }
+
+    @staticmethod
+    def _inspect(shell: NotebookShell, source: str, asked: dict[str, Any]) -> dict[str, Any]:
+        try:
+            found = shell.object_inspect_mime(
+                token_at_cursor(source, asked["at"]), detail_level=asked["detail"], omit_sections=asked["omit"]
+            )
+        except KeyError:
+            return {"found": False, "data": {}, "metadata": {}}
+        return {"found": True, "data": {"text/plain": found["text/plain"]}, "metadata": {}}
+
+    @staticmethod
+    def _is_complete(shell: NotebookShell, source: str, _asked: dict[str, Any]) -> dict[str, Any]:
+        status, blanks = shell.input_transformer_manager.check_complete(source)
+        return {"status": status} | ({"indent": " " * blanks} if status == "incomplete" else {})
+
+
+class CellCompiler(CachingCompiler):
+    """Names the code of a cell as the sandbox names a script, so that both know its lines."""
+
+    def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
+        """Return the name of the code of the script that runs."""
+        return SCRIPTS.current
+
+
+class Publisher(DisplayPublisher):
+    """Sends what `display` shows."""
+
+    def publish(
+        self, data: Any, metadata: Any = None, *, transient: Any = None, update: bool = False, **_: Any
+    ) -> None:
+        """Show something, or show it in place of what has the same display id."""
+        kind = "update_display_data" if update else "display_data"
+        self.shell.send_shown(kind, data, metadata or {}, transient=transient or {})
+
+    def clear_output(self, wait: bool = False) -> None:
+        """Remove what the cell has shown; with `wait`, when it shows something else."""
+        self.shell.send("clear_output", wait=bool(wait))
+
+
+class ResultHook(DisplayHook):
+    """Sends the value of a cell's last expression."""
+
+    _shown: tuple[Any, Any] = ({}, {})
+
+    def start_displayhook(self) -> None:
+        """Begin with nothing."""
+        self._shown = {}, {}
+
+    def write_output_prompt(self) -> None:
+        """Write nothing: the number is the kernel's."""
+
+    def write_format_data(self, format_dict: Any, md_dict: Any = None) -> None:
+        """Take all forms of the value."""
+        self._shown = format_dict, md_dict or {}
+
+    def finish_displayhook(self) -> None:
+        """Send them."""
+        data, metadata = self._shown
+        if data:
+            self.shell.send_shown("execute_result", data, metadata)
+        self._shown = {}, {}
+
+
+class NotebookShell(InteractiveShell):
+    """IPython's shell, which shows and asks by way of the host."""
+
+    displayhook_class = Type(ResultHook)
+    display_pub_class = Type(Publisher)
+    compiler_class = Type(CellCompiler)
+    chosen_by = ""
+    report: Callable[..., None]
+    call_tool: Callable[..., Any]
+    interrupts: interrupts.Interrupts
+    may_ask = False
+    cut_short: tuple[Any, Any, Any] | None = None
+    """The KeyboardInterrupt that has ended the last cell, until it is shown."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.display = builtins.__dict__["display"]
+        builtins.input = self.ask
+        getpass.getpass = lambda prompt="Password: ", stream=None, **_: self.ask(prompt, is_password=True)
+
+    # To the host.
+
+    def send(self, kind: str, **content: Any) -> None:
+        """Send something to the kernel."""
+        self.report({SHOWN: kind, **content})
+
+    def send_shown(self, kind: str, data: Mapping[str, Any], metadata: Mapping[str, Any], **more: Any) -> None:
+        """Send a value in all its forms; of what is too large, only its text."""
+        forms = {mime: _plain(form) for mime, form in data.items()}
+        try:
+            self.send(kind, data=forms, metadata=_plain(metadata), **_plain(more))
+        except (ValueTooLarge, UnsendableValue) as exc:
+            sys.stderr.write(f"[toolcell] of an output, only its text is shown: {exc}\n")
+            self.send(kind, data={"text/plain": str(forms.get("text/plain", ""))[:10_000]}, metadata={}, **_plain(more))
+
+    def ask(self, prompt: object = "", *, is_password: bool = False) -> Any:
+        """Ask the person at the notebook, as `input` does."""
+        if not self.may_ask:
+            raise StdinNotImplementedError("input() was called, and whoever runs this notebook answers no questions")
+        sys.stdout.flush()
+        answer = self.call_tool(NOTEBOOK_INPUT, {"prompt": str(prompt), "is_password": is_password})
+        if answer == END_OF_INPUT:
+            raise EOFError
+        return answer
+
+    def showtraceback(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
+        """Show an exception. An interrupted script has to end at once to keep its names, so its own is shown later."""
+        kind, *_ = found = exc_tuple or sys.exc_info()
+        if exc_tuple is None and kind is KeyboardInterrupt:
+            self.interrupts.is_allowed, self.cut_short = False, found
+            _cut_own_frames(found[2])
+        else:
+            super().showtraceback(exc_tuple, *args, **options)
+
+    def _format_exception_for_storage(self, exception: BaseException, *_: Any, **__: Any) -> dict[str, Any]:
+        """Keep no traceback with the history: it would be made for every error a second time."""
+        return {"ename": type(exception).__name__, "evalue": _text(exception), "traceback": []}
+
+    def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
+        self.send("error", ename=str(etype.__name__), evalue=_text(evalue), traceback=list(map(str, stb)))
+
+    def set_next_input(self, text: str, replace: bool = False) -> None:
+        """Offer a text as the next cell."""
+        self.payload_manager.write_payload({"source": "set_next_input", "text": text, "replace": replace})
+
+    def ask_exit(self) -> None:
+        """Ask the front end to end the notebook's kernel."""
+        self.payload_manager.write_payload({"source": "ask_exit", "keepkernel": False})
+
+    def show_page(self, text: Any, start: int = 0, *_: Any, **__: Any) -> None:
+        """Show a text in the front end's pager."""
+        data = {"text/plain": text["text/plain"] if isinstance(text, dict) else text}
+        self.payload_manager.write_payload({"source": "page", "data": data, "start": max(0, start)})
+
+    # What there is not in a sandbox.
+
+    def init_environment(self) -> None:
+        """Change nothing: there are no programs to set variables for."""
+
+    def init_virtualenv(self) -> None:
+        """Look for none."""
+
+    def init_events(self) -> None:
+        """Leave what follows a cell, such as drawing its figures, for later when it was interrupted."""
+        super().init_events()
+        trigger = self.events.trigger
+
+        def trigger_unless_cut_short(event: str, *args: Any) -> None:
+            if self.cut_short is None or not event.startswith("post_"):
+                trigger(event, *args)
+
+        self.events.trigger = trigger_unless_cut_short
+
+    def init_hooks(self) -> None:
+        """Have texts paged by the front end."""
+        super().init_hooks()
+        self.set_hook("show_in_pager", page.as_hook(self.show_page), 99)
+
+    def init_magics(self) -> None:
+        """Replace the magics that would start a program."""
+        super().init_magics()
+        for name in ("pip", "conda", "mamba", "micromamba", "uv"):
+            self.register_magic_function(self._refuse_install, "line", name)
+        self.register_magic_function(lambda line, cell="": self.system(line), "line_cell", "sx")
+        for name in ("bash", "sh", "script", "system"):
+            self.register_magic_function(lambda line, cell="": self.system(line), "line_cell", name)
+
+    def enable_gui(self, gui: Any = None) -> None:
+        """Do nothing: figures are shown in their cell."""
+
+    def system(self, cmd: str) -> None:
+        """Refuse to run a program."""
+        words = cmd.split()
+        if "install" in words[:4]:
+            self._refuse_install(cmd)
+        raise UsageError(f"!{cmd.strip()[:80]}: {BLOCKED}")
+
+    system_raw = system_piped = system
+
+    def getoutput(self, cmd: str, split: bool = True, depth: int = 0) -> Any:
+        """Refuse to run a program."""
+        self.system(cmd)
+
+    def _refuse_install(self, line: str) -> None:
+        names = [word for word in line.partition("install")[2].split() if not word.startswith("-")]
+        raise UsageError(
+            f"a sandbox has no network, so nothing is installed from a cell. Its packages are chosen with the kernel: "
+            f"{self.chosen_by} --packages {','.join(names) or 'NAME'}"
+        )
+
+
+CONFIG: Final = Config(
+    {
+        "HistoryManager": {"enabled": False},
+        "InteractiveShell": {"banner1": "", "autoindent": False},
+    }
+)
+
+
+def _of_cell(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    """Return the frames of the cell and what it called. Those of the shell tell a model nothing, and take long."""
+    while traceback is not None and traceback.tb_frame.f_code.co_filename != SCRIPTS.current:
+        traceback = traceback.tb_next
+    return traceback
+
+
+def _cut_own_frames(traceback: types.TracebackType | None) -> None:
+    """Take the frames of the harness, which has raised the KeyboardInterrupt, from its end."""
+    while traceback is not None and (after := traceback.tb_next) is not None:
+        if after.tb_frame.f_code.co_filename == interrupts.__file__:
+            traceback.tb_next = None
+        traceback = traceback.tb_next
+
+
+def _plain(value: Any) -> Any:
+    """Return a form of a value as the wire takes it: bytes as base64, everything else as JSON does."""
+    if isinstance(value, (bytes, bytearray)):
+        return base64.b64encode(value).decode()
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    return json.loads(json.dumps(value, default=str))
+
+
+def _text(value: object) -> str:
+    try:
+        return _plain(str(value))
+    except BaseException as exc:
+        return f"<no text: its __str__ raised {type(exc).__name__}>"
+
+
+def _show_charts(renderers: types.ModuleType) -> None:
+    """Charts are data that the front end draws."""
+    renderers.renderers.default = "plotly_mimetype"
+    if renderers.nbformat is None:  # it is only asked for its version
+        renderers.__dict__["nbformat"] = types.SimpleNamespace(__version__="5.0.0")
+
+
+def _refuse_comms(comm: types.ModuleType) -> None:
+    def create_comm(*_args: Any, **_options: Any) -> Any:
+        raise RuntimeError(NO_COMMS)
+
+    comm.__dict__["create_comm"] = create_comm

@@ -1,0 +1,105 @@
+"""`toolcell kernel`: a Jupyter kernel whose cells run in a sandbox."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from toolcell.cli import exits
+from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
+from toolcell.cli.execution import run_watched, showing_installation
+from toolcell.cli.flags import with_flags
+from toolcell.cli.run import NamingCommand, RuntimeFlags
+from toolcell.cli.terminal import reporting, safe, stdout
+from toolcell.config import Limits
+
+SUMMARY = """A Jupyter kernel whose cells run in a sandbox: for JupyterLab, VS Code, nbclient, papermill and others."""
+
+EPILOG = f"Exit status: {exits.OK} success, {exits.USAGE} wrong usage, {exits.UNAVAILABLE} no sandbox can be started."
+
+OF_THE_SPEC = frozenset({"name", "user", "display_name"})
+"""Flags of `install` that the kernel itself does not have."""
+
+PATHS = frozenset({"tools", "audit", "limits_file", "workspace", "store"})
+"""Flags whose values may be paths: Jupyter starts a kernel in the folder of its notebook."""
+
+
+def register(app: typer.Typer, name: str) -> None:
+    """Add the commands."""
+    group = typer.Typer(no_args_is_help=True, help=SUMMARY)
+    group.command("install", cls=NamingCommand, epilog=EPILOG)(reporting(with_flags(install)))
+    group.command("start", cls=NamingCommand, hidden=True)(reporting(with_flags(start)))
+    app.add_typer(group, name=name)
+
+
+def install(
+    context: typer.Context,
+    *,
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="By which notebooks name it.")] = "toolcell",
+    display_name: Annotated[
+        str | None, typer.Option("--display-name", metavar="TEXT", help="By which people choose it.")
+    ] = None,
+    user: Annotated[bool, typer.Option("--user", help="For this user, and not in this Python environment.")] = False,
+    settings: RuntimeFlags,
+    builtins: BuiltinFlags,
+    limits: Limits,
+) -> None:
+    """Install the kernel: its packages are fetched, a sandbox is started once, and Jupyter is told.
+
+    Limits are those of each cell. Memory, disk and processes are those of the notebook.
+    """
+    from toolcell.kernel import spec
+    from toolcell.kernel.cells import Cells
+
+    cells = Cells(_options(settings, builtins, limits))
+
+    async def try_out(_watch: Any) -> None:
+        with showing_installation(_watch):
+            async with opened_dependencies():
+                await cells.open()
+                await cells.close()
+
+    run_watched(try_out)
+    place = spec.install(name, _arguments(context), display_name=display_name or spec.DISPLAY_NAME, for_user=user)
+    stdout().print(safe(f"kernel {name} is in {place}"))
+
+
+def start(
+    *,
+    connection_file: Annotated[Path, typer.Option("-f", metavar="FILE", help="Where Jupyter has written the ports.")],
+    settings: RuntimeFlags,
+    builtins: BuiltinFlags,
+    limits: Limits,
+) -> None:
+    """Serve a notebook. Jupyter starts it."""
+    from toolcell.kernel.cells import Cells
+    from toolcell.kernel.kernel import start as serve
+
+    serve(str(connection_file), Cells(_options(settings, builtins, limits)))
+
+
+def _options(settings: RuntimeFlags, builtins: BuiltinFlags, limits: Limits) -> dict[str, Any]:
+    from toolcell.kernel.cells import LIMITS
+
+    given = {name: getattr(limits, name) for name in limits.model_fields_set}
+    return settings.options(builtins) | {"limits": LIMITS.model_copy(update=given)}
+
+
+def _arguments(context: typer.Context) -> list[str]:
+    """Return the flags that were given, for the command that starts the kernel."""
+    words: list[str] = []
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name in OF_THE_SPEC or source is None or source.name != "COMMANDLINE":
+            continue
+        value = context.params[name]
+        for each in value if isinstance(value, list | tuple) else [value]:
+            words.append(max(parameter.opts, key=len))
+            if not isinstance(each, bool):
+                text = str(each)
+                words.append(os.path.abspath(text) if name in PATHS and os.path.exists(text) else text)
+    return words

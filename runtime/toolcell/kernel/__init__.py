@@ -1,0 +1,1 @@
+"""A Jupyter kernel whose cells run in a sandbox: `toolcell kernel install`."""

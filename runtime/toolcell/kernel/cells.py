@@ -1,0 +1,300 @@
+"""`Cells`: the session in whose sandbox the cells of one notebook run, and what its shell there is asked.
+
+Knows nothing of Jupyter's sockets: what a cell shows is handed on as messages of its protocol, by kind and content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import anyio
+
+from toolcell.config import Limits
+from toolcell.errors import ToolcellError
+from toolcell.kernel.shown import shown, shown_metadata
+from toolcell.results import ExecutionResult, Outcome
+from toolcell.runtime import Runtime
+from toolcell.sessions import Session
+from toolcell.support import arguments_text, clean, for_terminal
+from toolcell.tools import Approve, Call, Reject, ToolRegistry, approval_hook
+from toolcell_bridge import CELL, NOTEBOOK_INPUT, NOTEBOOK_SHELL, SHOWN
+
+DAY_S: Final = 86_400
+
+LIMITS: Final = Limits(
+    wall_s=DAY_S,
+    cpu_s=3600,
+    memory_bytes=2 << 30,
+    disk_bytes=512 << 20,
+    inodes=32_768,
+    frame_bytes=64 << 20,
+    message_elements=1 << 20,
+    host_work=4 << 30,
+)
+"""Of a cell, and of a notebook's sandbox, unless its kernel was installed with others."""
+
+PREPARING_S: Final = 60.0
+ANSWERING_S: Final = 20.0
+"""For what a front end asks while somebody types."""
+
+BEGIN: Final = f'__import__("{NOTEBOOK_SHELL}", fromlist=["x"]).begin({{!r}})'
+"""A script that defines no name."""
+
+NEW_SANDBOX: Final = (
+    "The sandbox is gone, with all names and files of this notebook: run its cells again from the first."
+)
+
+ABOUT_INPUT: Final = "Ask the person at the notebook for a line of text, as input() and getpass() do."
+
+Publish = Callable[[str, dict[str, Any]], object]
+"""Takes the kind of a message and its content."""
+Ask = Callable[[str, bool], Awaitable[str]]
+"""Takes a prompt, and whether what is typed is hidden."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A cell that is to be executed."""
+
+    source: str
+    count: int
+    """Its number in the notebook."""
+    is_kept: bool = True
+    """It counts in the history."""
+    is_silent: bool = False
+    may_ask: bool = False
+    expressions: Mapping[str, str] = field(default_factory=dict)
+    """To be evaluated after it."""
+
+    def asked(self) -> dict[str, Any]:
+        """What the shell is asked."""
+        return {
+            "kind": "execute",
+            "count": self.count,
+            "is_kept": self.is_kept,
+            "is_silent": self.is_silent,
+            "may_ask": self.may_ask,
+            "expressions": dict(self.expressions),
+        }
+
+
+class Cells:
+    """Runs the cells of one notebook, one after the other."""
+
+    def __init__(self, options: dict[str, Any], chosen_by: str = "toolcell kernel install") -> None:
+        """`options`: of `Runtime`. `chosen_by`: the command with which packages are chosen."""
+        self.limits: Limits = options.get("limits", LIMITS)
+        self._options, self._chosen_by = options, chosen_by
+        self._stack = AsyncExitStack()
+        self._opening = anyio.Lock()
+        self._session: Session | None = None
+        self._is_closed = self._has_shell = False
+        self._ask: Ask | None = None
+
+    # Opening and closing.
+
+    async def open(self) -> Session:
+        """Start the sandbox, unless it is there.
+
+        Raises:
+            ToolcellError: it cannot be started.
+        """
+        async with self._opening:
+            if self._session is None:
+                runtime = await self._stack.enter_async_context(Runtime(**self._runtime_options()))
+                session = runtime.session(restore="empty", idle_s=7 * DAY_S, cpu_s=DAY_S, tool_calls=1_000_000_000)
+                self._session = await self._stack.enter_async_context(session)
+            return self._session
+
+    def _runtime_options(self) -> dict[str, Any]:
+        registry = self._options.get("registry")
+        registry = ToolRegistry() if registry is None else registry
+        registry.add_hook(approval_hook(self._approve))
+        registry.tool(name=NOTEBOOK_INPUT, description=ABOUT_INPUT)(self._answer_input)
+        packages = (*self._options.get("packages", ()), "ipython")
+        preload = (NOTEBOOK_SHELL, *self._options.get("preload", ()))
+        return self._options | {
+            "registry": registry,
+            "packages": packages,
+            "preload": preload,
+            "limits": self.limits,
+        }
+
+    async def close(self) -> None:
+        """End the sandbox. May be called twice."""
+        await self._stack.aclose()
+        self._session, self._has_shell = None, False
+
+    async def interrupt(self) -> None:
+        """Interrupt the cell under way."""
+        if self._session is not None:
+            await self._session.interrupt()
+
+    # Asking the person.
+
+    async def _answer_input(self, prompt: str, is_password: bool = False) -> str:
+        if self._ask is None:
+            raise EOFError("nobody answers questions of this notebook")
+        return await self._ask(for_terminal(prompt), is_password)
+
+    async def _approve(self, call: Call) -> Approve | Reject:
+        if self._ask is None:
+            return Reject(f"{call.name} needs a person's approval, and nobody answers questions of this notebook")
+        text = arguments_text(call.args)
+        if not text.is_whole:
+            return Reject(f"the arguments of {call.name} are too long to be shown to whoever would approve them")
+        prompt = f"[toolcell] Make the call {call.name}({', '.join(text.parts)})? {call.approval_reason} [y/N] "
+        answer = await self._ask(for_terminal(clean(prompt)), False)
+        return Approve() if answer.strip().lower() in ("y", "yes") else Reject("the person at the notebook refused it")
+
+    # Cells.
+
+    async def execute(self, cell: Cell, publish: Publish, ask: Ask | None) -> dict[str, Any]:
+        """Execute a cell; return the content of its reply. `publish` takes what it shows, as it comes."""
+        showing = _Showing(cell, publish)
+        try:
+            session = await self._prepared()
+            self._ask = ask if cell.may_ask else None
+            result = await session.execute_code(
+                cell.source, inputs={CELL: cell.asked()}, on_log=showing.print, on_progress=showing.take
+            )
+        except ToolcellError as exc:
+            return showing.fail(type(exc).__name__, str(exc))
+        finally:
+            self._ask = None
+        self._has_shell = not _is_lost(result)
+        if not result.ok and self._has_shell and not showing.has_error:
+            await self._ask_shell(showing, "", kind="finish")
+        return showing.reply(result)
+
+    async def answer(self, source: str, **asked: Any) -> dict[str, Any]:
+        """Ask the shell about some source; return nothing when it does not answer."""
+        showing = _Showing(None, lambda _kind, _content: None)
+        await self._ask_shell(showing, source, **asked)
+        return showing.answer
+
+    async def _ask_shell(self, showing: _Showing, source: str, **asked: Any) -> None:
+        limits = self.limits.model_copy(update={"wall_s": min(ANSWERING_S, self.limits.wall_s)})
+        try:
+            session = await self._prepared()
+            result = await session.execute_code(
+                source, inputs={CELL: asked}, limits=limits, on_log=showing.print, on_progress=showing.take
+            )
+        except ToolcellError:
+            return
+        self._has_shell = not _is_lost(result)
+
+    async def _prepared(self) -> Session:
+        """Return the session, with a shell in its sandbox.
+
+        Raises:
+            ToolcellError: there is none.
+        """
+        session = await self.open()
+        if not self._has_shell or not session.is_live:
+            limits = self.limits.model_copy(update={"wall_s": max(PREPARING_S, self.limits.wall_s)})
+            result = await session.execute_code(BEGIN.format(self._chosen_by), limits=limits)
+            if result.error is not None:
+                raise ToolcellError(f"the sandbox has no shell for a notebook: {result.error.message}")
+            self._has_shell = True
+        return session
+
+
+def _is_lost(result: ExecutionResult) -> bool:
+    return result.session is not None and bool(result.session.lost)
+
+
+class _Showing:
+    """What one cell shows, until its reply. A guest has made it: nothing of it is trusted to have a shape."""
+
+    def __init__(self, cell: Cell | None, publish: Publish) -> None:
+        self._cell, self._publish = cell, publish
+        self._error: dict[str, Any] = {}
+        """The last error that was shown."""
+        self.answer: dict[str, Any] = {}
+
+    def print(self, stream: str, text: str) -> None:
+        """Pass on what was printed."""
+        self._publish("stream", {"name": stream, "text": text})
+
+    def take(self, value: object) -> None:
+        """Pass on what the shell reports."""
+        if not isinstance(value, dict):
+            return
+        match value.get(SHOWN):
+            case "execute_result" | "display_data" | "update_display_data" as kind:
+                self._show(kind, value)
+            case "clear_output":
+                self._publish("clear_output", {"wait": bool(value.get("wait"))})
+            case "error":
+                self._error = _error(value.get("ename"), value.get("evalue"), value.get("traceback"))
+                self._publish("error", self._error)
+            case "reply":
+                self.answer = _mapping(_plain(value.get("content")))
+
+    def _show(self, kind: str, value: dict[str, Any]) -> None:
+        content: dict[str, Any] = {
+            "data": shown(_mapping(_plain(value.get("data")))),
+            "metadata": shown_metadata(value.get("metadata")),
+        }
+        if kind == "execute_result":
+            content["execution_count"] = self._cell.count if self._cell is not None else 0
+        else:
+            ident = _mapping(value.get("transient")).get("display_id")
+            content["transient"] = {"display_id": ident} if isinstance(ident, str) else {}
+        self._publish(kind, content)
+
+    @property
+    def has_error(self) -> bool:
+        """The shell has shown an error."""
+        return bool(self._error)
+
+    def reply(self, result: ExecutionResult) -> dict[str, Any]:
+        """Return the reply to a cell, and show how it ended where its shell could not."""
+        error, is_lost = result.error, _is_lost(result)
+        if result.ok:
+            if not self.answer:  # the sandbox was gone before the cell, and there is another one
+                return self.fail("SandboxLost", NEW_SANDBOX)
+            payload = self.answer.get("payload")
+            return {
+                "status": "ok",
+                "payload": [each for each in payload if isinstance(each, dict)] if isinstance(payload, list) else [],
+                "user_expressions": _mapping(self.answer.get("user_expressions")),
+            }
+        if result.outcome is Outcome.ERROR and error is not None:
+            return {"status": "error", **(self._error or _error(error.type, error.message, []))}
+        if result.outcome is Outcome.CANCELLED and not is_lost:
+            return {"status": "error", **self._error} if self._error else self.fail("KeyboardInterrupt", "")
+        said = error.message if error is not None else str(result.outcome)
+        return self.fail(str(result.outcome), f"{said}; {NEW_SANDBOX}" if is_lost else said)
+
+    def fail(self, name: str, said: str) -> dict[str, Any]:
+        """Show an error in words of ours, and return the reply."""
+        error = _error(name, said, [f"\x1b[31m{name}\x1b[39m: {for_terminal(said)}"])
+        self._publish("error", error)
+        return {"status": "error", **error}
+
+
+def _error(name: object, said: object, traceback: object) -> dict[str, Any]:
+    lines = traceback if isinstance(traceback, list) else []
+    return {"ename": str(name), "evalue": str(said), "traceback": [str(line) for line in lines]}
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _plain(value: object) -> Any:
+    """Return a value as JSON has it. The wire also has bytes, arrays and tables."""
+    match value:
+        case dict():
+            return {str(key): _plain(each) for key, each in value.items()}
+        case list():
+            return [_plain(each) for each in value]
+        case str() | int() | float() | None:
+            return value
+        case _:
+            return str(value)

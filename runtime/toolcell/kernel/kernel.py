@@ -1,0 +1,254 @@
+"""`SandboxKernel`: Jupyter's protocol on the host, for cells that run in a sandbox.
+
+ipykernel's own base class speaks the protocol. What is executed, completed or inspected is so in the sandbox, by
+`Cells`; history is kept here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from toolcell.errors import MissingPackage, ToolcellError
+from toolcell.kernel.cells import Ask, Cell, Cells
+from toolcell_bridge import __version__
+
+try:
+    from ipykernel._version import kernel_protocol_version
+    from ipykernel.jsonutil import json_clean
+    from ipykernel.kernelapp import IPKernelApp
+    from ipykernel.kernelbase import Kernel
+except ModuleNotFoundError as exc:
+    raise MissingPackage(f"a kernel needs {exc.name}, which is not installed: pip install 'toolcell[jupyter]'") from exc
+
+ANSWER_S: Final = 0.02
+"""How often stdin is looked at while somebody is asked."""
+
+
+def start(connection_file: str, cells: Cells) -> None:
+    """Serve a notebook until its front end ends it."""
+    app = KernelApp.instance()
+    app.cells = cells
+    app.initialize(["-f", connection_file])
+    app.start()
+
+
+class SandboxKernel(Kernel):
+    """Passes on what front ends ask, and what cells show."""
+
+    implementation = "toolcell"
+    implementation_version = __version__
+    banner = f"Python {sys.version.split()[0]} in a toolcell sandbox"
+    language_info: dict[str, object] = {  # noqa: RUF012
+        "name": "python",
+        "version": sys.version.split()[0],
+        "mimetype": "text/x-python",
+        "codemirror_mode": {"name": "ipython", "version": sys.version_info[0]},
+        "pygments_lexer": "ipython3",
+        "nbconvert_exporter": "python",
+        "file_extension": ".py",
+    }
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._cells: Cells = self.parent.cells
+        self._next = 1
+        self._history: list[tuple[int, int, str]] = []
+        self._tasks = set[asyncio.Task[object]]()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        for name in ("comm_open", "comm_msg", "comm_close"):
+            self.shell_handlers[name] = self._refuse_comm
+
+    # Numbers of cells: the base class counts by itself, also cells that are not to be counted.
+
+    @property
+    def execution_count(self) -> int:
+        """Number of the next cell."""
+        return self._next
+
+    @execution_count.setter
+    def execution_count(self, value: int) -> None:
+        pass
+
+    @property
+    def kernel_info(self) -> dict[str, Any]:
+        """What front ends are told. The base class would load its debugger, which looks into the host, and offer it."""
+        return {
+            "protocol_version": kernel_protocol_version,
+            "implementation": self.implementation,
+            "implementation_version": self.implementation_version,
+            "language_info": self.language_info,
+            "banner": self.banner,
+            "help_links": [],
+            "supported_features": [],
+        }
+
+    # Beginning and end.
+
+    def start(self) -> None:
+        """Begin to serve, and start the sandbox meanwhile."""
+        super().start()
+        self._loop = self.io_loop.asyncio_loop
+        self._loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        self.io_loop.add_callback(self._open)
+
+    async def _open(self) -> None:
+        try:
+            await self._cells.open()
+        except ToolcellError as exc:  # the first cell says it to the person
+            self.log.error("%s", exc)
+
+    def pre_handler_hook(self) -> None:
+        """Keep the handler of SIGINT: it interrupts the cell, and not the host."""
+
+    def post_handler_hook(self) -> None:
+        """See `pre_handler_hook`."""
+
+    def _interrupt(self) -> None:
+        assert self._loop is not None
+        task = self._loop.create_task(self._cells.interrupt())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _send_interrupt_children(self) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._interrupt)
+
+    async def do_shutdown(self, restart: bool) -> dict[str, Any]:
+        """End the sandbox. Runs in the thread of the control channel."""
+        assert self._loop is not None
+        closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+        if asyncio.get_running_loop() is not self._loop:
+            await asyncio.wrap_future(closing)
+        return {"status": "ok", "restart": restart}
+
+    async def _close(self) -> None:
+        try:
+            await self._cells.close()
+        except Exception:
+            self.log.exception("the sandbox could not be ended in an orderly way")
+
+    # Cells.
+
+    async def do_execute(
+        self,
+        code: str,
+        silent: bool,
+        store_history: bool = True,
+        user_expressions: dict[str, str] | None = None,
+        allow_stdin: bool = False,
+        *,
+        cell_meta: Any = None,
+        cell_id: Any = None,
+    ) -> dict[str, Any]:
+        """Execute a cell."""
+        count, is_kept = self._next, store_history and not silent
+        if is_kept:
+            self._next += 1
+            self._history.append((1, count, code))
+        cell = Cell(
+            source=code,
+            count=count,
+            is_kept=is_kept,
+            is_silent=silent,
+            may_ask=allow_stdin,
+            expressions=user_expressions or {},
+        )
+        reply = await self._cells.execute(cell, self._publisher(silent), self._asker())
+        return {"execution_count": count, "payload": [], "user_expressions": {}, **reply}
+
+    def _publisher(self, is_silent: bool) -> Callable[[str, dict[str, Any]], None]:
+        parent = self.get_parent("shell")  # other tasks publish, too, and know no parent
+
+        def publish(kind: str, content: dict[str, Any]) -> None:
+            if not is_silent or kind == "stream":
+                self.session.send(self.iopub_socket, kind, json_clean(content), parent, ident=self._topic(kind))
+
+        return publish
+
+    def _asker(self) -> Ask:
+        parent, ident = self.get_parent("shell"), self._get_shell_context_var(self._shell_parent_ident)
+        return partial(self._ask, parent, ident)
+
+    async def _ask(self, parent: Any, ident: Any, prompt: str, is_password: bool) -> str:
+        socket = self.stdin_socket
+        while self.session.recv(socket)[1] is not None:
+            pass  # an answer for which nobody waits any more
+        content = {"prompt": prompt, "password": is_password}
+        self.session.send(socket, "input_request", content, parent, ident=ident)
+        while (answer := self.session.recv(socket)[1]) is None:  # noqa: ASYNC110
+            await asyncio.sleep(ANSWER_S)
+        return str(answer["content"].get("value", ""))
+
+    # What front ends ask beside that.
+
+    async def do_complete(self, code: str, cursor_pos: int | None) -> dict[str, Any]:
+        """Complete a name, in the sandbox."""
+        at = len(code) if cursor_pos is None else cursor_pos
+        found = await self._cells.answer(code, kind="complete", at=at)
+        nothing = {"matches": [], "cursor_start": at, "cursor_end": at, "metadata": {}}
+        return {"status": "ok", **nothing, **found}
+
+    async def do_inspect(
+        self, code: str, cursor_pos: int | None, detail_level: int = 0, omit_sections: Any = ()
+    ) -> dict[str, Any]:
+        """Explain a name, in the sandbox."""
+        at = len(code) if cursor_pos is None else cursor_pos
+        omit = sorted(map(str, omit_sections))
+        found = await self._cells.answer(code, kind="inspect", at=at, detail=detail_level, omit=omit)
+        return {"status": "ok", "found": False, "data": {}, "metadata": {}, **found}
+
+    async def do_is_complete(self, code: str) -> dict[str, Any]:
+        """Say whether a cell is whole. The sandbox parses it."""
+        return {"status": "unknown", **await self._cells.answer(code, kind="is_complete")}
+
+    async def do_history(
+        self,
+        hist_access_type: str,
+        output: bool,
+        raw: bool,
+        session: int | None = None,
+        start: int | None = None,
+        stop: int | None = None,
+        n: int | None = None,
+        pattern: str | None = None,
+        unique: bool = False,
+    ) -> dict[str, Any]:
+        """Return cells of this kernel. Nothing is kept of others, and no outputs."""
+        from fnmatch import fnmatchcase
+
+        found = list(self._history)
+        if hist_access_type == "range":
+            found = [each for each in found if (start or 0) <= each[1] and (stop is None or each[1] < stop)]
+        elif hist_access_type == "search":
+            found = [each for each in found if fnmatchcase(each[2], pattern or "*")]
+            if unique:
+                found = list({each[2]: each for each in found}.values())
+        if hist_access_type != "range" and n is not None:
+            found = found[-n:] if n > 0 else []
+        rows: list[Any] = [(*each[:2], (each[2], None)) for each in found] if output else list(found)
+        return {"status": "ok", "history": rows}
+
+    async def _refuse_comm(self, _stream: Any, _ident: Any, parent: dict[str, Any]) -> None:
+        """Close what a front end opens: code in a browser does not talk to a sandbox."""
+        if parent["header"]["msg_type"] == "comm_open":
+            content = {"comm_id": parent["content"].get("comm_id", ""), "data": {}}
+            self.session.send(self.iopub_socket, "comm_close", content, parent, ident=self._topic("comm_close"))
+
+
+class KernelApp(IPKernelApp):
+    """ipykernel's program, without its subshells, and without the host's output in the notebook."""
+
+    name = "toolcell-kernel"
+    kernel_class = SandboxKernel
+    outstream_class = None
+    cells: Cells
+
+    def init_control(self, context: Any) -> None:
+        """Leave out the thread of subshells: a sandbox runs one cell at a time."""
+        super().init_control(context)
+        self.shell_channel_thread = None

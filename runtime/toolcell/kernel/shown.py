@@ -1,0 +1,138 @@
+"""What a cell may show in a browser: text, pictures, data of known kinds, and HTML that runs nothing and loads nothing.
+
+A front end trusts what the cells of its user show: it runs the scripts of their HTML, and such a script may start a
+kernel without a sandbox. An address in it reaches the network, which the sandbox has none of. So HTML that is more than
+the plain elements and attributes below goes into a frame that runs and loads nothing.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+PLAIN: Final = frozenset(
+    {
+        "text/plain",
+        "text/latex",
+        "image/png",
+        "image/jpeg",
+        "image/gif",
+        "image/webp",
+        "application/json",
+        "application/geo+json",
+        "application/vnd.plotly.v1+json",
+    }
+)
+"""Media types that are shown as they are. Others run code in the browser, or may in one of its extensions."""
+
+ELEMENTS: Final = re.compile(
+    r"a|abbr|b|blockquote|br|caption|center|code|col|colgroup|dd|del|details|div|dl|dt|em|font|h[1-6]|hr|i|img|ins|kbd|"
+    r"li|mark|ol|p|pre|q|s|samp|small|span|strike|strong|sub|summary|sup|table|tbody|td|tfoot|th|thead|tr|tt|u|ul|var"
+)
+ATTRIBUTES: Final = re.compile(
+    r"align|alt|bgcolor|border|cellpadding|cellspacing|class|color|colspan|dir|height|id|lang|open|role|rowspan|scope|"
+    r"size|span|start|title|valign|width"
+)
+
+_ATTRIBUTE: Final = r"""([a-z][a-z0-9_-]*)(?:\s*=\s*("[^"<>]*"|'[^'<>]*'|[a-z0-9_.#%-]+))?"""
+_TAG: Final = re.compile(rf"<(/?)([a-z][a-z0-9]*)((?:\s+{_ATTRIBUTE})*)\s*/?>", re.IGNORECASE)
+_ATTRIBUTES: Final = re.compile(rf"\s+{_ATTRIBUTE}", re.IGNORECASE)
+_STYLE: Final = re.compile(r"<style(?: scoped(?:=\"\")?| type=\"text/css\")*>([^<]*)</style>", re.IGNORECASE)
+_UNFIT: Final = re.compile(
+    r"url\s*\(|image|src\s*\(|cross-fade|expression|behavior|binding|position\s*:|//|[\\@&]", re.IGNORECASE
+)
+"""In a style: what may load something, hide that it does, or cover the page."""
+
+_PICTURE: Final = re.compile(r"data:image/(?:png|jpeg|gif|webp|svg\+xml);base64,[a-z0-9+/=\s]*", re.IGNORECASE)
+_LINK: Final = re.compile(r"(?:https?://|#)[^\s\"'<>]*", re.IGNORECASE)
+
+_SVG_RUNS: Final = re.compile(r"<!ENTITY|<\s*(?:\w+:)?script|foreignObject|\son\w+\s*=|javascript:", re.IGNORECASE)
+
+FRAME: Final = (
+    '<iframe sandbox="" style="width: 100%; height: 420px; border: 0" srcdoc="{0}"></iframe>'
+    "<p>This output is shown without its scripts, and without what it would load.</p>"
+)
+RULES: Final = (
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+    'img-src data:; font-src data:">'
+)
+
+
+def shown(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the forms of a value that a front end may show."""
+    forms: dict[str, Any] = {}
+    for mime, form in data.items():
+        match mime:
+            case "text/html" if isinstance(form, str):
+                forms[mime] = form if is_plain_html(form) else FRAME.format(html.escape(RULES + form))
+            case "text/markdown" if isinstance(form, str):
+                forms[mime] = plain_markdown(form)
+            case "image/svg+xml" if isinstance(form, str):
+                if not _SVG_RUNS.search(form):
+                    forms[mime] = form
+            case _ if mime in PLAIN:
+                forms[mime] = form
+    if not forms and data:
+        forms["text/plain"] = (
+            f"<an output of {', '.join(sorted(map(str, data)))[:200]}, which this kernel does not show>"
+        )
+    return forms
+
+
+def shown_metadata(metadata: object) -> dict[str, Any]:
+    """Return what of the metadata says how large a picture is. Other entries are orders to the front end."""
+    if not isinstance(metadata, Mapping):
+        return {}
+    found: dict[str, Any] = {}
+    for key, value in metadata.items():
+        if key in ("width", "height") and type(value) in (int, float):
+            found[key] = value
+        elif isinstance(value, Mapping) and (inner := shown_metadata(value)):
+            found[key] = inner
+    return found
+
+
+def is_plain_html(text: str) -> bool:
+    """Return whether HTML consists of plain elements with plain attributes.
+
+    Every `<` must begin such an element, so a browser cannot read it in another way.
+    """
+    end = 0
+    while (start := text.find("<", end)) >= 0:
+        if (style := _STYLE.match(text, start)) is not None:
+            if _UNFIT.search(style[1]):
+                return False
+            end = style.end()
+            continue
+        tag = _TAG.match(text, start)
+        if (
+            tag is None
+            or ELEMENTS.fullmatch(tag[2].lower()) is None
+            or not all(map(_is_plain, _ATTRIBUTES.finditer(tag[3])))
+        ):
+            return False
+        end = tag.end()
+    return True
+
+
+def _is_plain(found: re.Match[str]) -> bool:
+    name, value = found[1].lower(), html.unescape((found[2] or "").strip("\"'")).strip()
+    match name:
+        case "src":
+            return _PICTURE.fullmatch(value) is not None
+        case "href":
+            return _LINK.fullmatch(value) is not None
+        case "style":
+            return not _UNFIT.search(value)
+        case _:
+            return ATTRIBUTES.fullmatch(name) is not None
+
+
+def plain_markdown(text: str) -> str:
+    """Return Markdown without elements that are not plain, pictures from elsewhere, and addresses that run code."""
+    if not is_plain_html(re.sub(r"<(?=[^a-z/!?])", "", text, flags=re.IGNORECASE)):
+        text = text.replace("<", "&lt;")
+    text = re.sub(r"!\[(?![^\]]*\]\(data:image/)", r"\\![", text)
+    return re.sub(r"(javascript|vbscript|data)(?=\s*:(?!image/))", r"\1&#8203;", text, flags=re.IGNORECASE)

@@ -1,0 +1,48 @@
+"""The kernelspec: what Jupyter knows of an installed kernel, and the command that starts it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from toolcell.errors import MissingPackage, UsageError
+
+DISPLAY_NAME: Final = "Python (toolcell)"
+
+try:
+    from jupyter_client.kernelspec import KernelSpecManager
+except ModuleNotFoundError as exc:
+    raise MissingPackage(f"a kernel needs {exc.name}, which is not installed: pip install 'toolcell[jupyter]'") from exc
+
+
+def kernel_spec(arguments: Sequence[str], display_name: str = DISPLAY_NAME) -> dict[str, Any]:
+    """Return the kernelspec of a kernel that is started with `arguments`."""
+    return {
+        "argv": [sys.executable, "-m", "toolcell", "kernel", "start", "-f", "{connection_file}", *arguments],
+        "display_name": display_name,
+        "language": "python",
+        "interrupt_mode": "message",
+        "metadata": {"debugger": False},
+    }
+
+
+def install(name: str, arguments: Sequence[str], *, display_name: str = DISPLAY_NAME, for_user: bool = False) -> Path:
+    """Write the kernelspec where Jupyter finds it: for the user, or in this environment. Return its folder.
+
+    Raises:
+        UsageError: Jupyter knows no such names, or the folder cannot be written.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        spec = kernel_spec(arguments, display_name)
+        (Path(folder) / "kernel.json").write_text(json.dumps(spec, indent=1), encoding="utf-8")
+        try:
+            place = KernelSpecManager().install_kernel_spec(
+                folder, name, user=for_user, prefix=None if for_user else sys.prefix
+            )
+        except (ValueError, OSError) as exc:
+            raise UsageError(f"the kernel {name!r} cannot be installed: {exc}") from exc
+    return Path(place)

