@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import anyio
+import pytest
 
 from toolcell.support.change_event import ChangeEvent
+
+LONG_S = 60.0
 
 
 def test_a_report_wakes_everybody_who_waits_then_and_nobody_after() -> None:
@@ -70,3 +73,20 @@ def test_whoever_was_cancelled_in_one_event_loop_does_not_bind_the_next_loop() -
 
     anyio.run(cancelled)
     anyio.run(woken)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_whoever_waits_for_so_long_learns_whether_something_was_reported(backend: str) -> None:
+    async def main() -> None:
+        change = ChangeEvent()
+
+        async def wait_long() -> None:
+            assert await change.wait(LONG_S)
+
+        assert not await change.wait(0.001)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait_long)
+            await anyio.wait_all_tasks_blocked()
+            change.notify()
+
+    anyio.run(main, backend=backend)

@@ -39,6 +39,7 @@ class ForkedGuest:
         """Rehearse in the zygote. The interpreter specialises code that runs often, and children share that."""
         streams = sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
         self._rehearsal.run()
+        self._rehearsal.prepare()
         sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__ = streams  # type: ignore[misc]
 
     def serve(self, layers: dict[str, str], workspace: str = WORKSPACE) -> NoReturn:

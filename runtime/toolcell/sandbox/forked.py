@@ -48,11 +48,6 @@ class ForkedSandbox:
         self.problem = problem or "for a reason that was not told"
         self.notify()
 
-    async def wait_ended(self) -> None:
-        """Wait until it has been reaped or its zygote is gone."""
-        while not self.is_over:
-            await self.changed.wait()
-
 
 def exit_of(status: int, cpu_s: float, peak_memory_bytes: int, problem: str = "") -> Exit:
     """Return how a process ended whose wait status was reported; -1: it was not among those reaped.

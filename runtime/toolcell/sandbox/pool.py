@@ -140,6 +140,7 @@ class Pool(Generic[T]):
         """Nothing was taken since all that was to be done was done."""
         self._taken_at = self._returned_at = 0.0
         self._now, self._scope_type = anyio.current_time, anyio.CancelScope
+        """Of the event loop once the pool is open: anyio looks for it each time."""
 
     def __repr__(self) -> str:
         return f"<Pool idle={len(self._idle)} busy={self._busy} starting={self._starting} cap={self._cap}>"
@@ -277,8 +278,7 @@ class Pool(Generic[T]):
                     self._is_quiet, left_s = True, math.inf
                     self._end_frozen()
                     self._fill()
-                with self._scope_type(deadline=self._now() + left_s):
-                    await self._changed.wait()
+                await self._changed.wait(left_s)
         finally:
             self._is_tended = False
             self._retire_returned()
@@ -307,7 +307,7 @@ class Pool(Generic[T]):
             self._spawn(self._end_busy, self._frozen.popleft()[1])
 
     async def _end_busy(self, item: T) -> None:
-        with anyio.CancelScope(shield=True):
+        with self._scope_type(shield=True):
             try:
                 await self._end_logged(item)
             finally:
@@ -424,6 +424,7 @@ class StartClock:
         self.start_s = start_s
         self._scopes: set[anyio.CancelScope] = set()
         self._progress_at = self._moved_at = 0.0
+        self._now, self._scope_type = anyio.current_time, anyio.CancelScope
 
     async def run(self, start: Callable[[], Awaitable[T]]) -> T:
         """Start something.
@@ -431,7 +432,9 @@ class StartClock:
         Raises:
             SandboxUnavailable: it did not start, and nothing else did, within `start_s`.
         """
-        with anyio.CancelScope(deadline=anyio.current_time() + self.start_s) as scope:
+        if self._scope_type is anyio.CancelScope:
+            self._scope_type, self._now = event_loop.scope_type(), event_loop.clock()
+        with self._scope_type(deadline=self._now() + self.start_s) as scope:
             self._scopes.add(scope)
             try:
                 started = await start()
@@ -443,7 +446,7 @@ class StartClock:
 
     def note_progress(self) -> None:
         """Begin anew: something has started, or a place has become free for a start."""
-        self._progress_at = now = anyio.current_time()
+        self._progress_at = now = self._now()
         if now - self._moved_at > STEP * self.start_s:
             self._moved_at = now
             for scope in self._scopes:
@@ -451,7 +454,7 @@ class StartClock:
 
     def left_s(self, since: float) -> float:
         """How long somebody who waits since then still waits for a start."""
-        return max(since, self._progress_at) + self.start_s - anyio.current_time()
+        return max(since, self._progress_at) + self.start_s - self._now()
 
     def overdue(self, why: object) -> SandboxUnavailable:
         """Return the error for whoever has waited long enough."""

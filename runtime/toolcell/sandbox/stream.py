@@ -127,17 +127,11 @@ class SocketStream:
         self._turn.work()
 
     def _register(self) -> bool:
-        """Have the event loop read the socket; False where it cannot: trio, the proactor loop of Windows, a full table
-        of watches."""
-        try:
-            self._loop = self._loop or asyncio.get_running_loop()
-            # By number: asyncio formats what it is given into an error message of its own, each time.
-            self._loop.add_reader(self._sock.fileno(), self._on_readable)
-            self._turn = self._turn or shared_slice()
-        except (RuntimeError, NotImplementedError, ValueError, OSError):
-            return False
-        self._is_registered = True
-        return True
+        """Have the event loop read the socket; False where it cannot."""
+        self._loop = call_when_readable(self._sock, self._on_readable)
+        self._is_registered = self._loop is not None
+        self._turn = self._turn or shared_slice()
+        return self._is_registered
 
     def _unregister(self) -> None:
         if self._is_registered and self._loop is not None:
@@ -209,6 +203,20 @@ class SocketStream:
         self._sock.close()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def call_when_readable(sock: socket.socket, call: Callable[[], None]) -> asyncio.AbstractEventLoop | None:
+    """Have the event loop call a function whenever the socket is readable, until `remove_reader`, and return the loop.
+
+    None where it cannot: trio, the proactor loop of Windows, a full table of watches.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+        # By number: asyncio formats what it is given into an error message of its own, each time.
+        loop.add_reader(sock.fileno(), call)
+    except (RuntimeError, NotImplementedError, ValueError, OSError):
+        return None
+    return loop
 
 
 async def wait_readable(sock: socket.socket) -> None:

@@ -191,9 +191,11 @@ class ProcessBackend(BackendDefaults):
             cgroup = self._make_cgroup(ident, limits)
             if cgroup is not None:
                 ours.callback(cgroup.remove)
+                entries = list[int]()
+                theirs.callback(_close_all, entries)
                 for entry in cgroup.entries:
-                    written.append(os.open(entry, os.O_WRONLY | os.O_CLOEXEC))
-                    theirs.callback(os.close, written[-1])
+                    entries.append(os.open(entry, os.O_WRONLY | os.O_CLOEXEC))
+                written += entries
             if self._settings is None or self._settings[0] is not limits:
                 self._settings = limits, self._pack_settings(limits, cgroup is not None)
             manager = self._cgroups if isinstance(self._cgroups, CgroupManager) else None
@@ -253,6 +255,11 @@ class ProcessBackend(BackendDefaults):
             self._tasks.cancel_scope.cancel()
             await self._tasks.__aexit__(None, None, None)
             self._tasks = None
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for each in descriptors:
+        os.close(each)
 
 
 class _Replacement:

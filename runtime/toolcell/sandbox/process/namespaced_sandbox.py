@@ -23,7 +23,7 @@ from toolcell.sandbox.process.cgroup_manager import CgroupManager
 from toolcell.sandbox.process.namespaced_zygote import NamespacedProcess
 from toolcell.sandbox.process.signals import signal_all, tree_of
 from toolcell.sandbox.stream import SocketStream, read_available
-from toolcell.support import daemon_threads
+from toolcell.support import daemon_threads, event_loop
 from toolcell_bridge.guest.errors import ASK_SIGNAL
 from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 from toolcell_bridge.isolation.rlimits import RlimitPlan
@@ -86,6 +86,7 @@ class ProcessSandbox(SandboxDefaults):
         self._sample = Sample()
         self._tree: TreeWatch | None = None
         self._cgroup, self._cgroups = cgroup, cgroups
+        self._scope_type = event_loop.scope_type()
 
     @property
     def outside_layers(self) -> Mapping[str, str]:
@@ -260,13 +261,12 @@ class ProcessSandbox(SandboxDefaults):
         child = self._child
         if child.pidfd < 0:
             return Exit(problem=child.problem or "it was never started")
-        for _ in range(REPORT_STEPS):
-            with anyio.move_on_after(REPORT_STEP_S, shield=True):
-                await child.wait_ended()
-                break
-        if self.is_alive():
-            with anyio.move_on_after(END_S, shield=True):
-                await child.wait_ended()
+        with self._scope_type(shield=True):
+            for _ in range(REPORT_STEPS):
+                if await child.wait_ended(REPORT_STEP_S):
+                    break
+            if self.is_alive():
+                await child.wait_ended(END_S)
         return child.end or Exit(problem=child.problem or "its zygote did not report how it ended")
 
     async def destroy(self) -> None:

@@ -95,6 +95,12 @@ class NamespacedProcess(ForkedSandbox):
         self.is_abandoned = False
         """Nobody waits for its start any more."""
 
+    async def wait_ended(self, within_s: float) -> bool:
+        """Wait until it has been reaped or its zygote is gone, at most about so long; True when it is so."""
+        if not self.is_over:
+            await self.changed.wait(within_s)
+        return self.is_over
+
 
 class NamespacedZygote(ZygoteHandle[NamespacedProcess]):
     """A zygote in namespaces of its own. Use `spawn` to make one."""

@@ -24,7 +24,8 @@ from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.forked import ForkedSandbox
 from toolcell.sandbox.interpreter import FEW_ARENAS, ONE_THREAD
 from toolcell.sandbox.shortages import unavailable
-from toolcell.sandbox.stream import POLL_S, wait_readable, wait_writable
+from toolcell.sandbox.stream import POLL_S, call_when_readable, wait_readable, wait_writable
+from toolcell.support.change_event import ChangeEvent
 from toolcell_bridge.entry.launcher import FAILED
 
 READY_S = 60.0
@@ -69,6 +70,8 @@ class ZygoteHandle(ABC, Generic[Child]):
         self._next = 0
         self.is_dead = False
         self._is_listening = False
+        self._is_in_trouble = ChangeEvent()
+        """Something else than a report has come, or it cannot be received."""
         self._stopped_listening = anyio.Event()
 
     @property
@@ -133,16 +136,37 @@ class ZygoteHandle(ABC, Generic[Child]):
         """Handle its reports until it is gone."""
         self._is_listening = True
         try:
-            while True:
-                message, descriptors = await self._receive()
-                if not message or "error" in message:
-                    self._mark_dead(message.get("error", "the zygote is gone"))
-                    return
-                self._handle(message, descriptors)
+            control = self._control.fileno()
+            while not self.is_dead:
+                if (loop := call_when_readable(self._control, self._take_report)) is not None:
+                    try:
+                        await self._is_in_trouble.wait()
+                    finally:
+                        loop.remove_reader(control)
+                if not self.is_dead:
+                    self._take(*await self._receive())
         finally:
             # If this was cancelled, no end of a child will be reported any more, so nobody may wait for one.
             self._mark_dead("nobody listens to the zygote any more")
             self._stopped_listening.set()
+
+    def _take_report(self) -> None:
+        """Take what has come, called by the event loop. `listen` sees to what cannot be received."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
+        except (OSError, MemoryError):
+            data = b""
+        if data:
+            self._take(msgpack.unpackb(data), descriptors)
+        if not data or self.is_dead:
+            self._is_in_trouble.notify()
+
+    def _take(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
+        """Handle a report, or take note that there will be none."""
+        if not message or "error" in message:
+            self._mark_dead(message.get("error", "the zygote is gone"))
+        else:
+            self._handle(message, descriptors)
 
     @abstractmethod
     def _handle(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
@@ -211,7 +235,8 @@ class ZygoteHandle(ABC, Generic[Child]):
         while not child.has_started:
             if child.problem:
                 raise SandboxUnavailable(f"the zygote could not start a sandbox: {child.problem}")
-            await self.wait_for(child.changed.wait)
+            if not await child.changed.wait(ANSWER_S):
+                self.check()
 
     # Its end
 
