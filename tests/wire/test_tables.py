@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import date, time, timedelta
-from itertools import pairwise
+from itertools import accumulate, pairwise, product
 from typing import Any
 
 import msgpack
@@ -15,11 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcell_bridge.wire.codec import decode, encode
+from toolcell_bridge.wire import columns as columns_module
+from toolcell_bridge.wire.codec import decode, encode, encode_parts
 from toolcell_bridge.wire.columns import MOST_EMPTY_ROWS, BadTable, Column
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.errors import RemoteProtocolError, ValueTooLarge
-from toolcell_bridge.wire.messages import CallTool, Hello, Result, RunScript
+from toolcell_bridge.wire.framing import FrameReader
+from toolcell_bridge.wire.messages import CallTool, Hello, Progress, Result, RunScript
 from toolcell_bridge.wire.plain import packed_size
 from toolcell_bridge.wire.tables import AnyTable, Array, Axis, Table, from_bytes
 from wire.fuzz_tables import fuzz, parts_of
@@ -157,6 +159,16 @@ def test_a_description_that_contradicts_the_bytes_is_refused(example: int, bend:
         from_bytes(len(packed).to_bytes(4, "big") + packed + buffers)
 
 
+@pytest.fixture(params=["with numpy", "without"])
+def checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks of a program that has imported numpy, and of one that has not; of a few rows at a time."""
+    pytest.importorskip("numpy")
+    if request.param == "without":
+        monkeypatch.setattr(columns_module, "_numpy", lambda: None)
+    monkeypatch.setattr(columns_module, "_CHUNK", 2)
+
+
+@pytest.mark.usefixtures("checks")
 @pytest.mark.parametrize("data", [b"a\xff\xffbc", "aéb".encode() + b"x", b"ab"], ids=["no UTF-8", "split", "short"])
 def test_text_is_utf_8_piece_by_piece(data: bytes) -> None:
     column = Column("text", 2, data, numbers("I", 2, 3))
@@ -164,6 +176,40 @@ def test_text_is_utf_8_piece_by_piece(data: bytes) -> None:
         from_bytes(Array("numpy", [2], column).to_bytes())
 
 
+@pytest.mark.usefixtures("checks")
+def test_no_text_begins_inside_a_character_wherever_it_is() -> None:
+    data = "é".encode() * 5
+    for lengths in product(range(4), repeat=5):
+        if sum(lengths) != len(data):
+            continue
+        array = Array("numpy", [5], Column("text", 5, data, numbers("I", *lengths)))
+        if all(end % 2 == 0 for end in accumulate(lengths)):
+            assert from_bytes(array.to_bytes()).tolist() == ["é" * (each // 2) for each in lengths]
+        else:
+            with pytest.raises(BadTable, match="inside a character"):
+                from_bytes(array.to_bytes())
+
+
+def test_large_buffers_are_sent_without_a_copy_and_received_in_memory_of_their_own() -> None:
+    buffer = bytes(300_000)
+    large = Array("numpy", [300_000], Column("uint8", 300_000, buffer))
+    parts = encode_parts(Result([large, TABLES[FRAME], large], []))
+    assert [type(each) for each in parts] == [bytes, memoryview, bytes, memoryview]
+    assert isinstance(parts[1], memoryview)
+    assert parts[1].obj is buffer
+    reader = FrameReader()
+    after = encode(Progress(1))
+    data = b"".join(parts) + after
+    reader.receive_data(data[:70_000])
+    assert reader.next_frame() is None
+    reader.receive_data(data[70_000:])
+    body = reader.next_frame()
+    assert body is not None
+    assert decode(body) == Result([large, TABLES[FRAME], large], [])
+    assert reader.next_frame() == after[4:]
+
+
+@pytest.mark.usefixtures("checks")
 def test_codes_outside_of_their_categories_are_refused() -> None:
     for code in (-2, 2):
         column = Column("category", 1, numbers("b", code), detail=(text("a", "b"), False))

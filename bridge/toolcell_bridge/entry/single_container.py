@@ -60,7 +60,15 @@ class PipePair:
             raise BlockingIOError(errno.EAGAIN, "nothing to read")
         return os.read(self._receives, size)
 
-    def sendall(self, data: bytes) -> None:
+    def recv_into(self, room: memoryview, size: int = 0, flags: int = 0) -> int:
+        """Read into memory; return how much was read. Raises what `recv` does."""
+        if self._receives < 0:
+            raise OSError(errno.EBADF, "the bridge is closed")
+        if flags & MSG_DONTWAIT and not self._ready.poll(0):
+            raise BlockingIOError(errno.EAGAIN, "nothing to read")
+        return os.readv(self._receives, [room])
+
+    def sendall(self, data: bytes | bytearray | memoryview) -> None:
         """Write all of `data`.
 
         Raises:

@@ -125,9 +125,10 @@ class Channel:
             call()
 
     def _write(self, messages: Sequence[Message]) -> None:
-        data = self._connection.send(*messages)
+        parts = self._connection.send_parts(*messages)
         try:
-            self._sock.sendall(data)
+            for part in parts:
+                self._sock.sendall(part)
         except OSError as exc:
             raise ChannelClosed("no response from the host: the bridge is closed") from exc
 
@@ -247,16 +248,25 @@ class Channel:
                 self._answered.notify_all()
 
     def _read(self, flags: int = 0) -> None:
+        frames = self._connection.frames
+        data = b""
         try:
-            data = self._sock.recv(READ_BYTES, flags) if flags else self._receive()
+            if is_large := frames.large is not None:
+                size = self._receive_into(frames.room(), flags)
+            else:
+                data = self._sock.recv(READ_BYTES, flags) if flags else self._receive()
+                size = len(data)
         except BlockingIOError:
             raise
         except OSError as exc:
             raise ChannelClosed("no response from the host: the bridge is closed") from exc
-        if not data:
+        if not size:
             raise ChannelClosed("no response from the host: the bridge is closed")
         with self._lock:
-            self._connection.receive_data(data)
+            if is_large:
+                frames.fill(size)
+            else:
+                self._connection.receive_data(data)
             while (message := self._connection.next_message()) is not None:
                 self._deliver(message)
         self._wake_waiting()
@@ -282,6 +292,12 @@ class Channel:
         if self._readable is not None:
             self._sleep_until_readable()
         return self._sock.recv(READ_BYTES)
+
+    def _receive_into(self, room: memoryview, flags: int) -> int:
+        """Receive more of a long message, straight into its own memory."""
+        if self._readable is not None and not flags:
+            self._sleep_until_readable()
+        return self._sock.recv_into(room, 0, flags)
 
     def _sleep_until_readable(self) -> None:
         turn_ms = None if threading.get_ident() == self._main_thread else TURN_MS

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import date, timedelta
 from itertools import repeat
 from types import NoneType
@@ -57,7 +58,7 @@ def text_column(name: str, items: Sequence[str | None], valid: bytes | None, for
         data, lengths = joined.encode(), array("I", map(len, texts))
     else:
         try:
-            parts = [each.encode() for each in texts]
+            parts = list(map(str.encode, texts))
         except UnicodeEncodeError as exc:
             refusal = Refusal(f"text holds a lone surrogate at index {exc.start}")
             refusal.steps += [name] if name else []
@@ -227,24 +228,29 @@ def _pandas_column(name: str, values: Any, to_plain: ToPlain) -> Column:
             _memory(times.to_numpy().view("int64")),
             detail=(dtype.unit, _zone(name, dtype.tz)),
         )
-    if kind in ("StringDtype", "PeriodDtype", "IntervalDtype") or (kind == "ArrowDtype" and dtype.kind == "O"):
-        return _pandas_texts(name, values, to_plain)
+    if kind == "ArrowDtype" or (kind == "StringDtype" and dtype.storage == "pyarrow"):
+        form = "arrow" if kind == "ArrowDtype" else _form_of_text(dtype)
+        return replace(_arrow_column(name, values.array.__arrow_array__(), to_plain), form=form)
+    if kind in ("StringDtype", "PeriodDtype", "IntervalDtype"):
+        return _pandas_texts(name, values, form=_form_of_text(dtype) if kind == "StringDtype" else "object")
     if kind == "SparseDtype":
         return _pandas_column(name, values.sparse.to_dense(), to_plain)
-    if hasattr(dtype, "numpy_dtype") and kind != "NumpyEADtype":  # masked, and Arrow's numbers
-        form = "arrow" if kind == "ArrowDtype" else "masked"
+    if hasattr(dtype, "numpy_dtype") and kind != "NumpyEADtype":
         missing = values.isna()
         has_missing = bool(missing.any())
         plain = values.to_numpy(dtype=dtype.numpy_dtype, na_value=_zero(dtype.kind)) if has_missing else None
         numbers = values.to_numpy(dtype=dtype.numpy_dtype) if plain is None else plain
         valid = _packed_bits(~_as_array(missing)) if has_missing else None
-        return numpy_column(name, numbers, to_plain, form, valid)
+        return numpy_column(name, numbers, to_plain, "masked", valid)
     if kind == "ObjectDType" or getattr(dtype, "kind", "") == "O":
-        missing = _as_array(values.isna())
         items = values.tolist()
-        kinds = {type(each) for each, gone in zip(items, missing, strict=True) if not gone}
-        if missing.any() and kinds == {str}:
-            items = [None if gone else each for each, gone in zip(items, missing, strict=True)]
+        kinds = set(map(type, items))
+        if kinds == {str}:
+            return text_column(name, items, None, "object")
+        if str in kinds:  # as text, if what else there is stands for missing text
+            missing = _as_array(values.isna()).tolist()
+            texts = [None if gone else each for each, gone in zip(items, missing, strict=True)]
+            items = texts if set(map(type, texts)) == {NoneType, str} else items
         return column_of(name, items, to_plain)
     return numpy_column(name, values.to_numpy(), to_plain)
 
@@ -261,19 +267,24 @@ def _as_array(values: Any) -> Any:
     return values.to_numpy() if hasattr(values, "to_numpy") else values
 
 
-def _pandas_texts(name: str, values: Any, to_plain: ToPlain) -> Column:
-    kind = type(values.dtype).__name__
-    missing = _as_array(values.isna())
+def _form_of_text(dtype: Any) -> str:
+    return "string" if repr(dtype.na_value) == "<NA>" else "str"
+
+
+def _pandas_texts(name: str, values: Any, form: str) -> Column:
+    """Return text that is kept as objects, and what has no better form than its text."""
     items: list[Any] = values.tolist()
+    if form != "object":
+        try:
+            return text_column(name, items, None, form)
+        except TypeError:
+            pass  # some are missing
+    missing = _as_array(values.isna())
+    valid = None
     if missing.any():
-        items = [None if gone else each for each, gone in zip(items, missing, strict=True)]
-    valid = _packed_bits(~missing) if missing.any() else None
-    if kind == "StringDtype":
-        form = "string" if repr(values.dtype.na_value) == "<NA>" else "str"
-        return text_column(name, items, valid, form)
-    if kind in ("PeriodDtype", "IntervalDtype"):
-        return text_column(name, [None if each is None else str(each) for each in items], valid, "object")
-    return column_of(name, items, to_plain, "arrow" if "string" in str(values.dtype) else "object")
+        valid = _packed_bits(~missing)
+        items = ["" if gone else each for each, gone in zip(items, missing.tolist(), strict=True)]
+    return text_column(name, items if form != "object" else list(map(str, items)), valid, form)
 
 
 def _zone(name: str, zone: Any) -> str:
@@ -313,16 +324,16 @@ def _text_axis(names: Sequence[str | None]) -> Axis:
 
 def _polars_column(name: str, values: Any, to_plain: ToPlain) -> Column:
     kind, count = type(values.dtype).__name__, len(values)
-    valid = bits(values.is_not_null().to_list()) if values.null_count() else None
+    valid = _polars_bits(values.is_not_null()) if values.null_count() else None
     if kind == "Null":
         return Column("null", count, bytes(count), valid=None)
     if kind == "String":
-        return text_column(name, values.to_list(), valid, "str")
+        return _polars_text(values, valid)
     if kind == "Binary":
         items = [each or b"" for each in values.to_list()]
         return Column("bytes", count, b"".join(items), _bytes(array("I", map(len, items))), valid)
     if kind in ("Categorical", "Enum"):
-        return _coded(name, values.to_list(), kind == "Enum")
+        return _polars_coded(values)
     if kind == "Boolean":
         return Column("bool", count, _polars_memory(values, "B"), valid=valid)
     if kind == "Datetime":
@@ -350,11 +361,30 @@ def _polars_memory(values: Any, code: str) -> memoryview:
     return _memory(values.to_numpy())
 
 
-def _coded(name: str, items: list[str | None], ordered: bool) -> Column:
-    codes: dict[str, int] = {}
-    numbers = array("i", [-1 if each is None else codes.setdefault(each, len(codes)) for each in items])
-    categories = text_column(name, list(codes), None, "str")
-    return Column("category", len(items), _bytes(numbers), detail=(categories, ordered))
+def _polars_text(values: Any, valid: bytes | None) -> Column:
+    data = (values.fill_null("").str.join("")[0] or "").encode()
+    return Column("text", len(values), data, _polars_memory(values.str.len_bytes(), "I"), valid, "str")
+
+
+def _polars_bits(are_valid: Any) -> bytes:
+    try:
+        return _packed_bits(are_valid.to_numpy())
+    except ImportError:  # without numpy
+        return bits(are_valid.to_list())
+
+
+def _polars_coded(values: Any) -> Column:
+    """Return the categories that occur, in the order of their physical numbers, and the codes of the values."""
+    import polars
+
+    physical, present = values.to_physical(), values.drop_nulls()
+    numbers = present.to_physical()
+    firsts = numbers.arg_unique()
+    firsts = firsts.gather(numbers.gather(firsts).arg_sort())
+    categories = _polars_text(present.gather(firsts).cast(polars.String), None)
+    codes = numbers.gather(firsts).search_sorted(physical).cast(polars.Int32).set(values.is_null(), -1)
+    is_ordered = type(values.dtype).__name__ == "Enum"
+    return Column("category", len(values), _polars_memory(codes, "i"), detail=(categories, is_ordered))
 
 
 # pyarrow

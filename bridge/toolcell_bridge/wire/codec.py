@@ -15,8 +15,9 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from msgpack import unpackb
 
+from toolcell_bridge.wire.columns import Buffer
 from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError
-from toolcell_bridge.wire.framing import HEADER_BYTES, MAX_FRAME_BYTES, frame
+from toolcell_bridge.wire.framing import HEADER_BYTES, MAX_FRAME_BYTES, Part, frame
 from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.messages import FIRST_GUEST_TAG, MAX_ELEMENTS, MAX_GUEST_ELEMENTS, SAID, TAGS, Log, Message
 from toolcell_bridge.wire.plain import (
@@ -77,13 +78,23 @@ class TableCodec(Generic[Kind]):
             UnsendableValue: a value is not plain, or an int or str in it has no form on the wire.
             ValueTooLarge: too deep, too many elements, or too many bytes.
         """
+        return b"".join(self.encode_parts(message, max_frame_bytes, most))
+
+    def encode_parts(
+        self, message: Kind, max_frame_bytes: int = MAX_FRAME_BYTES, most: int | None = None
+    ) -> list[Part]:
+        """Return the frame in parts, in which large buffers of arrays and tables are not copied.
+
+        Raises:
+            LocalProtocolError, UnsendableValue, ValueTooLarge: as `encode`.
+        """
         body, tables = self._packed(message, most)
-        return frame_with_tables(body, tables, max_frame_bytes) if tables else frame(body, max_frame_bytes)
+        return frame_with_tables(body, tables, max_frame_bytes) if tables else [frame(body, max_frame_bytes)]
 
     def encode_body(self, message: Kind) -> bytes:
         """Return the body of its frame; raises what `encode` does. Whoever sends it has an own limit."""
         body, tables = self._packed(message, None)
-        return frame_with_tables(body, tables, _LONGEST)[HEADER_BYTES:] if tables else body
+        return b"".join(frame_with_tables(body, tables, _LONGEST))[HEADER_BYTES:] if tables else body
 
     def _packed(self, message: Kind, most: int | None) -> tuple[bytes, list[AnyTable]]:
         form = self._form_of_type.get(type(message))
@@ -93,7 +104,7 @@ class TableCodec(Generic[Kind]):
         form.check(values, most=most)
         return (pack_around if PackedValue in map(type, values) else pack_parts)(values, form.message.__name__)
 
-    def decode(self, body: bytes | bytearray, most: int | None = None) -> Kind:
+    def decode(self, body: Buffer, most: int | None = None) -> Kind:
         """Return the message of one frame's body. `most`: elements that are built at all; by default those of its kind.
 
         Raises:
@@ -101,7 +112,7 @@ class TableCodec(Generic[Kind]):
         """
         return self.decode_counted(body, most)[0]
 
-    def decode_counted(self, body: bytes | bytearray, most: int | None = None) -> tuple[Kind, int]:
+    def decode_counted(self, body: Buffer, most: int | None = None) -> tuple[Kind, int]:
         """Return what `decode` returns, and the number of elements inside its fields.
 
         Raises:
@@ -123,9 +134,7 @@ class TableCodec(Generic[Kind]):
         except Exception as exc:
             raise _illegal(exc) from exc
 
-    def decode_in_steps(
-        self, body: bytes | bytearray, most: int | None = None
-    ) -> Generator[None, None, tuple[Kind, int]]:
+    def decode_in_steps(self, body: Buffer, most: int | None = None) -> Generator[None, None, tuple[Kind, int]]:
         """Do what `decode_counted` does, in steps of a few milliseconds at most.
 
         Raises:
@@ -260,6 +269,7 @@ MESSAGES: Final[TableCodec[Message]] = TableCodec(
 """Of the bridge."""
 
 encode = MESSAGES.encode
+encode_parts = MESSAGES.encode_parts
 decode = MESSAGES.decode
 decode_counted = MESSAGES.decode_counted
 decode_in_steps = MESSAGES.decode_in_steps

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Generator, KeysView, Mapping
+from itertools import chain
 from typing import Final, Self, TypeAlias
 
-from toolcell_bridge.wire.codec import LOG_HEADS, decode_counted, decode_in_steps, encode
+from toolcell_bridge.wire.codec import LOG_HEADS, decode_counted, decode_in_steps, encode_parts
 from toolcell_bridge.wire.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
-from toolcell_bridge.wire.framing import MAX_FRAME_BYTES, FrameReader
+from toolcell_bridge.wire.framing import MAX_FRAME_BYTES, FrameReader, Part
 from toolcell_bridge.wire.messages import (
     MAX_ELEMENTS,
     MAX_GUEST_ELEMENTS,
@@ -44,7 +45,7 @@ from toolcell_bridge.wire.messages import (
     ToolFail,
     ToolReturn,
 )
-from toolcell_bridge.wire.table_frames import WITH_TABLES
+from toolcell_bridge.wire.table_frames import gathered, is_with_tables
 
 MAX_OUTSTANDING: Final = 1024
 """Calls that may wait for their answer at once. Limits what the host must remember for a guest."""
@@ -182,7 +183,12 @@ class Connection:
         return self._calls.get(call_id, False)
 
     def send(self, *messages: Message) -> bytes:
-        """Return the bytes to write for all messages. When this raises, nothing has changed and nothing may be written.
+        """Return the bytes to write for all messages. Raises what `send_parts` does."""
+        return b"".join(self.send_parts(*messages))
+
+    def send_parts(self, *messages: Message) -> list[Part]:
+        """Return what to write for all messages, in parts. When this raises, nothing has changed and nothing may be
+        written. Large buffers of arrays and tables are those of the messages, not copies.
 
         Raises:
             LocalProtocolError: illegal now, or the connection is dead.
@@ -191,10 +197,10 @@ class Connection:
         if self.state is State.DEAD:
             raise LocalProtocolError(f"the connection is dead: {self._death}")
         if len(messages) == 1:
-            only = encode(messages[0], self.max_frame_bytes, self._sent_elements)
+            only = encode_parts(messages[0], self.max_frame_bytes, self._sent_elements)
             self._move(self._ours, messages[0], LocalProtocolError)
             return only
-        frames = [encode(message, self.max_frame_bytes, self._sent_elements) for message in messages]
+        frames = [encode_parts(message, self.max_frame_bytes, self._sent_elements) for message in messages]
         before = self.state, self._last_id, self._calls.copy(), self._forgotten.copy(), self._open_files.copy()
         try:
             for message in messages:
@@ -202,7 +208,7 @@ class Connection:
         except LocalProtocolError:
             self.state, self._last_id, self._calls, self._forgotten, self._open_files = before
             raise
-        return b"".join(frames)
+        return gathered(chain.from_iterable(frames))
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
         """Take bytes from the peer. Drain `next_message` before giving more: only then is memory bounded.
@@ -227,7 +233,7 @@ class Connection:
                 return self._decode_on()
             while (body := self.frames.next_frame()) is not None:
                 self.message_bytes = len(body)
-                self.has_tables = body[:1] == WITH_TABLES
+                self.has_tables = is_with_tables(body)
                 if len(body) > self._at_once_bytes:
                     self.is_decoding = True
                     self._decoding = decode_in_steps(body, self._received_elements)

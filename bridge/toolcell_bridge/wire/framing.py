@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+import mmap
+from typing import Final, TypeAlias
 
 from toolcell_bridge.wire.errors import RemoteProtocolError, ValueTooLarge
 
@@ -11,7 +12,13 @@ MAX_FRAME_BYTES: Final = 8 * 1024 * 1024
 
 HEADER_BYTES: Final = 4
 
+Part: TypeAlias = bytes | memoryview
+"""Of a frame that is to be written: a memoryview is that of an array or a table, and not a copy."""
+
 _LARGE_BYTES: Final = 64 * 1024
+
+_MAPPED_BYTES: Final = 256 * 1024
+"""A longer frame is collected in memory of its own, into which a socket can write. The kernel gives it page by page."""
 
 _SHORT_TEXT: Final = 0xA0
 _SHORT_TEXT_BYTES: Final = 31
@@ -42,7 +49,7 @@ class FrameReader:
     `receive_data` holds less than one frame more than it was given.
     """
 
-    __slots__ = ("_end", "_max_frame_bytes", "buffer")
+    __slots__ = ("_end", "_filled", "_max_frame_bytes", "buffer", "large")
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
@@ -52,17 +59,40 @@ class FrameReader:
         """What was received and not handed out."""
         self._end = 0
         """Where the current frame ends in the buffer; 0 while its length is not known."""
+        self.large: mmap.mmap | None = None
+        """The frame that is collected apart from the buffer, with its length."""
+        self._filled = 0
+        """Bytes of it that were received."""
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
         """Take more of the stream."""
-        self.buffer += data
+        if self.large is None:
+            self.buffer += data
+            return
+        room = self.room()
+        taken = min(len(data), len(room))
+        room[:taken] = data if taken == len(data) else memoryview(data)[:taken]
+        self.fill(taken)
+        if taken < len(data):
+            self.buffer += memoryview(data)[taken:]
 
-    def next_frame(self) -> bytearray | None:
+    def room(self) -> memoryview:
+        """Return the memory in which the rest of `large` belongs; `fill` says how much of it was written."""
+        return memoryview(self.large or b"")[self._filled :]
+
+    def fill(self, size: int) -> None:
+        """Take note of so many bytes that were written to `room`."""
+        self._filled += size
+
+    def next_frame(self) -> bytearray | memoryview | None:
         """Return the next body, or None when more bytes are needed.
 
         Raises:
             RemoteProtocolError: the announced length is zero or over the limit.
+            MemoryError: there is no memory for a long one.
         """
+        if self.large is not None:
+            return self._large_frame(self.large)
         buffer = self.buffer
         if not self._end:
             if len(buffer) < HEADER_BYTES:
@@ -74,6 +104,8 @@ class FrameReader:
                 )
             self._end = HEADER_BYTES + length
         if len(buffer) < self._end:
+            if self._end > _MAPPED_BYTES:
+                self._begin_large()
             return None
         if len(buffer) == self._end > _LARGE_BYTES:  # handed out without a copy
             body, self.buffer = buffer, bytearray()
@@ -83,6 +115,21 @@ class FrameReader:
             del buffer[: self._end]
         self._end = 0
         return body
+
+    def _begin_large(self) -> None:
+        try:
+            self.large = mmap.mmap(-1, self._end)
+        except (OSError, ValueError) as exc:
+            raise MemoryError(f"no memory for a message of {self._end} bytes") from exc
+        received, self.buffer = self.buffer, bytearray()
+        self._filled = self._end = 0
+        self.receive_data(received)
+
+    def _large_frame(self, large: mmap.mmap) -> memoryview | None:
+        if self._filled < len(large):
+            return None
+        self.large = None
+        return memoryview(large)[HEADER_BYTES:]
 
     def take_short(self, head: bytes, most: int) -> list[bytearray]:
         """Take the frames that come next as long as each is `head` and one short ASCII text of msgpack, not empty.

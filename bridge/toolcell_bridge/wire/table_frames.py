@@ -8,23 +8,26 @@ buffer begins at a multiple of eight bytes of the frame, so that whoever reads i
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Final
 
-from toolcell_bridge.wire.columns import Buffers, padding
+from toolcell_bridge.wire.columns import Buffer, Buffers, padding
 from toolcell_bridge.wire.errors import RemoteProtocolError, ValueTooLarge
-from toolcell_bridge.wire.framing import FRAME_CURE, HEADER_BYTES
+from toolcell_bridge.wire.framing import FRAME_CURE, HEADER_BYTES, Part
 from toolcell_bridge.wire.plain import TABLE, check_plain_in_steps, pack
 from toolcell_bridge.wire.tables import AnyTable, padded, read_table
 from toolcell_bridge.wire.unpacking import unpack_in_steps
 
 WITH_TABLES: Final = b"\xc1"
 
+PART_BYTES: Final = 64 * 1024
+"""What is smaller is joined with its neighbours before it is written."""
+
 _HEAD_BYTES: Final = 9
 
 
-def frame_with_tables(message: bytes, tables: Sequence[AnyTable], max_frame_bytes: int) -> bytes:
-    """Return the frame of a packed message and the tables in it.
+def frame_with_tables(message: bytes, tables: Sequence[AnyTable], max_frame_bytes: int) -> list[Part]:
+    """Return the frame of a packed message and the tables in it, in parts: large buffers are not copied.
 
     Raises:
         ValueTooLarge: the other end would refuse it.
@@ -37,10 +40,32 @@ def frame_with_tables(message: bytes, tables: Sequence[AnyTable], max_frame_byte
         raise ValueTooLarge("message", length, max_frame_bytes, cure=FRAME_CURE)
     head = [length.to_bytes(HEADER_BYTES, "big"), WITH_TABLES]
     head += [len(part).to_bytes(4, "big") for part in (message, headers)]
-    return b"".join([*head, message, headers, bytes(gap), *padded(tables)])
+    return gathered([*head, message, headers, bytes(gap), *padded(tables)])
 
 
-def unpack_with_tables(body: bytes | bytearray, most: int, deepest: int) -> Generator[None, None, object]:
+def gathered(pieces: Iterable[Part]) -> list[Part]:
+    """Join small pieces to their neighbours, so that each part is worth a system call."""
+    parts: list[Part] = []
+    small: list[Part] = []
+    for piece in pieces:
+        if len(piece) < PART_BYTES:
+            small.append(piece)
+            continue
+        if small:
+            parts.append(b"".join(small))
+            small = []
+        parts.append(piece)
+    if small or not parts:
+        parts.append(b"".join(small))
+    return parts
+
+
+def is_with_tables(body: Buffer) -> bool:
+    """Whether a body is that of such a frame."""
+    return body[0] == WITH_TABLES[0]
+
+
+def unpack_with_tables(body: Buffer, most: int, deepest: int) -> Generator[None, None, object]:
     """Unpack the body of such a frame, in steps. The tables keep the memory of the body.
 
     Raises:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from toolcell_bridge.wire.columns import FORMATS, NOT_A_TIME, TEXTS, Column, as_numbers, time_zone
+from toolcell_bridge.wire.columns import NOT_A_TIME, TEXTS, Column, time_zone
 
 _PANDAS_MASKED: Final = {
     "bool": "boolean", "int8": "Int8", "int16": "Int16", "int32": "Int32", "int64": "Int64", "uint8": "UInt8",
@@ -16,6 +16,7 @@ _PANDAS_MASKED: Final = {
 
 
 _NUMBERS: Final = frozenset("biufc")
+_MOST_OF_INT32: Final = 2**31 - 1
 
 
 def _needs(package: str) -> Any:
@@ -97,10 +98,7 @@ def _numbers(numpy: Any, column: Column, dtype: str) -> Any:
 
 
 def _object_array(numpy: Any, values: list[Any]) -> Any:
-    array = numpy.empty(len(values), dtype=object)
-    for row, value in enumerate(values):  # all at once, lists would become dimensions
-        array[row] = value
-    return array
+    return numpy.fromiter(values, dtype=object, count=len(values))  # in which lists are no dimensions
 
 
 def _missing(numpy: Any, column: Column) -> Any:
@@ -139,6 +137,8 @@ def _pandas_index(numpy: Any, pandas: Any, axis: Any, length: int) -> Any:
 def _pandas_values(numpy: Any, pandas: Any, column: Column) -> Any:
     """Return what a Series or an Index of pandas takes."""
     kind, form = column.kind, column.form
+    if form == "arrow" and (arrow := _arrow_if_there()) is not None:
+        return pandas.arrays.ArrowExtensionArray(_arrow_values(arrow, column))
     if kind == "category":
         categories, ordered = column.detail
         codes = (
@@ -149,7 +149,7 @@ def _pandas_values(numpy: Any, pandas: Any, column: Column) -> Any:
             return _pandas_objects(numpy, pandas, column.values())
         return pandas.Categorical.from_codes(codes, categories=values, ordered=ordered)
     if kind == "text" and form in ("str", "string", "arrow", ""):
-        return _pandas_text(pandas, column, form)
+        return _pandas_text(numpy, pandas, column, form)
     if form == "masked" and kind in _PANDAS_MASKED:
         missing = _missing(numpy, column) if column.valid is not None else numpy.zeros(column.length, dtype=bool)
         kinds = pandas.arrays
@@ -193,17 +193,25 @@ def _with_nat(numpy: Any, column: Column) -> Any:
     return values
 
 
-def _pandas_text(pandas: Any, column: Column, form: str) -> Any:
-    values = column.values()
-    if form == "string":
-        return pandas.array(values, dtype="string")
+def _pandas_text(numpy: Any, pandas: Any, column: Column, form: str) -> Any:
+    """Return an array of text: of the memory that Arrow takes, where pandas has it, or else of objects."""
     try:
-        return pandas.array(values, dtype="str")
-    except (TypeError, ValueError):  # pandas before 3.0
-        return pandas.Index(values, dtype=object)
+        dtype = pandas.StringDtype() if form == "string" else pandas.StringDtype(na_value=numpy.nan)
+    except TypeError:  # pandas before 2.3
+        return pandas.Index(column.values(), dtype=object)
+    if dtype.storage == "pyarrow":
+        return pandas.array(_arrow_values(_needs("pyarrow"), column), dtype=dtype)
+    return pandas.array(_object_array(numpy, column.values()), dtype=dtype)
 
 
 # Arrow and polars
+
+
+def _arrow_if_there() -> Any:
+    try:
+        return _needs("pyarrow")
+    except ImportError:
+        return None
 
 
 def arrow_object(table: Any) -> Any:
@@ -229,10 +237,13 @@ def _arrow_values(arrow: Any, column: Column) -> Any:
         codes = compute.if_else(compute.less(codes, 0), None, codes)
         return arrow.DictionaryArray.from_arrays(codes, _arrow_values(arrow, categories), ordered=ordered)
     if kind in TEXTS:
-        offsets = _offsets(column)
-        of = arrow.large_string() if kind == "text" else arrow.large_binary()
-        made = arrow.Array.from_buffers(of, length, [valid, arrow.py_buffer(offsets), arrow.py_buffer(column.data)])
-        return made if column.form == "string" or kind == "bytes" else made.cast(arrow.string())
+        is_large = memoryview(column.data).nbytes > _MOST_OF_INT32 or (kind == "text" and column.form == "string")
+        offsets = arrow.py_buffer(_offsets(column, "int64" if is_large else "int32"))
+        if kind == "text":
+            of = arrow.large_string() if is_large else arrow.string()
+        else:
+            of = arrow.large_binary() if is_large else arrow.binary()
+        return arrow.Array.from_buffers(of, length, [valid, offsets, arrow.py_buffer(column.data)])
     if kind in ("plain", "null", "range", "bool", "complex64", "complex128"):
         values = column.values()
         try:
@@ -253,11 +264,11 @@ def _arrow_values(arrow: Any, column: Column) -> Any:
     return made
 
 
-def _offsets(column: Column) -> Any:
+def _offsets(column: Column, dtype: str) -> Any:
     """Return where each text begins, and the end of the last."""
     numpy = _needs("numpy")
     lengths = numpy.frombuffer(column.lengths, dtype="uint32")
-    offsets = numpy.zeros(column.length + 1, dtype="int64")
+    offsets = numpy.zeros(column.length + 1, dtype=dtype)
     numpy.cumsum(lengths, out=offsets[1:])
     return offsets
 
@@ -275,9 +286,14 @@ def _polars_values(polars: Any, name: str, column: Column) -> Any:
     kind = column.kind
     if kind == "category":
         categories = column.detail[0]
-        texts = [None if each is None else str(each) for each in categories.values()]
-        codes = [code if column.is_valid(row) else -1 for row, code in enumerate(_code_list(column))]
-        return polars.Series(name, [texts[code] if code >= 0 else None for code in codes], dtype=polars.Categorical)
+        values = [None if each is None else str(each) for each in categories.values()]
+        texts, numpy = polars.Series(name, values, polars.String), _needs("numpy")
+        codes = polars.Series(_codes(numpy, column)).cast(polars.Int64)
+        if column.valid is not None:
+            codes = codes.set(polars.Series(_missing(numpy, column)), None)
+        return texts.gather(codes.set(codes < 0, None)).cast(polars.Categorical)
+    if kind in TEXTS and (arrow := _arrow_if_there()) is not None:
+        return polars.Series(name, _arrow_values(arrow, column))
     if kind in ("plain", "null", "range", "text", "bytes") or kind.startswith("complex"):
         values = column.values()
         dtype = {"text": polars.String, "bytes": polars.Binary, "range": polars.Int64, "null": polars.Null}.get(kind)
@@ -318,8 +334,3 @@ def _polars_times(polars: Any, name: str, numbers: Any, column: Column) -> Any:
 def _zone_name(zone: str) -> str:
     known = time_zone(zone)
     return str(getattr(known, "key", "UTC"))
-
-
-def _code_list(column: Column) -> list[int]:
-    codes: list[int] = as_numbers(column.data, FORMATS[column.data_kind]).tolist()
-    return codes

@@ -14,6 +14,7 @@ from msgpack import Packer, unpackb
 
 from toolcell_bridge.wire import table_packages
 from toolcell_bridge.wire.columns import MOST_EMPTY_ROWS, BadTable, Buffer, Buffers, Column, padding
+from toolcell_bridge.wire.framing import Part
 from toolcell_bridge.wire.invisible import is_visible
 
 SHOWN_ROWS: Final = 20
@@ -333,7 +334,7 @@ TABLES: Final = frozenset({Array, Table})
 AnyTable: TypeAlias = Array | Table
 
 
-def padded(tables: Sequence[AnyTable | _Encoded]) -> Iterator[Buffer]:
+def padded(tables: Sequence[AnyTable | _Encoded]) -> Iterator[Part]:
     """Yield the buffers of all tables as they are sent, with what lies between them."""
     for table in tables:
         for buffer in table.buffers():

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from msgpack import OutOfData, Unpacker
 
+from toolcell_bridge.wire.columns import Buffer
 from toolcell_bridge.wire.errors import RemoteProtocolError
 
 _STEP_BYTES: Final = 16 * 1024
@@ -37,7 +38,7 @@ def _refuse_extension(code: int, data: bytes) -> None:
 
 
 def unpack_in_steps(
-    body: bytes | bytearray, most: int, deepest: int, extension: Extension = _refuse_extension
+    body: Buffer, most: int, deepest: int, extension: Extension = _refuse_extension
 ) -> Generator[None, None, object]:
     """Unpack a body that may claim huge lists, and return its value. `deepest`: levels that a long body may have.
 
@@ -52,7 +53,7 @@ def unpack_in_steps(
     return (yield from _unpack_pieces(body, most, extension))
 
 
-def _walk(body: bytes | bytearray) -> None:
+def _walk(body: Buffer) -> None:
     walker = Unpacker(max_buffer_size=len(body))
     walker.feed(body)
     walker.skip()  # a list that announces more than the body holds ends here, before memory is set aside for it
@@ -60,7 +61,7 @@ def _walk(body: bytes | bytearray) -> None:
         raise RemoteProtocolError("bytes after the end of the message")
 
 
-def _unpack_pieces(body: bytes | bytearray, most: int, extension: Extension) -> Generator[None, None, object]:
+def _unpack_pieces(body: Buffer, most: int, extension: Extension) -> Generator[None, None, object]:
     """Give msgpack one piece after another. It goes on where it was."""
     left = most
 
@@ -92,9 +93,7 @@ def _unpack_pieces(body: bytes | bytearray, most: int, extension: Extension) -> 
     raise RemoteProtocolError("the message ends too soon")
 
 
-def _unpack_one_by_one(
-    body: bytes | bytearray, most: int, deepest: int, extension: Extension
-) -> Generator[None, None, object]:
+def _unpack_one_by_one(body: Buffer, most: int, deepest: int, extension: Extension) -> Generator[None, None, object]:
     """Unpack a body and count each list and dict before it is built."""
     source = Unpacker(max_buffer_size=len(body), ext_hook=extension)
     source.feed(body)

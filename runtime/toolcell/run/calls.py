@@ -20,7 +20,7 @@ from toolcell.sandbox.backend import LimitExceeded
 from toolcell.support.host_work import HostWork
 from toolcell_bridge.guest.tools import LIST_TOOLS
 from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.wire.codec import encode
+from toolcell_bridge.wire.codec import encode_parts
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.messages import CallTool, ToolFail, ToolReturn
 from toolcell_bridge.wire.requests import HTTP_READ, HTTP_UPLOAD, PART_BYTES
@@ -209,8 +209,8 @@ class ToolCalls:
         Most results are plain data, and encoding checks that anyway. So only a result that was refused is converted.
         """
         # Nobody reads the answer of a run that is over. A journal keeps it all the same: the tool has done its work.
-        write = self._connection.post if self._connection.stopped is None else encode
-        if write is encode and self._on_answer is None:
+        write = self._connection.post if self._connection.stopped is None else encode_parts
+        if write is encode_parts and self._on_answer is None:
             return answer
         try:
             frame = write(answer)
@@ -222,7 +222,7 @@ class ToolCalls:
                 answer = unsendable(answer.id, "too_large", exc)
                 frame = write(answer)
         if self._on_answer is not None:
-            self._on_answer(answer.id, frame)
+            self._on_answer(answer.id, b"".join(frame))
         return answer
 
     def _post_cancelled(self, call: CallTool) -> Answer:

@@ -7,8 +7,10 @@ the wire's `Connection` decides which message is legal when.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
+
+import anyio
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import Outcome
@@ -23,7 +25,9 @@ from toolcell.support.time_slice import shared_slice
 from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.connection import Connection, State
 from toolcell_bridge.wire.errors import RemoteProtocolError
+from toolcell_bridge.wire.framing import Part
 from toolcell_bridge.wire.messages import Done, Hello, Leftover, Message
+from toolcell_bridge.wire.table_frames import gathered
 
 GATHERED_BYTES = 64 * 1024
 """Most that is gathered before it is written. Each write costs a system call, and wakes a guest that sleeps."""
@@ -67,9 +71,11 @@ class GuestConnection:
         """Knows the size of the last message, and whether `next_message` has only begun to decode one."""
         self.next_message = self.wire.next_message
         """Return the next message that was received, or None when more bytes are needed or when `wire.is_decoding`."""
-        self._outgoing: list[bytes] = []
+        self._outgoing: list[Part] = []
         self.unsent_bytes = 0
         """Posted, and not yet flushed."""
+        self._writing: anyio.Event | None = None
+        """Parts of one message are being written."""
         self._is_broken = False
         """A write was cut short, perhaps in the middle of a message."""
         self._sent_before = self._received_before = 0
@@ -184,40 +190,52 @@ class GuestConnection:
         """Bytes the guest has sent in this run: an upper bound of the size of everything in it."""
         return self._stream.received_bytes - self._received_before
 
-    def post(self, message: Message) -> bytes:
-        """Add a message to what the next `flush` writes; return its frame.
+    def post(self, message: Message) -> list[Part]:
+        """Add a message to what the next `flush` writes; return its frame. Arrays and tables in it are not copied.
 
         Raises:
             UnsendableValue, ValueTooLarge: the message has no form on the wire, and nothing was added.
         """
-        data = self.wire.send(message)
-        if self._recorded is not None and not self._recorded.is_new(message, len(data)):
-            return data
-        self._outgoing.append(data)
-        self.unsent_bytes += len(data)
-        return data
+        parts = self.wire.send_parts(message)
+        size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        if self._recorded is not None and not self._recorded.is_new(message, size):
+            return parts
+        self._outgoing += parts
+        self.unsent_bytes += size
+        return parts
 
     async def post_large(self, message: Message) -> None:
         """Do what `post` does, in a thread. Nothing may be sent or received meanwhile."""
         await daemon_threads.run_sync(self.post, message)
 
-    def take_unsent(self) -> bytes:
+    def take_unsent(self) -> list[Part]:
         """Take what was posted, for `write`."""
         outgoing, self._outgoing, self.unsent_bytes = self._outgoing, [], 0
-        return b"".join(outgoing)
+        return outgoing if len(outgoing) == 1 else gathered(outgoing)
 
     async def flush(self) -> None:
         """Write what was posted; see `write`."""
         if self._outgoing:
             await self.write(self.take_unsent())
 
-    async def write(self, data: bytes) -> None:
-        """Write whole messages.
+    async def write(self, parts: Sequence[Part]) -> None:
+        """Write whole messages, after whatever is being written already.
 
         Cancellation: no further run can be sent.
         """
         try:
-            await self._stream.send(data)
+            while self._writing is not None:
+                await self._writing.wait()
+            if len(parts) == 1:
+                await self._stream.send(parts[0])
+                return
+            self._writing = anyio.Event()
+            try:
+                for part in parts:
+                    await self._stream.send(part)
+            finally:
+                self._writing.set()
+                self._writing = None
         except BaseException:
             self._is_broken = True
             raise

@@ -81,7 +81,7 @@ class RecordedStream:
         self._keep(data)
         return data
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes | memoryview) -> None:
         """Write all of `data`."""
         self.sent_bytes += len(data)
         await self._stream.send(data)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import anyio
@@ -32,6 +32,7 @@ from toolcell.run.script_line import read_line
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
 from toolcell.support.host_work import ELEMENT_WORK, MESSAGE_WORK, HostWork
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
+from toolcell_bridge.wire.framing import Part
 from toolcell_bridge.wire.messages import CallTool, Log, ScriptPart
 
 PRINTED_READS, PAUSE_S = 32, 0.0005
@@ -200,7 +201,7 @@ class Run:
                     if self._connection.stopped is not None:  # meanwhile
                         break
                 # Nearly always a guest has sent one message and waits: there is nothing more to look for.
-                message = read() if wire.frames.buffer or wire.is_decoding else None
+                message = read() if wire.frames.buffer or wire.frames.large or wire.is_decoding else None
                 if message is None:
                     if wire.is_decoding:
                         read = connection.decode_on
@@ -341,9 +342,9 @@ class Run:
         if answer is not None:  # the tool went on when the run was over: its call is recorded all the same
             calls.finish(call, answer)
 
-    async def _write_answer(self, data: bytes) -> None:
+    async def _write_answer(self, parts: Sequence[Part]) -> None:
         """Write a large answer, then make whichever call waits for its turn."""
-        await self._connection.write(data)
+        await self._connection.write(parts)
         if (made := await self._make_queued()) is not None:
             await self._finish(*made)
 

@@ -77,7 +77,7 @@ class ByteStream(Protocol):
         """Return the next bytes, or b"" when the other end is gone."""
         ...
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes | memoryview) -> None:
         """Write all of `data`; returns silently when the other end is gone: `receive` reports that."""
         ...
 

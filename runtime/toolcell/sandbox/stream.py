@@ -154,7 +154,7 @@ class SocketStream:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes | memoryview) -> None:
         """Write all of `data`, after whatever is being written already.
 
         A peer that does not read makes this wait, and only this: the caller's deadline ends it.

@@ -104,11 +104,11 @@ class ScriptedStream:
         self.received_bytes += len(data)
         return data
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes | memoryview) -> None:
         """Give `data` to the guest, which acts on it at once."""
         self.sent_bytes += len(data)
         if not self._is_closed:
-            self._sandbox.receive(data)
+            self._sandbox.receive(bytes(data))
 
 
 class ScriptedSandbox(SandboxDefaults):

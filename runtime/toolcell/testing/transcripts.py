@@ -98,7 +98,7 @@ class _RecordedStream:
             self.parts.append(("guest", data))
         return data
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes | memoryview) -> None:
         """Write all of `data`."""
         self.parts.append(("host", bytes(data)))
         await self._stream.send(data)

@@ -137,7 +137,7 @@ class AttachedStream:
             # A flood of raw output alone must not keep the event loop from deadlines and other runs.
             await anyio.lowlevel.checkpoint()
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes | memoryview) -> None:
         """Write all of `data`. Return silently when the other end is gone: `receive` reports that."""
         await self._connection.send(data)
 

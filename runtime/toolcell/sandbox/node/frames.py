@@ -38,7 +38,7 @@ FRAME_BYTES: Final = 1 << 24
 """Longest frame. What is longer is not a frame of ours."""
 
 
-def frame(kind: bytes, body: bytes = b"") -> bytes:
+def frame(kind: bytes, body: bytes | memoryview = b"") -> bytes:
     """Return a frame."""
     return HEAD.pack(kind, len(body)) + body
 

@@ -258,7 +258,7 @@ class NodeStream:
         self.received_bytes += len(data)
         return data
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes | memoryview) -> None:
         """Write all of `data`, after whatever is being written already."""
         self.sent_bytes += len(data)
         async with self._writing:

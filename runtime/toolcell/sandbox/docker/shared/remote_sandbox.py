@@ -105,7 +105,7 @@ class CarriedChannel:
             await self._container.send(credit)
         return data
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes | memoryview) -> None:
         """Write all of `data`, after a write that is in progress. A guest that does not read delays only this call."""
         while self._writing is not None:
             await self._writing.wait()
