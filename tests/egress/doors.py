@@ -1,0 +1,49 @@
+"""Requests of a script without its sandbox: what a guest could send by itself is sent to the tools of an `Egress`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from toolcell import Limits, RunContext, ToolRegistry, ToolResult
+from toolcell.egress import Allow, Egress
+from toolcell.tools import CODE, Origin
+
+TOKEN = "tok-51fa0c9d7e/+Z"
+
+
+class Door:
+    """One run that sends requests."""
+
+    def __init__(self, registry: ToolRegistry) -> None:
+        self._registry = registry
+        self.context = RunContext(run_id="run")
+        self.context.state.at_end = []
+
+    async def call(self, name: str, args: dict[str, Any], origin: Origin = CODE) -> ToolResult:
+        return await self._registry.dispatch(name, args, origin=origin, context=self.context)
+
+    async def send(
+        self, url: str, method: str = "GET", headers: list[list[str]] | None = None, body: bytes = b"", **more: Any
+    ) -> ToolResult:
+        args = {"method": method, "url": url, "headers": headers or [], "body": body, **more}
+        return await self.call("http", args)
+
+
+@asynccontextmanager
+async def door(*rules: Allow, limits: Limits | None = None, **options: Any) -> AsyncIterator[Door]:
+    """Open the tools of an `Egress` for one run."""
+    egress = Egress(*rules, **options)
+    tools = egress.tools_for(limits or Limits())
+    made = Door(ToolRegistry().with_tools(tools.tools))
+    try:
+        yield made
+    finally:
+        for close in made.context.state.at_end or ():
+            await close()
+        await tools.aclose()
+
+
+def code_of(result: ToolResult) -> str:
+    return str(result.error.code) if result.error is not None else "sent"

@@ -1,0 +1,428 @@
+"""Attacks on the door to the network: each meets its refusal, and nothing reaches a server that must not."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import zlib
+from urllib.parse import quote
+
+import pytest
+from anyio.abc import ByteStream
+
+from builtin.webkit import Names, Site, page, redirect, serve
+from egress.doors import TOKEN, code_of, door
+from toolcell import Limits, UsageError
+from toolcell.egress import Allow, Egress
+from toolcell.tools import MODEL, PLAN
+
+pytestmark = pytest.mark.anyio
+
+REFUSED = "EgressRefused"
+
+
+def of(site: Site, **options: object) -> Allow:
+    """Return a rule that allows the site."""
+    return Allow("http://127.0.0.1", **{"ports": [site.port], "methods": ["GET", "POST"], **options})  # type: ignore[arg-type]
+
+
+HOSTS = {
+    "a host of which no rule is": "https://evil.test/",
+    "a longer name": "https://api.example.com.evil.test/",
+    "a name that ends alike": "https://evilapi.example.com/",
+    "the host as a user": "https://api.example.com@evil.test/",
+    "a user and password": "https://me:pass@api.example.com/",
+    "the host behind a backslash": "https://evil.test\\@api.example.com/",
+    "another port": "https://api.example.com:8443/",
+    "a port that is none": "https://api.example.com:99999/",
+    "http in place of https": "http://api.example.com/",
+    "another scheme": "ftp://api.example.com/",
+    "a file": "file:///etc/passwd",
+    "no host": "https:///etc/passwd",
+    "a line break in the URL": "https://api.example.com/\r\nHost: evil.test",
+    "letters that look alike": "https://\u0430pi.example.com/",
+    "a number as the address": "https://2130706433/",
+    "a short address": "https://127.1/",
+    "an octal address": "https://0177.0.0.1/",
+    "a hexadecimal address": "https://0x7f000001/",
+    "an address in wide digits": "https://\uff11\uff12\uff17.0.0.1/",
+    "an address that is not listed": "https://93.184.216.34/",
+    "loopback of IPv6": "https://[::1]/",
+    "IPv4 in IPv6": "https://[::ffff:127.0.0.1]/",
+    "IPv4 in IPv6, in hexadecimal": "https://[::ffff:7f00:1]/",
+    "IPv4 behind NAT64": "https://[64:ff9b::7f00:1]/",
+    "an address with a zone": "https://[fe80::1%25eth0]/",
+    "a name below one without a wildcard": "https://x.api.example.com/",
+    "the name above a wildcard": "https://wild.example.org/",
+}
+
+
+@pytest.mark.parametrize("what", HOSTS)
+async def test_other_spellings_of_a_host_are_refused(what: str) -> None:
+    rules = Allow("api.example.com"), Allow("*.wild.example.org")
+    names = Names()
+    async with door(*rules, resolver=names) as run:
+        result = await run.send(HOSTS[what])
+
+    assert code_of(result) == REFUSED
+    assert names.asked == []
+
+
+async def test_spellings_of_an_allowed_host_lead_to_it() -> None:
+    async with serve({"/": page("ok")}) as site:
+        names = Names(b_xn____c_test=[["127.0.0.1"]])
+        names._answers = {"xn--bcher-kva.test": [["127.0.0.1"]], "a.b.wild.test": [["127.0.0.1"]]}
+        options = {"ports": [site.port], "private": ["127.0.0.1"]}
+        async with door(Allow("bücher.test", **options), Allow("*.wild.test", **options), resolver=names) as run:  # type: ignore[arg-type]
+            for host in ("BÜCHER.test", "xn--bcher-kva.test.", "A.b.wild.test"):
+                assert code_of(await run.send(f"http://{host}:{site.port}/")) == "sent", host
+
+    assert len(site.requests) == 3
+
+
+PATHS = (
+    "/repos/other", "/repos/acme/../other", "/repos/acme/%2e%2e/other", "/repos/acme/%252e%252e/other",
+    "/repos/acme/%25252e%25252e/other", "/repos/acme/..%2fother", "/repos/acme/..%5cother", "/repos/acme/..;/other",
+    "/repos/acme/..;x=1/other", "/repos/acme/.%2e;/other", "/other/repos/acme/x", "//repos/acme/x/../../../other",
+    "/repos/acme/x%0d%0aGET /other", "/repos/acme/%00", "/repos/acme/%2525252e%2525252e/x",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_path_that_a_server_may_read_as_another_is_refused(path: str) -> None:
+    async with serve({}) as site, door(of(site, paths=["/repos/acme/*"])) as run:
+        assert code_of(await run.send(site.url("/repos/acme/x", "127.0.0.1"))) == "sent"
+        assert code_of(await run.send(f"http://127.0.0.1:{site.port}{path}")) == REFUSED
+
+    assert site.paths == ["/repos/acme/x"]
+
+
+@pytest.mark.parametrize("method", ["PUT", "CONNECT", "TRACE", "get", "GET /x HTTP/1.1\r\nX:", "", "POST\0"])
+async def test_methods_that_are_not_listed_are_refused(method: str) -> None:
+    async with serve({}) as site, door(of(site)) as run:
+        assert code_of(await run.send(site.url(host="127.0.0.1"), method)) == REFUSED
+
+    assert site.requests == []
+
+
+HEADERS = {
+    "another host": ["Host", "evil.test"],
+    "a length that is not the body's": ["Content-Length", "0"],
+    "a length with a sign": ["Content-Length", "+4"],
+    "a coding of the transfer": ["Transfer-Encoding", "gzip, chunked"],
+    "a coding that is none": ["Transfer-Encoding", "\x0bchunked"],
+    "an underscore": ["Transfer_Encoding", "xchunked"],
+    "a header for the connection": ["Connection", "close, X-Secret"],
+    "an upgrade": ["Upgrade", "websocket"],
+    "HTTP/2 in clear": ["HTTP2-Settings", "AAMAAABkAARAAAAAAAIAAAAA"],
+    "a password for a proxy": ["Proxy-Authorization", "Basic eDp5"],
+    "another method": ["X-HTTP-Method-Override", "DELETE"],
+    "another method, spelled otherwise": ["x_http_method_override", "DELETE"],
+    "another method, shorter": ["X-HTTP-Method", "DELETE"],
+    "another path": ["X-Original-URL", "/admin"],
+    "another path, for another server": ["X-Rewrite-URL", "/admin"],
+    "a line break in the value": ["X-A", "1\r\nX-B: 2"],
+    "a line feed in the value": ["X-A", "1\nX-B: 2"],
+    "a zero in the value": ["X-A", "1\0"],
+    "a line break in the name": ["X-A: 1\r\nX-B", "2"],
+    "a space in the name": ["Host ", "evil.test"],
+    "an empty name": ["", "x"],
+    "letters that no header has": ["X-A", "\u010a"],
+    "too much": ["X-A", "a" * 70_000],
+}
+
+
+@pytest.mark.parametrize("what", HEADERS)
+async def test_headers_that_would_make_it_another_request_are_refused(what: str) -> None:
+    async with serve({}) as site, door(of(site)) as run:
+        result = await run.send(site.url(host="127.0.0.1"), "POST", [HEADERS[what]], b"body")
+
+    assert code_of(result) == REFUSED
+    assert site.requests == []
+
+
+async def test_a_query_does_not_ask_for_another_method() -> None:
+    async with serve({}) as site, door(of(site)) as run:
+        assert code_of(await run.send(site.url("/?a=1&_method=DELETE", "127.0.0.1"), "POST")) == REFUSED
+        assert code_of(await run.send(site.url("/?_method=post", "127.0.0.1"), "POST")) == "sent"
+
+
+async def test_what_libraries_say_of_their_connection_is_not_sent() -> None:
+    headers = [["Connection", "keep-alive"], ["Transfer-Encoding", "chunked"], ["Expect", "100-continue"]]
+    async with serve({}) as site, door(of(site)) as run:
+        await run.send(site.url("/#part", "127.0.0.1"), "POST", [*headers, ["Host", f"127.0.0.1:{site.port}"]], b"ab")
+
+    assert site.requests[0].startswith(f"POST / HTTP/1.1\r\nHost: 127.0.0.1:{site.port}\r\nContent-Length: 2\r\n\r\n")
+
+
+async def test_a_redirect_is_an_answer_and_where_it_leads_is_judged_anew() -> None:
+    async with serve({"/": redirect("http://169.254.169.254/latest/")}) as site, door(of(site)) as run:
+        answer = (await run.send(site.url(host="127.0.0.1"))).value
+        result = await run.send(dict(answer["headers"])["Location"])
+
+    assert answer["status"] == 302
+    assert code_of(result) == REFUSED
+    assert len(site.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "answers", [["127.0.0.1"], ["10.0.0.7"], ["::1"], ["93.184.216.34", "127.0.0.1"], ["::ffff:10.0.0.1"], ["0.0.0.0"]]
+)
+async def test_a_name_of_a_private_address_is_refused(answers: list[str]) -> None:
+    async with door(Allow("rebind.test", ports=[8080]), resolver=Names(rebind_test=[answers])) as run:
+        result = await run.send("http://rebind.test:8080/")
+
+    assert code_of(result) == REFUSED
+    assert "address" in result.message
+
+
+async def test_the_address_that_was_checked_is_the_one_that_is_connected_to() -> None:
+    async with serve({}) as site:
+        names = Names(rebind_test=[["127.0.0.1"], ["10.0.0.7"]])
+        rule = Allow("rebind.test", ports=[site.port], private=["127.0.0.1"])
+        async with door(rule, resolver=names) as run:
+            assert code_of(await run.send(f"http://rebind.test:{site.port}/")) == "sent"
+
+    assert names.asked == ["rebind.test"]
+
+
+async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve({}) as site, serve({}) as proxy, door(of(site)) as run:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy.url(host="127.0.0.1"))
+        await run.send(site.url(host="127.0.0.1"))
+
+    assert (len(site.requests), proxy.requests) == (1, [])
+
+
+async def test_cookies_are_not_kept_by_the_host() -> None:
+    async with serve({"/": page("", "text/plain", "200 OK", "Set-Cookie: a=1")}) as site, door(of(site)) as run:
+        for _ in range(2):
+            await run.send(site.url(host="127.0.0.1"))
+
+    assert all("cookie" not in request.lower() for request in site.requests)
+
+
+# Secrets
+
+RAW = TOKEN.encode()
+ECHOES = {
+    "as it is": RAW,
+    "in base64": base64.b64encode(RAW),
+    "in base64, one byte later": base64.b64encode(b"x" + RAW + b"y"),
+    "in base64, two bytes later": base64.b64encode(b"xy" + RAW),
+    "in base64 for URLs": base64.urlsafe_b64encode(b"u:" + RAW),
+    "percent-encoded": quote(TOKEN, safe="").encode(),
+    "percent-encoded, in small letters": TOKEN.replace("/", "%2f").replace("+", "%2b").encode(),
+    "percent-encoded throughout": "".join(f"%{byte:02x}" for byte in RAW).encode(),
+    "in hexadecimal": RAW.hex().encode(),
+    "in JSON": json.dumps({"a": TOKEN}).replace("/", "\\/").encode(),
+    "in UTF-16": TOKEN.encode("utf-16-le"),
+}
+CODINGS = {
+    "": bytes,
+    "gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "DEFLATE": lambda data: zlib.compress(data)[2:-4],
+    "x-gzip": gzip.compress,
+}
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("how", ECHOES)
+async def test_a_secret_that_is_echoed_is_taken_out_of_the_body(how: str, coding: str) -> None:
+    async with serve({}) as site:
+        more = [f"Content-Encoding: {coding}"] if coding else []
+        site.pages["/"] = page(CODINGS[coding](b"<" + ECHOES[how] + b">"), "text/plain", "200 OK", *more)
+        rule = of(site, secrets={"Authorization": "Bearer {TOKEN}"})
+        async with door(rule, secrets={"TOKEN": TOKEN}) as run:
+            answer = (await run.send(site.url(host="127.0.0.1"))).value
+
+    assert f"Authorization: Bearer {TOKEN}" in site.requests[0]
+    assert b"{TOKEN}" in answer["body"]
+    assert ECHOES[how] not in answer["body"]
+    headers = {name.lower(): value for name, value in answer["headers"]}
+    assert headers["content-length"] == str(len(answer["body"]))
+    assert "content-encoding" not in headers
+
+
+async def test_a_secret_in_pieces_is_taken_out() -> None:
+    async def drip(stream: ByteStream) -> None:
+        await stream.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for byte in b"<" + RAW + b">" + RAW[:5]:
+            await stream.send(b"1\r\n" + bytes([byte]) + b"\r\n")
+        await stream.send(b"0\r\n\r\n")
+
+    async with serve({"/": drip}) as site, door(of(site, secrets=["TOKEN"]), secrets={"TOKEN": TOKEN}) as run:
+        answer = (await run.send(site.url(host="127.0.0.1"))).value
+        body = answer["body"]
+        while (more := (await run.call("http_read", {"rest": answer["rest"], "size": 9})).files) and more[0].data:
+            body += more[0].data
+
+    assert body == b"<{TOKEN}>" + RAW[:5]
+
+
+async def test_a_secret_in_headers_and_reason_is_taken_out() -> None:
+    async with serve({}) as site:
+        location = f"Location: https://evil.test/?t={quote(TOKEN, safe='')}"
+        site.pages["/"] = page("", "text/plain", f"302 {TOKEN}", location, f"X-Sent: Bearer {TOKEN}")
+        async with door(of(site, secrets=["TOKEN"]), secrets={"TOKEN": TOKEN}) as run:
+            answer = (await run.send(site.url(host="127.0.0.1"), headers=[["X-Key", "{TOKEN}"]])).value
+
+    assert f"X-Key: {TOKEN}" in site.requests[0]
+    assert answer["reason"] == "{TOKEN}"
+    headers = dict(answer["headers"])
+    assert (headers["X-Sent"], headers["Location"]) == ("Bearer {TOKEN}", "https://evil.test/?t={TOKEN}")
+
+
+async def test_a_secret_in_a_broken_answer_is_not_in_the_error(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    broken = [f"{TOKEN} 200 OK\r\n\r\n", f"HTTP/1.1 200 OK\r\n{TOKEN}\r\n\r\n", f"HTTP/1.1 {TOKEN}\r\n\r\n"]
+    pages = {f"/{number}": text.encode() for number, text in enumerate(broken)}
+    async with serve(pages) as site, door(of(site, secrets={"X-Key": "{TOKEN}"}), secrets={"TOKEN": TOKEN}) as run:
+        results = [await run.send(site.url(f"/{number}", "127.0.0.1")) for number in range(3)]
+
+    assert [code_of(each) for each in results] == ["EgressProtocolError"] * 3
+    assert TOKEN not in repr(results)
+    assert TOKEN not in caplog.text
+
+
+async def test_a_body_that_cannot_be_looked_through_is_refused() -> None:
+    async with serve({}) as site, door(of(site, secrets=["TOKEN"]), secrets={"TOKEN": TOKEN}) as run:
+        for coding in ("br", "zstd", "gzip, gzip"):
+            site.pages["/"] = page(b"\x1b...", "text/plain", "200 OK", f"Content-Encoding: {coding}")
+            result = await run.send(site.url(host="127.0.0.1"))
+            assert code_of(result) == "EgressProtocolError", coding
+
+
+async def test_a_placeholder_means_nothing_at_another_host() -> None:
+    async with serve({}) as own, serve({}) as other:
+        rules = of(own, secrets=["TOKEN"]), of(other)
+        basic = base64.b64encode(b"me:{TOKEN}").decode()
+        async with door(*rules, secrets={"TOKEN": TOKEN}) as run:
+            for value in ("{TOKEN}", "Bearer {TOKEN}", f"Basic {basic}"):
+                for name in ("Authorization", "X-Key", "Cookie"):
+                    if name == "Authorization" or "Basic" not in value:
+                        result = await run.send(other.url(host="127.0.0.1"), headers=[[name, value]])
+                        assert code_of(result) == REFUSED, (name, value)
+            await run.send(own.url(host="127.0.0.1"), headers=[["Authorization", f"Basic {basic}"]])
+            await run.send(own.url("/{TOKEN}?{TOKEN}", "127.0.0.1"), "POST", body=b"{TOKEN}")
+
+    assert other.requests == []
+    assert base64.b64encode(f"me:{TOKEN}".encode()).decode() in own.requests[0]
+    assert TOKEN not in own.requests[1]
+
+
+async def test_a_body_has_the_secrets_that_its_rule_lists() -> None:
+    wanted = f"key={TOKEN}&{{OTHER}}"
+    async with serve({}) as site, door(of(site, secrets={"body": "{TOKEN}"}), secrets={"TOKEN": TOKEN}) as run:
+
+        async def echo(stream: ByteStream) -> None:
+            head, _, body = site.requests[0].partition("\r\n\r\n")
+            while len(body) < len(wanted):
+                body += (await stream.receive()).decode()
+            assert f"Content-Length: {len(wanted)}" in head
+            await stream.send(page(body))
+
+        site.pages["/"] = echo
+        answer = (await run.send(site.url(host="127.0.0.1"), "POST", body=b"key={TOKEN}&{OTHER}")).value
+
+    assert answer["body"] == b"key={TOKEN}&{OTHER}"
+    assert dict(answer["headers"])["Content-Length"] == str(len(answer["body"]))
+
+
+async def test_a_secret_is_not_sent_in_clear() -> None:
+    async with serve({}) as site:
+        rule = Allow("127.0.0.1", ports=[site.port], secrets=["TOKEN"])
+        async with door(rule, secrets={"TOKEN": TOKEN}) as run:
+            result = await run.send(site.url(host="127.0.0.1"), headers=[["X-Key", "{TOKEN}"]])
+
+    assert code_of(result) == REFUSED
+    assert site.requests == []
+
+
+# A guest that speaks by itself
+
+ARGUMENTS = {
+    "nothing": {},
+    "a method that is no text": {"method": 1, "url": "https://a.test/"},
+    "a URL that is no text": {"method": "GET", "url": ["https://a.test/"]},
+    "headers in another form": {"method": "GET", "url": "https://a.test/", "headers": {"Host": "x"}},
+    "a header of three parts": {"method": "GET", "url": "https://a.test/", "headers": [["a", "b", "c"]]},
+    "a header that is no text": {"method": "GET", "url": "https://a.test/", "headers": [["a", 1]]},
+    "a body that is text": {"method": "GET", "url": "https://a.test/", "body": "x"},
+    "time without end": {"method": "GET", "url": "https://a.test/", "timeout_s": float("inf")},
+    "no time": {"method": "GET", "url": "https://a.test/", "timeout_s": -1},
+    "an upload of somebody else": {"method": "GET", "url": "https://a.test/", "upload": "upload-1"},
+    "too many headers": {"method": "GET", "url": "https://a.test/", "headers": [["a", "b"]] * 300},
+}
+
+
+@pytest.mark.parametrize("what", ARGUMENTS)
+async def test_calls_of_another_form_are_refused(what: str) -> None:
+    async with door(Allow("a.test"), resolver=Names()) as run:
+        assert code_of(await run.call("http", ARGUMENTS[what])) == "invalid_arguments"
+
+
+@pytest.mark.filterwarnings("ignore:Async generator 'httpcore:ResourceWarning")  # trio's, of a body that is dropped
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_the_rest_of_an_answer_is_read_by_its_own_run_alone() -> None:
+    async with serve({"/": page("x" * 600_000)}) as site, door(of(site)) as run, door(of(site)) as other:
+        answer = (await run.send(site.url(host="127.0.0.1"))).value
+        stolen = await other.call("http_read", {"rest": answer["rest"], "size": 10})
+        dropped = await run.call("http_read", {"rest": answer["rest"], "size": 0})
+        again = await run.call("http_read", {"rest": answer["rest"], "size": 10})
+
+    assert code_of(stolen) == code_of(again) == "EgressProtocolError"
+    assert code_of(dropped) == "sent"
+
+
+async def test_only_the_code_of_a_script_sends_requests() -> None:
+    async with serve({}) as site, door(of(site)) as run:
+        for origin in (MODEL, PLAN):
+            result = await run.call("http", {"method": "GET", "url": site.url(host="127.0.0.1")}, origin)
+            assert code_of(result) == "not_permitted"
+
+    assert site.requests == []
+
+
+@pytest.mark.parametrize("secrets", [None, {"TOKEN": TOKEN}])
+async def test_a_bomb_ends_at_the_limit(secrets: dict[str, str] | None) -> None:
+    bomb = gzip.compress(b"\0" * 50_000_000)
+    pages, limits = {"/": page(bomb, "text/plain", "200 OK", "Content-Encoding: gzip")}, Limits(egress_bytes=1_000_000)
+    async with serve(pages) as site, door(of(site), limits=limits, secrets=secrets) as run:
+        result = answer = await run.send(site.url(host="127.0.0.1"))
+        while result.error is None and answer.value["rest"]:
+            result = await run.call("http_read", {"rest": answer.value["rest"], "size": 262_144})
+            if not result.files or not result.files[0].data:
+                break
+
+    assert code_of(result) == ("EgressLimit" if secrets else "sent")  # without secrets it is passed on as it came
+
+
+async def test_sizes_and_rates_of_a_rule_are_kept() -> None:
+    async with serve({"/": page("x" * 200)}) as site:
+        async with door(of(site, max_bytes=100)) as run:
+            assert code_of(await run.send(site.url(host="127.0.0.1"), "POST", body=b"x" * 101)) == "EgressLimit"
+            assert site.requests == []
+            assert code_of(await run.send(site.url(host="127.0.0.1"))) == "EgressLimit"
+        async with door(of(site, rate=0.001)) as run:
+            assert code_of(await run.send(site.url(host="127.0.0.1"), timeout_s=5)) == "sent"
+            assert code_of(await run.send(site.url(host="127.0.0.1"), timeout_s=5)) == "EgressLimit"
+
+
+@pytest.mark.parametrize(
+    "host", ["*", "*.com", "", "a b", "https://a.test/x", "a.test:80", "ftp://a.test", "a@b.test", "*.*.test", "127.1"]
+)
+def test_a_rule_about_too_much_or_nothing_is_an_error_of_the_program(host: str) -> None:
+    with pytest.raises(UsageError):
+        Allow(host)
+
+
+def test_a_rule_names_secrets_that_there_are() -> None:
+    with pytest.raises(UsageError, match="TOKEN"):
+        Egress(Allow("a.test", secrets={"X-Key": "{TOKEN}"}))
+    with pytest.raises(UsageError, match="line of ASCII"):
+        Egress(secrets={"TOKEN": "two\nlines"})
+    assert TOKEN not in repr(Egress(Allow("a.test", secrets=["TOKEN"]), secrets={"TOKEN": TOKEN}))
