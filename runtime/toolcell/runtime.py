@@ -264,6 +264,7 @@ class Runtime(OpenedInBlock):
     def _warn_of_labels(self) -> None:
         """Warn of a flow that is about no tool's label. Without any labels here, tools may come with each run."""
         options = [tool.options for tool in self.registry.state.tools.values()]
+        options += self.runs.requests.options if self.runs.requests is not None else ()
         reads, sends = ({label for each in options for label in getattr(each, end)} for end in ("reads", "sends"))
         for problem in unmatched(self.policy.flows, reads, sends) if reads or sends else ():
             warn_user(f"Policy(flows=): {problem}")

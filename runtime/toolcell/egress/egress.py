@@ -250,6 +250,11 @@ class RequestTools:
         """That every run of a script has, and nobody is told of."""
         return (self._http, self._read_tool)
 
+    @property
+    def options(self) -> Sequence[ToolOptions]:
+        """What is known about requests: of each rule, those that read and those that write."""
+        return [self._form(rule, method).options for rule in self._egress.rules for method in ("GET", "POST")]
+
     async def aclose(self) -> None:
         """Close the connections."""
         pool, self._pool = self._pool, None
@@ -313,7 +318,7 @@ class RequestTools:
         size = len(body)
         if upload is not None:
             size = upload.size
-            headers, content = egress.headers(request, rule, size), _pieces(upload)
+            headers, content = egress.headers(request, rule, size), _Pieces(upload)
         if rule.max_bytes is not None and size > rule.max_bytes:
             raise ToolError(f"{request}: the body has {size} bytes, and may have {rule.max_bytes}", code=LIMIT)
         timeout_s = min(request.timeout_s or DEFAULT_TIMEOUT_S, 86_400.0)
@@ -468,11 +473,18 @@ def _collected(**request: Any) -> dict[str, Any]:
     return {"status": 202, "reason": "Collected", "version": "1.1", "headers": [], "body": b"", "rest": None}
 
 
-async def _pieces(upload: Upload) -> AsyncIterator[bytes]:
-    """Yield a long body."""
-    place = 0
-    while place < upload.size:
-        upload.file.seek(place)
-        piece = upload.file.read(PART_BYTES)
-        place += len(piece)
-        yield piece
+class _Pieces:
+    """Reads a long body from its file. No generator: trio warns of those that a broken connection leaves behind."""
+
+    def __init__(self, upload: Upload) -> None:
+        self._upload, self._place = upload, 0
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        self._upload.file.seek(self._place)
+        if not (piece := self._upload.file.read(PART_BYTES)):
+            raise StopAsyncIteration
+        self._place += len(piece)
+        return piece

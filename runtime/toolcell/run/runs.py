@@ -38,6 +38,7 @@ from toolcell.tools.call import CallableTools, RunScope
 from toolcell.tools.concurrency import OF_THIS_PROCESS, AbandonedThreads
 from toolcell.tools.context import share_labels
 from toolcell.tools.jobs import open_jobs
+from toolcell.tools.options import ToolOptions
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry import registry_of
 from toolcell.tools.reverts import MadeCalls, Reverts
@@ -97,6 +98,10 @@ class UnlistedTools(Protocol):
     @property
     def tools(self) -> Sequence[RegisteredTool]:
         """That every run of a script has, and nobody is told of."""
+
+    @property
+    def options(self) -> Sequence[ToolOptions]:
+        """What is known about their calls, which is more than one thing for one tool."""
 
     async def aclose(self) -> None:
         """Close their connections."""

@@ -1,0 +1,263 @@
+"""Requests are calls: drafts, approval, journals, repair, labels, quotas, the log and replays hold for them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builtin.webkit import Site, page, serve
+from toolcell import Flow, Outcome, Policy, Quota, Quotas, Runtime, ToolRegistry
+from toolcell.audit import Filter, Index, replay, runtime_options
+from toolcell.control import Approve
+from toolcell.egress import Allow, Egress
+from toolcell.results import ExecutionResult
+
+pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
+
+TOKEN = "tok-51fa0c9d7e"
+
+SEND = """
+def send(url, method="GET", headers=(), body=b"", **more):
+    try:
+        return call_tool("http", method=method, url=url, headers=[*headers], body=body, **more)
+    except ToolError as exc:
+        return {"failed": exc.code, "message": str(exc)}
+"""
+
+PAGES: dict[str, Any] = {f"/{name}": page(name, "text/plain") for name in "abcde"}
+
+
+@asynccontextmanager
+async def opened(
+    registry: ToolRegistry | None = None, rule: Any = None, **options: Any
+) -> AsyncIterator[tuple[Site, Runtime]]:
+    async with serve(PAGES) as site:
+        given = {"ports": [site.port], "methods": ["GET", "POST"], "secrets": {"X-Key": "{TOKEN}"}, **(rule or {})}
+        egress = Egress(Allow("http://127.0.0.1", **given), secrets={"TOKEN": TOKEN})
+        async with Runtime(registry, egress=egress, **options) as runtime:
+            yield site, runtime
+
+
+def script(site: Site, text: str) -> str:
+    return f"{SEND}\nsite = {site.url(host='127.0.0.1')!r}\n{text}"
+
+
+async def run(runtime: Runtime, site: Site, text: str, **options: Any) -> ExecutionResult:
+    return await runtime.execute_code(script(site, text), **options)
+
+
+THREE_AND_TWO = """
+got = [send(site + name)["body"].decode() for name in "abc"]
+sent = [send(site + name, "POST", [["X-A", "{TOKEN}"]], name.encode() * 3)["status"] for name in "de"]
+set_result([got, sent])
+"""
+
+
+async def test_a_draft_makes_the_reads_and_its_commit_sends_what_was_shown() -> None:
+    async with opened() as (site, runtime):
+        draft = await run(runtime, site, THREE_AND_TWO, dry_run=True)
+        before = site.paths
+        shown = [
+            (each.args["method"], each.args["url"], each.args["headers"], each.args["body"]) for each in draft.effects
+        ]
+        result = await runtime.commit(draft)
+        again = site.paths
+
+    assert draft.value == [["a", "b", "c"], [202, 202]]
+    assert before == ["/a", "/b", "/c"]
+    assert shown == [
+        ("POST", site.url(f"/{name}", "127.0.0.1"), [["X-A", "{TOKEN}"]], name.encode() * 3) for name in "de"
+    ]
+    assert [row.status for row in result.effects] == ["made", "made"]
+    assert again == [*before, "/d", "/e"]
+    assert all(f"X-A: {TOKEN}\r\n" in request for request in site.requests[3:])
+    assert TOKEN not in repr((draft, result))
+
+
+async def test_what_the_rules_refuse_is_not_collected() -> None:
+    async with opened() as (site, runtime):
+        draft = await run(runtime, site, "set_result(send('https://evil.test/', 'POST'))", dry_run=True)
+
+    assert draft.value["failed"] == "EgressRefused"
+    assert draft.effects == ()
+
+
+async def test_a_long_body_is_neither_collected_nor_approved_unseen() -> None:
+    upload = """
+name = None
+for _ in range(24):
+    name = call_tool("http_upload", upload=name, data=b"x" * 200_000)
+set_result(send(site + "d", "POST", upload=name))
+"""
+    async with opened() as (site, runtime):
+        draft = await run(runtime, site, upload, dry_run=True)
+        asked = await run(runtime, site, upload)
+
+    assert draft.value["failed"] == "EgressLimit"
+    assert draft.effects == ()
+    assert "4800000 bytes" in draft.value["message"]
+    assert len(site.requests) == 1, asked.value
+
+
+async def test_a_request_waits_for_approval_and_is_then_sent_once() -> None:
+    upload = """
+name = call_tool("http_upload", upload=None, data=b"x" * 9000)
+set_result([send(site + "a")["body"], send(site + "d", "POST", upload=name)["status"]])
+"""
+    async with opened(rule={"approval": "POST"}) as (site, runtime):
+        waiting = await run(runtime, site, upload, on_approval="suspend")
+        assert waiting.suspension is not None
+        (call,) = waiting.suspension.calls
+        before = site.paths
+        result = await runtime.resume(waiting.suspension.to_json(), {call.id: Approve()})
+        refused = await run(runtime, site, upload, on_approval="deny")
+
+    assert waiting.outcome is Outcome.SUSPENDED
+    assert call.args["body"] == b"x" * 9000
+    assert before == ["/a"]
+    assert result.value == [b"a", 200]
+    assert site.paths == ["/a", "/d", "/a"]
+    assert refused.error is not None
+
+
+async def test_a_repair_sends_nothing_twice() -> None:
+    async with opened() as (site, runtime):
+        failed = await run(runtime, site, "send(site + 'a'); send(site + 'd', 'POST', body=b'1'); 1 / 0")
+        mended = await run(
+            runtime, site, "send(site + 'a'); set_result(send(site + 'd', 'POST', body=b'1')['body'])", repairs=failed
+        )
+
+    assert failed.outcome is Outcome.ERROR
+    assert mended.value == b"d"
+    assert site.paths == ["/a", "/d"]
+
+
+async def test_a_run_that_is_carried_on_sends_nothing_twice(tmp_path: Path) -> None:
+    text = """
+answer = send(site + "long")
+parts = [answer["body"]]
+while parts[-1]:
+    parts.append(call_tool("http_read", rest=answer["rest"], size=262144))
+set_result([len(b"".join(parts)), send(site + "d", "POST")["status"]])
+"""
+    async with opened(rule={"approval": "POST"}, journal=tmp_path) as (site, runtime):
+        site.pages["/long"] = page("x" * 700_000)
+        waiting = await run(runtime, site, text, on_approval="suspend")
+        assert waiting.suspension is not None, waiting.error
+        result = await runtime.resume(waiting.suspension.to_json(), {waiting.suspension.calls[0].id: Approve()})
+
+    assert result.value == [700_000, 200], result.error
+    assert site.paths == ["/long", "/d"]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
+
+
+async def test_a_run_that_has_read_private_data_sends_nothing_to_the_public() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool(reads="private")
+    def salaries() -> list[int]:
+        """Return what people earn."""
+        return [1, 2]
+
+    @registry.tool(sends="public")
+    def publish(text: str) -> None:
+        """Publish a text on the web."""
+
+    policy = Policy(flows=(Flow("private", "public", "deny"),))
+    async with opened(registry, policy=policy) as (site, runtime):
+        result = await run(
+            runtime, site, "before = send(site)['status']; tools.salaries(); set_result([before, send(site)])"
+        )
+    async with opened(registry, policy=policy, rule={"sends": "intranet"}) as (other, runtime):
+        inside = await run(runtime, other, "tools.salaries(); set_result(send(site)['status'])")
+
+    assert result.value[0] == 404
+    assert result.value[1]["failed"] == "not_permitted"
+    assert inside.value == 404
+    assert len(site.requests) == 1
+
+
+async def test_hooks_see_requests_and_may_refuse_them() -> None:
+    registry, seen = ToolRegistry(), list[Any]()
+
+    @registry.before_call
+    def look(call: Any) -> None:
+        seen.append((call.name, call.args["method"], call.args["url"]))
+
+    async with opened(registry) as (site, runtime):
+        await run(runtime, site, "send(site + 'a')")
+
+    assert seen == [("http", "GET", site.url("/a", "127.0.0.1"))]
+
+
+async def test_a_hook_does_not_make_a_read_a_write() -> None:
+    from toolcell.tools import Rewrite
+
+    registry = ToolRegistry()
+
+    @registry.before_call
+    def change(call: Any) -> Rewrite:
+        return Rewrite({**call.args, "method": "POST"})
+
+    async with opened(registry) as (site, runtime):
+        draft = await run(runtime, site, "set_result(send(site + 'a'))", dry_run=True)
+
+    assert draft.value["failed"] == "EgressRefused"
+    assert site.requests == []
+
+
+async def test_quotas_count_requests() -> None:
+    async with opened(quotas=Quotas(Quota(calls=1))) as (site, runtime):
+        result = await run(runtime, site, "set_result([send(site + 'a')['status'], send(site + 'b')])")
+
+    assert result.value[0] == 200
+    assert result.value[1]["failed"] == "unavailable"
+
+
+async def test_the_log_has_each_request_and_a_replay_needs_no_network(tmp_path: Path) -> None:
+    text = """
+name = call_tool("http_upload", upload=None, data=b"y" * 5000)
+answers = [send(site + "a")["body"], send(site + "d", "POST", upload=name)["status"]]
+set_result([answers, send("https://evil.test/")["failed"]])
+"""
+    async with opened(audit=tmp_path) as (site, runtime):
+        await run(runtime, site, text)
+        source = script(site, text)
+    with Index(tmp_path) as index:
+        index.refresh()
+        (line,) = index.runs(Filter(limit=None))
+        recorded = index.load(line)
+    async with Runtime(**runtime_options(recorded)) as runtime:
+        again = await replay(runtime, recorded, source=source)
+
+    assert again.ok, again.divergence
+    assert again.answered == 3
+    assert len(site.requests) == 2
+    calls = [call.tool for call in recorded.calls]
+    assert calls == ["http", "http", "http"]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
+
+
+async def test_sessions_send_requests_too() -> None:
+    async with opened() as (site, runtime), runtime.session() as session:
+        first = await session.execute_code(script(site, "answer = send(site + 'a'); set_result(answer['body'])"))
+        second = await session.execute_code("set_result([answer['body'], send(site + 'b')['body']])")
+
+    assert (first.value, second.value) == (b"a", [b"a", b"b"])
+
+
+async def test_a_tool_of_the_program_is_not_hidden_by_a_request() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool(name="http")
+    def own(url: str) -> str:
+        """Fetch a page in another way."""
+        return url
+
+    async with opened(registry) as (site, runtime):
+        with pytest.raises(Exception, match="'http', which is taken"):
+            await run(runtime, site, "1")
