@@ -55,7 +55,11 @@ class Notebook:
         self.manager.start_kernel(cwd=str(folder))
         self.client: BlockingKernelClient = self.manager.client()
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=PATIENCE_S)
+        try:
+            self.client.wait_for_ready(timeout=PATIENCE_S)
+        except RuntimeError:
+            self.close()
+            raise
 
     def close(self) -> None:
         self.client.stop_channels()

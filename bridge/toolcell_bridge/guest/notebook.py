@@ -27,9 +27,10 @@ from IPython.utils.tokenutil import token_at_cursor
 from traitlets import Type
 from traitlets.config import Config
 
-from toolcell_bridge.guest import interrupts, surroundings
+from toolcell_bridge.guest import files, interrupts, surroundings
 from toolcell_bridge.guest.errors import BLOCKED
 from toolcell_bridge.guest.notebook_words import NOTEBOOK_INPUT, SHOWN
+from toolcell_bridge.guest.script_end import write_out_files
 from toolcell_bridge.guest.scripts import SCRIPTS
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 
@@ -70,6 +71,7 @@ class ShellRequests:
         self._shell: NotebookShell | None = None
         self._given: dict[str, Any] = {}
         """Tools that are names in cells."""
+        self._versions = files.find_versions(["."], SCRIPTS.workspace)
 
     def run(
         self,
@@ -94,7 +96,10 @@ class ShellRequests:
             "finish": self._finish,
         }
         if asked["kind"] != "execute":
-            shell.send("reply", content=answers[asked["kind"]](shell, source, asked))
+            if asked["kind"] == "changed_files":
+                self._return_changed_files(names["set_result"])
+            else:
+                shell.send("reply", content=answers[asked["kind"]](shell, source, asked))
             return
         self._give_tools(namespace, names["tools"])
         self._execute(shell, source, asked)
@@ -125,6 +130,14 @@ class ShellRequests:
         shell.send("reply", content={"payload": payload, "user_expressions": shell.user_expressions(wanted)})
         if error is not None:
             raise error.with_traceback(_of_cell(error.__traceback__))
+
+    def _return_changed_files(self, set_result: Callable[..., None]) -> None:
+        """Return the files that were written since the last time."""
+        write_out_files()
+        before, self._versions = self._versions, files.find_versions(["."], SCRIPTS.workspace)
+        changed = [name for name, version in self._versions.items() if before.get(name) != version]
+        if changed:
+            set_result(None, changed)
 
     @staticmethod
     def _finish(shell: NotebookShell, _source: str, _asked: dict[str, Any]) -> dict[str, Any]:
@@ -253,7 +266,8 @@ class NotebookShell(InteractiveShell):
         if not self.may_ask:
             raise StdinNotImplementedError("input() was called, and whoever runs this notebook answers no questions")
         sys.stdout.flush()
-        answer = self.call_tool(NOTEBOOK_INPUT, {"prompt": str(prompt), "is_password": is_password})
+        given = self.call_tool(NOTEBOOK_INPUT, {"prompt": str(prompt), "is_hidden": is_password})
+        answer = given["password" if is_password else "text"]
         if answer == END_OF_INPUT:
             raise EOFError
         return answer

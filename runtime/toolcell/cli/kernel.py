@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +16,10 @@ from toolcell.cli.flags import with_flags
 from toolcell.cli.run import NamingCommand, RuntimeFlags
 from toolcell.cli.terminal import reporting, safe, stdout
 from toolcell.config import Limits
+from toolcell.errors import UsageError
+
+if TYPE_CHECKING:
+    from toolcell.kernel.folder import NotebookFolder
 
 SUMMARY = """A Jupyter kernel whose cells run in a sandbox: for JupyterLab, VS Code, nbclient, papermill and others."""
 
@@ -23,8 +28,36 @@ EPILOG = f"Exit status: {exits.OK} success, {exits.USAGE} wrong usage, {exits.UN
 OF_THE_SPEC = frozenset({"name", "user", "display_name"})
 """Flags of `install` that the kernel itself does not have."""
 
-PATHS = frozenset({"tools", "audit", "limits_file", "workspace", "store"})
+PATHS = frozenset({"tools", "mounts", "audit", "limits_file", "workspace", "store"})
 """Flags whose values may be paths: Jupyter starts a kernel in the folder of its notebook."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderFlags:
+    """Flags about the files of a notebook."""
+
+    mounts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--mount", metavar="DIR", help="A folder of which each notebook gets a copy, under its last name."
+        ),
+    ] = None
+    save: Annotated[
+        bool, typer.Option("--save", help="Copy the files that a cell writes to the notebook's folder, after the cell.")
+    ] = False
+
+    def folder(self) -> NotebookFolder:
+        """Return the folder of the notebook: Jupyter starts a kernel there.
+
+        Raises:
+            UsageError: a folder does not exist.
+        """
+        from toolcell.kernel.folder import NotebookFolder
+
+        for each in self.mounts or ():
+            if not each.is_dir():
+                raise UsageError(f"--mount {each}: there is no such folder")
+        return NotebookFolder(Path.cwd(), tuple(self.mounts or ()), is_saved=self.save)
 
 
 def register(app: typer.Typer, name: str) -> None:
@@ -43,6 +76,7 @@ def install(
         str | None, typer.Option("--display-name", metavar="TEXT", help="By which people choose it.")
     ] = None,
     user: Annotated[bool, typer.Option("--user", help="For this user, and not in this Python environment.")] = False,
+    files: FolderFlags,
     settings: RuntimeFlags,
     builtins: BuiltinFlags,
     limits: Limits,
@@ -54,6 +88,7 @@ def install(
     from toolcell.kernel import spec
     from toolcell.kernel.cells import Cells
 
+    files.folder()
     cells = Cells(_options(settings, builtins, limits))
 
     async def try_out(_watch: Any) -> None:
@@ -70,6 +105,7 @@ def install(
 def start(
     *,
     connection_file: Annotated[Path, typer.Option("-f", metavar="FILE", help="Where Jupyter has written the ports.")],
+    files: FolderFlags,
     settings: RuntimeFlags,
     builtins: BuiltinFlags,
     limits: Limits,
@@ -78,7 +114,7 @@ def start(
     from toolcell.kernel.cells import Cells
     from toolcell.kernel.kernel import start as serve
 
-    serve(str(connection_file), Cells(_options(settings, builtins, limits)))
+    serve(str(connection_file), Cells(_options(settings, builtins, limits), files.folder()))
 
 
 def _options(settings: RuntimeFlags, builtins: BuiltinFlags, limits: Limits) -> dict[str, Any]:

@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import anyio
+import anyio.to_thread
 
 from toolcell.config import Limits
 from toolcell.errors import ToolcellError
+from toolcell.kernel.folder import FolderCopy, NotebookFolder
 from toolcell.kernel.shown import shown, shown_metadata
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
 from toolcell.support import arguments_text, clean, for_terminal
-from toolcell.tools import Approve, Call, Reject, ToolRegistry, approval_hook
+from toolcell.tools import Approve, Call, Reject, ToolError, ToolRegistry, approval_hook
 from toolcell_bridge import CELL, NOTEBOOK_INPUT, NOTEBOOK_SHELL, SHOWN
 
 DAY_S: Final = 86_400
@@ -32,6 +34,8 @@ LIMITS: Final = Limits(
     inodes=32_768,
     frame_bytes=64 << 20,
     message_elements=1 << 20,
+    files=1000,
+    files_bytes=256 << 20,
     host_work=4 << 30,
 )
 """Of a cell, and of a notebook's sandbox, unless its kernel was installed with others."""
@@ -46,6 +50,8 @@ BEGIN: Final = f'__import__("{NOTEBOOK_SHELL}", fromlist=["x"]).begin({{!r}})'
 NEW_SANDBOX: Final = (
     "The sandbox is gone, with all names and files of this notebook: run its cells again from the first."
 )
+
+NO_FILES: Final = FolderCopy({}, ())
 
 ABOUT_INPUT: Final = "Ask the person at the notebook for a line of text, as input() and getpass() do."
 
@@ -84,8 +90,14 @@ class Cell:
 class Cells:
     """Runs the cells of one notebook, one after the other."""
 
-    def __init__(self, options: dict[str, Any], chosen_by: str = "toolcell kernel install") -> None:
+    def __init__(
+        self,
+        options: dict[str, Any],
+        folder: NotebookFolder | None = None,
+        chosen_by: str = "toolcell kernel install",
+    ) -> None:
         """`options`: of `Runtime`. `chosen_by`: the command with which packages are chosen."""
+        self._folder = folder
         self.limits: Limits = options.get("limits", LIMITS)
         self._options, self._chosen_by = options, chosen_by
         self._stack = AsyncExitStack()
@@ -113,7 +125,7 @@ class Cells:
         registry = self._options.get("registry")
         registry = ToolRegistry() if registry is None else registry
         registry.add_hook(approval_hook(self._approve))
-        registry.tool(name=NOTEBOOK_INPUT, description=ABOUT_INPUT)(self._answer_input)
+        registry.tool(name=NOTEBOOK_INPUT, description=ABOUT_INPUT, listed=False)(self._answer_input)
         packages = (*self._options.get("packages", ()), "ipython")
         preload = (NOTEBOOK_SHELL, *self._options.get("preload", ()))
         return self._options | {
@@ -135,10 +147,11 @@ class Cells:
 
     # Asking the person.
 
-    async def _answer_input(self, prompt: str, is_password: bool = False) -> str:
+    async def _answer_input(self, prompt: str, is_hidden: bool = False) -> dict[str, str]:
         if self._ask is None:
-            raise EOFError("nobody answers questions of this notebook")
-        return await self._ask(for_terminal(prompt), is_password)
+            raise ToolError("nobody answers questions of this notebook")
+        # The name keeps a password out of the audit log.
+        return {"password" if is_hidden else "text": await self._ask(for_terminal(prompt), is_hidden)}
 
     async def _approve(self, call: Call) -> Approve | Reject:
         if self._ask is None:
@@ -156,7 +169,7 @@ class Cells:
         """Execute a cell; return the content of its reply. `publish` takes what it shows, as it comes."""
         showing = _Showing(cell, publish)
         try:
-            session = await self._prepared()
+            session = await self._prepared(showing)
             self._ask = ask if cell.may_ask else None
             result = await session.execute_code(
                 cell.source, inputs={CELL: cell.asked()}, on_log=showing.print, on_progress=showing.take
@@ -168,7 +181,15 @@ class Cells:
         self._has_shell = not _is_lost(result)
         if not result.ok and self._has_shell and not showing.has_error:
             await self._ask_shell(showing, "", kind="finish")
+        if self._folder is not None and self._folder.is_saved and self._has_shell:
+            await self._save(self._folder, showing)
         return showing.reply(result)
+
+    async def _save(self, folder: NotebookFolder, showing: _Showing) -> None:
+        """Copy back what the cell has written."""
+        result = await self._ask_shell(showing, "", kind="changed_files")
+        for problem in folder.save(result.files) if result is not None else ():
+            showing.print("stderr", f"[toolcell] {problem}\n")
 
     async def answer(self, source: str, **asked: Any) -> dict[str, Any]:
         """Ask the shell about some source; return nothing when it does not answer."""
@@ -176,19 +197,20 @@ class Cells:
         await self._ask_shell(showing, source, **asked)
         return showing.answer
 
-    async def _ask_shell(self, showing: _Showing, source: str, **asked: Any) -> None:
+    async def _ask_shell(self, showing: _Showing, source: str, **asked: Any) -> ExecutionResult | None:
         limits = self.limits.model_copy(update={"wall_s": min(ANSWERING_S, self.limits.wall_s)})
         try:
-            session = await self._prepared()
+            session = await self._prepared(showing)
             result = await session.execute_code(
                 source, inputs={CELL: asked}, limits=limits, on_log=showing.print, on_progress=showing.take
             )
         except ToolcellError:
-            return
+            return None
         self._has_shell = not _is_lost(result)
+        return result
 
-    async def _prepared(self) -> Session:
-        """Return the session, with a shell in its sandbox.
+    async def _prepared(self, showing: _Showing) -> Session:
+        """Return the session, with a shell and the notebook's files in its sandbox.
 
         Raises:
             ToolcellError: there is none.
@@ -196,10 +218,13 @@ class Cells:
         session = await self.open()
         if not self._has_shell or not session.is_live:
             limits = self.limits.model_copy(update={"wall_s": max(PREPARING_S, self.limits.wall_s)})
-            result = await session.execute_code(BEGIN.format(self._chosen_by), limits=limits)
+            copy = await anyio.to_thread.run_sync(self._folder.copied, self.limits) if self._folder else NO_FILES
+            result = await session.execute_code(BEGIN.format(self._chosen_by), files=copy.files, limits=limits)
             if result.error is not None:
                 raise ToolcellError(f"the sandbox has no shell for a notebook: {result.error.message}")
             self._has_shell = True
+            if copy.problem:
+                showing.print("stderr", f"[toolcell] {copy.problem}\n")
         return session
 
 

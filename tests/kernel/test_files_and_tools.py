@@ -1,0 +1,197 @@
+"""Files of a notebook's folder, tools, approvals, the audit log, and a notebook that attacks its host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from toolcell.config import Limits
+from toolcell.kernel.folder import NotebookFolder
+from toolcell.results import OutputFile
+
+from .conftest import Notebook
+
+Start = Callable[..., Notebook]
+TOOLS = str(Path(__file__).with_name("tools.py"))
+
+
+def written(name: str, data: bytes) -> OutputFile:
+    """A file that a cell has written."""
+    return OutputFile(name, "application/octet-stream", len(data), data)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "a.csv").write_text("x\n1\n")
+    (folder / "b.txt").write_text("b")
+    (folder / ".env").write_text("SECRET=1")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "config").write_text("c")
+    (tmp_path / "outside.txt").write_text("outside")
+    (folder / "link.txt").symlink_to(tmp_path / "outside.txt")
+    os.mkfifo(folder / "pipe")
+    return folder
+
+
+class TestFolder:
+    def test_regular_files_that_are_not_hidden_are_copied(self, folder: Path) -> None:
+        assert sorted(NotebookFolder(folder).copied(Limits()).files) == ["b.txt", "data/a.csv"]
+
+    def test_what_has_no_room_is_left_out_and_named(self, folder: Path) -> None:
+        (folder / "large.bin").write_bytes(bytes(1 << 20))
+        copied = NotebookFolder(folder).copied(Limits(disk_bytes=1 << 20))
+
+        assert sorted(copied.files) == ["b.txt", "data/a.csv"]
+        assert "large.bin" in copied.problem and "--disk-bytes" in copied.problem
+
+    def test_a_home_is_not_copied(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", str(folder / "data"))
+        assert NotebookFolder(folder).copied(Limits()).files == {}
+
+    def test_other_folders_are_copied_under_their_names_and_never_written(self, folder: Path, tmp_path: Path) -> None:
+        other = tmp_path / "inputs"
+        other.mkdir()
+        (other / "c.txt").write_text("c")
+        both = NotebookFolder(folder, (other,), is_saved=True)
+
+        assert both.copied(Limits()).files["inputs/c.txt"] == other / "c.txt"
+        assert "read only" in both.save([written("inputs/d.txt", b"d")])[0]
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "../up.txt",
+            "/tmp/absolute.txt",
+            ".bashrc",
+            ".git/hooks/post-commit",
+            "a\\b",
+            "data/../../up.txt",
+            "",
+            "link/x",
+        ],
+    )
+    def test_no_name_leads_out_of_the_folder(self, folder: Path, tmp_path: Path, name: str) -> None:
+        (folder / "link").symlink_to(tmp_path)
+        before = sorted(tmp_path.rglob("*"))
+
+        assert len(NotebookFolder(folder, is_saved=True).save([written(name, b"x")])) == 1
+        assert sorted(tmp_path.rglob("*")) == before
+
+    def test_only_files_of_this_kernel_are_replaced(self, folder: Path) -> None:
+        saved = NotebookFolder(folder, is_saved=True)
+
+        assert saved.save([written("new/c.txt", b"1")]) == []
+        assert saved.save([written("new/c.txt", b"2")]) == []
+        assert (folder / "new" / "c.txt").read_bytes() == b"2"
+        assert "is there" in saved.save([written("b.txt", b"2")])[0]
+        assert (folder / "b.txt").read_text() == "b"
+        assert "is there" in saved.save([written("link.txt", b"2")])[0]
+
+
+@pytest.mark.isolation
+class TestWorkspace:
+    def test_a_notebook_reads_its_folder_and_writes_only_with_save(self, notebooks: Start, folder: Path) -> None:
+        notebook = notebooks(folder=folder)
+        listed = "import os\nsorted(os.path.join(at, each) for at, _, names in os.walk('.') for each in names)"
+        assert notebook.run(listed).data == {"text/plain": "['./b.txt', './data/a.csv']"}
+        notebook.run("open('out.txt', 'w').write('o')\nopen('b.txt', 'w').write('changed')")
+
+        assert not (folder / "out.txt").exists()
+        assert (folder / "b.txt").read_text() == "b"
+
+    def test_with_save_new_files_are_there_after_the_cell(self, notebooks: Start, folder: Path) -> None:
+        notebook = notebooks("--save", folder=folder)
+        shown = notebook.run("open('out.txt', 'w').write('o')\nopen('b.txt', 'w').write('changed')\nlast = 1")
+
+        assert (folder / "out.txt").read_text() == "o"
+        assert (folder / "b.txt").read_text() == "b" and "b.txt was not saved" in shown.text("stderr")
+        assert notebook.run("open('out.txt', 'w').write('again')").text("stderr") == ""
+        assert (folder / "out.txt").read_text() == "again"
+        assert notebook.run("1 / 0").reply["ename"] == "ZeroDivisionError"
+
+
+@pytest.mark.isolation
+class TestTools:
+    def test_tools_are_names_and_approvals_are_asked_for(self, notebooks: Start, tmp_path: Path) -> None:
+        notebook = notebooks("--tools", TOOLS, "--audit", str(tmp_path / "audit"))
+
+        assert notebook.run("temperature('Rome'), tools.temperature(city='Rome')").data == {
+            "text/plain": "(31.0, 31.0)"
+        }
+        shown = notebook.run("send_mail('ann@example.com', 'hello')", answers=["y"])
+        assert shown.data == {"text/plain": "'sent to ann@example.com'"}
+        assert "send_mail(to='ann@example.com', text='hello')" in notebook.asked[0]["prompt"].replace('"', "'")
+        assert "refused" in notebook.run("send_mail('a', 'b')", answers=["n"]).of("error")[0]["evalue"]
+        assert "nobody answers" in notebook.run("send_mail('a', 'b')").of("error")[0]["evalue"]
+        assert notebook.run("temperature = 5\ntemperature").data == {"text/plain": "5"}
+        assert notebook.run("[each['name'] for each in list_tools()]").data == {
+            "text/plain": "['temperature', 'send_mail']"
+        }
+        notebook.run("import getpass\n(getpass.getpass(), input())", answers=["typed-unseen", "typed-seen"])
+        notebook.close()
+        recorded = b"".join(path.read_bytes() for path in (tmp_path / "audit").rglob("*") if path.is_file())
+        assert b"temperature('Rome'), tools" in recorded and b"typed-seen" in recorded
+        assert b"typed-unseen" not in recorded
+
+
+HOSTILE = """
+import glob, os, socket
+found = []
+for path in {paths!r}:
+    for attempt in (lambda: open(path).read(), lambda: os.listdir(path), lambda: os.stat(path)):
+        try:
+            found.append((path, str(attempt())[:50]))
+        except OSError:
+            pass
+for port in {ports!r}:
+    try:
+        socket.create_connection(('127.0.0.1', port), 1)
+        found.append(port)
+    except OSError:
+        pass
+for pid in range(1, 4000):
+    if os.path.exists(f'/proc/{{pid}}/cmdline') and b'kernel' in open(f'/proc/{{pid}}/cmdline', 'rb').read():
+        found.append(pid)
+for pid in {pids!r}:
+    try:
+        os.kill(pid, 9)
+        found.append(pid)
+    except OSError:
+        pass
+found += [name for name in os.environ if 'JUPYTER' in name or 'JPY' in name or name == {secret!r}]
+found
+"""
+
+
+@pytest.mark.isolation
+def test_a_hostile_notebook_gets_nothing_of_its_host_and_of_other_kernels(
+    notebooks: Start, plain: Notebook, jupyter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOST_SECRET", "value")
+    (tmp_path / "secret.txt").write_text("value")
+    notebook = notebooks()
+    ports = [
+        getattr(each.manager, f"{channel}_port")
+        for each in (plain, notebook)
+        for channel in ("shell", "iopub", "stdin", "control", "hb")
+    ]
+    paths = [
+        plain.manager.connection_file,
+        notebook.manager.connection_file,
+        str(jupyter),
+        str(tmp_path / "secret.txt"),
+        "/etc/shadow",
+        str(Path.home()),
+    ]
+    pids = [plain.manager.provisioner.pid, notebook.manager.provisioner.pid]
+    shown = notebook.run(HOSTILE.format(paths=paths, ports=ports, pids=pids, secret="HOST_SECRET"))
+
+    assert shown.data == {"text/plain": "[]"}, shown.messages
+    assert all(os.path.exists(path) for path in paths), "else nothing was there to be found"
+    for each in (plain, notebook):
+        assert each.run("'alive'").data == {"text/plain": "'alive'"}
