@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+
+from benchmarks import processor_time
 
 TARGET_S = 0.2
 
@@ -36,17 +37,11 @@ def measure(rounds: int) -> Times:
     taken: Times = {name: [] for name in COMMANDS}
     for number in range(rounds + 1):
         for name, command in COMMANDS.items():
-            start, before = time.perf_counter(), processor_s()
+            start, before = time.perf_counter(), processor_time.of_ended_children()
             subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
             if number:  # the first round writes bytecode and fills caches
-                taken[name].append((time.perf_counter() - start, processor_s() - before))
+                taken[name].append((time.perf_counter() - start, processor_time.of_ended_children() - before))
     return taken
-
-
-def processor_s() -> float:
-    """Return the processor time of all commands that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def main(given: Sequence[str] | None = None) -> int:

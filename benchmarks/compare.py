@@ -1,9 +1,10 @@
 """Compare the speed of two checked-out trees of toolcell, interleaved.
 
-    python -m benchmarks.compare BEFORE_TREE AFTER_TREE [--rounds N] [--only KEY ...] [--json FILE]
+    python -m benchmarks.compare BEFORE_TREE AFTER_TREE [--rounds N] [--only KEY ...] [--venv NAME] [--json FILE]
 
-Each tree needs its own `.venv` with its toolcell installed. Every round measures both trees, each in a fresh process of
-its own interpreter; rounds alternate which tree goes first. Both are measured with the benchmark code beside this file.
+Each tree needs its own `.venv` with its toolcell installed; `--venv` names another, as of another version of Python.
+Every round measures both trees, each in a fresh process of its own interpreter; rounds alternate which tree goes first.
+Both are measured with the benchmark code beside this file.
 The table shows the median over the rounds. `after / before` is the median of the ratios within a round, with the
 quartiles of these ratios. A row is worse or better when both quartiles are on the same side of 1 and the median is more
 than 3 % away from it. The exit code is 1 when a row is worse.
@@ -38,6 +39,7 @@ WORKLOAD = Workload(text_bytes=5_000_000, records=10_000, idle=16)
 KEYS = [measurement.key for measurement in MEASUREMENTS]
 DEFAULT_KEYS = [key for key in KEYS if key != "machine"]
 NOISE = 0.03
+VENV = ".venv"
 
 Medians = dict[str, float]
 """Name of a figure -> median or p95 of one round, in the measurement's unit."""
@@ -64,14 +66,16 @@ class Row:
         return "better" if (self.ratio > 1) == self.more_is_better else "worse"
 
 
-def compare(before: Path, after: Path, rounds: int, keys: Sequence[str], console: Console) -> list[Row]:
+def compare(
+    before: Path, after: Path, rounds: int, keys: Sequence[str], console: Console, venv: str = VENV
+) -> list[Row]:
     """Measure both trees in alternating order and return one row per measurement."""
     trees = (before, after)
     medians: dict[Path, list[Medians]] = {tree: [] for tree in trees}
     for number in range(rounds):
         console.print(f"round {number + 1} of {rounds}", style="dim")
         for tree in trees if number % 2 == 0 else reversed(trees):
-            medians[tree].append(measure_in_tree(tree, keys))
+            medians[tree].append(measure_in_tree(tree, keys, venv))
     return [
         compare_row(each, medians[before], medians[after], key)
         for each in MEASUREMENTS
@@ -85,11 +89,11 @@ def figures_of(measurement: Measurement) -> tuple[str, ...]:
     return (measurement.key, f"{measurement.key} p95") if measurement.has_tail else (measurement.key,)
 
 
-def measure_in_tree(tree: Path, keys: Sequence[str]) -> Medians:
+def measure_in_tree(tree: Path, keys: Sequence[str], venv: str) -> Medians:
     """Measure one round in a new process of the tree's interpreter."""
-    python = tree / ".venv" / "bin" / "python"
+    python = tree / venv / "bin" / "python"
     if not python.exists():
-        raise SystemExit(f"{tree} has no .venv: python -m venv {tree}/.venv && {python} -m pip install -e {tree}")
+        raise SystemExit(f"{tree} has no {venv}: python -m venv {tree / venv} && {python} -m pip install -e {tree}")
     command = [str(python), "-m", "benchmarks.compare", "--measure", str(tree), "--only", *keys]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -165,6 +169,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("trees", nargs="*", type=Path, metavar="TREE", help="BEFORE_TREE AFTER_TREE")
     parser.add_argument("--rounds", type=int, default=15, metavar="N", help="default 15, about 15 seconds each")
     parser.add_argument("--only", nargs="+", choices=KEYS, default=DEFAULT_KEYS, metavar="KEY", help=", ".join(KEYS))
+    parser.add_argument("--venv", default=VENV, metavar="NAME", help=f"environment of each tree, default {VENV}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here as well")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(given)
@@ -182,7 +187,7 @@ def main(given: Sequence[str] | None = None) -> int:
         print(json.dumps(anyio.run(measure_here, options.only)))
         return 0
     before, after = options.trees
-    rows = compare(before, after, options.rounds, options.only, Console(stderr=True, highlight=False))
+    rows = compare(before, after, options.rounds, options.only, Console(stderr=True, highlight=False), options.venv)
     show(Console(width=None if sys.stdout.isatty() else 110, highlight=False), rows)
     if options.json:
         written = [asdict(row) | {"change": row.change} for row in rows]

@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all figures here as well")
     options = parser.parse_args()
     print(f"{COLUMNS}\n|---{'|---:' * 8}|---|", flush=True)
-    figures = {}
+    figures: dict[str, object] = {}
     for name, attack in ATTACKS.items():
         if not any(word in name for word in options.words or [""]):
             continue

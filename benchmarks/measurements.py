@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import anyio
 
-from benchmarks import memory, processor_time
+from benchmarks import memory, own, processor_time
 from benchmarks.competitors import Competitor
+from benchmarks.competitors.toolcell import Toolcell
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class Measurement:
     """One more round comes first. Its samples are dropped."""
     has_tail: bool = False
     """A comparison of trees shows its p95 too."""
+    is_own: bool = False
+    """Of what toolcell alone has."""
 
 
 async def run(competitor: Competitor, workload: Workload) -> list[float]:
@@ -88,14 +91,18 @@ def spaced(gap_s: float) -> Turn:
     return turn
 
 
-async def run_cpu(competitor: Competitor, workload: Workload) -> list[float]:
-    """Measure the CPU time of all processes for a run, with the start of the next worker and its end."""
-    before = processor_time.seconds()
-    for _ in range(2 * workload.spaced):
-        await competitor.run()
-        await anyio.sleep(0.005)
-    await anyio.sleep(REFILL_S)
-    return [(processor_time.seconds() - before) / (2 * workload.spaced)]
+def for_a_run(used: Callable[[], float]) -> Turn:
+    """Return a measurement of what all processes use for a run, with the start of the next worker and its end."""
+
+    async def turn(competitor: Competitor, workload: Workload) -> list[float]:
+        before = used()
+        for _ in range(2 * workload.spaced):
+            await competitor.run()
+            await anyio.sleep(0.005)
+        await anyio.sleep(REFILL_S)
+        return [(used() - before) / (2 * workload.spaced)]
+
+    return turn
 
 
 async def call_cpu(competitor: Competitor, workload: Workload) -> list[float]:
@@ -158,13 +165,30 @@ async def machine(competitor: Competitor, workload: Workload) -> list[float]:
         return [max(0, memory.used_bytes() - used) / workload.idle]
 
 
+def of_toolcell(turn: own.OwnTurn) -> Turn:
+    """Return a measurement of what toolcell alone has."""
+
+    async def checked(competitor: Competitor, workload: Workload) -> list[float]:
+        assert isinstance(competitor, Toolcell)
+        return await turn(competitor)
+
+    return checked
+
+
+def _own(
+    key: str, title: str, unit: str, scale: float, turn: own.OwnTurn, rounds: int, quick_rounds: int = 1
+) -> Measurement:
+    return Measurement(key, title, unit, scale, of_toolcell(turn), rounds, quick_rounds, 12.0, is_own=True)
+
+
 MEASUREMENTS = (
     Measurement("run", "one run, one call", "ms", 1e3, run, 150, 8, budget_s=8.0),
     Measurement("burst", "each of {burst} such runs in a row", "ms", 1e3, burst, 30, 2, pause_s=0.15),
     Measurement("gap_0", "one of {spaced} runs in a row", "ms", 1e3, spaced(0.0), 10, 1, has_tail=True),
     Measurement("gap_5", "one of {spaced} runs, 5 ms apart", "ms", 1e3, spaced(0.005), 10, 1, has_tail=True),
     Measurement("gap_50", "one of {spaced} runs, 50 ms apart", "ms", 1e3, spaced(0.05), 5, 1, 8.0, has_tail=True),
-    Measurement("cpu_run", "CPU of all processes per run", "ms", 1e3, run_cpu, 5, 1),
+    Measurement("cpu_run", "CPU of all processes per run", "ms", 1e3, for_a_run(processor_time.seconds), 5, 1),
+    Measurement("faults", "page faults of all processes", "per run", 1.0, for_a_run(processor_time.faults), 3, 1),
     Measurement("cpu_call", "CPU of all processes per call", "us", 1e6, call_cpu, 5, 1),
     Measurement("call", "tool call round trip", "us", 1e6, round_trip, 8, 2),
     Measurement("pipelined", "{pipelined} calls at once, per call", "us", 1e6, pipelined, 20, 3),
@@ -175,5 +199,18 @@ MEASUREMENTS = (
     Measurement("records", "{records:,} records", "ms", 1e3, records, 6, 1, budget_s=3.0),
     Measurement("idle", "memory of each of {idle} idle", "MiB", MIB, idle, 1, 1, 60.0, pause_s=0.1, warms_up=False),
     Measurement("machine", "the same by the machine", "MiB", MIB, machine, 3, 0, 60.0, pause_s=0.5, warms_up=False),
+    _own("call_plain", "tool call round trip, plain def", "us", 1e6, own.plain_call, 8),
+    _own("parallel", f"{own.PARALLEL:,} calls at once", "ms", 1e3, own.parallel("echo"), 8),
+    _own("parallel_plain", f"{own.PARALLEL:,} calls at once, plain def", "ms", 1e3, own.parallel("plain"), 8),
+    _own("plan", f"plan of {own.STEPS} steps", "ms", 1e3, own.plan, 50, 5),
+    _own("plan_gather", "CPU of that, in times of an asyncio.gather", "x", 1.0, own.plan_to_gather, 10),
+    _own("session", "script of a session", "ms", 1e3, own.session, 5),
+    _own("open", "opening a Runtime", "ms", 1e3, own.opening, 15),
+    _own("import", "from toolcell import Runtime", "ms", 1e3, own.command(own.IMPORT, cpu=False), 15),
+    _own("import_cpu", "CPU of that", "ms", 1e3, own.command(own.IMPORT, cpu=True), 15),
+    _own("command", "toolcell run -c", "ms", 1e3, own.command(own.RUN, cpu=False), 15),
+    _own("command_cpu", "CPU of that", "ms", 1e3, own.command(own.RUN, cpu=True), 15),
+    _own("register", f"CPU to register one of {own.TOOLS:,} tools", "us", 1e6, own.register, 3, 0),
+    _own("many_tools", f"run with {own.TOOLS:,} tools, in times of one with ten", "x", 1.0, own.many_tools, 3, 0),
 )
 """In the table's order. The two numbers after the function are the rounds of a full and of a quick run."""

@@ -114,7 +114,8 @@ async def memory_of_a_sandbox() -> float:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_all, runtime, "call_tool('wait', seconds=4.0)", count, count)
             await anyio.sleep(2.0)
-            return (_own_mib() - before) / count
+            used = _own_mib() - before
+    return used / count
 
 
 def _own_mib() -> float:

@@ -39,8 +39,11 @@ async def took_s(runtime: Runtime, source: str) -> float:
 
 async def measure(rounds: int) -> dict[str, tuple[float, float]]:
     """Return the median seconds of a run with one call, and of one more call, for each backend."""
-    backends = {PROCESS: "process", RAY: RayBackend(resources=THREE_NODES)}
-    backends[RAY_TLS] = RayBackend(resources=THREE_NODES, tls=True)
+    backends: dict[str, str | RayBackend] = {
+        PROCESS: "process",
+        RAY: RayBackend(resources=THREE_NODES),
+        RAY_TLS: RayBackend(resources=THREE_NODES, tls=True),
+    }
     runs: dict[str, list[float]] = {name: [] for name in backends}
     calls: dict[str, list[float]] = {name: [] for name in backends}
     async with AsyncExitStack() as stack:

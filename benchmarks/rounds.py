@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
+from benchmarks import own
 from benchmarks.competitors import Competitor
 from benchmarks.competitors.competitor import NotAvailable
 from benchmarks.measurements import Measurement, Workload
@@ -153,5 +154,7 @@ def has_time_left(series: Series, measurement: Measurement) -> bool:
 
 
 def is_measured(competitor: Competitor, measurement: Measurement) -> bool:
-    """False when this measurement would show the same as that of another competitor."""
+    """False when the competitor has no such thing, or when it would show the same as another competitor."""
+    if measurement.is_own and not own.has(competitor):
+        return False
     return competitor.measures is None or measurement.key in competitor.measures

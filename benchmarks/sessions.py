@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import anyio
 
@@ -61,7 +62,7 @@ def bare_loop() -> Iterator[Turn]:
         near.sendall(frame(SOURCE.encode()))
         while (body := reader.next_frame()) is None:
             reader.receive_data(near.recv(65536))
-        assert body == b"2"
+        assert bytes(body) == b"2"
 
     try:
         yield turn
@@ -101,7 +102,7 @@ async def measure(rounds: int, pause_s: float) -> dict[str, list[float]]:
     return samples
 
 
-async def count(restore: str = "empty", rounds: int = 11) -> tuple[Calls, CallCounter]:
+async def count(restore: Literal["empty", "journal"] = "empty", rounds: int = 11) -> tuple[Calls, CallCounter]:
     """Count the function calls of one script in the host; the median of several, and what the last one called."""
     found = []
     async with steady_runtime(registry(), looks=True) as runtime, runtime.session(restore=restore) as session:

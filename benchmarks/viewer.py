@@ -11,6 +11,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from toolcell.audit import records
 from toolcell.audit.config import AuditConfig
@@ -34,16 +35,17 @@ def fill(log: AuditLog, runs: int) -> None:
         who = {"user": f"user-{number % 50}", "thread": f"thread-{number // 20}"}
         source = f"# report {number}\nset_result(call_tool('search', query='{number}'))"
         files: list[object] = []
-        started = (
+        started: tuple[Any, ...] = (
             f"{number:032x}", "code", source, f"{number:064x}", {}, None, files, None, None,
             "off", 1, 1.0, None, who, {},
         )  # fmt: skip
         run = log.append(records.RUN_STARTED, 0, started, at_ns=at_ns)
-        call = (1, "call_1", None, TOOLS[number % 4], "code", 2, {"query": str(number)}, {})
+        call: tuple[Any, ...] = (1, "call_1", None, TOOLS[number % 4], "code", 2, {"query": str(number)}, {})
         log.append(records.CALL_STARTED, run, call, at_ns=at_ns + 10**6)
         log.append(records.CALL_ENDED, run, (1, "ok", 900 + number % 100, [1], None, {}), at_ns=at_ns + 2 * 10**6)
         usage = {"wall_s": 0.01 + number % 7 / 100, "cpu_s": 0.01, "start_s": 0.001, "peak_memory_bytes": 5 << 20}
-        ended = (OUTCOMES[number % 10], 1, True, None, [], [0, 0, False], files, None, usage, [1, 0], {})
+        printed = [0, 0, False]
+        ended: tuple[Any, ...] = (OUTCOMES[number % 10], 1, True, None, [], printed, files, None, usage, [1, 0], {})
         log.append(records.RUN_ENDED, run, ended, at_ns=at_ns + 10**7)
 
 

@@ -18,7 +18,7 @@ from benchmarks.competitors.scripts import ECHO, MONTY, counted
 try:
     import pydantic_monty
 except ImportError:
-    pydantic_monty = None  # type: ignore[assignment]
+    pydantic_monty = None
 
 
 class MontyPool:

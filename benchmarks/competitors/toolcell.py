@@ -36,20 +36,26 @@ class Toolcell:
 
     def __init__(self, name: str, packages: Sequence[str] = ()) -> None:
         self.name = name
-        self._packages = tuple(packages)
-        self._stamps: list[float] = []
-        self._registry = self._tools()
+        self.packages = tuple(packages)
+        self.stamps: list[float] = []
+        self.registry = self._tools()
         self._stack = AsyncExitStack()
         self.layers: Mapping[str, str] = {}
         """Live isolation layers of a run."""
 
+    async def echo(self, q: int) -> dict[str, int]:
+        """Return the argument."""
+        self.stamps.append(time.perf_counter())
+        return {"q": q}
+
     def _tools(self) -> ToolRegistry:
         registry = ToolRegistry()
-        stamps = self._stamps
+        stamps = self.stamps
+        registry.tool(self.echo)
 
         @registry.tool
-        async def echo(q: int) -> dict[str, int]:
-            """Return the argument."""
+        def plain(q: int) -> dict[str, int]:
+            """Return the argument, from a thread."""
             stamps.append(time.perf_counter())
             return {"q": q}
 
@@ -62,7 +68,7 @@ class Toolcell:
         return registry
 
     def _runtime(self, pool: PoolConfig | None = None) -> Runtime:
-        return Runtime(self._registry, packages=self._packages, preload=self._packages, pool=pool)
+        return Runtime(self.registry, packages=self.packages, preload=self.packages, pool=pool)
 
     async def __aenter__(self) -> Toolcell:
         self.runtime = await self._stack.enter_async_context(self._runtime())
@@ -95,15 +101,15 @@ class Toolcell:
         return [await self._once(self._burst_runtime) for _ in range(runs)]
 
     async def call(self, calls: int) -> list[float]:
-        self._stamps.clear()
+        self.stamps.clear()
         check(self._value(await self.runtime.execute_code(counted(CPYTHON.calls, calls), limits=MANY_CALLS)), calls)
-        return intervals(self._stamps, calls)
+        return intervals(self.stamps, calls)
 
     async def _since_mark(self, script: str, count: int, limits: Limits | None = None) -> tuple[float, Any]:
-        self._stamps.clear()
+        self.stamps.clear()
         result = await self.runtime.execute_code(counted(script, count), limits=limits)
         end = time.perf_counter()
-        return end - self._stamps[0], self._value(result)
+        return end - self.stamps[0], self._value(result)
 
     async def pipeline(self, calls: int) -> float:
         took, answers = await self._since_mark(CPYTHON.pipeline, calls, MANY_CALLS)

@@ -29,19 +29,19 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 def keywords_known(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
     """Return the function with a `UsageError` for a keyword that it does not have, and for too many values without."""
-    name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
-    parameters = [each for each in inspect.signature(function).parameters.values() if each.name != "self"]
-    known = [each.name for each in parameters if each.kind in _NAMED]
-    by_position = [each.name for each in parameters if each.kind in _POSITIONAL]
-    kinds = {each.kind for each in parameters}
-    has_self = len(parameters) < len(inspect.signature(function).parameters)
 
     def refused(args: Sequence[object], kwargs: Iterable[str]) -> UsageError | None:
         """Return the error about the first keyword that is not known, or about what needs one."""
+        name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+        everything = inspect.signature(function).parameters.values()
+        parameters = [each for each in everything if each.name != "self"]
+        known = [each.name for each in parameters if each.kind in _NAMED]
+        by_position = [each.name for each in parameters if each.kind in _POSITIONAL]
+        kinds = {each.kind for each in parameters}
         unknown = next((each for each in kwargs if each not in known), None)
         if unknown is not None and inspect.Parameter.VAR_KEYWORD not in kinds:
             return UsageError(f"{name}() has no argument {unknown!r:.80}; {_hint(unknown, known)}")
-        given = len(args) - has_self
+        given = len(args) - (len(parameters) < len(everything))
         if given > len(by_position) and inspect.Parameter.VAR_POSITIONAL not in kinds:
             others = ", ".join(f"{each}=" for each in known if each not in by_position)
             said = f"{name}({', '.join(by_position)}) takes {len(by_position)} by position, not {given}"

@@ -21,7 +21,7 @@ def importing() -> Iterator[None]:
     try:
         yield
     finally:
-        if len(sys.modules) > modules:
+        if len(sys.modules) > modules and not gc.get_freeze_count():  # what a program has frozen itself stays frozen
             gc.freeze()  # moves what is young to a place of its own,
             gc.unfreeze()  # and then to what is old
         if was_enabled:
@@ -43,7 +43,8 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
         home = home_of.get(name)
         if home is None:
             return importlib.import_module(f"{package}.{name}")
-        namespace[name] = value = getattr(importlib.import_module(home), name)
+        with importing():
+            namespace[name] = value = getattr(importlib.import_module(home), name)
         return value
 
     def list_names() -> list[str]:

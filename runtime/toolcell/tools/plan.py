@@ -293,8 +293,9 @@ def _checked_step(written: Any) -> tuple[Mapping[str, Any], str]:
         return {"tool": "", "args": {}}, f"a step must be an object, not {brief(written)}; {STEP_SHAPE}"
     args = written.get("args")
     is_object = isinstance(args, Mapping)  # copied with the plan: it is not looked through again
+    looked_at = {key: value for key, value in written.items() if key != "args"} if is_object else written
     try:
-        step = _STEP_CHECKER.check(written | {"args": {}} if is_object else written).args
+        step = _STEP_CHECKER.check_plain(looked_at) or _STEP_CHECKER.check(looked_at).args
     except InvalidArguments as exc:
         tool, name = written.get("tool"), written.get("id")
         seen: dict[str, Any] = {"tool": tool if isinstance(tool, str) else "", "args": {}}
@@ -420,7 +421,7 @@ def _resolve_step(state: RegistryState, step: Step) -> Step:
     tool = state.tools.get(name)
     if tool is not None and PLAN_TOOL in tool.aliases:
         return replace(step, tool=name, problem=f"{PLAN_TOOL} steps cannot call {PLAN_TOOL}")
-    return replace(step, tool=name)
+    return step if name == step.tool else replace(step, tool=name)
 
 
 class _PlanRun:
@@ -444,7 +445,8 @@ class _PlanRun:
         self._skipped: dict[int, str] = {}
         self._waiting: dict[int, str] = {}
         """Steps that wait for a step that waits for a decision."""
-        self._done = [anyio.Event() for _ in plan.steps]
+        self._done = list[anyio.Event]()
+        """By step; where steps wait for each other."""
         self._turn = TimeSlice()
         self.note = "not run"
         """Said of steps that never came to run."""
@@ -489,6 +491,7 @@ class _PlanRun:
 
     async def _scheduled(self) -> None:
         """Run every step as soon as the steps it needs are done."""
+        self._done = [anyio.Event() for _ in self._plan.steps]
         try:
             async with anyio.create_task_group() as group:
                 for step in self._plan.steps:
@@ -594,6 +597,8 @@ class _PlanRun:
 
     async def _bounded(self, rows: list[Row]) -> list[Row]:
         """Return rows that fit together: results longer than their even share are cut to text."""
+        if not _is_surely_long(rows) and len(to_json(rows)) <= MAX_OUTPUT_CHARS:
+            return rows
         sizes = []
         for row in rows:
             await self._turn.give_way()
