@@ -191,9 +191,16 @@ def _network(error: OSError) -> str:
     code, traceback = "", error.__traceback__
     while traceback is not None:
         code, traceback = traceback.tb_frame.f_code.co_filename, traceback.tb_next
-    if type(error).__name__ in ("URLError", "gaierror") or code.endswith("/socket.py"):
+    if not code.endswith("/socket.py") and type(error).__name__ not in ("URLError", "gaierror"):
+        return ""
+    if not SCRIPTS.may_send:
         return "; a sandbox has no network: call a tool of the host, or have the data given as inputs or files"
-    return ""
+    return f"; {NO_SOCKETS}" if code.endswith("/socket.py") and NO_SOCKETS not in str(error) else ""
+
+
+NO_SOCKETS = (
+    "a sandbox has no network of its own: use urllib, requests, httpx or aiohttp, whose requests the host makes"
+)
 
 
 def _full() -> str:

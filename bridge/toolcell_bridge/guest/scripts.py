@@ -24,6 +24,8 @@ class Scripts:
         """Folder of their files."""
         self.tools: Sequence[str] = ()
         """Names of the tools that it may call."""
+        self.may_send = False
+        """Its libraries may send HTTP requests."""
         self.run_cell: Callable[..., None] | None = None
         """Runs the scripts of a notebook's kernel; None in every other sandbox."""
 

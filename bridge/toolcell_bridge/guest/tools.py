@@ -11,7 +11,7 @@ from dataclasses import replace
 from threading import main_thread as _main_thread
 from typing import TYPE_CHECKING, Any
 
-from toolcell_bridge.guest.channel import Channel, ChannelClosed, PendingReply
+from toolcell_bridge.guest.channel import Channel, ChannelClosed, PendingReply, Request
 from toolcell_bridge.guest.pictures import with_pictures
 from toolcell_bridge.guest.placeholder import GuestDryRun
 from toolcell_bridge.guest.scripts import SCRIPTS
@@ -60,7 +60,7 @@ class ToolError(RuntimeError):
         self.details = details
 
 
-def _line_here() -> int | None:
+def line_here() -> int | None:
     """Line of the script that is calling. Of a thread that runs none of its lines, the line that the main one is at."""
     return _line_of(sys._getframe(2)) or _line_of(sys._current_frames().get(_main_thread().ident or 0))
 
@@ -153,7 +153,7 @@ class Toolbox:
     ) -> Any:
         """Call a tool with these values and keywords; see `call_tool`. `line`: where the script named the tool."""
         name = self._registered_name(name)
-        line = _line_of(sys._getframe(1)) or line or _line_here()
+        line = _line_of(sys._getframe(1)) or line or line_here()
         ((_, reply),) = self._channel.call([(name, self._arguments(name, values, kwargs), line)])
         try:
             return self._value(name, self._answered(reply, raw), raw)
@@ -232,7 +232,7 @@ class Toolbox:
         The first failure is raised after all have finished, or with `return_exceptions=True` each failure
         is a ToolError in its place. `max_workers` keeps fewer than the run's own limit in flight.
         """
-        requests = [(*self._request(entry), _line_here()) for entry in calls]
+        requests = [(*self._request(entry), line_here()) for entry in calls]
         window = max(1, min(max_workers or WINDOW, WINDOW))
         replies = [reply for _, reply in self._channel.call(requests[:window])]
         answers: list[Any] = []
@@ -261,26 +261,12 @@ class Toolbox:
             ToolError: the tool failed, is unknown, or was refused.
         """
         return self._call_async(
-            name, args, kwargs, _line_here()
+            name, args, kwargs, line_here()
         )  # a task that awaits it is not at the line that made it
 
     async def _call_async(self, name: Any, args: Sequence[Any], kwargs: Mapping[str, Any], line: int | None) -> Any:
-        import asyncio
-
         name = self._registered_name(name)
-        loop = asyncio.get_running_loop()
-        done = asyncio.Event()
-        ((call_id, reply),) = self._channel.call_with(
-            [(name, self._arguments(name, args, kwargs), line)], lambda: loop.call_soon_threadsafe(done.set)
-        )
-        _watch(loop, self._channel)
-        try:
-            await done.wait()
-        except asyncio.CancelledError:
-            self._channel.cancel(call_id)
-            raise
-        finally:
-            _unwatch(loop, self._channel)
+        reply = await replied(self._channel, (name, self._arguments(name, args, kwargs), line))
         return self._value(name, self._answered(reply))
 
     def list_tools(self, *names: str, detail: str | None = None) -> Any:
@@ -317,6 +303,28 @@ class Toolbox:
             named = {} if value is None else value if isinstance(value, Mapping) else {"value": value}
             value = {**named, **fields}
         self._channel.send(Progress(to_packed(value, "progress")))
+
+
+async def replied(channel: Channel, request: Request) -> PendingReply:
+    """Make a call, and wait in the event loop of asyncio for its answer. Cancelling that cancels the call on the host.
+
+    Raises:
+        ChannelClosed: the host is gone.
+    """
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+    ((call_id, reply),) = channel.call_with([request], lambda: loop.call_soon_threadsafe(done.set))
+    _watch(loop, channel)
+    try:
+        await done.wait()
+    except asyncio.CancelledError:
+        channel.cancel(call_id)
+        raise
+    finally:
+        _unwatch(loop, channel)
+    return reply
 
 
 _watched: dict[int, int] = {}
@@ -397,7 +405,7 @@ class ToolNamespace:
         found, is_namespace = _resolve_name(name, names)
         if is_namespace:
             return ToolNamespace(toolbox, f"{prefix}{found}.")
-        return ToolFunction(toolbox, prefix + found, name, _line_here())
+        return ToolFunction(toolbox, prefix + found, name, line_here())
 
     __getitem__ = __getattr__
 

@@ -98,15 +98,27 @@ class AnswerBody:
         self._held = b""
         """May be the beginning of a secret."""
         self.is_at_end = False
+        self.failure: Exception | None = None
+        """Of the connection, after the bytes that are there."""
 
     async def read(self, size: int, *, fill: bool = False) -> bytes:
-        """Return the next bytes, at most `size`; b"" at the end. `fill`: as many, unless it ends before.
+        """Return the next bytes, at most `size`; b"" at the end. `fill`: as many, unless it ends or fails before.
 
         Raises:
+            Exception: the connection failed before anything came.
             ToolError: the body is damaged, or there is too much of it.
         """
         while not self.is_at_end and len(self._buffer) < (size if fill else 1):
-            await self._receive()
+            if self.failure is not None:
+                if fill or self._buffer:
+                    break
+                raise self.failure
+            try:
+                await self._receive()
+            except ToolError:
+                raise
+            except Exception as exc:
+                self.failure = exc
         made = bytes(self._buffer[:size])
         del self._buffer[:size]
         return made

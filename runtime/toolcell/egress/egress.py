@@ -389,6 +389,8 @@ class RequestTools:
             body = AnswerBody(pieces, response.aclose, count=count, echoes=self._egress.echoes, inflater=inflater)
             is_short = length.isdigit() and int(length) <= PART_BYTES
             first = await body.read(PART_BYTES, fill=is_short or not can_keep)
+            if body.failure is not None and not can_keep:
+                raise body.failure
             is_over = body.is_empty
             rest = None if is_over or not can_keep else await run.keep(body)
             if is_over and length and request.method != "HEAD" and self._egress.echoes:

@@ -1,0 +1,191 @@
+"""Give HTTP libraries connections that the host makes: each is changed right after its import.
+
+That is no isolation: a script may undo it and gains nothing, for a sandbox has no network.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Final
+
+from toolcell_bridge.guest.egress.connection import ONLY_HTTP, Cause, EgressFailed
+from toolcell_bridge.guest.egress.host_calls import HostCalls
+from toolcell_bridge.guest.egress.http_socket import HttpSocket, socket_error
+from toolcell_bridge.guest.errors import NO_SOCKETS
+from toolcell_bridge.guest.surroundings import CHANGES
+
+NO_PROXY: Final = EgressFailed(Cause.CONNECT, ONLY_HTTP + "leave out proxies and their environment variables")
+
+
+class _Current:
+    """The calls of the script that runs. Connections of a session's earlier scripts keep those that they began with."""
+
+    calls: HostCalls
+
+
+def install(calls: HostCalls) -> None:
+    """Change the libraries that are imported, and the others when they are. `calls`: of the script that begins."""
+    is_first = not hasattr(_Current, "calls")
+    _Current.calls = calls
+    if is_first:
+        CHANGES.update(LIBRARIES)
+        for name, change in LIBRARIES.items():
+            if name in sys.modules:
+                change(sys.modules[name])
+        _explain_names()
+
+
+def _explain_names() -> None:
+    """Say where names are looked up how requests are meant: libraries show that error in their own."""
+    look_up = socket.getaddrinfo
+
+    def getaddrinfo(*args: Any, **options: Any) -> Any:
+        try:
+            return look_up(*args, **options)
+        except socket.gaierror as exc:
+            raise socket.gaierror(exc.errno, NO_SOCKETS) from None
+
+    socket.getaddrinfo = getaddrinfo
+
+
+def _change_http_client(client: ModuleType) -> None:
+    """Change what urllib and pandas send with."""
+
+    def translate(failed: EgressFailed) -> Exception:
+        if failed.cause is Cause.PROTOCOL:
+            error: Exception = client.RemoteDisconnected(failed.message)
+            return error
+        return socket_error(failed)
+
+    def connect(self: Any) -> None:
+        sys.audit("http.client.connect", self, self.host, self.port)
+        if self._tunnel_host:
+            raise translate(NO_PROXY)
+        self.sock = HttpSocket(_Current.calls, (self.host, self.port), self.timeout, translate, asks_at_once=True)
+
+    def connect_tls(self: Any) -> None:
+        connect(self)
+        self.sock.start_tls()
+
+    client.__dict__["HTTPConnection"].connect = connect
+    if "HTTPSConnection" in client.__dict__:
+        client.__dict__["HTTPSConnection"].connect = connect_tls
+
+
+def _change_urllib3(connection: ModuleType) -> None:
+    """Change what requests sends with."""
+    new_connection_error = connection.__dict__["NewConnectionError"]
+
+    def new_socket(self: Any) -> HttpSocket:
+        def translate(failed: EgressFailed) -> Exception:
+            if failed.cause is Cause.CONNECT:
+                error: Exception = new_connection_error(self, failed.message)
+                return error
+            return socket_error(failed)
+
+        sys.audit("http.client.connect", self, self.host, self.port)
+        if self._tunnel_host:
+            raise translate(NO_PROXY)
+        return HttpSocket(_Current.calls, (self.host, self.port), self.timeout, translate, asks_at_once=False)
+
+    def connect_tls(self: Any) -> None:
+        self.sock = new_socket(self)
+        self.sock.start_tls()
+        self.is_verified = True  # by the host
+
+    plain, tls = connection.__dict__["HTTPConnection"], connection.__dict__["HTTPSConnection"]
+    plain._new_conn = new_socket
+    plain.is_connected = property(lambda self: self.sock is not None and self.sock.is_open)
+    tls.connect = connect_tls
+
+
+def _httpcore_errors(module: ModuleType) -> Callable[[EgressFailed], Exception]:
+    """Return what a backend of httpcore raises in place of a failure. `module`: of the backend."""
+    errors = sys.modules[f"{module.__name__.partition('.')[0]}._exceptions"].__dict__
+    by_cause = {
+        Cause.CONNECT: errors["ConnectError"],
+        Cause.TIMEOUT: errors["ReadTimeout"],
+        Cause.PROTOCOL: errors["RemoteProtocolError"],
+        Cause.BROKEN: errors["ReadError"],
+    }
+
+    def translate(failed: EgressFailed) -> Exception:
+        error: Exception = by_cause[failed.cause](failed.message)
+        return error
+
+    return translate
+
+
+def _change_httpcore(backend: ModuleType) -> None:
+    """Change what blocking clients of httpx send with."""
+    from toolcell_bridge.guest.egress.httpcore_streams import HttpStream
+
+    translate = _httpcore_errors(backend)
+
+    def connect_tcp(self: Any, host: str, port: int, **_options: Any) -> HttpStream:
+        return HttpStream(_Current.calls, (host, port), translate)
+
+    backend.__dict__["SyncBackend"].connect_tcp = connect_tcp
+
+
+def _change_async_httpcore(backend: ModuleType) -> None:
+    """Change what asyncio clients of httpx send with."""
+    from toolcell_bridge.guest.egress.httpcore_streams import AsyncHttpStream
+
+    translate = _httpcore_errors(backend)
+
+    async def connect_tcp(self: Any, host: str, port: int, **_options: Any) -> AsyncHttpStream:
+        return AsyncHttpStream(_Current.calls, (host, port), translate)
+
+    backend.__dict__["AnyIOBackend"].connect_tcp = connect_tcp
+
+
+def _change_aiohttp(connector: ModuleType) -> None:
+    """Change what clients of aiohttp send with."""
+    from toolcell_bridge.guest.egress.aiohttp_transport import AiohttpTransport
+
+    errors = sys.modules["aiohttp.client_exceptions"].__dict__
+
+    async def create_connection(self: Any, request: Any, *_settings: Any) -> Any:
+        def translate(failed: EgressFailed) -> Exception:
+            error: Exception
+            if failed.cause is Cause.CONNECT:
+                error = errors["ClientConnectorError"](request.connection_key, socket_error(failed))
+            elif failed.cause is Cause.TIMEOUT:
+                error = errors["SocketTimeoutError"](failed.message)
+            elif failed.cause is Cause.PROTOCOL:
+                error = errors["ServerDisconnectedError"](failed.message)
+            else:
+                error = errors["ClientOSError"](*socket_error(failed).args)
+            return error
+
+        def fail(failed: EgressFailed) -> None:
+            error = translate(failed)
+            protocol.set_exception(error)  # for who waits for an answer
+            protocol.connection_lost(socket_error(failed))  # for who reads one
+            protocol.set_exception(error)  # for who waits for it later
+
+        if request.proxy is not None:
+            raise translate(NO_PROXY)
+        protocol = self._factory()
+        scheme = "https" if request.is_ssl() else "http"
+        peer = (request.host, request.port)
+        protocol.connection_made(AiohttpTransport(_Current.calls, peer, scheme, protocol, fail))
+        return protocol
+
+    connector.__dict__["TCPConnector"]._create_connection = create_connection
+
+
+LIBRARIES: Final[dict[str, Callable[[ModuleType], None]]] = {
+    "http.client": _change_http_client,
+    "urllib3.connection": _change_urllib3,
+    "httpcore._backends.sync": _change_httpcore,
+    "httpcore._backends.anyio": _change_async_httpcore,
+    "httpcore2._backends.sync": _change_httpcore,
+    "httpcore2._backends.anyio": _change_async_httpcore,
+    "aiohttp.connector": _change_aiohttp,
+}
+"""What is done to each module after its import."""
