@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolcell_bridge.guest import errors, files, rich, script_end, surroundings, tracebacks
 from toolcell_bridge.guest.channel import Channel, ChannelClosed
-from toolcell_bridge.guest.compiling import LAST, LAST_RESULT, WHOLE, Denied, Part, parse
+from toolcell_bridge.guest.compiling import IS_COROUTINE, LAST, LAST_RESULT, WHOLE, Denied, Part, parse, parse_in_two
 from toolcell_bridge.guest.notebook_words import CELL
 from toolcell_bridge.guest.placeholder import DRY_RUN, GuestDryRun
 from toolcell_bridge.guest.script_end import ScriptFinalizer, write_out_files
@@ -41,8 +41,6 @@ from toolcell_bridge.wire.messages import (
 if TYPE_CHECKING:
     from toolcell_bridge.guest.fed_script import FedScript
     from toolcell_bridge.guest.interrupts import Interrupts
-
-IS_COROUTINE = 0x80
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -273,7 +271,7 @@ class Runner:
         surroundings.show_source(run.source, self._workspace, name)
         run_cell = SCRIPTS.run_cell if CELL in run.inputs else None
         # Inputs come last: a caller's name wins over ours.
-        code = self._compiled(run, name, namespace) if self._fed is None and run_cell is None else None
+        codes = self._compiled_whole(run, name, namespace) if self._fed is None and run_cell is None else ()
         namespace.update(native(run.inputs) if self._channel.inputs_have_tables else run.inputs)
         interrupts = self._interrupts
         namespace.pop(LAST, None)
@@ -282,8 +280,13 @@ class Runner:
                 interrupts.is_allowed = True
             if run_cell is not None:
                 run_cell(run.source, namespace, self._own_names, namespace.pop(CELL), interrupts)
-            elif code is not None:
-                _evaluate(code, namespace)
+            elif codes:
+                *before, last = codes
+                for code in before:
+                    _evaluate(code, namespace)
+                value = _evaluate(last, namespace)
+                if before:
+                    namespace[LAST] = value
             else:
                 self._run_statements(run, name, namespace)
             if not self._result_set and run_cell is None:
@@ -294,6 +297,15 @@ class Runner:
                 rich.close_figures()
             namespace.pop(LAST, None)
             namespace.pop(LAST_RESULT, None)
+
+    def _compiled_whole(self, run: RunScript, name: str, namespace: dict[str, Any]) -> tuple[types.CodeType, ...]:
+        """Compile a script; if in two parts, the second has the value that it ends with."""
+        parts = parse_in_two(run.source, name) if run.lint == "off" else None
+        if parts is None:
+            return (self._compiled(run, name, namespace),)
+        if LAST_RESULT in parts[1].co_names:
+            namespace[LAST_RESULT] = self._set_last_result
+        return parts
 
     def _compiled(self, run: RunScript, name: str, namespace: dict[str, Any], part: Part = WHOLE) -> types.CodeType:
         """Compile a script, or a statement of one, and give it the names that it needs."""
