@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from toolcell import (
+    Limits,
     Outcome,
     Policy,
     PoolConfig,
@@ -16,6 +17,7 @@ from toolcell import (
     QuotaExceeded,
     Quotas,
     ResumeError,
+    RunContext,
     SessionError,
     SyncRuntime,
     ToolRegistry,
@@ -26,6 +28,7 @@ from toolcell.journal.file import JournalFile
 from toolcell.journal.ledger import Journal
 from toolcell.journal.marks import marks_directory
 from toolcell.journal.store import JournalStore
+from toolcell.sandbox.process.namespaced_sandbox import ProcessSandbox
 from toolcell.sync import SyncSession
 
 pytestmark = pytest.mark.isolation
@@ -249,3 +252,31 @@ def test_a_journal_that_lost_answers_is_not_carried_on_from_memory() -> None:
     store.put_down(whole)
     store.put_down(lost)
     assert store.interrupted() == ["whole"]
+
+
+def test_a_state_that_is_kept_and_brought_back_counts_for_whom_the_last_script_ran(
+    host: Callable[..., SyncRuntime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a fork, on top of an earlier state, and in a process that has run no script of the session."""
+    monkeypatch.setattr(ProcessSandbox, "interrupted_s", 10.0)  # on a machine that is busy it takes long to end
+    quotas = Quotas(Quota(runs=1000), by="user_id")
+    ann = RunContext(user_id="ann")
+    with host(quotas) as runtime, runtime.session("kept") as session:
+        session.execute_code("x = 1", context=ann)
+        session.put_down()
+        session.execute_code("while True: x += 1", context=ann, limits=Limits(wall_s=0.3))
+        session.put_down()
+        with session.fork() as other:
+            assert other.execute_code("x > 1", context=ann).value is True
+            other.put_down()
+        before = quotas.used("ann")["runs"]
+        with session.fork() as other:
+            other.files()
+            other.put_down()
+        assert quotas.used("ann")["runs"] == before + 1  # the state is brought back
+        assert quotas.used("")["runs"] == 1  # and nobody in particular asks for the names of files
+        session.execute_code("y = 1", context=ann)
+    with host(quotas) as runtime, runtime.session("kept", restore=True, context=ann) as session:
+        session.files()
+        session.put_down()
+    assert quotas.used("")["runs"] == 1

@@ -75,6 +75,8 @@ class History:
     kept: KeptState | None
     """The latest state by value: steps before it need not be run again."""
     steps: tuple[SessionScript, ...]
+    context: RunContext | None = None
+    """For whom the last script ran; None when another process ran it."""
 
     @property
     def position(self) -> int:

@@ -97,6 +97,8 @@ class SessionState:
         self._steps_bytes = sum(step.size() for step in self.steps)
         self._unkept: list[Script] = []
         """Scripts that have left their state in the sandbox, where no journal keeps them."""
+        self._last_context = history.context
+        """For whom the last script ran: so does keeping its state, and bringing it back."""
         self.position = history.position
         """Number of scripts whose state there is, or was."""
         self.labels = Labels(labels)
@@ -153,7 +155,7 @@ class SessionState:
     @property
     def history(self) -> History:
         """From what another session can rebuild the state."""
-        return History(self._base, self.kept, tuple(self.steps))
+        return History(self._base, self.kept, tuple(self.steps), self._last_context)
 
     # Running.
 
@@ -172,6 +174,7 @@ class SessionState:
         if self.connection is None or not self.connection.is_usable:
             self._remaining_limits(script.limits, self.used_cpu_s)  # nothing is started for a script that may not run
         began = await self.bring_up(context, tools)
+        self._last_context = context
         limits = self._remaining_limits(script.limits, self._begin_script())
         is_repeatable = self.settings.restore == "journal"
         seed, clock = self._host.runs.seed_and_clock(None, None, is_repeatable)
@@ -204,7 +207,7 @@ class SessionState:
         number, store = self.position + 1, ScriptEnd(self._host.journals)
         journal.begin_again()
         has_begun = False
-        self.journal.waiting = ""
+        self.journal.waiting, self._last_context = "", context
         try:
             script = script_of(journal.header, number)
             script = replace(script, limits=self._remaining_limits(script.limits, self._begin_script()))
@@ -397,6 +400,7 @@ class SessionState:
         if connection is not None and connection.is_usable:
             return "live" if self.position else "new"
         await self.drop()
+        self._last_context = self._last_context or context
         self._unkept.clear()
         self._forgotten = ()
         if not self.position:
@@ -468,7 +472,7 @@ class SessionState:
         """
         tools = tools or self._host.runs.snapshot(None)
         self._sandbox.begin_script()
-        again = self.steps[-1].context_again(context) if self.steps else context_again(context)
+        again = context_again(self._last_context or context)
         prepared = await self._host.runs.prepare(script, tools, self._context(again, "state"))
         return await self._execute(prepared, rebuilding(tools, prepared.context))
 
