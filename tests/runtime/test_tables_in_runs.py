@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from toolcell import Limits, SyncRuntime
+from toolcell import Limits, SyncRuntime, UsageError
+from toolcell.journal import ledger
 from toolcell.results import Array, Outcome, Table
 from toolcell.tools import ToolRegistry
 
@@ -168,6 +169,34 @@ def test_bytes_of_a_frame_count_for_the_limits(runtime: Any) -> None:
     assert (
         runtime[0].execute_code("import numpy\nset_result(numpy.zeros(600_000))", limits=limits).value.size == 600_000
     )
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import numpy\ncall_tool('total', numbers=numpy.zeros(2_000_000))", "frame_bytes"),
+        ("import numpy\nprogress(numpy.zeros(2_000_000))", "frame_bytes"),
+        ("import numpy\nfor _ in range(9): call_tool('measured', table=df)", "(call_args_bytes)"),
+        ("import numpy\ncall_tool('total', numbers=numpy.zeros(300_000))", "takes lists of at most 200000 values"),
+        ("call_tool('rows', found=df)", "<Table of 500000 rows and 1 columns, from pandas.DataFrame>"),
+    ],
+)
+def test_an_error_about_the_size_of_a_frame_names_the_limit(runtime: Any, source: str, said: str) -> None:
+    large = pd.DataFrame({"v": np.arange(500_000)})
+    result = runtime[0].execute_code(source, inputs={"df": large})
+    assert said in result.error.message
+
+
+def test_a_journal_that_is_full_names_the_answer_and_refuses_calls_and_waiting(
+    runtime: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "JOURNAL_BYTES", 100)
+    source = "call_tool('total', numbers=[1])\ncall_tool('frame')\ncall_tool('frame')"
+    result = runtime[0].execute_code(source)
+    assert "with that of call 2 of frame, take more than 100 bytes, which is all" in result.error.message
+    assert [call.status for call in result.calls] == ["ok", "ok", "error"]
+    with pytest.raises(UsageError, match="bytes of arguments and answers together"):
+        runtime[0].execute_code(source, repairs=result)
 
 
 @pytest.mark.parametrize("source", ["df", "call_tool('frame')"])

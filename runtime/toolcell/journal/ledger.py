@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
-from toolcell.errors import RunEnded
+from toolcell.errors import RunEnded, ToolError
 from toolcell.flows import Labels
 from toolcell.journal.identity import digest_of_call
 from toolcell.journal.replay import CallReplay, NewCall, RecordedTurn
 from toolcell.results import Divergence, Outcome, PendingCall
 from toolcell.results.call_list import CallList
 from toolcell.tools.call import Call
-from toolcell.tools.result import Status, ToolFailure, ToolResult, of_plain
+from toolcell.tools.result import ErrorCode, Status, ToolFailure, ToolResult, of_plain
 from toolcell_bridge.wire.codec import decode
 from toolcell_bridge.wire.messages import ToolFail, ToolReturn
 
@@ -278,9 +278,13 @@ class Journal:
         """The tool of a call is about to run.
 
         Raises:
-            OSError: this could not be written, and the tool must not run.
+            OSError, ToolError: this could not be written, and the tool must not run.
         """
         if self.records is not None:
+            if self.size > JOURNAL_BYTES:
+                raise ToolError(
+                    f"it could not be recorded, so it was not made: {self.lost}", code=ErrorCode.UNAVAILABLE
+                )
             if self.lost:
                 raise OSError(self.lost)
             entry.is_started = True
@@ -328,7 +332,10 @@ class Journal:
             entry.pending, entry.is_refused = None, True
         self.size += len(frame)
         if self.size > JOURNAL_BYTES and not self.lost:
-            self.lost = f"the answers of this run take more than {JOURNAL_BYTES} bytes, which is all a journal keeps"
+            self.lost = (
+                f"the answers of this run, with that of call {entry.number} of {entry.tool}, take more than "
+                f"{JOURNAL_BYTES} bytes, which is all that a journal keeps"
+            )
         if self.lost:
             entry.answer = CANCELLED
         if not self.lost and self.run_labels.names is not self.labels:

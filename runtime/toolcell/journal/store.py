@@ -27,7 +27,7 @@ from toolcell.journal.marks import marks_directory
 from toolcell.journal.records import BEFORE_CALLS, LoadedRun, RunRecords, load_run
 from toolcell.journal.tokens import make_token, read_token
 from toolcell.results import ExecutionResult, Suspension
-from toolcell.results.call_list import FINISHED_RUNS, CallList, FinishedRuns, finished_runs
+from toolcell.results.call_list import FINISHED_BYTES, FINISHED_RUNS, CallList, FinishedRuns, finished_runs
 from toolcell.results.effects import Preflight
 from toolcell.support.exact_json import is_small
 from toolcell.tools.call import CallableTools
@@ -303,7 +303,8 @@ class JournalStore:
         if found is None:
             raise UsageError(
                 f"repairs={name!r}: this Runtime has no journal of that run. It keeps those of its last "
-                f"{FINISHED_RUNS} finished runs; a suspended run is resumed, and a dry run has no journal: run it again"
+                f"{FINISHED_RUNS} finished runs, with at most {FINISHED_BYTES} bytes of arguments and answers "
+                "together; a suspended run is resumed, and a dry run has no journal: run it again"
             )
         calls = found[1]
         if isinstance(calls, CallList):

@@ -127,7 +127,7 @@ class ToolCalls:
         # Calls are kept for the result, so the memory they take together is bounded.
         if self._work.calls + size > limits.call_args_bytes:
             text = f"the arguments of this run's calls take more than {limits.call_args_bytes} bytes together"
-            self._answer_unmade(call, "too_large", f"{text}; pass less, or a file's name")
+            self._answer_unmade(call, "too_large", f"{text} (call_args_bytes); pass less, or a file's name")
             return False
         self._work.calls += size
         now = time.perf_counter()

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import anyio
 import msgpack
 
-from toolcell.errors import AuditError, QuotaExceeded, ToolAbort
+from toolcell.errors import AuditError, QuotaExceeded, ToolAbort, ToolError
 from toolcell.flows import flow_of
 from toolcell.support.spelling import did_you_mean
 from toolcell.tools.arguments import ArgumentError, prepare_arguments
@@ -387,7 +387,8 @@ async def _record_start(call: Call, refusal: ToolResult | None) -> ToolResult | 
         if passes_on(exc):
             raise
         logger.exception("call of %s could not be recorded", call.name)
-        failure = ToolResult.fail("the call could not be recorded, so it was not made", code=ErrorCode.UNAVAILABLE)
+        said = exc.message if isinstance(exc, ToolError) else "the call could not be recorded, so it was not made"
+        failure = ToolResult.fail(said, code=ErrorCode.UNAVAILABLE)
         call.refusal = refusal = failure.with_error(exc)
     return refusal
 

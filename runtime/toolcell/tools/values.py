@@ -18,7 +18,7 @@ from toolcell.tools.checks import brief, text_of
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.frozen import frozen
-from toolcell_bridge.wire.tables import TABLES, Array, Table
+from toolcell_bridge.wire.tables import AnyTable, Array, Table
 
 logger = logger_of("toolcell.tools")
 
@@ -144,12 +144,25 @@ class _Copier:
     def _odd_leaf(self, value: Any, path: tuple[str | int, ...]) -> Any:
         """Convert what Python callers and guests have, by the table that scripts send by (docs/wire.md)."""
         plain = _as_plain(value, path)
-        if type(plain) in TABLES:
-            return plain if len(path) == 1 and path[0] in self.tables else self.copy(plain.plain(), path)
+        if isinstance(plain, Array | Table):
+            return plain if len(path) == 1 and path[0] in self.tables else self._lists(plain, path)
         if not isinstance(plain, bytes):
             return self.copy(plain, path)
         self.blobs[path] = plain
         return base64.b64encode(plain).decode("ascii")
+
+    def _lists(self, table: AnyTable, path: Path) -> Any:
+        """Return what stands for a table where the schema knows none. How much that is, is known before it is made."""
+        count = table.size if isinstance(table, Array) else len(table) * (1 + len(table.columns))
+        if self.nodes + count > MAX_NODES:
+            raise BadValue(
+                ValueProblem(
+                    path,
+                    f"is {table!r}, and this tool takes lists of at most {MAX_NODES} values; send a part of it, or "
+                    "annotate the tool's parameter as what it is",
+                )
+            )
+        return self.copy(table.plain(), path)
 
 
 def _as_plain(value: Any, path: Path) -> Any:
