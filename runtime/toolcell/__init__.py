@@ -10,14 +10,13 @@ from toolcell.support.lazy import lazy_names
 __version__ = "0.1.0"
 
 __all__ = [
-    "Agent", "AnthropicProvider", "ArgumentText", "AuditConfig", "AuditError", "AuditLog", "DockerBackend",
-    "ErrorInfo", "ExecutionResult", "Flow", "KubernetesBackend", "Limits", "Logs", "MapItem", "MapStopped",
-    "Misconfigured",
-    "OpenAIProvider", "Outcome", "OutputFile", "PackageError", "PendingCall", "Policy", "PoolConfig", "Quota",
-    "QuotaExceeded", "Quotas", "RayBackend", "RegistrationError", "ResumeError", "RunContext", "Runtime",
-    "SandboxUnavailable", "SessionError", "Suspension", "SyncRuntime", "ToolAbort", "ToolCallRecord", "ToolContext",
-    "ToolDefinition", "ToolError", "ToolRegistry", "ToolResult", "ToolcellError", "Usage", "UsageError", "__version__",
-    "tool",
+    "Agent", "Allow", "AnthropicProvider", "ArgumentText", "AuditConfig", "AuditError", "AuditLog", "DockerBackend",
+    "Egress", "ErrorInfo", "ExecutionResult", "Flow", "KubernetesBackend", "Limits", "Logs", "MapItem",
+    "MapStopped", "Misconfigured", "OpenAIProvider", "Outcome", "OutputFile", "PackageError", "PendingCall",
+    "Policy", "PoolConfig", "Quota", "QuotaExceeded", "Quotas", "RayBackend", "RegistrationError", "ResumeError",
+    "RunContext", "Runtime", "SandboxUnavailable", "Secrets", "SessionError", "Suspension", "SyncRuntime",
+    "ToolAbort", "ToolCallRecord", "ToolContext", "ToolDefinition", "ToolError", "ToolRegistry", "ToolResult",
+    "ToolcellError", "Usage", "UsageError", "__version__", "tool",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from toolcell.audit.log import AuditLog
     from toolcell.config import Limits, Policy, PoolConfig
     from toolcell.control.map_item import MapItem
+    from toolcell.egress import Allow, Egress
     from toolcell.errors import (
         AuditError,
         MapStopped,
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from toolcell.sandbox.kubernetes.backend import KubernetesBackend
     from toolcell.sandbox.ray.backend import RayBackend
     from toolcell.sync import SyncRuntime
-    from toolcell.tools import RunContext, ToolContext, ToolDefinition, ToolRegistry, ToolResult, tool
+    from toolcell.tools import RunContext, Secrets, ToolContext, ToolDefinition, ToolRegistry, ToolResult, tool
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -74,6 +74,7 @@ else:
             "toolcell.audit.log": "AuditLog",
             "toolcell.config": "Limits Policy PoolConfig",
             "toolcell.control.map_item": "MapItem",
+            "toolcell.egress": "Allow Egress",
             "toolcell.errors": (
                 "AuditError MapStopped Misconfigured PackageError QuotaExceeded RegistrationError ResumeError "
                 "SandboxUnavailable SessionError ToolAbort ToolError ToolcellError UsageError"
@@ -89,6 +90,6 @@ else:
             "toolcell.sandbox.kubernetes.backend": "KubernetesBackend",
             "toolcell.sandbox.ray.backend": "RayBackend",
             "toolcell.sync": "SyncRuntime",
-            "toolcell.tools": "RunContext ToolContext ToolDefinition ToolRegistry ToolResult tool",
+            "toolcell.tools": "RunContext Secrets ToolContext ToolDefinition ToolRegistry ToolResult tool",
         },
     )

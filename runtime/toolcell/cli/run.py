@@ -99,6 +99,18 @@ class RuntimeFlags:
         Literal["single", "forked"] | None,
         typer.Option("--mode", help="A container for each sandbox, or one for many; with --backend docker."),
     ] = None
+    allow: Annotated[
+        list[str] | None,
+        typer.Option("--allow", metavar="[METHOD,... ]HOST[/PATH]", help="Where the script may send HTTP requests."),
+    ] = None
+    allow_secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-secret",
+            metavar="HOST=HEADER: {NAME}",
+            help="A header for requests there; {NAME} is a variable of the environment that the script never sees.",
+        ),
+    ] = None
     lint: Annotated[LintProfile, typer.Option("--lint", help="Refuse code early, by reading it. Not isolation.")] = (
         "off"
     )
@@ -149,6 +161,10 @@ class RuntimeFlags:
             "policy": make_policy(self.require, profile=self.profile, lint=self.lint, **settings),
             "audit": self._audit_log(),
         }
+        if self.allow or self.allow_secret:
+            from toolcell.cli.egress import egress_of
+
+            options["egress"] = egress_of(self.allow or (), self.allow_secret or ())
         options["backend"] = self._backend(options)
         tools = load_registry(self.tools) if self.tools else None
         return options | {"registry": builtins.with_tools(tools, self.backend)}  # last: it makes folders

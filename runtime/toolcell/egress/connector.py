@@ -13,11 +13,15 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Protocol
 
 import anyio
-import httpcore
-import httpx
 
 from toolcell.egress.addresses import IPAddress, address_of
-from toolcell.errors import ToolError
+from toolcell.errors import MissingPackage, ToolError
+
+try:
+    import httpcore as httpcore  # for the modules beside this one
+    import httpx
+except ModuleNotFoundError as exc:
+    raise MissingPackage("requests to the network need httpx: pip install 'toolcell[egress]'") from exc
 
 MAX_ADDRESSES = 4
 """Of one host, that are tried one after the other."""

@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import anyio
-import httpcore
 
 from toolcell.config import Limits
 from toolcell.egress.answers import AnswerBody, Inflater, inflater_for
-from toolcell.egress.connector import GuardedBackend, Resolver, SystemResolver, tls_context
+from toolcell.egress.connector import GuardedBackend, Resolver, SystemResolver, httpcore, tls_context
 from toolcell.egress.echoes import Echoes
 from toolcell.egress.failures import CONNECT, LIMIT, PROTOCOL, REFUSED, TIMEOUT, refused
 from toolcell.egress.request import HttpRequest, check_override, filled_body, read_request, sent_headers

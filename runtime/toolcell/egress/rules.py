@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from toolcell.egress.addresses import IPAddress, networks_of, refusal
 from toolcell.egress.failures import refused
@@ -85,6 +85,27 @@ class Allow:
         if isinstance(self.secrets, str):
             raise UsageError('Allow(secrets) is {"Authorization": "Bearer {NAME}"} or ["NAME"], not a text')
 
+    @classmethod
+    def parse(cls, text: str) -> Allow:
+        """Read `[METHOD,METHOD ]host[:port][/path]`, such as `GET,PUT *.example.com/files/*`.
+
+        Raises:
+            UsageError: it is not of this form.
+        """
+        methods, _, place = text.strip().rpartition(" ")
+        scheme, mark, rest = place.rpartition("://")
+        host, slash, path = rest.partition("/")
+        name, colon, port = host.rpartition(":")
+        has_port = bool(colon) and port.isascii() and port.isdigit()
+        options: dict[str, Any] = {}
+        if methods:
+            options["methods"] = tuple(each.strip().upper() for each in methods.split(","))
+        if slash and path:
+            options["paths"] = (f"/{path}",)
+        if has_port:
+            options["ports"] = (int(port),)
+        return cls(f"{scheme}{mark}{(name if has_port else host).strip('[]')}", **options)
+
     @property
     def name(self) -> str:
         """The host without its scheme."""
@@ -135,6 +156,11 @@ class Allow:
         """Names of secrets that a body may have."""
         given = self.secrets.get(BODY, "") if isinstance(self.secrets, Mapping) else ""
         return frozenset(PLACEHOLDER.findall(given))
+
+
+def placeholders(text: str) -> list[str]:
+    """Return the names of the secrets that a text has placeholders of."""
+    return PLACEHOLDER.findall(text)
 
 
 class RuleBook:
