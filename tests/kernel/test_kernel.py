@@ -25,6 +25,14 @@ class TestCells:
         assert shown.of("execute_result")[0]["data"] == {"text/plain": "'e'"}
         assert shown.of("execute_result")[0]["execution_count"] == shown.reply["execution_count"]
 
+    def test_a_print_is_one_message(self, plain: Notebook) -> None:
+        ident = plain.client.execute("print('one', [2])\nprint('two')")
+        texts = []
+        while (message := plain.client.get_iopub_msg(timeout=30))["content"].get("execution_state") != "idle":
+            if message["parent_header"].get("msg_id") == ident and message["msg_type"] == "stream":
+                texts.append(message["content"]["text"])
+        assert "".join(texts) == "one [2]\ntwo\n" and all(text.endswith("\n") for text in texts)
+
     def test_names_stay_and_the_last_values_have_their_names(self, plain: Notebook) -> None:
         plain.run("stays = 40")
         assert plain.run("stays + 2").data == {"text/plain": "42"}
@@ -69,6 +77,7 @@ class TestCells:
         assert found["twice"]["data"] == {"text/plain": "12"}
         assert (found["wrong"]["status"], found["wrong"]["ename"]) == ("error", "NameError")
 
+    @pytest.mark.thorough
     def test_a_bar_of_tqdm_redraws_its_line(self, notebooks: Start) -> None:
         shown = notebooks("--packages", "tqdm").run(
             "from tqdm.auto import tqdm\nfor _ in tqdm(range(3), mininterval=0): pass"
@@ -147,6 +156,7 @@ class TestRequests:
         assert answer["content"]["comm_id"] == "c1"
         assert plain.ask("comm_info_request")["comms"] == {}
 
+    @pytest.mark.thorough
     def test_a_widget_says_why_it_cannot_be(self, notebooks: Start) -> None:
         shown = notebooks("--packages", "comm").run("import comm\ncomm.create_comm(target_name='jupyter.widget')")
 
@@ -209,6 +219,7 @@ class TestEnds:
         assert shown.reply["ename"] == "timeout" and "after 1 s" in shown.of("error")[-1]["evalue"]
         assert notebook.run("kept").data == {"text/plain": "1"}
 
+    @pytest.mark.thorough
     def test_a_memory_limit_ends_the_sandbox_with_words_and_the_next_cell_runs(self, notebooks: Start) -> None:
         notebook = notebooks("--memory-bytes", "256MiB")
         notebook.run("gone = 1")
@@ -224,6 +235,7 @@ class TestEnds:
         assert plain.run("import os\nos._exit(3)").reply["ename"] == "killed"
         assert plain.run("'again'").data == {"text/plain": "'again'"}
 
+    @pytest.mark.thorough
     def test_a_restart_forgets_names_and_a_shutdown_leaves_no_process(self, notebooks: Start) -> None:
         notebook = notebooks()
         notebook.run("forgotten = 1")

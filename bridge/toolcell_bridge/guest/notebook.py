@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import builtins
+import contextlib
 import getpass
 import json
 import os
@@ -108,6 +109,8 @@ class ShellRequests:
         if self._shell is None:
             module: Any = sys.modules["__main__"]
             self._shell = NotebookShell.instance(user_module=module, user_ns=namespace, config=CONFIG)
+            if "matplotlib" in sys.modules:  # imported ahead, for another place to show figures in
+                self._shell.enable_matplotlib("inline")
         return self._shell
 
     def _give_tools(self, namespace: dict[str, Any], tools: Any) -> None:
@@ -280,6 +283,10 @@ class NotebookShell(InteractiveShell):
             _cut_own_frames(found[2])
         else:
             super().showtraceback(exc_tuple, *args, **options)
+
+    def _tee(self, channel: str) -> contextlib.AbstractContextManager[None]:
+        """Keep nothing of what is printed: the front end does, and each print would become several messages."""
+        return contextlib.nullcontext()
 
     def _format_exception_for_storage(self, exception: BaseException, *_: Any, **__: Any) -> dict[str, Any]:
         """Keep no traceback with the history: it would be made for every error a second time."""
