@@ -230,7 +230,7 @@ def transformed(batches: Batches, how: Transform) -> dict[str, Any]:
         ordered = _Sorted(how)
         for batch in batches:
             ordered.add(batch)
-        for row in ordered.rows:
+        for row, _ in ordered.rows:
             found.add(row)
         found.skip(ordered.count - len(ordered.rows))
     return answer("records", found.records(), found.count if how.limit is None else min(found.count, how.limit))
@@ -241,7 +241,8 @@ class _Sorted:
 
     def __init__(self, how: Transform) -> None:
         self.count = 0
-        self.rows: list[Record] = []
+        self.rows: list[tuple[Record, int]] = []
+        """Each with the bytes that it takes in an answer."""
         self._how = how
         self._most = MAX_SORTED if how.limit is None else min(how.limit, MAX_SORTED)
         self._best: pl.DataFrame | None = None
@@ -259,16 +260,20 @@ class _Sorted:
         best = self._ordered(keys if self._best is None else pl.concat([self._best, keys]))
         new = sorted(at for at in best["row"] if at >= 0)
         read = dict(zip(new, batch.records(new), strict=True))
-        rows: list[Record] = []
+        rows: list[tuple[Record, int]] = []
         room = MAX_ANSWER_BYTES
         for at in best["row"]:
-            rows.append(self._how.row(read[at]) if at >= 0 else self.rows[-1 - at])
-            room -= size_of(plain_cells(rows[-1])) + 2
+            rows.append(self._measured(read[at]) if at >= 0 else self.rows[-1 - at])
+            room -= rows[-1][1]
             if room < 0:
                 break
         self.rows = rows
         self._best = best.head(len(rows)).with_columns(row=-1 - pl.int_range(pl.len(), dtype=pl.Int64))
         self._is_full = room < 0 or len(rows) == self._most
+
+    def _measured(self, record: Record) -> tuple[Record, int]:
+        row = self._how.row(record)
+        return row, size_of(plain_cells(row)) + 2
 
     def _column(self, batch: Batch) -> ColumnBatch:
         """Return what a batch is sorted by, which may have had another name."""
