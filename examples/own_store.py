@@ -10,7 +10,7 @@ import anyio
 
 from toolcell import ToolRegistry, UsageError
 from toolcell.builtin import HashEmbeddings, Scored, Skill, Skills
-from toolcell.tools import cosine
+from toolcell.tools import nearest
 
 
 class JsonSkills:
@@ -67,9 +67,9 @@ class JsonSkills:
         return True
 
     async def search_skills(self, embedding: Sequence[float], top_k: int) -> list[Scored[Skill]]:
-        scores = [(cosine(each.embedding, embedding), each) for each in self.skills.values() if each.embedding]
-        found = [Scored(each, score) for score, each in scores if score is not None]
-        return sorted(found, key=lambda each: each.score, reverse=True)[:top_k]
+        skills = list(self.skills.values())
+        found = nearest(embedding, (each.embedding or () for each in skills))
+        return [Scored(skills[at], score) for at, score in found[:top_k]]
 
 
 async def main() -> None:

@@ -114,9 +114,15 @@ class Broken(HashEmbeddings):
         raise EmbeddingError("no answer from http://10.0.0.7")
 
 
+class Zeros(HashEmbeddings):
+    async def embed(self, texts: list[str]) -> list[list[float]]:
+        return [[0.0] * self.dimensions() for _ in texts]
+
+
 @pytest.mark.conforms("S7")
-async def test_without_embeddings_the_first_8_come_unranked() -> None:
-    result = await search(Web(pages(12)), Broken(), query="x")
+@pytest.mark.parametrize("embeddings", [Broken(), Zeros()])
+async def test_without_embeddings_the_first_8_come_unranked(embeddings: HashEmbeddings) -> None:
+    result = await search(Web(pages(12)), embeddings, query="x")
     assert [each["url"] for each in result.value] == [f"https://p{n}.test/" for n in range(8)]
     assert {each["score"] for each in result.value} == {None}
     assert result.text.startswith("[1] Page 0 & more\nAbout page 0\n")

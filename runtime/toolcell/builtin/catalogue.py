@@ -25,7 +25,7 @@ PACKAGES: Mapping[str, str] = {
 """Name to class in `toolcell.builtin`, in the order in which they are listed."""
 
 MODULES: Mapping[str, tuple[str, ...]] = {
-    "search": ("httpx", "trafilatura"),
+    "search": ("httpx", "trafilatura", "semchunk"),
     "http": ("httpx", "trafilatura"),
     "schedule": ("dateutil",),
     "data": ("polars",),

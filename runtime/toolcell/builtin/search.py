@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Final
 
 import anyio
 from pydantic import Field
 
+from toolcell.builtin.chunking import split
 from toolcell.builtin.http import fetcher
 from toolcell.builtin.package import ToolPackage, offered
 from toolcell.builtin.web.policy import WebPolicy
@@ -22,8 +22,8 @@ from toolcell.tools import (
     brief,
     check_does,
     check_kind,
-    cosine,
     embed_texts,
+    nearest,
     run_in_thread,
 )
 
@@ -45,7 +45,8 @@ PASSAGE_CHARS: Final = 500
 MIN_PASSAGE_CHARS: Final = 50
 MAX_QUERY_CHARS: Final = 1000
 
-_SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+|\n+")
+Pages = dict[str, list[str]]
+"""The passages of pages, by URL."""
 
 _VALUE = {
     "type": "array",
@@ -125,28 +126,28 @@ class WebSearch(ToolPackage):
         hits = await self._engine.search(query, most)
         if not hits:
             return ToolResult.ok(f'No results found for "{query}".', value=[])
-        texts = await self._read(ctx, hits, {})
-        found = await self._ranked(query, hits, texts)
+        pages = await self._read(ctx, hits, {})
+        found = await self._ranked(query, hits, pages)
         if found is not None and found[0].score is not None and found[0].score < GOOD_SCORE:
             more = await self._engine.search(query, min(MAX_LIMIT, max(MORE_HITS, most + 4)))
             hits = list({hit.url: hit for hit in (*more, *hits)}.values())
-            texts = await self._read(ctx, hits, texts)
-            found = await self._ranked(query, hits, texts)
+            pages = await self._read(ctx, hits, pages)
+            found = await self._ranked(query, hits, pages)
         if found is None:
             found = [Passage(hit.title, hit.url, hit.snippet) for hit in hits]
         return _result(found[: min(limit, most)])
 
-    async def _read(self, ctx: ToolContext, hits: Sequence[SearchHit], known: dict[str, str]) -> dict[str, str]:
+    async def _read(self, ctx: ToolContext, hits: Sequence[SearchHit], known: Pages) -> Pages:
         """Fetch all pages at once; one that cannot be had is empty."""
-        texts = dict(known)
+        pages = dict(known)
         async with anyio.create_task_group() as tasks:
             for hit in hits:
-                if hit.url not in texts:
-                    texts[hit.url] = ""
-                    tasks.start_soon(self._read_page, ctx, hit.url, texts)
-        return texts
+                if hit.url not in pages:
+                    pages[hit.url] = []
+                    tasks.start_soon(self._read_page, ctx, hit.url, pages)
+        return pages
 
-    async def _read_page(self, ctx: ToolContext, url: str, texts: dict[str, str]) -> None:
+    async def _read_page(self, ctx: ToolContext, url: str, pages: Pages) -> None:
         from toolcell.builtin.web.pages import read_page
 
         try:
@@ -154,44 +155,26 @@ class WebSearch(ToolPackage):
         except ToolError:
             return
         if response.status < 400:
-            page = await run_in_thread(lambda: read_page(response), ctx.call.give_up)
-            texts[url] = page.text[:PAGE_CHARS]
+            pages[url] = await run_in_thread(lambda: passages(read_page(response).text[:PAGE_CHARS]), ctx.call.give_up)
 
-    async def _ranked(self, query: str, hits: Sequence[SearchHit], texts: dict[str, str]) -> list[Passage] | None:
-        """Return all passages, the best first; None when there are no embeddings."""
+    async def _ranked(self, query: str, hits: Sequence[SearchHit], pages: Pages) -> list[Passage] | None:
+        """Return the passages, the best first; None when there are no vectors to compare."""
         found = [
             Passage(hit.title, hit.url, text)
             for hit in hits
-            for text in dict.fromkeys([hit.snippet, *passages(texts.get(hit.url, ""))])
+            for text in dict.fromkeys([hit.snippet, *pages.get(hit.url, ())])
             if text
         ] or [Passage(hit.title, hit.url, hit.title) for hit in hits]
         try:
             first, *others = await embed_texts(self._embeddings, [query, *(each.text for each in found)])
         except EmbeddingError:
             return None
-        scored = [
-            Passage(each.title, each.url, each.text, cosine(first, vector) or 0.0)
-            for each, vector in zip(found, others, strict=True)
-        ]
-        return sorted(scored, key=lambda each: each.score or 0.0, reverse=True)
+        return [replace(found[at], score=score) for at, score in nearest(first, others)] or None
 
 
 def passages(text: str) -> list[str]:
-    """Return a text in pieces of 50 to 500 characters, which end where sentences end if they can."""
-    pieces: list[str] = []
-    current = ""
-    for sentence in _SENTENCE_END.split(text):
-        for part in _parts(sentence):
-            if current and len(current) + 1 + len(part) > PASSAGE_CHARS:
-                pieces.append(current)
-                current = ""
-            current = f"{current} {part}" if current else part
-    return [piece for piece in (*pieces, current) if len(piece) >= MIN_PASSAGE_CHARS]
-
-
-def _parts(sentence: str) -> Iterable[str]:
-    sentence = sentence.strip()
-    return (sentence[at : at + PASSAGE_CHARS] for at in range(0, len(sentence), PASSAGE_CHARS))
+    """Return a text in pieces of 50 to 500 characters."""
+    return [piece for piece in split(text, PASSAGE_CHARS) if len(piece) >= MIN_PASSAGE_CHARS]
 
 
 def _result(found: Sequence[Passage]) -> ToolResult:

@@ -22,11 +22,11 @@ __all__ = [
     "ToolOptions", "ToolRegistry", "ToolResult", "ToolSpec", "Upload", "ValueCheck", "abandoned_threads",
     "approval_hook", "as_result", "ask_user_spec", "bounded_schema", "brief", "bytes_in", "check_code_runtime",
     "check_count", "check_does", "check_kind", "check_of", "check_one_of", "check_path", "check_seconds",
-    "check_shown_chars", "checked_vectors", "code_result", "code_spec", "compile_schema", "compile_tool", "cosine",
+    "check_shown_chars", "checked_vectors", "code_result", "code_spec", "compile_schema", "compile_tool",
     "current", "current_context", "declared", "decode_tool_call", "describe_code", "describe_failure",
     "described_sandbox", "embed_texts", "ends_run", "events", "flows_of", "function_spec", "is_approved_later",
     "is_async", "is_large", "keyword_invoke", "list_names", "load_scripts", "load_tools", "maybe_await",
-    "mentions_bytes", "new_id", "open_jobs", "passes_on", "patterns_work", "plan_of", "plan_spec",
+    "mentions_bytes", "nearest", "new_id", "open_jobs", "passes_on", "patterns_work", "plan_of", "plan_spec",
     "positional_spec", "provider_name", "python_stubs", "query_words", "registry_of", "run_call", "run_in_thread",
     "safe_text", "score_of", "search_spec", "share_labels", "shown_within", "strict_json", "text_of", "to_json",
     "tool", "unique_ids", "with_options", "withheld", "without_bytes", "words",
@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     from toolcell.tools.context import ToolContext, current, current_context, share_labels
     from toolcell.tools.definition import MIN_DESCRIPTION_CHARS, ToolDefinition, ToolDescriptionWarning
     from toolcell.tools.detail import DETAILS, SHOWN_CHARS, Detail, check_shown_chars, shown_within
-    from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider, checked_vectors, cosine, embed_texts, score_of
+    from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider, checked_vectors, embed_texts, nearest, score_of
     from toolcell.tools.encoded import mentions_bytes
     from toolcell.tools.events import TOOL_UPDATE, Event, EventBus
     from toolcell.tools.finalize import as_result
@@ -179,7 +179,7 @@ else:
             "toolcell.tools.context": "ToolContext current current_context share_labels",
             "toolcell.tools.definition": "MIN_DESCRIPTION_CHARS ToolDefinition ToolDescriptionWarning",
             "toolcell.tools.detail": "DETAILS SHOWN_CHARS Detail check_shown_chars shown_within",
-            "toolcell.tools.embeddings": "PROVIDERS EmbeddingProvider checked_vectors cosine embed_texts score_of",
+            "toolcell.tools.embeddings": "PROVIDERS EmbeddingProvider checked_vectors embed_texts nearest score_of",
             "toolcell.tools.encoded": "mentions_bytes",
             "toolcell.tools.events": "TOOL_UPDATE Event EventBus",
             "toolcell.tools.finalize": "as_result",

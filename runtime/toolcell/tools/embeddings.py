@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import mul
 from typing import Final, Protocol, runtime_checkable
 
@@ -14,6 +14,12 @@ def cosine(one: Sequence[float], other: Sequence[float]) -> float | None:
     """Return the score of two vectors of one length; None when one of them is all zeros and has no direction."""
     lengths = math.sqrt(sum(map(mul, one, one)) * sum(map(mul, other, other)))
     return score_of(sum(map(mul, one, other)) / lengths) if lengths else None
+
+
+def nearest(wanted: Sequence[float], vectors: Iterable[Sequence[float]]) -> list[tuple[int, float]]:
+    """Return the place and score of each vector that has a direction, the nearest first; of equals the first."""
+    scores = [(at, cosine(wanted, each)) for at, each in enumerate(vectors)]
+    return sorted(((at, score) for at, score in scores if score is not None), key=lambda found: -found[1])
 
 
 def score_of(value: float) -> float:

@@ -22,7 +22,7 @@ from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL
 from toolcell.tools.context import ToolContext
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.detail import DETAILS, check_shown_chars, tools_text
-from toolcell.tools.embeddings import EmbeddingProvider, cosine, embed_texts
+from toolcell.tools.embeddings import EmbeddingProvider, embed_texts, nearest
 from toolcell.tools.names import provider_name
 from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.recent import Recent
@@ -91,8 +91,7 @@ class ToolIndex:
             self._vectors = provider, await embed_texts(provider, texts)
         vectors = self._vectors[1]
         (wanted,) = await embed_texts(provider, [query])
-        likeness = [cosine(wanted, each) or 0.0 for each in vectors]
-        near = sorted((at for at, score in enumerate(likeness) if score > 0), key=lambda at: -likeness[at])
+        near = [at for at, score in nearest(wanted, vectors) if score > 0]
         return list(fused_ranks((self.ranked(query), 1), (near, 1)))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import nlargest
 from typing import Any, Final
 
 from toolcell.builtin.stores.database import Database, Transaction, marks
@@ -22,7 +21,7 @@ from toolcell.builtin.stores.rows import columns, from_row, quoted, to_row
 from toolcell.builtin.stores.rules import check_description_query, check_run_end
 from toolcell.builtin.stores.sql_documents import Dialect, check_dimensions, remember_dimensions
 from toolcell.errors import UsageError
-from toolcell.tools import cosine
+from toolcell.tools import nearest
 
 ACTION_COLUMNS: Final = quoted(columns(ScheduledAction))
 RUN_COLUMNS: Final = quoted(columns(ScheduledRun))
@@ -202,8 +201,7 @@ class SqlSkills:
         def work(transaction: Transaction) -> list[Scored[Skill]]:
             check_dimensions(transaction, [embedding])
             skills = self._read(transaction, "WHERE embedding IS NOT NULL", ())
-            scores = [(each, cosine(embedding, each.embedding or ())) for each in skills]
-            found = [Scored(each, score) for each, score in scores if score is not None]
-            return nlargest(top_k, found, key=lambda each: each.score)
+            found = nearest(embedding, (each.embedding or () for each in skills))
+            return [Scored(skills[at], score) for at, score in found[:top_k]]
 
         return await self._database.read(work)
