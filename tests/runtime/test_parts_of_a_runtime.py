@@ -76,6 +76,8 @@ UNUSED = (
     "toolcell.control.type_checkers",
     "toolcell.control.turns",
     "toolcell.run.streaming",
+    "toolcell.tools.plan",
+    "toolcell.tools.script_folder",
 )
 """What a script with one tool call has no use for."""
 

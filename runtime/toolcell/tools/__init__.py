@@ -77,7 +77,6 @@ if TYPE_CHECKING:
         describe_failure,
         described_sandbox,
         flows_of,
-        plan_spec,
     )
     from toolcell.tools.concurrency import (
         OF_THIS_PROCESS,
@@ -123,7 +122,7 @@ if TYPE_CHECKING:
     )
     from toolcell.tools.parts import MAX_IMAGE_BYTES, MAX_IMAGES, File, Image, Part, Text
     from toolcell.tools.pipeline import NEEDS_APPROVAL, run_call
-    from toolcell.tools.plan import MAX_STEPS, plan_of
+    from toolcell.tools.plan import MAX_STEPS, plan_of, plan_spec
     from toolcell.tools.policy import CallPolicy
     from toolcell.tools.problems import ValueCheck, compile_schema, list_names
     from toolcell.tools.registry import ToolRegistry, registry_of, tool
@@ -171,7 +170,7 @@ else:
             "toolcell.tools.code": (
                 "CODE_SCHEMA CODE_TEXT CODE_TOOL MAX_VALUE_CHARS SEARCH_TOOL AskUser CodeRuntime ExecuteCode "
                 "ask_user_spec check_code_runtime code_result code_spec describe_code describe_failure "
-                "described_sandbox flows_of plan_spec"
+                "described_sandbox flows_of"
             ),
             "toolcell.tools.concurrency": (
                 "OF_THIS_PROCESS AbandonedThreads abandoned_threads maybe_await passes_on run_in_thread"
@@ -193,7 +192,7 @@ else:
             "toolcell.tools.options": "CODE DEFAULT_TOOL_OPTIONS EVERY_ORIGIN MODEL PLAN SUBAGENT Origin ToolOptions",
             "toolcell.tools.parts": "MAX_IMAGES MAX_IMAGE_BYTES File Image Part Text",
             "toolcell.tools.pipeline": "NEEDS_APPROVAL run_call",
-            "toolcell.tools.plan": "MAX_STEPS plan_of",
+            "toolcell.tools.plan": "MAX_STEPS plan_of plan_spec",
             "toolcell.tools.policy": "CallPolicy",
             "toolcell.tools.problems": "ValueCheck compile_schema list_names",
             "toolcell.tools.registry": "ToolRegistry registry_of tool",

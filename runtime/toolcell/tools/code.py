@@ -25,26 +25,15 @@ from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.detail import SHOWN_CHARS, Detail, check_shown_chars, shown_within
 from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.parts import File, Text
-from toolcell.tools.plan import MAX_STEPS, PLAN_CHECKED_SCHEMA, PLAN_SCHEMA, PLAN_TOOL
 from toolcell.tools.result import ErrorCode, ToolResult, to_json
 from toolcell.tools.spec import Offered, ToolSpec
 
 CODE_TOOL = "execute_code"
+PLAN_TOOL = "execute_plan"
 SEARCH_TOOL = "search_tools"
 
 MAX_PACKAGES = 50
 """Packages named in the description of execute_code."""
-
-PLAN_TEXT = (
-    f"Run up to {MAX_STEPS} tool calls in one turn and get all results together. Steps run in parallel. Use it when "
-    "you already know every call you need; calling tools one at a time costs a turn each. A failed step does not stop "
-    f"the others. Steps cannot call {PLAN_TOOL}."
-)
-_PLAN_LINKS = (
-    ' Give a step an "id" to let others wait for it ("depends_on") or use its result: '
-    '{"$ref": "id.path"} as an argument.'
-)
-_PLAN_OR_CODE = f" For loops, conditions or computing with results, use {CODE_TOOL} instead."
 
 CODE_TEXT = (
     "Run Python in a sandbox. The script may call your tools with call_tool(name, args), which returns data; "
@@ -86,13 +75,9 @@ ADVICE: Mapping[Outcome, str] = {
 """What a model can do about a limit that its script hit."""
 
 
-def _offers(offered: Offered, name: str) -> bool:
+def offers(offered: Offered, name: str) -> bool:
+    """Return whether a model may use a tool of this name."""
     return any(tool.name == name for tool in offered(Origin.MODEL))
-
-
-def describe_plan(offered: Offered) -> str:
-    """Describe `execute_plan` for a model that may use what is offered."""
-    return PLAN_TEXT + _PLAN_LINKS + (_PLAN_OR_CODE if _offers(offered, CODE_TOOL) else "")
 
 
 def described_sandbox(runtime: CodeRuntime, limits: Limits | None = None, *, keeps_state: bool = False) -> str:
@@ -128,11 +113,11 @@ def describe_code(offered: Offered, sandbox: str = "", shown_chars: int = SHOWN_
     The tools that its code may call are told in as much detail as `shown_chars` has room for.
     """
     tools = list(offered(Origin.CODE))
-    text = CODE_TEXT + _CODE_MORE + (_CODE_OR_PLAN if _offers(offered, PLAN_TOOL) else "") + sandbox
+    text = CODE_TEXT + _CODE_MORE + (_CODE_OR_PLAN if offers(offered, PLAN_TOOL) else "") + sandbox
     if not tools:
         return text
     detail, shown = shown_within([(tool.definition, tool.options.returns) for tool in tools], shown_chars)
-    return f"{text}\n\n{_intro(len(tools), detail, _offers(offered, SEARCH_TOOL))}{shown}{_AFTER.get(detail, '')}"
+    return f"{text}\n\n{_intro(len(tools), detail, offers(offered, SEARCH_TOOL))}{shown}{_AFTER.get(detail, '')}"
 
 
 _CALLABLE = "callable as call_tool('name', {...}) or tools.name(...)"
@@ -213,25 +198,6 @@ class CodeRuntime(Protocol):
         on_progress: Callable[[object], None] | None = None,
     ) -> ExecutionResult:
         """Run `source` to its end. `on_log` receives (stream, text) and `on_progress` values while it runs."""
-
-
-def plan_spec(options: Mapping[str, Any]) -> ToolSpec:
-    """`execute_plan` as a tool."""
-
-    def invoke(context: ToolContext) -> Any:
-        return context.call.registry.run_plan(context.call.args, context.run)
-
-    known = ToolOptions(orchestrates=True, callable_from=frozenset({Origin.MODEL}), label="Run a plan")
-    return ToolSpec(
-        definition=ToolDefinition(PLAN_TOOL, PLAN_TEXT, PLAN_SCHEMA),
-        invoke=invoke,
-        options=with_options(known, options),
-        source=PLAN_TOOL,
-        args_prefix=f"invalid {PLAN_TOOL} args: ",
-        checked_schema=PLAN_CHECKED_SCHEMA,
-        describe=describe_plan,
-        requires_result=True,
-    )
 
 
 ExecuteCode = Callable[..., Awaitable[ExecutionResult]]

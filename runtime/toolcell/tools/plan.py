@@ -18,16 +18,21 @@ from toolcell.errors import UsageError
 from toolcell.support.packing import value_digest
 from toolcell.support.text import cut_text, one_line
 from toolcell.support.time_slice import TimeSlice
+from toolcell.tools.adapters import with_options
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.batch import first_that_ends_run, run_batch
 from toolcell.tools.call import Call
 from toolcell.tools.checks import brief
+from toolcell.tools.code import CODE_TOOL, PLAN_TOOL, offers
+from toolcell.tools.context import ToolContext
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.finalize import told_failure
+from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.parts import File
 from toolcell.tools.pipeline import answer_call, examine, run_call
 from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.result import ErrorCode, Status, ToolResult, json_beginning, to_json, total_usage
+from toolcell.tools.spec import Offered, ToolSpec
 from toolcell.tools.values import is_large
 from toolcell_bridge.guest.placeholder import RESULT_OF
 from toolcell_bridge.guest.values import to_plain
@@ -140,8 +145,6 @@ MAX_NAME_CHARS = 256
 """Of a step's id and of a reference."""
 MAX_REFERENCES = 1000
 """In all steps of a plan together."""
-PLAN_TOOL = "execute_plan"
-
 STEP_SHAPE = 'a step is {"tool": name, "args": {...}}'
 
 STEP_SCHEMA: dict[str, Any] = {
@@ -192,8 +195,43 @@ PLAN_CHECKED_SCHEMA: dict[str, Any] = PLAN_SCHEMA | {
 }
 """Each step is checked by itself: what is wrong with one costs that step alone."""
 
+PLAN_TEXT = (
+    f"Run up to {MAX_STEPS} tool calls in one turn and get all results together. Steps run in parallel. Use it when "
+    "you already know every call you need; calling tools one at a time costs a turn each. A failed step does not stop "
+    f"the others. Steps cannot call {PLAN_TOOL}."
+)
+_PLAN_LINKS = (
+    ' Give a step an "id" to let others wait for it ("depends_on") or use its result: '
+    '{"$ref": "id.path"} as an argument.'
+)
+_PLAN_OR_CODE = f" For loops, conditions or computing with results, use {CODE_TOOL} instead."
+
 _CHECKER = ArgumentChecker(ToolDefinition(PLAN_TOOL, "Checks plans that a program runs itself.", PLAN_CHECKED_SCHEMA))
 _STEP_CHECKER = ArgumentChecker(ToolDefinition(PLAN_TOOL, "Checks one step of a plan.", STEP_SCHEMA), extras="forbid")
+
+
+def plan_spec(options: Mapping[str, Any]) -> ToolSpec:
+    """`execute_plan` as a tool."""
+
+    def invoke(context: ToolContext) -> Any:
+        return context.call.registry.run_plan(context.call.args, context.run)
+
+    known = ToolOptions(orchestrates=True, callable_from=frozenset({Origin.MODEL}), label="Run a plan")
+    return ToolSpec(
+        definition=ToolDefinition(PLAN_TOOL, PLAN_TEXT, PLAN_SCHEMA),
+        invoke=invoke,
+        options=with_options(known, options),
+        source=PLAN_TOOL,
+        args_prefix=f"invalid {PLAN_TOOL} args: ",
+        checked_schema=PLAN_CHECKED_SCHEMA,
+        describe=describe_plan,
+        requires_result=True,
+    )
+
+
+def describe_plan(offered: Offered) -> str:
+    """Describe `execute_plan` for a model that may use what is offered."""
+    return PLAN_TEXT + _PLAN_LINKS + (_PLAN_OR_CODE if offers(offered, CODE_TOOL) else "")
 
 
 @frozen

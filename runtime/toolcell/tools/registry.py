@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.support.log import logger_of
@@ -23,7 +23,7 @@ from toolcell.tools.arguments import Prepare
 from toolcell.tools.batch import OnResult, run_batch
 from toolcell.tools.call import Call, CallableTools, RunContext, RunScope
 from toolcell.tools.checks import brief, check_kind
-from toolcell.tools.code import CODE_TOOL, CodeRuntime, code_spec, flows_of, plan_spec
+from toolcell.tools.code import CODE_TOOL, CodeRuntime, code_spec, flows_of
 from toolcell.tools.connections import Connections
 from toolcell.tools.context import current, share_labels
 from toolcell.tools.definition import AnthropicToolDef, ProviderToolDef, ToolDefinition, warn_about_description
@@ -35,7 +35,6 @@ from toolcell.tools.names import TakenNames, check_collisions
 from toolcell.tools.observed import with_observed
 from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.pipeline import answer_call, refuse, run_call
-from toolcell.tools.plan import PlanRecord, Step, run_plan
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry_state import RegistrySettings, RegistryState, identities, settings_of
 from toolcell.tools.result import ToolResult
@@ -44,6 +43,9 @@ from toolcell.tools.search import FOUND, find_by_meaning, listed_within, named_o
 from toolcell.tools.spec import Middleware, RegisteredTool, ToolSpec, compile_tool
 from toolcell.tools.stubs import declared, python_module
 from toolcell_bridge.wire.requests import HTTP
+
+if TYPE_CHECKING:
+    from toolcell.tools.plan import PlanRecord, Step
 
 logger = logger_of("toolcell.tools")
 
@@ -286,6 +288,8 @@ class ToolRegistry:
         Raises:
             RegistrationError: another tool has this name.
         """
+        from toolcell.tools.plan import plan_spec
+
         self.enable(plan_spec(options))
 
     def enable_code_execution(self, runtime: CodeRuntime, *, shown_chars: int = SHOWN_CHARS, **options: Any) -> None:
@@ -656,6 +660,7 @@ class ToolRegistry:
 
     async def run_plan(self, args: Mapping[str, Any], run: RunContext, record: PlanRecord | None = None) -> ToolResult:
         """Run the steps of a plan; what `execute_plan` takes as arguments. `record`: of a plan that may wait."""
+        from toolcell.tools.plan import run_plan
 
         def new_call(step: Step, args: Mapping[str, Any]) -> Call:
             call_id = f"plan_step_{step.index}"

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from toolcell.errors import RegistrationError, ToolError, UsageError
-from toolcell.tools import script_folder
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.code import CodeRuntime, check_code_runtime, run_code
 from toolcell.tools.context import ToolContext
@@ -40,6 +39,8 @@ def save(
     script = replace(script, tools=tools_mentioned(script.source, state.tools.values()))
     versions = _versions(script.name, state)
     if folder is not None:
+        from toolcell.tools import script_folder
+
         known = script_folder.load_scripts(folder, script.name) if os.path.isdir(folder) else ()
         _check_next(script, known, state, target)
         latest = script_folder.save(folder, script)
@@ -60,8 +61,10 @@ def saved_in(folder: str | os.PathLike[str]) -> dict[str, dict[int, SavedScript]
     Raises:
         UsageError: the folder cannot be read, or a file in it is damaged or was changed by hand.
     """
+    from toolcell.tools.script_folder import load_scripts
+
     found = dict[str, dict[int, SavedScript]]()
-    for each in script_folder.load_scripts(folder):
+    for each in load_scripts(folder):
         found.setdefault(each.name, {})[each.version] = each
     return found
 
