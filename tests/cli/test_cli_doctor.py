@@ -2,7 +2,9 @@
 
 import json
 import os
+import py_compile
 import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +81,18 @@ def test_json_says_the_same_as_data(machine: dict[str, bool]) -> None:
     told: dict[str, Any] = json.loads(text)
     assert status == exits.UNAVAILABLE
     assert (told["ok"], told["missing"]) == (False, ["pid"])
-    assert set(told["machine"]) == {"kernel", "python", "user", "heap"}
+    assert set(told["machine"]) == {"kernel", "python", "user", "heap", "bytecode"}
     assert told["docker"]["daemon"] is None
     assert {layer["name"]: layer["live"] for layer in told["layers"]} == machine
+
+
+def test_modules_that_each_start_compiles_anew_come_with_a_remedy(
+    machine: dict[str, bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
+    assert "compileall -q " in json.loads(invoke("--json")[1])["machine"]["bytecode"]
+    py_compile.compile(doctor.__file__)
+    assert json.loads(invoke("--json")[1])["machine"]["bytecode"] == "kept"
 
 
 def test_an_engine_that_cannot_be_reached_comes_with_one_remedy(

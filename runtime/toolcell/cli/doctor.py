@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from importlib.util import cache_from_source
+from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 from rich.text import Text
 
+import toolcell
+import toolcell_bridge
 from toolcell.cli import doctor_docker, doctor_profiles, doctor_ray, exits
 from toolcell.cli.terminal import print_json, reporting, safe, stdout
 from toolcell.config import PROFILES, Layer, Profile
@@ -68,6 +72,7 @@ def doctor(
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": f"{platform.python_version()} ({sys.executable})",
         "heap": f"mortal: {why}" if (why := why_mortal()) else "immortal: sandboxes copy fewer pages",
+        "bytecode": bytecode(),
         "user": f"uid {os.geteuid()}" if hasattr(os, "geteuid") else "no user ids",
     }
     docker = doctor_docker.examine()
@@ -81,6 +86,17 @@ def doctor(
     else:
         _show(layers, machine, docker, profiles, problem)
     raise typer.Exit(exits.UNAVAILABLE if problem else exits.OK)
+
+
+def bytecode() -> str:
+    """Say whether toolcell's modules are compiled once, or by each process that imports them.
+
+    They are compiled each time where Python may not write beside them, or is told not to.
+    """
+    if Path(cache_from_source(__file__)).exists():  # of this module, which was imported
+        return "kept"
+    folders = " ".join(each for package in (toolcell, toolcell_bridge) for each in package.__path__)
+    return f"missing: each start compiles modules, half a second; write it with python -m compileall -q {folders}"
 
 
 def required_layers(given: str | None, profile: Profile = "full") -> frozenset[str]:

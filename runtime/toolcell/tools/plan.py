@@ -287,8 +287,8 @@ def plan_of(steps: object) -> dict[str, Any]:
 
 def _without_tables(step: Any) -> tuple[Any, dict[str, AnyTable]]:
     """Return a step with None in the place of arguments that are arrays and tables, and these. A model sends none."""
-    args = step.get("args") if isinstance(step, Mapping) else None
-    if not isinstance(args, Mapping):
+    args = step.get("args") if type(step) is dict else None
+    if type(args) is not dict:  # a mapping of another kind may fail while it is read: the check reads it
         return step, {}
     tables = dict[str, AnyTable]()
     for name, value in args.items():
