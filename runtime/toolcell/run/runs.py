@@ -9,7 +9,7 @@ import itertools
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -363,12 +363,18 @@ class Runs:
             logger.exception("Runtime.on_end failed")
 
 
-@asynccontextmanager
-async def open_requests(run: RunState, request: RunRequest) -> AsyncIterator[None]:
+_NOTHING: AbstractAsyncContextManager[None] = nullcontext()
+
+
+def open_requests(run: RunState, request: RunRequest) -> AbstractAsyncContextManager[None]:
     """Let libraries of a script send requests inside the block, if they may. What is left of these ends with it."""
     if not request.message.egress or run.at_end is not None:  # the run of a saved script is a part of another
-        yield
-        return
+        return _NOTHING
+    return _opened_requests(run, request)
+
+
+@asynccontextmanager
+async def _opened_requests(run: RunState, request: RunRequest) -> AsyncIterator[None]:
     run.uploads, run.at_end = Uploads(request.limits.egress_bytes), list[Callable[[], Awaitable[None]]]()
     try:
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -10,16 +11,26 @@ import anyio
 import anyio.lowlevel
 
 
+@functools.cache
+def _scope_type_of_asyncio() -> type[anyio.CancelScope]:
+    return type(anyio.CancelScope())
+
+
 def scope_type() -> type[anyio.CancelScope]:
     """Return the event loop's own class of cancel scopes."""
-    return type(anyio.CancelScope())
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return type(anyio.CancelScope())
+    return _scope_type_of_asyncio()
 
 
 def clock() -> Callable[[], float]:
     """Return the event loop's clock, as `anyio.current_time` reads it."""
-    loop = getattr(anyio.lowlevel.current_token(), "native_token", None)
-    time: Callable[[], float] = getattr(loop, "time", anyio.current_time)
-    return time
+    try:
+        return asyncio.get_running_loop().time
+    except RuntimeError:
+        return anyio.current_time
 
 
 def is_asyncio() -> bool:
