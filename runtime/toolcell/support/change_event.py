@@ -43,7 +43,8 @@ class ChangeEvent:
         finally:
             if timer is not None:
                 timer.cancel()
-            self._forget(wake)
+            if wake in self._waiting:
+                self._waiting.remove(wake)
 
     async def _wait_in_trio(self, within_s: float) -> bool:
         event = anyio.Event()
@@ -52,9 +53,6 @@ class ChangeEvent:
             with anyio.move_on_after(within_s):
                 await event.wait()
         finally:
-            self._forget(event.set)
+            if event.set in self._waiting:
+                self._waiting.remove(event.set)
         return event.is_set()
-
-    def _forget(self, wake: Callable[[], object]) -> None:
-        if wake in self._waiting:
-            self._waiting.remove(wake)

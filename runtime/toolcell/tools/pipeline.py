@@ -248,7 +248,7 @@ def _find_permitted(state: RegistryState, call: Call, *, is_counted: bool = True
     if budget is not None and is_counted and not budget.take_call():
         message = f"no tool calls left: the run's budget of {budget.tool_calls} is used up"
         return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False, status=Status.BLOCKED)
-    for quotas in run.quotas if is_counted and not _was_counted(call) else ():
+    for quotas in run.quotas if run.quotas and is_counted and not _was_counted(call) else ():
         if (refused := quotas.take_call(run)) is not None:
             details = {"retry_after_s": refused.retry_after_s if isinstance(refused, QuotaExceeded) else None}
             message = f"{call.name} was not called: {refused}"
