@@ -341,10 +341,9 @@ class Runner:
         toolbox = Toolbox(self._channel, run.tools, dry_run)
         if run.egress:
             from toolcell_bridge.guest.egress.hooks import install  # only runs that may send requests pay for it
-            from toolcell_bridge.guest.egress.host_calls import HostCalls
 
             SCRIPTS.may_send = True
-            install(HostCalls(self._channel, dry_run))
+            install(self._channel, dry_run)
 
         def set_result(data: Any = None, files: Any = None, **values: Any) -> None:
             """Make `data`, or the named values, the run's result; the last call wins. `files`: paths to return."""

@@ -24,6 +24,7 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     wbufsize = 0
+    disable_nagle_algorithm = True
 
     def handle_one_request(self) -> None:
         """Answer any method the same way."""

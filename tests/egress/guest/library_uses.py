@@ -721,6 +721,7 @@ LIBRARIES: Final = {
     "urllib3": URLLIB3,
     "httpx": HTTPX,
     "async httpx": ASYNC_HTTPX,
+    "httpx2": {feature: body.replace("import httpx\n", "import httpx2 as httpx\n") for feature, body in HTTPX.items()},
     "aiohttp": AIOHTTP,
     "pandas": PANDAS,
 }

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from toolcell_bridge.guest.egress.connection import EgressFailed, HttpConnection
 from toolcell_bridge.guest.egress.host_calls import HostCalls
+from toolcell_bridge.guest.placeholder import DraftEnded
 from toolcell_bridge.wire.requests import PART_BYTES
 
 MOST_QUEUED_BYTES: Final = 2 * PART_BYTES
@@ -18,7 +19,7 @@ READ_BYTES: Final = 64 * 1024
 
 
 class AiohttpTransport(asyncio.Transport):
-    """A connection to a host and a port. One task sends what is written, and hands answers to `protocol`."""
+    """A connection to a host and a port. A task sends what is written, and hands answers to `protocol`."""
 
     def __init__(
         self,
@@ -37,14 +38,15 @@ class AiohttpTransport(asyncio.Transport):
         self._queued = 0
         self._is_paused = False
         self._is_closing = False
-        self._written, self._readable = asyncio.Event(), asyncio.Event()
+        self._readable = asyncio.Event()
         self._readable.set()
-        self._task = asyncio.get_running_loop().create_task(self._serve())
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+        """Runs while there is something to send or to read."""
 
     async def _serve(self) -> None:
         try:
-            while not self._http.is_ended:
-                self._written.clear()
+            while self._queue or self._http.has_answer:
                 while self._queue:
                     await self._calls.run_async(self._http.write(self._next_written()))
                 while self._http.has_answer:
@@ -52,14 +54,17 @@ class AiohttpTransport(asyncio.Transport):
                     data = self._http.take(READ_BYTES) or await self._calls.run_async(self._http.read(READ_BYTES))
                     if data:
                         self._protocol.data_received(data)
-                if not self._queue and not self._http.is_ended:
-                    await self._written.wait()
         except EgressFailed as exc:
             self._is_closing = True
             self._on_failure(exc)
-        else:
+        except DraftEnded as exc:
             self._is_closing = True
-            self._protocol.connection_lost(None)
+            self._protocol.set_exception(exc)
+        else:
+            self._task = None
+            if self._http.is_ended and not self._is_closing:
+                self._is_closing = True
+                self._protocol.connection_lost(None)
 
     def _next_written(self) -> bytes:
         data = self._queue.popleft()
@@ -75,7 +80,8 @@ class AiohttpTransport(asyncio.Transport):
             return
         self._queue.append(bytes(data))
         self._queued += len(self._queue[-1])
-        self._written.set()
+        if self._task is None:
+            self._task = self._loop.create_task(self._serve())
         if self._queued > MOST_QUEUED_BYTES and not self._is_paused:
             self._is_paused = True
             self._protocol.pause_writing()
@@ -88,9 +94,11 @@ class AiohttpTransport(asyncio.Transport):
         """Close the connection. A request whose answer is not there yet is cancelled."""
         if not self._is_closing:
             self._is_closing = True
-            self._task.cancel()
-            self._calls.send(self._http.close())
-            asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
+            if self._task is not None:
+                self._task.cancel()
+            self._calls.drop(self._http.close())
+            if not self._loop.is_closed():
+                self._loop.call_soon(self._protocol.connection_lost, None)
 
     abort = close
 

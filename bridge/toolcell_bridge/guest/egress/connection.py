@@ -16,6 +16,8 @@ from toolcell_bridge.wire.requests import HTTP, HTTP_READ, HTTP_UPLOAD, PART_BYT
 HEAD_BYTES: Final = 256 * 1024
 """Of the head of a request, at most."""
 
+HEX_DIGITS: Final = b"0123456789abcdefABCDEF"
+
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 ONLY_HTTP: Final = "the host of a sandbox makes HTTP/1.1 requests, and nothing else: "
@@ -165,10 +167,10 @@ class HttpConnection:
         elif self._stage is _Stage.TRAILER:
             self._stage = _Stage.TRAILER if line else _Stage.COMPLETE
         else:
-            try:
-                self._left = int(line.partition(b";")[0], 16)
-            except ValueError:
-                raise EgressFailed(Cause.BROKEN, f"{ONLY_HTTP}{line[:40]!r} is not the size of a chunk") from None
+            size = line.partition(b";")[0].strip()
+            if not size or size.strip(HEX_DIGITS):
+                raise EgressFailed(Cause.BROKEN, f"{ONLY_HTTP}{line[:40]!r} is not the size of a chunk")
+            self._left = int(size, 16)
             self._stage = _Stage.BODY if self._left else _Stage.TRAILER
 
     def _take_body(self, size: int) -> Steps[None]:
@@ -296,7 +298,7 @@ class HttpConnection:
         self._add(part)
 
     def close(self) -> HostCall | None:
-        """Forget the answer. Returns the call that drops what the host still has of it. Nobody need wait for that."""
+        """Forget the answer. Returns the call that drops what the host still has of it."""
         rest, self._rest = self._rest, None
         self.is_ended = True
         self._answer.clear()

@@ -11,31 +11,38 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
+from toolcell_bridge.guest.channel import Channel
 from toolcell_bridge.guest.egress.connection import ONLY_HTTP, Cause, EgressFailed
 from toolcell_bridge.guest.egress.host_calls import HostCalls
 from toolcell_bridge.guest.egress.http_socket import HttpSocket, socket_error
 from toolcell_bridge.guest.errors import NO_SOCKETS
+from toolcell_bridge.guest.placeholder import GuestDryRun
 from toolcell_bridge.guest.surroundings import CHANGES
 
 NO_PROXY: Final = EgressFailed(Cause.CONNECT, ONLY_HTTP + "leave out proxies and their environment variables")
 
 
-class _Current:
-    """The calls of the script that runs. Connections of a session's earlier scripts keep those that they began with."""
+class _Installed:
+    """What connections make their calls with."""
 
-    calls: HostCalls
+    calls: HostCalls | None = None
 
 
-def install(calls: HostCalls) -> None:
-    """Change the libraries that are imported, and the others when they are. `calls`: of the script that begins."""
-    is_first = not hasattr(_Current, "calls")
-    _Current.calls = calls
-    if is_first:
+def install(channel: Channel, dry_run: GuestDryRun | None) -> None:
+    """Change the libraries that are imported, and the others when they are. `dry_run`: of the script that begins."""
+    if _Installed.calls is None:
+        _Installed.calls = HostCalls(channel)
         CHANGES.update(LIBRARIES)
         for name, change in LIBRARIES.items():
             if name in sys.modules:
                 change(sys.modules[name])
         _explain_names()
+    _Installed.calls.dry_run = dry_run
+
+
+def _calls() -> HostCalls:
+    assert _Installed.calls is not None
+    return _Installed.calls
 
 
 def _explain_names() -> None:
@@ -64,7 +71,7 @@ def _change_http_client(client: ModuleType) -> None:
         sys.audit("http.client.connect", self, self.host, self.port)
         if self._tunnel_host:
             raise translate(NO_PROXY)
-        self.sock = HttpSocket(_Current.calls, (self.host, self.port), self.timeout, translate, asks_at_once=True)
+        self.sock = HttpSocket(_calls(), (self.host, self.port), self.timeout, translate, asks_at_once=True)
 
     def connect_tls(self: Any) -> None:
         connect(self)
@@ -89,7 +96,7 @@ def _change_urllib3(connection: ModuleType) -> None:
         sys.audit("http.client.connect", self, self.host, self.port)
         if self._tunnel_host:
             raise translate(NO_PROXY)
-        return HttpSocket(_Current.calls, (self.host, self.port), self.timeout, translate, asks_at_once=False)
+        return HttpSocket(_calls(), (self.host, self.port), self.timeout, translate, asks_at_once=False)
 
     def connect_tls(self: Any) -> None:
         self.sock = new_socket(self)
@@ -126,7 +133,7 @@ def _change_httpcore(backend: ModuleType) -> None:
     translate = _httpcore_errors(backend)
 
     def connect_tcp(self: Any, host: str, port: int, **_options: Any) -> HttpStream:
-        return HttpStream(_Current.calls, (host, port), translate)
+        return HttpStream(_calls(), (host, port), translate)
 
     backend.__dict__["SyncBackend"].connect_tcp = connect_tcp
 
@@ -138,7 +145,7 @@ def _change_async_httpcore(backend: ModuleType) -> None:
     translate = _httpcore_errors(backend)
 
     async def connect_tcp(self: Any, host: str, port: int, **_options: Any) -> AsyncHttpStream:
-        return AsyncHttpStream(_Current.calls, (host, port), translate)
+        return AsyncHttpStream(_calls(), (host, port), translate)
 
     backend.__dict__["AnyIOBackend"].connect_tcp = connect_tcp
 
@@ -173,7 +180,7 @@ def _change_aiohttp(connector: ModuleType) -> None:
         protocol = self._factory()
         scheme = "https" if request.is_ssl() else "http"
         peer = (request.host, request.port)
-        protocol.connection_made(AiohttpTransport(_Current.calls, peer, scheme, protocol, fail))
+        protocol.connection_made(AiohttpTransport(_calls(), peer, scheme, protocol, fail))
         return protocol
 
     connector.__dict__["TCPConnector"]._create_connection = create_connection

@@ -1,12 +1,12 @@
-"""Make the calls of HTTP connections over the bridge: blocking, in asyncio, or without waiting."""
+"""Make the calls of HTTP connections over the bridge: blocking, or in asyncio."""
 
 from __future__ import annotations
 
 from typing import Any, Final, TypeVar
 
-from toolcell_bridge.guest.channel import Channel, ChannelClosed
+from toolcell_bridge.guest.channel import Channel, ChannelClosed, Request
 from toolcell_bridge.guest.egress.connection import CAUSES, Cause, EgressFailed, HostCall, Steps
-from toolcell_bridge.guest.placeholder import GuestDryRun, Placeholder
+from toolcell_bridge.guest.placeholder import GuestDryRun
 from toolcell_bridge.guest.tools import line_here, replied
 from toolcell_bridge.guest.values import to_packed
 from toolcell_bridge.wire.messages import ToolFail, ToolReturn
@@ -16,17 +16,17 @@ NO_BRIDGE: Final = (
     "use threads"
 )
 
-COLLECTED: Final = {"status": 202, "reason": "Accepted", "version": "1.1", "headers": [["Content-Length", "0"]]}
-"""What a dry run answers to a request that it collects: a library has to have a status."""
-
 T = TypeVar("T")
 
 
 class HostCalls:
-    """Makes the calls of one script's libraries."""
+    """Makes the calls of one sandbox's libraries."""
 
-    def __init__(self, channel: Channel, dry_run: GuestDryRun | None) -> None:
-        self._channel, self._dry_run = channel, dry_run
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.dry_run: GuestDryRun | None = None
+        """Of the script that runs."""
+        self._dropped: list[HostCall] = []
 
     def run(self, steps: Steps[T]) -> T:
         """Make the calls of an operation, and wait for each answer; return the operation's result.
@@ -72,23 +72,23 @@ class HostCalls:
             result: T = end.value
             return result
 
-    def send(self, call: HostCall | None) -> None:
-        """Make a call whose answer nobody waits for. A destructor may do that; it must not wait."""
-        if call is not None:
-            try:
-                self._channel.call([self._request(call)])
-            except ChannelClosed:
-                pass
+    def drop(self, rest: HostCall | None) -> None:
+        """Have the host drop the rest of an answer, with the next call: this one may come from a destructor, which may
+        run while another message is being made."""
+        if rest is not None:
+            self._dropped.append(rest)
 
-    def _request(self, call: HostCall) -> Any:
-        if self._dry_run is not None:
-            self._dry_run.check()
+    def _request(self, call: HostCall) -> Request:
+        if self.dry_run is not None:
+            self.dry_run.check()
+        while self._dropped:
+            rest = self._dropped.pop()
+            self._channel.call([(rest.tool, to_packed(rest.args, rest.tool), None)])
         return call.tool, to_packed(call.args, f"{call.tool} arguments"), line_here()
 
     def _value(self, call: HostCall, answer: ToolReturn | ToolFail) -> Any:
-        if self._dry_run is not None:
-            answer = self._dry_run.answer(call.tool, answer)
+        if self.dry_run is not None:
+            answer = self.dry_run.answer(call.tool, answer)
         if isinstance(answer, ToolFail):
             raise EgressFailed(CAUSES.get(answer.code, Cause.CONNECT), answer.message)
-        value: Any = answer.value
-        return COLLECTED | {"body": b"", "rest": None} if type(value) is Placeholder else value
+        return answer.value

@@ -105,7 +105,7 @@ class HttpSocket:
         """Close the connection, as soon as no file reads from it."""
         self._is_closed = True
         if not self._readers:
-            self._calls.send(self._http.close())
+            self._calls.drop(self._http.close())
 
     def reader_closed(self) -> None:
         """A file has read enough."""
@@ -115,7 +115,7 @@ class HttpSocket:
 
     def shutdown(self, how: int) -> None:
         """End the answer here."""
-        self._calls.send(self._http.close())
+        self._calls.drop(self._http.close())
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -32,7 +32,7 @@ class HttpStream:
 
     def close(self) -> None:
         """Close the connection."""
-        self._calls.send(self._http.close())
+        self._calls.drop(self._http.close())
 
     def start_tls(self, *_settings: Any, **_more_settings: Any) -> HttpStream:
         """Go on as `https`. The host verifies the certificate, whatever the settings are."""
@@ -67,7 +67,7 @@ class AsyncHttpStream:
 
     async def aclose(self) -> None:
         """Close the connection."""
-        self._calls.send(self._http.close())
+        self._calls.drop(self._http.close())
 
     async def start_tls(self, *_settings: Any, **_more_settings: Any) -> AsyncHttpStream:
         """Go on as `https`. The host verifies the certificate, whatever the settings are."""
