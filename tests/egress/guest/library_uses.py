@@ -361,6 +361,23 @@ REQUESTS: Final = {
 }
 
 URLLIB3: Final = {
+    "waiting to send": """
+        import urllib3
+        from urllib3.util import wait_for_read
+        connection = urllib3.connection.HTTPConnection(BASE.removeprefix("http://").split(":")[0], int(BASE.split(":")[2]))
+        connection.putrequest("POST", "/echo")
+        connection.putheader("Content-Length", "4")
+        connection.putheader("Expect", "100-continue")
+        connection.endheaders()
+        may_send = wait_for_read(connection.sock, 5)
+        with connection.sock.makefile("rb", 0) as file:
+            line = file.readline().decode()
+            while file.readline() != b"\\r\\n":
+                pass
+        connection.send(b"body")
+        with connection.sock.makefile("rb") as file:
+            return [may_send, line, file.readline().decode()]
+    """,
     "a pool": """
         import urllib3
         with urllib3.PoolManager() as pool:

@@ -111,6 +111,11 @@ class HttpConnection:
         """There is something to read, or there will be."""
         return bool(self._answer) or self._rest is not None or self.is_complete
 
+    @property
+    def is_readable(self) -> bool:
+        """There is something to read without asking the host, or the connection has ended."""
+        return bool(self._answer) or self.is_ended
+
     # What the library writes.
 
     def write(self, data: bytes | bytearray | memoryview) -> Steps[None]:

@@ -103,10 +103,18 @@ def _change_urllib3(connection: ModuleType) -> None:
         self.sock.start_tls()
         self.is_verified = True  # by the host
 
-    plain, tls = connection.__dict__["HTTPConnection"], connection.__dict__["HTTPSConnection"]
-    plain._new_conn = new_socket
-    plain.is_connected = property(lambda self: self.sock is not None and self.sock.is_open)
-    tls.connect = connect_tls
+    connection.__dict__["HTTPConnection"]._new_conn = new_socket
+    connection.__dict__["HTTPSConnection"].connect = connect_tls
+
+
+def _change_waiting(wait: ModuleType) -> None:
+    """Change how urllib3 sees that a connection was closed, and botocore that it may send a body."""
+    wait_for_socket = wait.__dict__["poll_wait_for_socket"]
+
+    def wait_for(sock: Any, *args: Any, **options: Any) -> Any:
+        return sock.is_readable if isinstance(sock, HttpSocket) else wait_for_socket(sock, *args, **options)
+
+    wait.__dict__["wait_for_socket"] = wait_for
 
 
 def _httpcore_errors(module: ModuleType) -> Callable[[EgressFailed], Exception]:
@@ -189,6 +197,7 @@ def _change_aiohttp(connector: ModuleType) -> None:
 LIBRARIES: Final[dict[str, Callable[[ModuleType], None]]] = {
     "http.client": _change_http_client,
     "urllib3.connection": _change_urllib3,
+    "urllib3.util.wait": _change_waiting,
     "httpcore._backends.sync": _change_httpcore,
     "httpcore._backends.anyio": _change_async_httpcore,
     "httpcore2._backends.sync": _change_httpcore,

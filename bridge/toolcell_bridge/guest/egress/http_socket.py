@@ -122,9 +122,9 @@ class HttpSocket:
             raise OSError(errno.EBADF, "the connection is closed")
 
     @property
-    def is_open(self) -> bool:
-        """Another request may be sent."""
-        return not self._is_closed and not self._http.is_ended
+    def is_readable(self) -> bool:
+        """There is something to read without asking the host, or the connection has ended."""
+        return self._is_closed or self._http.is_readable
 
     def settimeout(self, timeout: float | None) -> None:
         """Set how many seconds the host waits for the other side of the next request."""

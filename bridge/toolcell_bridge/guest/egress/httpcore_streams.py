@@ -81,6 +81,6 @@ class AsyncHttpStream:
 
 def _extra_info(http: HttpConnection, info: str) -> Any:
     """Return what is known of a connection. It has no object of TLS, so HTTP/2 is never negotiated."""
-    if info == "is_readable":  # as a closed socket is
-        return http.is_ended
+    if info == "is_readable":
+        return http.is_readable
     return http.peer if info == "server_addr" else None
