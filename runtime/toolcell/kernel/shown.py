@@ -51,7 +51,7 @@ _LINK: Final = re.compile(r"(?:https?://|#)[^\s\"'<>]*", re.IGNORECASE)
 _SVG_RUNS: Final = re.compile(r"<!ENTITY|<\s*(?:\w+:)?script|foreignObject|\son\w+\s*=|javascript:", re.IGNORECASE)
 
 FRAME: Final = (
-    '<iframe sandbox="" style="width: 100%; height: 420px; border: 0" srcdoc="{0}"></iframe>'
+    '<iframe sandbox="" style="width: 100%; height: 240px; resize: vertical; border: 0" srcdoc="{0}"></iframe>'
     "<p>This output is shown without its scripts, and without what it would load.</p>"
 )
 RULES: Final = (

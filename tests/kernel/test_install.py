@@ -1,0 +1,59 @@
+"""`toolcell kernel install` tells Jupyter how the kernel is started, wherever that happens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jupyter_client.kernelspec import KernelSpecManager
+
+pytestmark = pytest.mark.isolation
+
+
+def install(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "toolcell", "kernel", "install", "--user", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_flags_are_those_of_the_kernel_and_paths_are_absolute(jupyter: Path, tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(Path(__file__).with_name("tools.py").read_text())
+    (tmp_path / "data").mkdir()
+    flags = ["--tools", "tools.py", "--mount", "data", "--save", "--memory-bytes", "1GiB", "--wall-s", "5"]
+    done = install(tmp_path, "--name", "mine", "--display-name", "Mine", *flags)
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads((jupyter / "jupyter_data_dir" / "kernels" / "mine" / "kernel.json").read_text())
+    assert found["display_name"] == "Mine" and found["language"] == "python"
+    assert found["argv"][:7] == [sys.executable, "-m", "toolcell", "kernel", "start", "-f", "{connection_file}"]
+    given = found["argv"][7:]
+    for flag, value in {
+        "--tools": str(tmp_path / "tools.py"),
+        "--mount": str(tmp_path / "data"),
+        "--memory-bytes": str(1 << 30),
+        "--wall-s": "5.0",
+    }.items():
+        assert given[given.index(flag) + 1] == value
+    assert "--save" in given and not {"--name", "--display-name", "--user"} & set(given)
+    assert "mine" in KernelSpecManager().find_kernel_specs()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--mount", "nothing-like-it"], "there is no such folder"),
+        (["--tools", "nothing_like_it.py"], "nothing_like_it.py"),
+        (["--name", "no name"], "cannot be installed"),
+        (["--wall-s", "-1"], "--wall-s"),
+    ],
+)
+def test_what_cannot_work_is_said_at_the_installation(
+    jupyter: Path, tmp_path: Path, flags: list[str], said: str
+) -> None:
+    before = KernelSpecManager().find_kernel_specs()
+    done = install(tmp_path, *flags)
+
+    assert done.returncode == 2 and said in done.stderr
+    assert KernelSpecManager().find_kernel_specs() == before
