@@ -47,6 +47,7 @@ def test_flags_are_those_of_the_kernel_and_paths_are_absolute(jupyter: Path, tmp
         (["--tools", "nothing_like_it.py"], "nothing_like_it.py"),
         (["--name", "no name"], "cannot be installed"),
         (["--wall-s", "-1"], "--wall-s"),
+        (["--check-types", "warn"], "--check-types"),
     ],
 )
 def test_what_cannot_work_is_said_at_the_installation(

@@ -124,10 +124,31 @@ def test_media_types_that_run_code_are_not_shown_and_the_others_are() -> None:
     }
 
 
-def test_a_drawing_with_a_script_is_not_shown() -> None:
-    assert "image/svg+xml" in shown({"image/svg+xml": "<svg xmlns='x'><path d='M0'/></svg>"})
-    for hostile in ("<svg><script>1</script></svg>", "<svg onload='1'/>", "<!DOCTYPE a [<!ENTITY b 'c'>]><svg/>"):
-        assert "image/svg+xml" not in shown({"image/svg+xml": hostile})
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "<svg><script>1</script></svg>",
+        "<svg><svg:script>1</svg:script></svg>",
+        "<svg onload='1'/>",
+        "<!DOCTYPE a [<!ENTITY b 'c'>]><svg/>",
+        "<svg><a xlink:href='javascript:alert(1)'/></svg>",
+        "<svg><a href='&#106;avascript:alert(1)'/></svg>",
+        "<svg><image href='https://evil/?leak'/></svg>",
+        '<svg><use xlink:href="//evil/x.svg#a"/></svg>',
+        "<svg><style>@import 'https://evil/x.css';</style></svg>",
+        "<svg><rect style='fill: url(https://evil/#a)'/></svg>",
+        "<svg><foreignObject/></svg>",
+    ],
+)
+def test_a_drawing_that_runs_or_loads_something_is_not_shown(hostile: str) -> None:
+    assert "image/svg+xml" not in shown({"image/svg+xml": hostile})
+
+
+def test_other_drawings_are_shown() -> None:
+    drawing = (
+        "<svg xmlns='http://www.w3.org/2000/svg'><use xlink:href='#a'/><path style='clip-path: url(#b)' d='M0'/></svg>"
+    )
+    assert shown({"image/svg+xml": drawing}) == {"image/svg+xml": drawing}
 
 
 def test_metadata_are_sizes_only() -> None:

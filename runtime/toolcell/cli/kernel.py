@@ -120,6 +120,8 @@ def start(
 def _options(settings: RuntimeFlags, builtins: BuiltinFlags, limits: Limits) -> dict[str, Any]:
     from toolcell.kernel.cells import LIMITS
 
+    if settings.lint != "off" or settings.check_types not in (None, "off"):
+        raise UsageError("--lint and --check-types read scripts, and the cells of a notebook are IPython's")
     given = {name: getattr(limits, name) for name in limits.model_fields_set}
     return settings.options(builtins) | {"limits": LIMITS.model_copy(update=given)}
 

@@ -48,7 +48,12 @@ _UNFIT: Final = re.compile(
 _PICTURE: Final = re.compile(r"data:image/(?:png|jpeg|gif|webp|svg\+xml);base64,[a-z0-9+/=\s]*", re.IGNORECASE)
 _LINK: Final = re.compile(r"(?:https?://|#)[^\s\"'<>]*", re.IGNORECASE)
 
-_SVG_RUNS: Final = re.compile(r"<!ENTITY|<\s*(?:\w+:)?script|foreignObject|\son\w+\s*=|javascript:", re.IGNORECASE)
+_SVG_UNFIT: Final = re.compile(
+    r"<!ENTITY|<\s*(?:\w+:)?script|foreignObject|\son\w+\s*=|javascript:|@import|&#|"
+    r"href\s*=\s*[\"']?\s*(?!#|data:image/(?:png|jpeg);|[\"'#\s])|url\(\s*[\"']?\s*(?!#|[\"'\s])",
+    re.IGNORECASE,
+)
+"""In a drawing: what runs or loads something where a program puts it into its page, or hides that it does."""
 
 FRAME: Final = (
     '<iframe sandbox="" style="width: 100%; height: 240px; resize: vertical; border: 0" srcdoc="{0}"></iframe>'
@@ -70,7 +75,7 @@ def shown(data: Mapping[str, Any]) -> dict[str, Any]:
             case "text/markdown" if isinstance(form, str):
                 forms[mime] = plain_markdown(form)
             case "image/svg+xml" if isinstance(form, str):
-                if not _SVG_RUNS.search(form):
+                if not _SVG_UNFIT.search(form):
                     forms[mime] = form
             case _ if mime in PLAIN:
                 forms[mime] = form
