@@ -129,7 +129,7 @@ class SettingsModel(BaseModel):
         try:
             return cls(**tomllib.loads(Path(path).read_text(encoding="utf-8")))
         except (UsageError, OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-            said = str(exc).removeprefix(f"{cls.__name__}: ")
+            said = exc.strerror if isinstance(exc, OSError) else str(exc).removeprefix(f"{cls.__name__}: ")
             raise UsageError(f"cannot load {cls.__name__} from {path}: {said}") from exc
 
 

@@ -309,8 +309,8 @@ def test_a_folder_that_cannot_be_written_is_found_out_before_anything_runs(
         ),
         (["--builtin", "schedule", "--store", "s.py/x.db"], "--store s.py/x.db: it cannot be written"),
         (["--builtin", "file", "--workspace", "s.py"], "cannot be made"),
-        (["--mcp-config", "none.json"], "--mcp-config none.json"),
-        (["--limits", "none.toml"], "none.toml"),
+        (["--mcp-config", "none.json"], "--mcp-config none.json: No such file or directory"),
+        (["--limits", "none.toml"], "cannot load Limits from none.toml: No such file or directory"),
     ],
 )
 def test_no_option_with_a_file_or_folder_that_cannot_be_used_lets_a_script_run(

@@ -71,7 +71,8 @@ class HttpFlags:
         try:
             return self.token_file.read_text().strip()
         except (OSError, UnicodeDecodeError) as exc:
-            raise UsageError(f"--token-file {self.token_file}: {exc}") from exc
+            said = exc.strerror if isinstance(exc, OSError) else exc
+            raise UsageError(f"--token-file {self.token_file}: {said}") from exc
 
     async def serve(self, make_options: Callable[[], dict[str, Any]], servers: McpFlags, **kinds: bool) -> None:
         """Serve until cancelled."""

@@ -164,7 +164,7 @@ def read_config(path: str) -> list[tuple[str, dict[str, Any]]]:
     except (OSError, ValueError, RecursionError) as exc:
         if isinstance(exc, UsageError):
             raise
-        raise UsageError(f"{where}: {exc}") from exc
+        raise UsageError(f"{where}: {exc.strerror if isinstance(exc, OSError) else exc}") from exc
     servers = _servers_of(document)
     if servers is None:
         raise UsageError(f'{where}: it has no "mcpServers" object')
