@@ -156,12 +156,13 @@ class ColumnBatch:
 
 
 def totals(name: str, ops: Iterable[str], column: ColumnBatch) -> list[pl.Series]:
-    """Return what the metrics of a column are computed from, as columns `<name>:<part>`; see `PARTS`.
+    """Return what the metrics of a column are computed from, as columns `<name>:<part>`;
+    `merging` makes one of two.
 
     Fractions are in two columns, `high` and `low`, whose sums are rounded nowhere or far behind the point: added
     alone, a million prices would be off in a place that is seen.
     """
-    parts = {"cells": column.text.is_not_null().cast(pl.Int64)}
+    parts = {"cells": column.text.is_not_null()}
     wanted = set(ops) - {"count"}
     if wanted:
         number = column.number
@@ -170,7 +171,7 @@ def totals(name: str, ops: Iterable[str], column: ColumnBatch) -> list[pl.Series
         else:
             whole = _where(column.whole.abs() < SUMMED, column.whole)
         fraction = _where(whole.is_null(), number)
-        parts["numbers"] = number.is_not_null().cast(pl.Int64)
+        parts["numbers"] = number.is_not_null()
         if wanted & {"sum", "avg"}:
             parts["whole"] = whole
             parts["high"] = high = _high(fraction)
@@ -184,6 +185,8 @@ def totals(name: str, ops: Iterable[str], column: ColumnBatch) -> list[pl.Series
 
 def merging(column: str) -> pl.Expr:
     """Return how a part of two totals becomes one."""
+    if column.endswith(("cells", "numbers")):
+        return pl.col(column).sum().cast(pl.Int64)
     if column.endswith("_min"):
         return pl.col(column).min()
     return pl.col(column).max() if column.endswith("_max") else pl.col(column).sum()

@@ -162,8 +162,8 @@ class _Groups:
         series = [batch.shown(name).alias(key) for name, key in zip(self._group_by, self._keys, strict=True)]
         for index, (column, wanted) in enumerate(ops.items()):
             if column == "*":
-                ones = pl.repeat(1, len(batch), dtype=pl.Int64, eager=True)
-                series.append(ones.alias(f"{index}:cells"))
+                rows = pl.repeat(True, len(batch), dtype=pl.Boolean, eager=True)
+                series.append(rows.alias(f"{index}:cells"))
             else:
                 series += totals(str(index), wanted, batch.column(column))
         first = pl.int_range(self._rows, self._rows + len(batch), dtype=pl.Int64, eager=True)
