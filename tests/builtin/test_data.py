@@ -584,6 +584,15 @@ async def test_only_files_of_the_workspace_are_read(workspace: Path) -> None:
     assert without.is_error and "path" in without.message
 
 
+async def test_no_thread_goes_on_reading_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolcell.builtin.tables.operations.MAX_GROUPS", 10)
+    (tmp_path / "t.csv").write_text("n\n" + "".join(f"{n}\n" for n in range(100_000)))
+    metrics = [{"column": "*", "op": "count"}]
+    failed = await call(DataTools(tmp_path), "data_aggregate", path="t.csv", metrics=metrics, group_by=["n"])
+    assert failed.is_error and "more than 10 groups" in failed.message
+    assert not [each.name for each in threading.enumerate() if each.name.startswith("toolcell-table")]
+
+
 async def test_a_call_that_is_given_up_stops_reading(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread ends by itself: it looks between two batches whether anybody still waits."""
     begun, may_go_on, ended = threading.Event(), threading.Event(), threading.Event()

@@ -9,7 +9,8 @@ import importlib.util
 import io
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -295,17 +296,18 @@ class DataTools(ToolPackage):
         workspace = await self._roots.of(ctx) if path and self._roots is not None else None
         is_over = threading.Event()
 
-        def check(batches: Iterator[Batch]) -> Iterator[Batch]:
-            for batch in batches:
-                if is_over.is_set():
-                    raise ToolError("the call is over", code="cancelled")
-                yield batch
-
         def run() -> Mapping[str, Any]:
+            def check(batches: Generator[Batch, None, None]) -> Iterator[Batch]:
+                for batch in opened.enter_context(closing(batches)):
+                    if is_over.is_set():
+                        raise ToolError("the call is over", code="cancelled")
+                    yield batch
+
             data = content.encode() if isinstance(content, str) else content
             with (
                 io.BytesIO(data) if workspace is None else workspace.open(path) as source,
                 open_text(source, encoding) as text,
+                ExitStack() as opened,
             ):
                 return _answered(work, text, check)
 
@@ -315,7 +317,7 @@ class DataTools(ToolPackage):
             is_over.set()
 
 
-_Check = Callable[[Iterator["Batch"]], Iterator["Batch"]]
+_Check = Callable[[Generator["Batch", None, None]], Iterator["Batch"]]
 
 
 def _answered(

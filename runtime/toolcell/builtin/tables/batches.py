@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -117,7 +117,7 @@ class FrameBatch:
         return self._frame[list(indexes)].rows(named=True) if self._read_rows is None else self._read_rows(indexes)
 
 
-def batches_of(records: Iterable[Record]) -> Iterator[Batch]:
+def batches_of(records: Iterable[Record]) -> Generator[Batch, None, None]:
     """Return rows in batches."""
     rows = iter(records)
     while some := list(islice(rows, BATCH_ROWS)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
@@ -52,7 +52,7 @@ class TextTable:
         """Return the columns that have been seen: CSV's in their order, JSON's sorted."""
         return sorted(self._known) if self._csv is None else list(self._csv.names)
 
-    def batches(self, wanted: Sequence[str] | None = None) -> Iterator[Batch]:
+    def batches(self, wanted: Sequence[str] | None = None) -> Generator[Batch, None, None]:
         """Return the rows, once. `wanted`: the columns that are looked at in whole; None is all of them.
 
         Raises:
@@ -69,7 +69,7 @@ class TextTable:
 
     # JSON
 
-    def _json_lines(self) -> Iterator[Batch]:
+    def _json_lines(self) -> Generator[Batch, None, None]:
         records: list[Record] = []
         size = 0
         for line in lines_of(self._text):
@@ -90,7 +90,7 @@ class TextTable:
         if records:
             yield RecordBatch(records)
 
-    def _json(self) -> Iterator[Batch]:
+    def _json(self) -> Generator[Batch, None, None]:
         start = _first_char(self._text)
         if start != "[":
             yield RecordBatch([self._noted(_record(_whole(self._text, start)))])
@@ -113,7 +113,7 @@ class TextTable:
         return record
 
 
-def _read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+def _read_ahead(batches: Iterator[Batch]) -> Generator[Batch, None, None]:
     """Return batches, each of which is read while the one before it is worked on."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="toolcell-table") as reader:
         coming = reader.submit(next, batches, None)
