@@ -45,7 +45,7 @@ PATCHES = {
     "a message with other fields": """
         channel._sock.sendall(framing.frame(bytes.fromhex("93 15 01 02")))""",
     "encoding makes its own bytes": """
-        connection.encode = lambda message, *bounds: b"\\0\\0\\0\\1\\xc1"
+        connection.encode_parts = lambda message, *bounds: [b"\\0\\0\\0\\1\\xc1"]
         channel.send(messages.Progress(1))""",
     "frames have no limit": """
         channel._connection.max_frame_bytes = 1 << 40
