@@ -1,8 +1,10 @@
 """Measure how fast arrays and frames cross: into a script and back, beside pickle over a socket pair and Parquet files.
 
-    python -m benchmarks.data_plane [--backend docker] [--sizes 1 10 100] [--rounds 5]
+    python -m benchmarks.data_plane [--places process docker ...] [--sizes 1 10 100] [--rounds 5] [--plot FILE]
 
-Each figure is the median of a value that goes there and comes back, as megabytes per second of both ways together.
+Each figure is the median of a value that goes there and comes back, as megabytes per second of both ways together. The
+places are a run of the process backend, a script of a session there, a run in a container of its own (`docker`), and a
+run in a shared one (`forked`).
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +26,16 @@ import numpy as np
 import pandas as pd
 import polars as pl
 
-from toolcell import Limits, SyncRuntime
+from toolcell import ExecutionResult, Limits, SyncRuntime
+from toolcell.sandbox.docker import DockerBackend
 
 MB = 10**6
 LIMITS = Limits(frame_bytes=256 << 20, result_bytes=256 << 20, memory_bytes=2 << 30, wall_s=60)
+
+
+PACKAGES = ["numpy", "pandas", "pyarrow"]
+PLACES = ("process", "session", "docker", "forked")
+OTHERS = ("pickle", "Parquet")
 
 
 def array(size: int) -> Any:
@@ -37,6 +47,11 @@ def frame(size: int) -> Any:
     """Return a frame of so many bytes, of two columns of numbers and one of text with 16 characters."""
     rows = size // 36
     return pd.DataFrame({"a": np.arange(rows), "b": np.arange(rows) / 3, "text": [f"{row:016}" for row in range(rows)]})
+
+
+def objects(size: int) -> Any:
+    """Return the same frame with a Python string for each text, as pandas keeps them where pyarrow is not installed."""
+    return frame(size).astype({"text": object})
 
 
 def median_s(step: Callable[[], object], rounds: int) -> float:
@@ -78,32 +93,81 @@ def parquet(value: Any, folder: Path) -> None:
         value = value["a"].to_numpy() if value.width == 1 else value.to_pandas()
 
 
-def crossed(runtime: SyncRuntime, value: Any) -> None:
+def crossed(execute: Callable[..., ExecutionResult], value: Any) -> None:
     """Send a value into a script and take it back."""
-    result = runtime.execute_code("set_result(x)", inputs={"x": value})
+    result = execute("set_result(x)", inputs={"x": value})
     assert result.ok, result.error
     result.value.native()
 
 
+@contextmanager
+def opened(place: str) -> Iterator[Callable[..., ExecutionResult]]:
+    """Yield what runs a script in a place."""
+    settings: dict[str, Any] = {}
+    if place in ("docker", "forked"):
+        settings["backend"] = DockerBackend(mode="forked" if place == "forked" else "single", packages=PACKAGES)
+    else:
+        settings["packages"] = PACKAGES
+    with SyncRuntime(limits=LIMITS, **settings) as runtime:
+        if place != "session":
+            yield runtime.execute_code
+            return
+        with runtime.session() as session:
+            yield session.execute_code
+
+
+def draw(path: Path, speeds: Mapping[str, Mapping[str, Mapping[int, float]]]) -> None:
+    """Draw speeds by the kind of value, who carried it, and its size."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(speeds), figsize=(11, 4), layout="constrained", sharey=True)
+    for part, (kind, lines) in zip(axes, speeds.items(), strict=True):
+        for name, points in lines.items():
+            part.plot(list(points), list(points.values()), ".--" if name in OTHERS else "o-", label=name)
+        part.set(title=KINDS[kind][1], xlabel="MB", xscale="log", yscale="log", xticks=list(points))
+        part.set_xticklabels(list(points))
+        part.grid(alpha=0.3)
+    axes[0].set_ylabel("MB/s, both ways together")
+    axes[-1].legend()
+    figure.savefig(path, metadata={"Date": None})
+
+
+KINDS: dict[str, tuple[Callable[[int], Any], str]] = {
+    "array": (array, "array of float64"),
+    "frame": (frame, "frame, text of Arrow"),
+    "objects": (objects, "frame, text as objects"),
+}
+
+
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description="Measure how fast arrays and frames cross.")
-    parser.add_argument("--backend", default="process")
-    parser.add_argument("--sizes", type=int, nargs="*", default=[1, 10, 100])
+    parser.add_argument("--places", nargs="*", choices=PLACES, default=["process"])
+    parser.add_argument("--sizes", type=int, nargs="*", default=[1, 10, 100], metavar="MB")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="where to draw it, as SVG")
     options = parser.parse_args()
-    settings = {"packages": ["numpy", "pandas"]} if options.backend == "process" else {"backend": options.backend}
-    with SyncRuntime(limits=LIMITS, **settings) as runtime, tempfile.TemporaryDirectory() as folder:
-        print(f"{'':16}{options.backend:>12}{'pickle':>12}{'Parquet':>12}   MB/s")
-        for kind in (array, frame):
+    names = (*options.places, *OTHERS)
+    speeds: dict[str, dict[str, dict[int, float]]] = {kind: {name: {} for name in names} for kind in KINDS}
+    print(f"{'MB/s':16}{''.join(f'{name:>12}' for name in names)}")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        places = {place: stack.enter_context(opened(place)) for place in options.places}
+        for kind, (make, _) in KINDS.items():
             for size in options.sizes:
-                value = kind(size * MB)
-                steps: list[Callable[[], None]] = [
-                    lambda value=value: crossed(runtime, value),  # type: ignore[misc]
-                    lambda value=value: pickled(value),  # type: ignore[misc]
-                    lambda value=value: parquet(value, Path(folder)),  # type: ignore[misc]
-                ]
-                speeds = [2 * size / median_s(step, options.rounds) for step in steps]
-                print(f"{kind.__name__:8}{size:>5} MB{''.join(f'{speed:12.0f}' for speed in speeds)}")
+                value = make(size * MB)
+                steps: list[Callable[[], None]] = [partial(crossed, execute, value) for execute in places.values()]
+                steps += [partial(pickled, value), partial(parquet, value, folder)]
+                for name, step in zip(names, steps, strict=True):
+                    speeds[kind][name][size] = 2 * size / median_s(step, options.rounds)
+                print(
+                    f"{kind:8}{size:>5} MB{''.join(f'{speeds[kind][name][size]:12.0f}' for name in names)}", flush=True
+                )
+    if options.plot is not None:
+        draw(options.plot, speeds)
 
 
 if __name__ == "__main__":

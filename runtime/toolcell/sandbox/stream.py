@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import anyio
 
@@ -21,6 +21,12 @@ from toolcell.support.time_slice import TimeSlice, shared_slice
 
 READ_BYTES = 64 * 1024
 """Also bounds how long a flood of tiny frames keeps the event loop: some ten milliseconds to decode."""
+
+ROOM_BYTES = 1 << 20
+"""Of the kernel's buffer, once something longer is sent. With the usual 208 KiB, 100 MB take 600 waits in place of 200,
+and a fifth more CPU time."""
+
+AF_UNIX = getattr(socket, "AF_UNIX", None)  # elsewhere the kernel finds the right size
 
 PIPE_READS = 16
 
@@ -56,6 +62,7 @@ class SocketStream:
         self._is_registered = False
         self._turn: TimeSlice | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._has_room = False
         self._early = b""
         """Read by the event loop, and not yet received."""
         self.sent_bytes = 0
@@ -170,6 +177,10 @@ class SocketStream:
         except OSError:
             return  # the peer is gone, and nobody will ever read this
         if sent < len(data):
+            if len(data) > ROOM_BYTES and not self._has_room and self._sock.family == AF_UNIX:
+                self._has_room = True
+                with suppress(OSError):
+                    self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM_BYTES)
             await self._send_rest(memoryview(data)[sent:])
 
     async def _send_rest(self, data: memoryview) -> None:
