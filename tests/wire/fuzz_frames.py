@@ -16,6 +16,7 @@ import resource
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
@@ -226,13 +227,14 @@ def fuzz(frames: int, seed: int) -> Tally:
     return tally
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Feed mutated frames to both ends of the bridge.")
-    parser.add_argument("--frames", type=int, default=1_000_000)
+def run(fuzzed: Callable[[int, int], object], what: str) -> int:
+    """Run a fuzzing program: read its number of cases and its seed, and return its exit status."""
+    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
+    parser.add_argument(f"--{what}", dest="count", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     try:
-        print(fuzz(options.frames, options.seed))
+        print(fuzzed(options.count, options.seed))
     except AssertionError as error:
         print(error, file=sys.stderr)
         return 1
@@ -240,4 +242,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(fuzz, "frames"))

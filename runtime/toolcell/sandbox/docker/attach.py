@@ -73,6 +73,8 @@ class AttachedStream:
         self._done_frames = DoneCounter()
         self._output = MarkedOutput(end_marker)
         self._bridge = bytearray()
+        self._inside_bytes = 0
+        """So many bytes of it, from the first on, are of one frame: there is nothing to decode in them yet."""
         self._has_room = ChangeEvent()
         self._is_ending = False
         self._is_full = False
@@ -102,13 +104,15 @@ class AttachedStream:
                 while self._lacks_end_marker() and not self._is_over:
                     await self._read()
             self._output.markers = self._done_frames.done
+        size = max(PIECE_BYTES, self._inside_bytes)
         if len(self._bridge) >= PIECE_BYTES:
             # The daemon always has more to read, unlike a guest's own socket. Without this checkpoint a flood of tiny
             # frames would keep the event loop from deadlines and other runs. It comes before bytes are taken, so that
             # a cancellation loses none.
             await anyio.lowlevel.checkpoint()
-        data = bytes(self._bridge[:PIECE_BYTES])
-        del self._bridge[:PIECE_BYTES]
+        data = bytes(memoryview(self._bridge)[:size])
+        del self._bridge[:size]
+        self._inside_bytes = 0
         return data
 
     def _lacks_end_marker(self) -> bool:
@@ -129,6 +133,8 @@ class AttachedStream:
             if stream == STDOUT:
                 self.received_bytes += len(piece)
                 if not self._is_full:
+                    if self._inside_bytes == len(self._bridge) and self._done_frames.left >= len(piece):
+                        self._inside_bytes += len(piece)
                     self._done_frames.feed(piece)
                     self._bridge += piece
             else:

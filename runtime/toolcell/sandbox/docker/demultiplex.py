@@ -68,17 +68,18 @@ class DoneCounter:
     """Counts the `Done` frames in the bytes of a bridge. It validates nothing: the connection does that."""
 
     done: int = 0
+    left: int = 0
+    """Bytes that the frame under way still has."""
     _head: bytearray = field(default_factory=bytearray)
-    _left: int = 0
 
     def feed(self, data: bytes) -> None:
         """Take more bytes of the bridge."""
         at, size = 0, len(data)
         while at < size:
-            if self._left:
-                step = min(self._left, size - at)
+            if self.left:
+                step = min(self.left, size - at)
                 at += step
-                self._left -= step
+                self.left -= step
                 continue
             want = LENGTH_BYTES + len(DONE_HEAD) - len(self._head)
             self._head += data[at : at + want]
@@ -89,7 +90,7 @@ class DoneCounter:
     def _begin(self) -> None:
         length = int.from_bytes(self._head[:LENGTH_BYTES], "big")
         self.done += self._head[LENGTH_BYTES:] == DONE_HEAD
-        self._left = max(0, length - len(DONE_HEAD))
+        self.left = max(0, length - len(DONE_HEAD))
         self._head.clear()
 
 

@@ -1,0 +1,60 @@
+"""Arrays and frames cross into containers and out of them, as in the process backend, and so do long ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from toolcell import Limits, SyncRuntime, ToolRegistry
+from toolcell.results import Array, Table
+from toolcell.sandbox.docker import DockerBackend
+from toolcell.sandbox.docker.images.reference import ImageRef
+
+np: Any = pytest.importorskip("numpy")
+pd: Any = pytest.importorskip("pandas")
+
+pytestmark = pytest.mark.docker
+
+MIB = 1 << 20
+FRAME = pd.DataFrame(
+    {
+        "word": ["a", None, "é"],
+        "kind": pd.Categorical(["x", "y", "x"]),
+        "when": pd.to_datetime(["2024", "2025", None]).tz_localize("Europe/Berlin"),
+    },
+    index=pd.Index([3, 1, 2], name="key"),
+)
+registry = ToolRegistry()
+
+
+@registry.tool
+def doubled(df: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame twice over."""
+    return pd.concat([df, df])
+
+
+@pytest.fixture(scope="module", params=["single", "forked"])
+def runtime(request: pytest.FixtureRequest, docker_image: ImageRef) -> Iterator[SyncRuntime]:
+    backend = DockerBackend(docker_image.id, mode=request.param, packages=["numpy", "pandas"])
+    limits = Limits(frame_bytes=64 * MIB, result_bytes=64 * MIB, memory_bytes=1024 * MIB, wall_s=60)
+    with SyncRuntime(registry, backend=backend, limits=limits) as runtime:
+        yield runtime
+
+
+def test_a_frame_goes_into_a_container_through_a_tool_and_out(runtime: SyncRuntime) -> None:
+    result = runtime.execute_code("set_result(call_tool('doubled', df=df))", inputs={"df": FRAME})
+    assert result.ok, result.error
+    assert isinstance(result.value, Table)
+    pd.testing.assert_frame_equal(result.value.to_pandas(), pd.concat([FRAME, FRAME]))
+
+
+def test_long_buffers_arrive_whole_whatever_is_printed_beside_them(runtime: SyncRuntime) -> None:
+    array = np.random.default_rng(1).random(4_000_000)
+    source = "import os\nos.write(2, b'raw')\nprint('x' * 70_000)\nset_result([a[::-1], a.sum(), a])"
+    result = runtime.execute_code(source, inputs={"a": array})
+    assert result.ok, result.error
+    assert [type(each) for each in result.value] == [Array, float, Array]
+    np.testing.assert_array_equal(result.value[0].to_numpy(), array[::-1])
+    np.testing.assert_array_equal(result.value[2].to_numpy(), array)
