@@ -192,6 +192,11 @@ class Runtime(OpenedInBlock):
         return self.environment.packages
 
     @property
+    def hosts(self) -> tuple[str, ...]:
+        """Where libraries of scripts may send HTTP requests; none without `egress=`."""
+        return self.runs.requests.hosts if self.runs.requests is not None else ()
+
+    @property
     def pool(self) -> Pool[GuestConnection] | None:
         """The sandboxes; None before the runtime is opened."""
         return self.sandboxes.pool

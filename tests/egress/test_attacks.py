@@ -401,6 +401,14 @@ async def test_a_bomb_ends_at_the_limit(secrets: dict[str, str] | None) -> None:
     assert code_of(result) == ("EgressLimit" if secrets else "sent")  # without secrets it is passed on as it came
 
 
+async def test_bodies_that_are_sent_count_for_the_bytes_of_a_run() -> None:
+    async with serve({"/": page("x" * 600)}) as site, door(of(site), limits=Limits(egress_bytes=1000)) as run:
+        assert code_of(await run.send(site.url(host="127.0.0.1"), "POST", body=b"x" * 300)) == "sent"
+        assert code_of(await run.send(site.url(host="127.0.0.1"), "POST", body=b"x" * 300)) == "EgressLimit"
+
+    assert len(site.requests) == 1
+
+
 async def test_sizes_and_rates_of_a_rule_are_kept() -> None:
     async with serve({"/": page("x" * 200)}) as site:
         async with door(of(site, max_bytes=100)) as run:

@@ -136,6 +136,17 @@ async def test_a_repair_sends_nothing_twice() -> None:
     assert site.paths == ["/a", "/d"]
 
 
+async def test_a_repair_sends_a_read_again_that_has_failed() -> None:
+    async with opened() as (site, runtime):
+        site.pages["/late"] = b"no HTTP at all\r\n\r\n"
+        failed = await run(runtime, site, "answer = send(site + 'late'); answer['status']")
+        site.pages["/late"] = page("now")
+        mended = await run(runtime, site, "answer = send(site + 'late'); set_result(answer['body'])", repairs=failed)
+
+    assert failed.outcome is Outcome.ERROR
+    assert mended.value == b"now"
+
+
 async def test_a_run_that_is_carried_on_sends_nothing_twice(tmp_path: Path) -> None:
     text = """
 answer = send(site + "long")
@@ -261,3 +272,16 @@ async def test_a_tool_of_the_program_is_not_hidden_by_a_request() -> None:
     async with opened(registry) as (site, runtime):
         with pytest.raises(Exception, match="'http', which is taken"):
             await run(runtime, site, "1")
+
+
+async def test_a_model_is_told_where_its_scripts_may_send_requests() -> None:
+    registry = ToolRegistry()
+    async with opened(registry) as (_, runtime):
+        registry.enable_code_execution(runtime)
+        (told,) = (each.description for each in registry.definitions() if each.name == "execute_code")
+    other = ToolRegistry()
+    other.enable_code_execution(Runtime(other))
+    (untold,) = (each.description for each in other.definitions())
+
+    assert "reach only http://127.0.0.1, there is no other network, no other program" in told
+    assert "There is no network, no other program" in untold

@@ -10,8 +10,7 @@ import anyio
 import pytest
 
 from builtin.webkit import page, serve
-from toolcell import Allow, UsageError
-from toolcell.cli.egress import egress_of
+from toolcell import Allow, Egress, UsageError
 
 
 @pytest.mark.parametrize(
@@ -39,14 +38,14 @@ def test_a_text_that_is_no_rule_is_an_error(text: str) -> None:
     [
         ("a.test", "is written"),
         ("a.test=X-Key: plain", "is written"),
-        ("b.test=X-Key: {KEY}", "no --allow is about 'b.test'"),
+        ("b.test=X-Key: {KEY}", "no rule is about 'b.test'"),
         ("a.test=X-Key: {KEY_THAT_IS_NOT_SET}", "KEY_THAT_IS_NOT_SET is not set"),
     ],
 )
 def test_a_secret_that_leads_nowhere_is_an_error(secret: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", "k-0123456789")
     with pytest.raises(UsageError, match=said):
-        egress_of(["a.test"], [secret])
+        Egress.of_texts(["a.test"], [secret])
 
 
 @pytest.mark.isolation

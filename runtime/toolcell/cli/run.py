@@ -162,9 +162,9 @@ class RuntimeFlags:
             "audit": self._audit_log(),
         }
         if self.allow or self.allow_secret:
-            from toolcell.cli.egress import egress_of
+            from toolcell.egress import Egress
 
-            options["egress"] = egress_of(self.allow or (), self.allow_secret or ())
+            options["egress"] = Egress.of_texts(self.allow or (), self.allow_secret or ())
         options["backend"] = self._backend(options)
         tools = load_registry(self.tools) if self.tools else None
         return options | {"registry": builtins.with_tools(tools, self.backend)}  # last: it makes folders

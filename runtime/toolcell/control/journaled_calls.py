@@ -129,7 +129,7 @@ class JournaledCalls:
         return None if is_known else await self._repaired_answer(entry)
 
     async def _settle_doubt(self, entry: JournalEntry) -> ToolResult | None:
-        options = self.options(entry.tool)
+        options = self.options(entry.tool, entry.args)
         if options.read_only or options.idempotent:
             entry.is_started = False
             return None
@@ -160,7 +160,7 @@ class JournaledCalls:
 
     async def _repaired_answer(self, entry: JournalEntry) -> ToolResult | None:
         """Return the answer that an identical call got in the repaired run; None when it is to be made."""
-        options = self.options(entry.tool)
+        options = self.options(entry.tool, entry.args)
         if options.read_only and self._refresh_reads:
             return None
         async with self._lookup:

@@ -11,7 +11,7 @@ from toolcell.results import ExecutionResult, Repair, RepairedCall
 from toolcell.tools.code import ExecuteCode
 from toolcell.tools.options import ToolOptions
 
-OptionsOf = Callable[[str], ToolOptions]
+OptionsOf = Callable[[str, Any], ToolOptions]
 
 
 class RepairingScripts:
@@ -47,7 +47,7 @@ def report(repaired: str, journal: Journal, reused: Iterable[JournalEntry], opti
 
 def _is_done_write(entry: JournalEntry, options: OptionsOf) -> bool:
     is_made = not entry.is_refused and entry.pending is None
-    return is_made and not options(entry.tool).read_only
+    return is_made and not options(entry.tool, entry.args).read_only
 
 
 def _rows(entries: Iterable[JournalEntry]) -> tuple[RepairedCall, ...]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import anyio
 
@@ -25,7 +26,6 @@ from toolcell.support import TokenBucket, quiet_loggers
 from toolcell.tools import (
     CODE,
     ArgumentChecker,
-    Call,
     RegisteredTool,
     RunContext,
     RunState,
@@ -104,6 +104,34 @@ class Egress:
         self._echoes = Echoes(self._secrets)
         self._paces = [TokenBucket(1 / rule.rate, max(1.0, rule.rate)) if rule.rate else None for rule in rules]
         self._lock = threading.Lock()
+
+    @classmethod
+    def of_texts(cls, allow: Sequence[str], secrets: Sequence[str] = ()) -> Self:
+        """Return the rules of a command line or a file. Secrets are variables of this process's environment.
+
+        `allow`: what `Allow.parse` reads. `secrets`: such as `api.example.com=Authorization: Bearer {TOKEN}`.
+
+        Raises:
+            UsageError: a text is wrong, or a variable is not set.
+        """
+        rules, values = [Allow.parse(text) for text in allow], dict[str, str]()
+        for text in secrets:
+            host, equals, header = text.partition("=")
+            name, colon, template = header.partition(":")
+            names: list[str] = PLACEHOLDER.findall(template)
+            if not (equals and colon and names):
+                form = "HOST=HEADER: TEXT WITH {NAME}"
+                raise UsageError(f"a secret is written {form!r}, and NAME is a variable; not {text!r:.100}")
+            if not (found := [rule for rule in rules if host.strip() in (rule.host, rule.name)]):
+                raise UsageError(f"secret {text!r:.100}: no rule is about {host.strip()!r}")
+            for each in names:
+                if not os.environ.get(each):
+                    raise UsageError(f"secret {text!r:.100}: the environment variable {each} is not set")
+                values[each] = os.environ[each]
+            for rule in found:
+                own = {**rule.headers, name.strip(): template.strip()}
+                rules[rules.index(rule)] = dataclasses.replace(rule, secrets=own)
+        return cls(*rules, secrets=values)
 
     def tools_for(self, limits: Limits) -> RequestTools:
         """Return the tools of one runtime. `limits`: of runs that have none of their own."""
@@ -250,6 +278,11 @@ class RequestTools:
         return (self._http, self._read_tool)
 
     @property
+    def hosts(self) -> tuple[str, ...]:
+        """Where requests may go, as a model is told."""
+        return tuple(dict.fromkeys(rule.host for rule in self._egress.rules))
+
+    @property
     def options(self) -> Sequence[ToolOptions]:
         """What is known about requests: of each rule, those that read and those that write."""
         return [self._form(rule, method).options for rule in self._egress.rules for method in ("GET", "POST")]
@@ -262,12 +295,13 @@ class RequestTools:
 
     # What a request is: a call that reads or writes, and perhaps one that somebody has to approve
 
-    def _choose(self, call: Call) -> RegisteredTool | ToolResult:
+    def _choose(self, args: Any, run: RunContext | None) -> RegisteredTool | ToolResult:
         """Return the tool for a request, with the options of its rule; or why it is refused."""
         try:
-            request = read_request(call.raw_args if isinstance(call.raw_args, Mapping) else {})
+            request = read_request(args if isinstance(args, Mapping) else {})
             rule = self._egress.judge(request)
-            if request.upload is not None and (call.run.dry_run is not None or rule.needs_approval(request.method)):
+            is_shown = rule.needs_approval(request.method) or (run is not None and run.dry_run is not None)
+            if request.upload is not None and is_shown:
                 text = f"{request}: its body is too long to be shown to those who decide about it: {request.upload}"
                 raise ToolError(text, code=LIMIT)
         except ToolError as exc:
@@ -322,7 +356,7 @@ class RequestTools:
             raise ToolError(f"{request}: the body has {size} bytes, and may have {rule.max_bytes}", code=LIMIT)
         timeout_s = min(request.timeout_s or DEFAULT_TIMEOUT_S, 86_400.0)
         run.count_request()
-        run.count_bytes(size if upload is None else 0)  # an upload was counted when it was kept
+        run.count_bytes(size)
         await anyio.sleep(egress.wait_s(rule, timeout_s))
         with self._failures(request):
             response = await self._exchange(request, headers, content, timeout_s)
@@ -373,8 +407,10 @@ class RequestTools:
         try:
             headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers]
             headers = [each for each in headers if each[0].lower() not in ("transfer-encoding", "connection")]
+            inflater = None
             length = next((value for name, value in headers if name.lower() == "content-length"), "")
-            headers, inflater = self._readable(headers)
+            if request.method != "HEAD":
+                headers, inflater = self._readable(headers)
             received = 0
 
             def count(size: int) -> None:

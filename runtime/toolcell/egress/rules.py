@@ -158,11 +158,6 @@ class Allow:
         return frozenset(PLACEHOLDER.findall(given))
 
 
-def placeholders(text: str) -> list[str]:
-    """Return the names of the secrets that a text has placeholders of."""
-    return PLACEHOLDER.findall(text)
-
-
 class RuleBook:
     """All rules of an `Egress`. The first that allows a request is the one that counts for it."""
 

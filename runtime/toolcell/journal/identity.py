@@ -14,6 +14,7 @@ from toolcell.support.packing import bytes_digest, pack
 from toolcell.tools.call import CallableTools
 from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, Origin, ToolOptions
 from toolcell.tools.registry import ToolRegistry
+from toolcell.tools.spec import RegisteredTool
 from toolcell.tools.values import is_large
 
 NESTED: Final = frozenset({dict, list})
@@ -51,9 +52,13 @@ async def digest_of_call(tool: str, args: Any) -> str:
     return await daemon_threads.run_sync(call_digest, tool, args, limiter=limiter)
 
 
-def options_of(tools: CallableTools, name: str) -> ToolOptions:
-    """Return what is known about a tool. One that is not there any more counts as one that writes."""
+def options_of(tools: CallableTools, name: str, args: Any = None) -> ToolOptions:
+    """Return what is known about a tool, or about its call with `args`. One that is not there any more counts as one
+    that writes."""
     registered = tools.registered(name) if isinstance(tools, ToolRegistry) else None
+    if registered is not None and registered.spec.choose is not None and args is not None:
+        chosen = registered.spec.choose(args, None)
+        return chosen.options if isinstance(chosen, RegisteredTool) else DEFAULT_TOOL_OPTIONS
     return registered.options if registered is not None else DEFAULT_TOOL_OPTIONS
 
 

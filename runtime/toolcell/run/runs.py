@@ -100,6 +100,10 @@ class UnlistedTools(Protocol):
         """That every run of a script has, and nobody is told of."""
 
     @property
+    def hosts(self) -> tuple[str, ...]:
+        """Where requests may go, as a model is told."""
+
+    @property
     def options(self) -> Sequence[ToolOptions]:
         """What is known about their calls, which is more than one thing for one tool."""
 

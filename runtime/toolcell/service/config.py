@@ -53,6 +53,13 @@ class TenantConfig(SettingsModel):
     mcp: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """MCP servers by name: `command` or `url`, and the other options of `add_mcp_server`."""
 
+    allow: tuple[str, ...] = ()
+    """Where scripts may send HTTP requests, as `toolcell run --allow` takes it: `[METHOD,... ]HOST[/PATH]`."""
+
+    allow_secrets: tuple[str, ...] = ()
+    """Headers of these requests: `HOST=HEADER: {NAME}`. NAME is a variable of the service's environment, and no script
+    sees its value."""
+
     quota: Quota | None = None
     """What may be used in a time."""
 

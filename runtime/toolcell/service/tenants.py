@@ -9,6 +9,8 @@ from functools import partial
 import anyio
 
 from toolcell.audit import AuditLog, HmacKey, save_private
+from toolcell.egress import Egress
+from toolcell.errors import UsageError
 from toolcell.journal import JournalConfig, make_private
 from toolcell.quotas import Quotas
 from toolcell.runtime import Runtime
@@ -67,10 +69,12 @@ class Tenants:
         """Load the tools of each tenant that has settings, or of `default`, so that a mistake in them is found now.
 
         Raises:
-            UsageError: a file or module of tools cannot be loaded.
+            UsageError: a file or module of tools cannot be loaded, or a rule about requests is wrong.
         """
         for name in self._config.tenants or ("default",):
-            self._loaded[name] = [load_tools(source) for source in self._config.tenant(name).tools]
+            config = self._config.tenant(name)
+            self._loaded[name] = [load_tools(source) for source in config.tools]
+            _egress(name, config)
 
     async def get(self, name: str) -> Tenant:
         """Return a tenant; open it first if this is the first time.
@@ -143,6 +147,7 @@ class Tenants:
                 most_files=config.kept_files,
             ),
             quotas=_quotas(name, config),
+            egress=_egress(name, config),
         )
 
     def _make_folder(self, name: str, config: TenantConfig) -> None:
@@ -152,6 +157,15 @@ class Tenants:
         if config.audit is not None and path == folder / "audit.key" and not path.exists():
             with suppress(FileExistsError):
                 save_private(path, HmacKey.generate().to_text())
+
+
+def _egress(name: str, config: TenantConfig) -> Egress | None:
+    if not (config.allow or config.allow_secrets):
+        return None
+    try:
+        return Egress.of_texts(config.allow, config.allow_secrets)
+    except UsageError as exc:
+        raise UsageError(f"tenant {name}: {exc}") from exc
 
 
 def _quotas(name: str, config: TenantConfig) -> Quotas | None:

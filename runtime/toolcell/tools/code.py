@@ -54,9 +54,12 @@ _SANDBOX = (
     "images. Files are written to the current folder; "
     'set_result(data, files=["chart.png"]) returns them, and shows you those that are images; input_files lists those '
     "that came with the script. {state} "
-    "There is no network, no other program can be started, and no package can be installed: only your tools reach "
-    "outside."
+    "{network}, no other program can be started, and no package can be installed: only your tools reach outside."
 )
+_NO_NETWORK = "There is no network"
+_HOSTS = "HTTP requests (urllib, requests, httpx) reach only {hosts}, there is no other network"
+MAX_HOSTS = 20
+"""That a model is told of."""
 
 _AFRESH = "Every script starts afresh: no variable, import or file of an earlier one is left."
 _KEPT = "Variables, imports and files stay from one script to the next."
@@ -87,7 +90,8 @@ def described_sandbox(runtime: CodeRuntime, limits: Limits | None = None, *, kee
     """
     limits, packages = limits or runtime.limits, runtime.packages
     state = _KEPT if keeps_state else _AFRESH
-    text = _SANDBOX.format(state=state)
+    hosts = ", ".join(runtime.hosts[:MAX_HOSTS])
+    text = _SANDBOX.format(state=state, network=_HOSTS.format(hosts=hosts) if hosts else _NO_NETWORK)
     if runtime.policy is not None and runtime.policy.lint == "strict":
         from toolcell_bridge.guest.lint import IMPORTABLE  # only this profile has it
 
@@ -181,6 +185,11 @@ class CodeRuntime(Protocol):
         return ()
 
     @property
+    def hosts(self) -> Sequence[str]:
+        """Where libraries of its scripts may send HTTP requests, as a model is told."""
+        return ()
+
+    @property
     def policy(self) -> Policy | None:
         """The rules of its runs. None: they are not known here."""
         return None
@@ -259,7 +268,9 @@ def check_code_runtime(runtime: object, what: str) -> None:
         raise UsageError(f"{what} needs a Runtime, whose execute_code is async, not {brief(runtime)}; {cure}")
     if not isinstance(runtime, CodeRuntime):
         kind = type(runtime).__name__
-        raise UsageError(f"{what} needs limits, packages and policy of its {kind}; write class {kind}(CodeRuntime)")
+        raise UsageError(
+            f"{what} needs limits, packages, hosts and policy of its {kind}; write class {kind}(CodeRuntime)"
+        )
 
 
 def flows_of(runtime: CodeRuntime | None) -> tuple[Flow, ...]:

@@ -231,7 +231,7 @@ def _find_permitted(state: RegistryState, call: Call, *, is_counted: bool = True
         return _unknown(state, call)
     call.options, call.aliases, call.identity = tool.options, tool.aliases, tool.identity
     if tool.spec.choose is not None:
-        if type(chosen := tool.spec.choose(call)) is not RegisteredTool:
+        if type(chosen := tool.spec.choose(call.raw_args, call.run)) is not RegisteredTool:
             return chosen
         tool, call.options = chosen, chosen.options
     is_permitted = state.permits(tool, call.origin)

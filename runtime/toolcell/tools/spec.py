@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from toolcell.errors import RegistrationError
 from toolcell.tools.arguments import ArgumentChecker, ArgumentError, CheckedArguments, Prepare
-from toolcell.tools.call import Call
+from toolcell.tools.call import Call, RunContext
 from toolcell.tools.concurrency import ToolIdentity, has_own_limits
 from toolcell.tools.context import ToolContext
 from toolcell.tools.definition import ToolDefinition, check_definition
@@ -56,9 +56,9 @@ class ToolSpec:
     """What arguments are checked against, where the tool itself checks the rest; None: the definition's."""
     describe: Callable[[Offered], str] | None = None
     """Makes the description out of what else is offered, for tools whose use depends on it."""
-    choose: Callable[[Call], RegisteredTool | ToolResult] | None = None
-    """Returns the form of the tool that a call is for, with options of its own, or why the call is refused. The
-    arguments are those that were received."""
+    choose: Callable[[Any, RunContext | None], RegisteredTool | ToolResult] | None = None
+    """Returns the form of the tool that a call with these arguments, as they were received, is for, with options of its
+    own; or why the call is refused. Without a run it was made before."""
     requires_result: bool = False
     """Returning None is a mistake of the tool, not an empty result."""
 
