@@ -9,6 +9,7 @@ from typing import Any
 from toolcell import Limits, RunContext, ToolRegistry, ToolResult
 from toolcell.egress import Allow, Egress
 from toolcell.tools import CODE, Origin
+from toolcell.tools.uploads import OpenRequests
 
 TOKEN = "tok-51fa0c9d7e/+Z"
 
@@ -18,8 +19,8 @@ class Door:
 
     def __init__(self, registry: ToolRegistry) -> None:
         self._registry = registry
-        self.context = RunContext(run_id="run")
-        self.context.state.at_end = []
+        self.requests = OpenRequests(1 << 20)
+        self.context = RunContext(run_id="run").within(requests=self.requests)
 
     async def call(self, name: str, args: dict[str, Any], origin: Origin = CODE) -> ToolResult:
         return await self._registry.dispatch(name, args, origin=origin, context=self.context)
@@ -38,10 +39,9 @@ async def door(*rules: Allow, limits: Limits | None = None, **options: Any) -> A
     tools = egress.tools_for(limits or Limits())
     made = Door(ToolRegistry().with_tools(tools.tools))
     try:
-        yield made
+        async with made.requests.until_end():
+            yield made
     finally:
-        for close in made.context.state.at_end or ():
-            await close()
         await tools.aclose()
 
 

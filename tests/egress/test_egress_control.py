@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from builtin.webkit import Site, page, serve
-from toolcell import Flow, Outcome, Policy, Quota, Quotas, Runtime, ToolRegistry
+from toolcell import Flow, Limits, Outcome, Policy, Quota, Quotas, RunContext, Runtime, ToolRegistry
 from toolcell.audit import Filter, Index, replay, runtime_options
 from toolcell.control import Approve
 from toolcell.egress import Allow, Egress
@@ -285,3 +286,39 @@ async def test_a_model_is_told_where_its_scripts_may_send_requests() -> None:
 
     assert "reach only http://127.0.0.1, there is no other network, no other program" in told
     assert "There is no network, no other program" in untold
+
+
+async def test_scripts_of_one_agent_keep_their_own_requests() -> None:
+    """They run at once, in one run, and the first to end leaves the others theirs."""
+    upload = """
+name = call_tool("http_upload", upload=None, data=b"x" * 10)
+answer = send(site + "long")
+{then}
+parts = [answer["body"], call_tool("http_read", rest=answer["rest"], size=9)]
+set_result([send(site + "d", "POST", upload=name)["status"], len(parts[1])])
+"""
+    registry, over = ToolRegistry(), anyio.Event()
+
+    @registry.tool
+    async def wait() -> None:
+        """Wait until the other script is over."""
+        await over.wait()
+
+    async with opened(registry) as (site, runtime):
+        site.pages["/long"] = page("x" * 700_000)
+        context, results = RunContext(), list[ExecutionResult]()
+
+        async def first() -> None:
+            results.append(await run(runtime, site, upload.format(then=""), context=context))
+            over.set()
+
+        async def second() -> None:
+            limits = Limits(egress_requests=2)
+            text = upload.format(then="tools.wait()")
+            results.append(await run(runtime, site, text, context=context, limits=limits))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(second)
+            tasks.start_soon(first)
+
+    assert [each.value for each in results] == [[200, 9], [200, 9]], [each.error for each in results]

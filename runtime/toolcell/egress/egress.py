@@ -28,7 +28,6 @@ from toolcell.tools import (
     ArgumentChecker,
     RegisteredTool,
     RunContext,
-    RunState,
     Secrets,
     ToolContext,
     ToolDefinition,
@@ -249,7 +248,7 @@ class RequestTools:
 
     def __init__(self, egress: Egress, limits: Limits) -> None:
         self._egress, self._limits = egress, limits
-        self._runs: weakref.WeakKeyDictionary[RunState, RunRequests] = weakref.WeakKeyDictionary()
+        self._runs: weakref.WeakKeyDictionary[object, RunRequests] = weakref.WeakKeyDictionary()
         self._pool: httpcore.AsyncConnectionPool | None = None
         general = ToolOptions(listed=False, callable_from=frozenset({CODE}), timeout_s=math.inf)
         self._http = _tool(
@@ -329,11 +328,12 @@ class RequestTools:
         return self._forms[key]
 
     def _of_run(self, run: RunContext) -> RunRequests:
-        state = run.state
-        if (found := self._runs.get(state)) is None:
-            found = self._runs[state] = RunRequests(run.limits if isinstance(run.limits, Limits) else self._limits)
-            if state.at_end is not None:
-                state.at_end.append(found.aclose)
+        requests = run.scope.requests
+        key = run.state if requests is None else requests  # the scripts of an agent have one state
+        if (found := self._runs.get(key)) is None:
+            found = self._runs[key] = RunRequests(run.limits if isinstance(run.limits, Limits) else self._limits)
+            if requests is not None:
+                requests.at_end.append(found.aclose)
         return found
 
     # Sending
@@ -360,13 +360,13 @@ class RequestTools:
         await anyio.sleep(egress.wait_s(rule, timeout_s))
         with self._failures(request):
             response = await self._exchange(request, headers, content, timeout_s)
-            return await self._answer(request, rule, run, response, can_keep=call.run.state.at_end is not None)
+            return await self._answer(request, rule, run, response, can_keep=call.run.scope.requests is not None)
 
     def _upload_of(self, run: RunContext, request: HttpRequest) -> Upload | None:
         if request.upload is None:
             return None
-        uploads = run.state.uploads
-        if uploads is None or (found := uploads.get(request.upload)) is None:
+        requests = run.scope.requests
+        if requests is None or (found := requests.uploads.get(request.upload)) is None:
             raise ToolError(f"{request}: there is no upload {request.upload!r:.100}", code="invalid_arguments")
         return found
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import anyio
 from anyio.abc import TaskGroup
 
 from toolcell.config import Limits, Policy
@@ -42,9 +41,8 @@ from toolcell.tools.options import ToolOptions
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry import registry_of
 from toolcell.tools.reverts import MadeCalls, Reverts
-from toolcell.tools.run_state import RunState
 from toolcell.tools.spec import RegisteredTool
-from toolcell.tools.uploads import Uploads
+from toolcell.tools.uploads import OpenRequests
 from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.messages import CallTool
 
@@ -274,11 +272,14 @@ class Runs:
         above = context.scope.work if context is not None and context.scope.scripts else None
         work, abandoned = HostWork(limits.host_work, above=above), AbandonedThreads(self.abandoned)
         made = MadeCalls(context.scope.made if context is not None else None)
+        requests = context.scope.requests if above is not None and context is not None else None
+        if requests is None and tools.makes_requests:
+            requests = OpenRequests(limits.egress_bytes)
         if context is None:
-            scope = RunScope(work=work, abandoned=abandoned, made=made, runtime=self.runtime)
+            scope = RunScope(work=work, abandoned=abandoned, made=made, runtime=self.runtime, requests=requests)
             context = RunContext(run_id=os.urandom(16).hex(), scope=scope)
         else:
-            context = context.within(work=work, abandoned=abandoned, made=made, runtime=self.runtime)
+            context = context.within(work=work, abandoned=abandoned, made=made, runtime=self.runtime, requests=requests)
         if limits is not self.limits:
             context = context.child(limits=limits)  # of saved scripts that it calls, too
         context = self.under_rules(context)
@@ -337,7 +338,7 @@ class Runs:
             if feed is not None and feed.speculates and context.dry_run is None and start_early is not None:
                 feed.early = start_early(observer.context_of, request.limits, work)
             bridge = ToolBridge(run.tools, context, observer, journal.dispatch)
-            async with open_jobs(context.state, self._tasks), open_requests(context.state, request):
+            async with open_jobs(context.state, self._tasks), open_requests(context.scope.requests):
                 ran = await self.sandboxes.run(request, bridge, observer, own)
                 is_kept = ran.outcome is Outcome.SUSPENDED or context.dry_run is not None
                 is_long = is_kept and work.calls > LONG_BYTES
@@ -370,24 +371,9 @@ class Runs:
 _NOTHING: AbstractAsyncContextManager[None] = nullcontext()
 
 
-def open_requests(run: RunState, request: RunRequest) -> AbstractAsyncContextManager[None]:
-    """Let libraries of a script send requests inside the block, if they may. What is left of these ends with it."""
-    if not request.message.egress or run.at_end is not None:  # the run of a saved script is a part of another
-        return _NOTHING
-    return _opened_requests(run, request)
-
-
-@asynccontextmanager
-async def _opened_requests(run: RunState, request: RunRequest) -> AsyncIterator[None]:
-    run.uploads, run.at_end = Uploads(request.limits.egress_bytes), list[Callable[[], Awaitable[None]]]()
-    try:
-        yield
-    finally:
-        run.uploads.close()
-        at_end, run.uploads, run.at_end = run.at_end, None, None
-        with anyio.CancelScope(shield=True):
-            for close in at_end:
-                await close()
+def open_requests(requests: OpenRequests | None) -> AbstractAsyncContextManager[None]:
+    """Let libraries of a script send requests inside the block, if they may."""
+    return _NOTHING if requests is None else requests.until_end()
 
 
 def count_cpu(context: RunContext, cpu_s: float) -> None:

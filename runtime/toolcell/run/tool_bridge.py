@@ -57,8 +57,8 @@ class ToolBridge:
     def named(self, call: CallTool) -> CallTool:
         """Return a call by its tool's registered name: `github__search` in a script is `github.search` ever after."""
         name = self._registry.registered_name(call.name)
-        if name == HTTP and (uploads := self._context.state.uploads) is not None:
-            return replace(call, name=name, args=uploads.taken(call.args))
+        if name == HTTP and (requests := self._context.scope.requests) is not None:
+            return replace(call, name=name, args=requests.uploads.taken(call.args))
         return call if name == call.name else replace(call, name=name)
 
     async def dispatch(self, call: CallTool) -> Answer:
@@ -69,8 +69,8 @@ class ToolBridge:
         """
         if call.name == LIST_TOOLS:
             return await self._answer_discovery(call)
-        if call.name == HTTP_UPLOAD and (uploads := self._context.state.uploads) is not None:
-            return _add_to_upload(uploads, call)
+        if call.name == HTTP_UPLOAD and (requests := self._context.scope.requests) is not None:
+            return _add_to_upload(requests.uploads, call)
         call_id = f"call_{call.id}"
         context = self._observer.context_of(call, call_id, self._context)
         try:

@@ -15,9 +15,9 @@ __all__ = [
     "WORK_PER_STEP", "AbandonedThreads", "AgentTool", "Approve", "ArgumentChecker", "AskUser", "Block", "Budget",
     "Call", "CallObserver", "CallPolicy", "CallableTools", "CodeRuntime", "CompletionCallback", "Detail",
     "EmbeddingProvider", "ErrorCode", "Event", "EventBus", "ExecuteCode", "File", "FunctionTool", "Hook", "Image",
-    "InvalidArguments", "Invoke", "JobTable", "MadeCalls", "Modify", "OnUser", "Origin", "Override", "Part",
-    "RegisteredTool", "RegistrySettings", "RegistryState", "Reject", "Reverts", "Rewrite", "RunContext", "RunScope",
-    "RunState", "SavedScript", "Secrets", "SimpleTool", "Status", "Substitute", "Text", "TokenUsage", "Tool",
+    "InvalidArguments", "Invoke", "JobTable", "MadeCalls", "Modify", "OnUser", "Origin", "Override",
+    "Part", "RegisteredTool", "RegistrySettings", "RegistryState", "Reject", "Reverts", "Rewrite", "RunContext",
+    "RunScope", "SavedScript", "Secrets", "SimpleTool", "Status", "Substitute", "Text", "TokenUsage", "Tool",
     "ToolCall", "ToolContext", "ToolDefinition", "ToolDescriptionWarning", "ToolError", "ToolFailure", "ToolObject",
     "ToolOptions", "ToolRegistry", "ToolResult", "ToolSpec", "Upload", "ValueCheck", "abandoned_threads",
     "approval_hook", "as_result", "ask_user_spec", "bounded_schema", "brief", "bytes_in", "check_code_runtime",
@@ -139,7 +139,7 @@ if TYPE_CHECKING:
         without_bytes,
     )
     from toolcell.tools.reverts import MadeCalls, Reverts
-    from toolcell.tools.run_state import Budget, RunState, Secrets, new_id
+    from toolcell.tools.run_state import Budget, Secrets, new_id
     from toolcell.tools.saved_script import SavedScript
     from toolcell.tools.schema_patterns import MAX_COMPILE_WORK, patterns_work
     from toolcell.tools.schema_work import WORK_PER_STEP
@@ -201,7 +201,7 @@ else:
                 "MAX_MODEL_CHARS NO_USAGE ErrorCode Status TokenUsage ToolFailure ToolResult to_json without_bytes"
             ),
             "toolcell.tools.reverts": "MadeCalls Reverts",
-            "toolcell.tools.run_state": "Budget RunState Secrets new_id",
+            "toolcell.tools.run_state": "Budget Secrets new_id",
             "toolcell.tools.saved_script": "SavedScript",
             "toolcell.tools.schema_work": "WORK_PER_STEP",
             "toolcell.tools.script_folder": "load_scripts",

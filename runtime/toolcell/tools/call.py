@@ -34,6 +34,7 @@ from toolcell_bridge.wire.frozen import frozen
 
 if TYPE_CHECKING:
     from toolcell.quotas import Quotas
+    from toolcell.tools.uploads import OpenRequests
 
 _WRITTEN_BY_HAND: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
     ("secrets", Secrets, "Secrets({...})"),
@@ -187,6 +188,8 @@ class RunScope:
     """Of the script or plan that makes the calls: saved scripts run there."""
     scripts: tuple[str, ...] = ()
     """Saved scripts above this part of the run, outermost first."""
+    requests: OpenRequests | None = None
+    """What the libraries of the script keep open. None: they may send no requests."""
     work: HostWork | None = None
     """Where the work of checking arguments is counted; None where no guest is behind the calls."""
     lineage: Lineage = OUTERMOST

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,6 @@ from toolcell.tools.concurrency import Workers
 from toolcell.tools.jobs import JobTable
 from toolcell.tools.options import Origin
 from toolcell.tools.result import NO_USAGE, TokenUsage
-from toolcell.tools.uploads import Uploads
 from toolcell_bridge.wire.frozen import frozen
 
 PLAN_ORCHESTRATORS = 2
@@ -160,10 +159,6 @@ class RunState:
         """Names that `search_tools` has found, the latest last: the model is shown these tools from then on."""
         self.jobs = jobs
         """Where tools may leave background work; None: nowhere."""
-        self.uploads: Uploads | None = None
-        """Bodies of requests. None: the run has no script, or its libraries may send none."""
-        self.at_end: list[Callable[[], Awaitable[None]]] | None = None
-        """Called when the run has ended: they close what calls keep open for later ones. None: nobody does that."""
         self.workers: Workers | None = None
         """Of tools that do the work themselves; made at the first call."""
         self._orchestrators: dict[tuple[int, bool], Workers] = {}

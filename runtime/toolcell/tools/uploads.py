@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import IO, Any, Final
+
+import anyio
 
 from toolcell.errors import ToolError
 from toolcell_bridge.wire.requests import PART_BYTES
@@ -100,3 +103,27 @@ class Uploads:
         for each in (*self._open.values(), *self._named.values()):
             each.file.close()
         self._open, self._named = {}, {}
+
+
+class OpenRequests:
+    """What the libraries of one script, and of the saved scripts in it, keep open from one call to the next."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: bytes of uploads together."""
+        self.uploads = Uploads(most)
+        self.at_end: list[Callable[[], Awaitable[None]]] = []
+        """Called when the script has ended."""
+        self._is_entered = False
+
+    @asynccontextmanager
+    async def until_end(self) -> AsyncIterator[None]:
+        """Close all of it after the block; inside another such block, that one does."""
+        is_outer, self._is_entered = not self._is_entered, True
+        try:
+            yield
+        finally:
+            if is_outer:
+                self.uploads.close()
+                with anyio.CancelScope(shield=True):
+                    for close in self.at_end:
+                        await close()
