@@ -95,11 +95,11 @@ class IdempotencyStore:
         keep_s: float = 86_400.0,
         rows: int = 100_000,
         answer_bytes: int = 256 << 20,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        """`rows`, `answer_bytes`: of each tenant."""
+        """`rows`, `answer_bytes`: of each tenant. `clock` is `time.time` where none is given."""
         self._database = SqliteDatabase(folder / "requests.sqlite", [_TABLES.split(";")], application_id=0x746C6972)
-        self._keep_s, self._rows, self._answer_bytes, self._clock = keep_s, rows, answer_bytes, clock
+        self._keep_s, self._rows, self._answer_bytes, self._clock = keep_s, rows, answer_bytes, clock or time.time
         self._lives = folder / "lives"
         self._owner = ""
         self._life: int | None = None

@@ -1,0 +1,21 @@
+"""What a zygote does for each child before it forks."""
+
+from __future__ import annotations
+
+import random
+
+from toolcell_bridge.entry import preparation
+
+
+def test_a_child_has_no_number_of_its_zygote() -> None:
+    before = random.getstate()
+    try:
+        random.seed(7)
+        random.gauss(0, 1)  # makes two numbers, and keeps the second
+        kept = random.getstate()
+        preparation.reseed()
+        now = random.getstate()
+        assert now[1] != kept[1]
+        assert kept[2] is not None and now[2] is None
+    finally:
+        random.setstate(before)
