@@ -21,11 +21,11 @@ class Costs:
     """Processor seconds."""
 
     caller_run_s: float
-    """Of the caller, for a run without its calls."""
+    """Seconds of the caller, for a run without its calls."""
     caller_call_s: float
-    """Of the caller, for a call."""
+    """Seconds of the caller, for a call."""
     node_run_s: float
-    """Of the node, for a sandbox from start to end, with its script."""
+    """Seconds of the node, for a sandbox from start to end, with its script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Cluster:
     places: int
     """Sandboxes of a node."""
     processors: int = 2
-    """Of a node."""
+    """Number of processors of a node."""
     callers: int = 1
     is_one_machine: bool = False
     """Callers and nodes share the processors of one node, as in a test on one machine."""

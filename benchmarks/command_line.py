@@ -28,7 +28,7 @@ COMMANDS = {
 
 
 Times = dict[str, list[tuple[float, float]]]
-"""Of each command: seconds, and seconds of processor time."""
+"""Times of each command: seconds, and seconds of processor time."""
 
 
 def measure(rounds: int) -> Times:

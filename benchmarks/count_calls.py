@@ -47,7 +47,7 @@ class Calls:
     python: float
     c: float
     own_python: float = 0
-    """Of toolcell's own functions; the others are those of asyncio, anyio and the standard library."""
+    """Calls of toolcell's own functions; the others are those of asyncio, anyio and the standard library."""
     own_c: float = 0
     """From toolcell's own functions."""
 

@@ -41,7 +41,7 @@ SOON_S = 60.0
 PAUSE_S = (0.2, 1.5)
 """Between two kills of nodes."""
 LIFE_S = (0.2, 3.0)
-"""Of a caller, from its first run to its death."""
+"""Seconds to live of a caller, from its first run to its death."""
 
 
 async def be_caller(address: str, log: Path, ledger: Path) -> None:

@@ -40,7 +40,8 @@ def enter(line: str) -> str:
 SCRIPT = "call_tool('enter', line=f'{key} 1')\ncall_tool('enter', line=f'{key} 2')\nkey"
 CLIENTS = 6
 LONGEST_LIFE_S = 2.0
-"""Of a service that answers, before it is killed at a random time. Every other kill comes after a random line."""
+"""Most seconds to live of a service that answers, before it is killed at a random time. Every other kill comes after a
+random line."""
 MOST_LINES = 6
 LINE_S = 20.0
 RETRY_S = 0.05

@@ -55,7 +55,7 @@ HOSTILE = {
 LIMITS = {"wall_s": 2.0, "cpu_s": 1.0, "memory_bytes": 256 << 20}
 HEAD = "POST /v1/execute HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 SHARE = 0.1
-"""Of hostile scripts."""
+"""Share of hostile scripts."""
 PAIR_S = 10.0
 """How long each turn of the comparison takes."""
 
@@ -65,7 +65,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        """Of ordinary scripts that ran, from the request to its answer."""
+        """Seconds of ordinary scripts that ran, from the request to its answer."""
         self.ended: collections.Counter[str] = collections.Counter()
         self.wrong: list[str] = []
         self.refused = 0

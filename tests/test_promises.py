@@ -11,7 +11,7 @@ PROMISES = (HERE / "PROMISES.md").read_text(encoding="utf-8")
 SECURITY = (HERE.parent / "SECURITY.md").read_text(encoding="utf-8")
 
 MOST_BYTES = 12_000
-"""Of SECURITY.md: what a reader can hold."""
+"""Most bytes of SECURITY.md: what a reader can hold."""
 
 
 def promised() -> set[str]:

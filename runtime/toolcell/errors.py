@@ -148,7 +148,7 @@ class ToolAbort(ToolcellError, RuntimeError):
 
     code = "tool_abort"
     outcome = "cancelled"
-    """Of the run that it ends."""
+    """Outcome of the run that it ends."""
 
 
 class RunEnded(ToolAbort):

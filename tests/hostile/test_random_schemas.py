@@ -25,7 +25,7 @@ from toolcell.tools.coercion import FREE_STEPS, STEPS_PER_NODE
 SCHEMAS = int(os.environ.get("TOOLCELL_SCHEMAS", "24"))
 VALUES = int(os.environ.get("TOOLCELL_VALUES", "25"))
 PARTS = 2
-"""Of the schemas, each with a test of its own: two processes can share them."""
+"""Parts of the schemas, each with a test of its own: two processes can share them."""
 
 LARGE_BYTES = 20_000
 LARGE_EVERY = max(25, VALUES // 10)

@@ -164,9 +164,9 @@ class FakeKubernetes:
         self.log: list[str] = []
         """Every request: verb, kind, name."""
         self.forbidden: set[str] = set()
-        """Of verb and kind: "create sandboxclaims"."""
+        """Pairs of verb and kind: "create sandboxclaims"."""
         self.token = TOKEN
-        """Of whom it serves."""
+        """Token of whom it serves."""
         self.is_stuck = False
         """No pod gets ready."""
         self.sockets: set[Any] = set()

@@ -37,7 +37,7 @@ class Shown:
 
     @property
     def traceback(self) -> str:
-        """Of the last error, without colours."""
+        """Traceback of the last error, without colours."""
         return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(self.of("error")[-1]["traceback"]))
 
     @property

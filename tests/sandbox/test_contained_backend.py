@@ -257,7 +257,7 @@ def test_a_supervisor_and_a_zygote_that_were_stopped_outlive_no_host(end: str) -
 
 
 async def first_result(runtime: Runtime) -> object:
-    """Of a script that is tried until it has a sandbox: another zygote may take longer than `start_s`."""
+    """First result of a script that is tried until it has a sandbox: another zygote may take longer than `start_s`."""
     with anyio.fail_after(30):
         while True:
             with suppress(SandboxUnavailable):

@@ -33,7 +33,7 @@ def anyio_backend() -> str:
 
 
 class SickBackend:
-    """Of a node that starts nothing: its disk is full."""
+    """Backend of a node that starts nothing: its disk is full."""
 
     def __init__(self) -> None:
         self.tries = 0

@@ -34,7 +34,7 @@ class World:
     """Token of acme, with every scope."""
     bolt: str
     ids: dict[str, str] = field(default_factory=dict)
-    """Of what bolt has: run, place, draft, suspended, call, script's digest, cursor, key."""
+    """Ids of what bolt has: run, place, draft, suspended, call, script's digest, cursor, key."""
 
     def ask(self, method: str, path: str, token: str | None = None, **options: Any) -> httpx.Response:
         headers = dict(options.pop("headers", {}))
@@ -59,7 +59,7 @@ class Attempt:
     ask: Ask
     status: int
     code: str = ""
-    """Of the problem; empty where the answer is about acme's own things only."""
+    """Code of the problem; empty where the answer is about acme's own things only."""
     same_as: Ask | None = None
     """The same with an id that nobody has. The answers must not differ."""
 

@@ -19,7 +19,7 @@ NAMES = (
     "list", "dict", "str", "int", "Any", "Literal", "TypedDict", "staticmethod", "id", "type", "items", "keys", "others",
     "self", "from", "class", "a-b", "$top", "__debug__", "_private", "camelCase", "Query", "\ufb01x", "été", "match", "T1",
 )  # fmt: skip
-"""Of parameters and fields. All of them occur in tools of real servers, or broke a stub once."""
+"""Names of parameters and fields. All of them occur in tools of real servers, or broke a stub once."""
 
 SCALARS: tuple[dict[str, Any], ...] = (
     {"type": "string"}, {"type": "integer"}, {"type": "number"}, {"type": "boolean"}, {"type": "null"}, {},

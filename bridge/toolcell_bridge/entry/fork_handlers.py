@@ -73,4 +73,4 @@ def _call(registered: Iterable[dict[str, Handler]], when: str) -> None:
 
 
 HANDLERS = ForkHandlers()
-"""Of this process, if it is a zygote."""
+"""Handlers of this process, if it is a zygote."""

@@ -22,7 +22,7 @@ Source: Include/object.h, _Py_IMMORTAL_REFCNT. Python 3.14 has another one, and 
 WORD_BYTES = 8
 
 ADDRESSES = 1 << 47
-"""Of a process, on every 64-bit machine that Linux runs on without being asked for more."""
+"""Address space of a process, on every 64-bit machine that Linux runs on without being asked for more."""
 
 STEP_OBJECTS = 500
 """Objects per step. A step takes less than a millisecond, and a request may have to wait for it."""

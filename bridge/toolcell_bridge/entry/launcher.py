@@ -22,7 +22,8 @@ import select
 import sys
 
 MARSHAL_FORMAT = 2
-"""Of the plan. Every Python reads it, and has the reader built in: importing json takes as long as starting Python."""
+"""Format of the plan. Every Python reads it, and has the reader built in: importing json takes as long as starting
+Python."""
 
 FAILED = b"!"
 """Before the text of an error. No map of msgpack, such as the zygote sends, begins with it."""

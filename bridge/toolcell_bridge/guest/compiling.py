@@ -29,7 +29,7 @@ class Part:
     """What is compiled: a whole script, or a statement of one."""
 
     flags: int = 0
-    """Of the compiler: from the `__future__` imports of statements before."""
+    """Flags of the compiler: from the `__future__` imports of statements before."""
     is_first: bool = True
     is_last: bool = True
 

@@ -103,7 +103,7 @@ IN_ZIP = {b"xl/": "xlsx", b"word/": "docx", b"ppt/": "pptx", b".npy": "npz"}
 """What names in a zip file say of it."""
 
 HEAD_BYTES = 8192
-"""Of a file, for `media_type`."""
+"""First bytes of a file, for `media_type`."""
 
 
 def media_type(name: str, head: bytes) -> str:

@@ -24,7 +24,7 @@ LOCALS: Final = 12
 """Variables of one frame, those that were set last."""
 
 CHARS: Final = 160
-"""Of one value."""
+"""Most characters of one value."""
 
 HIDDEN: Final = "[redacted]"
 

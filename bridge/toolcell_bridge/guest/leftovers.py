@@ -16,7 +16,7 @@ from typing import Any
 
 MOST = 20
 NAME_CHARS = 100
-"""Of what is named in a report."""
+"""Most characters of what is named in a report."""
 
 RETRY_S = 0.005
 

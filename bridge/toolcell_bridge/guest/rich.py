@@ -17,10 +17,10 @@ from toolcell_bridge.guest.placeholder import Placeholder
 from toolcell_bridge.wire.messages import FilePart, FileProblem
 
 MOST_FIGURES = 10
-"""Of one script."""
+"""Most figures of one script."""
 
 MOST_PROBLEMS = 10
-"""Of what one script displays. Then only text is shown."""
+"""Most problems of what one script displays. Then only text is shown."""
 
 PROBLEM_CHARS = 300
 

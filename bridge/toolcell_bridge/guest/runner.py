@@ -82,7 +82,7 @@ class Runner:
         self._writing = ""
         """The input file whose pieces are under way."""
         self._fed: FedScript | None = None
-        """Of a script whose text comes in parts."""
+        """Text of a script whose text comes in parts."""
         self._stay: Stay | None = None
         self._received: dict[str, list[bytes]] = {}
         """What the host has sent that is not a file of the workspace, in pieces."""
@@ -94,7 +94,7 @@ class Runner:
         self._returned: ResultFiles | None = None
         """The files of the result that was set last."""
         self._files_left = self._bytes_left = 0
-        """Of the files that may be returned."""
+        """What is left of the files that may be returned."""
         self._display: rich.Display | None = None
         self._held: list[Message] = []
         self._is_last = False

@@ -19,7 +19,7 @@ from toolcell_bridge.guest import tracebacks
 
 MOST: Final = 20
 NAME_CHARS: Final = 100
-"""Of what is named while it is waited for."""
+"""Most characters of what is named while it is waited for."""
 
 HERE: Final = "at the end of the script"
 

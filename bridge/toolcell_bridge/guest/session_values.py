@@ -57,7 +57,7 @@ class Place:
 
 
 _place: Place
-"""Of the state that is brought back just now. What a pickle names is looked up there."""
+"""Folder of the state that is brought back just now. What a pickle names is looked up there."""
 
 
 # Keeping
@@ -198,7 +198,7 @@ def _pickler_class(place: Place) -> Any:
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             self._cells: dict[int, CellType] = {}
-            """Of functions that were kept, by id."""
+            """Cells of functions that were kept, by id."""
 
         def reducer_override(self, value: Any) -> Any:
             kind = type(value)

@@ -30,7 +30,7 @@ _OWN_NAME: Final = re.compile(r"\btoolcell_bridge(?:\.\w+)*\.(?=[A-Z])")
 SUGGESTION: Final = ". Did you mean: "
 
 FRAMES: Final = 30
-"""Of one exception; repeated ones count once."""
+"""Most frames of one exception; repeated ones count once."""
 
 REPEATED: Final = 3
 """Frames shown of one that repeats, as CPython shows."""

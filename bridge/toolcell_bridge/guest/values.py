@@ -252,7 +252,7 @@ def _checked_dataclass(to: _Converter, value: Any, depth: int) -> Plain:
 
 
 MOST_BYTES: Final = 2**28
-"""Of one buffer: as much as `frame_bytes` allows at most."""
+"""Most bytes of one buffer: as much as `frame_bytes` allows at most."""
 
 _Handler: TypeAlias = Callable[[_Converter, Any, int], Plain]
 

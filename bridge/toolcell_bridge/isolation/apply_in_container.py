@@ -42,7 +42,7 @@ class ContainerIsolation:
     """Prepared once, applied in each process that is to run a script."""
 
     abi: int
-    """Of Landlock; 0 where the kernel has none."""
+    """ABI version of Landlock; 0 where the kernel has none."""
 
     rows: list[tuple[int, int]]
     """A descriptor for each rule, and the rights beneath it."""

@@ -178,7 +178,7 @@ class Program:
     """A filter laid out in memory for the kernel. Made once in a parent, valid in every fork."""
 
     address: int
-    """Of a struct sock_fprog."""
+    """Address of a struct sock_fprog."""
 
     instructions: int
     keeps: tuple[object, ...] = field(repr=False)

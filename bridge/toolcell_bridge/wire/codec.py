@@ -266,7 +266,7 @@ def _form(tag: int, message: type[Any], *, most: int, depth: int, said: Mapping[
 MESSAGES: Final[TableCodec[Message]] = TableCodec(
     TAGS, elements=lambda tag: MAX_GUEST_ELEMENTS if tag >= FIRST_GUEST_TAG else MAX_ELEMENTS, said=SAID
 )
-"""Of the bridge."""
+"""Messages of the bridge."""
 
 encode = MESSAGES.encode
 encode_parts = MESSAGES.encode_parts

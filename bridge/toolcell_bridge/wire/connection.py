@@ -124,7 +124,7 @@ class Connection:
         self._ours = ours
         self._theirs = theirs
         self.max_frame_bytes = max_frame_bytes
-        """Of a message in either direction."""
+        """Most bytes of a message in either direction."""
         self._max_outstanding = max_outstanding
         self._is_host = ours is HOST_MOVES
         self._sent_elements: int | None = None

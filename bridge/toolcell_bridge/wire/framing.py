@@ -13,7 +13,7 @@ MAX_FRAME_BYTES: Final = 8 * 1024 * 1024
 HEADER_BYTES: Final = 4
 
 Part: TypeAlias = bytes | memoryview
-"""Of a frame that is to be written: a memoryview is that of an array or a table, and not a copy."""
+"""Part of a frame that is to be written: a memoryview is that of an array or a table, and not a copy."""
 
 _LARGE_BYTES: Final = 64 * 1024
 
@@ -22,10 +22,10 @@ _MAPPED_BYTES: Final = 256 * 1024
 
 _SHORT_TEXT: Final = 0xA0
 _SHORT_TEXT_BYTES: Final = 31
-"""Of msgpack: the first byte of a text that is no longer than this, with its length in it."""
+"""Mark of msgpack: the first byte of a text that is no longer than this, with its length in it."""
 
 _TEXT_AND_LENGTH: Final = 0xD9
-"""Of msgpack: what comes before the length of a text of up to 255 bytes."""
+"""Mark of msgpack: what comes before the length of a text of up to 255 bytes."""
 
 FRAME_CURE: Final = "; the limit is frame_bytes: send less at a time, or a file"
 """What to do about a message that is too large."""

@@ -15,4 +15,4 @@ HTTP_READ: Final = "http_read"
 """Returns the next part of the rest of a body: rest, size. b"" at its end; size 0 drops it."""
 
 PART_BYTES: Final = 256 * 1024
-"""Of a body, in one call or one answer."""
+"""Most bytes of a body, in one call or one answer."""

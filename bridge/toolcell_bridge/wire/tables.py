@@ -21,7 +21,7 @@ SHOWN_ROWS: Final = 20
 SHOWN_COLUMNS: Final = 12
 SHOWN_VALUES: Final = 60
 SHOWN_CHARS: Final = 40
-"""Of one cell."""
+"""Most characters of one cell."""
 
 ARRAYS: Final = frozenset({"numpy", "numpy.ma"})
 SERIES: Final = frozenset({"pandas.Series", "polars.Series", "pyarrow.Array"})

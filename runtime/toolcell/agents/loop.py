@@ -111,7 +111,7 @@ class ToolLoopConfig:
     """After the last iteration, ask once more for an answer, without tools."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     budget: Budget | None = None
-    """Of each run, with everything that it starts. A run that already has a budget keeps it."""
+    """Budget of each run, with everything that it starts. A run that already has a budget keeps it."""
     wall_s: float | None = None
     """Most seconds that the run may take."""
     processors: tuple[Processor, ...] = ()
@@ -125,7 +125,8 @@ class ToolLoopConfig:
     """Before an answer is final, wait for background jobs and send the model their results."""
     error_style: ErrorStyle = "plain"
     shown_chars: int = SHOWN_CHARS
-    """Of tools in each request. From a larger catalogue with `search_tools`, what was found or called is shown."""
+    """Most characters of tools in each request. From a larger catalogue with `search_tools`, what was found or called
+    is shown."""
     max_result_chars: int = MAX_TRANSCRIPT_CHARS
     """Characters of one tool's answer in the transcript. Events hold the whole answer."""
     name: str = ""

@@ -33,7 +33,7 @@ class ToolLoopResult:
     """Files of all tool calls, in order."""
     steps: tuple[StepTrace, ...] = ()
     run_id: str = ""
-    """Of the run, and of all that carry it on: for `Agent.revert`."""
+    """Id of the run, and of all that carry it on: for `Agent.revert`."""
     suspension: Suspension | None = None
     """What a suspended run waits for, for `Agent.resume`."""
     last_output: str = ""

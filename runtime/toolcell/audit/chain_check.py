@@ -40,7 +40,7 @@ REMEMBERED: Final = 100_000
 
 
 MAX_FINDINGS: Final = 1000
-"""Of one kind that are kept of a chain: anybody can add records by the million."""
+"""Most findings of one kind that are kept of a chain: anybody can add records by the million."""
 
 
 MAX_UNSIGNED, MAX_UNSIGNED_BYTES = 50_000, 16 << 20
@@ -55,7 +55,7 @@ class Finding:
     chain: str
     segment: int | None
     seq: int | None
-    """Of the record, if it is known."""
+    """Number of the record, if it is known."""
     offset: int | None
     message: str
 
@@ -76,15 +76,15 @@ class ChainCheck:
     pruned: PruneRecord | None = None
     """Stands for what was removed from its beginning."""
     first_seq: int = 1
-    """Of the first record that was not pruned."""
+    """Number of the first record that was not pruned."""
     seq: int = 0
-    """Of the last record that was in its place."""
+    """Number of the last record that was in its place."""
     last_hash: bytes = GENESIS
     records: int = 0
     runs: int = 0
     checkpoints: int = 0
     signed_seq: int = 0
-    """Of the last checkpoint with a good signature."""
+    """Number of the last checkpoint with a good signature."""
     last_reason: str = ""
     """Reason of the checkpoint that was the last record; empty when the last record was none."""
     segment: int = 0

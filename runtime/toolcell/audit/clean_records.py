@@ -37,7 +37,7 @@ fits, whether counts fit, types of which the empty value fits, shape. What is fr
 _LEAST_BYTES: Final = HEAD.size + SALT_BYTES + 1
 
 _BEGINNING: Final = struct.Struct(f"{HEADER.format}{HASH_BYTES}s{HEAD.format[1:]}")
-"""Of a frame: its header, the previous hash, and the beginning of its body."""
+"""Beginning of a frame: its header, the previous hash, and the beginning of its body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class CleanRecords:
     end: int
     """Offset of what comes after them."""
     hashes: list[bytes]
-    """Of the records, in order."""
+    """Hashes of the records, in order."""
     runs: int
     """How many of them start a run."""
 

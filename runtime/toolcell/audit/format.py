@@ -58,7 +58,7 @@ ORIGINAL: Final = slice(25, 57)
 """Where a redacted body holds the digest of what was there."""
 
 FORMAT: Final = 3
-"""Of the records. In format 2, records of runs had no salt."""
+"""Version of the records. In format 2, records of runs had no salt."""
 LOG_FILE, PRUNE_FILE, LOCK_FILE = "log.json", "stub.json", "lock"
 
 _LOG_ID = re.compile(r"[0-9a-f]{32}")
@@ -322,7 +322,7 @@ def opened_segment(path: Path) -> Iterator[BinaryIO]:
 
 
 MAX_HOLES_BYTES: Final = 16 << 20
-"""Of a segment: some file systems make holes of what compresses well."""
+"""Most bytes of a segment: some file systems make holes of what compresses well."""
 
 
 def _holes(descriptor: int, size: int) -> int:

@@ -29,7 +29,7 @@ from toolcell.support.packing import text_digest
 from toolcell.support.sqlite import connect, transaction
 
 VERSION: Final = 8
-"""Of the tables. An index of another version is rebuilt."""
+"""Version of the tables. An index of another version is rebuilt."""
 
 _TABLES: Final = """
 CREATE TABLE progress (chain TEXT, segment INTEGER, bytes INTEGER, sha256 BLOB, PRIMARY KEY (chain, segment));

@@ -11,7 +11,7 @@ from pydantic_core import SchemaValidator, core_schema
 PIECE_BYTES: Final = 64 * 1024
 
 MAX_TOGETHER_BYTES: Final = 64 * 1024
-"""Of literals that one automaton looks for."""
+"""Most bytes of literals that one automaton looks for."""
 
 
 class LiteralSearch:

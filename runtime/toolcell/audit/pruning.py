@@ -40,11 +40,11 @@ class ClosedSegment:
     newest_ns: int
     """When its last record was written."""
     seq: int
-    """Of its last record."""
+    """Number of its last record."""
     record_hash: bytes
-    """Of its last record."""
+    """Hash of its last record."""
     sha256: bytes
-    """Of the file."""
+    """SHA-256 of the file."""
 
 
 def count_expired(closed: list[ClosedSegment], newest_bytes: int, config: AuditConfig, now_ns: int) -> int:

@@ -151,7 +151,7 @@ class RecordedCall:
     duration_s: float = 0.0
     value: Any = None
     code: str | None = None
-    """Of the failure."""
+    """Code of the failure."""
     start_extra: Mapping[str, Any] = field(default_factory=dict)
     """What few records of a call's start have, such as coercions; `more` in the log."""
     end_extra: Mapping[str, Any] = field(default_factory=dict)
@@ -202,7 +202,7 @@ class RecordedRun:
     id: str
     chain: str
     seq: int
-    """Of its first record."""
+    """Number of its first record."""
     kind: str
     """`code`: a script. Others are calls without a sandbox; `sort` in the log."""
     started_ns: int
@@ -227,7 +227,7 @@ class RecordedRun:
 
     @property
     def sha256(self) -> str | None:
-        """Of the script, without what redaction has taken out."""
+        """SHA-256 of the script, without what redaction has taken out."""
         return text_digest(self.source) if self.is_fed and self.source is not None else self.start.get("sha256")
 
     @property
@@ -268,7 +268,8 @@ class RecordedRun:
 
     @property
     def definitions(self) -> list[Any]:
-        """Of the tools that the run could call. Shape: [[name, description, parameters, what it returns if known]]."""
+        """Definitions of the tools that the run could call. Shape: [[name, description, parameters, what it returns if
+        known]]."""
         return self.tools.get("definitions") or []
 
     @property

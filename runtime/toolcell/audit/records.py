@@ -77,7 +77,8 @@ SALTED: Final = 0x80
 """This bit of the kind's number says that a salt ends the body."""
 
 REDACTED_HEAD: Final = struct.Struct(">32sHI")
-"""Of a redacted body, after its head: digest of what was there, bits of what was removed, size of what is left."""
+"""Beginning of a redacted body, after its head: digest of what was there, bits of what was removed, size of what is
+left."""
 
 SALT_BYTES: Final = REDACTED_HEAD.size
 """As long as what a redacted record has in addition: so what is left of a record always fits into its place."""

@@ -79,9 +79,9 @@ class PruneRecord:
     last_segment: int
     """This segment and all before it were removed."""
     seq: int
-    """Of the last record removed."""
+    """Number of the last record removed."""
     record_hash: bytes
-    """Of the same record: the previous hash of the first record kept."""
+    """Hash of the same record: the previous hash of the first record kept."""
     newest_ns: int
     """When that record was written."""
     files_sha256: str

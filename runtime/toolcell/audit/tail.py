@@ -37,12 +37,12 @@ class Tail:
 
     @property
     def seq(self) -> int:
-        """Of the last whole record."""
+        """Number of the last whole record."""
         return 0 if self.last is None else records.parse(self.last.body).seq
 
     @property
     def record_hash(self) -> bytes:
-        """Of the last whole record."""
+        """Hash of the last whole record."""
         return GENESIS if self.last is None else self.last.record_hash
 
 

@@ -31,7 +31,7 @@ class Match:
     where: str
     """Name of the field: source, args.query, stdout, error.message, file report.csv."""
     line: int
-    """Of the field's text, counted from 1."""
+    """Line of the field's text, counted from 1."""
     call: RecordedCall | None
     text: str
     """The line, or a piece of it."""

@@ -19,7 +19,8 @@ from toolcell.errors import AuditError, UsageError
 MAX_LINE_BYTES: Final = 4096
 """A head is a tenth of it. Longer lines are not read."""
 MAX_CHAINS: Final = 100_000
-"""Of one log, that a witness may name. A log has one chain for each writer that was alive at the same time."""
+"""Most chains of one log, that a witness may name. A log has one chain for each writer that was alive at the same
+time."""
 
 
 class Witness(Protocol):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 PARSE_LIMIT: Final = 1000
 TIMEOUT_S: Final = 600.0
-"""Of one call. A gigabyte takes about a minute."""
+"""Seconds of one call. A gigabyte takes about a minute."""
 _OF_FILES: Final = ("path", "encoding")
 """Parameters that only a package with a workspace has."""
 

@@ -11,7 +11,7 @@ import zipfile
 from typing import Any
 
 UNPACKED_BYTES = 200 << 20
-"""Of all files in a docx together; a zip bomb says more, or is ended by the sandbox's memory limit."""
+"""Most bytes of all files in a docx together; a zip bomb says more, or is ended by the sandbox's memory limit."""
 SKIPPED = {"script", "style", "noscript", "template", "svg", "head"}
 BLOCKS = {
     "address", "article", "aside", "blockquote", "br", "dd", "div", "dl", "dt", "figcaption", "footer", "form",

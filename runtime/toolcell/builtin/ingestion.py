@@ -29,7 +29,7 @@ PARSERS: Final = ("pypdf", "python-docx")
 MAX_BYTES: Final = 32 << 20
 MAX_CHARS: Final = 1_000_000
 MAX_LINE_CHARS: Final = 300
-"""Of titles and headings."""
+"""Most characters of titles and headings."""
 _FILE_NAME: Final = re.compile(r"[^\s<>]{1,4096}\.(?:txt|md|markdown|html?|pdf|docx)", re.IGNORECASE)
 """A text that is this and nothing else is a path by mistake."""
 

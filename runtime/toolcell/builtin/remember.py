@@ -14,7 +14,7 @@ from toolcell.support import for_terminal
 from toolcell.tools import PROVIDERS, EmbeddingProvider, ErrorCode, ToolResult, check_does, check_kind
 
 SOURCE: Final = "message"
-"""Of documents that `remember` stores. `forget` deletes no others."""
+"""Source of documents that `remember` stores. `forget` deletes no others."""
 MAX_CHARS: Final = 1_000_000
 TITLE_CHARS: Final = 80
 

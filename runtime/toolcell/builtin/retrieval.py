@@ -16,7 +16,7 @@ KEYWORD_WEIGHT: Final = 0.3
 WIDER: Final = 3
 """Times `top_k`: how many chunks each of the two searches gives."""
 MOST: Final = 1000 // WIDER
-"""Of `top_k`."""
+"""The largest `top_k`."""
 
 
 class Reranker(Protocol):
@@ -31,7 +31,7 @@ class Retriever:
     """How a store is searched."""
 
     keyword_weight: float = KEYWORD_WEIGHT
-    """Of the search by words; that by vectors has the rest. 0 and 1 leave one of them out."""
+    """Weight of the search by words; that by vectors has the rest. 0 and 1 leave one of them out."""
     reranker: Reranker | None = None
     min_score: float = 0.0
     """Results below it are left out. The score is the reranker's where there is one. Otherwise it is that of the

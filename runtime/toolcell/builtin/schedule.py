@@ -48,7 +48,7 @@ from toolcell.tools import (
 MAX_DESCRIPTION_CHARS = 500
 MAX_PROMPT_CHARS = 4_000
 MAX_CALLS_BYTES = 64 * 1024
-"""Of the calls of one action, as JSON."""
+"""Most bytes of the calls of one action, as JSON."""
 MAX_ACTIONS = 1_000
 MAX_CANDIDATES = 20
 ALL = "*"

@@ -51,7 +51,7 @@ MissedPolicy = Literal["run_once", "skip"]
 Rows = list[dict[str, Any]]
 
 MAX_ROW_CHARS = 2_000
-"""Of one result in the history."""
+"""Most characters of one result in the history."""
 STALE_RUNS = 100
 """Runs of an action that are looked through for the one of a due time."""
 LEASE_EXTENSIONS = 3

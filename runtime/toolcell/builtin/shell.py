@@ -45,7 +45,7 @@ GRACE_S: Final = 20.0
 SHOWN_CHARS: Final = 4000
 """Characters of the output that a model reads."""
 OUTPUT_BYTES: Final = 256 * 1024
-"""Of each stream that code gets."""
+"""Most bytes of each stream that code gets."""
 MAX_FILES: Final = 2000
 MAX_NAMES: Final = 20
 """Names of files in one note to the model."""

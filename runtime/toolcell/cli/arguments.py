@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from toolcell.tools import ToolRegistry
 
 MAX_WARNING_CHARS = 500
-"""Of a warning about a tool's description, which may quote the description."""
+"""Most characters of a warning about a tool's description, which may quote the description."""
 
 
 def read_script(name: str) -> str:

@@ -104,7 +104,7 @@ class Dependencies:
 
     @property
     def embeddings(self) -> Any:
-        """Of words alone: no model is downloaded and no service is asked."""
+        """Embeddings of words alone: no model is downloaded and no service is asked."""
         from toolcell.builtin import HashEmbeddings
 
         return HashEmbeddings()

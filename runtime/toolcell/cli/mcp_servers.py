@@ -41,7 +41,7 @@ _ALIASES = {"httpUrl": "url", "serverUrl": "url", "endpoint": "url", "environmen
 _OF_COMMANDS, _OF_URLS = frozenset({"stdio", "local"}), frozenset({"sse", "remote"})
 """Types of servers in clients' files. Those with `http` in their name have a URL, too."""
 _FIELDS: Mapping[str, type] = {"command": str, "args": list, "env": dict, "cwd": str, "url": str, "headers": dict}
-"""Of a server in a client's file, that are used; clients add others of their own."""
+"""Fields of a server in a client's file, that are used; clients add others of their own."""
 
 
 @dataclass(frozen=True, slots=True)

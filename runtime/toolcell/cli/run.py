@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from toolcell.tools import Event
 
 MAX_TOOL_ERROR_CHARS = 500
-"""Of the text of a tool's exception."""
+"""Most characters of the text of a tool's exception."""
 
 NO_SERVERS = McpFlags()
 

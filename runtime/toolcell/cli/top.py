@@ -24,7 +24,7 @@ from toolcell.errors import UsageError
 TOKEN: Final = "TOOLCELL_TOKEN"
 TIMEOUT_S: Final = 10.0
 MAX_BYTES: Final = 16_000_000
-"""Of one answer of a service."""
+"""Most bytes of one answer of a service."""
 
 NOW: Final = {
     "running": "toolcell_requests_running",

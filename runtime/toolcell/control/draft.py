@@ -46,7 +46,7 @@ class Collected:
     id: str
     call: Call
     labels: frozenset[str]
-    """Of what its run had read when it was collected."""
+    """Labels of what its run had read when it was collected."""
     line: int | None = None
 
 
@@ -75,7 +75,7 @@ class Draft:
         self.kept_in: Path | None = None
         """Directory that has it on disk. Whoever commits it notes so there, and nobody commits it without that."""
         self.preflight: Preflight | None = None
-        """Of a script that ran with `preflight=True`."""
+        """Preflight of a script that ran with `preflight=True`."""
         self.count = 0
         """Effects in all, those included whose preview failed."""
         self._ids: set[str] = set()

@@ -52,7 +52,7 @@ class JournaledCalls:
         self._lookup = anyio.Lock()
         """Held while a call is looked up in the journal: the first of two identical calls gets the first answer."""
         self._divergence: Divergence | None = None
-        """Of a run without a record that makes a call, and must not."""
+        """Divergence of a run without a record that makes a call, and must not."""
         self.options = partial(options_of, tools)
         """What is known about a tool, by its name."""
         self.reused = [entry for entry in journal.entries if entry.is_taken_over]

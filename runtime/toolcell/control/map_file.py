@@ -27,7 +27,7 @@ from toolcell_bridge.wire.errors import UnsendableValue
 MAP, END = "map", "end"
 
 KEPT_BYTES: Final = 1 << 20
-"""Of one value, as msgpack. A larger one is not kept."""
+"""Most bytes of one value, as msgpack. A larger one is not kept."""
 
 NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,48}")
 
@@ -41,7 +41,7 @@ class _Places:
     places: array[int]
     source_sha256: str | None = None
     place: int = 0
-    """Of the record that is read."""
+    """Offset of the record that is read."""
 
 
 def _map(found: _Places, name: str, source_sha256: str) -> None:

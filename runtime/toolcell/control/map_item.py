@@ -23,7 +23,7 @@ class MapItem:
     """What became of one input."""
 
     index: int
-    """Of the input, from 0."""
+    """Number of the input, from 0."""
     inputs: Mapping[str, Any]
     run_id: str
     outcome: Outcome

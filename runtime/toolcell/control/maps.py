@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 OPTIONS: Final = frozenset(
     {"check_types", "clock", "context", "files", "limits", "lint", "on_approval", "preflight", "seed", "tools"}
 )
-"""Of `execute_code`, for every run of a map."""
+"""Options of `execute_code`, for every run of a map."""
 
 
 def start_map(

@@ -27,7 +27,7 @@ SCRIPT: Final = "from toolcell_bridge.guest.planned_calls import planned_calls\n
 
 MAX_NAME_CHARS: Final = 64
 MAX_ARGUMENTS: Final = 1000
-"""Of one call, that are looked at."""
+"""Most arguments of one call, that are looked at."""
 MAX_HINTS: Final = 10
 """Names that do not exist and are compared with those that do."""
 WALL_S: Final = 5.0

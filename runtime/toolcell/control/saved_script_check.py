@@ -45,7 +45,7 @@ class ScriptFinding:
     message: str
     tool: str = ""
     line: int | None = None
-    """Of the script, where that is known."""
+    """Line of the script, where that is known."""
 
     def __str__(self) -> str:
         where = f"line {self.line}: " if self.line is not None else ""

@@ -56,13 +56,13 @@ class TurnApprovals:
         """`decided`: by the id of the model's call. `scripts`: tokens of scripts, and what was decided about them."""
         self.is_resumed = decided is not None
         self.run_id = run_id
-        """Of the run that was suspended first; empty when this is a new one."""
+        """Id of the run that was suspended first; empty when this is a new one."""
         self._decided = dict(decided or {})
         self._scripts = dict(scripts or {})
         self.pending: dict[str, tuple[PendingCall, ...]] = {}
         """What waits, by the id of the model's call."""
         self.tokens: dict[str, str] = {}
-        """Of the scripts that wait, by the id of the call of `execute_code`."""
+        """Tokens of the scripts that wait, by the id of the call of `execute_code`."""
 
     def waits(self, call: Call) -> bool:
         """Return whether a call of the model got no answer, because it waits."""

@@ -36,7 +36,7 @@ Findings = tuple[Mapping[str, Any], ...]
 
 MAX_FINDINGS: Final = 50
 MAX_EARLIER_CHARS: Final = 1 << 20
-"""Of the scripts of a session, for the next one's check."""
+"""Most characters of the scripts of a session, for the next one's check."""
 UNCHECKED: Final = "not-checked"
 """Rule of the finding that a script could not be checked. Nobody is told who has not asked for the check."""
 MAX_KNOWN: Final = 8
@@ -88,7 +88,7 @@ class Earlier:
 
     sources: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
-    """Of their inputs."""
+    """Names of their inputs."""
 
 
 NOTHING_EARLIER: Final = Earlier()

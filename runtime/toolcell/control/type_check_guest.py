@@ -53,7 +53,7 @@ TOOLS = "toolcell_stubs.pyi"
 OFFERED = "from typing import Any\nfrom toolcell_stubs import {}\n"
 
 MAX_HEADER_BYTES = 4096
-"""Of one message of ty."""
+"""Most bytes of one message of ty."""
 
 
 def serve(

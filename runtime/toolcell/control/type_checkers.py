@@ -39,7 +39,7 @@ IDLE_S: Final = 600.0
 """After so long without a script, a checker ends."""
 
 LIMITS: Final = Limits(wall_s=86_400, cpu_s=600, memory_bytes=768 * MIB, processes=48, tool_calls=MAX_CHECKS + 8)
-"""Of one checker in its whole life."""
+"""Limits of one checker in its whole life."""
 
 ONLY_PROGRAM: Final = type_check_guest.TY
 
@@ -68,7 +68,7 @@ class Checker:
 
     def __init__(self, key: str) -> None:
         self.key = key
-        """Of the tools that it knows."""
+        """Key of the tools that it knows."""
         self.is_busy = True
         self.checks = 0
         self.problem: str | None = None

@@ -24,7 +24,7 @@ except ModuleNotFoundError as exc:
     raise MissingPackage("requests to the network need httpx: pip install 'toolcell[egress]'") from exc
 
 MAX_ADDRESSES = 4
-"""Of one host, that are tried one after the other."""
+"""Most addresses of one host, that are tried one after the other."""
 
 
 class Resolver(Protocol):

@@ -53,7 +53,7 @@ class Allow:
     approval: str | Sequence[str] = ()
     """Methods for which somebody has to approve each request."""
     max_bytes: int | None = None
-    """Of one body, sent or received."""
+    """Most bytes of one body, sent or received."""
     rate: float | None = None
     """Requests in a second, of all runs together."""
     private: Sequence[str] = ()

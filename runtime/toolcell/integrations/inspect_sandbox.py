@@ -61,7 +61,7 @@ class ToolcellSandbox(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     limits: Limits = Field(default_factory=lambda: Limits(wall_s=600.0, cpu_s=600.0))
-    """Of each command, and of the sandbox of a sample."""
+    """Limits of each command, and of the sandbox of a sample."""
     shell: bool = False
     """Execute every command as a program, as with `Policy(shell=True)`: `sh`, `cat`, `python3` and so on."""
     cpu_s: float = Field(default=6000.0, gt=0)

@@ -30,9 +30,9 @@ except ModuleNotFoundError as exc:
 FINAL_ANSWER = "final_answer"
 
 _SCHEMA_KEYS = frozenset({"description", "enum", "items", "properties", "additionalProperties", "anyOf", "required"})
-"""Of what smolagents says of an input that a JSON Schema says too."""
+"""Keys of what smolagents says of an input that a JSON Schema says too."""
 _TYPES = frozenset({"string", "boolean", "integer", "number", "array", "object", "null"})
-"""Of smolagents' types, those of a JSON Schema. It has `any`, `image` and `audio` besides."""
+"""Those of smolagents' types that JSON Schema has. It has `any`, `image` and `audio` besides."""
 
 _FLOAT = "$float"
 """Key of a number that JSON does not have, in a final answer on its way to the host."""

@@ -16,10 +16,10 @@ KEY: Final = "key"
 KEY_BYTES: Final = 32
 
 SUFFIX: Final = ".journal"
-"""Of the file of a run."""
+"""Suffix of the file of a run."""
 
 MAP_SUFFIX: Final = ".items.map"
-"""Of the file of a `Runtime.map`. No run's name has a dot, so its mark is nobody else's."""
+"""Suffix of the file of a `Runtime.map`. No run's name has a dot, so its mark is nobody else's."""
 
 
 def item_run(name: str, index: int) -> str:

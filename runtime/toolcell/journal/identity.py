@@ -38,7 +38,7 @@ def call_digest(tool: str, args: Any) -> str:
 
 
 _one_thread: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("toolcell_call_digests")
-"""Of each event loop. Several threads at this would keep the interpreter from the loop."""
+"""Limiter of each event loop. Several threads at this would keep the interpreter from the loop."""
 
 
 async def digest_of_call(tool: str, args: Any) -> str:

@@ -43,7 +43,7 @@ class RecordedDecision:
     data: Any
     """Arguments of an edit, reason of a denial, result of a call that was made already."""
     digest: str
-    """Of the call that was decided about."""
+    """Digest of the call that was decided about."""
     reason: str
     """Why it waited. A decision holds for no other reason."""
 
@@ -176,11 +176,11 @@ class Journal:
     token: str = ""
     """Id of the token that resumes the run; empty when it waits for no decision."""
     expires: float = 0.0
-    """Of the token, in seconds since the epoch."""
+    """Expiry of the token, in seconds since the epoch."""
     labels: frozenset[str] = frozenset()
-    """Of everything that the run had read, as far as this was written."""
+    """Labels of everything that the run had read, as far as this was written."""
     run_labels: Labels = field(default_factory=Labels)
-    """Of everything that the run under way has read."""
+    """Labels of everything that the run under way has read."""
     size: int = 0
     stamp: int = 0
     """Number of the last start or answer."""

@@ -118,7 +118,7 @@ class JournalStore:
         self._opening = threading.Lock()
         """Held while a journal is read: whoever lists what waits in a thread must not look like a run under way."""
         self._seen: dict[str, _Seen] = {}
-        """Of journals on disk, by id, as they were when they were read last."""
+        """State of journals on disk, by id, as they were when they were read last."""
 
     @property
     def token_s(self) -> float:

@@ -38,7 +38,7 @@ LIMITS: Final = Limits(
     files_bytes=256 << 20,
     host_work=4 << 30,
 )
-"""Of a cell, and of a notebook's sandbox, unless its kernel was installed with others."""
+"""Limits of a cell, and of a notebook's sandbox, unless its kernel was installed with others."""
 
 PREPARING_S: Final = 60.0
 ANSWERING_S: Final = 20.0

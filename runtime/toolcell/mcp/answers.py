@@ -32,7 +32,7 @@ INVALID_RESULT = "invalid_result"
 """Code of a failure: the server's answer is not what it declared."""
 MAX_SAID_CHARS = 2_000
 MAX_JSON_CHARS = 100_000
-"""Of a text that is read as JSON here."""
+"""Most characters of a text that is read as JSON here."""
 BESIDE = "_content"
 """Key under which a script finds texts and files beside structured content."""
 

@@ -22,7 +22,7 @@ VARIABLE = re.compile(r"\$\{[\s{]*[A-Za-z_][^{}$]*\}+|\$\{\s*(?i:env|input):[^{}
 """What the files of MCP clients have in place of a value: `${NAME}`, `${{NAME}}`, `${env:NAME}`, `${input:NAME}`; also
 one of the last two without its end."""
 MIN_SECRET_CHARS = 8
-"""Of a value that is hidden; a shorter one, such as a port, would be found in many texts."""
+"""Fewest characters of a value that is hidden; a shorter one, such as a port, would be found in many texts."""
 
 
 def transport_of(

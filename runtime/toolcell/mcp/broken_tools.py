@@ -22,7 +22,7 @@ class ToolPages:
 
     def __init__(self) -> None:
         self.version = ""
-        """Of the protocol. A page that comes before it is known stays as it is."""
+        """Version of the protocol. A page that comes before it is known stays as it is."""
         self._broken = dict[str, str]()
         self._output_schemas = dict[str, Any]()
 

@@ -36,7 +36,7 @@ MAX_REMEMBERED = 20_000
 """Tools of one server whose first definition is remembered; what comes after them is left out."""
 MAX_CURSOR_CHARS = 4_096
 MAX_DEFINITIONS_CHARS = 32 * 1024 * 1024
-"""Of all definitions of one server."""
+"""Most characters of all definitions of one server."""
 MAX_PROBLEMS = 200
 """That are kept; the first and the latest matter, and a server could make any number."""
 MAX_PROBLEM_CHARS = 2_000

@@ -38,11 +38,12 @@ from toolcell.tools import Approve, Reject, bytes_in, code_result, mentions_byte
 from toolcell_bridge import picture_type, to_plain
 
 VALUE_BYTES = 1 << 20
-"""Of a value in an answer. A model reads the text beside it, which is shorter."""
+"""Most bytes of a value in an answer. A model reads the text beside it, which is shorter."""
 
 _SHOWN_WHOLE = f"at most {MAX_ASKED_CHARS} characters of an argument, and {MAX_ARGS} arguments"
 TOO_MUCH_BYTES = 256 * 1024
-"""Of all arguments of calls that wait: an answer has them three times, in its text, its data and its token."""
+"""Most bytes of all arguments of calls that wait: an answer has them three times, in its text, its data and its
+token."""
 
 IN_PART = f"it was not made: a form cannot show all of its arguments to the user who decides ({_SHOWN_WHOLE})"
 

@@ -56,7 +56,7 @@ class McpTool:
     digest: str
     """sha256 of everything the server says of it; a tool is pinned by it."""
     check: ValueCheck | None
-    """Of structured content, when the server declares an output schema."""
+    """Check of structured content, when the server declares an output schema."""
     is_wrapped: bool = False
     """Structured content is an object made for a plain value; the script gets that value."""
     problems: tuple[McpProblem, ...] = ()

@@ -24,7 +24,7 @@ from toolcell.support import HttpLimits, HttpServer, bounded_protocol, bracketed
 
 PATH = "/mcp"
 RECEIVING_BYTES = 32 << 20
-"""Of bodies that are not whole, of all clients together. Each has at most four megabytes."""
+"""Most bytes of bodies that are not whole, of all clients together. Each has at most four megabytes."""
 BUSY_TEXT = "too much is on its way; try again"
 BUSY = {"Retry-After": "1", "Connection": "close"}
 MIN_TOKEN_CHARS = 16

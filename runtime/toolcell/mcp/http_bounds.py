@@ -15,7 +15,7 @@ from toolcell.mcp.pace import LinePace
 from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, at_most, elements, with_whole_characters
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
-"""Of one message of a server: a whole page of its tools, or the result of one call."""
+"""Most bytes of one message of a server: a whole page of its tools, or the result of one call."""
 END_OF_SESSION_S = 2.0
 """What a server may take to say that its session is over."""
 REOPENED_S = 0.5

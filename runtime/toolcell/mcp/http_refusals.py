@@ -17,7 +17,7 @@ SESSION_GONE = -(10**9) - secrets.randbelow(10**9)
 """Code of our own: the server does not know the session any more, and has not carried out the request. It differs in
 each process: a server that sent it itself would have a call made twice that it has carried out."""
 MAX_SAID_BYTES = 4096
-"""Of a refusal's body that are read."""
+"""Most bytes of a refusal's body that are read."""
 MAX_SAID_CHARS = 200
 PROBE_S = 3.0
 OLD_TRANSPORT = (

@@ -23,7 +23,8 @@ DESCRIBE_TOOL, RESUME_TOOL = "describe_tools", "resume"
 OWN_TOOLS = (CODE_TOOL, SEARCH_TOOL, DESCRIBE_TOOL, RESUME_TOOL)
 
 SHOWN_CHARS = 1_200
-"""Of tools in the description of execute_code: as stubs, a line each, or names, whatever there is room for."""
+"""Most characters of tools in the description of execute_code: as stubs, a line each, or names, whatever there is room
+for."""
 
 GIVEN_LIMITS = ("wall_s", "cpu_s", "memory_bytes", "tool_calls")
 """Limits that a client may lower for one script."""

@@ -29,7 +29,7 @@ from toolcell.support import quiet_loggers
 from toolcell.tools import safe_text
 
 MAX_TRIES = 3
-"""Of one request: as it is, with a refreshed token, after a login."""
+"""Most tries of one request: as it is, with a refreshed token, after a login."""
 MAX_STEP_UPS = 10
 """Logins for more rights, of one client: a server could ask without end."""
 MAX_SCOPE_CHARS = 2_000

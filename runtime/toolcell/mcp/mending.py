@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 MAX_DEPTH = 64
-"""Of schemas; what is nested deeper stays as it is, and is refused later."""
+"""Greatest depth of schemas; what is nested deeper stays as it is, and is refused later."""
 
 TYPES = {
     "str": "string",

@@ -48,12 +48,12 @@ class OAuth:
     redirect_uri: str | None = None
     """Where the browser comes back to, with a `redirect` of your own."""
     port: int = 0
-    """Of the server on loopback; 0 takes a free one. A client that was registered by hand needs a fixed one."""
+    """Port of the server on loopback; 0 takes a free one. A client that was registered by hand needs a fixed one."""
     open_browser: bool = True
     ask: bool = True
     """False: nobody is asked. Tokens of an earlier login are used and refreshed, and without any the login fails."""
     client_id: str | None = None
-    """Of a client that was registered before."""
+    """Id of a client that was registered before."""
     client_secret: str | None = field(default=None, repr=False)
     client_metadata_url: str | None = None
     """An https URL with the client's metadata: its id, where the authorization server takes such ids."""

@@ -32,7 +32,7 @@ MAX_QUESTION_CHARS = 2_000
 MAX_QUESTIONS_OF_CALL = 10
 """That a server may ask between one call and its answer, of a person and of a model together."""
 MAX_OPEN_QUESTIONS = 8
-"""Of one server, that wait for an answer: fewer than the requests that end its connection."""
+"""Most questions of one server, that wait for an answer: fewer than the requests that end its connection."""
 
 Elicit = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any] | None] | Mapping[str, Any] | None]
 """`elicit(message, schema)`, awaited or plain: the answer, an object that fits the schema; None declines."""

@@ -68,7 +68,7 @@ GONE = "toolcell.gone"
 """Key of an HTTP request's scope: an event that is set when its client is gone."""
 
 MAX_MESSAGE_CHARS = 500
-"""Of one progress message."""
+"""Most characters of one progress message."""
 
 INSTRUCTIONS = (
     "execute_code runs Python in a sandbox. The tools of this server are called from there; search_tools and "

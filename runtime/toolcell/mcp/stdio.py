@@ -25,10 +25,10 @@ from toolcell.mcp.server import McpServer
 from toolcell.support import ChangeEvent, daemon_threads
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
-"""Of one message. A longer line is answered with an error, and its rest is skipped."""
+"""Most bytes of one message. A longer line is answered with an error, and its rest is skipped."""
 
 SKIPPED_BYTES = 1024 * 1024
-"""Of the rest of such a line, at once."""
+"""Bytes of the rest of such a line, at once."""
 _TOO_LONG = b"(a line that is too long)"
 _SAID_OF_LONG = f"this line has more than {MAX_LINE_BYTES} bytes"
 

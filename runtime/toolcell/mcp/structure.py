@@ -13,9 +13,9 @@ MAX_ELEMENTS: Final = 2**17
 TOO_MANY: Final = f"it has more than {MAX_ELEMENTS} lists, dicts, and items of them"
 
 MAX_BLOCKS = 1_000
-"""Of one answer to a call; what comes after them is dropped."""
+"""Most blocks of one answer to a call; what comes after them is dropped."""
 MAX_TOOLS = 5_000
-"""Of one server."""
+"""Most tools of one server."""
 
 _SLICE_BYTES: Final = 1 << 16
 _OPEN: Final = (b",", b"[", b"{")

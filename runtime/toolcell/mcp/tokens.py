@@ -82,7 +82,7 @@ class LoginRecord(BaseModel):
     expires_at: float | None = None
     client: OAuthClientInformationFull | None = None
     metadata: OAuthMetadata | None = None
-    """Of the authorization server: where a token is refreshed after a restart."""
+    """Metadata of the authorization server: where a token is refreshed after a restart."""
     resource: ProtectedResourceMetadata | None = None
 
 

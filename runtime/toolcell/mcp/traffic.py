@@ -28,7 +28,7 @@ ANSWERED_S = 2.0
 COUNTS_FOR_BYTES = 8192
 """So many bytes that answer no request count as one more message."""
 MAX_BAD_MESSAGES = 100
-"""Of one connection, that are not JSON-RPC; servers print greetings there by mistake."""
+"""Most messages of one connection, that are not JSON-RPC; servers print greetings there by mistake."""
 MAX_WAITING = 256
 """Messages to a server that does not read them."""
 MAX_WAITING_BYTES = 32 << 20

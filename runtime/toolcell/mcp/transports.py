@@ -47,9 +47,9 @@ from toolcell.support import clean
 STOP_S = 2.0
 """What a server may take to end after its input was closed, and its supervisor after it was told to."""
 MAX_SAID_BYTES = 500
-"""Of what a server writes to stderr, in a message about its end."""
+"""Most bytes of what a server writes to stderr, in a message about its end."""
 MAX_KEPT_BYTES = 8 * 1024
-"""Of what a server writes to stderr: a secret that is hidden in it is there whole."""
+"""Most bytes of what a server writes to stderr: a secret that is hidden in it is there whole."""
 MAX_ID_DIGITS = 18
 CONNECT_S = 30.0
 
@@ -177,7 +177,7 @@ def _packed(message: SessionMessage) -> bytes:
 _FIRST = re.compile(rb'\s*\{(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"id"\s*:\s*(\d{1,18}|"[^"\\]{1,64}")\s*,')
 _LAST = re.compile(rb',\s*"id"\s*:\s*(\d{1,18}|"[^"\\]{1,64}")\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
 _ENDS_BYTES = 256
-"""Of a message, in which its id may stand when the message itself is not parsed."""
+"""First and last bytes of a message, in which its id may stand when the message itself is not parsed."""
 
 
 async def _message(line: bytes) -> SessionMessage | Exception | None:

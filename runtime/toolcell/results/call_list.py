@@ -32,7 +32,7 @@ class CallList:
     id: str
     calls: list[ListedCall] = field(default_factory=list)
     labels: frozenset[str] = frozenset()
-    """Of everything that the run has read."""
+    """Labels of everything that the run has read."""
     size: int = 0
     """Bytes of its answers and, once it is over, of its arguments."""
 

@@ -40,7 +40,7 @@ class EagerReport:
     early_calls: int = 0
     """Calls that were started before the script came to them."""
     hits: int = 0
-    """Of them, those whose answer the script was given."""
+    """How many of them answered the script."""
     saved_s: float = 0.0
     """Seconds for which tools worked while the text was still coming in, or before the script came to their calls."""
 

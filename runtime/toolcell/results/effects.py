@@ -78,7 +78,7 @@ class CommitResult:
     """What `Runtime.commit` made of a draft."""
 
     run_id: str
-    """Of the calls of the commit, in events and in the audit log."""
+    """Id of the calls of the commit, in events and in the audit log."""
     effects: tuple[EffectResult, ...]
     """Every effect of the draft, in order."""
     value: Any = None

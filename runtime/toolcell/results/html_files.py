@@ -15,7 +15,7 @@ from toolcell.support.text import cut_text
 from toolcell_bridge.guest.pictures import picture_type
 
 MAX_SHOWN_BYTES: Final = 4 << 20
-"""Of all files together: a notebook keeps them."""
+"""Most bytes of all files together: a notebook keeps them."""
 
 MAX_TEXT_CHARS: Final = 5_000
 
@@ -40,7 +40,7 @@ class ShownFile:
     kind: str = ""
     """`image`, `audio` or `video`."""
     url: str = ""
-    """Of an image, sound or film: a `data:` URL."""
+    """URL of an image, sound or film: a `data:` URL."""
     saved: str = ""
     """A `data:` URL of any other file, as bytes, which a browser only saves."""
     text: str = ""

@@ -191,7 +191,7 @@ class Suspension:
     """Seconds since the epoch."""
     token: str = field(repr=False)
     preflight: Preflight | None = field(default=None, compare=False)
-    """Of a run with `preflight=True`: the calls that are written in its script."""
+    """Preflight of a run with `preflight=True`: the calls that are written in its script."""
 
     def to_json(self) -> str:
         """Return the signed token for `Runtime.resume`. It holds the calls, and nothing else of the run."""
@@ -206,7 +206,7 @@ class Divergence:
     """call, extra_call, missing_call, no_answer, outcome, error, value, stdout, stderr, files."""
     message: str
     index: int | None = None
-    """Of the call, counting the script's own calls from 1."""
+    """Number of the call, counting the script's own calls from 1."""
     line: int | None = None
     source_line: str = ""
     expected: Any = None
@@ -224,7 +224,7 @@ class RepairedCall:
     tool: str
     args: Mapping[str, Any]
     status: str
-    """Of the call in the earlier run: answered, failed or in doubt."""
+    """Status of the call in the earlier run: answered, failed or in doubt."""
 
 
 @frozen
@@ -327,26 +327,26 @@ class ExecutionResult:
     usage: Usage = field(default_factory=Usage)
     isolation: Isolation = field(default_factory=lambda: Isolation("none"))
     suspension: Suspension | None = None
-    """Of a suspended run."""
+    """Suspension of a suspended run."""
     divergence: Divergence | None = None
-    """Of a run that diverged."""
+    """Divergence of a run that diverged."""
     repair: Repair | None = None
-    """Of a run with `repairs=`."""
+    """Repair of a run with `repairs=`."""
     preflight: Preflight | None = None
-    """Of a run with `preflight=True`."""
+    """Preflight of a run with `preflight=True`."""
     type_findings: tuple[Mapping[str, Any], ...] = ()
-    """Of a run whose types were checked: line, column, rule, message."""
+    """Findings of a run whose types were checked: line, column, rule, message."""
     effects: tuple[Effect, ...] = ()
-    """Of a dry run: the calls that write, in order. `Runtime.commit` makes them."""
+    """Effects of a dry run: the calls that write, in order. `Runtime.commit` makes them."""
     draft_id: str = field(default="", repr=False)
     """Name of the draft, for `Runtime.commit`; empty when this was not a dry run."""
     draft_digest: str = field(default="", repr=False)
     """Sha256 of `effects`. `Runtime.commit(result, approve=result.draft_digest)` makes exactly these, however long they
     are."""
     session: SessionReport | None = None
-    """Of a script of a session."""
+    """Report of a script of a session."""
     eager: EagerReport | None = None
-    """Of a script that was fed."""
+    """Report of a script that was fed."""
     journal_id: str = field(default="", repr=False)
     """Name of the run's journal."""
 

@@ -51,7 +51,7 @@ class Callbacks:
         self._on_progress = handlers.on_progress
         self._lock: anyio.Lock | None = None
         self._hearing: anyio.CancelScope | None = None
-        """Of the task that awaits something now."""
+        """Cancel scope of the task that awaits something now."""
         self.unheard: deque[Any] = deque()
         """What is to be awaited, in the order of the calls."""
         self.failure: BaseException | None = None

@@ -17,7 +17,7 @@ FileContent = str | bytes | bytearray | memoryview | os.PathLike[str]
 FileInput = str | os.PathLike[str] | tuple[str, FileContent] | GuestFile
 
 MAX_PART_BYTES = 255
-"""Of one part of a name. Source: NAME_MAX of Linux."""
+"""Most bytes of one part of a name. Source: NAME_MAX of Linux."""
 
 
 def guest_files(

@@ -34,7 +34,7 @@ from toolcell_bridge.wire.messages import PutFile, RunScript
 logger = logger_of(__name__)
 
 MAX_SHOWN_CHARS = 10_000
-"""Of a source that cannot be sent, in the record of its run."""
+"""Most characters of a source that cannot be sent, in the record of its run."""
 
 CHUNK_BYTES = 1 << 20
 """Most of a file that is sent in one message."""
@@ -63,7 +63,7 @@ class Script:
     seed: int | None = None
     clock: float | None = None
     number: int = 0
-    """Of a script in its session; 0 outside of sessions."""
+    """Number of a script in its session; 0 outside of sessions."""
     preflight: Preflight | None = None
     feed: ScriptFeed | None = None
     """Brings the text, in place of `source`."""
@@ -110,7 +110,7 @@ class RunRequest:
     work: HostWork | None = None
     """Where the run's work is counted; its calls count theirs in the same place."""
     threads_left: ThreadsLeft | None = None
-    """Of its calls that were given up."""
+    """Threads of its calls that were given up."""
     journal_id: str = ""
     """Name of the run's journal, for its result."""
     on_answer: Callable[[int, bytes], None] | None = None

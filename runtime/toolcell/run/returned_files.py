@@ -33,7 +33,7 @@ class _Open:
     size: int = 0
     parts: list[bytes] = field(default_factory=list)
     digest: Any = field(default_factory=hashlib.sha256)
-    """Of the parts so far: a large file is not hashed at once."""
+    """Digest of the parts so far: a large file is not hashed at once."""
 
 
 class ReturnedFiles:

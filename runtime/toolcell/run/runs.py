@@ -68,7 +68,7 @@ class RunJournal(Protocol):
 
     @property
     def context(self) -> RunContext:
-        """Of the run's calls."""
+        """Context of the run's calls."""
 
     @property
     def held(self) -> HeldRun | None:
@@ -127,7 +127,7 @@ class PreparedRun:
     """What its sandbox is asked; nothing of its journal yet."""
     tools: CallableTools
     context: RunContext
-    """Of its calls, under the rules of the runtime."""
+    """Context of its calls, under the rules of the runtime."""
     made: MadeCalls
     """What its calls have made that can be reverted."""
 

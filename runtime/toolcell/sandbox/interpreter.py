@@ -31,11 +31,11 @@ ONE_THREAD = {
 """Environment while it preloads: libraries start as many threads as they think there are cores."""
 
 FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}
-"""Of the interpreter: glibc keeps a heap of up to 64 MB for each of many threads, eight times the cores."""
+"""Environment of the interpreter: glibc keeps a heap of up to 64 MB for each of many threads, eight times the cores."""
 
 
 OWN_FOLDERS: Final = 3
-"""Of a module path: the standard library, its extensions and the guest. Packages come after them."""
+"""First folders of a module path: the standard library, its extensions and the guest. Packages come after them."""
 
 
 def start(sys_path: Sequence[str]) -> str:

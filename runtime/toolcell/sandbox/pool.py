@@ -140,7 +140,7 @@ class Pool(Generic[T]):
         """Nothing was taken since all that was to be done was done."""
         self._taken_at = self._returned_at = 0.0
         self._now, self._scope_type = anyio.current_time, anyio.CancelScope
-        """Of the event loop once the pool is open: anyio looks for it each time."""
+        """Clock and scopes of the event loop once the pool is open: anyio looks for it each time."""
 
     def __repr__(self) -> str:
         return f"<Pool idle={len(self._idle)} busy={self._busy} starting={self._starting} cap={self._cap}>"
@@ -414,7 +414,7 @@ class Pool(Generic[T]):
 
 
 STEP = 0.01
-"""Of `start_s`: deadlines are moved no more often than this, because each is a timer of the event loop."""
+"""Share of `start_s`: deadlines are moved no more often than this, because each is a timer of the event loop."""
 
 
 class StartClock:

@@ -17,12 +17,13 @@ from toolcell_bridge import MAX_ELEMENTS
 Model = TypeVar("Model", bound=BaseModel)
 
 MAX_ERRORS = 20
-"""Of one request that are told."""
+"""Most errors of one request that are told."""
 MAX_SHOWN_CHARS = 80
 SMALL_BYTES: Final = 65_536
 """A body this short is read in a millisecond or two. Others wait for a thread, so that nobody waits for them."""
 MOST_ELEMENTS: Final = 2 * MAX_ELEMENTS
-"""Of a body: lists, objects, and what is in them. Each takes up to a hundred times as much memory as it has bytes."""
+"""Most elements of a body: lists, objects, and what is in them. Each takes up to a hundred times as much memory as it
+has bytes."""
 _ELEMENT: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]', re.DOTALL)
 """A text, or the beginning of something else. It matches every text, so it never goes back."""
 

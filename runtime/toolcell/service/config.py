@@ -15,7 +15,7 @@ from toolcell.quotas import Quota
 from toolcell.service.access_config import OidcConfig, check_networks
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""Of tenants. It is a folder's name, too."""
+"""Pattern for names of tenants. It is a folder's name, too."""
 
 
 def default_state() -> Path:
@@ -30,7 +30,7 @@ class TenantConfig(SettingsModel):
     """Where sandboxes are started."""
 
     limits: Limits = Field(default_factory=Limits)
-    """Of each run. A request may ask for less, never for more."""
+    """Limits of each run. A request may ask for less, never for more."""
 
     policy: Policy = Field(default_factory=Policy)
     """Which isolation is required, and what scripts find in their environment."""

@@ -57,7 +57,7 @@ class ApiRequest:
     sent: bytes = b""
     """The body as it came, where the endpoint has a `body` model."""
     run_id: str = field(default_factory=new_id)
-    """Of the run that it begins, if it begins one."""
+    """Id of the run that it begins, if it begins one."""
     held: Reservation | None = None
     """What it holds of the bytes that its tenant may send at once."""
     began: anyio.Event = field(default_factory=anyio.Event)

@@ -15,7 +15,7 @@ from typing import Final
 
 LONGEST_RETRY_S: Final = 60
 WEIGHT: Final = 0.2
-"""Of the newest time in the mean of how long places are held."""
+"""Weight of the newest time in the mean of how long places are held."""
 
 
 class Ticket(Enum):
@@ -66,7 +66,7 @@ class FairQueue:
         self.places, self.capacity, self._share = places, capacity, share
         self.running = self.waiting = 0
         self._lines: OrderedDict[str, _Line] = OrderedDict()
-        """Of the tenants that run or wait, in the order of their turns."""
+        """Queues of the tenants that run or wait, in the order of their turns."""
         self._held_s: float | None = None
 
     def join(self, waiter: Waiter, now: float) -> None:

@@ -159,7 +159,7 @@ class RecordedState:
 
     name: str = ""
     key: str = ""
-    """Of this life of the session: a token of a script of an earlier one is of no use in it."""
+    """Key of this life of the session: a token of a script of an earlier one is of no use in it."""
     steps: list[SessionScript] = field(default_factory=list)
     base: KeptState | None = None
     kept: KeptState | None = None

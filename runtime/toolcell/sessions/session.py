@@ -84,7 +84,7 @@ class Session(OpenedInBlock):
         self.id = ident
         self._is_named, self._restores, self._is_scratch = is_named, restores, is_scratch
         self.limits = limits
-        """Of each script, unless it is given others."""
+        """Limits of each script, unless it is given others."""
         self.settings = settings
         self._host, self._place, self._tools, self._context = host, place, tools, context
         self._life: Literal["new", "open", "closed"] = "new"

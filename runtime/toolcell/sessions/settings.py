@@ -29,7 +29,7 @@ SESSION_SUFFIX: Final = ".session"
 """Around its name, of the file of a session in the directory of journals."""
 
 STATE_SUFFIX: Final = ".state"
-"""Of the file with the state of a session by value."""
+"""Suffix of the file with the state of a session by value."""
 
 Restores = Literal["never", "if_kept", "always"]
 """Whether a session goes on from what is on disk: never, if there is something, or it is not opened without."""

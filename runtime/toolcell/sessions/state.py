@@ -102,7 +102,8 @@ class SessionState:
         self.position = history.position
         """Number of scripts whose state there is, or was."""
         self.labels = Labels(labels)
-        """Of everything that the scripts have read. No script can shed them, and what they read is in the sandbox."""
+        """Labels of everything that the scripts have read. No script can shed them, and what they read is in the
+        sandbox."""
         self.lost = ""
         """Why the sandbox was lost; empty again when there is another one."""
         self.not_repeatable = ""
@@ -111,7 +112,7 @@ class SessionState:
         """What the state lacks that was brought back last."""
         self.journal = SessionJournal(ident, host.journals)
         self._ended_cpu_s = 0.0
-        """Of sandboxes that are gone."""
+        """CPU seconds of sandboxes that are gone."""
         self.used_calls = 0
         self.idle_since: float | None = None
         """On the event loop's clock; None while there is no sandbox or a script runs."""

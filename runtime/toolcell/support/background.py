@@ -101,7 +101,7 @@ class TaskReader(ABC, Generic[Item]):
         self._is_begun = False
         self._thread = threading.get_ident()
         self._token: Any = None
-        """Of the event loop."""
+        """Token of the event loop."""
 
     @abstractmethod
     def _begin(self) -> None:

@@ -19,16 +19,16 @@ from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.tables import AnyTable, Array, Table
 
 MAX_ARG_CHARS: Final = 200
-"""Of one argument, in text."""
+"""Most characters of one argument, in text."""
 
 MAX_ASKED_CHARS: Final = 2_000
-"""Of one argument of a call that a person is asked about in a form."""
+"""Most characters of one argument of a call that a person is asked about in a form."""
 
 MAX_ARGS: Final = 50
 """Arguments of a call, in text."""
 
 _ROWS: Final = 16
-"""Of a table, that are read at a time."""
+"""Rows of a table, that are read at a time."""
 
 _PLAIN_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 

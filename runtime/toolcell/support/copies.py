@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _kinds: dict[type, tuple[tuple[str, ...], Callable[[Any], Any]]] = {}
-"""Of each class: the names of its fields, and what returns their values."""
+"""What is known of each class: the names of its fields, and what returns their values."""
 
 
 def changed(instance: T, **changes: Any) -> T:

@@ -126,7 +126,7 @@ def _decoded(text: str, form: str = BYTES) -> bytes:
 # In pieces: a large document is written beside other work, and never holds more than it may
 
 SLICE_CHARS: Final = 65_536
-"""Of a text that are written at once. A run of these letters may be six times as long in JSON."""
+"""Characters of a text that are written at once. A run of these letters may be six times as long in JSON."""
 SMALL: Final = 16_384
 """Characters, bytes and elements of data that is written at once."""
 CHUNK: Final = 256

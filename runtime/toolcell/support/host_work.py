@@ -18,14 +18,15 @@ MESSAGE_WORK: Final = 256
 
 
 PORTION: Final = 64 * 1024
-"""Of work, before other tasks may have their turn: a millisecond's, at most."""
+"""Amount of work, before other tasks may have their turn: a millisecond's, at most."""
 
 KEPT_BYTES: Final = 64 << 20
-"""Of what the latest runs leave in memory for a later commit, and as much for a revert. The oldest make room."""
+"""Most bytes of what the latest runs leave in memory for a later commit, and as much for a revert. The oldest make
+room."""
 
 
 LONG_BYTES: Final = 1 << 20
-"""Of what calls were made with: digesting, signing and writing more of it is done in a thread."""
+"""Size of what calls were made with: digesting, signing and writing more of it is done in a thread."""
 
 
 def about_bytes(data: object) -> int:

@@ -18,13 +18,13 @@ LINGER_S: Final = 1.0
 """How long a connection too many is read from and not answered: closed at once, its client might not see the answer."""
 
 LINGERING: Final = 64
-"""Of those at once. Further ones are closed without an answer."""
+"""Most of those at once. Further ones are closed without an answer."""
 
 CONNECTIONS: Final = 512
 """At once, of a server without settings of its own."""
 
 FILES_KEPT: Final = 2
-"""Of the descriptors that a process may open, connections take at most one in so many. Sandboxes need the others."""
+"""Connections take at most one in so many of the descriptors that a process may open. Sandboxes need the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class _BoundedProtocol(H11Protocol):
     most: int
     refusal: bytes
     strangers: dict[_BoundedProtocol, None]
-    """Of this server: those that have sent no whole head yet, the oldest first."""
+    """Connections of this server: those that have sent no whole head yet, the oldest first."""
     idle: dict[_BoundedProtocol, None]
     """Those that are kept for a next request, the one that has waited for longest first."""
     lingering: set[_BoundedProtocol]

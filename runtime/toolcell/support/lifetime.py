@@ -211,7 +211,7 @@ class _Life:
 
 
 _pid = os.getpid()
-"""Of this process. Asking the kernel each time costs a system call."""
+"""Id of this process. Asking the kernel each time costs a system call."""
 
 
 def _note_fork() -> None:

@@ -10,7 +10,7 @@ ALIKE = 0.6
 """difflib's ratio from which on two names count as alike."""
 
 _MAX_COMPARED_CHARS = 20_000
-"""Of all candidates that are looked at, together."""
+"""Most characters of all candidates that are looked at, together."""
 _MAX_NAME_CHARS = 80
 _MAX_CLOSE = 4
 """Candidates that are compared in full, those with the most letters in common: each takes up to a millisecond."""

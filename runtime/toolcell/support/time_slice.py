@@ -24,7 +24,7 @@ class TimeSlice:
     def __init__(self) -> None:
         self.until = time.perf_counter() + SLICE_S
         self._left_s: float | None = None
-        """Of the slice while nobody works; None while somebody may."""
+        """Seconds left of the slice while nobody works; None while somebody may."""
         self._waiting: deque[anyio.Event] = deque()
         """One for each task that has given way and not gone on, oldest first. Each wakes the next when it goes on."""
 

@@ -46,7 +46,7 @@ from toolcell.tools.values import (
 from toolcell_bridge.wire.frozen import frozen
 
 MAX_SHOWN_CHARS = 4_000
-"""Of the received arguments in an error message."""
+"""Most characters of the received arguments in an error message."""
 
 
 MAX_PLAIN_WORK = 1_000

@@ -167,17 +167,17 @@ class RunScope:
     """Internal: what stands above and around the calls of one part of a run. A tool never sets it."""
 
     session_id: str = ""
-    """Of the session whose script makes the calls."""
+    """Id of the session whose script makes the calls."""
     item: str = ""
-    """Of `Runtime.map`: its name and the number of the input, as in `scores-17`."""
+    """The input of `Runtime.map`: its name and the number of the input, as in `scores-17`."""
     hooks: tuple[CallHook, ...] = ()
-    """Of the agents above; they see calls before the registry's own."""
+    """Hooks of the agents above; they see calls before the registry's own."""
     approvals: Approvals | None = None
     """Decides about calls that no hook approved; approval hooks are not asked then. None: approval hooks decide."""
     made: MadeCalls | None = None
     """Where calls of tools that write are noted, so that they can be reverted."""
     policies: tuple[CallPolicy, ...] = ()
-    """Of the agents above: a child may never call more than its parent."""
+    """Policies of the agents above: a child may never call more than its parent."""
     parent_call_id: str | None = None
     """The call this part of the run belongs to."""
     depth: int = 0
@@ -185,7 +185,7 @@ class RunScope:
     agents: tuple[int, ...] = ()
     """Which, by identity, outermost first."""
     runtime: Any = None
-    """Of the script or plan that makes the calls: saved scripts run there."""
+    """Runtime of the script or plan that makes the calls: saved scripts run there."""
     scripts: tuple[str, ...] = ()
     """Saved scripts above this part of the run, outermost first."""
     requests: OpenRequests | None = None
@@ -197,7 +197,8 @@ class RunScope:
     abandoned: AbandonedThreads = OF_THIS_PROCESS
     """Where threads are listed that run on after their calls were given up."""
     on_user: OnUser | None = None
-    """Of the agent above: receives what tools show to the user, also those of plans, scripts and background work."""
+    """Receiver of the agent above: receives what tools show to the user, also those of plans, scripts and background
+    work."""
     is_shared: bool = False
     """Stands in where no run was given: unrelated calls share it, so it bounds and orders nothing."""
 
@@ -233,7 +234,7 @@ class RunContext:
     """How types of its scripts are checked where neither a call nor a policy says so, if this machine can. An `Agent`
     makes it `warn`."""
     quotas: tuple[Quotas, ...] = ()
-    """Of its user, tenant or agent, which its calls are counted for."""
+    """Quotas of its user, tenant or agent, which its calls are counted for."""
     state: RunState = field(default_factory=RunState)
     scope: RunScope = OUTERMOST_SCOPE
     """Internal: what stands above and around the calls."""
@@ -278,11 +279,11 @@ class Call:
     decoded: dict[str, Any] | None = None
     """The same as the Python types the tool declares, where these are more than JSON."""
     options: ToolOptions = DEFAULT_TOOL_OPTIONS
-    """Of the tool; the defaults when there is none by that name."""
+    """Options of the tool; the defaults when there is none by that name."""
     aliases: tuple[str, ...] = ()
     """Every name the tool goes by."""
     identity: ToolIdentity | None = None
-    """Of the tool, whatever name it was called by."""
+    """Identity of the tool, whatever name it was called by."""
     changes: tuple[Change, ...] = ()
     """What coercion changed."""
     warnings: tuple[str, ...] = ()
@@ -303,9 +304,10 @@ class Call:
     is_logged = False
     """Python's log has its start."""
     holds_worker = False
-    """Of those that do work; tools that wait for others hold none."""
+    """Whether a call takes a place of those that work; tools that wait for others hold none."""
     threads: tuple[ToolThread, ...] = ()
-    """Of this call and the calls below: given up, and perhaps still running. The call's places are taken until then."""
+    """Threads of this call and the calls below: given up, and perhaps still running. The call's places are taken until
+    then."""
     started_at = 0.0
     """Seconds since the epoch."""
     started_s = 0.0
@@ -328,11 +330,11 @@ class Call:
         self.parent = parent
         self.parent_call_id = run.scope.parent_call_id if parent is None else parent.call_id
         self.step = step
-        """Of a plan."""
+        """Number of the step of a plan."""
         self.message = message
         """The assistant message that asked for it, where there is one."""
         self.timeout_s = timeout_s
-        """Of this call alone; None is the tool's own or the registry's."""
+        """Time limit of this call alone; None is the tool's own or the registry's."""
 
     @property
     def origin_label(self) -> str:

@@ -144,10 +144,11 @@ def _intro(count: int, detail: Detail | None, offers_search: bool) -> str:
 
 
 MAX_PROGRESS_CHARS = 4_000
-"""Of what a running script has printed."""
+"""Most characters of what a running script has printed."""
 
 MAX_VALUE_CHARS, MAX_LOG_CHARS = 60_000, 30_000
-"""Of the result and of what was printed, for the model: together they leave room for what else is told."""
+"""Most characters of the result and of what was printed, for the model: together they leave room for what else is
+told."""
 
 CODE_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -176,7 +177,7 @@ class CodeRuntime(Protocol):
 
     @property
     def limits(self) -> Limits | None:
-        """Of a script that is given none. None: they are not known here."""
+        """Limits of a script that is given none. None: they are not known here."""
         return None
 
     @property

@@ -40,7 +40,7 @@ FREE_STEPS = 10_000
 MAX_STEPS = 400_000
 """Twice as many as values may be in one set of arguments. They take about a second."""
 CHARS_PER_STEP = 64
-"""Of text that is read as JSON."""
+"""Characters for one step of text that is read as JSON."""
 MAX_WARNINGS = 20
 MAX_CHANGES = 200
 """Noted of one set of arguments. A change takes a hundred times the memory of the digit that was text."""
@@ -177,7 +177,7 @@ class Coercer:
         self._changes = 0
         """Values that were mended, noted or not, but for those in branches of unions that did not fit."""
         self._known_facts: dict[int, _ObjectFacts] = {}
-        """Of parts of the schema, by identity."""
+        """What is known of parts of the schema, by identity."""
         self._active: set[int] = set()
         """Pairs that are being mended. A part that refers to itself for the same value adds nothing."""
         self._outcomes: dict[int, Any] = {}

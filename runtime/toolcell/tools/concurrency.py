@@ -151,7 +151,8 @@ def abandoned_threads() -> tuple[AbandonedThread, ...]:
 
 
 MAX_THREADS = 64
-"""Of tools, per event loop. More than the calls a run makes at once: an abandoned thread keeps its place."""
+"""Most threads of tools, per event loop. More than the calls a run makes at once: an abandoned thread keeps its
+place."""
 
 
 async def maybe_await(value: Any) -> Any:

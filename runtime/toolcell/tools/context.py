@@ -254,7 +254,7 @@ class Completion:
 
     @property
     def job_id(self) -> str | None:
-        """Of the job the run keeps for this work."""
+        """Id of the job the run keeps for this work."""
         return self._job.id if self._job is not None else None
 
     def discard_job(self) -> None:

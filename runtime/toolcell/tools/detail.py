@@ -16,11 +16,11 @@ Detail = Literal["names", "signatures", "full"]
 
 DETAILS: Final = get_args(Detail)
 SHOWN_CHARS: Final = 32_000
-"""Of tools that a model is shown before it asks: about 8,000 tokens."""
+"""Most characters of tools that a model is shown before it asks: about 8,000 tokens."""
 MAX_SIGNATURE_CHARS: Final = 400
 MAX_SUMMARY_CHARS: Final = 120
 MAX_TEXT_CHARS: Final = 200_000
-"""Of tools that a script or a model asked for."""
+"""Most characters of tools that a script or a model asked for."""
 
 
 def check_detail(detail: object) -> None:

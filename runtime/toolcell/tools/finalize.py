@@ -23,7 +23,7 @@ from toolcell_bridge.guest.pictures import picture_type
 _NOT_DATA = frozenset({Text, Image, File})
 
 MAX_REMEMBERED_FAILURES = 256
-"""Of a run, of calls that failed."""
+"""Most failures of a run, of calls that failed."""
 
 
 def as_result(value: Any, requires_result: bool = False) -> ToolResult:

@@ -37,7 +37,7 @@ class JobOwner(Protocol):
 
     @property
     def name(self) -> str:
-        """Of its tool."""
+        """Name of its tool."""
 
     @property
     def call_id(self) -> str:
@@ -125,7 +125,7 @@ class JobTable:
         self._tasks = tasks
         self._is_open = False
         self._scopes: set[anyio.CancelScope] = set()
-        """Of what runs in `tasks`."""
+        """Cancel scopes of what runs in `tasks`."""
         self._idle: anyio.Event | None = None
         """Set when none of them runs any more."""
         self._failure: BaseException | None = None

@@ -17,7 +17,7 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 """Parts of the signs that every provider accepts."""
 
 MAX_NAME_CHARS = 64
-"""Of a name as providers are given it."""
+"""Most characters of a name as providers are given it."""
 
 RESERVED = "toolcell"
 """The namespace of what the host answers itself."""

@@ -28,7 +28,7 @@ MAX_RESULTS: Final = 50
 MAX_VISITED: Final = 500
 """Values of one result that are looked at."""
 MAX_FIELDS: Final = 32
-"""Of one record; with more keys it is a mapping."""
+"""Most fields of one record; with more keys it is a mapping."""
 MAX_FIELD_CHARS: Final = 64
 MAX_DEPTH: Final = 4
 

@@ -61,7 +61,7 @@ Part = Text | Image | File
 
 MAX_IMAGES: Final = 10
 MAX_IMAGE_BYTES: Final = 3_750_000
-"""Of one image. Base64 makes it a third larger, and Anthropic takes 5 MB."""
+"""Most bytes of one image. Base64 makes it a third larger, and Anthropic takes 5 MB."""
 
 
 def described_bytes(data: bytes) -> str:

@@ -142,7 +142,7 @@ def resolve(args: Any, results: Mapping[str, Any]) -> Any:
 
 MAX_STEPS = 50
 MAX_NAME_CHARS = 256
-"""Of a step's id and of a reference."""
+"""Most characters of a step's id and of a reference."""
 MAX_REFERENCES = 1000
 """In all steps of a plan together."""
 STEP_SHAPE = 'a step is {"tool": name, "args": {...}}'
@@ -411,7 +411,7 @@ def _refuse_cycles(steps: tuple[Step, ...]) -> None:
 # Running a plan
 
 MAX_OUTPUT_CHARS = 100_000
-"""Of all rows together. Past it, the longest results are cut, each to an even share."""
+"""Most characters of all rows together. Past it, the longest results are cut, each to an even share."""
 
 Row = dict[str, Any]
 
@@ -477,7 +477,7 @@ class _PlanRun:
             for step in plan.steps
             if step.problem
         }
-        """Of steps that are not valid, or whose arguments could not be put together."""
+        """Rows of steps that are not valid, or whose arguments could not be put together."""
         self._same_as: dict[int, int] = {}
         """Steps that share the call of an identical earlier step."""
         self._skipped: dict[int, str] = {}

@@ -188,7 +188,7 @@ def _refuse(value: Any) -> bool:
 
 MAX_PROBLEMS = 20
 MAX_MESSAGE_CHARS = 4_000
-"""Of one problem: two long lists of allowed values are more than a model needs to read."""
+"""Most characters of one problem: two long lists of allowed values are more than a model needs to read."""
 MAX_DESCRIBED_WORK = 1_000_000
 """Steps of one check of a value whose problems are described."""
 MAX_LISTED_ERRORS = 1000

@@ -148,7 +148,7 @@ class ToolResult:
     """A hint to stop the run; it counts only when every result of the batch gives it."""
     files: tuple[File, ...] = ()
     job_id: str | None = None
-    """Of a pending result."""
+    """Id of a pending result."""
     usage: TokenUsage = NO_USAGE
     meta: ResultMeta = NO_META
     exc: BaseException | None = field(default=None, compare=False, repr=False)

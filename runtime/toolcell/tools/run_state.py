@@ -145,7 +145,7 @@ class RunState:
         """None: what the registry of the first call says."""
         self.budget = budget
         self.labels = Labels(labels_of(labels, "labels") if labels else ())
-        """Of everything that the run has read."""
+        """Labels of everything that the run has read."""
         self.cancel_reason: str | None = None
         self.abort: ToolAbort | None = None
         """Set when a tool ended the run, for those between the tool and the run who do not see its exception."""
@@ -160,7 +160,7 @@ class RunState:
         self.jobs = jobs
         """Where tools may leave background work; None: nowhere."""
         self.workers: Workers | None = None
-        """Of tools that do the work themselves; made at the first call."""
+        """Workers of tools that do the work themselves; made at the first call."""
         self._orchestrators: dict[tuple[int, bool], Workers] = {}
         self._hook_lock: anyio.Lock | None = None
 

@@ -16,9 +16,10 @@ from toolcell.errors import RegistrationError
 from toolcell_bridge.wire.frozen import frozen
 
 MAX_COMPILE_WORK: Final = 250_000
-"""Of all patterns of a schema, or of all tools of one stranger: as many simple states, each 0.4 microseconds."""
+"""Most work of all patterns of a schema, or of all tools of one stranger: as many simple states, each 0.4
+microseconds."""
 PATTERN_WORK: Final = 100
-"""Of a pattern, however short it is. Source: one of a letter takes 100 to 180 microseconds, many in one schema."""
+"""Work of a pattern, however short it is. Source: one of a letter takes 100 to 180 microseconds, many in one schema."""
 MAX_STATES: Final = 1_000_000
 """More are not told apart."""
 MATCH_WORK: Final = 900_000

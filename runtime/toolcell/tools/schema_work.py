@@ -26,12 +26,12 @@ WORK_PER_STEP: Final = 64
 """Visits that count as one value that was looked at. Schemas that are not odd cost nothing more."""
 MAX_PARTS: Final = 200_000
 MAX_LEVELS: Final = 200
-"""Of dicts and lists in a schema. Whoever reads it calls itself for each of them."""
+"""Most levels of dicts and lists in a schema. Whoever reads it calls itself for each of them."""
 _MAX_DEPTH: Final = 400
 
 _COSTLY_PATTERN = re.compile(r"\(\?[=!<]|\\[1-9k]")
 _COSTLY: Final = 1_000
-"""Of a pattern with lookaround or backreferences: it may take `BACKTRACK_LIMIT` steps."""
+"""Work of a pattern with lookaround or backreferences: it may take `BACKTRACK_LIMIT` steps."""
 _UNIQUE: Final = 16
 
 _SAME_VALUE: Final = ("not", "if", "then", "else")
@@ -69,13 +69,13 @@ class SchemaWork:
 
         self.has_patterns = has_patterns = _has_patterns(schema)
         self._text_visits = self._weighed(schema, _own_text_visits, 0) if has_patterns else 0.0
-        """Of one text, whatever its length."""
+        """Work of one text, whatever its length."""
         self.char_visits = self._weighed(schema, _own_char_visits, 0) if has_patterns else 0.0
-        """Of one character of a text, in addition."""
+        """Work of one character of a text, in addition."""
         self._patterns = self._weighed(schema, _own_patterns, 0) if has_patterns else 0.0
         """That one text is matched with."""
         self._name_chars = min(map(max_chars, _patterns_of_names(schema)), default=MAX_CHARS) if has_patterns else 0
-        """Of a name that is matched."""
+        """Most characters of a name that is matched."""
 
     def _weighed(self, schema: Any, own: Callable[[Mapping[str, Any]], float], least: int) -> float:
         """Return the sum of what the parts that are about one value cost by themselves. `least`: of any part."""

@@ -32,7 +32,7 @@ from toolcell.tools.saved_script import (
 
 FORMAT: Final = 1
 MAX_FACTS_BYTES: Final = 8 * 1024 * 1024
-"""Of the JSON of one version, most of which is the schemas of the tools."""
+"""Most bytes of the JSON of one version, most of which is the schemas of the tools."""
 MAX_SCRIPTS: Final = 10_000
 
 _VERSION: Final = re.compile(r"v([1-9][0-9]{0,4})\.(py|json)")

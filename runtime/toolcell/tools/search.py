@@ -40,9 +40,10 @@ NAME_WEIGHT, DESCRIPTION_WEIGHT, PARAMETERS_WEIGHT = 4, 2, 1
 SMALL: Final = 100
 """Tools whose index is made in the event loop. Of more, it takes long enough for a thread."""
 MAX_FIELD_CHARS: Final = 4_000
-"""Of a description, and of the parameters of one tool: what a stranger's server may add to the index."""
+"""Most characters of a description, and of the parameters of one tool: what a stranger's server may add to the
+index."""
 EMBEDDED_CHARS: Final = 1_000
-"""Of each tool's text, for its vector."""
+"""Characters of each tool's text, for its vector."""
 
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _NAMES_IN_QUERY: Final = re.compile(r"[\w.-]+")

@@ -16,7 +16,7 @@ from toolcell.tools.stubs import OBSERVED
 from toolcell_bridge.wire.invisible import INVISIBLE
 
 MAX_SCHEMA_TEXT_CHARS = 500
-"""Of a description inside a schema."""
+"""Most characters of a description inside a schema."""
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_SCHEMA_DEPTH = 32
 

@@ -83,7 +83,8 @@ def _mended(mistake: re.Match[str]) -> str:
 INLINE_CHARS = 100_000
 """Longer text is read in a thread: it takes milliseconds."""
 MAX_PARTS = 200
-"""Of a return type, that are looked at to find out whether it takes text. A part counts as often as it is named."""
+"""Most parts of a return type, that are looked at to find out whether it takes text. A part counts as often as it is
+named."""
 
 
 async def with_data(name: str, options: ToolOptions, result: ToolResult) -> ToolResult:

@@ -18,7 +18,7 @@ INLINE_BYTES: Final = 4 * 1024 * 1024
 the arguments have digest and size."""
 
 MAX_UPLOADS: Final = 64
-"""Of one run, at once."""
+"""Most uploads of one run, at once."""
 
 LIMIT: Final = "EgressLimit"
 

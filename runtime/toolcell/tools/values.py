@@ -36,7 +36,7 @@ LARGE_ELEMENTS = 1000
 CHARS_PER_ELEMENT = 32
 
 MAX_STEP_CHARS = 80
-"""Of one name in a path that a message shows."""
+"""Most characters of one name in a path that a message shows."""
 
 Path = tuple[str | int, ...]
 NO_BLOBS: Mapping[Path, bytes] = MappingProxyType({})

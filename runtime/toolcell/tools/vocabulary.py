@@ -11,7 +11,7 @@ import unicodedata
 from typing import Final
 
 MAX_WORD_CHARS: Final = 64
-"""Of longer words, the beginning counts."""
+"""The beginning of longer words counts."""
 MAX_QUERY_WORDS: Final = 64
 
 _WORD: Final = re.compile(r"[^\W_]+")

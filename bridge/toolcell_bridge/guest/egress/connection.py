@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from toolcell_bridge.wire.requests import HTTP, HTTP_READ, HTTP_UPLOAD, PART_BYTES
 
 HEAD_BYTES: Final = 256 * 1024
-"""Of the head of a request, at most."""
+"""First bytes of the head of a request, at most."""
 
 HEX_DIGITS: Final = b"0123456789abcdefABCDEF"
 

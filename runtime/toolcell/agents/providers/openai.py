@@ -18,7 +18,7 @@ _OWN_KEYS = frozenset({"is_error", "images", "extra", "finish_reason", "labels"}
 """Keys of our messages that the API does not know."""
 
 EXTRA = "extra_content"
-"""Of a call: what Gemini's compatible end signs, and refuses to go on without."""
+"""Field of a call: what Gemini's compatible end signs, and refuses to go on without."""
 
 _NEWER_NAMES = {"max_tokens": "max_completion_tokens"}
 

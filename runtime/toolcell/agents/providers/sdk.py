@@ -155,7 +155,7 @@ class SdkProvider(ABC):
     """Sends requests through an SDK's client. `async with` closes the client's connections, and so does `aclose()`."""
 
     package: ClassVar[str]
-    """Of the SDK, which is also the name of toolcell's extra."""
+    """Name of the package of the SDK, which is also the name of toolcell's extra."""
     client_class: ClassVar[str]
     stream_options: ClassVar[Mapping[str, Any]] = {"stream": True}
     """What a request has besides when its answer is to be streamed."""

@@ -14,7 +14,7 @@ from toolcell.tools import STOP_WORDS, check_count, words
 
 GRAM: Final = 3
 GRAM_WEIGHT: Final = 0.3
-"""Of each triple of characters in a word, beside the word itself: `forecast` is near `forecasts`."""
+"""Weight of each triple of characters in a word, beside the word itself: `forecast` is near `forecasts`."""
 
 SHORT_CHARS: Final = 4000
 """More than this is embedded on a worker thread: a megabyte takes a second or more."""

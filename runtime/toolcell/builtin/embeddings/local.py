@@ -12,7 +12,7 @@ from toolcell.support import daemon_threads
 from toolcell.tools import check_kind
 
 FILES: Final = ("config.json", "model.safetensors", "tokenizer.json")
-"""Of a model. Source: `StaticModel.save_pretrained` of model2vec."""
+"""Files of a model. Source: `StaticModel.save_pretrained` of model2vec."""
 
 
 class LocalEmbeddings:

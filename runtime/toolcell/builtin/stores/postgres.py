@@ -22,7 +22,7 @@ logger = logger_of("toolcell.tools.store")
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 WORDS_CHARS: Final = 200_000
-"""Of one chunk, what the index of words sees. Source: a tsvector holds less than 1 MB."""
+"""Characters of one chunk, what the index of words sees. Source: a tsvector holds less than 1 MB."""
 
 
 def _floats(data: bytes) -> str:

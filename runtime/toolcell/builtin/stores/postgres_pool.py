@@ -18,7 +18,7 @@ from toolcell.errors import StoreError, UsageError
 from toolcell.support import daemon_threads
 
 LOCK: Final = 0x746C6363
-"""Of the advisory lock, together with the schema's name."""
+"""Number of the advisory lock, together with the schema's name."""
 MAX_IDLE: Final = 4
 """Connections that are kept for the next call."""
 _TYPES: Final = {"seq": "BIGSERIAL PRIMARY KEY", "blob": "BYTEA", "integer": "BIGINT"}

@@ -84,7 +84,7 @@ class Chunk(StoreRecord):
     id: str = field(default_factory=new_id)
     document_id: str = ""
     parent_id: str = ""
-    """Of the larger chunk that a search returns in place of this one; empty when there is none."""
+    """Id of the larger chunk that a search returns in place of this one; empty when there is none."""
     content: str = ""
     chunk_index: int = 0
     """Position in the document, from 0."""

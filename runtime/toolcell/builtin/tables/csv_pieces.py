@@ -28,7 +28,7 @@ MAX_CELLS: Final = 2 * 1024 * 1024
 FIRST_PIECE_BYTES: Final = 128 * 1024
 """Most answers need the first rows only."""
 ROWS_BYTES: Final = 1024 * 1024
-"""Of rows that the `csv` module reads."""
+"""Bytes of rows that the `csv` module reads."""
 CHUNK_BYTES: Final = 64 * 1024
 MAX_COLUMNS: Final = 2000
 MAX_HEADER_CHARS: Final = 64 * 1024
@@ -48,10 +48,10 @@ class TextBytes:
         self._at = self._stop = 0
         """Where in the buffer the text begins and ends that was not taken."""
         self._rows_end = 0
-        """Of the rows that `rows_within` returned."""
+        """End of the rows that `rows_within` returned."""
         self._is_begun = self._is_over = False
         self.line_number = 0
-        """Of the last line that was taken."""
+        """Number of the last line that was taken."""
 
     def fill(self, size: int) -> bool:
         """Read until `size` bytes are held or the file is over; return whether there are any."""

@@ -74,7 +74,7 @@ def _take(
 
 @dataclass(slots=True)
 class Total:
-    """Of one column in one group. Whole numbers are added exactly, of up to 30 digits."""
+    """Total of one column in one group. Whole numbers are added exactly, of up to 30 digits."""
 
     parts: dict[str, Any] = field(default_factory=dict)
 

@@ -20,7 +20,7 @@ from toolcell.errors import ToolError
 
 MAX_RECORD_CHARS = 1024 * 1024
 MAX_DOCUMENT_CHARS = 16 * 1024 * 1024
-"""Of a JSON text that is one object: it is one record, and decoded as a whole."""
+"""Most characters of a JSON text that is one object: it is one record, and decoded as a whole."""
 BATCH_CHARS = 4 * 1024 * 1024
 CHUNK_CHARS = 256 * 1024
 _JSON_SPACE = " \t\r\n"

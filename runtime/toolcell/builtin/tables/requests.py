@@ -27,12 +27,12 @@ class Condition:
     column: str
     op: str
     numbers: frozenset[Number]
-    """Of the value, or of the values of `in`."""
+    """Numbers of the value, or of the values of `in`."""
     texts: frozenset[str]
-    """Of those that are not numbers."""
+    """Those of them that are not numbers."""
     has_null: bool
     text: str
-    """Of the value, for `contains` folded."""
+    """Text of the value, for `contains` folded."""
 
 
 def condition(column: str, op: str, value: Any) -> Condition:

@@ -26,7 +26,7 @@ REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 ROBOTS_AGENT: Final = "toolcell"
 ROBOTS_KEPT_S: Final = 3600.0
 MAX_HOSTS: Final = 1024
-"""Of which robots.txt and the time of the last request are kept."""
+"""Most hosts of which robots.txt and the time of the last request are kept."""
 
 _TELLING = ("httpcore.connection", "httpcore.http11")
 """At level DEBUG, httpcore logs whole headers, and a server may send a credential back in them."""

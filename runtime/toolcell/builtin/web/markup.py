@@ -10,9 +10,9 @@ import html
 import re
 
 MAX_ELEMENTS = 20_000
-"""Of one page. Extraction takes about a second for 10,000."""
+"""Most elements of one page. Extraction takes about a second for 10,000."""
 MAX_ATTRIBUTES = 30
-"""Of one element; those behind them are left out."""
+"""Most attributes of one element; those behind them are left out."""
 MAX_VALUE_CHARS = 2000
 
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)|<[!?][^>]*>?", re.DOTALL)

@@ -102,7 +102,7 @@ class PageText:
     kind: Kind
     title: str
     text: str
-    """Of a page its article, otherwise what was sent. Empty for binary data."""
+    """The article of a page, otherwise what was sent. Empty for binary data."""
 
 
 def read_page(response: Response, *, raw: bool = False) -> PageText:

@@ -86,7 +86,7 @@ class WebPolicy:
     timeout_s: float = 15.0
     """For one fetch: robots.txt, redirects, waiting for its host's turn and reading the body included."""
     max_body_bytes: int = 1024 * 1024
-    """Of one body after decompression. The rest is not read."""
+    """Most bytes of one body after decompression. The rest is not read."""
     robots: bool = True
     """Ask the host's robots.txt (RFC 9309). Requests with a credential are made without asking."""
     interval_s: float = 0.1

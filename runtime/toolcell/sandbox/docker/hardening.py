@@ -75,7 +75,7 @@ CONTAINER_LAYERS: frozenset[Layer] = frozenset(
 it gives a cgroup namespace depends on the kernel's cgroup version."""
 
 SHELL_ENVIRONMENT = {"PATH": "/usr/bin:/usr/local/bin", "SHELL": "/usr/bin/sh"}
-"""Of scripts in the image `toolcell/shell`."""
+"""Environment of scripts in the image `toolcell/shell`."""
 
 NOT_UNDER_GVISOR: frozenset[Layer] = frozenset({"landlock"})
 """gVisor's kernel has no Landlock; gVisor itself stands between a guest's file names and the host's."""

@@ -36,7 +36,7 @@ class PodAddress:
     """What a pod says about itself to whoever may execute a program in it."""
 
     version: str
-    """Of its toolcell."""
+    """Version of its toolcell."""
     key: bytes = field(repr=False)
     port: int = 0
     """0: it can be reached through the API server only."""

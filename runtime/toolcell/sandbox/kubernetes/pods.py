@@ -20,7 +20,7 @@ READY: Final = ("python3", "-I", "-S", "-B", "-c", f"import os; os.stat({DIRECTO
 
 USER: Final = 10001
 SERVER_BYTES: Final = 256 * MIB
-"""Of the server in a pod, its zygote, and what the interpreter's copy takes."""
+"""Memory of the server in a pod, its zygote, and what the interpreter's copy takes."""
 
 CPU_REQUEST: Final = "100m"
 START_S: Final = 120

@@ -15,7 +15,7 @@ from toolcell.tools.checks import brief
 MEASURED: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
 """Resources that are not devices."""
 PROFILES: Final = frozenset({"runtime/default", "docker/default"})
-"""Of the annotations that older clusters read instead of fields."""
+"""Values of the annotations that older clusters read instead of fields."""
 PROFILE_ANNOTATIONS: Final = (
     "container.apparmor.security.beta.kubernetes.io/",
     "container.seccomp.security.alpha.kubernetes.io/",

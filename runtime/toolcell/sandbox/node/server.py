@@ -58,7 +58,7 @@ class NodeAddress:
     key: bytes = field(repr=False)
     unsupported: dict[str, str]
     certificate: str = field(default="", repr=False)
-    """Of its TLS, as PEM; empty without TLS."""
+    """Certificate of its TLS, as PEM; empty without TLS."""
 
 
 class NodeServer:

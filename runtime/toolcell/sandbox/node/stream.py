@@ -53,7 +53,7 @@ class NodeStream:
         self._sock = sock
         self._tls = tls
         self._behind = b""
-        """Of a frame that the network had no room for: the next one waits for it."""
+        """Rest of a frame that the network had no room for: the next one waits for it."""
         self._socket = SocketStream(sock)
         self._socket.is_looked_at = False  # an answer has two networks to cross
         self._where = where

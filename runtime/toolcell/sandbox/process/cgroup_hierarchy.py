@@ -21,7 +21,7 @@ class Hierarchy:
 
     version: int
     controllers: tuple[str, ...]
-    """Of the mount for v1; empty for v2, whose controllers are a property of each directory."""
+    """Controllers of the mount for v1; empty for v2, whose controllers are a property of each directory."""
 
     mount_point: Path
     own: Path

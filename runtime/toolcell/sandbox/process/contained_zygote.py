@@ -53,7 +53,7 @@ class ContainedProcess(ForkedSandbox):
         """Process id, while it is alive."""
         self._supervisor = 0
         self._pidfd = -1
-        """Of the supervisor, until its end was reported or forced."""
+        """Pidfd of the supervisor, until its end was reported or forced."""
 
     def fail(self, problem: str) -> None:
         """Record why nobody will report its end."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from toolcell.sandbox.process.cgroup import CgroupFiles
 
 SHARE = 0.9
-"""Of the processors that the host may use: what all sandboxes of one runtime get together."""
+"""Share of the processors that the host may use: what all sandboxes of one runtime get together."""
 
 SHARE_PERIOD_US = 20_000
 """Sandboxes that use up their share stand still for a tenth of this at a time, and so may whoever waits for them."""

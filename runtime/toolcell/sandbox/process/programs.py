@@ -39,7 +39,7 @@ PLACES = "/usr/bin:/bin"
 """Not the PATH of this process: what a person installed elsewhere is not shown to guests."""
 
 ENVIRONMENT = {"PATH": f"{PROGRAMS}/bin", "LD_LIBRARY_PATH": f"{PROGRAMS}/lib", "SHELL": f"{PROGRAMS}/bin/{SHELL}"}
-"""Of every script that may execute programs."""
+"""Environment of every script that may execute programs."""
 
 
 def build(cache: Path, interpreter: str) -> Path:

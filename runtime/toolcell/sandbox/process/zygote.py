@@ -53,7 +53,7 @@ ENVIRONMENT = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     "PYTHONMALLOC": "pymalloc",
 }
-"""Of the zygote while it preloads. A guest gets another environment."""
+"""Environment of the zygote while it preloads. A guest gets another environment."""
 
 
 Child = TypeVar("Child", bound=ForkedSandbox)

@@ -43,7 +43,7 @@ class ProblemAnswer(BaseModel):
     """Stable across releases."""
     detail: str = ""
     errors: list[dict[str, Any]] = []
-    """Of a request that is wrong: `field`, `message` and `value` of each mistake."""
+    """Mistakes of a request that is wrong: `field`, `message` and `value` of each mistake."""
 
 
 class RunLogs(AnswerModel):

@@ -12,11 +12,11 @@ from toolcell.config import CheckTypes, Limits, LintProfile
 from toolcell.support import from_exact
 
 MAX_FILES = 256
-"""Of one request."""
+"""Most files of one request."""
 MAX_NAME_CHARS = 200
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-"""Of a session, a run, a draft or a journal."""
+"""Name of a session, a run, a draft or a journal."""
 
 Exact = Annotated[Any, BeforeValidator(from_exact)]
 """Plain data; {"$bytes": base64} and {"$float": "nan"} in it stand for what JSON does not have."""
@@ -98,13 +98,13 @@ class ExecuteRequest(ScriptRequest):
     """A script for a sandbox of its own."""
 
     seed: int | None = None
-    """Of its randomness."""
+    """Seed of its randomness."""
     clock: float | None = None
     """Where its clock starts, in seconds since the epoch."""
     repairs: Name | None = None
     """Id of a run whose script it mends: calls that were made are answered from its journal."""
     refresh: Literal["", "reads"] = ""
-    """Of a repair: make reads again."""
+    """Setting of a repair: make reads again."""
     preflight: bool = False
     """List the calls that are written in it, before it runs."""
 
@@ -126,13 +126,13 @@ class SessionRequest(BodyModel):
     name: Name | None = None
     """Left out: a random one."""
     limits: Limits | None = None
-    """Of each script, at most what the tenant may."""
+    """Limits of each script, at most what the tenant may."""
     idle_s: float | None = Field(default=None, gt=0, le=7 * 86_400)
     """Seconds without a script after which the sandbox is destroyed."""
     cpu_s: float | None = Field(default=None, gt=0, le=7 * 86_400)
-    """Of all scripts together."""
+    """CPU seconds of all scripts together."""
     tool_calls: int | None = Field(default=None, ge=0)
-    """Of all scripts together."""
+    """Most calls of all scripts together."""
     restore: Literal["journal", "empty", "if_kept"] | bool | None = None
     """True: go on from the journal of the session of this name. "if_kept": begin anew if there is none."""
 

@@ -42,7 +42,7 @@ from toolcell_bridge import RemoteProtocolError, UnsendableValue, ValueTooLarge
 MOST_CALLERS: Final = 4096
 """At once."""
 MOST_OF_TENANT: Final = 1024
-"""Of one tenant at once: it does not keep the others out."""
+"""Most callers of one tenant at once: it does not keep the others out."""
 MAX_NAME_CHARS: Final = 64
 
 PlaceForRun = Callable[[Principal], AbstractAsyncContextManager[anyio.Event]]

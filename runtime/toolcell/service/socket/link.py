@@ -78,14 +78,14 @@ class ServiceLink:
         self.streams = Streams(CALLER_MESSAGES, SERVICE_MESSAGES, message_bytes=RESULT_BYTES)
         self.is_connected = False
         self.home = ""
-        """Of the service. What was offered or opened in another one is gone."""
+        """Id of the service. What was offered or opened in another one is gone."""
         self.message_bytes = 0
         """Longest message that the service takes."""
         self._grace_s = 0.0
         self.refusal: ToolcellError | None = None
         """Why the service does not let this client in."""
         self.problem = "it was not tried"
-        """Of the last connection."""
+        """Problem of the last connection."""
         self._attempts = 0
         self._is_ending = False
         self._over = asyncio.Event()

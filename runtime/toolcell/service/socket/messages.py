@@ -14,10 +14,10 @@ SOCKET_VERSION: Final = 2
 """Goes up when a frame or message changes its fields or meaning; the ends do not negotiate."""
 
 PART_BYTES: Final = 64 * 1024
-"""Of a message in one frame. Long messages of one request let those of others pass in between."""
+"""Most bytes of a message in one frame. Long messages of one request let those of others pass in between."""
 
 FRAME_BYTES: Final = PART_BYTES + 1024
-"""Of one frame in all."""
+"""Most bytes of one frame in all."""
 
 
 # Frames.
@@ -57,7 +57,7 @@ class MessagePart:
 
     request: int
     number: int
-    """Of the part, in its direction of its request: 1, 2, 3 ..."""
+    """Number of the part, in its direction of its request: 1, 2, 3 ..."""
     is_last: bool
     """The message ends with it."""
     data: bytes
@@ -146,7 +146,7 @@ class AskTool:
     """Service: call this tool."""
 
     id: int
-    """Of this call, in its request."""
+    """Id of this call, in its request."""
     kind: str
     """call, preview or revert."""
     tool: str
@@ -158,7 +158,7 @@ class AskTool:
     run_id: str
     call_id: str
     step: int | None
-    """Of a plan."""
+    """Number of the step of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class RequestFailed:
     """Service: the request failed. The last message of a request."""
 
     code: str
-    """Of toolcell's errors."""
+    """Code of toolcell's errors."""
     message: str
     details: dict[str, Plain]
 

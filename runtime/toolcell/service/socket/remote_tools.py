@@ -56,7 +56,7 @@ class Line(Protocol):
 
 
 line_of_request: ContextVar[Line | None] = ContextVar("toolcell_line", default=None)
-"""Of the request that this task serves."""
+"""Line of the request that this task serves."""
 
 
 @dataclass(frozen=True, slots=True)

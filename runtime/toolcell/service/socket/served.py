@@ -28,7 +28,7 @@ MAX_TOOLSETS: Final = 16
 
 
 class ServedSession:
-    """Of one principal. It ends with the caller's session, and everything in it ends then."""
+    """Session of one principal. It ends with the caller's session, and everything in it ends then."""
 
     def __init__(self, principal: Principal, tenant: Tenant) -> None:
         self.principal, self.tenant = principal, tenant

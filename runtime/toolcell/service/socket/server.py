@@ -22,7 +22,7 @@ from toolcell_bridge import RemoteProtocolError
 HELLO_S: Final = 10.0
 """In which a connection says hello."""
 FRAMES_PER_S: Final = 4_000.0
-"""Of one connection. Past it, the service reads more slowly."""
+"""Frames a second of one connection. Past it, the service reads more slowly."""
 BURST: Final = 4_000.0
 
 PROTOCOL_ERROR: Final = 1002

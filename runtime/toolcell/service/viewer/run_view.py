@@ -27,7 +27,7 @@ from toolcell.service.viewer.rendering import count, seconds, size
 CALLS_PER_PAGE: Final = 100
 MAX_LINES: Final = 3000
 SCALE: Final = 1000
-"""Of bars, in units of their drawing."""
+"""Width of bars, in units of their drawing."""
 
 USED_AND_LIMIT: Final = (
     ("wall_s", "wall_s", "Time", seconds),
@@ -47,7 +47,7 @@ class UsageBar:
     used: str
     limit: str
     filled: int
-    """Of `SCALE`."""
+    """Part of `SCALE`."""
     is_near: bool
 
 
@@ -81,7 +81,7 @@ class RunOnPage:
     kept: frozenset[int]
     """Numbers of the files of which the content is on record."""
     pictures: list[int]
-    """Of these it is a picture."""
+    """The ones that it is a picture of."""
     bars: list[UsageBar]
     layers: list[tuple[str, str]]
     backend: str

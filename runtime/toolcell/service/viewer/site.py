@@ -29,7 +29,7 @@ class Visit:
     def __init__(self, request: Request, host: ViewerHost, visitor: Visitor) -> None:
         self.request, self.host, self.visitor = request, host, visitor
         self.fields: Mapping[str, str] = {}
-        """Of the form, where one was sent."""
+        """Fields of the form, where one was sent."""
 
     async def log(self) -> LogReader:
         """Return the log of this person.

@@ -17,7 +17,7 @@ from toolcell.sandbox.forked import SupervisorChannel
 from toolcell_bridge.isolation.syscalls import syscall
 
 FILE_TYPES = [stat.S_IFSOCK, stat.S_IFIFO, stat.S_IFIFO, stat.S_IFIFO]
-"""Of a bridge, of raw output on descriptors 1 and 2, and of the control pipe of the sandbox's supervisor."""
+"""Types of a bridge, of raw output on descriptors 1 and 2, and of the control pipe of the sandbox's supervisor."""
 
 
 class DirectProxy:
