@@ -58,3 +58,19 @@ def test_long_buffers_arrive_whole_whatever_is_printed_beside_them(runtime: Sync
     assert [type(each) for each in result.value] == [Array, float, Array]
     np.testing.assert_array_equal(result.value[0].to_numpy(), array[::-1])
     np.testing.assert_array_equal(result.value[2].to_numpy(), array)
+
+
+def test_sessions_and_repeatable_runs_import_and_use_pandas(runtime: SyncRuntime) -> None:
+    """Both have a clock of their own when pandas is imported, whose classes inherit from the class of times."""
+    repeatable = runtime.execute_code(
+        "import pandas, gc\ngc.collect()\nset_result(pandas.Timestamp(0).year)", seed=1, clock=1.7e9
+    )
+    assert repeatable.value == 1970, repeatable.error
+    with runtime.session() as session:
+        first = session.execute_code("import pandas as pd, gc\ngc.collect()\nkept = df.dropna()", inputs={"df": FRAME})
+        assert first.ok, first.error
+        assert session.execute_code("set_result(len(kept))").value == 2
+        with session.fork() as copy:
+            table = copy.execute_code("set_result(kept)").value
+            assert isinstance(table, Table)
+            pd.testing.assert_frame_equal(table.to_pandas(), FRAME.dropna())

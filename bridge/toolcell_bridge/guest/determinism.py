@@ -12,6 +12,7 @@ import random
 import sys
 import time
 import uuid
+from importlib.machinery import ExtensionFileLoader
 from typing import Any, Final
 
 PATIENCE: Final = 1000
@@ -66,6 +67,7 @@ _clock_gettime, _clock_gettime_ns = time.clock_gettime, time.clock_gettime_ns
 _seed_random = random.Random.seed
 _Datetime: Any = datetime.datetime
 _uuid: Any = uuid
+_create_extension, _exec_extension = ExtensionFileLoader.create_module, ExtensionFileLoader.exec_module
 
 
 class _LikeReal(type):
@@ -107,6 +109,28 @@ def set_clock(now: float) -> None:
     time.ctime, time.asctime = _told_ctime, _told_asctime  # type: ignore[assignment]
     time.clock_gettime, time.clock_gettime_ns = _told_gettime, _told_gettime_ns
     datetime.datetime = _StandIn  # type: ignore[misc]
+    ExtensionFileLoader.create_module = _create_with_real_datetime  # type: ignore[assignment]
+    ExtensionFileLoader.exec_module = _exec_with_real_datetime  # type: ignore[assignment]
+
+
+# A class of C code takes `datetime.datetime` for the class that C knows, and inherits from it. pandas' are such; with a
+# stand-in below them the garbage collector calls itself until the stack is full.
+
+
+def _create_with_real_datetime(loader: ExtensionFileLoader, spec: Any) -> Any:
+    seen, datetime.datetime = datetime.datetime, _Datetime  # type: ignore[misc]
+    try:
+        return _create_extension(loader, spec)
+    finally:
+        datetime.datetime = seen  # type: ignore[misc]
+
+
+def _exec_with_real_datetime(loader: ExtensionFileLoader, module: Any) -> None:
+    seen, datetime.datetime = datetime.datetime, _Datetime  # type: ignore[misc]
+    try:
+        _exec_extension(loader, module)
+    finally:
+        datetime.datetime = seen  # type: ignore[misc]
 
 
 def _told_gmtime(seconds: float | None = None, /) -> time.struct_time:
@@ -202,6 +226,8 @@ _REPLACED: Final[tuple[tuple[Any, str], ...]] = (
     *((time, name) for name in ("clock_gettime", "clock_gettime_ns")),
     *((uuid, name) for name in ("_generate_time_safe", "_UuidCreate", "_node")),
     (datetime, "datetime"),
+    (ExtensionFileLoader, "create_module"),
+    (ExtensionFileLoader, "exec_module"),
     (os, "urandom"),
     *(((os, "getrandom"),) if hasattr(os, "getrandom") else ()),
     (random, "_urandom"),
