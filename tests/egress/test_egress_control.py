@@ -288,6 +288,8 @@ async def test_a_model_is_told_where_its_scripts_may_send_requests() -> None:
     assert "There is no network, no other program" in untold
 
 
+@pytest.mark.filterwarnings("ignore:Async generator 'httpcore:ResourceWarning")  # trio's, of a body that is dropped
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_scripts_of_one_agent_keep_their_own_requests() -> None:
     """They run at once, in one run, and the first to end leaves the others theirs."""
     upload = """

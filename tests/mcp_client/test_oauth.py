@@ -181,7 +181,7 @@ async def test_more_rights_are_asked_for_once_for_each_new_scope(world: World) -
         ("https://inside.example.net/x", "(private)"),
         ("http://127.0.0.1:9/x", "http:// is refused"),
         ("https://localhost/x", "loopback"),
-        ("https://user:pw@auth.example.net/x", "no plain https URL"),
+        ("https://user:pw@auth.example.net/x", "not a plain https URL"),
     ],
 )
 @pytest.mark.parametrize("named", ["metadata", "issuer", "authorize", "token", "register"])

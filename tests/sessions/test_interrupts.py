@@ -88,8 +88,8 @@ def test_a_last_value_comes_in_one_write_with_the_end_of_its_script(
         monkeypatch.setattr(sys, name, getattr(sys, name))
     monkeypatch.setattr(rehearsal, "SCRIPT", source)
     made, writes = rehearsal.Rehearsal(1 << 20), []
-    send = made._echo.sendall
-    monkeypatch.setattr(made._echo, "sendall", lambda data: (writes.append(data), send(data)))
+    send = made._host.sendall
+    monkeypatch.setattr(made._host, "sendall", lambda data: (writes.append(data), send(data)))
     made.run()
 
     assert len(writes) == number
