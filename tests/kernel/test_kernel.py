@@ -200,6 +200,7 @@ class TestEnds:
 
     def test_a_signal_while_nothing_runs_does_nothing(self, plain: Notebook) -> None:
         os.kill(plain.manager.provisioner.pid, signal.SIGINT)
+        plain.client.kernel_info(reply=True, timeout=60)  # by then the signal has arrived
         assert plain.run("'alive'").data == {"text/plain": "'alive'"}
 
     def test_cells_after_one_that_failed_are_not_executed(self, plain: Notebook) -> None:
