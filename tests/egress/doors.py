@@ -13,6 +13,15 @@ from toolcell.tools.uploads import OpenRequests
 
 TOKEN = "tok-51fa0c9d7e/+Z"
 
+SEND = """
+def send(url, method="GET", headers=(), body=b"", **more):
+    try:
+        return call_tool("http", method=method, url=url, headers=[*headers], body=body, **more)
+    except ToolError as exc:
+        return {"failed": exc.code, "message": str(exc)}
+"""
+"""The beginning of scripts that send requests without a library."""
+
 
 class Door:
     """One run that sends requests."""

@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from builtin.webkit import Site, page, serve
+from egress.doors import SEND
 from toolcell import Flow, Limits, Outcome, Policy, Quota, Quotas, RunContext, Runtime, ToolRegistry
 from toolcell.audit import Filter, Index, replay, runtime_options
 from toolcell.control import Approve
@@ -20,14 +21,6 @@ from toolcell.results import ExecutionResult
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
 
 TOKEN = "tok-51fa0c9d7e"
-
-SEND = """
-def send(url, method="GET", headers=(), body=b"", **more):
-    try:
-        return call_tool("http", method=method, url=url, headers=[*headers], body=body, **more)
-    except ToolError as exc:
-        return {"failed": exc.code, "message": str(exc)}
-"""
 
 PAGES: dict[str, Any] = {f"/{name}": page(name, "text/plain") for name in "abcde"}
 

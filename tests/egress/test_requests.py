@@ -11,6 +11,7 @@ import pytest
 from anyio.abc import ByteStream
 
 from builtin.webkit import Site, page, serve
+from egress.doors import SEND
 from toolcell import Limits, Runtime, ToolRegistry
 from toolcell.egress import Allow, Egress
 from toolcell.results import ExecutionResult
@@ -18,14 +19,6 @@ from toolcell.results import ExecutionResult
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
 
 TOKEN = "tok-51fa0c9d7e"
-
-SEND = """
-def send(url, method="GET", headers=(), body=b"", **more):
-    try:
-        return call_tool("http", method=method, url=url, headers=[*headers], body=body, **more)
-    except ToolError as exc:
-        return {"failed": exc.code, "message": str(exc)}
-"""
 
 
 @asynccontextmanager

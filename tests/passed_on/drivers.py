@@ -384,3 +384,31 @@ async def ended(order: Order, came: Came) -> Came:
         except UsageError as exc:
             came.undone = exc
     return came
+
+
+ROUTES: dict[str, Driver] = {
+    "script": script,
+    "saved script": saved_script,
+    "saved script in a saved script": saved_script_twice,
+    "plan": plan,
+    "agent": agent,
+    "agent's script": agents_script,
+    "agent's plan": agents_plan,
+    "sub-agent": sub_agent,
+    "session": session,
+    "fork": fork,
+    "restored session": restored_session,
+    "dry run and commit": dry_run_and_commit,
+    "repair": repair,
+    "resume here": resume_here,
+    "resume of a held run": held_run,
+    "resume after a restart": resume_after_a_restart,
+    "repair resumed after a restart": repair_resumed_after_a_restart,
+    "suspended plan after a restart": suspended_plan,
+    "suspended agent": suspended_agent,
+    "stream": stream,
+    "feed": feed,
+    "map": mapped,
+    "MCP": mcp,
+}
+"""Every way, by its name in the tables of tests."""

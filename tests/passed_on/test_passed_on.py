@@ -11,8 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from passed_on import drivers
-from passed_on.drivers import Came, Driver
+from passed_on.drivers import ROUTES, Came
 from passed_on.office import (
     BOOK,
     MAIL,
@@ -34,32 +33,6 @@ from toolcell.control import Draft
 from toolcell.tools import Secrets
 
 pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
-
-ROUTES: dict[str, Driver] = {
-    "script": drivers.script,
-    "saved script": drivers.saved_script,
-    "saved script in a saved script": drivers.saved_script_twice,
-    "plan": drivers.plan,
-    "agent": drivers.agent,
-    "agent's script": drivers.agents_script,
-    "agent's plan": drivers.agents_plan,
-    "sub-agent": drivers.sub_agent,
-    "session": drivers.session,
-    "fork": drivers.fork,
-    "restored session": drivers.restored_session,
-    "dry run and commit": drivers.dry_run_and_commit,
-    "repair": drivers.repair,
-    "resume here": drivers.resume_here,
-    "resume of a held run": drivers.held_run,
-    "resume after a restart": drivers.resume_after_a_restart,
-    "repair resumed after a restart": drivers.repair_resumed_after_a_restart,
-    "suspended plan after a restart": drivers.suspended_plan,
-    "suspended agent": drivers.suspended_agent,
-    "stream": drivers.stream,
-    "feed": drivers.feed,
-    "map": drivers.mapped,
-    "MCP": drivers.mcp,
-}
 
 NO_CONTEXT = "a client of MCP gives no RunContext: what a run is given besides its code is the Runtime's"
 LATER = "what waits or is kept is not a dry run"

@@ -11,8 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from passed_on import drivers
-from passed_on.drivers import Driver
+from passed_on.drivers import ROUTES
 from passed_on.office import Office, Order
 from toolcell.results import Array, Table
 
@@ -20,32 +19,6 @@ np: Any = pytest.importorskip("numpy")
 pd: Any = pytest.importorskip("pandas")
 
 pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
-
-ROUTES: dict[str, Driver] = {
-    "script": drivers.script,
-    "saved script": drivers.saved_script,
-    "saved script in a saved script": drivers.saved_script_twice,
-    "plan": drivers.plan,
-    "agent": drivers.agent,
-    "agent's script": drivers.agents_script,
-    "agent's plan": drivers.agents_plan,
-    "sub-agent": drivers.sub_agent,
-    "session": drivers.session,
-    "fork": drivers.fork,
-    "restored session": drivers.restored_session,
-    "dry run and commit": drivers.dry_run_and_commit,
-    "repair": drivers.repair,
-    "resume here": drivers.resume_here,
-    "resume of a held run": drivers.held_run,
-    "resume after a restart": drivers.resume_after_a_restart,
-    "repair resumed after a restart": drivers.repair_resumed_after_a_restart,
-    "suspended plan after a restart": drivers.suspended_plan,
-    "suspended agent": drivers.suspended_agent,
-    "stream": drivers.stream,
-    "feed": drivers.feed,
-    "map": drivers.mapped,
-    "MCP": drivers.mcp,
-}
 
 PLANS = frozenset({"plan", "agent's plan", "suspended plan after a restart"})
 """Routes whose calls are steps: one refers to the result of another."""
