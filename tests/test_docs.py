@@ -181,6 +181,12 @@ def flags_of(command: Any) -> set[str]:
     return own.union(*map(flags_of, subcommands), {"--help", "-h"})
 
 
+def test_the_page_of_the_command_line_lists_every_command() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8").partition("\n## ")[0]
+
+    assert set(re.findall(r"^    toolcell (\w+)", page, re.MULTILINE)) == set(COMMANDS)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_line_for_a_shell_names_a_command_and_flags_that_exist(page: Path) -> None:
     for name, rest in SHELL_LINE.findall(page.read_text(encoding="utf-8")):
