@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import anyio
 import psutil
@@ -221,6 +222,24 @@ time.sleep(0.5)
     assert 40 << 20 < result.usage.peak_memory_bytes < 128 << 20
 
 
+@pytest.mark.parametrize("profile", ["full", "container"])
+def test_without_a_cgroup_scripts_of_a_millisecond_count(
+    profile: Literal["full", "container"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from toolcell.sandbox.process import cgroup_manager
+
+    monkeypatch.setattr(cgroup_manager, "discover", lambda: cgroup_manager.NoLocation("none here", "get one"))
+    source = "import time\nbegan = time.process_time()\nwhile time.process_time() < began + 0.001: pass"
+    with SyncRuntime(policy=Policy(profile=profile)) as runtime:
+        alone = [runtime.execute_code(source).usage.cpu_s for _ in range(3)]
+        with runtime.session("brief") as session:
+            together = [session.execute_code(source).usage.cpu_s for _ in range(20)]
+            used_cpu_s = session.session.used_cpu_s
+
+    assert min(alone) >= 0.001 and min(together) >= 0.001
+    assert used_cpu_s >= sum(together)
+
+
 TREE = """
 import os, signal, threading
 for _ in range(2):
@@ -243,9 +262,9 @@ def test_the_watch_counts_the_processes_and_threads_of_a_whole_tree() -> None:
         assert tree.stdout is not None
         assert tree.stdout.readline() == "ready\n"
         watch = TreeWatch(tree.pid, memory_bytes=1 << 40)
-        during = watch.look(everything=True)
+        during = watch.look()
         tree.communicate("end\n")
-        after = watch.look(everything=True)
+        after = watch.look()
 
     assert (during.processes, during.peak_processes, after.peak_processes) == (4, 4, 4)
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from toolcell import Policy, PoolConfig, Runtime, SyncRuntime
+from toolcell.sandbox.process import signals
 from toolcell.sandbox.process.cgroup import MOST_KEPT, CgroupFiles, KeptFiles, V2Cgroup
 from toolcell.sandbox.process.namespaced_sandbox import ProcessSandbox
 from toolcell.sandbox.process.signals import signal_all, tree_of
@@ -152,13 +153,17 @@ def tree() -> Iterator[subprocess.Popen[bytes]]:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_signal_reaches_every_process_of_a_tree(tree: subprocess.Popen[bytes]) -> None:
+@pytest.mark.parametrize("has_children", [True, False], ids=["listed", "searched for"])
+def test_a_signal_reaches_every_process_of_a_tree(
+    tree: subprocess.Popen[bytes], has_children: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signals, "HAS_CHILDREN", has_children)
     pids = tree_of(tree.pid)
-    assert len(pids) == 3 and tree_of(2**22 + 1) == {2**22 + 1}
+    assert len({*pids}) == 3 and pids[0] == tree.pid and tree_of(2**22 + 1) == [2**22 + 1]
     assert signal_all(lambda: tree_of(tree.pid), signal.SIGSTOP)
     for pid in pids:
         assert os.waitpid(pid, os.WUNTRACED)[1] if pid == tree.pid else True
-    assert signal_all(lambda: pids | {2**22 + 1}, signal.SIGCONT)
+    assert signal_all(lambda: [*pids, 2**22 + 1], signal.SIGCONT)
 
 
 def test_signals_to_processes_that_never_stop_coming_end() -> None:

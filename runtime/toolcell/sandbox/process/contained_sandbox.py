@@ -75,7 +75,7 @@ class ContainedSandbox(SupervisedSandbox):
 
     def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
         """Measure its process tree now."""
-        row = self._usage.measure(self._child.number, self._child.supervisor)
+        row = self._usage.measure(self._child.number, self._child.supervisor, is_end=brief or last)
         if row is not None:
             cpu_s, memory_bytes, processes = row
             before = self._sample
@@ -134,17 +134,18 @@ class ContainedUsage:
         self._measured_at_s = 0.0
         self._lock = threading.Lock()
 
-    def measure(self, number: int, supervisor: int) -> tuple[float, int, int] | None:
+    def measure(self, number: int, supervisor: int, *, is_end: bool = False) -> tuple[float, int, int] | None:
         """Return (CPU seconds, bytes, processes and threads) of a sandbox; None when it has ended.
 
-        `supervisor`: the process id of its supervisor; 0 when that has ended.
+        `supervisor`: the process id of its supervisor; 0 when that has ended. `is_end`: a script has ended, and what
+        was measured when it began does not do.
         """
         with self._lock:
             if not supervisor:
                 return None
             is_known = self._supervisors.get(supervisor) == number
             self._supervisors[supervisor] = number
-            if not is_known or time.monotonic() - self._measured_at_s >= FRESH_S:
+            if is_end or not is_known or time.monotonic() - self._measured_at_s >= FRESH_S:
                 self._rows = self.process_usage.measure(self._supervisors)
                 self._measured_at_s = time.monotonic()
             return self._rows.get(number)

@@ -95,8 +95,9 @@ class ContainedProcess(ForkedSandbox):
             # It is the parent of every orphan below it for as long as it lives. Stopped, it lives on until we are done.
             signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
             for _ in range(FORCED_TIMES):
-                if _has_ended(self._pidfd) or signal_all(lambda: tree_of(pid) - {pid}, signal.SIGKILL):
-                    break
+                with suppress(OSError):  # no descriptor is left
+                    if _has_ended(self._pidfd) or signal_all(lambda: tree_of(pid)[1:], signal.SIGKILL):
+                        break
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self._forget_supervisor()
 

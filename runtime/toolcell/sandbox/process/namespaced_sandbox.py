@@ -21,7 +21,7 @@ from toolcell.sandbox.interpreter import plan_rlimits
 from toolcell.sandbox.process.cgroup import REMEMBERED_BYTES, Cgroup
 from toolcell.sandbox.process.cgroup_manager import CgroupManager
 from toolcell.sandbox.process.namespaced_zygote import NamespacedProcess
-from toolcell.sandbox.process.signals import signal_all, tree_of
+from toolcell.sandbox.process.signals import GONE, signal_all, tree_of
 from toolcell.sandbox.stream import SocketStream, read_available
 from toolcell.support import daemon_threads, event_loop
 from toolcell_bridge.guest.errors import ASK_SIGNAL
@@ -111,12 +111,10 @@ class ProcessSandbox(SandboxDefaults):
             )
         self.layers = {**layers, **self.outside_layers}
         if self._cgroups is None:
-            # Without a cgroup the watch is what bounds memory: a start that cannot have one fails.
-            import psutil  # takes 10 ms, and where there is a cgroup nothing needs it
-
             from toolcell.sandbox.process.process_watch import TreeWatch
 
-            with suppress(psutil.Error, ProcessLookupError, FileNotFoundError):
+            # Without a cgroup the watch is what bounds memory: a start that cannot have one fails.
+            with suppress(*GONE):
                 self._tree = TreeWatch(self.pid, self.limits.memory_bytes)
 
     @functools.cached_property
@@ -153,7 +151,7 @@ class ProcessSandbox(SandboxDefaults):
     def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
         """Measure it now, by its cgroup or its process tree."""
         if self._cgroup is None:
-            return self._tree.look(everything=last) if self._tree is not None else self._sample
+            return self._tree.look() if self._tree is not None else self._sample
         try:
             if brief:
                 cpu_s, peak_memory_bytes = self._cgroup.consumed()

@@ -11,71 +11,71 @@ from __future__ import annotations
 
 import threading
 
-import psutil
-
 from toolcell.sandbox.backend import Sample
-
-SCAN_EVERY = 4
-"""Search for children at every so many measurements: a search reads every process of the machine."""
+from toolcell.sandbox.process.signals import GONE, tree_of
+from toolcell_bridge.entry.process_usage import BEGAN, PAGE_BYTES, RESIDENT, THREADS, own_s, read_row, waited_for_s
 
 
 class TreeWatch:
     """Measures one sandbox's processes from time to time and keeps the peaks."""
 
     def __init__(self, pid: int, memory_bytes: int) -> None:
-        self._root = psutil.Process(pid)
+        """Take what it has now as what it has before any script runs.
+
+        Raises:
+            OSError: it has ended, or cannot be measured.
+        """
+        row = read_row(pid)
+        self._root, self._began = pid, row[BEGAN]
         self.memory_bytes = memory_bytes
-        self._base_bytes = self._root.memory_info().rss
-        self._children: list[psutil.Process] = []
-        self._looks = 0
+        self._base_bytes = int(row[RESIDENT]) * PAGE_BYTES
         self._sample = Sample()
         self._looking = threading.Lock()
 
-    def look(self, *, everything: bool = False) -> Sample:
-        """Measure now. `everything`: search for new children this time. Any thread may call it."""
-        with self._looking:
-            return self._look(everything)
+    def look(self) -> Sample:
+        """Measure now. Any thread may call it.
 
-    def _look(self, everything: bool) -> Sample:
-        try:
-            if everything or self._looks % SCAN_EVERY == 0:
-                self._children = self._root.children(recursive=True)
-            self._looks += 1
-            processes = [self._root, *self._children]
-            seen = [each for each in map(self._measure, processes) if each is not None]
-        except psutil.NoSuchProcess:
-            return self._sample
-        before = self._sample
-        count = sum(threads for _, _, threads in seen)
-        memory = sum(max(0, resident - self._base_bytes) for resident, _, _ in seen)
-        if memory > self.memory_bytes:
-            memory = sum(map(_proportional, processes))
-        self._sample = Sample(
-            cpu_s=max(before.cpu_s, sum(cpu_s for _, cpu_s, _ in seen)),
-            peak_memory_bytes=max(before.peak_memory_bytes, memory),
-            processes=count,
-            peak_processes=max(before.peak_processes, count),
-        )
-        return self._sample
-
-    def _measure(self, process: psutil.Process) -> tuple[int, float, int] | None:
-        """Return (resident bytes, CPU seconds, threads); None when it has ended and was waited for.
-
-        The CPU seconds include those of ended children that were waited for. Parents are measured before their
-        children, so that a child that is waited for meanwhile is missed once, and not counted twice.
+        Raises:
+            OSError: it cannot be measured: the host has no descriptor left.
         """
-        try:
-            with process.oneshot():
-                times = process.cpu_times()
-                cpu_s = times.user + times.system + times.children_user + times.children_system
-                return process.memory_info().rss, cpu_s, process.num_threads()
-        except psutil.Error:
-            return None
+        with self._looking:
+            rows = self._rows()
+            if not rows:
+                return self._sample
+            before, count = self._sample, sum(int(row[THREADS]) for row in rows.values())
+            resident = {pid: max(0, int(row[RESIDENT]) * PAGE_BYTES - self._base_bytes) for pid, row in rows.items()}
+            memory = sum(resident.values())
+            if memory > self.memory_bytes:
+                memory = sum(_proportional_bytes(pid, resident[pid]) for pid in rows)
+            self._sample = Sample(
+                cpu_s=max(before.cpu_s, sum(own_s(pid, row) + waited_for_s(row) for pid, row in rows.items())),
+                peak_memory_bytes=max(before.peak_memory_bytes, memory),
+                processes=count,
+                peak_processes=max(before.peak_processes, count),
+            )
+            return self._sample
+
+    def _rows(self) -> dict[int, list[bytes]]:
+        """Read the row of every process; none when the first has ended.
+
+        Parents are read before their children, so that a child that is waited for meanwhile is missed once, and not
+        counted twice.
+        """
+        rows = {}
+        for pid in tree_of(self._root):
+            try:
+                rows[pid] = read_row(pid)
+            except GONE:
+                continue
+        return rows if self._root in rows and rows[self._root][BEGAN] == self._began else {}
 
 
-def _proportional(process: psutil.Process) -> int:
+def _proportional_bytes(pid: int, resident_bytes: int) -> int:
+    """Return the proportional size of a process: `resident_bytes` if the kernel does not tell, 0 if it has ended."""
     try:
-        size: int = process.memory_full_info().pss
-    except psutil.Error:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            return 1024 * next(int(line.split()[1]) for line in file if line.startswith(b"Pss:"))
+    except GONE:
         return 0
-    return size
+    except PermissionError:
+        return resident_bytes

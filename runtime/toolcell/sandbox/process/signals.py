@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+
+from toolcell_bridge.entry.process_usage import descendants
+
+HAS_CHILDREN = os.path.exists("/proc/thread-self/children")
+"""Kernels without these files need a pass over every process of the machine, which takes long.
+
+Source: Linux Documentation/filesystems/proc.rst, /proc/PID/task/TID/children.
+"""
+
+GONE = FileNotFoundError, ProcessLookupError
+"""What reading about a process raises when it has ended."""
 
 ROUNDS = 32
 """Passes over processes that may fork meanwhile."""
 
 
-def signal_all(find: Callable[[], set[int]], number: int) -> bool:
+def signal_all(find: Callable[[], Collection[int]], number: int) -> bool:
     """Send a signal once to each process that `find` lists, until it lists no other; False when that does not end."""
     signalled: set[int] = set()
     for _ in range(ROUNDS):
-        fresh = find() - signalled
+        fresh = {*find()} - signalled
         if not fresh:
             return True
         _signal(fresh, find, number)
@@ -22,11 +33,11 @@ def signal_all(find: Callable[[], set[int]], number: int) -> bool:
     return False
 
 
-def _signal(pids: set[int], find: Callable[[], set[int]], number: int) -> None:
+def _signal(pids: set[int], find: Callable[[], Collection[int]], number: int) -> None:
     """Signal through pidfds, and only what is still listed: a pid alone may belong to another process by now."""
     pinned = {pid: fd for pid in pids if (fd := _pin(pid)) is not None}
     try:
-        for pid in find() & pinned.keys():
+        for pid in pinned.keys() & find():
             try:
                 signal.pidfd_send_signal(pinned[pid], number)
             except ProcessLookupError:
@@ -43,20 +54,25 @@ def _pin(pid: int) -> int | None:
         return None
 
 
-def tree_of(root: int) -> set[int]:
-    """Return a process and every process below it. A pass over the processes of the machine would take long.
-
-    Source: Linux Documentation/filesystems/proc.rst, /proc/PID/task/TID/children.
-    """
-    found, waiting = {root}, [root]
-    while waiting:
-        pid = waiting.pop()
-        try:
-            for task in os.listdir(f"/proc/{pid}/task"):
-                with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
-                    below = {int(each) for each in file.read().split()} - found
-                found |= below
-                waiting += below
-        except OSError:  # it has ended meanwhile
-            continue
+def tree_of(root: int) -> list[int]:
+    """Return a process and every process below it, parents first."""
+    if not HAS_CHILDREN:
+        return [root, *descendants(root)]
+    found = [root]
+    for pid in found:  # grows meanwhile
+        found += [each for each in _children(pid) if each not in found]
     return found
+
+
+def _children(pid: int) -> Iterator[int]:
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except GONE:
+        return
+    for task in tasks:
+        try:
+            with open(f"/proc/{pid}/task/{task}/children", "rb", buffering=0) as file:
+                children = file.readall().split()
+        except GONE:
+            continue
+        yield from map(int, children)
