@@ -215,6 +215,7 @@ def test_a_cache_that_others_may_write_to_is_not_listed(cache: Path) -> None:
 def test_a_link_in_the_place_of_an_entry_is_not_followed(cache: Path, tmp_path: Path) -> None:
     environment = built_elsewhere(NAMES[0])
     elsewhere = tmp_path / "elsewhere"
+    environment.chmod(0o700)  # only root moves a folder that nobody may write to
     environment.rename(elsewhere)
     environment.symlink_to(elsewhere)
 
