@@ -17,8 +17,8 @@ OK, FAILED, USAGE, UNAVAILABLE, LIMIT, BROKEN, INTERRUPTED = 0, 1, 2, 3, 4, 5, 1
 
 MEANINGS: dict[int, str] = {
     OK: "the script reached its end",
-    FAILED: "the script failed: an exception, sys.exit(n), a syntax error, or refused by the lint profile; or a file "
-    "of it was not saved",
+    FAILED: "the script failed: an exception, sys.exit(n), a syntax error, or refused by the lint profile; or one "
+    "of its files was not saved",
     USAGE: "the command line, an input or the tools file is wrong; nothing ran",
     UNAVAILABLE: "no sandbox could be started: an isolation layer, a package or an MCP server is missing; nothing ran",
     LIMIT: "a limit ended the script: time, CPU, memory, output, processes or tool calls",
