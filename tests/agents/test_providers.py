@@ -192,6 +192,20 @@ async def test_a_call_that_was_cut_off_by_the_token_limit_is_not_run(kind: str) 
     assert result.content == "Sorry."
 
 
+@pytest.mark.parametrize("provider_class", [OpenAIProvider, AnthropicProvider])
+async def test_a_server_that_cannot_be_reached_is_named_without_its_password(
+    provider_class: type[OpenAIProvider | AnthropicProvider], free_tcp_port: int
+) -> None:
+    place = f"127.0.0.1:{free_tcp_port}"
+    provider = provider_class(api_key="k", base_url=f"http://ann:secret@{place}/v1")
+    config = ToolLoopConfig(provider=provider, model="m", retry=RetryPolicy(attempts=1))
+
+    result = await run_tool_loop(config, [user("hi")])
+
+    assert result.stop_reason == "provider_error"
+    assert result.error == f"LLM call failed: APIConnectionError at {place}: Connection error."
+
+
 @pytest.mark.conforms("O-b4")
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])
 @pytest.mark.parametrize("streaming", [False, True])

@@ -36,6 +36,21 @@ def test_a_script_calls_the_tools_of_two_servers(tmp_path: Path) -> None:
     assert json.loads(result.stdout) == ["done", "done"]
 
 
+@pytest.mark.isolation
+def test_tools_of_a_file_that_names_toolcell_itself_can_be_called_and_one_that_is_left_out_is_named(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "servers.json"
+    words = [*COMMAND[:-1], json.dumps({"pages": [[TOOL, TOOL | {"name": "__call__"}]]})]
+    config.write_text(json.dumps({"mcpServers": {"toolcell": {"command": words[0], "args": words[1:]}}}))
+    flags = ["-c", "tools.toolcell_server.find_it()", "--mcp-config", str(config)]
+
+    result = CliRunner().invoke(build(["run"]), ["run", *flags])
+
+    assert (result.exit_code, result.stdout) == (0, "done\n"), result.output
+    assert "warning: MCP server toolcell_server: __call__: it is left out" in result.stderr.replace("\n", " ")
+
+
 def test_a_server_that_cannot_be_started_ends_the_command_and_is_named() -> None:
     result = CliRunner().invoke(build(["run"]), ["run", "-c", "1", "--mcp", "a=no-such-program-anywhere"])
 

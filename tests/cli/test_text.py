@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcell.support.text import as_one_line, clean, for_terminal, one_line, with_line
+from toolcell.support.text import as_one_line, clean, counted, for_terminal, one_line, with_line
 from toolcell_bridge.wire.invisible import is_visible
 
 
@@ -110,3 +110,7 @@ def test_marks_that_are_stacked_high_cover_no_other_line() -> None:
     for kept in ("Việt Nam", "Vie\u0302\u0323t", "e\u0302\u0301\u0323\u0336 x\u0301"):
         assert for_terminal(kept) == kept
     assert for_terminal("x" + "\u0336" * 6 + "y\u0301") == "x" + "\u0336" * 4 + "\\u0336\\u0336y\u0301"
+
+
+def test_a_count_agrees_with_its_noun() -> None:
+    assert [counted(number, "run") for number in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]

@@ -100,6 +100,18 @@ class TestMagics:
         assert shown.reply["status"] == "error"
         assert "toolcell kernel install --packages pandas" in shown.text("stderr")
 
+    def test_an_installation_keeps_the_packages_that_the_kernel_has(self, notebooks: Start) -> None:
+        notebook = notebooks("--packages", "tqdm")
+        command = "toolcell kernel install --packages tqdm --packages nothing-like-it"
+
+        assert command in notebook.run("%pip install nothing-like-it").text("stderr")
+        assert command.replace("-like-", "_like_") in notebook.run("import nothing_like_it").traceback
+
+    def test_a_cell_that_looks_for_a_network_is_told_that_there_is_none(self, plain: Notebook) -> None:
+        shown = plain.run("import socket\nsocket.create_connection(('127.0.0.1', 9))")
+
+        assert "a sandbox has no network" in shown.traceback
+
     def test_a_program_is_refused_in_words(self, plain: Notebook) -> None:
         for cell in ("!ls", "files = !ls", "%%bash\nls", "%sx ls"):
             shown = plain.run(cell)

@@ -268,6 +268,12 @@ async def test_a_server_that_cannot_be_reached_is_named_without_what_its_url_hol
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["toolcell", "Toolcell"])
+async def test_a_server_with_the_name_of_the_hosts_own_tools_is_refused_at_once(name: str) -> None:
+    with pytest.raises(RegistrationError, match=f"'{name}'.*give it another name"):
+        await ToolRegistry().add_mcp_server(name, command=["no-such-program-anywhere"])
+
+
 @pytest.mark.parametrize("name", ["", "a.b", "a b", "x" * 33, "\u202ex"])
 async def test_a_servers_name_is_one_part_of_a_name(name: str) -> None:
     with pytest.raises(RegistrationError, match="a name must match"):

@@ -33,7 +33,7 @@ def describe(error: BaseException, source: str) -> dict[str, Plain]:
     if isinstance(error, SyntaxError) and error.filename == SCRIPTS.current:
         return _syntax(error, source)
     text = _text(error)
-    cure, failed = _cure(error, text), _that_failed(error)
+    cure, failed = cure_of(error, text), _that_failed(error)
     message = text + cure
     if len(message) > MESSAGE_CHARS:
         message = f"{message[:MESSAGE_CHARS]}... ({len(message)} characters)"
@@ -85,7 +85,7 @@ def _text(error: BaseException) -> str:
         text = f"<message unavailable: its __str__ raised {type(exc).__name__}>"
     if isinstance(error, BaseExceptionGroup):
         said = [(each, _text(each)) for each in error.exceptions[:10]]
-        parts = [f"{type(each).__name__}: {its_text}{_cure(each, its_text)}" for each, its_text in said]
+        parts = [f"{type(each).__name__}: {its_text}{cure_of(each, its_text)}" for each, its_text in said]
         text = f"{text}: {'; '.join(parts)}"
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
@@ -109,7 +109,7 @@ OWN_NAMES = frozenset({"tools", "toolcell", "call_tool", "call_tools_parallel", 
 """What scripts try to import, although they have it."""
 
 
-def _cure(error: BaseException, text: str) -> str:
+def cure_of(error: BaseException, text: str) -> str:
     """Return what a model or its programmer can do about an error of the sandbox's own, as the end of its message."""
     try:
         if type(error) is ModuleNotFoundError:
@@ -137,6 +137,8 @@ def _missing_module(given: object) -> str:
         called = _call_path(name) or "tools.NAME"
         return f"; tools and call_tool are names of every script: write {called}(...), and no import"
     package = OTHER_NAMES.get(name, name)
+    if SCRIPTS.chosen_by:
+        return f"; the packages of a notebook are chosen with its kernel: {SCRIPTS.chosen_by} --packages {package}"
     return (
         f"; a sandbox has the packages that its host chose: Runtime(packages=[{package!r}]), or `toolcell run "
         f"--packages {package}`"

@@ -29,7 +29,7 @@ from traitlets import Type
 from traitlets.config import Config
 
 from toolcell_bridge.guest import files, interrupts, surroundings
-from toolcell_bridge.guest.errors import BLOCKED
+from toolcell_bridge.guest.errors import BLOCKED, cure_of
 from toolcell_bridge.guest.notebook_words import NOTEBOOK_INPUT, SHOWN
 from toolcell_bridge.guest.script_end import write_out_files
 from toolcell_bridge.guest.scripts import SCRIPTS
@@ -61,7 +61,7 @@ def begin(chosen_by: str) -> None:
     for name in ("plotly.io._renderers", "comm"):
         if name in sys.modules:
             surroundings.CHANGES[name](sys.modules[name])
-    NotebookShell.chosen_by = chosen_by
+    SCRIPTS.chosen_by = chosen_by
     SCRIPTS.run_cell = ShellRequests().run
 
 
@@ -235,7 +235,6 @@ class NotebookShell(InteractiveShell):
     displayhook_class = Type(ResultHook)
     display_pub_class = Type(Publisher)
     compiler_class = Type(CellCompiler)
-    chosen_by = ""
     report: Callable[..., None]
     call_tool: Callable[..., Any]
     interrupts: interrupts.Interrupts
@@ -277,11 +276,13 @@ class NotebookShell(InteractiveShell):
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
         """Show an exception. An interrupted script has to end at once to keep its names, so its own is shown later."""
-        kind, *_ = found = exc_tuple or sys.exc_info()
+        kind, error, _ = found = exc_tuple or sys.exc_info()
         if exc_tuple is None and kind is KeyboardInterrupt:
             self.interrupts.is_allowed, self.cut_short = False, found
             _cut_own_frames(found[2])
         else:
+            if error is not None and (cure := cure_of(error, _text(error))):
+                error.add_note(cure.removeprefix("; "))
             super().showtraceback(exc_tuple, *args, **options)
 
     def _tee(self, channel: str) -> contextlib.AbstractContextManager[None]:
@@ -361,7 +362,7 @@ class NotebookShell(InteractiveShell):
         names = [word for word in line.partition("install")[2].split() if not word.startswith("-")]
         raise UsageError(
             f"a sandbox has no network, so nothing is installed from a cell. Its packages are chosen with the kernel: "
-            f"{self.chosen_by} --packages {','.join(names) or 'NAME'}"
+            f"{SCRIPTS.chosen_by} --packages {','.join(names) or 'NAME'}"
         )
 
 

@@ -26,6 +26,8 @@ class Scripts:
         """Names of the tools that it may call."""
         self.may_send = False
         """Its libraries may send HTTP requests."""
+        self.chosen_by = ""
+        """The command that chooses the packages of a notebook's kernel; empty in every other sandbox."""
         self.run_cell: Callable[..., None] | None = None
         """Runs the scripts of a notebook's kernel; None in every other sandbox."""
 

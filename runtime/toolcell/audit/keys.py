@@ -283,7 +283,7 @@ def algorithm_of(signature: object) -> str:
 
 WHERE_KEYS_ARE: Final = (
     "the file that its writer named (`key=`, $TOOLCELL_AUDIT_KEY), or tenants/NAME/audit.key in the state folder of a "
-    "service"
+    "service (--state; on Linux ~/.local/state/toolcell/service without it)"
 )
 
 

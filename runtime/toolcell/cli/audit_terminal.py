@@ -51,7 +51,7 @@ from toolcell.cli.render import duration
 from toolcell.cli.terminal import safe, size, stderr, write_text
 from toolcell.errors import AuditError, UsageError
 from toolcell.results import Outcome
-from toolcell.support import one_line, parse_time, with_line
+from toolcell.support import counted, one_line, parse_time, with_line
 
 DEFAULT_DIR = "runs"
 OUTCOMES = (*map(str, Outcome), ABORTED, UNFINISHED)
@@ -256,7 +256,7 @@ def show_list(lines: Sequence[RunSummary], console: Console, older: int = 0, *, 
         what = safe(one_line(row[-1], left), "" if number else "bold")
         console.print(Text.assemble(*zip(cells, columns, strict=True), what))
     if older:
-        console.print(Text(f"and {older} older run{'' if older == 1 else 's'}: -n 0 shows all", "yellow"))
+        console.print(Text(f"and {counted(older, 'older run')}: -n 0 shows all", "yellow"))
 
 
 def _row(line: RunSummary) -> tuple[str, ...]:
@@ -482,25 +482,25 @@ def as_json(value: Any) -> str:
 # Counts
 
 
-def show_stats(counted: Mapping[str, Any], console: Console) -> None:
+def show_stats(stats: Mapping[str, Any], console: Console) -> None:
     """Write counts of outcomes, tools and days."""
-    runs = counted["runs"]
-    times = f"{duration(counted['wall_s'])} in all, cpu {duration(counted['cpu_s'])}"
-    console.print(Text.assemble((f"{runs} runs", "bold"), f" of {counted['scripts']} scripts, {times}"))
+    runs = stats["runs"]
+    times = f"{duration(stats['wall_s'])} in all, cpu {duration(stats['cpu_s'])}"
+    console.print(Text.assemble((counted(runs, "run"), "bold"), f" of {counted(stats['scripts'], 'script')}, {times}"))
     if not runs:
         return
     console.print()
-    trusts = ", ".join(f"{count} {name}" for name, count in counted["trust"].items())
-    console.print(Text(trusts, "bold red" if counted["trust"].get(BROKEN) else "dim"))
+    trusts = ", ".join(f"{count} {name}" for name, count in stats["trust"].items())
+    console.print(Text(trusts, "bold red" if stats["trust"].get(BROKEN) else "dim"))
     console.print()
-    for outcome, count in counted["outcomes"].items():
+    for outcome, count in stats["outcomes"].items():
         cells = max(1, round(count / runs * BAR_CELLS))
         name = safe(f"  {one_line(outcome, 20):<16}")
         console.print(Text.assemble(name, f"{count:>7}  ", (_FULL * cells, style_of(outcome))))
-    if counted["tools"]:
+    if stats["tools"]:
         console.print()
         table = _table("tool", "calls", "failed", "median", "95 %", "in all")
-        for row in counted["tools"]:
+        for row in stats["tools"]:
             table.add_row(
                 safe(one_line(row["tool"], 40), "cyan"),
                 str(row["calls"]),
@@ -512,8 +512,8 @@ def show_stats(counted: Mapping[str, Any], console: Console) -> None:
         console.print(table)
     console.print()
     console.print(Text("runs by day, in UTC", "dim"))
-    busiest = max(counted["days"].values())
-    for day, count in counted["days"].items():
+    busiest = max(stats["days"].values())
+    for day, count in stats["days"].items():
         console.print(f"  {day}  {count:>7}  {_FULL * max(1, round(count / busiest * BAR_CELLS))}")
 
 
@@ -536,8 +536,7 @@ def show_report(report: Report, console: Console) -> None:
     sums = {name: sum(getattr(chain, name) for chain in report.chains) for name in COUNTED}
     sums = {"chains": len(report.chains), **sums}
     counts = ", ".join(f"{count} {name if count != 1 else name.removesuffix('s')}" for name, count in sums.items())
-    found = "1 finding" if len(report.findings) == 1 else f"{len(report.findings)} findings"
-    found = "not checked" if report.is_unchecked else found
+    found = "not checked" if report.is_unchecked else counted(len(report.findings), "finding")
     result = ("ok", "bold green") if report.ok else (found, "bold red")
     console.print(Text.assemble(result, f"  {counts}"))
 
@@ -555,7 +554,7 @@ def show_receipt_check(checked: ReceiptCheck, console: Console) -> None:
         console.print(
             Text.assemble(
                 word,
-                safe(f"  run {run.id}, {run.outcome}, {len(run.calls)} calls, "),
+                safe(f"  run {run.id}, {run.outcome}, {counted(len(run.calls), 'call')}, "),
                 safe(f"signed {signed} with key {checked.key}"),
             )
         )

@@ -60,9 +60,9 @@ class _Warnings(logging.Handler):
 
 @contextlib.contextmanager
 def showing_warnings() -> Iterator[None]:
-    """Show warnings of the audit log, such as a witness that cannot be reached, and of the scheduler."""
+    """Show warnings: of a witness that cannot be reached, of the scheduler, of tools that an MCP server lost."""
     handler = _Warnings(logging.WARNING)
-    loggers = [logging.getLogger(f"toolcell.{name}") for name in ("audit", "schedule")]
+    loggers = [logging.getLogger(f"toolcell.{name}") for name in ("audit", "mcp", "schedule")]
     for logger in loggers:
         logger.addHandler(handler)
     try:

@@ -17,6 +17,7 @@ import anyio
 import typer
 
 from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
+from toolcell.cli.execution import showing_warnings
 from toolcell.cli.flags import with_flags
 from toolcell.cli.mcp_servers import McpFlags
 from toolcell.cli.run import NamingCommand, RuntimeFlags
@@ -179,7 +180,8 @@ def run_until_signal(serve: Callable[[], Awaitable[None]]) -> None:
             await serve()
             tasks.cancel_scope.cancel()
 
-    anyio.run(main)
+    with showing_warnings():
+        anyio.run(main)
 
 
 async def _cancel_at_signal(scope: anyio.CancelScope) -> None:

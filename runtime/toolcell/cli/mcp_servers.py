@@ -182,7 +182,11 @@ def read_config(path: str) -> list[tuple[str, dict[str, Any]]]:
 
 def short_name(name: str) -> str:
     """Return the name of a server as its tools begin with it: 32 letters, digits, `_` and `-` at most."""
+    from toolcell.tools import RESERVED
+
     plain = re.sub("__+", "_", re.sub(r"[^A-Za-z0-9_-]", "_", name)).strip("_") or "server"
+    if plain.casefold() == RESERVED:
+        return f"{plain}_server"
     if name.isascii() and len(plain) <= MAX_NAME_CHARS:
         return plain
     mark = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:6]

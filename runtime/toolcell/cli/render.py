@@ -10,7 +10,7 @@ from rich.text import Text
 
 from toolcell.cli.terminal import safe, size, value_text, write_text
 from toolcell.results import ErrorInfo, ExecutionResult, OutputFile, ToolCallRecord
-from toolcell.support import for_terminal, one_line, shown_findings
+from toolcell.support import counted, for_terminal, one_line, shown_findings
 
 CONTEXT_LINES = 2
 """Source lines shown before and after the one that failed."""
@@ -149,6 +149,6 @@ def summary(result: ExecutionResult) -> str:
     parts = [str(result.outcome).replace("_", " "), duration(usage.wall_s), f"cpu {duration(usage.cpu_s)}"]
     if usage.peak_memory_bytes:
         parts.append(size(usage.peak_memory_bytes))
-    parts.append(f"{len(result.calls)} tool call{'' if len(result.calls) == 1 else 's'}")
+    parts.append(counted(len(result.calls), "tool call"))
     parts.append(f"isolation {result.isolation.backend}: {len(result.isolation.layers)} layers")
     return ", ".join(parts)

@@ -182,7 +182,9 @@ class RuleBook:
         for rule, problem in zip(own, problems, strict=True):
             if not problem:
                 return rule
-        raise refused(f"{shown}: {'; '.join(dict.fromkeys(problems))}. The program can allow it: Egress(Allow(...))")
+        raise refused(
+            f"{shown}: {'; '.join(dict.fromkeys(problems))}. Its program can allow it: Egress(Allow(...)), or --allow"
+        )
 
     def check_address(self, host: str, address: IPAddress) -> None:
         """Check an address of `host`.

@@ -5,6 +5,7 @@ Knows nothing of Jupyter's sockets: what a cell shows is handed on as messages o
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -94,12 +95,11 @@ class Cells:
         self,
         options: dict[str, Any],
         folder: NotebookFolder | None = None,
-        chosen_by: str = "toolcell kernel install",
     ) -> None:
-        """`options`: of `Runtime`. `chosen_by`: the command with which packages are chosen."""
+        """`options`: of `Runtime`."""
         self._folder = folder
         self.limits: Limits = options.get("limits", LIMITS)
-        self._options, self._chosen_by = options, chosen_by
+        self._options = options
         self._stack = AsyncExitStack()
         self._opening = anyio.Lock()
         self._session: Session | None = None
@@ -120,6 +120,13 @@ class Cells:
                 session = runtime.session(restore="empty", idle_s=7 * DAY_S, cpu_s=DAY_S, tool_calls=1_000_000_000)
                 self._session = await self._stack.enter_async_context(session)
             return self._session
+
+    def _chosen_by(self) -> str:
+        """Return the command that chooses the packages of this kernel, with those that it has."""
+        words = ["toolcell", "kernel", "install"]
+        for each in self._options.get("packages", ()):
+            words += ["--packages", str(each)]
+        return shlex.join(words)
 
     def _runtime_options(self) -> dict[str, Any]:
         registry = self._options.get("registry")
@@ -219,7 +226,7 @@ class Cells:
         if not self._has_shell or not session.is_live:
             limits = self.limits.model_copy(update={"wall_s": max(PREPARING_S, self.limits.wall_s)})
             copy = await anyio.to_thread.run_sync(self._folder.copied, self.limits) if self._folder else NO_FILES
-            result = await session.execute_code(BEGIN.format(self._chosen_by), files=copy.files, limits=limits)
+            result = await session.execute_code(BEGIN.format(self._chosen_by()), files=copy.files, limits=limits)
             if result.error is not None:
                 raise ToolcellError(f"the sandbox has no shell for a notebook: {result.error.message}")
             self._has_shell = True

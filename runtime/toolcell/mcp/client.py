@@ -39,6 +39,7 @@ from toolcell.mcp.restarts import MAX_RESTARTS, RESTART_WINDOW_S, Restarts, Stat
 from toolcell.mcp.transports import OF_SERVER
 from toolcell.support import ELEMENT_WORK, ChangeEvent, Lifetime, OpenedInBlock, about_bytes_in_slices
 from toolcell.tools import (
+    RESERVED,
     WORK_PER_STEP,
     ErrorCode,
     Invoke,
@@ -99,6 +100,8 @@ class McpClient(OpenedInBlock):
     ) -> None:
         if not _NAMESPACE.fullmatch(str(name)):
             raise RegistrationError(f"MCP server {str(name)[:80]!r}: a name must match ^{_NAMESPACE.pattern}$")
+        if name.casefold() == RESERVED:
+            raise RegistrationError(f"MCP server {name!r}: this namespace is toolcell's own; give it another name")
         self.name = name
         self._login = login_of(name, url, auth)
         self._new_transport = transport_of(name, command, url, headers, env, cwd, self._login)

@@ -11,7 +11,7 @@ from toolcell.results.eager import EagerReport
 from toolcell.results.effects import Effect, Preflight, shown_effects
 from toolcell.support.call_text import call_text
 from toolcell.support.exact_json import json_text
-from toolcell.support.text import SHORT, as_one_line, clean, shown_findings
+from toolcell.support.text import SHORT, as_one_line, clean, counted, shown_findings
 from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.tables import Array, Table
 
@@ -364,7 +364,7 @@ class ExecutionResult:
 
     def __str__(self) -> str:
         usage = self.usage
-        lines = [f"{self.outcome} in {usage.wall_s:.3g} s, {len(self.calls)} tool calls, run {self.run_id}"]
+        lines = [f"{self.outcome} in {usage.wall_s:.3g} s, {counted(len(self.calls), 'tool call')}, run {self.run_id}"]
         if self.has_value:
             is_table = isinstance(self.value, Array | Table)
             lines.append(f"value: {self.value if is_table else SHORT.repr(self.value)}")

@@ -8,8 +8,8 @@ __all__ = [
     "CONNECTION", "ELEMENT_WORK", "ELSEWHERE", "MAX_ARGS", "MAX_ASKED_CHARS", "ChangeEvent", "HttpLimits",
     "HttpServer", "Lifetime", "Lru", "OpenedInBlock", "SqliteDatabase", "TimeSlice", "TokenBucket", "TooLong",
     "about_bytes_in_slices", "allow_connections", "arguments_text", "as_one_line", "bounded_protocol",
-    "bracketed", "changed", "check_keywords", "clean", "closest", "cut_text", "daemon_threads", "did_you_mean",
-    "exact_json_bytes", "exact_json_text", "for_terminal", "from_exact", "fused_ranks", "importing",
+    "bracketed", "changed", "check_keywords", "clean", "closest", "counted", "cut_text", "daemon_threads",
+    "did_you_mean", "exact_json_bytes", "exact_json_text", "for_terminal", "from_exact", "fused_ranks", "importing",
     "is_locked", "is_loopback", "is_small", "json_size", "json_start", "json_text", "keywords_known",
     "keywords_of", "lazy_names", "left_out", "listening", "lock", "logger_of", "make_private_folder",
     "one_line", "parse_time", "quiet_from_here", "quiet_loggers", "read_regular_file", "shown_findings",
@@ -50,7 +50,16 @@ if TYPE_CHECKING:
     from toolcell.support.ranking import fused_ranks
     from toolcell.support.spelling import closest, did_you_mean, suggestion
     from toolcell.support.sqlite import SqliteDatabase
-    from toolcell.support.text import as_one_line, clean, cut_text, for_terminal, one_line, shown_findings, with_line
+    from toolcell.support.text import (
+        as_one_line,
+        clean,
+        counted,
+        cut_text,
+        for_terminal,
+        one_line,
+        shown_findings,
+        with_line,
+    )
     from toolcell.support.time_slice import TimeSlice
     from toolcell.support.times import parse_time
     from toolcell.support.token_bucket import TokenBucket
@@ -82,7 +91,9 @@ else:
             "toolcell.support.ranking": "fused_ranks",
             "toolcell.support.spelling": "closest did_you_mean suggestion",
             "toolcell.support.sqlite": "SqliteDatabase",
-            "toolcell.support.text": "as_one_line clean cut_text for_terminal one_line shown_findings with_line",
+            "toolcell.support.text": (
+                "as_one_line clean counted cut_text for_terminal one_line shown_findings with_line"
+            ),
             "toolcell.support.time_slice": "TimeSlice",
             "toolcell.support.times": "parse_time",
             "toolcell.support.token_bucket": "TokenBucket",

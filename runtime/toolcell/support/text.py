@@ -65,6 +65,11 @@ def one_line(text: str, columns: int = 200) -> str:
     return line if len(line) <= columns else line[: columns - 1] + "…"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 call`, `2 calls`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def as_one_line(text: str) -> str:
     """Return the whole of `text` for a terminal, on one line: nothing of it is removed, cut or able to begin a line."""
     return for_terminal(text).replace("\n", "\\n").replace("\t", "\\t")

@@ -11,9 +11,9 @@ __all__ = [
     "CODE", "CODE_SCHEMA", "CODE_TEXT", "CODE_TOOL", "DEFAULT_TOOL_OPTIONS", "DETAILS", "EVERY_ORIGIN", "FOUND",
     "HIDDEN", "MAX_COMPILE_WORK", "MAX_FOUND", "MAX_IMAGES", "MAX_IMAGE_BYTES", "MAX_MODEL_CHARS", "MAX_NAME_CHARS",
     "MAX_STEPS", "MAX_VALUE_CHARS", "MIN_DESCRIPTION_CHARS", "MODEL", "NEEDS_APPROVAL", "NO_USAGE",
-    "OF_THIS_PROCESS", "PLAN", "PROVIDERS", "SEARCH_TOOL", "SHOWN_CHARS", "STOP_WORDS", "SUBAGENT", "TOOL_UPDATE",
-    "WORK_PER_STEP", "AbandonedThreads", "AgentTool", "Approve", "ArgumentChecker", "AskUser", "Block", "Budget",
-    "Call", "CallObserver", "CallPolicy", "CallableTools", "CodeRuntime", "CompletionCallback", "Detail",
+    "OF_THIS_PROCESS", "PLAN", "PROVIDERS", "RESERVED", "SEARCH_TOOL", "SHOWN_CHARS", "STOP_WORDS", "SUBAGENT",
+    "TOOL_UPDATE", "WORK_PER_STEP", "AbandonedThreads", "AgentTool", "Approve", "ArgumentChecker", "AskUser", "Block",
+    "Budget", "Call", "CallObserver", "CallPolicy", "CallableTools", "CodeRuntime", "CompletionCallback", "Detail",
     "EmbeddingProvider", "ErrorCode", "Event", "EventBus", "ExecuteCode", "File", "FunctionTool", "Hook", "Image",
     "InvalidArguments", "Invoke", "JobTable", "MadeCalls", "Modify", "OnUser", "Origin", "Override",
     "Part", "RegisteredTool", "RegistrySettings", "RegistryState", "Reject", "Reverts", "Rewrite", "RunContext",
@@ -109,7 +109,7 @@ if TYPE_CHECKING:
     from toolcell.tools.jobs import JobTable, open_jobs
     from toolcell.tools.loading import load_tools
     from toolcell.tools.model_calls import ToolCall, decode_tool_call, unique_ids
-    from toolcell.tools.names import MAX_NAME_CHARS, provider_name
+    from toolcell.tools.names import MAX_NAME_CHARS, RESERVED, provider_name
     from toolcell.tools.options import (
         CODE,
         DEFAULT_TOOL_OPTIONS,
@@ -188,7 +188,7 @@ else:
             "toolcell.tools.jobs": "JobTable open_jobs",
             "toolcell.tools.loading": "load_tools",
             "toolcell.tools.model_calls": "ToolCall decode_tool_call unique_ids",
-            "toolcell.tools.names": "MAX_NAME_CHARS provider_name",
+            "toolcell.tools.names": "MAX_NAME_CHARS RESERVED provider_name",
             "toolcell.tools.options": "CODE DEFAULT_TOOL_OPTIONS EVERY_ORIGIN MODEL PLAN SUBAGENT Origin ToolOptions",
             "toolcell.tools.parts": "MAX_IMAGES MAX_IMAGE_BYTES File Image Part Text",
             "toolcell.tools.pipeline": "NEEDS_APPROVAL run_call",

@@ -98,7 +98,19 @@ def as_provider_error(exc: Exception) -> ProviderError:
         return ProviderError(str(exc), status=status, retryable=is_retryable, retry_after_s=_retry_after_s(headers))
     is_connection = isinstance(exc, ConnectionError | TimeoutError) or type(exc).__name__ in _CONNECTION_ERRORS
     said = f"{exc}: {body[:500]}" if isinstance(body, str) and body not in str(exc) else str(exc)
-    return ProviderError(f"{type(exc).__name__}: {said}", retryable=is_connection or is_transient)
+    host = _host_of(exc) if is_connection else ""
+    at = f" at {host}" if host else ""
+    return ProviderError(f"{type(exc).__name__}{at}: {said}", retryable=is_connection or is_transient)
+
+
+def _host_of(exc: Exception) -> str:
+    """Return host and port of the request that failed, without a password; empty where the exception has no request."""
+    try:
+        request = getattr(exc, "request", None)
+    except RuntimeError:  # of httpx, where there is none
+        return ""
+    netloc = getattr(getattr(request, "url", None), "netloc", b"")
+    return netloc.decode() if isinstance(netloc, bytes) else ""
 
 
 def _headers_of(exc: Exception) -> Mapping[str, str]:
