@@ -83,7 +83,7 @@ class Ledger:
         """Start a run as a runtime would."""
         context = fields.pop("context", None) or RunContext()
         message = RunScript(
-            next(self._count), source, fields.pop("inputs", {}), [*self.registry], "off", 1, 1, 1, 7, 1e9
+            next(self._count), source, fields.pop("inputs", {}), " ".join(self.registry), "off", 1, 1, 1, 7, 1e9
         )
         files = [GuestFile(name, data) for name, data in fields.pop("files", ())]
         entries = anyio.run(recorder.file_entries, files, context)

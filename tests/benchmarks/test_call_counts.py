@@ -6,8 +6,13 @@ from dataclasses import astuple
 
 import anyio
 import pytest
-from benchmarks.count_calls import Calls, measure
+from benchmarks.count_calls import CallCounter, Calls, measure
 from benchmarks.sessions import count
+
+from toolcell import Limits, ToolRegistry
+from toolcell.run.request import run_message
+from toolcell_bridge.wire import codec
+from toolcell_bridge.wire.framing import HEADER_BYTES
 
 pytestmark = pytest.mark.isolation
 
@@ -51,3 +56,37 @@ def test_a_script_of_a_session_measures_its_sandbox_at_its_start_and_end_and_tak
     assert measured == 2
     assert calls.python <= IN_A_SESSION.python
     assert calls.c <= IN_A_SESSION.c
+
+
+def looked_at(registry: ToolRegistry, number: int) -> float:
+    """Return how many Python functions it takes to register one more tool."""
+
+    async def look(query: str, limit: int = 10, tags: list[str] | None = None) -> dict[str, int]:
+        """Look for something and return how often it was found where."""
+        return {}
+
+    look.__name__ = f"tool_{number}"
+    counter = CallCounter()
+    counter.start()
+    registry.tool(look)
+    return counter.stop().python
+
+
+def test_registering_a_tool_takes_few_function_calls_however_many_there_are() -> None:
+    registry = ToolRegistry()
+    calls = [looked_at(registry, number) for number in range(500)]
+
+    assert max(calls[1:]) <= 600
+
+
+def test_what_is_sent_with_a_script_has_as_many_elements_with_many_tools_as_with_few() -> None:
+    registry = ToolRegistry()
+    elements = list[int]()
+    for number in range(100):
+        looked_at(registry, number)
+        message = run_message(1, "", limits=Limits(), tools=registry.names_text())
+        elements.append(codec.MESSAGES.decode_counted(codec.MESSAGES.encode(message)[HEADER_BYTES:])[1])
+
+    assert len({*elements}) == 1
+    assert registry.names_text() is registry.snapshot().names_text()
+    assert registry.names_text().split() == registry.names() == [f"tool_{number}" for number in range(100)]

@@ -81,7 +81,7 @@ def test_a_done_frame_of_the_protocol_is_recognised() -> None:
     guest, host = Connection.guest(max_frame_bytes=1 << 20), Connection.host(max_frame_bytes=1 << 20)
     host.receive_data(guest.send(Hello(PROTOCOL_VERSION, "t", "3", {})))
     assert host.next_message() is not None
-    guest.receive_data(host.send(RunScript(1, "", {}, [], "off", 64, 0, 0, None, None)))
+    guest.receive_data(host.send(RunScript(1, "", {}, "", "off", 64, 0, 0, None, None)))
     assert guest.next_message() is not None
     counter = DoneCounter()
 

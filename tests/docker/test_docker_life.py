@@ -174,7 +174,7 @@ async def test_two_runs_of_one_sandbox_each_keep_their_raw_output(docker_image: 
     async with opened(docker_image.id) as backend, greeted(backend) as (connection, _):
         for number in (1, 2):
             script = f"import os\nos.write(1, b'raw {number}')"
-            message = RunScript(number, script, {}, [], "off", 1000, 1, 1000, None, None)
+            message = RunScript(number, script, {}, "", "off", 1000, 1, 1000, None, None)
             report = await Run(connection, RunRequest(message=message, limits=LIMITS), answer).execute()
             assert (report.outcome, report.logs.stderr) == (Outcome.OK, f"raw {number}")
 

@@ -62,7 +62,7 @@ def host() -> Connection:
     connection = Connection.host()
     connection.receive_data(framed([16, 1, "guest", "3.11", {}]))
     connection.next_message()
-    connection.send(RunScript(1, "", {}, [], "off", 1, 1, 1, None, None))
+    connection.send(RunScript(1, "", {}, "", "off", 1, 1, 1, None, None))
     return connection
 
 

@@ -184,7 +184,7 @@ class Guest:
     def begin(self, source: str) -> None:
         """Send a script and do not wait."""
         self._runs += 1
-        run = RunScript(self._runs, source, {}, ["echo"], "off", MIB, 8, MIB, None, None)
+        run = RunScript(self._runs, source, {}, "echo", "off", MIB, 8, MIB, None, None)
         self._container.send(self.channel, self._connection.send(run))
 
     def run(self, source: str) -> Any:

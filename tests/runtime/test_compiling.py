@@ -45,7 +45,7 @@ IN_TWO = (
 
 
 def in_one(source: str) -> tuple[types.CodeType, ...]:
-    run = RunScript(1, source, {}, [], "off", 1 << 20, 8, 1 << 20, None, None)
+    run = RunScript(1, source, {}, "", "off", 1 << 20, 8, 1 << 20, None, None)
     return (parse(run)[0],)
 
 

@@ -57,7 +57,7 @@ def exchange(tmp_path: Path) -> Callable[[int], tuple[list[Message], str]]:
                         while not note.read_text():
                             os.sched_yield()
                     script = "print('printed')\nset_result(1)"
-                    ours.sendall(host.send(RunScript(1, script, {}, [], "off", 1 << 20, 8, 1 << 20, None, None)))
+                    ours.sendall(host.send(RunScript(1, script, {}, "", "off", 1 << 20, 8, 1 << 20, None, None)))
             ours.close()
         return messages, note.read_text()
 

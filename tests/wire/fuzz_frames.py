@@ -36,7 +36,7 @@ LIVES = 32
 
 VALID: list[msg.Message] = [
     msg.Hello(1, "1.0", "3.12.1", {}),
-    msg.RunScript(1, "set_result(1)", {"q": [1, 2.5, None]}, ["search", "fetch"], "off", 4096, 4, 4096, 7, 0.5),
+    msg.RunScript(1, "set_result(1)", {"q": [1, 2.5, None]}, "search fetch", "off", 4096, 4, 4096, 7, 0.5),
     msg.PutFile("data/a.csv", b"a,b\n1,2\n" * 8, True),
     msg.PutFile("data/a.csv", b"a,b\n", False),
     msg.Stay(100),

@@ -28,8 +28,8 @@ from wire.wire_strategies import messages, plain
 
 FORMAT: list[tuple[msg.Message, str]] = [
     (
-        msg.RunScript(7, "1", {"q": 1}, ["a"], "off", 64, 2, 300, None, 0.5),
-        "9e 01 07 a131 81a17101 91a161 a36f6666 40 02 cd012c c0 cb3fe0000000000000 ce00040000 ce00100000 c2",
+        msg.RunScript(7, "1", {"q": 1}, "a b", "off", 64, 2, 300, None, 0.5),
+        "9e 01 07 a131 81a17101 a3612062 a36f6666 40 02 cd012c c0 cb3fe0000000000000 ce00040000 ce00100000 c2",
     ),
     (msg.PutFile("a.txt", b"\0\xff", True), "94 02 a5612e747874 c40200ff c3"),
     (msg.ToolReturn(1, [None, True, -1, 1.5, "é", b"x"]), "93 03 01 96 c0 c3 ff cb3ff8000000000000 a2c3a9 c40178"),
@@ -204,7 +204,7 @@ def test_a_value_without_a_form_is_refused_by_its_sender(value: Any, problem: st
         msg.Result(1, ("a",)),  # type: ignore[arg-type]
         msg.Result(1, [2]),  # type: ignore[list-item]
         msg.Hello(1, "", "", {"a": None}),  # type: ignore[dict-item]
-        msg.RunScript(1, "", {}, [], "off", 1, 1, 1, None, 1),
+        msg.RunScript(1, "", {}, "", "off", 1, 1, 1, None, 1),
         msg.Done(True, []),  # type: ignore[arg-type]
         "Log",
         None,

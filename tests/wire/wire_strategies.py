@@ -11,7 +11,7 @@ from toolcell_bridge.wire import messages as msg
 from toolcell_bridge.wire.connection import Connection
 
 HELLO = msg.Hello(msg.PROTOCOL_VERSION, "0.1.0", "3.11.0", {"landlock": "ABI 7"})
-RUN = msg.RunScript(1, "1+1", {}, ["search"], "off", 4096, 4, 4096, None, None)
+RUN = msg.RunScript(1, "1+1", {}, "search", "off", 4096, 4, 4096, None, None)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 ints = st.integers(-(2**63), 2**64 - 1)
@@ -28,7 +28,7 @@ messages: st.SearchStrategy[msg.Message] = st.one_of(
         ints,
         texts,
         plain_dicts,
-        st.lists(names),
+        st.lists(names).map(" ".join),
         texts,
         ints,
         ints,

@@ -156,8 +156,9 @@ def _call_path(name: object) -> str:
 
     if not isinstance(name, str):
         return ""
-    paths = [f"{python_path(each)}." for each in SCRIPTS.tools]
-    meant = f"{python_path(name_meant(name, SCRIPTS.tools))}."
+    names = SCRIPTS.tools.split()
+    paths = [f"{python_path(each)}." for each in names]
+    meant = f"{python_path(name_meant(name, names))}."
     if meant in paths:
         return f"tools.{meant[:-1]}"
     return f"tools.{name}.NAME" if any(each.startswith(f"{name}.") for each in paths) else ""

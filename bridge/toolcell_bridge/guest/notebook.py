@@ -115,7 +115,7 @@ class ShellRequests:
 
     def _give_tools(self, namespace: dict[str, Any], tools: Any) -> None:
         """Make the tools names of the notebook, but for those to which it has given a value."""
-        for name in SCRIPTS.tools:
+        for name in SCRIPTS.tools.split():
             first = name.partition(".")[0]
             if first == NOTEBOOK_INPUT or not first.isidentifier() or hasattr(builtins, first):
                 continue

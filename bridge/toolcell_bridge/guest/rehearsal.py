@@ -71,7 +71,7 @@ class Rehearsal:
                 1,
                 SCRIPT,
                 inputs={"rows": [1]},
-                tools=["echo"],
+                tools="echo",
                 lint="off",
                 result_bytes=1 << 20,
                 files=8,

@@ -6,7 +6,7 @@ by any script after them, and a traceback has to tell them apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 SCRIPT: Final = "<code>"
@@ -22,8 +22,8 @@ class Scripts:
         self.texts: dict[str, str] = {}
         self.workspace = ""
         """Folder of their files."""
-        self.tools: Sequence[str] = ()
-        """Names of the tools that it may call."""
+        self.tools = ""
+        """Names of the tools that it may call, with a space between two."""
         self.may_send = False
         """Its libraries may send HTTP requests."""
         self.chosen_by = ""
@@ -31,7 +31,7 @@ class Scripts:
         self.run_cell: Callable[..., None] | None = None
         """Runs the scripts of a notebook's kernel; None in every other sandbox."""
 
-    def begin(self, source: str, number: int = 1, tools: Sequence[str] = ()) -> str:
+    def begin(self, source: str, number: int = 1, tools: str = "") -> str:
         """Name the next script, by its number in its session. Outside of sessions every script has the same name."""
         self.tools = tools
         self.current = SCRIPT if number == 1 else f"{SCRIPT[:-1]} {number}>"

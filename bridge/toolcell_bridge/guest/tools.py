@@ -5,6 +5,7 @@ Values are converted and packed here; the host checks them again.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -131,12 +132,18 @@ def _value(name: str, answer: ToolReturn | ToolFail, raw: bool = False) -> Any:
 class Toolbox:
     """The calling half of a script's namespace, bound to one channel."""
 
-    def __init__(self, channel: Channel, names: Sequence[str], dry_run: GuestDryRun | None = None) -> None:
+    def __init__(self, channel: Channel, names: str, dry_run: GuestDryRun | None = None) -> None:
+        """`names`: of the tools, with a space between two."""
         self._channel = channel
         self._dry_run = dry_run
         self._listed: dict[str, Mapping[str, Any]] = {}
         self._described: dict[str, ToolDescription] = {}
-        self.names = tuple(names)
+        self._names = names
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tools that the script may call."""
+        return tuple(self._names.split())
 
     def call_tool(self, name: str, /, *args: Any, raw: bool = False, **kwargs: Any) -> Any:
         """Call a tool of the host and return its value. The arguments are one dict, keywords, or values in order.

@@ -34,8 +34,9 @@ class RunScript:
     source: str
     inputs: dict[str, Plain]
     """Names the script finds defined."""
-    tools: list[str]
-    """Names the script may call; the host decides again at each call."""
+    tools: str
+    """Names the script may call, with a space between two; the host decides again at each call. One text is read as
+    quickly as one name, and most scripts look at none."""
     lint: str
     """Name of the lint profile."""
     result_bytes: int

@@ -97,7 +97,7 @@ class Recorder:
         feed: ScriptFeed | None = None,
     ) -> RunRecord:
         """Record that a script is about to run. `files` are its `file_entries`. The end has the text of a `feed`."""
-        tools = self._tools(registry, message.tools) if message.tools else None
+        tools = self._tools(registry, frozenset(message.tools.split())) if message.tools else None
         settings = self._settings(limits, policy, sandbox, environment or {})
         sandbox_id = sandbox.id if sandbox is not None else None
         return self._begin(context, CODE, message, files, tools, settings, sandbox_id, feed)
@@ -217,7 +217,7 @@ class Recorder:
             known = self._remember(key, records.SETTINGS, content, (limits, policy))
         return known
 
-    def _tools(self, registry: CallableTools, names: list[str]) -> _Shared:
+    def _tools(self, registry: CallableTools, names: frozenset[str]) -> _Shared:
         """Return the record of the tools that a script may call."""
         offered = [each for each in registry.definitions(Origin.CODE) if each.name in names]
         key = tuple(map(id, offered))

@@ -209,6 +209,10 @@ class AnsweringTools:
         """Return the names of the tools that the script was told of."""
         return [each.name for each in self._definitions]
 
+    def names_text(self, origin: Origin = Origin.CODE) -> str:
+        """Return the same names as one text."""
+        return " ".join(self.names(origin))
+
     def definitions(self, origin: Origin = Origin.CODE) -> list[ToolDefinition]:
         """Return what the script was told of them."""
         return self._definitions

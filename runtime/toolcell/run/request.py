@@ -6,7 +6,7 @@ Checks what a caller gave and names what is wrong with it. Knows neither sandbox
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -167,7 +167,7 @@ def run_message(
     *,
     limits: Limits,
     inputs: Mapping[str, Any] | None = None,
-    tools: Iterable[str] = (),
+    tools: str = "",
     lint: str = "off",
     seed: int | None = None,
     clock: float | None = None,
@@ -196,7 +196,7 @@ def run_message(
         run=number,
         source=source,
         inputs=plain,
-        tools=list(tools),
+        tools=tools,
         lint=lint,
         result_bytes=limits.result_bytes,
         files=limits.files,

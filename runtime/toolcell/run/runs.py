@@ -261,7 +261,7 @@ class Runs:
             script.number or next(self._numbers),
             script.source if feed is None else "",
             inputs=script.inputs,
-            tools=tools.names(Origin.CODE),
+            tools=tools.names_text(Origin.CODE),
             limits=limits,
             lint=script.lint,
             seed=script.seed,

@@ -194,7 +194,7 @@ async def run_on(
         number,
         source,
         inputs={},
-        tools=list(tools),
+        tools=" ".join(tools),
         lint="off",
         result_bytes=1 << 20,
         files=8,

@@ -227,7 +227,7 @@ def function_spec(
     chosen = name or str(getattr(function, "__name__", type(function).__name__))
     definition = ToolDefinition(chosen, description or prose, signature.parameters)
     known = options or DEFAULT_TOOL_OPTIONS
-    if known.returns is None:
+    if known.returns is None and signature.returns is not None:
         known = replace(known, returns=signature.returns)
     return ToolSpec(
         definition=definition,

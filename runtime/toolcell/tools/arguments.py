@@ -6,6 +6,7 @@ The JSON Schema work is jsonschema-rs (Rust, compiled once per tool).
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import field, replace
@@ -14,7 +15,7 @@ from typing import Any
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.support.spelling import closest
 from toolcell.tools.checks import text_of
-from toolcell.tools.coercion import Change, Coercer, Mended, closed_properties, json_copy
+from toolcell.tools.coercion import Change, Coercer, Mended, closed_properties
 from toolcell.tools.concurrency import maybe_await, passes_on
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.encoded import place_bytes
@@ -24,11 +25,11 @@ from toolcell.tools.problems import (
     MAX_PROBLEMS,
     Subschemas,
     bounded_json,
-    compile_schema,
+    compile_weighed,
     find_problems,
 )
 from toolcell.tools.result import ErrorCode
-from toolcell.tools.schema_work import MAX_CHECK_WORK, WORK_PER_STEP, SchemaWork
+from toolcell.tools.schema_work import MAX_CHECK_WORK, WORK_PER_STEP
 from toolcell.tools.table_arguments import table_names, without_tables
 from toolcell.tools.text_data import ParseMode, parse_json
 from toolcell.tools.values import (
@@ -41,6 +42,7 @@ from toolcell.tools.values import (
     Path,
     ValueProblem,
     copy_arguments,
+    json_copy,
     path_text,
 )
 from toolcell_bridge.wire.frozen import frozen
@@ -153,12 +155,11 @@ class CheckedArguments:
 
 
 class ArgumentChecker:
-    """One tool's arguments: copy, mend, fill in defaults, validate."""
+    """One tool's arguments: copy, mend, fill in defaults, validate.
 
-    __slots__ = (
-        "_closed", "_coercion", "_defaults", "_extras", "_looks_below", "_mends", "_plain", "_schemas", "_work",
-        "is_valid", "tables", "tool",
-    )  # fmt: skip
+    Making one checks and compiles the schema. What else it says is found out at the first call, since most of many
+    tools are never called.
+    """
 
     def __init__(
         self, definition: ToolDefinition, coercion: Coercion = "safe", extras: Extras = "drop", validate: bool = True
@@ -167,35 +168,56 @@ class ArgumentChecker:
             schema = definition.checked_parameters
             if extras == "forbid" and closed_properties(schema) is not None:
                 schema["additionalProperties"] = False
-            validator = compile_schema(schema)
+            validator, work = compile_weighed(schema)
         except RegistrationError as exc:
             raise RegistrationError(f"tool {definition.name!r}: {exc}") from exc
         self.tool = definition.name
-        self._schemas = Subschemas(schema)
+        self._schema = schema
+        self._work = work
         self._coercion: Coercion = coercion
         self._extras: Extras = extras
-        self._closed = closed_properties(schema) if extras == "drop" else None
-        self._defaults = _root_defaults(schema, self._schemas)
-        self._mends = (
-            coercion == "lenient"
-            or _needs_walk(schema)
-            or (not validate and coercion != "off")
-            or definition.checked_parameters != definition.parameters
-        )
-        self._looks_below = extras != "allow" and _closes_below(schema)
-        """Members may have members of their own that the schema does not name."""
-        properties = frozenset(schema.get("properties", ()))
+        self._validates = validate
+        self._has_names_of_results = definition.has_names_of_results
         self.tables = table_names(schema)
         """Names of arguments that may be arrays and tables."""
-        self._work = SchemaWork(schema)
-        text_work = self._work.char_visits * MAX_PLAIN * MAX_PLAIN_CHARS
-        is_light = self._work.each <= MAX_PLAIN_WORK and text_work <= MAX_CHECK_WORK
-        is_plain = not self._mends and len(properties) <= MAX_PLAIN and is_light
-        self._plain = properties if is_plain else frozenset()
-        """Names that `check_plain` may copy."""
         self.is_valid = validator.is_valid if validate else _anything
         if validate and self.tables:
             self.is_valid = lambda args: validator.is_valid(without_tables(args))
+
+    @functools.cached_property
+    def _schemas(self) -> Subschemas:
+        return Subschemas(self._schema)
+
+    @functools.cached_property
+    def _closed(self) -> frozenset[str] | None:
+        return closed_properties(self._schema) if self._extras == "drop" else None
+
+    @functools.cached_property
+    def _defaults(self) -> tuple[tuple[str, Any], ...]:
+        return _root_defaults(self._schema, self._schemas)
+
+    @functools.cached_property
+    def _mends(self) -> bool:
+        """Arguments are walked through, whatever they are."""
+        return (
+            self._coercion == "lenient"
+            or _needs_walk(self._schema)
+            or (not self._validates and self._coercion != "off")
+            or self._has_names_of_results
+        )
+
+    @functools.cached_property
+    def _looks_below(self) -> bool:
+        """Members may have members of their own that the schema does not name."""
+        return self._extras != "allow" and _closes_below(self._schema)
+
+    @functools.cached_property
+    def _plain(self) -> frozenset[str]:
+        """Names that `check_plain` may copy."""
+        properties = frozenset(self._schema.get("properties", ()))
+        text_work = self._work.char_visits * MAX_PLAIN * MAX_PLAIN_CHARS
+        is_light = self._work.each <= MAX_PLAIN_WORK and text_work <= MAX_CHECK_WORK
+        return properties if not self._mends and len(properties) <= MAX_PLAIN and is_light else frozenset()
 
     def renamed(self, tool: str) -> ArgumentChecker:
         """The same checks, reporting under another name."""
@@ -326,8 +348,8 @@ def _closes_below(schema: Mapping[str, Any]) -> bool:
     below: list[Any] = [*schema.values()]
     while below:
         part = below.pop()
-        if isinstance(part, Mapping):
-            if closed_properties(part) is not None and isinstance(part["properties"], Mapping):
+        if isinstance(part, dict):
+            if closed_properties(part) is not None and isinstance(part["properties"], dict):
                 return True
             below += part.values()
         elif isinstance(part, list):
@@ -344,7 +366,7 @@ def _needs_walk(schema: Mapping[str, Any]) -> bool:
 
 
 def _mentions_default(schema: Any) -> bool:
-    if isinstance(schema, Mapping):
+    if isinstance(schema, dict):
         return "default" in schema or any(map(_mentions_default, schema.values()))
     return isinstance(schema, list) and any(map(_mentions_default, schema))
 

@@ -113,6 +113,10 @@ class CallableTools(Protocol):
         """Return the names a caller from `origin` may use."""
         ...
 
+    def names_text(self, origin: Origin = ...) -> str:
+        """Return the same names as one text, with a space between two: a run takes no longer with many tools."""
+        ...
+
     def definitions(self, origin: Origin = ...) -> list[ToolDefinition]:
         """Return the definitions that a caller from `origin` sees."""
         ...

@@ -414,12 +414,3 @@ _SPEAKS_OF_OTHERS = {
     "dependentSchemas",
     "$ref",
 }
-
-
-def json_copy(value: Any) -> Any:
-    """A copy of plain JSON data."""
-    if isinstance(value, dict):
-        return {key: json_copy(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [json_copy(item) for item in value]
-    return value

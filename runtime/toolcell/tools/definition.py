@@ -99,6 +99,11 @@ class ToolDefinition:
         schema: dict[str, Any] = json.loads(self._checked_json)
         return schema
 
+    @property
+    def has_names_of_results(self) -> bool:
+        """True when the two differ."""
+        return self._checked_json != self._parameters_json
+
     def to_openai(self) -> ProviderToolDef:
         """Shape: {"type": "function", "function": {"name", "description", "parameters"}}."""
         function = ProviderFunction(

@@ -146,6 +146,8 @@ def origins_of(given: Iterable[str], what: str) -> CallableFrom:
     Raises:
         UsageError: one is none; `what` names it.
     """
+    if given is EVERY_ORIGIN:
+        return EVERY_ORIGIN
     names = [given] if isinstance(given, str) else [*given]
     for name in names:
         check_one_of(f"{what}: each", str(name), [str(origin) for origin in Origin])

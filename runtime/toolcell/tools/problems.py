@@ -48,14 +48,21 @@ def compile_schema(schema: Part, registry: jsonschema_rs.Registry | None = None,
         RegistrationError: the schema is not valid JSON Schema (2020-12, or draft 7 where it says so or
             writes tuples its way), is nested too deeply, or checking one value takes too much work.
     """
-    if like is None and registry is None:  # a part of another one was looked at with it
+    if registry is not None:  # a part of another one was looked at and weighed with it
+        return _compiled(_draft(schema if like is None else like), schema, registry)
+    return compile_weighed(schema, like)[0]
+
+
+def compile_weighed(schema: Part, like: Part | None = None) -> tuple[Validator, SchemaWork]:
+    """Compile a schema, and return its weight too; raises what `compile_schema` does."""
+    if like is None:
         check_levels(schema)
         check_patterns(schema)
-    chosen = _draft(schema if like is None else like)
-    validator = _compiled(chosen, schema, registry)
-    if registry is None and (lost := SchemaWork(schema).lost):  # parts of one in a registry were weighed with it
-        raise RegistrationError(f"invalid schema: the reference {lost!r:.200} leads nowhere")
-    return validator
+    validator = _compiled(_draft(schema if like is None else like), schema, None)
+    work = SchemaWork(schema)
+    if work.lost:
+        raise RegistrationError(f"invalid schema: the reference {work.lost!r:.200} leads nowhere")
+    return validator, work
 
 
 def _compiled(chosen: Any, schema: Part, registry: jsonschema_rs.Registry | None) -> Validator:
@@ -84,7 +91,7 @@ def _draft(schema: Part) -> Any:
 
 def _has_tuple_items(schema: Any) -> bool:
     """Draft 7 wrote tuples as a list of `items`; later drafts do not know that."""
-    if isinstance(schema, Mapping):
+    if isinstance(schema, dict):
         return isinstance(schema.get("items"), list) or any(map(_has_tuple_items, schema.values()))
     return isinstance(schema, list) and any(map(_has_tuple_items, schema))
 
@@ -102,7 +109,7 @@ class Subschemas:
 
     def is_valid(self, part: Any, value: Any) -> bool:
         """True when `value` is valid under this part. A part that cannot be compiled accepts nothing."""
-        if not isinstance(part, Mapping):
+        if not isinstance(part, dict):
             return part is True
         check = self._checks.get(id(part))
         if check is None:
@@ -111,7 +118,7 @@ class Subschemas:
 
     def has_default(self, part: Any) -> bool:
         """True when a part has a default that fits it. Many schemas of the world have others, such as null for text."""
-        if not (isinstance(part, Mapping) and "default" in part):
+        if not (isinstance(part, dict) and "default" in part):
             return False
         if id(part) not in self._defaults:
             self._defaults[id(part)] = self.is_valid(part, part["default"])
@@ -131,7 +138,7 @@ class Subschemas:
     def resolved(self, part: Any) -> Any:
         """Follow references inside the schema. None for one that leads nowhere or in circles."""
         for _ in range(MAX_REFERENCES):
-            if not (isinstance(part, Mapping) and "$ref" in part):
+            if not (isinstance(part, dict) and "$ref" in part):
                 return part
             part = self.referenced(part)
         return None
@@ -144,7 +151,7 @@ class Subschemas:
                 target = target[int(step)] if step.isdecimal() and int(step) < len(target) else None
             else:
                 key = step.replace("~1", "/").replace("~0", "~")
-                target = target.get(key) if isinstance(target, Mapping) else None
+                target = target.get(key) if isinstance(target, dict) else None
         return target
 
     def _compiled(self, part: Part) -> Callable[[Any], bool]:
@@ -170,7 +177,7 @@ def _pointers(root: Part) -> list[tuple[int, str]]:
     pending: list[tuple[Any, str]] = [(root, "")]
     while pending:
         value, pointer = pending.pop()
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             found.append((id(value), pointer))
             pending += [(item, f"{pointer}/{_escaped(str(key))}") for key, item in value.items()]
         elif isinstance(value, list):
@@ -239,7 +246,7 @@ class _Finder:
 
     def below(self, part: Any, value: Any, path: Path, references: int = 0) -> Iterator[ValueProblem]:
         """The problems of a value that is invalid under `part`, its own before those of its members."""
-        if not isinstance(part, Mapping) or references > MAX_REFERENCES:
+        if not isinstance(part, dict) or references > MAX_REFERENCES:
             yield ValueProblem(path, "is not allowed here")
             return
         found = False
@@ -556,8 +563,8 @@ class ValueCheck:
             RegistrationError: it cannot be used.
         """
         self._schemas = Subschemas(schema)
-        self._is_valid = compile_schema(schema).is_valid
-        self._work = SchemaWork(schema)
+        validator, self._work = compile_weighed(schema)
+        self._is_valid = validator.is_valid
 
     def work_of(self, value: Any) -> int:
         """Return the steps that a check may take; of a value that is not checked, some that are too many."""

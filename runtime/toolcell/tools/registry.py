@@ -33,7 +33,7 @@ from toolcell.tools.hooks import AfterHook, BeforeHook, Hook
 from toolcell.tools.model_calls import ToolCall, unique_ids
 from toolcell.tools.names import TakenNames, check_collisions
 from toolcell.tools.observed import with_observed
-from toolcell.tools.options import Origin, ToolOptions
+from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, Origin
 from toolcell.tools.pipeline import answer_call, refuse, run_call
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry_state import RegistrySettings, RegistryState, identities, settings_of
@@ -176,14 +176,14 @@ class ToolRegistry:
             self.add(tool, **own, **options)
             return tool
         if function is _NOT_GIVEN:
-            with_options(ToolOptions(), {key: options[key] for key in options.keys() - {"prepare", "replace"}})
+            with_options(DEFAULT_TOOL_OPTIONS, {key: options[key] for key in options.keys() - {"prepare", "replace"}})
             parts = own if schema is _NOT_GIVEN else {**own, "schema": schema}
             return lambda function: self.register(function=function, **parts, **options)
         if schema is _NOT_GIVEN:
             self.add(function, **own, **options)
             return function
         definition = ToolDefinition(name or str(getattr(function, "__name__", "")), description or "", schema)
-        self.add(positional_spec(definition, function, ToolOptions()), **options)
+        self.add(positional_spec(definition, function, DEFAULT_TOOL_OPTIONS), **options)
         return function
 
     @overload
@@ -214,7 +214,7 @@ class ToolRegistry:
         """Decorate a function to register it: name, docstring and signature are its definition."""
 
         def register(function: F) -> F:
-            known = with_options(ToolOptions(), options)
+            known = with_options(DEFAULT_TOOL_OPTIONS, options)
             spec = function_spec(function, name=name, description=description, prepare=prepare, options=known)
             self._add([spec], replace)
             return function
@@ -497,7 +497,11 @@ class ToolRegistry:
 
     def names(self, origin: Origin = Origin.MODEL) -> builtins.list[str]:
         """Return the names that a caller from `origin` may use."""
-        return self._state.names(origin)
+        return self._state.names_text(origin).split()
+
+    def names_text(self, origin: Origin = Origin.MODEL) -> str:
+        """Return the same names as one text, with a space between two."""
+        return self._state.names_text(origin)
 
     def registered_name(self, name: str) -> str:
         """Return the registered name behind one such as `github__create_issue`; else `name` itself."""
@@ -871,7 +875,7 @@ def tool(
     """Decorate a function to make it a tool without registering it; calling it still calls the function."""
     if function is None:
         return functools.partial(tool, name=name, description=description, prepare=prepare, **options)
-    known = with_options(ToolOptions(), options)
+    known = with_options(DEFAULT_TOOL_OPTIONS, options)
     spec = function_spec(function, name=name, description=description, prepare=prepare, options=known)
     return FunctionTool(function, spec)
 

@@ -97,10 +97,8 @@ class RegistryState:
     """The tools have the types of results that were observed until a snapshot was made. They stay as they are."""
     _permissions: dict[tuple[str, Origin], tuple[int, bool]] = field(default_factory=dict, init=False, compare=False)
     """Decisions on registered names, each with the version of the rules it was made under."""
-    _names: dict[Origin, tuple[list[tuple[int, bool]], list[str]]] = field(
-        default_factory=dict, init=False, compare=False
-    )
-    """What callers see, by name, with the rules that this was decided under. Every run asks for it."""
+    _names: dict[Origin, tuple[list[tuple[int, bool]], str]] = field(default_factory=dict, init=False, compare=False)
+    """What callers see, as `names_text` has it, with the rules that this was decided under. Every run asks for it."""
 
     def permits(self, tool: RegisteredTool, origin: Origin) -> bool:
         """Return whether a call from `origin` passes this registry's rules."""
@@ -132,13 +130,13 @@ class RegistryState:
         dotted = name.replace(IN_PLACE_OF_DOT, ".")
         return dotted if dotted in self.tools else name_meant(name, self.tools)
 
-    def names(self, origin: Origin) -> list[str]:
-        """Return the names of the tools that a caller from `origin` sees."""
+    def names_text(self, origin: Origin) -> str:
+        """Return the names of the tools that a caller from `origin` sees, with a space between two."""
         rules = [(policy.version, policy.advertise_blocked) for policy in self.policies]
         known = self._names.get(origin)
         if known is None or known[0] != rules:
-            known = self._names[origin] = rules, [tool.name for tool in self.visible(origin)]
-        return known[1].copy()
+            known = self._names[origin] = rules, " ".join([tool.name for tool in self.visible(origin)])
+        return known[1]
 
     def definition(self, tool: RegisteredTool, policies: tuple[CallPolicy, ...] = ()) -> ToolDefinition:
         """Return the definition of one tool that a model sees, given everything else on offer."""

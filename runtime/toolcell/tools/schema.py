@@ -6,7 +6,6 @@ models follow small plain schemas best.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 import types
@@ -25,6 +24,7 @@ from toolcell.errors import RegistrationError
 from toolcell.support.lru import Lru
 from toolcell.tools.encoded import BASE64
 from toolcell.tools.table_arguments import table_maker, table_schema, table_type
+from toolcell.tools.values import json_copy
 from toolcell_bridge.wire.frozen import frozen
 
 Schema = dict[str, Any]
@@ -200,7 +200,8 @@ def type_schema(annotation: Any, mode: Literal["validation", "serialization"] = 
     key = mode, repr(annotation)
     if (known := _known_schemas.get(key)) is None:
         _known_schemas.put(key, known := _made_schema(annotation, mode))
-    return copy.deepcopy(known)
+    schema: Schema = json_copy(known)
+    return schema
 
 
 def _made_schema(annotation: Any, mode: Literal["validation", "serialization"]) -> Schema:
@@ -239,9 +240,11 @@ def without_names_of_results(schema: Any) -> Any:
 
 def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """Shape: (description, parameter name -> description). Understands Google, NumPy and Sphinx style."""
-    from docstring_parser import Docstring, ParseError, parse  # loaded with the first tool that is a function
-
     text = inspect.getdoc(function) or ""
+    if "\n" not in text and not text.startswith((":", "@", ".")) and not text.endswith(":"):
+        return text.strip(), {}  # a line without markup
+    from docstring_parser import Docstring, ParseError, parse
+
     try:
         parsed = parse(text)
     except ParseError:  # no style that is known: all of it describes the tool

@@ -149,7 +149,7 @@ def patterns_in(part: Mapping[str, Any]) -> Iterator[str]:
 
 def names_matched(part: Mapping[str, Any]) -> Iterator[str]:
     """Return the patterns for names of properties."""
-    if isinstance(patterns := part.get("patternProperties"), Mapping):
+    if isinstance(patterns := part.get("patternProperties"), dict):
         yield from (each for each in patterns if isinstance(each, str))
 
 
@@ -158,11 +158,11 @@ def patterns_work(schema: Any) -> int:
     work, left = 0, [schema]
     while left and work <= MAX_COMPILE_WORK:
         part = left.pop()
-        if isinstance(part, Mapping):
+        if isinstance(part, dict):
             work += sum(map(compile_work, patterns_in(part)))
-            left += [each for each in part.values() if isinstance(each, Mapping | list)]
+            left += [each for each in part.values() if isinstance(each, (dict, list))]
         elif isinstance(part, list):
-            left += [each for each in part if isinstance(each, Mapping | list)]
+            left += [each for each in part if isinstance(each, (dict, list))]
     return work
 
 
@@ -193,11 +193,11 @@ def bounded(schema: Any) -> Any:
     """
     if isinstance(schema, list):
         return [bounded(each) for each in schema]
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, dict):
         return schema
     made = dict(schema)
     for key, each in schema.items():
-        if key in _NAMED and isinstance(each, Mapping):
+        if key in _NAMED and isinstance(each, dict):
             made[key] = {name: bounded(part) for name, part in each.items()}
         elif key not in _VALUES:
             made[key] = bounded(each)

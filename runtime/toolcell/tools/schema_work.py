@@ -32,12 +32,21 @@ _MAX_DEPTH: Final = 400
 _COSTLY_PATTERN = re.compile(r"\(\?[=!<]|\\[1-9k]")
 _COSTLY: Final = 1_000
 """Work of a pattern with lookaround or backreferences: it may take `BACKTRACK_LIMIT` steps."""
+_COSTING: Final = ("enum", "pattern", "patternProperties")
 _UNIQUE: Final = 16
 
 _SAME_VALUE: Final = ("not", "if", "then", "else")
 _SAME_VALUE_LISTS: Final = ("allOf", "anyOf", "oneOf")
 _SAME_VALUE_MAPS: Final = ("dependentSchemas", "dependencies")
 _REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
+_SEEN_AGAIN: Final = ("unevaluatedProperties", "unevaluatedItems")
+_OTHER_PROPERTIES: Final = ("additionalProperties", "unevaluatedProperties", "propertyNames")
+_OTHER_ITEMS: Final = ("items", "additionalItems", "unevaluatedItems", "contains")
+_LEADING_ON: Final = frozenset({
+    *_SAME_VALUE, *_SAME_VALUE_LISTS, *_SAME_VALUE_MAPS, *_REFERENCES, *_SEEN_AGAIN, *_OTHER_PROPERTIES, *_OTHER_ITEMS,
+    "properties", "patternProperties", "prefixItems", "uniqueItems",
+})  # fmt: skip
+"""A part without one of these costs only what it does by itself."""
 _META: Final = re.compile(r"https?://json-schema\.org/.*")
 _META_WEIGHT: Final = 200
 
@@ -110,7 +119,7 @@ class SchemaWork:
 
     def _visits_of(self, part: Any, depth: int) -> float:
         """Visits of one value, or of one member of it, whichever are more."""
-        if not isinstance(part, Mapping):
+        if not isinstance(part, dict):
             return self._least
         if (known := self._known.get(id(part))) is not None:
             return known
@@ -119,12 +128,15 @@ class SchemaWork:
             return self._least
         if depth > _MAX_DEPTH:
             raise RegistrationError(f"invalid schema: its references are nested deeper than {_MAX_DEPTH} levels")
+        if _LEADING_ON.isdisjoint(part):
+            self._known[id(part)] = found = self._own(part)
+            return found
         self._inside.add(id(part))
         here = sum(self._visits_of(each, depth + 1) for each in _same_value(part))
         for keyword in _REFERENCES:
             if isinstance(reference := part.get(keyword), str):
                 here += self._of_reference(reference, depth + 1)
-        if "unevaluatedProperties" in part or "unevaluatedItems" in part:
+        if not part.keys().isdisjoint(_SEEN_AGAIN):
             here *= 2  # what other keywords have seen is found out once more
         self._known[id(part)] = found = min(self._own(part) + here + self._members(part, depth + 1), MAX_WEIGHT**2)
         self._inside.discard(id(part))
@@ -150,16 +162,10 @@ class SchemaWork:
     def _members(self, part: Mapping[str, Any], depth: int) -> float:
         of_object = self._most(_values(part.get("properties")), depth)
         of_object += sum(self._visits_of(each, depth) for each in _values(part.get("patternProperties")))
-        of_object += sum(
-            self._visits_of(part[key], depth)
-            for key in ("additionalProperties", "unevaluatedProperties", "propertyNames")
-            if key in part
-        )
+        of_object += sum(self._visits_of(part[key], depth) for key in _OTHER_PROPERTIES if key in part)
         first = [each for key in ("prefixItems", "items") if isinstance(part.get(key), list) for each in part[key]]
         of_list = self._most(first, depth) + sum(
-            self._visits_of(part[key], depth)
-            for key in ("items", "additionalItems", "unevaluatedItems", "contains")
-            if isinstance(part.get(key), Mapping)
+            self._visits_of(part[key], depth) for key in _OTHER_ITEMS if isinstance(part.get(key), dict)
         )
         if part.get("uniqueItems") is True:
             of_list += _UNIQUE
@@ -176,7 +182,7 @@ def check_levels(schema: Any) -> None:
         RegistrationError: it is.
     """
     level, parts = 0, [schema]
-    while parts := [inner for each in parts for inner in _values(each) if isinstance(inner, Mapping | list)]:
+    while parts := [inner for each in parts for inner in _values(each) if isinstance(inner, (dict, list))]:
         level += 1
         if level > MAX_LEVELS:
             raise RegistrationError(f"invalid schema: it is nested deeper than {MAX_LEVELS} levels")
@@ -198,19 +204,21 @@ def count_values(value: Any, most: int) -> int:
 
 def _own_visits(part: Mapping[str, Any]) -> int:
     """Visits for the keywords of a part that are about the value itself."""
+    if part.keys().isdisjoint(_COSTING):
+        return 1
     options = part.get("enum")
     of_options = 0
     if isinstance(options, list) and not all(type(each) is str for each in options):
         of_options = len(options) // 8
     pattern = part.get("pattern")
     costly = _COSTLY if isinstance(pattern, str) and _COSTLY_PATTERN.search(pattern) else 0
-    for each in part.get("patternProperties", ()) if isinstance(part.get("patternProperties"), Mapping) else ():
+    for each in part.get("patternProperties", ()) if isinstance(part.get("patternProperties"), dict) else ():
         costly += _COSTLY if _COSTLY_PATTERN.search(each) else 1
     return 1 + of_options + costly
 
 
 def _has_patterns(part: Any) -> bool:
-    if isinstance(part, Mapping):
+    if isinstance(part, dict):
         return "pattern" in part or "patternProperties" in part or any(map(_has_patterns, part.values()))
     return isinstance(part, list) and any(map(_has_patterns, part))
 
@@ -228,7 +236,7 @@ def _own_patterns(part: Mapping[str, Any]) -> float:
 
 
 def _patterns_of_names(part: Any) -> Iterator[str]:
-    if isinstance(part, Mapping):
+    if isinstance(part, dict):
         yield from names_matched(part)
     for each in _values(part):
         yield from _patterns_of_names(each)
@@ -261,11 +269,11 @@ def _same_value(part: Mapping[str, Any]) -> Iterator[Any]:
     for keyword in _SAME_VALUE_LISTS:
         yield from _values(part.get(keyword))
     for keyword in _SAME_VALUE_MAPS:
-        yield from (each for each in _values(part.get(keyword)) if isinstance(each, Mapping))
+        yield from (each for each in _values(part.get(keyword)) if isinstance(each, dict))
 
 
 def _values(parts: Any) -> Iterable[Any]:
-    if isinstance(parts, Mapping):
+    if isinstance(parts, dict):
         return parts.values()
     return parts if isinstance(parts, list) else ()
 
@@ -282,20 +290,20 @@ def _places(schema: Any) -> tuple[list[Any], dict[str, list[Any]]]:
         count += 1
         if count > MAX_PARTS:
             raise RegistrationError(f"invalid schema: it has more than {MAX_PARTS} parts")
-        if isinstance(part, Mapping):
+        if isinstance(part, dict):
             for keyword in ("$anchor", "$dynamicAnchor", "$id", "id"):
                 if isinstance(name := part.get(keyword), str):
                     anchors.setdefault(name.rpartition("#")[2], []).append(part)
                     if keyword in ("$id", "id") and part is not schema:
                         roots.append(part)
-        left += [each for each in _values(part) if isinstance(each, Mapping | list)]
+        left += [each for each in _values(part) if isinstance(each, (dict, list))]
     return roots, anchors
 
 
 def _at(root: Any, pointer: str) -> Any:
     for step in pointer.split("/")[1:]:
         key = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(root, Mapping):
+        if isinstance(root, dict):
             root = root.get(key)
         elif isinstance(root, list) and key.isdecimal() and len(key) < 8 and int(key) < len(root):
             root = root[int(key)]

@@ -56,7 +56,7 @@ def table_names(schema: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(
         name
         for name, each in properties.items()
-        if isinstance(each, Mapping) and each.get("contentMediaType") == MEDIA_TYPE
+        if isinstance(each, dict) and each.get("contentMediaType") == MEDIA_TYPE
     )
 
 

@@ -328,3 +328,12 @@ def is_large(value: Any, most: int = LARGE_ELEMENTS, *, counts_bytes: bool = Tru
                 below += (*each, *each.values()) if isinstance(each, dict) else each
         level = below
     return False
+
+
+def json_copy(value: Any) -> Any:
+    """A copy of plain JSON data."""
+    if isinstance(value, dict):
+        return {key: json_copy(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [json_copy(item) for item in value]
+    return value
