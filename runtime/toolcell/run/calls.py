@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 import anyio
@@ -289,26 +289,3 @@ def _converted(answer: Answer) -> Answer:
 def unsendable(call_id: int, code: str, problem: Exception) -> ToolFail:
     """Return the answer to a call whose result cannot be sent."""
     return ToolFail(call_id, code, f"the tool's result cannot be sent: {problem}", False, {})
-
-
-class BegunCall:
-    """A call that was begun without a task of its own: awaits, in the same task, its coroutine, which has been driven
-    to its first wait by hand."""
-
-    def __init__(self, work: Coroutine[Any, Any, Answer], waits_for: Any) -> None:
-        self._work = work
-        self._waits_for = waits_for
-
-    def __await__(self) -> Generator[Any, Any, Answer]:
-        waits_for = self._waits_for
-        while True:
-            try:
-                try:
-                    sent = yield waits_for
-                except BaseException as exc:
-                    waits_for = self._work.throw(exc)
-                else:
-                    waits_for = self._work.send(sent)
-            except StopIteration as finished:
-                answer: Answer = finished.value
-                return answer

@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from toolcell.errors import AuditError, Misconfigured, ToolAbort, UsageError
 from toolcell.results import ExecutionResult, Isolation, Outcome, Usage
 from toolcell.run.callbacks import CALLBACK_ERRORS
-from toolcell.run.calls import Answer, BegunCall, Dispatch, ToolCalls, parts_of
+from toolcell.run.calls import Answer, Dispatch, ToolCalls, parts_of
 from toolcell.run.connection import GATHERED_BYTES, GuestConnection
 from toolcell.run.early_calls import EarlyCall
 from toolcell.run.ending import interrupt, take_printed, wait_for_exit
@@ -30,6 +30,7 @@ from toolcell.run.output import RunOutput
 from toolcell.run.request import RunRequest
 from toolcell.run.script_line import read_line
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
+from toolcell.support.begun import Begun
 from toolcell.support.host_work import ELEMENT_WORK, MESSAGE_WORK, HostWork
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.framing import Part
@@ -319,7 +320,7 @@ class Run:
                 else:
                     calls.take_place(call, scope)
                     self._start(tasks, self._serve, tasks)
-                    answer = await self._answer(BegunCall(work, waits_for))
+                    answer = await self._answer(Begun(work, waits_for))
                     break
                 call = None
         if call is not None:

@@ -5,12 +5,13 @@ Every call gets exactly one result, at its own place, also when others fail.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 import anyio
 
 from toolcell.errors import AuditError, ToolAbort
+from toolcell.support.begun import Begun
 from toolcell.support.time_slice import TimeSlice
 from toolcell.tools.call import Call
 from toolcell.tools.pipeline import admit, conclude, perform, record_as_cancelled, refuse, run_call
@@ -91,7 +92,10 @@ async def _overlapping(state: RegistryState, calls: Sequence[Call], on_result: O
     if len(runnable) == 1:
         await perform_one(*runnable[0])
     else:
-        await _together(perform_one, runnable, turn)
+        try:
+            await _together(perform_one, runnable)
+        except BaseExceptionGroup as group_error:
+            raise first_that_ends_run(group_error) from None
     concluded = []
     for call, result in zip(calls, results, strict=True):
         assert result is not None
@@ -104,16 +108,27 @@ async def _overlapping(state: RegistryState, calls: Sequence[Call], on_result: O
 
 async def _together(
     perform_one: Callable[[int, RegisteredTool], Coroutine[Any, Any, None]],
-    runnable: Sequence[tuple[int, RegisteredTool]],
-    turn: TimeSlice,
+    runnable: Iterable[tuple[int, RegisteredTool]],
 ) -> None:
-    try:
-        async with anyio.create_task_group() as group:
-            for index, tool in runnable:
-                group.start_soon(perform_one, index, tool)
-                await turn.give_way()
-    except BaseExceptionGroup as group_error:
-        raise first_that_ends_run(group_error) from None
+    """Perform calls, each at once. One task makes them in turn, until one has to wait: then another task goes on.
+
+    A call that does not wait needs neither a task nor a turn of the event loop.
+    """
+    left = iter(runnable)
+    async with anyio.create_task_group() as group:
+
+        async def go_on() -> None:
+            for index, tool in left:
+                work = perform_one(index, tool)
+                try:
+                    waits_for = work.send(None)
+                except StopIteration:
+                    continue
+                group.start_soon(go_on)
+                await Begun(work, waits_for)
+                break
+
+        await go_on()
 
 
 def first_that_ends_run(group: BaseExceptionGroup[BaseException]) -> BaseException:

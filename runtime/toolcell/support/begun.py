@@ -1,0 +1,31 @@
+"""`Begun`: a coroutine that was driven to its first wait by hand, so that one which never waits needs no task."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Generator
+from typing import Any, Generic, TypeVar
+
+Answer = TypeVar("Answer")
+
+
+class Begun(Generic[Answer]):
+    """Awaits the rest of such a coroutine. In the same task: cancel scopes that it has entered belong to that."""
+
+    def __init__(self, work: Coroutine[Any, Any, Answer], waits_for: Any) -> None:
+        """`waits_for`: what its first `send(None)` returned."""
+        self._work = work
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, Answer]:
+        waits_for = self._waits_for
+        while True:
+            try:
+                try:
+                    sent = yield waits_for
+                except BaseException as exc:
+                    waits_for = self._work.throw(exc)
+                else:
+                    waits_for = self._work.send(sent)
+            except StopIteration as finished:
+                answer: Answer = finished.value
+                return answer
