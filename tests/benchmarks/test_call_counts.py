@@ -6,7 +6,8 @@ from dataclasses import astuple
 
 import anyio
 import pytest
-from benchmarks.count_calls import CallCounter, Calls, measure
+from benchmarks.count_calls import CallCounter, Calls, measure, steady_runtime
+from benchmarks.count_calls import registry as few_tools
 from benchmarks.sessions import count
 
 from toolcell import Limits, ToolRegistry
@@ -90,3 +91,26 @@ def test_what_is_sent_with_a_script_has_as_many_elements_with_many_tools_as_with
     assert len({*elements}) == 1
     assert registry.names_text() is registry.snapshot().names_text()
     assert registry.names_text().split() == registry.names() == [f"tool_{number}" for number in range(100)]
+
+
+STEPS = 50
+
+
+async def plan_calls() -> CallCounter:
+    """Count the calls of a plan of steps that do not wait."""
+    steps = [{"tool": "add", "args": {"a": number, "b": 1}} for number in range(STEPS)]
+    async with steady_runtime(few_tools(), looks=True) as runtime:
+        await runtime.execute_plan(steps)
+        counter = CallCounter()
+        counter.start()
+        rows = await runtime.execute_plan(steps)
+        counter.stop()
+    assert [row["result"] for row in rows] == [number + 1 for number in range(STEPS)]
+    return counter
+
+
+def test_steps_of_a_plan_that_do_not_wait_share_one_task() -> None:
+    counter = anyio.run(plan_calls)
+
+    assert counter.python.total() <= 120 * STEPS
+    assert not [code for code in counter.python if code.co_qualname == "TaskGroup.start_soon"]

@@ -330,7 +330,7 @@ def _checked_step(written: Any) -> tuple[Mapping[str, Any], str]:
     if not isinstance(written, dict):
         return {"tool": "", "args": {}}, f"a step must be an object, not {brief(written)}; {STEP_SHAPE}"
     args = written.get("args")
-    is_object = isinstance(args, Mapping)  # copied with the plan: it is not looked through again
+    is_object = isinstance(args, dict)  # copied with the plan: it is not looked through again
     looked_at = {key: value for key, value in written.items() if key != "args"} if is_object else written
     try:
         step = _STEP_CHECKER.check_plain(looked_at) or _STEP_CHECKER.check(looked_at).args
@@ -601,7 +601,8 @@ class _PlanRun:
         )
 
     def _head(self, step: Step) -> Row:
-        row: Row = {"step": step.index, "tool": one_line(step.tool, MAX_NAME_CHARS)}
+        name = step.tool if step.tool in self._state.tools else one_line(step.tool, MAX_NAME_CHARS)
+        row: Row = {"step": step.index, "tool": name}
         return row if step.id is None else row | {"id": step.id}
 
     def _row(self, step: Step) -> Row:

@@ -120,14 +120,16 @@ class _Copier:
         return number
 
     def _container(self, value: Any, path: tuple[str | int, ...]) -> Any:
-        self.nodes += 1 + (len(value) if isinstance(value, Mapping | list | tuple) else 0)
+        is_mapping = isinstance(value, (dict, Mapping))
+        is_list = not is_mapping and isinstance(value, (list, tuple))
+        self.nodes += 1 + (len(value) if is_mapping or is_list else 0)
         if len(path) >= MAX_DEPTH:
             raise BadValue(ValueProblem(path[:4], f"nested deeper than {MAX_DEPTH} levels"))
         if self.nodes > MAX_NODES:
             raise BadValue(ValueProblem(path, f"too many values (more than {MAX_NODES})"))
-        if isinstance(value, Mapping):
+        if is_mapping:
             return self._mapping(value, path)
-        if isinstance(value, list | tuple):
+        if is_list:
             return [self.copy(item, (*path, index)) for index, item in enumerate(value)]
         return self._odd_leaf(value, path)
 
@@ -315,12 +317,12 @@ def is_large(value: Any, most: int = LARGE_ELEMENTS, *, counts_bytes: bool = Tru
     while level:
         below: list[Any] = []
         for each in level:
-            is_list = isinstance(each, dict | list | tuple)
+            is_list = isinstance(each, (dict, list, tuple))
             if is_list:
                 seen += len(each)
             elif isinstance(each, str) or (counts_bytes and isinstance(each, bytes)):
                 seen += len(each) // CHARS_PER_ELEMENT
-            elif counts_bytes and isinstance(each, Array | Table):
+            elif counts_bytes and isinstance(each, (Array, Table)):
                 seen += each.nbytes // CHARS_PER_ELEMENT
             if seen > most:
                 return True
