@@ -30,7 +30,7 @@ from toolcell.run.output import RunOutput
 from toolcell.run.request import RunRequest
 from toolcell.run.script_line import read_line
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
-from toolcell.support.begun import Begun
+from toolcell.support.begun_coroutine import BegunCoroutine
 from toolcell.support.host_work import ELEMENT_WORK, MESSAGE_WORK, HostWork
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.framing import Part
@@ -320,7 +320,7 @@ class Run:
                 else:
                     calls.take_place(call, scope)
                     self._start(tasks, self._serve, tasks)
-                    answer = await self._answer(Begun(work, waits_for))
+                    answer = await self._answer(BegunCoroutine(work, waits_for))
                     break
                 call = None
         if call is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 
 from toolcell.errors import AuditError, ToolAbort
-from toolcell.support.begun import Begun
+from toolcell.support.begun_coroutine import BegunCoroutine
 from toolcell.support.time_slice import TimeSlice
 from toolcell.tools.call import Call
 from toolcell.tools.pipeline import admit, conclude, perform, record_as_cancelled, refuse, run_call
@@ -125,7 +125,7 @@ async def _together(
                 except StopIteration:
                     continue
                 group.start_soon(go_on)
-                await Begun(work, waits_for)
+                await BegunCoroutine(work, waits_for)
                 break
 
         await go_on()

@@ -1,4 +1,4 @@
-"""`Begun`: a coroutine that was driven to its first wait by hand, so that one which never waits needs no task."""
+"""`BegunCoroutine`: a coroutine that was driven to its first wait by hand. One that never waits needs no task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 Answer = TypeVar("Answer")
 
 
-class Begun(Generic[Answer]):
+class BegunCoroutine(Generic[Answer]):
     """Awaits the rest of such a coroutine. In the same task: cancel scopes that it has entered belong to that."""
 
     def __init__(self, work: Coroutine[Any, Any, Answer], waits_for: Any) -> None:
