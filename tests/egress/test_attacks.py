@@ -288,6 +288,23 @@ async def test_a_secret_in_a_broken_answer_is_not_in_the_error(caplog: pytest.Lo
     assert TOKEN not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        ("gzip, deflate, br, zstd", "gzip, deflate"),
+        ("br;q=1.0, GZIP;q=0.5, *;q=0.1", "GZIP;q=0.5"),
+        ("br", "identity"),
+        ("identity", "identity"),
+    ],
+)
+async def test_only_encodings_that_can_be_looked_through_are_asked_for(asked: str, sent: str) -> None:
+    async with serve({}) as site:
+        for secrets, expected in (({"TOKEN": TOKEN}, sent), (None, asked)):
+            async with door(of(site), secrets=secrets) as run:
+                await run.send(site.url(host="127.0.0.1"), headers=[["accept-encoding", asked]])
+            assert f"accept-encoding: {expected}\r\n" in site.requests[-1]
+
+
 async def test_a_body_that_cannot_be_looked_through_is_refused() -> None:
     async with serve({}) as site, door(of(site, secrets=["TOKEN"]), secrets={"TOKEN": TOKEN}) as run:
         for coding in ("br", "zstd", "gzip, gzip"):

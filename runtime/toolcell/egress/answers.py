@@ -13,7 +13,7 @@ from toolcell.errors import ToolError
 PIECE_BYTES: Final = 64 * 1024
 
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
-_FORMATS = {"gzip": _GZIP_OR_ZLIB, "x-gzip": _GZIP_OR_ZLIB, "deflate": _GZIP_OR_ZLIB}
+_CODINGS: Final = frozenset({"gzip", "x-gzip", "deflate"})
 
 
 class Inflater:
@@ -73,10 +73,16 @@ def inflater_for(encoding: str) -> Inflater | None:
     coded = [each for each in names if each not in ("", "identity", "none", "utf-8", "aws-chunked")]
     if not coded:
         return None
-    if len(coded) > 1 or coded[0] not in _FORMATS:
+    if len(coded) > 1 or coded[0] not in _CODINGS:
         text = f"the answer has the content-encoding {encoding!r:.80}, and is looked through for secrets; ask for gzip"
         raise ToolError(text, code=PROTOCOL)
     return Inflater()
+
+
+def acceptable(encodings: str) -> str:
+    """Return what is left of Accept-Encoding when the body is looked through for secrets."""
+    asked = [each.strip() for each in encodings.split(",")]
+    return ", ".join(each for each in asked if each.partition(";")[0].strip().lower() in _CODINGS) or "identity"
 
 
 class AnswerBody:

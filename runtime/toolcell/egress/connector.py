@@ -157,5 +157,8 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
 @functools.cache
 def tls_context() -> ssl.SSLContext:
-    """Return the settings of TLS: certificates are checked. Making them takes 20 ms, so they are made once."""
-    return httpx.create_ssl_context(trust_env=False)
+    """Return the settings of TLS: certificates are checked, by `SSL_CERT_FILE` or `SSL_CERT_DIR` where one is set.
+
+    Making them takes 20 ms, so they are made once.
+    """
+    return httpx.create_ssl_context()

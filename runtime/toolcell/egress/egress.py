@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import ssl
 import threading
 import time
 import weakref
@@ -18,7 +19,7 @@ from toolcell.config import Limits
 from toolcell.egress.answers import AnswerBody, Inflater, inflater_for
 from toolcell.egress.connector import GuardedBackend, Resolver, SystemResolver, httpcore, tls_context
 from toolcell.egress.echoes import Echoes
-from toolcell.egress.failures import CONNECT, LIMIT, PROTOCOL, REFUSED, TIMEOUT, refused
+from toolcell.egress.failures import CERTIFICATE, CONNECT, LIMIT, PROTOCOL, REFUSED, TIMEOUT, refused
 from toolcell.egress.request import HttpRequest, check_override, filled_body, read_request, sent_headers
 from toolcell.egress.rules import PLACEHOLDER, SAFE, Allow, RuleBook
 from toolcell.errors import ToolError, UsageError
@@ -490,14 +491,15 @@ class RequestTools:
         except httpcore.TimeoutException as exc:
             raise self._failed(request, exc, TIMEOUT) from None
         except (httpcore.ConnectError, OSError) as exc:
-            raise self._failed(request, exc, CONNECT) from None
+            is_unproven = isinstance(exc.__context__, ssl.SSLCertVerificationError)
+            raise self._failed(request, exc, CERTIFICATE if is_unproven else CONNECT) from None
         except (httpcore.NetworkError, httpcore.ProtocolError) as exc:
             raise self._failed(request, exc, PROTOCOL) from None
 
     def _failed(self, request: object, exc: Exception, code: str) -> ToolError:
         kind = type(exc).__name__
         text = self._egress.echoes.clean_text(f"{request}: {kind}{f': {exc}' if str(exc) else ''}")
-        return ToolError(text, code=code, retryable=code != PROTOCOL)
+        return ToolError(text, code=code, retryable=code in (CONNECT, TIMEOUT))
 
 
 def labels(given: str | Sequence[str]) -> frozenset[str]:

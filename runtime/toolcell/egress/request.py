@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
+from toolcell.egress.answers import acceptable
 from toolcell.egress.failures import refused
 from toolcell.egress.rules import PLACEHOLDER, Allow
 from toolcell.egress.urls import Target, parse_url
@@ -132,6 +133,8 @@ def sent_headers(request: HttpRequest, rule: Allow, secrets: Mapping[str, str], 
     found = [("Host", authority)]
     for name, value in request.headers:
         if _is_passed_on(request, name, value, size) and name.lower() not in own:
+            if secrets and name.lower() == "accept-encoding":
+                value = acceptable(value)
             found.append((name, filled_header(request, rule, secrets, name, value)))
     for name, template in rule.headers.items():
         _check_is_private(request, rule)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import ssl
 import threading
 import zlib
 from collections.abc import Iterator
@@ -197,8 +198,11 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
+        self.scheme = "http" if tls is None else "https"
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         self.never = threading.Event()
         """Set at the end: what waits for it, waits as long as the test."""
 
@@ -209,16 +213,16 @@ class Server(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """Without a slash at its end."""
-        return f"http://127.0.0.1:{self.server_port}"
+        return f"{self.scheme}://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Clients hang up in these tests."""
 
 
 @contextmanager
-def serving() -> Iterator[Server]:
-    """Serve inside the block."""
-    server = Server()
+def serving(tls: ssl.SSLContext | None = None) -> Iterator[Server]:
+    """Serve inside the block; with HTTPS, where there are settings for it."""
+    server = Server(tls)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

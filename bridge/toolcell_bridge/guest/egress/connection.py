@@ -27,6 +27,7 @@ class Cause(enum.Enum):
     """Why a request failed. Each library has an exception for each."""
 
     CONNECT = "there was no connection, or it was not allowed"
+    CERTIFICATE = "the certificate of the other side is not valid"
     TIMEOUT = "the other side took too long"
     PROTOCOL = "the other side sent no valid answer"
     BROKEN = "the connection ended before the answer did"
@@ -35,6 +36,7 @@ class Cause(enum.Enum):
 CAUSES: Final = {
     "EgressRefused": Cause.CONNECT,
     "EgressConnectError": Cause.CONNECT,
+    "EgressCertificateError": Cause.CERTIFICATE,
     "EgressTimeout": Cause.TIMEOUT,
     "EgressProtocolError": Cause.PROTOCOL,
     "EgressLimit": Cause.BROKEN,

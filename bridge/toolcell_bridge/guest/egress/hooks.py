@@ -122,6 +122,7 @@ def _httpcore_errors(module: ModuleType) -> Callable[[EgressFailed], Exception]:
     errors = sys.modules[f"{module.__name__.partition('.')[0]}._exceptions"].__dict__
     by_cause = {
         Cause.CONNECT: errors["ConnectError"],
+        Cause.CERTIFICATE: errors["ConnectError"],
         Cause.TIMEOUT: errors["ReadTimeout"],
         Cause.PROTOCOL: errors["RemoteProtocolError"],
         Cause.BROKEN: errors["ReadError"],
@@ -169,6 +170,8 @@ def _change_aiohttp(connector: ModuleType) -> None:
             error: Exception
             if failed.cause is Cause.CONNECT:
                 error = errors["ClientConnectorError"](request.connection_key, socket_error(failed))
+            elif failed.cause is Cause.CERTIFICATE:
+                error = errors["ClientConnectorCertificateError"](request.connection_key, socket_error(failed))
             elif failed.cause is Cause.TIMEOUT:
                 error = errors["SocketTimeoutError"](failed.message)
             elif failed.cause is Cause.PROTOCOL:

@@ -16,7 +16,7 @@ ERRNOS: Final = {Cause.CONNECT: errno.ECONNREFUSED, Cause.BROKEN: errno.ECONNABO
 Translate = Callable[[EgressFailed], Exception]
 """Returns what a library raises in place of a failure."""
 
-AT_ONCE: Final = (Cause.CONNECT, Cause.BROKEN)
+AT_ONCE: Final = (Cause.CONNECT, Cause.CERTIFICATE, Cause.BROKEN)
 """What a library notices while it sends a request. The rest it notices when it reads."""
 
 
@@ -24,6 +24,10 @@ def socket_error(failed: EgressFailed) -> OSError:
     """Return the failure as a socket would raise it."""
     if failed.cause is Cause.TIMEOUT:
         return TimeoutError(failed.message)
+    if failed.cause is Cause.CERTIFICATE:
+        from ssl import SSLCertVerificationError
+
+        return SSLCertVerificationError(1, failed.message)
     return OSError(ERRNOS[failed.cause], failed.message)  # Python chooses the subclass by the number
 
 
