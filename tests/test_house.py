@@ -234,7 +234,7 @@ def test_every_public_name_can_be_had() -> None:
 def test_the_package_imports_elsewhere_and_says_what_to_use_there(platform: str) -> None:
     code = f"""
 import sys
-import anyio, asyncio, anyio._backends._asyncio, psutil, sysconfig
+import anyio, asyncio, anyio._backends._asyncio, psutil, shutil, sysconfig
 sysconfig.get_config_vars()
 sys.platform = {platform!r}
 for name in ("resource", "fcntl", "pwd", "grp", "termios"): sys.modules[name] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import math
@@ -432,7 +433,7 @@ def test_a_long_sum_of_prices_is_rounded_once() -> None:
     cells = [f"{(n * 7919) % 100_003 / 1000 + 33.33:.3f}" for n in range(300_000)]
     [group] = aggregated(batches_of({"a": cell} for cell in cells), [Metric("a", "sum")], [])["groups"]
     assert group["sum_a"] == math.fsum(map(float, cells))
-    assert group["sum_a"] != sum(map(float, cells))
+    assert group["sum_a"] != functools.reduce(operator.add, map(float, cells))
 
 
 @given(TEXT_CELLS)

@@ -222,7 +222,8 @@ def test_reset_begins_again_with_nothing(session: SyncSession) -> None:
 
 def test_threads_and_processes_that_a_script_leaves_are_reported_and_ended(session: SyncSession) -> None:
     left = session.execute_code(
-        "import os, threading, time, concurrent.futures\n"
+        "import os, threading, time, concurrent.futures, warnings\n"
+        "warnings.simplefilter('ignore', DeprecationWarning)\n"  # from 3.12 on, that it forks beside threads
         "def work():\n  while True: time.sleep(0.001)\n"
         "threading.Thread(target=work, name='worker').start()\n"
         "pool = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix='idle')\npool.submit(len, '').result()\n"

@@ -9,6 +9,8 @@ import gc
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from toolcell.support.collector import has_frozen_objects
+
 Made = TypeVar("Made")
 
 PAUSED_STEPS: Final = 1024
@@ -30,7 +32,7 @@ class Decoding:
     def do(self, step: Callable[[], Made]) -> Made:
         """Do a step. What it makes counts as old: it is looked at when the collector next goes through everything."""
         if self.steps % CHECKED_STEPS == 0:
-            self._is_host_frozen = gc.get_freeze_count() > 0
+            self._is_host_frozen = has_frozen_objects()
         self.steps = (self.steps + 1) % (PAUSED_STEPS + COLLECTED_STEPS)
         if self.steps >= PAUSED_STEPS or self._is_host_frozen or not gc.isenabled():
             return step()

@@ -186,11 +186,13 @@ class IdempotencyStore:
     def _forget(self, connection: sqlite3.Connection, tenant: str, now: float, key: str | None = None) -> None:
         """Delete what is older than `keep_s` and not under way."""
         of = (
-            "tenant = ?1 AND began_at < ?2 AND (?3 IS NULL OR key = ?3) AND (status IS NOT NULL OR NOT is_alive(owner))"
+            "tenant = :tenant AND began_at < :before AND (:key IS NULL OR key = :key) "
+            "AND (status IS NOT NULL OR NOT is_alive(owner))"
         )
         connection.create_function("is_alive", 1, self._is_alive)
         rows = connection.execute(
-            f"SELECT key, coalesce(length(body), 0) FROM requests WHERE {of}", (tenant, now - self._keep_s, key)
+            f"SELECT key, coalesce(length(body), 0) FROM requests WHERE {of}",
+            {"tenant": tenant, "before": now - self._keep_s, "key": key},
         ).fetchall()
         connection.executemany(
             "DELETE FROM requests WHERE tenant = ? AND key = ?", [(tenant, each) for each, _ in rows]
@@ -238,9 +240,9 @@ class IdempotencyStore:
     @staticmethod
     def _count(connection: sqlite3.Connection, tenant: str, *, keys: int = 0, size: int = 0) -> None:
         connection.execute(
-            "INSERT INTO totals VALUES (?1, ?2, ?3) "
-            "ON CONFLICT (tenant) DO UPDATE SET keys = keys + ?2, bytes = bytes + ?3",
-            (tenant, keys, size),
+            "INSERT INTO totals VALUES (:tenant, :keys, :size) "
+            "ON CONFLICT (tenant) DO UPDATE SET keys = keys + :keys, bytes = bytes + :size",
+            {"tenant": tenant, "keys": keys, "size": size},
         )
 
     def _is_alive(self, owner: str) -> bool:

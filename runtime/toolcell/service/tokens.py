@@ -133,7 +133,8 @@ class TokenDatabase:
         """Return the tokens, of one tenant or of all, the oldest first."""
         with self._database.reading() as connection:
             rows = connection.execute(
-                f"SELECT {_COLUMNS} FROM tokens WHERE ?1 IS NULL OR tenant = ?1 ORDER BY created_at, id", (tenant,)
+                f"SELECT {_COLUMNS} FROM tokens WHERE :tenant IS NULL OR tenant = :tenant ORDER BY created_at, id",
+                {"tenant": tenant},
             ).fetchall()
         return [_record(row) for row in rows]
 

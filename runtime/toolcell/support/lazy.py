@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from toolcell.support.collector import has_frozen_objects
+
 
 @contextmanager
 def importing() -> Iterator[None]:
@@ -21,7 +23,7 @@ def importing() -> Iterator[None]:
     try:
         yield
     finally:
-        if len(sys.modules) > modules and not gc.get_freeze_count():  # what a program has frozen itself stays frozen
+        if len(sys.modules) > modules and not has_frozen_objects():
             gc.freeze()  # moves what is young to a place of its own,
             gc.unfreeze()  # and then to what is old
         if was_enabled:
