@@ -37,7 +37,7 @@ def why_mortal() -> str:
     count = COUNTS.get(version)
     if sys.implementation.name != "cpython" or count is None:
         names = " and ".join(f"{major}.{minor}" for major, minor in COUNTS)
-        return f"Python {version[0]}.{version[1]} is not one of those where it is known how: {names}"
+        return f"Python {version[0]}.{version[1]}; with {names} sandboxes copy fewer pages"
     if (
         hasattr(sys, "gettotalrefcount")
         or "t" in getattr(sys, "abiflags", "")
