@@ -11,7 +11,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import field, fields
 from typing import Any
 
@@ -283,12 +283,3 @@ class _ThreadPump:
                 self._listener(event)
             except (Exception, SystemExit) as exc:
                 self._note_error(exc)
-
-
-def as_tree(events: Iterable[Event]) -> dict[str | None, list[str]]:
-    """Shape: parent call id -> ids of the calls it made, in the order they started; None holds the roots."""
-    tree: dict[str | None, list[str]] = {}
-    for event in events:
-        if event.type == TOOL_START and event.call_id is not None:
-            tree.setdefault(event.parent_call_id, []).append(event.call_id)
-    return tree

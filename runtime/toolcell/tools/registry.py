@@ -29,7 +29,7 @@ from toolcell.tools.context import current, share_labels
 from toolcell.tools.definition import AnthropicToolDef, ProviderToolDef, ToolDefinition, warn_about_description
 from toolcell.tools.detail import SHOWN_CHARS, Detail, tools_text
 from toolcell.tools.events import EventBus
-from toolcell.tools.hooks import AfterHook, BeforeHook, Hook
+from toolcell.tools.hooks import BeforeHook, Hook
 from toolcell.tools.model_calls import ToolCall, unique_ids
 from toolcell.tools.names import TakenNames, check_collisions
 from toolcell.tools.observed import with_observed
@@ -421,11 +421,6 @@ class ToolRegistry:
     def before_call(self, function: BeforeHook) -> BeforeHook:
         """Decorate a function to see every call before it runs."""
         self.add_hook(before=function)
-        return function
-
-    def after_call(self, function: AfterHook) -> AfterHook:
-        """Decorate a function to see every result."""
-        self.add_hook(after=function)
         return function
 
     def add_middleware(self, *middleware: Middleware) -> None:
