@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from toolcell import SyncRuntime
+from toolcell import Allow, SyncRuntime
 from toolcell.builtin import (
     DataTools,
     Files,
@@ -19,6 +19,7 @@ from toolcell.builtin import (
     Schedule,
     Skills,
     SqliteStore,
+    WebPolicy,
     WebSearch,
 )
 from toolcell.errors import UsageError
@@ -53,7 +54,7 @@ def test_what_makes_no_vectors_is_refused_with_what_to_write(make: Callable[...,
         (lambda: Remember(STORE, EMBEDDINGS, sizes=800), r"Remember\(sizes\) must be ChunkSizes, not 800"),  # type: ignore[arg-type]
         (lambda: Ingestion(STORE, EMBEDDINGS, SyncRuntime()), "a SyncRuntime will not do"),  # type: ignore[arg-type]
         (lambda: Http("example.com"), r"Http\(policy\) must be WebPolicy or None, not 'example.com'"),  # type: ignore[arg-type]
-        (lambda: Http(None, [("example.com", {})]), r"Http\(credentials\): each must be Credential"),  # type: ignore[list-item]
+        (lambda: WebPolicy(egress=Allow("a.test")), r"WebPolicy\(egress\) must be Egress, not Allow"),  # type: ignore[arg-type]
         (lambda: WebSearch(EMBEDDINGS, None), r"WebSearch\(engine\) must be a Brave key or a search engine, not None"),  # type: ignore[arg-type]
         (lambda: WebSearch("key", EMBEDDINGS), r"WebSearch\(embeddings\) must be of the kind EmbeddingProvider"),  # type: ignore[arg-type]
         (lambda: WebSearch(EMBEDDINGS, "key", policy="x"), r"WebSearch\(policy\) must be WebPolicy"),  # type: ignore[arg-type]

@@ -12,8 +12,8 @@ import pytest
 
 from builtin.routes import by_code, by_model, by_plan
 from builtin.webkit import Names, local, page, serve
-from toolcell import Runtime, SyncRuntime
-from toolcell.builtin import Credential, DataTools, HashEmbeddings, Http, WebSearch
+from toolcell import Allow, Egress, Runtime, SyncRuntime
+from toolcell.builtin import DataTools, HashEmbeddings, Http, WebSearch
 from toolcell.tools import ToolRegistry
 
 pytestmark = pytest.mark.anyio
@@ -41,10 +41,11 @@ def answer(request: httpx.Request) -> httpx.Response:
 def registry(tmp_path: Path) -> ToolRegistry:
     (tmp_path / "rows.csv").write_text("city,n\nRome,10\nOslo,9\n")
     transport = httpx.MockTransport(answer)
-    keys = [Credential("docs.test", {"Authorization": f"Bearer {SECRET}"})]
+    rule = Allow("docs.test", secrets={"Authorization": "Bearer {KEY}"})
+    policy = local(egress=Egress(rule, secrets={"KEY": SECRET}))
     return ToolRegistry(
         [
-            Http(local(), keys, transport=transport),
+            Http(policy, transport=transport),
             WebSearch(HashEmbeddings(), "brave-key-1", policy=local(), transport=transport),
             DataTools(tmp_path),
         ]
@@ -78,7 +79,7 @@ async def test_every_tool_gives_code_a_value_by_every_route(runtime: Runtime, re
         assert await by_plan(registry, name, args) == {"value": direct.value}
         assert await by_model(registry, name, args) == direct.text
     fetched = await registry.execute("http_fetch", {"url": "https://docs.test/x"})
-    assert json.loads(fetched.value["body"]) == {"sent": "[redacted]"}
+    assert json.loads(fetched.value["body"]) == {"sent": "Bearer {KEY}"}
 
 
 @pytest.mark.isolation
@@ -87,7 +88,7 @@ async def test_every_tool_gives_code_a_value_by_every_route(runtime: Runtime, re
     ("args", "message"),
     [
         ({"url": "file:///etc/passwd"}, "only http:// and https:// URLs"),
-        ({"url": "http://169.254.169.254/"}, "refused: link-local, cloud metadata"),
+        ({"url": "http://169.254.169.254/"}, "no rule is about this host"),
         ({"url": "https://docs.test/missing"}, "HTTP 404 from https://docs.test/missing"),
         ({"url": "https://docs.test/\ud800"}, ""),
     ],

@@ -140,7 +140,7 @@ async def test_nothing_found_is_no_error_and_an_empty_query_is_one() -> None:
 @pytest.mark.parametrize(
     ("response", "message"),
     [
-        (httpx.Response(429, text=f"<b>Slow</b> down, {KEY}"), "brave API 429: Slow down, [redacted]"),
+        (httpx.Response(429, text=f"<b>Slow</b> down, {KEY}"), "brave API 429: Slow down, {BRAVE_KEY}"),
         (httpx.Response(401, json={"error": "x" * 900}), "brave API 401: "),
         (httpx.Response(200, text="<html>"), "brave API: the answer is not a JSON object"),
         (httpx.Response(200, text="[" * 90_000), "brave API: the answer is not a JSON object"),

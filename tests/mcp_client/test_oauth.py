@@ -11,8 +11,8 @@ import anyio
 import httpx2
 import pytest
 
+from toolcell.egress.resolver import SystemResolver
 from toolcell.errors import UsageError
-from toolcell.mcp import address_guard
 from toolcell.mcp.oauth import ClientCredentials, OAuth
 from toolcell.mcp.tokens import default_path
 from toolcell.tools import ToolRegistry
@@ -26,15 +26,15 @@ pytestmark = pytest.mark.anyio
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     world = World()
     world.store = Text()
-    monkeypatch.setattr(address_guard, "_looked_up", lambda url: looked_up(world_addresses, url))
+    monkeypatch.setattr(SystemResolver, "resolve", looked_up)
     return world
 
 
 world_addresses = {"auth.example.net": "93.184.216.34", "inside.example.net": "10.0.0.7"}
 
 
-async def looked_up(addresses: dict[str, str], url: httpx2.URL) -> list[str]:
-    return [addresses[url.host]]
+async def looked_up(_: SystemResolver, host: str, port: int) -> list[str]:
+    return [world_addresses[host]]
 
 
 async def test_a_person_logs_in_once_and_the_next_process_needs_nobody(world: World) -> None:

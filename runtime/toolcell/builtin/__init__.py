@@ -14,7 +14,6 @@ __all__ = [
     "Chunk",
     "ChunkFilter",
     "ChunkSizes",
-    "Credential",
     "DataTools",
     "Document",
     "DocumentStore",
@@ -93,7 +92,7 @@ if TYPE_CHECKING:
         Skill,
     )
     from toolcell.builtin.stores.sqlite import SqliteStore
-    from toolcell.builtin.web.policy import Credential, WebPolicy
+    from toolcell.builtin.web.policy import WebPolicy
     from toolcell.builtin.workspace import Workspace
     from toolcell.tools import EmbeddingProvider
 else:
@@ -118,7 +117,7 @@ else:
             "toolcell.builtin.http": "Http",
             "toolcell.builtin.data": "DataTools",
             "toolcell.builtin.search": "WebSearch",
-            "toolcell.builtin.web.policy": "Credential WebPolicy",
+            "toolcell.builtin.web.policy": "WebPolicy",
             "toolcell.builtin.stores.sqlite": "SqliteStore",
             "toolcell.builtin.stores.postgres": "PostgresStore",
             "toolcell.builtin.retrieval": "Retriever",

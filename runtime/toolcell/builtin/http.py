@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from toolcell.builtin.package import ToolPackage, offered
-from toolcell.builtin.web.policy import METHODS, Credential, WebPolicy
+from toolcell.builtin.web.policy import METHODS, WebPolicy
 from toolcell.errors import ToolError, UsageError
 from toolcell.tools import (
     ToolContext,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from toolcell.builtin.web.fetch import Fetcher, Outgoing, Response
     from toolcell.builtin.web.pages import PageText
-    from toolcell.egress.connector import Resolver
+    from toolcell.egress.resolver import Resolver
 
 MAX_TEXT_CHARS = 8000
 TRUNCATED = "\n... (truncated)"
@@ -53,7 +53,6 @@ class Http(ToolPackage):
     def __init__(
         self,
         policy: WebPolicy | None = None,
-        credentials: Sequence[Credential] = (),
         *,
         methods: Sequence[str] = ("GET",),
         resolver: Resolver | None = None,
@@ -61,21 +60,20 @@ class Http(ToolPackage):
     ) -> None:
         """Let models fetch what `policy` allows.
 
-        `credentials`: headers for certain hosts. `methods`: with others than GET, the tool also takes `method` and
+        `methods`: with others than GET, the tool also takes `method` and
         `body`, and no longer counts as reading only. `transport`: sends the requests in place of the network.
 
         Raises:
             UsageError: a method is unknown, or an argument is of another kind.
         """
         check_kind("Http(policy)", policy, WebPolicy, type(None))
-        for each in credentials:
-            check_kind("Http(credentials): each", each, Credential)
         for method in methods:
             check_one_of("Http(methods): each", method, METHODS)
         self._methods = tuple(methods)
-        self._fetcher = fetcher(policy, credentials, resolver=resolver, transport=transport)
+        self._fetcher = fetcher(policy, resolver=resolver, transport=transport)
 
     def _spec(self, name: str, options: ToolOptions) -> ToolSpec:
+        options = self._fetcher.policy.labelled(options)
         if self._methods == ("GET",):
             return super()._spec(name, options)
         only_reads = set(self._methods) <= {"GET", "HEAD"}
@@ -147,7 +145,7 @@ def _result(response: Response, page: PageText, raw: bool) -> ToolResult:
     return ToolResult.ok((text or "(no text)") + (TRUNCATED if cut else ""), value=value)
 
 
-def fetcher(policy: WebPolicy | None, credentials: Sequence[Credential] = (), **parts: Any) -> Fetcher:
+def fetcher(policy: WebPolicy | None, **parts: Any) -> Fetcher:
     """Return a `Fetcher`.
 
     Raises:
@@ -159,4 +157,4 @@ def fetcher(policy: WebPolicy | None, credentials: Sequence[Credential] = (), **
         raise UsageError("this tool needs httpx; run: pip install 'toolcell[builtin]'") from exc
     from toolcell.builtin.web.fetch import Fetcher
 
-    return Fetcher(policy, credentials, **parts)
+    return Fetcher(policy, **parts)

@@ -18,7 +18,9 @@ from toolcell.tools import (
     PROVIDERS,
     EmbeddingProvider,
     ToolContext,
+    ToolOptions,
     ToolResult,
+    ToolSpec,
     brief,
     check_does,
     check_kind,
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     import httpx
 
     from toolcell.builtin.web.engines import SearchEngine, SearchHit
-    from toolcell.egress.connector import Resolver
+    from toolcell.egress.resolver import Resolver
 
 HITS: Final = 8
 MORE_HITS: Final = 12
@@ -106,6 +108,9 @@ class WebSearch(ToolPackage):
 
         self._embeddings = embeddings
         self._engine = BraveSearch(engine, transport=transport) if isinstance(engine, str) else engine
+
+    def _spec(self, name: str, options: ToolOptions) -> ToolSpec:
+        return super()._spec(name, self._pages.policy.labelled(options))
 
     @offered(read_only=True, idempotent=True, sends="public", reads="web", returns=_VALUE)
     async def web_search(

@@ -7,14 +7,14 @@ from toolcell.support import lazy_names
 __all__ = ["Allow", "Egress", "Resolver"]
 
 if TYPE_CHECKING:
-    from toolcell.egress.connector import Resolver
     from toolcell.egress.egress import Egress
+    from toolcell.egress.resolver import Resolver
     from toolcell.egress.rules import Allow
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "toolcell.egress.connector": "Resolver",
+            "toolcell.egress.resolver": "Resolver",
             "toolcell.egress.egress": "Egress",
             "toolcell.egress.rules": "Allow",
         },

@@ -1,20 +1,18 @@
-"""Connect to the web: look a host up once, check every address it has, and connect to one of exactly these.
+"""Connect to the web, and only to addresses that were checked.
 
-A name that has another address a moment later (DNS rebinding) changes nothing: the checked address is the one that is
-connected to. `Host` header, SNI and the certificate's check keep the name. This module follows no redirects.
+`Host` header, SNI and the certificate's check keep the name. This module follows no redirects.
 """
 
 from __future__ import annotations
 
 import functools
-import socket
 import ssl
-from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
 import anyio
 
-from toolcell.egress.addresses import IPAddress, address_of
+from toolcell.egress.resolver import AddressRules, Resolver, SystemResolver, checked_addresses
 from toolcell.errors import MissingPackage, ToolError
 
 try:
@@ -22,42 +20,6 @@ try:
     import httpx
 except ModuleNotFoundError as exc:
     raise MissingPackage("requests to the network need httpx: pip install 'toolcell[egress]'") from exc
-
-MAX_ADDRESSES = 4
-"""Most addresses of one host, that are tried one after the other."""
-
-
-class Resolver(Protocol):
-    """Looks up the addresses of hosts."""
-
-    async def resolve(self, host: str, port: int) -> Sequence[str]:
-        """Return every address of `host`, of both families, as text.
-
-        Raises:
-            OSError: the host is not known, or nobody can be asked.
-        """
-        ...
-
-
-class AddressRules(Protocol):
-    """Decides about the addresses of hosts."""
-
-    def check_address(self, host: str, address: IPAddress) -> None:
-        """Check an address of `host`.
-
-        Raises:
-            ToolError: nobody connects to it.
-        """
-        ...
-
-
-class SystemResolver:
-    """Asks the operating system."""
-
-    async def resolve(self, host: str, port: int) -> Sequence[str]:
-        """Return every address of `host`."""
-        found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
@@ -82,27 +44,13 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
             ToolError: one of its addresses is refused, or the host is not known.
         """
         failure: Exception | None = None
-        for address in await self._checked(host, port):
+        for address in await checked_addresses(self._policy, self._resolver, host, port):
             try:
                 return await self._sockets.connect_tcp(address, port, timeout, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as exc:
                 failure = exc
         assert failure is not None
         raise failure
-
-    async def _checked(self, host: str, port: int) -> list[str]:
-        """Return the addresses to try. One refused address refuses the host: it is what an attacker would add."""
-        try:
-            found = [host] if address_of(host) is not None else await self._resolver.resolve(host, port)
-        except (OSError, UnicodeError) as exc:
-            raise ToolError(f"the host {host} was not found: {exc}", code="unavailable", retryable=True) from exc
-        addresses = [address_of(text) for text in found]
-        if not addresses or None in addresses:
-            raise ToolError(f"the host {host} has no address", code="unavailable", retryable=True)
-        for address in addresses:
-            assert address is not None
-            self._policy.check_address(host, address)
-        return [str(address) for address in addresses][:MAX_ADDRESSES]
 
     async def connect_unix_socket(
         self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None

@@ -17,11 +17,13 @@ import anyio
 
 from toolcell.config import Limits
 from toolcell.egress.answers import AnswerBody, Inflater, inflater_for
-from toolcell.egress.connector import GuardedBackend, Resolver, SystemResolver, httpcore, tls_context
+from toolcell.egress.connector import GuardedBackend, httpcore, tls_context
 from toolcell.egress.echoes import Echoes
 from toolcell.egress.failures import CERTIFICATE, CONNECT, LIMIT, PROTOCOL, REFUSED, TIMEOUT, refused
 from toolcell.egress.request import HttpRequest, check_override, filled_body, read_request, sent_headers
+from toolcell.egress.resolver import AddressRules, Resolver, SystemResolver, checked_addresses
 from toolcell.egress.rules import PLACEHOLDER, SAFE, Allow, RuleBook
+from toolcell.egress.urls import Target
 from toolcell.errors import ToolError, UsageError
 from toolcell.support import TokenBucket, quiet_loggers
 from toolcell.tools import (
@@ -137,6 +139,30 @@ class Egress:
         """Return the tools of one runtime. `limits`: of runs that have none of their own."""
         return RequestTools(self, limits)
 
+    @property
+    def addresses(self) -> AddressRules:
+        """Decides which addresses the hosts of the rules may have."""
+        return self._book
+
+    @property
+    def resolver(self) -> Resolver:
+        """Looks up hosts."""
+        return self._resolver
+
+    async def addresses_of(self, target: Target) -> list[str]:
+        """Return the checked addresses of a host.
+
+        Raises:
+            ToolError: an address is refused, or the host is not known.
+        """
+        return await checked_addresses(self._book, self._resolver, target.host, target.port)
+
+    @property
+    def labels(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Data-flow labels of all rules: where requests go, and what answers hold."""
+        sends = frozenset(rule.sends for rule in self.rules)
+        return sends, frozenset[str]().union(*(labels(rule.reads) for rule in self.rules))
+
     def judge(self, request: HttpRequest) -> Allow:
         """Return the rule that allows a request.
 
@@ -145,6 +171,17 @@ class Egress:
         """
         rule = self._book.judge(request.method, request.target)
         check_override(request, rule)
+        return rule
+
+    def judge_unasked(self, request: HttpRequest) -> Allow:
+        """Do the same for a request that nobody can be asked about.
+
+        Raises:
+            ToolError: no rule allows it, or somebody would have to approve it.
+        """
+        rule = self.judge(request)
+        if rule.needs_approval(request.method):
+            raise refused(f"{request}: somebody has to approve it, and only requests of scripts are asked about")
         return rule
 
     @property

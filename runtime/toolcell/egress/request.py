@@ -47,9 +47,9 @@ class HttpRequest:
     target: Target
     headers: tuple[Header, ...]
     body: bytes
-    upload: str | None
+    upload: str | None = None
     """What stands for a long body."""
-    timeout_s: float | None
+    timeout_s: float | None = None
 
     def __str__(self) -> str:
         return f"{self.method} {self.target.origin}{self.target.path}"

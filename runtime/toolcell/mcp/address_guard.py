@@ -5,7 +5,6 @@ A host's addresses are looked up once, checked, and exactly these are connected 
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from ipaddress import ip_address
 
@@ -14,6 +13,7 @@ import httpx2
 from mcp_types import INTERNAL_ERROR
 
 from toolcell.egress.addresses import address_of, networks_of, refusal
+from toolcell.egress.resolver import MAX_ADDRESSES, SystemResolver
 from toolcell.errors import McpServerError, UsageError
 from toolcell.support import is_loopback
 
@@ -25,7 +25,6 @@ connection with the server, and not only the login. Of a request of MCP: why its
 MAX_ANSWER_BYTES = 256 * 1024
 ANSWER_S = 30.0
 """For one whole answer of an authorization server."""
-MAX_ADDRESSES = 4
 
 
 def origin(url: httpx2.URL) -> tuple[str, str, int]:
@@ -75,7 +74,11 @@ class AddressGuard:
         if url.scheme != "https":
             raise McpServerError(f"the login leads to {shown}, and http:// is refused; https:// is needed")
         try:
-            found = [url.host] if address_of(url.host) is not None else await _looked_up(url)
+            found = (
+                [url.host]
+                if address_of(url.host) is not None
+                else await SystemResolver().resolve(url.host, url.port or 443)
+            )
         except (OSError, UnicodeError) as exc:
             raise McpServerError(f"the login leads to {shown}, and this host was not found: {exc}") from exc
         for each in found:
@@ -83,18 +86,14 @@ class AddressGuard:
             if reason is not None:
                 cure = "if it is right, name its host in private=[...] or issuer=..."
                 raise McpServerError(f"the login leads to {shown}, whose address is refused ({reason}); {cure}")
-        return found[:MAX_ADDRESSES]
-
-
-async def _looked_up(url: httpx2.URL) -> list[str]:
-    found = await anyio.getaddrinfo(url.host, url.port or 443, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        return [*found[:MAX_ADDRESSES]]
 
 
 class LoginTransport(httpx2.AsyncBaseTransport):
     """Sends the requests of a login to checked addresses, and reads their answers whole, within bounds."""
 
-    def __init__(self, inner: httpx2.AsyncBaseTransport, guard: AddressGuard) -> None:
+    def __init__(self, inner: httpx2.AsyncBaseTransport, guard: AddressGuard | None) -> None:
+        """`guard`: None, when `inner` checks the addresses."""
         self._inner, self._guard = inner, guard
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -106,11 +105,13 @@ class LoginTransport(httpx2.AsyncBaseTransport):
             response = await self._inner.handle_async_request(request)
             return await _whole(response) if response.status_code in (401, 403) else response
         try:
-            return await _whole(await self._send_to(request, await self._guard.addresses(request.url)))
+            addresses = None if self._guard is None else await self._guard.addresses(request.url)
+            return await _whole(await self._send_to(request, addresses))
         except McpServerError as exc:
             problem = str(exc)
         except httpx2.HTTPError as exc:
-            problem = f"the login: {request.url.host[:200]} cannot be reached: {type(exc).__name__}"
+            reason = type(exc).__name__ if self._guard is not None else f"{exc}"
+            problem = f"the login: {request.url.host[:200]} cannot be reached: {reason}"
         return httpx2.Response(503, extensions={FAILED: problem})
 
     async def _send_to(self, request: httpx2.Request, addresses: list[str] | None) -> httpx2.Response:
@@ -121,7 +122,7 @@ class LoginTransport(httpx2.AsyncBaseTransport):
         failure: httpx2.ConnectError | None = None
         for address in addresses:
             try:
-                return await self._inner.handle_async_request(_to(address, request))
+                return await self._inner.handle_async_request(to_address(address, request))
             except httpx2.ConnectError as exc:
                 failure = exc
         raise failure or httpx2.ConnectError("the host has no address")
@@ -131,11 +132,13 @@ class LoginTransport(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
 
-def _to(address: str, request: httpx2.Request) -> httpx2.Request:
+def to_address(
+    address: str, request: httpx2.Request, headers: Sequence[tuple[bytes, bytes]] | None = None
+) -> httpx2.Request:
     """Return a request to this address. `Host` header, SNI and the certificate's check keep the name."""
     extensions = {**request.extensions, "sni_hostname": request.url.host}
-    url = request.url.copy_with(host=address)
-    return httpx2.Request(request.method, url, headers=request.headers, stream=request.stream, extensions=extensions)
+    url, given = request.url.copy_with(host=address), request.headers if headers is None else headers
+    return httpx2.Request(request.method, url, headers=given, stream=request.stream, extensions=extensions)
 
 
 async def _whole(response: httpx2.Response) -> httpx2.Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 
@@ -15,6 +15,9 @@ from toolcell.mcp.login import Login
 from toolcell.mcp.oauth import auth_of
 from toolcell.mcp.transports import HttpTransport, ProcessTransport
 from toolcell.tools import check_kind
+
+if TYPE_CHECKING:
+    from toolcell.egress import Egress
 
 Transport = ProcessTransport | HttpTransport
 
@@ -33,6 +36,7 @@ def transport_of(
     env: Mapping[str, str] | None,
     cwd: str | None,
     login: Login | None = None,
+    egress: Egress | None = None,
 ) -> Callable[[], Transport]:
     """Return what makes the transport of each connection.
 
@@ -49,9 +53,15 @@ def transport_of(
             raise UsageError(f"MCP server {name}: headers are for url=...; a command has env=...")
         if login is not None:
             raise UsageError(f"MCP server {name}: auth is for url=...; a command has env=...")
+        if egress is not None:
+            raise UsageError(f"MCP server {name}: egress is for url=...; a command is not watched")
         variables = _texts(f"MCP server {name}: env", env)
         return lambda: ProcessTransport(words, variables, cwd, hiding(variables))
     check_kind("url", url, str)
+    if egress is not None:
+        from toolcell.egress import Egress  # needs httpx
+
+        check_kind("egress", egress, Egress, cure='write Egress(Allow("mcp.example.com", methods=["*"]))')
     fields = _texts(f"MCP server {name}: headers", headers)
     if env is not None or cwd is not None:
         raise UsageError(f"MCP server {name}: env and cwd are for command=[...]; a URL has headers=...")
@@ -61,7 +71,7 @@ def transport_of(
         raise UsageError(f"MCP server {name}: a URL begins with http:// or https://, and this is {place[:80]!r}")
     if login is not None and "authorization" in (field.lower() for field in fields):
         raise UsageError(f"MCP server {name}: headers have an Authorization already; leave it out, or auth")
-    return lambda: HttpTransport(place, fields, login)
+    return lambda: HttpTransport(place, fields, login, egress)
 
 
 def login_of(name: str, url: object, auth: object) -> Login | None:
@@ -92,9 +102,11 @@ def _texts(what: str, given: Mapping[Any, Any] | None) -> Mapping[str, str]:
     return given or {}
 
 
-def hiding(given: Mapping[str, str] | None, login: Login | None = None) -> Callable[[str], str]:
-    """Return what hides tokens, and the values of variables or headers, in a text that a model may read, unless they
-    are paths.
+def hiding(
+    given: Mapping[str, str] | None, login: Login | None = None, egress: Egress | None = None
+) -> Callable[[str], str]:
+    """Return what hides tokens and secrets in a text that a model may read, and the values of variables or headers
+    unless they are paths.
 
     A server that fails may say which token it was given.
     """
@@ -105,6 +117,7 @@ def hiding(given: Mapping[str, str] | None, login: Login | None = None) -> Calla
     def hide(text: str) -> str:
         for each in secrets:
             text = text.replace(each, REDACTED)
+        text = egress.echoes.clean_text(text) if egress is not None else text
         return login.hide(text) if login is not None else text
 
     return hide

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import httpx2
@@ -54,6 +54,9 @@ from toolcell.tools import (
     with_options,
 )
 
+if TYPE_CHECKING:
+    from toolcell.egress import Egress
+
 CONNECT_TIMEOUT_S = 30.0
 """For each answer while connecting and listing."""
 RELIST_PAUSE_S = 0.2
@@ -84,6 +87,7 @@ class McpClient(OpenedInBlock):
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         auth: Auth | Literal["oauth"] | None = None,
+        egress: Egress | None = None,
         allow: Iterable[str] = (),
         deny: Iterable[str] = (),
         labels: str | Iterable[str] | Mapping[str, Any] = (),
@@ -104,8 +108,8 @@ class McpClient(OpenedInBlock):
             raise RegistrationError(f"MCP server {name!r}: this namespace is toolcell's own; give it another name")
         self.name = name
         self._login = login_of(name, url, auth)
-        self._new_transport = transport_of(name, command, url, headers, env, cwd, self._login)
-        self._hide = hiding(env or headers, self._login)
+        self._new_transport = transport_of(name, command, url, headers, env, cwd, self._login, egress)
+        self._hide = hiding(env or headers, self._login, egress)
         check_one_of("approve", approve, ("destructive", "all", "none"))
         check_one_of("changed", changed, ("refuse", "accept"))
         check_one_of("broken", broken, ("leave_out", "refuse"))

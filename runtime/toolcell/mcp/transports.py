@@ -15,7 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx2
@@ -43,6 +43,9 @@ from toolcell.mcp.proxies import ProxyTransport
 from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, cut_lists, elements, with_whole_characters
 from toolcell.mcp.traffic import WRITE_S, Flooded, Outbox, Traffic
 from toolcell.support import clean
+
+if TYPE_CHECKING:
+    from toolcell.egress import Egress
 
 STOP_S = 2.0
 """What a server may take to end after its input was closed, and its supervisor after it was told to."""
@@ -249,9 +252,11 @@ async def _stop(process: Process) -> None:
 class HttpTransport:
     """Speaks with a server over streamable HTTP."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], login: Login | None = None) -> None:
-        """`login` gives requests their token."""
-        self._url, self._headers, self._login = url, dict(headers), login
+    def __init__(
+        self, url: str, headers: Mapping[str, str], login: Login | None = None, egress: Egress | None = None
+    ) -> None:
+        """`login` gives requests their token. `egress`: which requests are allowed."""
+        self._url, self._headers, self._login, self._egress = url, dict(headers), login, egress
         place = httpx2.URL(url)
         self.host = f"{place.host}:{place.port}" if place.port else place.host
         """Without the rest of the URL, which may hold a token."""
@@ -263,10 +268,16 @@ class HttpTransport:
     async def connect(self) -> AsyncIterator[Any]:
         """Connect; at the end of the block the server's session is closed."""
         timeout = httpx2.Timeout(CONNECT_S, read=None)
-        transport: httpx2.AsyncBaseTransport = BoundedTransport(ProxyTransport(), self.host)
+        egress = self._egress
+        sender: httpx2.AsyncBaseTransport = ProxyTransport()
+        if egress is not None:
+            from toolcell.mcp.allowed_requests import AllowedTransport
+
+            sender = AllowedTransport(egress)
+        transport: httpx2.AsyncBaseTransport = BoundedTransport(sender, self.host)
         if self._login is not None:
             self._login.begin_connection()
-            transport = LoginTransport(transport, self._login.guard)
+            transport = LoginTransport(transport, self._login.guard if egress is None else None)
         headers = self._headers | {"accept-encoding": "identity"}
         async with (
             httpx2.AsyncClient(headers=headers, timeout=timeout, transport=transport, auth=self._login) as http,

@@ -388,10 +388,10 @@ class ToolRegistry:
     async def add_mcp_server(self, name: str, **options: Any) -> Any:
         """Connect with an MCP server, and register its tools as `name.tool`. `close()` ends the connection.
 
-        `options`: `command=[...]` with `env` and `cwd`, or `url=...` with `headers` or `auth`; `allow` and `deny`,
-        globs over the server's names; `labels`, `timeout_s`, `approve`, `changed`, `broken`, `pins`, `elicitation`,
-        `sampling`, `max_restarts`, `restart_window_s`, and those of `ToolOptions`. Returns an `McpClient` of
-        `toolcell.mcp.client`.
+        `options`: `command=[...]` with `env` and `cwd`, or `url=...` with `headers`, `auth` or `egress`; `allow` and
+        `deny`, globs over the server's names; `labels`, `timeout_s`, `approve`, `changed`, `broken`, `pins`,
+        `elicitation`, `sampling`, `max_restarts`, `restart_window_s`, and those of `ToolOptions`. Returns an
+        `McpClient` of `toolcell.mcp.client`.
 
         Raises:
             McpServerError: the server cannot be started or reached, or does not speak MCP.

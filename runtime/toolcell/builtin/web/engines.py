@@ -13,14 +13,18 @@ import httpx
 from toolcell.builtin.encodings import text_of
 from toolcell.builtin.web.fetch import Fetcher, Outgoing, Response
 from toolcell.builtin.web.pages import strip_tags
-from toolcell.builtin.web.policy import Credential, WebPolicy
-from toolcell.egress.connector import Resolver
+from toolcell.builtin.web.policy import WebPolicy
+from toolcell.egress import Allow, Egress
+from toolcell.egress.resolver import Resolver
 from toolcell.egress.urls import parse_url
 from toolcell.errors import ToolError, UsageError
 
 BRAVE_URL: Final = "https://api.search.brave.com/res/v1/web/search"
 SEARCH_TIMEOUT_S: Final = 10.0
 MAX_ANSWER_BYTES: Final = 2 * 1024 * 1024
+
+ANYWHERE: Final = ("0.0.0.0/0", "::/0")
+"""Addresses of a server that the program names itself."""
 
 _JSON = Outgoing(headers={"Accept": "application/json"})
 
@@ -54,11 +58,10 @@ class BraveSearch:
         """Raises: UsageError, when there is no key."""
         if not key.strip():
             raise UsageError("BraveSearch needs the key of a subscription: https://brave.com/search/api")
-        self._fetcher = Fetcher(
-            WebPolicy(allow=["api.search.brave.com"], max_body_bytes=MAX_ANSWER_BYTES, max_redirects=0, interval_s=0),
-            [Credential("api.search.brave.com", {"X-Subscription-Token": key.strip()})],
-            transport=transport,
-        )
+        rule = Allow("api.search.brave.com", secrets={"X-Subscription-Token": "{BRAVE_KEY}"})
+        egress = Egress(rule, secrets={"BRAVE_KEY": key.strip()})
+        policy = WebPolicy(egress=egress, max_body_bytes=MAX_ANSWER_BYTES, max_redirects=0, interval_s=0)
+        self._fetcher = Fetcher(policy, transport=transport)
 
     async def search(self, query: str, count: int) -> list[SearchHit]:
         """Return up to `count` hits; Brave gives at most 20."""
@@ -90,17 +93,17 @@ class SearxngSearch:
         except ToolError as exc:
             raise UsageError(f"SearxngSearch(url): {exc}") from exc
         self._url = f"{base.origin}{base.path.rstrip('/')}/search"
-        policy = WebPolicy(
-            allow=[base.host] if base.address is None else [],
-            ports=frozenset({base.port}),
-            private=[base.host],
-            max_body_bytes=MAX_ANSWER_BYTES,
-            max_redirects=0,
-            interval_s=0,
-            robots=False,
-        )
-        credentials = [Credential(base.host, headers, plain_http=True)] if headers else []
-        self._fetcher = Fetcher(policy, credentials, resolver=resolver, transport=transport)
+        given: dict[str, str] = {}
+        secrets: dict[str, str] = {}
+        for name, value in (headers or {}).items():
+            scheme, space, token = value.rpartition(" ")  # the token alone is found in an answer, too
+            secrets[key := f"HEADER_{len(secrets)}"] = token
+            given[name] = f"{scheme}{space}{{{key}}}"
+        host = f"http://{base.host}" if base.scheme == "http" else base.host
+        rule = Allow(host, ports=[base.port], private=ANYWHERE, secrets=given)
+        egress = Egress(rule, secrets=secrets, resolver=resolver)
+        policy = WebPolicy(egress=egress, max_body_bytes=MAX_ANSWER_BYTES, max_redirects=0, interval_s=0)
+        self._fetcher = Fetcher(policy, transport=transport)
 
     async def search(self, query: str, count: int) -> list[SearchHit]:
         """Return up to `count` hits of the first page."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import anyio
@@ -15,9 +15,13 @@ import httpcore
 import httpx
 
 from toolcell.builtin.web.bodies import ACCEPT_ENCODING, read_body
-from toolcell.builtin.web.policy import Credential, WebPolicy, headers_for, secrets_of
+from toolcell.builtin.web.policy import WebPolicy
 from toolcell.builtin.web.robots import EVERYTHING, MAX_ROBOTS_BYTES, NOTHING, RobotsRules, parse_robots
-from toolcell.egress.connector import GuardedTransport, Resolver
+from toolcell.egress.connector import GuardedTransport
+from toolcell.egress.echoes import Echoes
+from toolcell.egress.failures import REFUSED
+from toolcell.egress.request import HttpRequest
+from toolcell.egress.resolver import Resolver
 from toolcell.egress.urls import Target, parse_url
 from toolcell.errors import ToolError
 from toolcell.support import Lru, TokenBucket, quiet_loggers
@@ -88,17 +92,14 @@ class Fetcher:
     def __init__(
         self,
         policy: WebPolicy | None = None,
-        credentials: Sequence[Credential] = (),
         *,
         resolver: Resolver | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """`transport`: sends the requests in place of the guarded one, and is not closed. For tests."""
         self.policy = policy or WebPolicy()
-        self._credentials = tuple(credentials)
-        self._secrets = secrets_of(self._credentials)
-        texts = sorted(self._secrets.values(), key=len, reverse=True)
-        self._hidden = [text.encode(encoding) for text in texts for encoding in ("utf-8", "utf-16-le", "utf-16-be")]
+        self._egress = self.policy.egress
+        self._echoes = Echoes({}) if self._egress is None else self._egress.echoes
         self._resolver = resolver
         self._transport = transport
         self._pace = HostPace(self.policy.interval_s)
@@ -125,20 +126,20 @@ class Fetcher:
                     most = max_bytes or self.policy.max_body_bytes
                     return await self._follow(transport, outgoing or Outgoing(), target, most, check_robots=True)
         except TimeoutError as exc:
-            message = self._secrets.redact(f"no answer from {url[:200]} in {seconds:g} s")
+            message = self._echoes.clean_text(f"no answer from {url[:200]} in {seconds:g} s")
             raise ToolError(message, code="timeout", retryable=True) from exc
         except ToolError as exc:
-            hidden = self._secrets.redact_value(exc.details)
-            raise ToolError(
-                self._secrets.redact(exc.message), code=exc.code, retryable=exc.retryable, details=hidden
-            ) from None
+            code = "not_permitted" if exc.code == REFUSED else exc.code
+            raise ToolError(self._echoes.clean_text(exc.message), code=code, retryable=exc.retryable) from None
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[httpx.AsyncBaseTransport]:
         if self._transport is not None:
             yield self._transport
             return
-        transport = GuardedTransport(self.policy, self._resolver)
+        egress = self._egress
+        rules = self.policy if egress is None else egress.addresses
+        transport = GuardedTransport(rules, self._resolver or (None if egress is None else egress.resolver))
         try:
             with quiet_loggers(*_TELLING):
                 yield transport
@@ -160,10 +161,9 @@ class Fetcher:
         was_sent_elsewhere = False  # from then on, what is asked for is what a server wants, not the caller
         for _ in range(self.policy.max_redirects + 1):
             self.policy.check(outgoing.method, target)
-            credentials = {} if was_sent_elsewhere else headers_for(self._credentials, target)
-            if check_robots and self.policy.robots and not credentials:
+            if check_robots and self.policy.robots and self._egress is None:
                 await self._ask_robots(transport, target)
-            answer = await self._send(transport, outgoing, target, credentials, max_bytes)
+            answer = await self._send(transport, outgoing, target, max_bytes, has_secrets=not was_sent_elsewhere)
             if isinstance(answer, Response):
                 return answer
             status, location = answer
@@ -178,15 +178,23 @@ class Fetcher:
         transport: httpx.AsyncBaseTransport,
         outgoing: Outgoing,
         target: Target,
-        credentials: Mapping[str, str],
         max_bytes: int,
+        *,
+        has_secrets: bool,
     ) -> Response | tuple[int, str]:
-        """Return the answer, or status and location of a redirect."""
+        """Return the answer, or status and location of a redirect. `has_secrets`: those of its rule are sent."""
         left_s = anyio.current_effective_deadline() - anyio.current_time()
         await anyio.sleep(self._pace.reserve(target.host, left_s))
         fixed = {"User-Agent": self.policy.user_agent, "Accept-Encoding": ACCEPT_ENCODING, "Connection": "close"}
-        headers = {"Accept": "*/*"} | dict(outgoing.headers) | fixed | dict(credentials)
-        request = httpx.Request(outgoing.method, str(target), headers=headers, content=outgoing.body or None)
+        given = {"Accept": "*/*"} | dict(outgoing.headers) | fixed
+        headers, content = [(name.encode(), value.encode()) for name, value in given.items()], outgoing.body
+        if self._egress is not None:
+            asked = HttpRequest(method=outgoing.method, target=target, headers=tuple(given.items()), body=content)
+            rule = self._egress.judge_unasked(asked)
+            await anyio.sleep(self._egress.wait_s(rule, left_s))
+            content, headers = self._egress.filled(asked, rule if has_secrets else replace(rule, secrets=()))
+            max_bytes = min(max_bytes, max_bytes if rule.max_bytes is None else rule.max_bytes)
+        request = httpx.Request(outgoing.method, str(target), headers=headers, content=content or None)
         if request.url.host.lower().rstrip(".") not in (target.host, _unicode(target.host)):
             raise ToolError(f"the URL is read differently by different programs: {target}", code="not_permitted")
         try:
@@ -210,12 +218,11 @@ class Fetcher:
 
     def _without_secrets(self, response: httpx.Response, target: Target, content: bytes, truncated: bool) -> Response:
         """A server may send back what it was sent."""
-        for secret in self._hidden:
-            content = content.replace(secret, b"[redacted]")
-            if truncated:
-                content = _without_beginning_of(secret, content)
-        content_type = self._secrets.redact(response.headers.get("content-type", "")[:200])
-        return Response(response.status_code, self._secrets.redact(str(target)), content_type, content, truncated)
+        content = self._echoes.clean(content)
+        if truncated:
+            content = content[: len(content) - self._echoes.held_back(content)]
+        content_type = self._echoes.clean_text(response.headers.get("content-type", ""))[:200]
+        return Response(response.status_code, self._echoes.clean_text(str(target)), content_type, content, truncated)
 
     async def _ask_robots(self, transport: httpx.AsyncBaseTransport, target: Target) -> None:
         known = self._robots.get(target.origin)
@@ -234,14 +241,6 @@ class Fetcher:
         if response.status >= 400:
             return EVERYTHING
         return parse_robots(response.content.decode("utf-8", "replace"), ROBOTS_AGENT)
-
-
-def _without_beginning_of(secret: bytes, content: bytes) -> bytes:
-    """Remove a part of a secret from the end of a body that was cut there."""
-    for length in range(len(secret) - 1, 3, -1):
-        if content.endswith(secret[:length]):
-            return content[:-length]
-    return content
 
 
 def _unicode(host: str) -> str:

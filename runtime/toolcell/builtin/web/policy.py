@@ -1,23 +1,24 @@
-"""What the program allows on the web: hosts, methods, paths, ports, sizes, and the credentials that it attaches.
+"""What the program allows on the web: the public web but for some of it, or what an `Egress` allows.
 
 Decides over plain data; nothing is sent here.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import fnmatch
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 from toolcell import __version__
 from toolcell.egress.addresses import IPAddress, IPNetwork, networks_of, refusal
 from toolcell.egress.urls import Target, decoded_path
 from toolcell.errors import ToolError, UsageError
-from toolcell.tools import Secrets, check_count, check_seconds
+from toolcell.tools import ToolOptions, check_count, check_kind, check_seconds
+
+if TYPE_CHECKING:
+    from toolcell.egress import Egress
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
@@ -74,10 +75,11 @@ def _rules(given: Rules, what: str) -> tuple[UrlRule, ...]:
 class WebPolicy:
     """Which requests are allowed, and how much they may bring. The defaults allow the public web."""
 
-    allow: Rules = ()
-    """With rules here, only what one of them is about is requested. Texts are read by `UrlRule.parse`."""
+    egress: Egress | None = None
+    """With it, only what one of its rules allows is requested, with the secrets of the rule. It has ports and private
+    addresses of its own, and robots.txt is not asked for."""
     deny: Rules = ()
-    """Never requested, whatever `allow` says."""
+    """Never requested. Texts are read by `UrlRule.parse`."""
     ports: frozenset[int] | None = frozenset({80, 443, 8080, 8443})
     """None: every port."""
     private: Sequence[str] = ()
@@ -94,7 +96,10 @@ class WebPolicy:
     user_agent: str = USER_AGENT
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "allow", _rules(self.allow, "WebPolicy(allow)"))
+        if self.egress is not None:
+            from toolcell.egress import Egress  # needs httpx
+
+            check_kind("WebPolicy(egress)", self.egress, Egress, cure='write Egress(Allow("api.example.com"))')
         object.__setattr__(self, "deny", _rules(self.deny, "WebPolicy(deny)"))
         if isinstance(self.private, str):
             raise UsageError(f"WebPolicy(private) is a list, not {self.private!r:.100}; write [...] around it")
@@ -122,6 +127,11 @@ class WebPolicy:
             ToolError: this request is not allowed.
         """
         host = target.host
+        paths = {target.path, decoded_path(target.path)}
+        if any(rule.matches(method, host, path) for rule in _rules(self.deny, "deny") for path in paths):
+            raise _not_permitted(f"{method} {target.origin}{target.path} is refused by a rule of the program")
+        if self.egress is not None:
+            return
         if self.ports is not None and target.port not in self.ports:
             allowed = ", ".join(map(str, sorted(self.ports)))
             raise _not_permitted(f"port {target.port} of {host} is not allowed; allowed are {allowed}")
@@ -130,13 +140,13 @@ class WebPolicy:
             raise _not_permitted(f"{host} is a name of the own network, and only public hosts can be fetched")
         if target.address is not None:
             self.check_address(host, target.address)
-        paths = {target.path, decoded_path(target.path)}
-        if any(rule.matches(method, host, path) for rule in _rules(self.deny, "deny") for path in paths):
-            raise _not_permitted(f"{method} {target.origin}{target.path} is refused by a rule of the program")
-        allow = _rules(self.allow, "allow")
-        if allow and not all(any(rule.matches(method, host, path) for rule in allow) for path in paths):
-            hosts = ", ".join(sorted({rule.host for rule in allow})[:10])
-            raise _not_permitted(f"{method} {target.origin}{target.path} is not among what the program allows: {hosts}")
+
+    def labelled(self, options: ToolOptions) -> ToolOptions:
+        """Return the options of a tool with the data-flow labels of the rules added."""
+        if self.egress is None:
+            return options
+        sends, reads = self.egress.labels
+        return replace(options, sends=options.sends | sends, reads=options.reads | reads)
 
     def check_address(self, host: str, address: IPAddress) -> None:
         """Check an address of `host`.
@@ -152,57 +162,3 @@ class WebPolicy:
 
 def _not_permitted(message: str) -> ToolError:
     return ToolError(message, code="not_permitted")
-
-
-@dataclass(frozen=True, slots=True)
-class Credential:
-    """Headers that the host program adds to requests to one host. No script, model, log or error sees them."""
-
-    host: str
-    """A name, or `*.example.com` for every host below it."""
-    headers: Mapping[str, str] = field(repr=False)
-    path: str = "*"
-    """Only for paths that match."""
-    plain_http: bool = False
-    """Sent over http too, where everybody on the way can read it."""
-
-    def __post_init__(self) -> None:
-        rule = UrlRule.parse(self.host)
-        if rule.methods is not None or rule.path != "*" or rule.host.strip("*.") == "":
-            raise UsageError(f"Credential(host) is the name of a host or *.name, not {self.host!r:.100}")
-        object.__setattr__(self, "host", rule.host)
-        for name, value in self.headers.items():
-            if any(char in f"{name}{value}" for char in "\r\n\0") or not f"{name}{value}".isascii() or not name:
-                raise UsageError(f"Credential for {self.host}: the header {name!r:.80} is not one line of ASCII")
-
-    def is_for(self, target: Target) -> bool:
-        """True when a request to `target` gets these headers."""
-        paths = (target.path, decoded_path(target.path))
-        rule = UrlRule(self.host, self.path)
-        return (target.scheme == "https" or self.plain_http) and all(
-            rule.matches("GET", target.host, path) for path in paths
-        )
-
-
-def headers_for(credentials: Sequence[Credential], target: Target) -> dict[str, str]:
-    """Return what is attached to a request to `target`; later credentials win."""
-    return {name: value for each in credentials if each.is_for(target) for name, value in each.headers.items()}
-
-
-def secrets_of(credentials: Sequence[Credential]) -> Secrets:
-    """Return every text by which a credential could be recognised in what a server sends back."""
-    found = {part for each in credentials for value in each.headers.values() for part in _secret_parts(value)}
-    return Secrets({str(number): part for number, part in enumerate(sorted(found)) if len(part) >= 4})
-
-
-def _secret_parts(value: str) -> set[str]:
-    """The header as it is; of `Bearer TOKEN` the token; of `Basic ...` what it encodes, and the password in that."""
-    scheme, space, token = value.strip().partition(" ")
-    parts = {value.strip(), token.strip() if space else value.strip()}
-    if space and scheme.lower() == "basic":
-        try:
-            plain = base64.b64decode(token.strip(), validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError):
-            return parts
-        parts |= {plain, plain.partition(":")[2]}
-    return parts - {""}
