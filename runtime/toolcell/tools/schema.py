@@ -175,7 +175,7 @@ def optional_schema(schema: Any) -> Any:
     return {**rest[0], **others} if len(rest) == 1 else {**others, "anyOf": rest}
 
 
-_BUILT_IN = (str, int, float, bool, bytes, list, dict, object, Any, type(None), None)
+_BUILT_IN = frozenset(map(id, (str, int, float, bool, bytes, list, dict, object, Any, type(None), None)))
 
 _known_schemas: Lru[tuple[str, str], Schema] = Lru(1000)
 """By mode and text of a type that is made of built-in ones. As a key the type itself would not do: unions that have the
@@ -185,7 +185,7 @@ same members in another order are equal, and their schemas are not."""
 def _is_built_in(annotation: Any) -> bool:
     origin = get_origin(annotation)
     if origin is None:
-        return any(annotation is each for each in _BUILT_IN)
+        return id(annotation) in _BUILT_IN
     return origin in (list, dict, Union, types.UnionType) and all(map(_is_built_in, get_args(annotation)))
 
 

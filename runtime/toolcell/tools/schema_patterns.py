@@ -159,7 +159,8 @@ def patterns_work(schema: Any) -> int:
     while left and work <= MAX_COMPILE_WORK:
         part = left.pop()
         if isinstance(part, dict):
-            work += sum(map(compile_work, patterns_in(part)))
+            if "pattern" in part or "patternProperties" in part:
+                work += sum(map(compile_work, patterns_in(part)))
             left += [each for each in part.values() if isinstance(each, (dict, list))]
         elif isinstance(part, list):
             left += [each for each in part if isinstance(each, (dict, list))]
