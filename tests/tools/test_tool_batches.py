@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 from typing import Any
 
@@ -619,3 +620,40 @@ async def test_a_tool_that_fans_out_by_itself_does_so_with_its_own_worker() -> N
 
     assert crowd.visits == 22
     assert crowd.most <= 3
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_context_variable_that_a_tool_sets_is_not_set_in_the_calls_beside_it(waits: bool) -> None:
+    registry, user = ToolRegistry(), contextvars.ContextVar("user", default="nobody")
+
+    @registry.tool
+    async def sign_in(name: str) -> str:
+        """Return who was signed in before."""
+        before = user.get()
+        user.set(name)
+        if waits:
+            await anyio.lowlevel.checkpoint()
+        assert user.get() == name
+        return before
+
+    calls = [("sign_in", {"name": name}) for name in ("ann", "bob", "cid")]
+    results = await registry.execute_batch(calls)
+
+    assert [result.text for result in results] == ["nobody"] * 3
+    assert user.get() == "nobody"
+
+
+async def test_calls_that_wait_are_all_begun_before_one_goes_on() -> None:
+    registry, begun, most = ToolRegistry(), 0, list[int]()
+
+    @registry.tool
+    async def wait() -> None:
+        """Wait a turn of the event loop."""
+        nonlocal begun
+        begun += 1
+        await anyio.sleep(0.05)
+        most.append(begun)
+
+    await registry.execute_batch([("wait", {})] * 8)
+
+    assert most == [8] * 8

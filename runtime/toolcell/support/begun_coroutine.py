@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context
 from typing import Any, Generic, TypeVar
 
 Answer = TypeVar("Answer")
@@ -11,21 +12,26 @@ Answer = TypeVar("Answer")
 class BegunCoroutine(Generic[Answer]):
     """Awaits the rest of such a coroutine. In the same task: cancel scopes that it has entered belong to that."""
 
-    def __init__(self, work: Coroutine[Any, Any, Answer], waits_for: Any) -> None:
-        """`waits_for`: what its first `send(None)` returned."""
+    def __init__(self, work: Coroutine[Any, Any, Answer], waits_for: Any, context: Context | None = None) -> None:
+        """`waits_for`: what its first `send(None)` returned. `context`: its own, in which it was begun."""
         self._work = work
         self._waits_for = waits_for
+        self._run = _call if context is None else context.run
 
     def __await__(self) -> Generator[Any, Any, Answer]:
-        waits_for = self._waits_for
+        work, run, waits_for = self._work, self._run, self._waits_for
         while True:
             try:
                 try:
                     sent = yield waits_for
                 except BaseException as exc:
-                    waits_for = self._work.throw(exc)
+                    waits_for = run(work.throw, exc)
                 else:
-                    waits_for = self._work.send(sent)
+                    waits_for = run(work.send, sent)
             except StopIteration as finished:
                 answer: Answer = finished.value
                 return answer
+
+
+def _call(step: Callable[[Any], Any], sent: Any) -> Any:
+    return step(sent)

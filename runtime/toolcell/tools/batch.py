@@ -6,6 +6,7 @@ Every call gets exactly one result, at its own place, also when others fail.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextvars import copy_context
 from typing import Any
 
 import anyio
@@ -112,20 +113,20 @@ async def _together(
 ) -> None:
     """Perform calls, each at once. One task makes them in turn, until one has to wait: then another task goes on.
 
-    A call that does not wait needs neither a task nor a turn of the event loop.
+    A call that does not wait needs neither a task nor a turn of the event loop. Each has a context of its own.
     """
     left = iter(runnable)
     async with anyio.create_task_group() as group:
 
         async def go_on() -> None:
             for index, tool in left:
-                work = perform_one(index, tool)
+                work, context = perform_one(index, tool), copy_context()
                 try:
-                    waits_for = work.send(None)
+                    waits_for = context.run(work.send, None)
                 except StopIteration:
                     continue
                 group.start_soon(go_on)
-                await BegunCoroutine(work, waits_for)
+                await BegunCoroutine(work, waits_for, context)
                 break
 
         await go_on()
