@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -246,7 +247,7 @@ async def test_calls_of_a_batch_that_do_not_wait_are_made_in_different_turns(mon
         await made.execute_batch([("much", {})] * 20, context=RunContext(run_id="r"))
         tasks.cancel_scope.cancel()
 
-    assert len(set(seen)) >= 19  # under trio the order within a turn is random
+    assert max(Counter(seen).values()) <= 2  # one in each turn, and under trio the order within a turn is random
 
 
 async def test_large_results_of_a_plan_are_not_written_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,10 @@ Every call gets exactly one result, at its own place, also when others fail.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import copy_context
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 
@@ -19,6 +20,8 @@ from toolcell.tools.pipeline import admit, conclude, perform, record_as_cancelle
 from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.spec import RegisteredTool
+
+Item = TypeVar("Item")
 
 OnResult = Callable[[Call, ToolResult], Awaitable[None]]
 """Called with each result in source order, right after the end of its call."""
@@ -85,18 +88,16 @@ async def _overlapping(state: RegistryState, calls: Sequence[Call], on_result: O
         await turn.give_way()
     results = [found if isinstance(found, ToolResult) else None for found in admitted]
 
-    async def perform_one(index: int, tool: RegisteredTool) -> None:
+    async def perform_one(found: tuple[int, RegisteredTool]) -> None:
+        index, tool = found
         await turn.give_way()
         results[index] = await perform(state, calls[index], tool)
 
     runnable = [(index, found) for index, found in enumerate(admitted) if isinstance(found, RegisteredTool)]
     if len(runnable) == 1:
-        await perform_one(*runnable[0])
+        await perform_one(runnable[0])
     else:
-        try:
-            await _together(perform_one, runnable)
-        except BaseExceptionGroup as group_error:
-            raise first_that_ends_run(group_error) from None
+        await together(perform_one, deque(runnable))
     concluded = []
     for call, result in zip(calls, results, strict=True):
         assert result is not None
@@ -107,36 +108,35 @@ async def _overlapping(state: RegistryState, calls: Sequence[Call], on_result: O
     return concluded
 
 
-async def _together(
-    perform_one: Callable[[int, RegisteredTool], Coroutine[Any, Any, None]],
-    runnable: Iterable[tuple[int, RegisteredTool]],
-) -> None:
-    """Perform calls, each at once. One task makes them in turn, until one has to wait: then another task goes on.
+async def together(perform: Callable[[Item], Coroutine[Any, Any, None]], ready: deque[Item]) -> None:
+    """Perform what is ready, each at once, and what becomes ready meanwhile.
 
-    A call that does not wait needs neither a task nor a turn of the event loop. Each has a context of its own.
+    One task takes one after another, until it has to wait: then another task goes on. What does not wait needs neither
+    a task nor a turn of the event loop. Each has a context of its own.
     """
-    left = iter(runnable)
-    async with anyio.create_task_group() as group:
+    try:
+        async with anyio.create_task_group() as group:
 
-        async def go_on() -> None:
-            for index, tool in left:
-                work, context = perform_one(index, tool), copy_context()
-                try:
-                    waits_for = context.run(work.send, None)
-                except StopIteration:
-                    continue
-                group.start_soon(go_on)
-                await BegunCoroutine(work, waits_for, context)
-                break
+            async def go_on() -> None:
+                while ready:
+                    work, context = perform(ready.popleft()), copy_context()
+                    try:
+                        waits_for = context.run(work.send, None)
+                    except StopIteration:
+                        continue
+                    group.start_soon(go_on)
+                    await BegunCoroutine(work, waits_for, context)
 
-        await go_on()
+            await go_on()
+    except BaseExceptionGroup as failures:
+        raise _first_that_ends_run(failures) from None
 
 
-def first_that_ends_run(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def _first_that_ends_run(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the exception of a group that ends the run, or the group itself when there is none."""
     for exc in group.exceptions:
         if isinstance(exc, BaseExceptionGroup):
-            inner = first_that_ends_run(exc)
+            inner = _first_that_ends_run(exc)
             if isinstance(inner, ENDS_RUN):
                 return inner
         elif isinstance(exc, ENDS_RUN):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +21,7 @@ from toolcell.support.text import cut_text, one_line
 from toolcell.support.time_slice import TimeSlice
 from toolcell.tools.adapters import with_options
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
-from toolcell.tools.batch import first_that_ends_run, run_batch
+from toolcell.tools.batch import run_batch, together
 from toolcell.tools.call import Call
 from toolcell.tools.checks import brief
 from toolcell.tools.code import CODE_TOOL, PLAN_TOOL, offers
@@ -483,8 +484,6 @@ class _PlanRun:
         self._skipped: dict[int, str] = {}
         self._waiting: dict[int, str] = {}
         """Steps that wait for a step that waits for a decision."""
-        self._done = list[anyio.Event]()
-        """By step; where steps wait for each other."""
         self._turn = TimeSlice()
         self.note = "not run"
         """Said of steps that never came to run."""
@@ -529,23 +528,27 @@ class _PlanRun:
 
     async def _scheduled(self) -> None:
         """Run every step as soon as the steps it needs are done."""
-        self._done = [anyio.Event() for _ in self._plan.steps]
-        try:
-            async with anyio.create_task_group() as group:
-                for step in self._plan.steps:
-                    group.start_soon(self._when_ready, step, group.cancel_scope)
-        except BaseExceptionGroup as failures:
-            raise first_that_ends_run(failures) from None
+        ready = deque(step for step in self._plan.steps if not step.needs)
+        missing = {step.index: len(step.needs) for step in self._plan.steps}
+        followers: dict[int, list[Step]] = {step.index: [] for step in self._plan.steps}
+        for step in self._plan.steps:
+            for needed in step.needs:
+                followers[needed].append(step)
 
-    async def _when_ready(self, step: Step, plan_scope: anyio.CancelScope) -> None:
-        for needed in step.needs:
-            await self._done[needed].wait()
-        await self._turn.give_way()
-        await self._one(step)
-        self._done[step.index].set()
-        if self._plan.on_error == "abort" and not (self._is_ok(step.index) or self._waits(step.index)):
-            self.cut_short(f"plan aborted: step {step.index} failed")
-            plan_scope.cancel()
+        async def perform(step: Step) -> None:
+            await self._turn.give_way()
+            await self._one(step)
+            for follower in followers[step.index]:
+                missing[follower.index] -= 1
+                if not missing[follower.index]:
+                    ready.append(follower)
+            if self._plan.on_error == "abort" and not (self._is_ok(step.index) or self._waits(step.index)):
+                self.cut_short(f"plan aborted: step {step.index} failed")
+                ready.clear()
+                plan_scope.cancel()
+
+        with anyio.CancelScope() as plan_scope:
+            await together(perform, ready)
 
     async def _one(self, step: Step) -> None:
         if step.problem:
