@@ -235,36 +235,36 @@ class Limits(SettingsModel):
         return parse_size(value) if is_size else value
 
     wall_s: PositiveFloat = Field(default=30.0, le=86_400)
-    """Seconds from Run to Done, including the time in which tools run. Outcome `timeout`."""
+    """Seconds that a run may take, including the time of its tools. Outcome `timeout`."""
 
     cpu_s: PositiveFloat = Field(default=30.0, le=86_400)
     """CPU seconds of the whole process tree. Outcome `cpu_limit`."""
 
     cpu_cores: float | None = Field(default=None, ge=0.01, le=4096)
-    """Processors that the whole process tree may keep busy. A script past it is slowed down, not ended. Default None:
-    the share of all sandboxes of the runtime, nine tenths of the machine where there is a cgroup; in Docker `cpus`.
-    Where it cannot be held, a run that asks for it raises `SandboxUnavailable`."""
+    """Processors that the whole process tree may keep busy. A script that wants more is slowed down, not ended.
+    Default None: no limit of its own; all sandboxes of the runtime share nine tenths of the machine with a cgroup; in
+    Docker `cpus`. Where it cannot be enforced, a run that sets it raises `SandboxUnavailable`."""
 
     memory_bytes: int = Field(default=512 * MIB, ge=32 * MIB)
-    """Memory of the whole process tree, tmpfs files included. Swap is 0. Outcome `memory_limit`. Without a cgroup, a
-    watch measures the processes, and only `disk_bytes` bounds the files."""
+    """Memory of the whole process tree, tmpfs files included. Swap is 0. Outcome `memory_limit`. Without a
+    cgroup, processes are measured, and only `disk_bytes` bounds the files."""
 
     processes: PositiveInt = Field(default=64, le=4096)
     """Processes and threads alive at once, including the script's own. Outcome `process_limit`."""
 
     open_files: int = Field(default=256, ge=16, le=65_536)
-    """Open descriptors of each process. Past it the script gets `OSError: Too many open files`."""
+    """Open descriptors of each process. Beyond it the script gets `OSError: Too many open files`."""
 
     disk_bytes: int = Field(default=64 * MIB, ge=64 * KIB)
-    """Bytes in the workspace, /tmp and /dev/shm together. Past it the script gets `OSError: No space left on
+    """Bytes in the workspace, /tmp and /dev/shm together. Beyond it the script gets `OSError: No space left on
     device`."""
 
     inodes: int = Field(default=4096, ge=16)
     """Files and directories in the workspace, /tmp and /dev/shm together."""
 
     output_bytes: PositiveInt = 64 * KIB
-    """Bytes kept of each stream, half from its beginning and half from its end. The bytes between are counted and
-    dropped, and a mark shows where; this is not an error. Only output past `output_flood_bytes` ends the run."""
+    """Bytes kept of each stream, half from its beginning and half from its end. A mark shows where bytes between were
+    dropped; this is not an error. Only output beyond `output_flood_bytes` ends the run."""
 
     output_flood_bytes: PositiveInt = 256 * MIB
     """Bytes that a run may print in total, kept or not. Outcome `output_limit`."""
@@ -273,11 +273,11 @@ class Limits(SettingsModel):
     """Bytes of one message on the bridge, in either direction. A larger one from the guest is a `protocol_error`."""
 
     message_elements: int = Field(default=2**18, ge=8192, le=2**20)
-    """Lists, dicts, and the items, keys and values in them, in one message of the script: a result, the arguments of a
-    call, progress. For more, the call raises in the script. The default takes the host's event loop some 50 ms."""
+    """Lists, dicts, and their items, keys and values in one message of the script: a result, the arguments of a call,
+    progress. For more, the call raises in the script. The default takes the host's event loop some 50 ms."""
 
     answer_elements: int = Field(default=2**20, ge=8192, le=2**20)
-    """The same for one answer to the script. A tool that returns more has failed; its bytes count for
+    """The same for one answer to the script. The call of a tool that returns more fails; its bytes count towards
     `frame_bytes`."""
 
     result_bytes: int = Field(default=4 * MIB, ge=64)
@@ -287,26 +287,26 @@ class Limits(SettingsModel):
     """Files that a run may return."""
 
     files_bytes: int = Field(default=32 * MIB, ge=0)
-    """Bytes of all returned files together. They count for `host_work` too: raise both for more than 500 MB."""
+    """Bytes of all returned files together. They count towards `host_work`: raise both for more than 500 MB."""
 
     tool_calls: int = Field(default=1000, ge=0)
     """Tool calls that one run may make. The next call raises `ToolError` in the script. If that ends the run, the
     outcome is `call_limit`."""
 
     call_args_bytes: int = Field(default=32 * MIB, ge=1024)
-    """Size of the arguments of all calls of one run together, as the host counts it: the encoded bytes of each call,
-    and 64 bytes for each element. A call past it is refused."""
+    """Size of the arguments of all calls of one run together: the encoded bytes of each call, and 64 bytes for each
+    element. Calls beyond it are refused."""
 
     host_work: int = Field(default=512 * MIB, ge=64 * KIB)
-    """Work that a run makes for the host with what it sends: 1 for each byte, 64 for each list, dict, item and key, 256
-    for each message, and 64 for each value that checking a call's arguments looks at. 100 million take a second at
-    most, and usually far less. Outcome `host_work_limit`."""
+    """Work that a run's messages cause on the host: 1 for each byte, 64 for each list, dict, item and key, 256 for each
+    message, and 64 for each value that the check of a call's arguments visits. 100 million take a second at most, and
+    usually far less. Outcome `host_work_limit`."""
 
     egress_requests: int = Field(default=1000, ge=0)
     """HTTP requests that the libraries of one run may send. The next one fails in the script. Needs `egress=`."""
 
     egress_bytes: int = Field(default=256 * MIB, ge=0)
-    """Bytes of the bodies that they send and receive together, as received and as decompressed by the host."""
+    """Bytes of the bodies of these requests and their answers together, as sent and as decompressed by the host."""
 
     concurrent_calls: PositiveInt = 10
     """Tool calls of one run that execute at the same time. Further calls wait."""

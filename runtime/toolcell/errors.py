@@ -66,7 +66,7 @@ class UnknownId(UsageError):
 
 
 class ResumeError(UsageError):
-    """A run cannot be carried on: the token is foreign, used or expired, or the tools are others. Nothing was made."""
+    """A run cannot be resumed: the token is foreign, used or expired, or the tools have changed. No call was made."""
 
     code = "resume_error"
 
@@ -162,7 +162,7 @@ class RunEnded(ToolAbort):
 
 
 class Misconfigured(UsageError, ToolAbort):
-    """What a run needs is set up wrongly: a Runtime that is not open, a provider's key. No model can mend that, so it
+    """A run's setup is wrong: a Runtime that is not open, a provider's key. No model can fix that, so it
     ends the run, and comes out of whatever started the run, however many agents, scripts and plans are in between."""
 
     code = "usage_error"
@@ -205,7 +205,7 @@ class McpServerError(ToolcellError, RuntimeError):
 
 
 class MapStopped(ToolcellError, RuntimeError):
-    """An item of `Runtime.map(..., on_error="raise")` failed. The items under way were cancelled."""
+    """An item of `Runtime.map(..., on_error="raise")` failed. Running items were cancelled."""
 
     code = "map_stopped"
 

@@ -103,7 +103,7 @@ class Window:
 
 
 class Quotas:
-    """Counts what each key uses, and refuses what passes its quota. Safe in several threads."""
+    """Counts what each key uses, and refuses what exceeds its quota. Safe in several threads."""
 
     @keywords_known
     def __init__(
@@ -173,14 +173,14 @@ class Quotas:
         return None
 
     def end_run(self, run: Any, cpu_s: float) -> None:
-        """Count what a run has used."""
+        """Count the CPU time of a finished run."""
         key, quota = self._find_quota(run)
         if quota.cpu_s is not None:
             with self._lock:
                 self._window(key, "cpu_s", quota.per_s).add(self._clock(), cpu_s)
 
     def used(self, key: Hashable) -> dict[Resource, float]:
-        """Return what a key has used, of what its quota counts."""
+        """Return how much of its quota a key has used."""
         now = self._clock()
         with self._lock:
             return {what: window.used(now) for (owner, what), window in self._windows.items() if owner == key}

@@ -183,7 +183,7 @@ class Runtime(OpenedInBlock):
 
     @property
     def policy(self) -> Policy:
-        """Which isolation is required, and what a run is given that its caller does not say."""
+        """The required isolation, and defaults for options that a caller does not set."""
         return self.runs.policy
 
     @property
@@ -203,7 +203,7 @@ class Runtime(OpenedInBlock):
 
     @property
     def on_end(self) -> Callable[[ExecutionResult | PlanRows], object] | None:
-        """Called with what each script and each plan left behind, also those of sessions. What it raises is logged."""
+        """Called with the result of each script and each plan, also in sessions. Its exceptions are logged."""
         return self.runs.on_end
 
     @on_end.setter
@@ -222,7 +222,7 @@ class Runtime(OpenedInBlock):
         await self._lifetime.open()
 
     async def close(self) -> None:
-        """End every sandbox. Runs under way end with outcome `cancelled`. May be called from any task, and twice."""
+        """End every sandbox. Running scripts end with outcome `cancelled`. May be called from any task, and twice."""
         await self._lifetime.close()
 
     @property
@@ -231,7 +231,7 @@ class Runtime(OpenedInBlock):
         return self._lifetime.is_open
 
     def check_open(self) -> None:
-        """Check that it can be used here and now.
+        """Raise `UsageError` unless it is open in this event loop and process.
 
         Raises:
             Misconfigured: it is not open, or belongs to another event loop or to the parent process.
@@ -313,7 +313,7 @@ class Runtime(OpenedInBlock):
         on_log: OnLog | None = None,
         on_progress: OnProgress | None = None,
     ) -> ExecutionResult:
-        """Run a script in a fresh sandbox and return everything it left behind.
+        """Run a script in a fresh sandbox and return its result.
 
         `inputs` become names in the script, `files` its workspace; `tools` is what it may call. docs/scripts.md has the
         other arguments. `on_approval="suspend"` ends the run at calls that need approval, for `resume`; `dry_run=True`
@@ -350,7 +350,7 @@ class Runtime(OpenedInBlock):
         return await self.scripts.execute(source, options)
 
     def stream(self, source: str, **options: Any) -> RunStream:
-        """Run a script as `execute_code` does, and return what happens as events, for `async for`.
+        """Run a script as `execute_code` does, and return its events, for `async for`.
 
         Shape: `LogPrinted`, `ProgressReported`, `CallStarted`, `CallUpdated` and `CallEnded` as they happen; at the end
         each `FileReturned`, and `RunFinished` with the result. Leaving the loop early ends the run; `async with` around
@@ -406,7 +406,7 @@ class Runtime(OpenedInBlock):
         total: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> RunMap:
-        """Run a script once for each of many inputs, and return what became of them, for `async for`.
+        """Run a script once for each of many inputs, and return the results, for `async for`.
 
         Shape: a `MapItem` for each input, in order or (`ordered=False`) as they end. Inputs are pulled as needed; at
         most four for each of `concurrency` are in memory. `options` are those of `execute_code` for every run.
@@ -445,7 +445,7 @@ class Runtime(OpenedInBlock):
     async def preflight(
         self, source: str, *, tools: CallableTools | Iterable[Any] | None = None, limits: Limits | None = None
     ) -> Preflight:
-        """Return the calls that a script can make, as far as they are written out. It is read in a sandbox; none runs.
+        """Return the calls that are written out in a script. It is parsed in a sandbox and does not run.
 
         Raises:
             UsageError: `source` is not text, or too large.
@@ -498,7 +498,7 @@ class Runtime(OpenedInBlock):
         on_log: OnLog | None = None,
         on_progress: OnProgress | None = None,
     ) -> ExecutionResult:
-        """Carry a suspended run on: its script runs again in a fresh sandbox, and its calls get their recorded answers.
+        """Resume a suspended run: its script runs again in a fresh sandbox, and its calls get their recorded answers.
         One that is still held (`hold_s`) goes on in its own sandbox instead.
 
         A plan is carried on too: the steps without a result run, and the rows of all are the `value`.
@@ -526,11 +526,11 @@ class Runtime(OpenedInBlock):
         return await self.resumption.resume(token, decisions, options)
 
     def suspended_runs(self) -> list[Suspension]:
-        """Return what each suspended run waits for, with its token: also those whose token got lost with its host."""
+        """Return what each suspended run waits for, with its token, even if the token was lost with its host."""
         return self.journals.suspensions()
 
     def interrupted_runs(self) -> list[str]:
-        """Return the ids of runs whose host was killed, or which were cancelled, and that `resume` can carry on."""
+        """Return the ids of runs whose host was killed, or that were cancelled, and that `resume` accepts."""
         return self.journals.interrupted()
 
     def calls_of_interrupted(self, run_id: str) -> list[dict[str, Any]] | None:
@@ -551,7 +551,7 @@ class Runtime(OpenedInBlock):
         tools: CallableTools | Iterable[Any] | None = None,
         context: RunContext | None = None,
     ) -> CommitResult:
-        """Make the effects of a dry run, in their order, as calls like any other; stop at the first that fails.
+        """Make the effects of a dry run in order, as ordinary calls; stop at the first that fails.
 
         `approve`: "all" of a draft whose text shows it whole, the draft's digest, or the ids of the effects to make.
         This is the approval that tools with `requires_approval` need. `recheck`: make the reads of the dry run again
@@ -571,14 +571,14 @@ class Runtime(OpenedInBlock):
         return await self.dry_runs.commit(draft, approve, recheck=recheck, decisions=decisions, options=options)
 
     def waiting_drafts(self) -> list[Draft]:
-        """Return the drafts that this runtime's dry runs have made and that can be committed, the oldest first."""
+        """Return the drafts of this runtime's dry runs that can be committed, the oldest first."""
         return self.dry_runs.waiting()
 
     @keywords_known
     async def revert(
         self, result: ExecutionResult | CommitResult | PlanRows, *, context: RunContext | None = None
     ) -> RevertResult:
-        """Undo what a run or a commit has made, with the `revert=` of its tools: the last call first, until one fails.
+        """Undo the calls of a run or a commit with the `revert=` of their tools: the last call first, until one fails.
 
         Raises:
             UsageError: `result` is of neither, or this Runtime knows of nothing to revert, or is not open.
@@ -604,7 +604,7 @@ class Runtime(OpenedInBlock):
         tools: CallableTools | Iterable[Any] | None = None,
         context: RunContext | None = None,
     ) -> Session:
-        """Return a session, to be opened with `async with`: its scripts share a sandbox, its names and its files.
+        """Return a session, to be opened with `async with`: its scripts share a sandbox, variables and files.
 
         `limits` are those of each script; a limit of the sandbox, such as memory, holds for all of them together.
         `cpu_s` and `tool_calls`: of all scripts together, by default ten times what one may use. `idle_s`: after so
@@ -628,15 +628,15 @@ class Runtime(OpenedInBlock):
         )
 
     def kept_sessions(self) -> list[str]:
-        """Return the names of the sessions whose journals are kept here: each can be restored, or is open."""
+        """Return the names of sessions with a journal here: each can be restored, or is open."""
         return self.sessions.kept()
 
     def session_of(self, ident: str) -> str:
-        """Return the name of the session that a run which waits is a script of; empty if it is of none."""
+        """Return the name of the session of a waiting run; empty if it is not part of one."""
         return self.journals.session_of(ident)
 
     def forget_session(self, name: str) -> None:
-        """Remove the journal of a session that is closed. It cannot be restored any more.
+        """Remove the journal of a closed session, which can then not be restored.
 
         Raises:
             UsageError: there is none of this name.
@@ -645,7 +645,7 @@ class Runtime(OpenedInBlock):
         self.sessions.forget(name)
 
     def abandoned_threads(self) -> tuple[AbandonedThread, ...]:
-        """Return threads of synchronous tools that still run although their calls timed out or were cancelled.
+        """Return threads of synchronous tools that still run after their calls timed out or were cancelled.
 
         They are those of calls that scripts and plans of this runtime made. A closed runtime lists them too.
         """

@@ -97,7 +97,7 @@ class SyncRuntime:
         return each_of(thread, thread.run_sync(partial(self.runtime.stream, source, **options)))
 
     def map(self, source: str, inputs: Iterable[Mapping[str, Any]], **options: Any) -> Iterator[MapItem]:
-        """Run a script once for each of many inputs and return what became of them, for `for`; see `Runtime.map`."""
+        """Run a script once for each of many inputs and return the results, for `for`; see `Runtime.map`."""
         thread = self._opened()
         return each_of(thread, thread.run_sync(partial(self.runtime.map, source, inputs, **options)))
 
@@ -111,7 +111,7 @@ class SyncRuntime:
         return SyncSession(self.runtime.session(name, **options), thread)
 
     def resume(self, token: str | Suspension, decisions: Any = None, **options: Any) -> ExecutionResult:
-        """Carry a suspended run on and wait for it; see `Runtime.resume`."""
+        """Resume a suspended run and wait for it; see `Runtime.resume`."""
         return self._opened().call(partial(self.runtime.resume, token, decisions, **options))
 
     def commit(self, draft: ExecutionResult | Draft | str, approve: Any = "all", **options: Any) -> CommitResult:
@@ -123,7 +123,7 @@ class SyncRuntime:
         return self._opened().call(partial(self.runtime.preflight, source, **options))
 
     def revert(self, result: ExecutionResult | CommitResult | PlanRows, **options: Any) -> RevertResult:
-        """Undo what a run or a commit has made; see `Runtime.revert`."""
+        """Undo the calls of a run or a commit; see `Runtime.revert`."""
         return self._opened().call(partial(self.runtime.revert, result, **options))
 
     def suspended_runs(self) -> list[Suspension]:
@@ -131,7 +131,7 @@ class SyncRuntime:
         return self.runtime.suspended_runs()
 
     def interrupted_runs(self) -> list[str]:
-        """Return the ids of runs that `resume` can carry on without a token; see `Runtime.interrupted_runs`."""
+        """Return the ids of runs that `resume` accepts without a token; see `Runtime.interrupted_runs`."""
         return self.runtime.interrupted_runs()
 
     def kept_sessions(self) -> list[str]:

@@ -153,13 +153,13 @@ class Agent:
         self.registry.add(inner.as_tool(agent, description) if inner is not None else agent)
 
     def blacklist(self, *names: str, origins: Iterable[Origin] | None = None) -> None:
-        """Refuse tools from now on, also in a run that has started. They stay registered."""
+        """Refuse tools from now on, even in a run that has started. They stay registered."""
         has_agents = any(tool.options.is_agent for tool in self.registry.state.tools.values())
         # The rule holds for the tools of sub-agents too, whose names are not known here.
         (self.registry.policy if has_agents else self.registry).blacklist(*names, origins=origins)
 
     def tools_for_run(self, tools: Tools = None) -> ToolRegistry:
-        """Return the tools of a run: the agent's own, or `tools` instead, and `execute_plan` and so on if enabled."""
+        """Return the tools of a run: the agent's own or `tools`, and those that are enabled, such as `execute_plan`."""
         if (now := self._given.state) is not self._followed:
             self.registry.follow(self._followed, now)
             self._followed = now
@@ -176,7 +176,7 @@ class Agent:
         return merged.freeze()
 
     def definitions(self) -> list[ToolDefinition]:
-        """Return the definitions that the model gets in a conversation that begins."""
+        """Return the definitions that the model gets at the start of a conversation."""
         return self.tools_for_run().definitions(shown_chars=self._config.shown_chars)
 
     # Run a prompt
@@ -205,7 +205,7 @@ class Agent:
     def run_sync(
         self, prompt: str | Sequence[Message], *, tools: Tools = None, context: RunContext | None = None
     ) -> ToolLoopResult:
-        """Run `run` and wait for it, in a program without an event loop.
+        """Call `run` and wait, in a program without an event loop.
 
         A `Runtime` for scripts that is not open is opened for this run alone.
 
@@ -240,7 +240,7 @@ class Agent:
         return replace(result, suspension=Turn(self._store, self.messages, tools).suspend(ident, approvals))
 
     async def revert(self, result: ToolLoopResult, *, context: RunContext | None = None) -> RevertResult:
-        """Undo what a run has made, scripts and sub-agents included; see `Runtime.revert`. The conversation stays.
+        """Undo the calls of a run, its scripts and sub-agents; see `Runtime.revert`. The conversation stays.
 
         Raises:
             UsageError: `result` is of no run, or this agent knows of nothing to revert.
@@ -256,7 +256,7 @@ class Agent:
         tools: Tools = None,
         context: RunContext | None = None,
     ) -> ToolLoopResult:
-        """Go on with a suspended conversation: make the calls that waited, as was decided, and ask the model again.
+        """Resume a suspended conversation: make the waiting calls as decided, and ask the model again.
 
         `decisions`: by the id of the pending call; a call without one waits again. In another process set `messages` to
         those of the suspended run first, and give `code_execution` a Runtime with the same `journal`.
@@ -303,7 +303,7 @@ class Agent:
             unsubscribe()
 
     def cancel(self, reason: str = "run cancelled") -> None:
-        """End the current run. It returns its result, in which every call has an answer."""
+        """End the current run, which returns its result; every call in it has an answer."""
         if self._active is not None:
             self._active.cancel(reason)
 

@@ -31,7 +31,7 @@ class ToolContent(SettingsModel):
 
 
 class AuditConfig(SettingsModel):
-    """How runs are recorded."""
+    """Settings of the audit log."""
 
     fsync: Literal["never", "checkpoint", "always"] = "checkpoint"
     """When records must have reached the disk. All of them survive a killed process. When the machine loses power,

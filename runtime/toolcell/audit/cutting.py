@@ -20,11 +20,11 @@ HEAD_CHARS: Final = 1024
 """Kept of a text that is too large."""
 
 MAX_CLEANED_BYTES: Final = 512 * 1024
-"""Of a larger content that holds something to redact, neither digest nor beginning is recorded: to clean it would keep
-the event loop."""
+"""A larger content with something to redact is recorded without digest and beginning: cleaning it would
+block the event loop."""
 
 MAX_PIECES: Final = 8
-"""Of a larger content, so many pieces are looked at closely. With more that may hold something, it counts as such."""
+"""Suspicious pieces of a larger content that are examined. With more, all of it counts as something to redact."""
 
 _Limit = Callable[[AuditConfig], int]
 

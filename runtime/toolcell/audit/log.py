@@ -51,7 +51,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class AuditLog:
-    """An append-only, hash-chained, signed log in a directory. A `Runtime` opens the log it is given; or use `with`.
+    """An append-only, hash-chained, signed log in a directory. A `Runtime` opens its log; elsewhere use `with`.
 
     Safe in several threads. Several processes may share a directory: each writes its own chain.
     """

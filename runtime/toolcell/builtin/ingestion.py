@@ -57,7 +57,7 @@ class DocumentRuntime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What came of one document."""
+    """The result of ingesting one document."""
 
     document_id: str
     chunks: int

@@ -20,7 +20,7 @@ TITLE_CHARS: Final = 80
 
 
 class Remember(ToolPackage):
-    """Documents that come from a conversation."""
+    """Tools with which a model saves texts to a store and deletes them."""
 
     package: ClassVar[str] = "remember"
     needs: ClassVar[tuple[str, ...]] = ("Store", "EmbeddingProvider")

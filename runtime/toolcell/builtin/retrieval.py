@@ -28,7 +28,7 @@ class Reranker(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retriever:
-    """How a store is searched."""
+    """Searches a store by vectors and by words."""
 
     keyword_weight: float = KEYWORD_WEIGHT
     """Weight of the search by words; that by vectors has the rest. 0 and 1 leave one of them out."""

@@ -79,7 +79,7 @@ class ScheduledCall(TypedDict, total=False):
 
 
 class Schedule(ToolPackage):
-    """Tool calls at certain times, kept in a store."""
+    """Tools with which a model schedules tool calls; a `Scheduler` makes them."""
 
     package = "schedule"
     needs = ("Store",)

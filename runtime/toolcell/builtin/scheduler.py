@@ -73,7 +73,7 @@ class PlanRuntime(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """How a scheduler behaves."""
+    """Settings of a `Scheduler`."""
 
     missed: MissedPolicy = "run_once"
     """What is done about an action that is late by more than `grace_s`, because nothing was running when it was due:
@@ -107,7 +107,7 @@ another process began.
 
 
 class Scheduler:
-    """Makes due actions of a store through a runtime: its policies, quotas and audit log hold for them."""
+    """Runs due actions of a store through a runtime, with its policies, quotas and audit log."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Scheduler:
         """This scheduler, in the history."""
 
     async def run(self, stop: anyio.Event | None = None) -> None:
-        """Make actions as they become due, until cancelled, or until `stop` is set and what was begun has ended.
+        """Run actions as they become due, until cancelled, or until `stop` is set and current runs have ended.
 
         A store that cannot be reached is tried again; what became due meanwhile is then late.
 
@@ -166,7 +166,7 @@ class Scheduler:
                     await stop.wait()
 
     async def run_due(self) -> list[ScheduledRun]:
-        """Make everything that is due now, and return the runs: those made here, and those found in doubt.
+        """Run everything that is due now, and return the runs, including those found in doubt.
 
         Raises:
             StoreError: the store cannot be read.

@@ -17,13 +17,13 @@ class AccessFlags:
 
     tokens: Annotated[
         Path | None,
-        typer.Option("--tokens", metavar="FILE", envvar="TOOLCELL_TOKENS", help="Store of `toolcell tokens`."),
+        typer.Option("--tokens", metavar="FILE", envvar="TOOLCELL_TOKENS", help="Token store of `toolcell tokens`."),
     ] = None
     oidc: Annotated[
-        str | None, typer.Option("--oidc", metavar="ISSUER", help="Take the JWTs of this issuer (https://...).")
+        str | None, typer.Option("--oidc", metavar="ISSUER", help="Accept JWTs from this issuer (https://...).")
     ] = None
     audience: Annotated[
-        str | None, typer.Option("--audience", metavar="NAME", help="What their claim aud must contain.")
+        str | None, typer.Option("--audience", metavar="NAME", help="Audience that JWTs must have (claim aud).")
     ] = None
     tls_cert: Annotated[
         Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate with its chain, PEM.")
@@ -34,7 +34,7 @@ class AccessFlags:
         typer.Option(
             "--trusted-proxies",
             metavar="ADDRESS",
-            help="A proxy, or network, whose X-Forwarded-For is true.",
+            help="A proxy, or network, whose X-Forwarded-For is trusted.",
         ),
     ] = None
 

@@ -193,7 +193,9 @@ def _default(name: str) -> str:
     value = Limits.model_fields[name].default
     if value is None:
         return ""
-    return f" Default {size(value) if name.endswith('bytes') else format(value, 'g')}."
+    return (
+        f" Default {size(value) if name.endswith('bytes') else format(value, ',' if isinstance(value, int) else 'g')}."
+    )
 
 
 _PANEL: dict[str, Any] = {"rich_help_panel": "Limits", "show_default": False}

@@ -65,10 +65,10 @@ if TYPE_CHECKING:
     from toolcell.audit import Replay
 
 
-SUMMARY = """What scripts did, provably.
+SUMMARY = """Recorded runs: list, show, search, verify, export and replay them.
 
-DIR is the directory a Runtime was given as `audit`; left out, it is $TOOLCELL_AUDIT, or ./runs. RUN is a run's id, the
-beginning of one, or `last`.
+DIR is the directory of the log (`Runtime(audit=DIR)`); the default is $TOOLCELL_AUDIT, or ./runs. RUN is a run's id,
+the beginning of one, or `last`.
 """
 
 
@@ -99,12 +99,12 @@ def list_runs(
     directory: Dir = None,
     *,
     filters: FilterFlags,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="The newest so many; 0 is all.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Show at most this many; 0 is all.")] = 50,
     key: KeyFiles = None,
     read_only: ReadOnly = False,
     as_json: AsJson = False,
 ) -> None:
-    """List runs, the newest last, each with how far it can be trusted. Older ones than shown are counted."""
+    """List runs with their trust, the newest last. Older runs are only counted."""
     wanted = filters.filter(limit)
     with opened(directory, key, read_only) as index:
         runs = index.runs(wanted)
@@ -122,7 +122,7 @@ def show(
     *,
     full: Annotated[bool, typer.Option("--full", help="Cut nothing: the whole script, values and output.")] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write one HTML file that needs nothing else.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Write one self-contained HTML file.")
     ] = None,
     key: KeyFiles = None,
     read_only: ReadOnly = False,
@@ -196,11 +196,11 @@ def grep(
     target: Annotated[list[str], typer.Argument(metavar="[DIR] PATTERN", help="The log, and what to look for.")],
     *,
     filters: FilterFlags,
-    ignore_case: Annotated[
-        bool, typer.Option("--ignore-case", "-i", help="Upper and lower case are the same.")
+    ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="Ignore case.")] = False,
+    fixed: Annotated[
+        bool, typer.Option("--fixed", "-F", help="PATTERN is plain text, not a regular expression.")
     ] = False,
-    fixed: Annotated[bool, typer.Option("--fixed", "-F", help="PATTERN is a text, not a regular expression.")] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="The first so many matches; 0 is all.")] = 200,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Show at most this many matches; 0 is all.")] = 200,
     full: Annotated[bool, typer.Option("--full", help="Show whole lines.")] = False,
     key: KeyFiles = None,
     read_only: ReadOnly = False,
@@ -208,7 +208,7 @@ def grep(
 ) -> None:
     """Search scripts, inputs, arguments, answers, output, errors and files' digests. Exits with 1 if nothing is found.
 
-    Each match has its run, how far that can be trusted, and its call.
+    Each match names its run, the run's trust, and the call.
     """
     directory, text = split_target(target)
     pattern = compile_pattern(text, fixed, ignore_case)
@@ -336,13 +336,15 @@ def tail(
     directory: Dir = None,
     *,
     filters: FilterFlags,
-    limit: Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin with the newest so many.")] = 10,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with runs as they end, until Ctrl-C.")] = False,
+    limit: Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin with this many of the newest runs.")] = 10,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep showing runs as they end, until Ctrl-C.")
+    ] = False,
     key: KeyFiles = None,
     read_only: ReadOnly = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the newest runs, and with -f those to come. With --json, one object per line."""
+    """Show the newest runs, and with -f new ones as they end. With --json, one object per line."""
     wanted = filters.filter(limit)
     with opened(directory, key, read_only) as index:
         runs = index.runs(wanted) if limit else []
@@ -449,7 +451,7 @@ def replay(
     ] = None,
     until: Annotated[int | None, typer.Option("--until", metavar="N", min=1, help="Stop at the Nth call.")] = None,
     source: Annotated[
-        Path | None, typer.Option("--source", metavar="FILE", help="Run this script in place of the recorded one.")
+        Path | None, typer.Option("--source", metavar="FILE", help="Run this script instead of the recorded one.")
     ] = None,
     inputs: Annotated[
         list[str] | None, typer.Option("--input", "-i", metavar="NAME=JSON", help="An input that was not recorded.")
@@ -459,12 +461,12 @@ def replay(
     ] = None,
     secrets: Annotated[
         list[str] | None,
-        typer.Option("--secret", metavar="NAME", help="Show the value of this environment variable in no difference."),
+        typer.Option("--secret", metavar="NAME", help="Hide the value of this environment variable in differences."),
     ] = None,
     backend: Annotated[str, typer.Option("--backend", metavar="NAME", help="process or docker.")] = "process",
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
 ) -> None:
-    """Run a script again with the answers it got: no tool is called. Exits with 1 when it does something else.
+    """Run a script again with the recorded answers, without calling tools. Exits with 1 on a difference.
 
     Seed, clock, hash seed, inputs and files are those of the recorded run.
     """

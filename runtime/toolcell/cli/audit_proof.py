@@ -62,15 +62,15 @@ def check(
         typer.Option("--witness", metavar="PLACE", help="Ask this witness: file:PATH or rfc3161:URL#PEM."),
     ] = None,
     write_head: Annotated[
-        Path | None, typer.Option("--write-head", metavar="FILE", help="Write the heads this machine knows, to keep.")
+        Path | None, typer.Option("--write-head", metavar="FILE", help="Write the heads that this machine knows.")
     ] = None,
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="A chain that is not closed is a failure, too: in use, killed or cut off."),
+        typer.Option("--strict", help="Fail also for a chain that is not closed: in use, killed or cut off."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check that a log or a receipt was not changed; exits with 5 when it was.
+    """Check that a log or a receipt was not changed. Exits with 5 if it was.
 
     Finds edits, deletions, reorderings, copies, swapped segments and wrong keys; an end that was cut off against the
     heads that this machine, --head or --witness knows. Exits with 2 when there was nothing to check, or no key to
@@ -114,8 +114,8 @@ def export(
 ) -> None:
     """Write a run to one file that can be verified on another machine with the key.
 
-    With the public key alone when the log is signed with Ed25519; by default it is not, and only its writer's HMAC key
-    will do.
+    If the log is signed with Ed25519, the public key is enough; by default it is signed with an HMAC key, which is
+    needed to verify.
     """
     directory, wanted = split_target(target)
     with opened(directory) as index:
@@ -152,7 +152,8 @@ def write_heads(log: str, path: Path) -> None:
 
 
 SignWith = Annotated[
-    Path | None, typer.Option("--sign", metavar="FILE", help="The key to sign the record with. Default: ours.")
+    Path | None,
+    typer.Option("--sign", metavar="FILE", help="The key to sign the record with. Default: the log's usual key."),
 ]
 
 
@@ -163,20 +164,20 @@ def prune(
         str | None, typer.Option("--older-than", metavar="TIME", help="Remove segments older than 90m, 30d or a date.")
     ] = None,
     keep_bytes: Annotated[
-        int | None, typer.Option("--keep-bytes", metavar="N", min=0, help="Remove the oldest beyond so much per chain.")
+        int | None, typer.Option("--keep-bytes", metavar="N", min=0, help="Keep at most this many bytes per chain.")
     ] = None,
     witness: Annotated[
         list[str] | None,
-        typer.Option("--witness", metavar="PLACE", help="Tell this witness first; without it nothing is removed."),
+        typer.Option("--witness", metavar="PLACE", help="Tell this witness first; if it fails, nothing is removed."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     sign_with: SignWith = None,
     key: KeyFiles = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove old segments of all chains that nobody else writes. A signed record says what was removed.
+    """Remove old segments of all chains that are not in use. A signed record says what was removed.
 
-    The newest segment of a chain stays, and so does whatever does not verify.
+    The newest segment of a chain stays, and so do segments that do not verify.
     """
     if older_than is None and keep_bytes is None:
         raise UsageError("say what is to go: --older-than 90d, --keep-bytes N, or both")
@@ -210,7 +211,7 @@ def keygen(
     *,
     hmac: Annotated[bool, typer.Option("--hmac", help="A shared secret instead of a pair of ")] = False,
 ) -> None:
-    """Make a key to sign with: an Ed25519 pair, FILE and FILE.pub. Files are never overwritten."""
+    """Create a signing key: an Ed25519 pair, FILE and FILE.pub. Existing files are not overwritten."""
     try:
         if hmac:
             signer: Any = HmacKey.generate()
@@ -259,21 +260,23 @@ def show_ranges(found: list[key_ranges.KeyRange]) -> None:
 
 def rotate(
     directories: Annotated[
-        list[Path] | None, typer.Argument(metavar="[DIR]...", help="Logs that are to say so.", show_default=False)
+        list[Path] | None, typer.Argument(metavar="[DIR]...", help="Logs that record the new key.", show_default=False)
     ] = None,
     *,
     file: Annotated[
-        Path | None, typer.Option("--key", "-k", metavar="FILE", help="The signing key to replace. Default: ours.")
+        Path | None,
+        typer.Option("--key", "-k", metavar="FILE", help="The signing key to replace. Default: the log's usual key."),
     ] = None,
     algorithm: Annotated[
-        Literal["hmac-sha256", "ed25519"] | None, typer.Option("--algorithm", help="Of the new key. Default: the same.")
+        Literal["hmac-sha256", "ed25519"] | None,
+        typer.Option("--algorithm", help="Algorithm of the new key. Default: the same."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Replace the signing key. In each log, a record signed with the old key names the new one.
 
-    The old key is kept as FILE.ID, to verify with. Programs that write a log now go on with the old key until they open
-    it again.
+    The old key is kept as FILE.ID, to verify with. Programs that have a log open use the old key until they open it
+    again.
     """
     path = file or default_key_path()
     old, new = key_ranges.rotate(path, directories or [default_directory()], algorithm or "")

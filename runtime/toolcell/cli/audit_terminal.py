@@ -60,12 +60,12 @@ OUTCOMES = (*map(str, Outcome), ABORTED, UNFINISHED)
 Dir = Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The log.", show_default=False)]
 DirAndRun = Annotated[list[str], typer.Argument(metavar="[DIR] RUN", help="The log and the run.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document.")]
-ReadOnly = Annotated[
-    bool, typer.Option("--read-only", help="Write nothing anywhere: read the whole log, and keep no index of it.")
-]
+ReadOnly = Annotated[bool, typer.Option("--read-only", help="Write nothing: read the whole log without an index.")]
 KeyFiles = Annotated[
     list[Path] | None,
-    typer.Option("--key", "-k", metavar="FILE", help="A key to check signatures with; repeatable. Default: ours."),
+    typer.Option(
+        "--key", "-k", metavar="FILE", help="A key to check signatures with; repeatable. Default: the log's usual key."
+    ),
 ]
 
 
@@ -135,20 +135,20 @@ class FilterFlags:
     """Flags that say which runs are meant."""
 
     since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="2026-11-21, 2026-11-21T14:30, 90m, 2d.")
+        str | None, typer.Option("--since", metavar="TIME", help="Runs since 2026-11-21, 2026-11-21T14:30, 90m, 2d.")
     ] = None
-    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="The same; runs before it.")] = None
+    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Runs before this time.")] = None
     outcome: Annotated[str | None, typer.Option("--outcome", metavar="NAME", help="ok, error, unfinished, ...")] = None
     tool: Annotated[
-        str | None, typer.Option("--tool", "-t", metavar="NAME", help="Runs that called it; may be a glob.")
+        str | None, typer.Option("--tool", "-t", metavar="NAME", help="Runs that called this tool; may be a glob.")
     ] = None
     sha256: Annotated[
         str | None, typer.Option("--sha256", metavar="HEX", help="The script's digest, or its beginning.")
     ] = None
     session: Annotated[
-        str | None, typer.Option("--session", metavar="ID", help="Thread, chat or channel, or the run above.")
+        str | None, typer.Option("--session", metavar="ID", help="Thread, chat, channel, or parent run.")
     ] = None
-    user: Annotated[str | None, typer.Option("--user", metavar="ID", help="For whom it ran.")] = None
+    user: Annotated[str | None, typer.Option("--user", metavar="ID", help="User of the run.")] = None
     trust: Annotated[
         str | None, typer.Option("--trust", metavar="NAME", help="verified, unsigned, unverified or broken.")
     ] = None

@@ -50,11 +50,11 @@ class BuiltinFlags:
     workspace: Annotated[
         str | None,
         typer.Option(
-            "--workspace", metavar="DIR", help="Of file and shell. Default: $TOOLCELL_WORKSPACE, or ./workspace."
+            "--workspace", metavar="DIR", help="For file and shell. Default: $TOOLCELL_WORKSPACE, or ./workspace."
         ),
     ] = None
     timezone: Annotated[
-        str, typer.Option("--timezone", metavar="ZONE", help="Of new schedules, such as Europe/Berlin or +07:00.")
+        str, typer.Option("--timezone", metavar="ZONE", help="For new schedules, such as Europe/Berlin or +07:00.")
     ] = "UTC"
 
     def with_tools(self, registry: ToolRegistry | None, backend: str = "process") -> ToolRegistry | None:

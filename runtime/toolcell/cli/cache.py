@@ -14,9 +14,9 @@ from toolcell.cli.terminal import print_json, reporting, safe, size, stdout
 from toolcell.sandbox.process import cache_entries
 from toolcell.support import parse_time
 
-SUMMARY = """What the process backend keeps on this machine: package environments, and copies of interpreters.
+SUMMARY = """Cached package environments and interpreters of the process backend.
 
-The place is $XDG_CACHE_HOME/toolcell, by default ~/.cache/toolcell. What is missing is made again.
+The place is $XDG_CACHE_HOME/toolcell, by default ~/.cache/toolcell. Removed entries are built again when needed.
 """
 
 EPILOG = f"Exit status: {exits.OK} success, {exits.UNAVAILABLE} the cache cannot be used."
@@ -33,7 +33,7 @@ def register(app: typer.Typer, name: str) -> None:
 
 
 def list_entries(as_json: AsJson = False) -> None:
-    """List entries with their size and last use, the last used first. A file of several entries counts once."""
+    """List entries with their size and last use, the most recently used first. A shared file counts once."""
     cache = cache_entries.default_cache()
     found = cache_entries.entries(cache)
     total = sum(entry.size_bytes for entry in found)
@@ -72,7 +72,7 @@ def prune(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove what was not used for longest. What a running process uses stays."""
+    """Remove the least recently used entries. Those that a running process uses stay."""
     unused_s = time.time() - parse_time(older_than) / 1e9 if older_than is not None else None
     cache = cache_entries.default_cache()
     bound = cache_entries.MAX_BYTES if max_bytes is None else max_bytes

@@ -57,7 +57,7 @@ def register(app: typer.Typer, name: str) -> None:
 def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Write the results as one JSON document.")] = False,
 ) -> None:
-    """Watch a model's script call three tools from inside a sandbox, and two attacks fail."""
+    """Show a script that calls three tools from a sandbox, and two attacks that fail."""
     results = run_watched(_run_all)
     scripted, attacks = results[0], dict(zip(ATTACKS, results[1:], strict=True))
     held = scripted.ok and not any(result.ok for result in attacks.values())

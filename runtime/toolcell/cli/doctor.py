@@ -54,11 +54,11 @@ def doctor(
     profile: Annotated[Profile, typer.Option("--profile", help="The profile that must run.")] = "full",
     ray: Annotated[
         str | None,
-        typer.Option("--ray", metavar="ADDRESS", help="Look at the nodes of this Ray cluster; auto finds it."),
+        typer.Option("--ray", metavar="ADDRESS", help="Check the nodes of this Ray cluster; auto finds it."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
 ) -> None:
-    """Say which isolation layers are live here, why others are not, and how to get them."""
+    """Show which isolation layers work here, why others do not, and how to get them."""
     if ray is not None:
         cluster = doctor_ray.examine(ray, required_layers(require))
         doctor_ray.show(cluster, as_json)

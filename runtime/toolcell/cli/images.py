@@ -20,7 +20,7 @@ from toolcell.sandbox.docker.images import ImageRef, build, check, debian_base, 
 SUMMARY = """Build, list and check images for `backend="docker"`.
 
 Images are built on this machine and never pulled: an interpreter of your choice with the guest of this installation.
-The engine is the one at $DOCKER_HOST, which may be Podman's socket, else the local Docker daemon.
+The engine is the one at $DOCKER_HOST, which may be Podman's socket, or else the local Docker daemon.
 """
 
 EPILOG = f"Exit status: {exits.OK} success, {exits.UNAVAILABLE} there is no engine, or an image is missing or unusable."
@@ -57,7 +57,7 @@ def build_image(
             "--package",
             "-p",
             metavar="REQUIREMENT",
-            help="Also build the image for Runtime(packages=...); with --service: that its scripts may import.",
+            help="Also build the image for Runtime(packages=...); with --service, a package for its scripts.",
         ),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Repeat every step instead of using cached stages.")] = False,
@@ -94,7 +94,7 @@ def build_image(
 
 
 def list_images(as_json: AsJson = False) -> None:
-    """List sandbox images with their contents and sizes, and what the engine keeps for quick builds."""
+    """List sandbox images with their contents and sizes, and the engine's build cache."""
     with engine() as client:
         found, kept = reference.list_images(client), reference.list_build_images(client)
     if as_json:
@@ -111,15 +111,13 @@ def list_images(as_json: AsJson = False) -> None:
 
 
 def check_images(
-    image: Annotated[
-        list[str] | None, typer.Argument(metavar="[IMAGE...]", help="Tags; all images when left out.")
-    ] = None,
+    image: Annotated[list[str] | None, typer.Argument(metavar="[IMAGE...]", help="Tags. Default: all images.")] = None,
     runtime: Annotated[
         str | None, typer.Option(metavar="NAME", help="Start them with this runtime, for example runsc.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start each image once and check its guest, its user, and what could be misused."""
+    """Start each image once and check its guest, its user, and that it has nothing to misuse."""
 
     def work(watch: Watch) -> list[tuple[ImageRef, list[str]]]:
         with engine() as client:

@@ -39,7 +39,7 @@ class FolderFlags:
     mounts: Annotated[
         list[Path] | None,
         typer.Option(
-            "--mount", metavar="DIR", help="A folder of which each notebook gets a copy, under its last name."
+            "--mount", metavar="DIR", help="Copy this folder into each notebook's workspace, under its base name."
         ),
     ] = None
     save: Annotated[
@@ -71,19 +71,21 @@ def register(app: typer.Typer, name: str) -> None:
 def install(
     context: typer.Context,
     *,
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="By which notebooks name it.")] = "toolcell",
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name in notebook files.")] = "toolcell",
     display_name: Annotated[
-        str | None, typer.Option("--display-name", metavar="TEXT", help="By which people choose it.")
+        str | None, typer.Option("--display-name", metavar="TEXT", help="Name shown in menus.")
     ] = None,
-    user: Annotated[bool, typer.Option("--user", help="For this user, and not in this Python environment.")] = False,
+    user: Annotated[
+        bool, typer.Option("--user", help="Install for this user, not in this Python environment.")
+    ] = False,
     files: FolderFlags,
     settings: RuntimeFlags,
     builtins: BuiltinFlags,
     limits: Limits,
 ) -> None:
-    """Install the kernel: its packages are fetched, a sandbox is started once, and Jupyter is told.
+    """Install the kernel: fetch its packages, start a sandbox once, and register it with Jupyter.
 
-    Limits are those of each cell. Memory, disk and processes are those of the notebook.
+    Limits apply to each cell; memory, disk and processes to the whole notebook.
     """
     from toolcell.kernel import spec
     from toolcell.kernel.cells import Cells

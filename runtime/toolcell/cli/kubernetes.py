@@ -21,7 +21,7 @@ The cluster needs agent-sandbox (kubernetes-sigs/agent-sandbox) with its extensi
 
 EPILOG = f"Exit status: {exits.OK} a sandbox started, {exits.UNAVAILABLE} none did."
 
-Pool = Annotated[str, typer.Option("--pool", metavar="NAME", help="Of the SandboxWarmPool and its template.")]
+Pool = Annotated[str, typer.Option("--pool", metavar="NAME", help="Name of the SandboxWarmPool and its template.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document.")]
 
 
@@ -35,17 +35,17 @@ def register(app: typer.Typer, name: str) -> None:
 
 def manifest(
     image: Annotated[
-        str, typer.Option(metavar="IMAGE", help="As `toolcell images build --service` makes it, in your registry.")
+        str, typer.Option(metavar="IMAGE", help="The image of `toolcell images build --service`, in your registry.")
     ],
     pool: Pool = "toolcell",
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Of pods and caller.")] = "default",
-    replicas: Annotated[int, typer.Option(min=0, help="Pods that are kept warm.")] = 2,
-    sandboxes: Annotated[int, typer.Option(min=1, help="In one pod at the same time.")] = 1,
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Namespace of pods and caller.")] = "default",
+    replicas: Annotated[int, typer.Option(min=0, help="Pods kept warm.")] = 2,
+    sandboxes: Annotated[int, typer.Option(min=1, help="Sandboxes in one pod at the same time.")] = 1,
     memory: Annotated[
-        int | None, typer.Option(metavar="SIZE", parser=parse_size, help="Limits.memory_bytes of runs, at most.")
+        int | None, typer.Option(metavar="SIZE", parser=parse_size, help="Largest memory_bytes of a run.")
     ] = None,
     disk: Annotated[
-        int | None, typer.Option(metavar="SIZE", parser=parse_size, help="Limits.disk_bytes of runs, at most.")
+        int | None, typer.Option(metavar="SIZE", parser=parse_size, help="Largest disk_bytes of a run.")
     ] = None,
     cpus: Annotated[float, typer.Option(min=0.01, max=1024, help="Processors of a pod.")] = 1.0,
     runtime_class: Annotated[
@@ -54,7 +54,9 @@ def manifest(
     connect: Annotated[
         Literal["exec", "port"], typer.Option(help="How callers reach the pods; port: from inside the cluster only.")
     ] = "exec",
-    service_account: Annotated[str, typer.Option("--service-account", help="Of the caller.")] = "default",
+    service_account: Annotated[
+        str, typer.Option("--service-account", help="Service account of the caller.")
+    ] = "default",
     as_json: AsJson = False,
 ) -> None:
     """Write the template, the warm pool and the caller's rights: `... | kubectl apply -f -`."""
@@ -93,16 +95,17 @@ def _limits(memory: int | None, disk: int | None) -> Limits:
 def check(
     pool: Pool = "toolcell",
     namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", help="Of the pool [default: that of the context].")
+        str | None, typer.Option("--namespace", "-n", help="Namespace of the pool [default: that of the context].")
     ] = None,
-    context: Annotated[str | None, typer.Option(help="Of the kubeconfig.")] = None,
+    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
     connect: Annotated[Literal["exec", "port"], typer.Option(help="How to reach the pods.")] = "exec",
     without: Annotated[
-        list[str] | None, typer.Option("--without", metavar="LAYER", help="Do not require it: landlock under gVisor.")
+        list[str] | None,
+        typer.Option("--without", metavar="LAYER", help="Do not require this layer: landlock under gVisor."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start a sandbox in a pod of the pool, run a script in it, and say which isolation it had."""
+    """Start a sandbox in a pod of the pool, run a script in it, and show its isolation."""
     if unknown := sorted(set(without or ()) - CONTAINER_LAYERS):
         raise UsageError(f"--without {unknown[0]!r}: the layers are {', '.join(sorted(CONTAINER_LAYERS))}")
     found = anyio.run(_check, pool, namespace, context, connect, frozenset(without or ()))

@@ -37,19 +37,19 @@ class HttpFlags:
     """Flags of a server over HTTP."""
 
     http: Annotated[
-        str | None, typer.Option("--http", metavar="HOST:PORT", help="Serve over HTTP there, instead of stdio.")
+        str | None, typer.Option("--http", metavar="HOST:PORT", help="Serve over HTTP instead of stdio.")
     ] = None
     token_file: Annotated[
         Path | None,
         typer.Option(
-            "--token-file", metavar="FILE", help=f"With the bearer token that clients need; or ${TOKEN_VARIABLE}."
+            "--token-file", metavar="FILE", help=f"File with the bearer token that clients need; or ${TOKEN_VARIABLE}."
         ),
     ] = None
     allow_host: Annotated[
-        list[str] | None, typer.Option("--allow-host", metavar="HOST", help="A Host header that is right here, too.")
+        list[str] | None, typer.Option("--allow-host", metavar="HOST", help="Another Host header to accept.")
     ] = None
     allow_origin: Annotated[
-        list[str] | None, typer.Option("--allow-origin", metavar="URL", help="A web page's origin that may call.")
+        list[str] | None, typer.Option("--allow-origin", metavar="URL", help="Origin of a web page that may connect.")
     ] = None
 
     def check_unused(self) -> None:
@@ -98,14 +98,14 @@ def register(app: typer.Typer, name: str) -> None:
 
 def mcp(
     action: Annotated[
-        Literal["serve", "login"], typer.Argument(help="login: log in at the servers of --mcp and --mcp-config.")
+        Literal["serve", "login"], typer.Argument(help="login: log in to the servers of --mcp and --mcp-config.")
     ] = "serve",
     *,
     session: Annotated[
         bool, typer.Option("--session", help="Keep variables and files between the scripts of a client.")
     ] = False,
     expose_tools: Annotated[
-        bool, typer.Option("--expose-tools", help="List each tool for the client too, beside execute_code.")
+        bool, typer.Option("--expose-tools", help="Also offer each tool to the client, beside execute_code.")
     ] = False,
     over_http: HttpFlags,
     settings: RuntimeFlags,
@@ -115,7 +115,7 @@ def mcp(
 ) -> None:
     """Serve execute_code and the tools to an MCP client, over stdin and stdout, or to many over HTTP.
 
-    What tools print goes to stderr. The server ends when its client closes stdin, and at SIGTERM and Ctrl-C.
+    Output of tools goes to stderr. The server ends when its client closes stdin, and at SIGTERM and Ctrl-C.
     """
     if importlib.util.find_spec("mcp") is None:
         raise UsageError("toolcell mcp needs the MCP SDK: pip install 'toolcell[mcp]'")

@@ -58,7 +58,7 @@ class McpFlags:
     ] = None
     mcp_approve: Annotated[
         Literal["destructive", "all", "none"],
-        typer.Option("--mcp-approve", help="Which calls need approval; where nobody can give it, they are refused."),
+        typer.Option("--mcp-approve", help="Which calls need approval; refused where nobody can approve."),
     ] = "destructive"
 
     def servers(self) -> dict[str, dict[str, Any]]:

@@ -47,7 +47,7 @@ def register(app: typer.Typer, name: str) -> None:
 def repl(
     *,
     history: Annotated[
-        Path | None, typer.Option("--history", metavar="FILE", help="Where to keep what was typed.")
+        Path | None, typer.Option("--history", metavar="FILE", help="Where to save the input history.")
     ] = None,
     output_dir: Annotated[
         Path | None, typer.Option("--output-dir", "-o", metavar="DIR", help="Where to save the files scripts return.")
@@ -56,9 +56,9 @@ def repl(
     builtins: BuiltinFlags,
     limits: Limits,
 ) -> None:
-    """Type Python into a sandbox that stays, with the tools as its only way out.
+    """Type Python into a sandbox that keeps its state, with the tools as its only way out.
 
-    The limits are those of each script, and of the sandbox as a whole for memory, disk and processes.
+    Limits apply to each script; memory, disk and processes to the sandbox as a whole.
     """
     if not sys.stdin.isatty():
         raise UsageError("toolcell repl needs a terminal; for a script from a file or a pipe there is toolcell run")

@@ -89,15 +89,15 @@ class RuntimeFlags:
     ] = None
     backend: Annotated[str, typer.Option("--backend", metavar="NAME", help="process or docker.")] = "process"
     image: Annotated[
-        str | None, typer.Option("--image", metavar="IMAGE", help="Image of the container, with --backend docker.")
+        str | None, typer.Option("--image", metavar="IMAGE", help="Container image, with --backend docker.")
     ] = None
     runtime: Annotated[
         str | None,
-        typer.Option("--runtime", metavar="NAME", help="What runs the container, with --backend docker: runsc."),
+        typer.Option("--runtime", metavar="NAME", help="Container runtime, such as runsc, with --backend docker."),
     ] = None
     mode: Annotated[
         Literal["single", "forked"] | None,
-        typer.Option("--mode", help="A container for each sandbox, or one for many; with --backend docker."),
+        typer.Option("--mode", help="A container for each sandbox, or one for many, with --backend docker."),
     ] = None
     allow: Annotated[
         list[str] | None,
@@ -108,18 +108,18 @@ class RuntimeFlags:
         typer.Option(
             "--allow-secret",
             metavar="HOST=HEADER: {NAME}",
-            help="A header for requests there; {NAME} is a variable of the environment that the script never sees.",
+            help="A header for requests to HOST; {NAME} is an environment variable that the script never sees.",
         ),
     ] = None
-    lint: Annotated[LintProfile, typer.Option("--lint", help="Refuse code early, by reading it. Not isolation.")] = (
+    lint: Annotated[LintProfile, typer.Option("--lint", help="Refuse some Python before it runs. Not isolation.")] = (
         "off"
     )
     check_types: Annotated[
         CheckTypes | None,
-        typer.Option("--check-types", help="Check the script's types first: warn of what is wrong, or refuse it."),
+        typer.Option("--check-types", help="Check the script's types first: warn of mistakes, or refuse it."),
     ] = None
     profile: Annotated[
-        Profile, typer.Option("--profile", help="How to isolate; container is for places that allow no namespaces.")
+        Profile, typer.Option("--profile", help="How to isolate; container is for containers without namespaces.")
     ] = "full"
     require: Annotated[
         str | None, typer.Option("--require", metavar="LAYER,...", help="Isolation layers that must be live.")
@@ -132,14 +132,14 @@ class RuntimeFlags:
     ] = None
     witness: Annotated[
         list[str] | None,
-        typer.Option("--witness", metavar="PLACE", help="Show the log's heads to file:PATH or rfc3161:URL#PEM."),
+        typer.Option("--witness", metavar="PLACE", help="Send the log's heads to file:PATH or rfc3161:URL#PEM."),
     ] = None
     require_witness: Annotated[
-        bool, typer.Option("--require-witness", help="Run nothing while a witness does not keep them.")
+        bool, typer.Option("--require-witness", help="Run nothing while a witness does not accept them.")
     ] = False
     otel: Annotated[
         Literal["otlp", "console"] | None,
-        typer.Option("--otel", help="Make OpenTelemetry spans of the run; otlp obeys $OTEL_EXPORTER_OTLP_ENDPOINT."),
+        typer.Option("--otel", help="Export OpenTelemetry spans; otlp uses $OTEL_EXPORTER_OTLP_ENDPOINT."),
     ] = None
 
     def options(self, builtins: BuiltinFlags) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def run(
         str | None, typer.Option("--code", "-c", metavar="CODE", help="The script itself, instead of a file.")
     ] = None,
     inputs: Annotated[
-        list[str] | None, typer.Option("--input", "-i", metavar="NAME=JSON", help="A name in the script's namespace.")
+        list[str] | None, typer.Option("--input", "-i", metavar="NAME=JSON", help="A variable of the script.")
     ] = None,
     put_files: Annotated[
         list[str] | None,
@@ -216,7 +216,7 @@ def run(
 ) -> None:
     """Run a script in a fresh sandbox and show its result.
 
-    What the script prints goes where it was printed, its result to stdout, everything about the run to stderr.
+    The script's output goes to stdout and stderr, its result to stdout, everything else to stderr.
     --tools, --input, --file, --packages and --preload may be given several times; lists of packages and modules may
     also be separated by commas.
     """

@@ -30,8 +30,8 @@ from toolcell.support import one_line
 
 SUMMARY = """Tool calls at certain times.
 
-A model or a script schedules them with the built-in package schedule. `toolcell schedule run` makes what is due; any
-number of processes may do so, also on one machine: each due time is made at most once.
+A model or a script schedules them with the built-in package schedule. `toolcell schedule run` runs the actions that are
+due, in any number of processes: each runs at most once per due time.
 """
 MAX_DETAIL_CHARS = 100
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
@@ -54,11 +54,13 @@ class SchedulerFlags:
     missed: Annotated[
         MissedPolicy, typer.Option("--missed", metavar="run_once|skip", help="What to do about an action that is late.")
     ] = "run_once"
-    grace_s: Annotated[float, typer.Option("--grace-s", help="How late an action may be without being missed.")] = 60.0
-    jitter_s: Annotated[float, typer.Option("--jitter-s", help="Make each action up to so much later.")] = 0.0
-    lease_s: Annotated[float, typer.Option("--lease-s", help="When a run of a process that died is in doubt.")] = 60.0
-    poll_s: Annotated[float, typer.Option("--poll-s", help="How often to look for what is due.")] = 5.0
-    concurrency: Annotated[int, typer.Option("--concurrency", help="Actions that are made at once.")] = 4
+    grace_s: Annotated[float, typer.Option("--grace-s", help="Seconds that an action may be late.")] = 60.0
+    jitter_s: Annotated[float, typer.Option("--jitter-s", help="Delay each run by up to this many seconds.")] = 0.0
+    lease_s: Annotated[
+        float, typer.Option("--lease-s", help="Seconds after which a dead process's run is in doubt.")
+    ] = 60.0
+    poll_s: Annotated[float, typer.Option("--poll-s", help="Seconds between two looks at the store.")] = 5.0
+    concurrency: Annotated[int, typer.Option("--concurrency", help="Actions that run at once.")] = 4
 
     def config(self) -> SchedulerConfig:
         """Return the settings.
@@ -88,11 +90,11 @@ def list_actions(store: StorePlace = None, as_json: AsJson = False) -> None:
 def history(
     store: StorePlace = None,
     *,
-    status: Annotated[RunStatus | None, typer.Option("--status", help="Only runs that are so.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="The latest so many.")] = 50,
+    status: Annotated[RunStatus | None, typer.Option("--status", help="Only runs with this status.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="Show at most this many.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """List what was made of due actions, the latest first. A run's id is also that of its record in the audit log."""
+    """List runs of due actions, the latest first. A run has the same id in the audit log."""
     runs = _ask(store, lambda opened: opened.list_runs(status=status or "", limit=limit))
     if as_json:
         print_json([asdict(each) for each in runs])
@@ -105,7 +107,7 @@ def history(
 
 
 def run(
-    once: Annotated[bool, typer.Option("--once", help="Make what is due now, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Run the actions that are due now, and end.")] = False,
     *,
     scheduling: SchedulerFlags,
     settings: RuntimeFlags,
@@ -113,10 +115,10 @@ def run(
     limits: Limits,
     as_json: Annotated[bool, typer.Option("--json", help="Write one line of JSON for each run.")] = False,
 ) -> None:
-    """Make scheduled actions when they are due, with the tools given by --tools and --builtin.
+    """Run scheduled actions when they are due, with the tools of --tools and --builtin.
 
-    Ctrl-C waits for what was begun; a second one cuts it short, which is in doubt then. With --once the exit status is
-    1 if a run failed or is in doubt.
+    Ctrl-C waits for current runs; a second one ends them, and they are then in doubt. With --once the exit status is 1
+    if a run failed or is in doubt.
     """
     config = scheduling.config()
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():

@@ -33,7 +33,7 @@ class TenantFlags:
         list[str] | None, typer.Option("--packages", "-p", metavar="NAME", help="A package that scripts may import.")
     ] = None
     preload: Annotated[
-        list[str] | None, typer.Option("--preload", metavar="MODULE", help="Imported before a script starts.")
+        list[str] | None, typer.Option("--preload", metavar="MODULE", help="A module imported before a script starts.")
     ] = None
     backend: Annotated[str | None, typer.Option("--backend", metavar="NAME", help="process or docker.")] = None
     audit: Annotated[
@@ -67,12 +67,12 @@ def serve(
         Path | None, typer.Option("--config", "-c", metavar="FILE", help="Settings of service and tenants, as TOML.")
     ] = None,
     host: Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Where to listen.")] = None,
-    port: Annotated[int | None, typer.Option("--port", metavar="PORT", help="0 is any free one.")] = None,
+    port: Annotated[int | None, typer.Option("--port", metavar="PORT", help="Port; 0 is any free one.")] = None,
     state: Annotated[
-        Path | None, typer.Option("--state", metavar="DIR", help="Folder of what outlives the service.")
+        Path | None, typer.Option("--state", metavar="DIR", help="Folder for suspended runs and sessions.")
     ] = None,
     drain_s: Annotated[
-        float | None, typer.Option("--drain-s", metavar="SECONDS", help="What runs may take to finish at SIGTERM.")
+        float | None, typer.Option("--drain-s", metavar="SECONDS", help="Time for current runs to finish at SIGTERM.")
     ] = None,
     tenants: TenantFlags,
     builtins: BuiltinFlags,
@@ -80,10 +80,10 @@ def serve(
     access: AccessFlags,
     limits: Limits,
 ) -> None:
-    """Serve /v1/execute, sessions, runs and tools over HTTP. Flags stand above the settings of --config.
+    """Serve /v1/execute, sessions, runs and tools over HTTP. Flags override the settings of --config.
 
-    On 127.0.0.1 programs of this machine are let in. With --tokens or --oidc, callers have to say who they are; without
-    them, the service listens nowhere else. SIGTERM lets runs finish; a second one ends the service at once.
+    On 127.0.0.1, local programs need no token. To listen on another address, the service needs --tokens or --oidc.
+    SIGTERM lets runs finish; a second one ends the service at once.
     """
     if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
         raise UsageError("toolcell serve needs its web server: pip install 'toolcell[service]'")

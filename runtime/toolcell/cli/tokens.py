@@ -19,14 +19,16 @@ from toolcell.errors import UsageError
 from toolcell.service.principal import Scope
 from toolcell.service.tokens import IssuedToken, TokenDatabase, TokenRecord
 
-SUMMARY = "Tokens with which callers of `toolcell serve --tokens FILE` say who they are."
+SUMMARY = "Tokens that identify callers of `toolcell serve --tokens FILE`."
 
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 File = Annotated[
     Path, typer.Option("--tokens", "-f", metavar="FILE", envvar="TOOLCELL_TOKENS", help="The store: an SQLite file.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
-Id = Annotated[str, typer.Argument(metavar="ID", help="As `tokens list` shows it: the part between the two `_`.")]
+Id = Annotated[
+    str, typer.Argument(metavar="ID", help="The token's id, as in `tokens list`: the part between the two `_`.")
+]
 
 
 def register(app: typer.Typer, name: str) -> None:
@@ -38,7 +40,9 @@ def register(app: typer.Typer, name: str) -> None:
 
 
 def create(
-    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Whose runs, sessions and files it is for.")],
+    tenant: Annotated[
+        str, typer.Argument(metavar="TENANT", help="The tenant whose runs, sessions and files it gives access to.")
+    ],
     *,
     tokens: File,
     scope: Annotated[list[Scope] | None, typer.Option("--scope", "-s", help="May be given more than once.")] = None,
@@ -46,7 +50,7 @@ def create(
     expires: Annotated[str, typer.Option("--expires", metavar="TIME", help="90d, 12h, 30m, 45s, or never.")] = "90d",
     as_json: AsJson = False,
 ) -> None:
-    """Make a token and print it. It cannot be shown again. Without --scope it may execute and read."""
+    """Create a token and print it. It cannot be shown again. Without --scope it may execute and read."""
     with _opened(tokens) as store:
         scopes = scope or [Scope.EXECUTE, Scope.READ]
         issued = store.create(tenant, scopes, name=name, lifetime_s=None if expires == "never" else seconds(expires))
@@ -59,7 +63,7 @@ def show_list(
     tokens: File,
     as_json: AsJson = False,
 ) -> None:
-    """List the tokens: whose they are, what they allow, until when, and when they were used last."""
+    """List the tokens with tenant, scopes, expiry and last use."""
     with _opened(tokens, must_exist=True) as store:
         records, now = store.list(tenant), store.now()
     if as_json:
@@ -78,7 +82,7 @@ def show_list(
 
 
 def revoke(token_id: Id, *, tokens: File, as_json: AsJson = False) -> None:
-    """End a token now. Services that run notice at its next request."""
+    """Revoke a token now. Running services refuse it from its next request on."""
     with _opened(tokens, must_exist=True) as store:
         record = store.revoke(token_id)
     if as_json:
@@ -92,11 +96,11 @@ def rotate(
     *,
     tokens: File,
     overlap: Annotated[
-        str, typer.Option("--overlap", metavar="TIME", help="How long the old one goes on: 24h, 30m, 0s.")
+        str, typer.Option("--overlap", metavar="TIME", help="How long the old token stays valid: 24h, 30m, 0s.")
     ] = "24h",
     as_json: AsJson = False,
 ) -> None:
-    """Make a token in place of another and print it: same tenant, name and scopes, and it lives as long."""
+    """Replace a token and print the new one, with the same tenant, name, scopes and lifetime."""
     with _opened(tokens, must_exist=True) as store:
         issued = store.rotate(token_id, overlap_s=seconds(overlap))
     _show_issued(issued, as_json)

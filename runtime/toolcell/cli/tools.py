@@ -33,7 +33,7 @@ class Format(enum.StrEnum):
     PYTHON = "python"
 
 
-SUMMARY = """Tools as a model would see them, and saved scripts that call them.
+SUMMARY = """Tools as a model sees them, and saved scripts that call them.
 
 `toolcell tools FILE` lists the tools of a file or module; `toolcell tools check DIR --tools FILE` says which saved
 scripts they would break.
@@ -84,10 +84,10 @@ def tools(
         Format.TABLE
     ),
     detail: Annotated[str, typer.Option(help="Plain text instead: names, signatures or full.")] = "",
-    limit: Annotated[int, typer.Option(help="With search: most tools to list.")] = FOUND,
+    limit: Annotated[int, typer.Option(help="With search: list at most this many.")] = FOUND,
     as_json: Annotated[bool, typer.Option("--json", help="Write name, description and schema as JSON.")] = False,
 ) -> None:
-    """List the tools of a file or module as a model would see them.
+    """List the tools of a file or module as a model sees them.
 
     A source is a Python file or a module name; it may hold a ToolRegistry (FILE:NAME picks one of several), tools, or
     plain functions, whose signatures and docstrings then say what they take. The word builtin stands for the packages

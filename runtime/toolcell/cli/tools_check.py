@@ -17,15 +17,15 @@ from toolcell.tools import SavedScript, ToolRegistry, load_scripts
 
 
 def check(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that registry.save_script has written.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of registry.save_script.")],
     sources: Annotated[
-        list[str], typer.Option("--tools", metavar="FILE|MODULE", help="Today's tools. Can be given more than once.")
+        list[str], typer.Option("--tools", metavar="FILE|MODULE", help="The current tools; repeatable.")
     ],
-    every: Annotated[bool, typer.Option("--all-versions", help="Check old versions too, not the latest only.")] = False,
-    is_strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for scripts that may break, too.")] = False,
+    every: Annotated[bool, typer.Option("--all-versions", help="Check old versions too, not only the latest.")] = False,
+    is_strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 also for scripts that may break.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
 ) -> None:
-    """Check saved scripts against today's tools: removed tools, parameters, types, and what is done with results.
+    """Check saved scripts against the current tools: removed tools, parameters, types, and use of results.
 
     A script breaks when a call in it cannot succeed or has a wrong type; it may break when a tool that it calls has
     changed in a way that can matter; otherwise it is changed, or ok. Scripts are read and type-checked in sandboxes.

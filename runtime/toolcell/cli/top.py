@@ -63,16 +63,16 @@ def register(app: typer.Typer, name: str) -> None:
 
 
 def top(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Of the service.")] = "http://127.0.0.1:8700",
+    url: Annotated[str, typer.Argument(metavar="URL", help="Address of the service.")] = "http://127.0.0.1:8700",
     *,
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", metavar="FILE", help=f"Has the token; otherwise ${TOKEN} has it.")
+        Path | None, typer.Option("--token-file", metavar="FILE", help=f"File with the token. Default: ${TOKEN}.")
     ] = None,
     interval_s: Annotated[float, typer.Option("--interval-s", metavar="SECONDS", min=0.1, max=3600)] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Show it once and end, after one interval.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show it once, after one interval.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write it once, as JSON.")] = False,
 ) -> None:
-    """Show what a service does now, until Ctrl+C. A token that may read shows its tenant, one with operator all."""
+    """Show what a service does, until Ctrl-C. A token with the scope read shows its tenant, with operator all."""
     source = Source(url, token_of(token_file))
     earlier = source.read()
     if once or as_json or not stdout().is_terminal:

@@ -29,11 +29,11 @@ def register(app: typer.Typer, name: str) -> None:
 def ui(
     directory: Dir = None,
     *,
-    port: Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="0 is any free one.")] = 0,
+    port: Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="Port; 0 is any free one.")] = 0,
     key: KeyFiles = None,
     read_only: ReadOnly = False,
     backend: Annotated[
-        str, typer.Option("--backend", metavar="NAME", help="Of replays: process or docker.")
+        str, typer.Option("--backend", metavar="NAME", help="Backend of replays: process or docker.")
     ] = "process",
 ) -> None:
     """Show the runs of a log in a browser: scripts, calls, output, limits, and whether the log was changed.

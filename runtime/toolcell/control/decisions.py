@@ -23,7 +23,7 @@ Edit = Modify
 
 @dataclass(frozen=True, slots=True)
 class AlreadyMade:
-    """The call in doubt was made, and this is its result. It is not made again."""
+    """The call in doubt was made, and this is its result. It is not repeated."""
 
     value: Any = None
 

@@ -138,7 +138,7 @@ class DryRuns:
         return rows, commit.results
 
     def waiting(self) -> list[Draft]:
-        """Return the drafts that this runtime's dry runs have made and that can be committed, the oldest first."""
+        """Return the drafts of this runtime's dry runs that can be committed, the oldest first."""
         from toolcell.control.kept_drafts import check_uncommitted
 
         found = []

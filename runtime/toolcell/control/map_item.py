@@ -20,7 +20,7 @@ UNDECIDED: Final = frozenset({Outcome.UNAVAILABLE, Outcome.LOST, Outcome.CANCELL
 
 @dataclass(frozen=True, slots=True)
 class MapItem:
-    """What became of one input."""
+    """The result for one input of `Runtime.map`."""
 
     index: int
     """Number of the input, from 0."""
@@ -48,7 +48,7 @@ class MapItem:
 
     @property
     def in_doubt(self) -> tuple[PendingCall, ...]:
-        """Calls that had started when their host ended: nobody knows what came of them, and none was made again."""
+        """Calls that had started when their host ended. Their results are unknown, and they were not repeated."""
         calls = self.suspension.calls if self.suspension is not None else ()
         return tuple(call for call in calls if call.reason == IN_DOUBT)
 

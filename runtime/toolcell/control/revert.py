@@ -41,7 +41,7 @@ def made_by(reverts: Reverts, given: ExecutionResult | CommitResult | PlanRows) 
 async def revert(
     runs: Runs, reverts: Reverts, result: ExecutionResult | CommitResult | PlanRows, context: RunContext | None
 ) -> RevertResult:
-    """Undo what a run or a commit has made; see `Runtime.revert`."""
+    """Undo the calls of a run or a commit; see `Runtime.revert`."""
     runs.check_open()
     made = made_by(reverts, result)
     with runs.observed(context or RunContext(run_id=os.urandom(16).hex()), "revert") as run:

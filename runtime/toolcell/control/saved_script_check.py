@@ -54,7 +54,7 @@ class ScriptFinding:
 
 @dataclass(frozen=True, slots=True)
 class ScriptReport:
-    """What was found about one version of a script."""
+    """The findings for one version of a saved script."""
 
     name: str
     version: int

@@ -47,7 +47,7 @@ class ScriptChecks:
     async def preflight(
         self, source: str, tools: CallableTools, limits: Limits | None = None, context: RunContext | None = None
     ) -> Preflight:
-        """Return the calls that a script can make, as far as they are written out. It is read in a sandbox; none runs.
+        """Return the calls that are written out in a script. It is parsed in a sandbox and does not run.
 
         It counts as a run for the quotas of `context`.
 

@@ -26,7 +26,7 @@ WAITS: Final = "it waits for a decision"
 
 
 class PlanRows(list[dict[str, Any]]):
-    """What came of each step of a plan, in order."""
+    """The rows of a plan, one for each step, in order."""
 
     def __init__(self, rows: Iterable[dict[str, Any]], run_id: str, journal_id: str) -> None:
         super().__init__(rows)

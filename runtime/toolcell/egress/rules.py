@@ -37,7 +37,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class Allow:
-    """Requests to one host, or to those below a name. With a wildcard: `*.example.com` is every host below it."""
+    """A rule that allows requests to one host, or with a wildcard (`*.example.com`) to all hosts below a name."""
 
     host: str
     """A name or an address; `http://` before it allows requests that everybody on the way can read."""

@@ -66,7 +66,7 @@ def framework_tool(
     source: Any = None,
     **options: Any,
 ) -> ToolSpec:
-    """Return a framework's tool as one of ours, for `tools_with`.
+    """Convert a framework's tool, for `tools_with`.
 
     `parameters` is the JSON Schema of its arguments; None takes any. `call` gets them checked; a synchronous one runs
     in a worker thread. `shows`: exceptions whose text the framework means for the model; of others a script sees only
@@ -125,7 +125,7 @@ def pictures(result: ExecutionResult) -> tuple[Image, ...]:
 
 
 class RuntimeOwner:
-    """The runtime of an adapter: one that the program opened and closes, or one of the adapter's own.
+    """The runtime of an adapter: the program's, which opens and closes it, or the adapter's own.
 
     One of its own is open while anybody uses the adapter, and takes the arguments of `Runtime` as options.
     """
@@ -168,7 +168,7 @@ class RuntimeOwner:
 
 
 class SyncRuntimeOwner:
-    """The same for frameworks that do not await. A runtime of its own opens when it is first asked for."""
+    """The same for frameworks that do not await. The adapter's own runtime opens on first use."""
 
     def __init__(self, runtime: SyncRuntime | None, options: Mapping[str, Any]) -> None:
         _check_runtime(runtime, SyncRuntime, options)
@@ -312,5 +312,5 @@ def _ending_line(text: str) -> str:
 def instructions(
     registry: ToolRegistry, runtime: Runtime, limits: Limits | None = None, *, keeps_state: bool = True
 ) -> str:
-    """Return what a model has to know to write code: what a script may use, and the tools with their types."""
+    """Return instructions for a model that writes code: what a script may use, and the tools with their types."""
     return describe_code(registry.state.visible, described_sandbox(runtime, limits, keeps_state=keeps_state))

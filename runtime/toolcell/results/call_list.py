@@ -9,7 +9,7 @@ from toolcell.support.lru import Lru
 
 FINISHED_RUNS: Final = 64
 FINISHED_BYTES: Final = 64 << 20
-"""Of how many finished runs the calls are kept in memory for repairs, and how large they may be together."""
+"""Finished runs whose calls are kept in memory for repairs, and their largest total size."""
 
 
 class ListedCall:

@@ -27,7 +27,7 @@ class RetractedText:
 
 @frozen
 class EagerReport:
-    """What an eager run has done."""
+    """What a fed run did: statements, early calls and retracted text."""
 
     source: str = field(default="", repr=False)
     """The text as the guest had it when the run was over."""

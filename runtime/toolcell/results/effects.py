@@ -55,7 +55,7 @@ EffectStatus = Literal["made", "failed", "refused", "not made", "not approved"]
 
 @frozen
 class EffectResult:
-    """What came of one effect of a draft."""
+    """The outcome of one effect of a draft."""
 
     id: str
     tool: str
@@ -75,7 +75,7 @@ class EffectResult:
 
 @frozen
 class CommitResult:
-    """What `Runtime.commit` made of a draft."""
+    """The result of `Runtime.commit`."""
 
     run_id: str
     """Id of the calls of the commit, in events and in the audit log."""
@@ -143,7 +143,7 @@ class RevertResult:
 
 @frozen
 class PlannedCall:
-    """A call that is written in a script, whether it comes to be made or not."""
+    """A call that is written in a script, whether or not it is made."""
 
     tool: str
     line: int

@@ -229,7 +229,7 @@ class RepairedCall:
 
 @frozen
 class Repair:
-    """What a repaired script took over from the run that it repairs."""
+    """What a repaired script reused of the run that it repairs."""
 
     repaired: str
     """Id of that run."""
@@ -291,7 +291,7 @@ class SessionFile:
 
 @frozen
 class SessionReport:
-    """What a run was in its session."""
+    """A run's place in its session, and what became of the sandbox."""
 
     id: str
     script: int
@@ -310,7 +310,7 @@ class SessionReport:
 
 @frozen
 class ExecutionResult:
-    """Everything one run left behind. `print` shows what there is of it in a few lines; long values are cut."""
+    """The result of one run. `print` shows it in a few lines; long values are cut."""
 
     run_id: str
     outcome: Outcome

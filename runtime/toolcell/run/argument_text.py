@@ -13,7 +13,7 @@ HEX_DIGITS: Final = 4
 
 
 class ArgumentText:
-    """Takes pieces of the JSON, and returns what they add to the argument."""
+    """Decodes one text argument of a tool call from the pieces of JSON that a provider streams."""
 
     def __init__(self, name: str = "code") -> None:
         """`name`: of the argument; execute_code takes its script as `code`."""

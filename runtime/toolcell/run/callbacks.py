@@ -23,7 +23,7 @@ OnProgress = Callable[[object], object]
 
 @frozen
 class RunHandlers:
-    """How a caller cancels a run, and hears from it while it runs."""
+    """Callbacks for a run's events, and the event that cancels it."""
 
     cancel: anyio.Event | None = None
     """Setting it ends the run with outcome `cancelled`."""

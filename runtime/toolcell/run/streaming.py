@@ -51,7 +51,7 @@ class ProgressReported:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A tool call of the run begins, or is refused. Calls that its tools make come too."""
+    """A tool call of the run begins, or is refused. Calls made by its tools are included."""
 
     call_id: str
     tool: str
@@ -62,7 +62,7 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallUpdated:
-    """A tool reported progress: `ctx.update("half way", details=...)`. Dropped where the reader is far behind."""
+    """A tool reported progress: `ctx.update("half way", details=...)`. Dropped if the reader is far behind."""
 
     call_id: str
     tool: str
@@ -84,7 +84,7 @@ class CallEnded:
 
 @dataclass(frozen=True, slots=True)
 class FileReturned:
-    """The script has returned a file. They come when the script has ended, before its result."""
+    """The script has returned a file. These events come after the script has ended, before its result."""
 
     file: OutputFile
 

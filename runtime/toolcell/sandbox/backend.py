@@ -211,7 +211,7 @@ class Sandbox(Protocol):
 
 
 class SandboxDefaults:
-    """What a sandbox need not be able to do. A sandbox of your own inherits it and overrides what it can do."""
+    """Defaults for the optional members of a `Sandbox`. Your own sandbox inherits it and overrides some."""
 
     @property
     def outside_layers(self) -> Mapping[str, str]:
@@ -254,7 +254,7 @@ class SandboxDefaults:
 
 
 class Backend(Protocol):
-    """A way to make sandboxes."""
+    """Starts sandboxes."""
 
     name: ClassVar[str]
 
@@ -303,7 +303,7 @@ class Backend(Protocol):
 
 
 class BackendDefaults:
-    """What a backend need not say. A backend of your own inherits it and overrides what is different."""
+    """Defaults for the optional members of a `Backend`. Your own backend inherits it and overrides some."""
 
     name: ClassVar[str]
 

@@ -23,7 +23,7 @@ READ_BYTES = 64 * 1024
 """Also bounds how long a flood of tiny frames keeps the event loop: some ten milliseconds to decode."""
 
 ROOM_BYTES = 1 << 20
-"""Of the kernel's buffer, once something longer is sent. With the usual 208 KiB, 100 MB take 600 waits in place of 200,
+"""Size of the kernel's buffer for longer messages. With the usual 208 KiB, 100 MB take 600 waits in place of 200,
 and a fifth more CPU time."""
 
 AF_UNIX = getattr(socket, "AF_UNIX", None)  # elsewhere the kernel finds the right size

@@ -98,7 +98,7 @@ class Client(OpenedInBlock, AskingClient, CodeRuntime):
         await self._lifetime.close()
 
     def check_open(self) -> None:
-        """Check that it can be used here and now.
+        """Raise `UsageError` unless it is open in this event loop and process.
 
         Raises:
             Misconfigured: it is not open, or belongs to another event loop or to the parent process.
@@ -285,7 +285,7 @@ class Client(OpenedInBlock, AskingClient, CodeRuntime):
     async def revert(
         self, result: ExecutionResult | CommitResult | PlanRows, *, context: RunContext | None = None
     ) -> RevertResult:
-        """Undo what a run or a commit has made; see `Runtime.revert`. The tools' `revert=` runs here."""
+        """Undo the calls of a run or a commit; see `Runtime.revert`. The tools' `revert=` runs here."""
         RunOptions(context=context)  # checks it
         if not isinstance(result, ExecutionResult | CommitResult | PlanRows):
             raise UsageError(f"revert takes the result of a run, a plan or a commit, not {brief(result)}")
@@ -300,7 +300,7 @@ class Client(OpenedInBlock, AskingClient, CodeRuntime):
         return found
 
     async def interrupted_runs(self) -> list[str]:
-        """Return the ids of runs that `resume` can carry on without a token; see `Runtime.interrupted_runs`."""
+        """Return the ids of runs that `resume` accepts without a token; see `Runtime.interrupted_runs`."""
         found: list[str] = await self._ask("interrupted_runs", {}, "names", makes_calls=False)
         return found
 

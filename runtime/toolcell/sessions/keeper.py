@@ -108,7 +108,7 @@ class Sessions:
     # Making and forgetting them
 
     def kept(self) -> list[str]:
-        """Return the names of the sessions whose journals are kept here: each can be restored, or is open."""
+        """Return the names of sessions with a journal here: each can be restored, or is open."""
         from toolcell.sessions.journal import recorded_names
 
         return recorded_names(self._host.journals)
@@ -120,7 +120,7 @@ class Sessions:
         return has_file(self._host.journals, name)
 
     def forget(self, name: str) -> None:
-        """Remove the journal of a session that is closed. It cannot be restored any more.
+        """Remove the journal of a closed session, which can then not be restored.
 
         Raises:
             UsageError: there is none of this name.

@@ -61,7 +61,7 @@ class SessionPlace(Protocol):
 
 
 class Session(OpenedInBlock):
-    """A sandbox that stays. Scripts from several tasks run one after the other, in the order in which they came."""
+    """A sandbox that keeps its state between scripts. Scripts from several tasks run one after the other."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class Session(OpenedInBlock):
         return self
 
     async def close(self) -> None:
-        """End the script under way, with outcome `cancelled`, and destroy the sandbox. May be called twice.
+        """End the running script, with outcome `cancelled`, and destroy the sandbox. May be called twice.
 
         Exit hooks that scripts have registered run before that, for at most 5 s, with the session's tools.
 
@@ -319,7 +319,7 @@ class Session(OpenedInBlock):
 
     @property
     def waiting(self) -> Suspension | str:
-        """What the last script waits for: its suspension, or the id of its run if its host ended. Empty: none waits."""
+        """What the last script waits for: its suspension, or its run's id if its host ended. Empty if none waits."""
         return self._state.journal.waiting
 
     @keywords_known
@@ -334,7 +334,7 @@ class Session(OpenedInBlock):
         on_log: OnLog | None = None,
         on_progress: OnProgress | None = None,
     ) -> ExecutionResult:
-        """Carry the script on that waits; see `Runtime.resume`. The state before it is rebuilt first, without a call.
+        """Resume the waiting script; see `Runtime.resume`. The state before it is rebuilt first, without a call.
 
         Raises:
             SessionError: the session is closed, or its state cannot be rebuilt. The token is not used up.
@@ -359,7 +359,7 @@ class Session(OpenedInBlock):
             self._state.abandon()
 
     async def interrupt(self) -> bool:
-        """Interrupt the script under way: it gets a KeyboardInterrupt, and its outcome is `cancelled`. Else False."""
+        """Interrupt the running script: it gets a KeyboardInterrupt; its outcome is `cancelled`. False if none runs."""
         if self._life != "open":
             return False
         self._host.runs.check_open()
@@ -368,7 +368,7 @@ class Session(OpenedInBlock):
     # Files in the workspace. They are put there, listed and read by scripts of ours.
 
     async def put_files(self, files: Iterable[FileInput] | Mapping[str, FileContent]) -> None:
-        """Write files to the workspace, over those of the same name.
+        """Write files to the workspace, replacing those of the same name.
 
         Raises:
             UsageError: a file cannot be read or sent, or there is no room for it.
@@ -414,7 +414,7 @@ class Session(OpenedInBlock):
     # The state as a whole.
 
     async def reset(self) -> None:
-        """Forget everything: the next script begins in a new sandbox. What was used stays used.
+        """Forget everything: the next script begins in a new sandbox. CPU time and calls stay counted.
 
         Exit hooks that scripts have registered run before that, as in `close`.
         """

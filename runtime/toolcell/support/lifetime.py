@@ -65,7 +65,7 @@ class Lifetime:
         return life is not None and life.is_usable
 
     def check(self) -> None:
-        """Check that it can be used here and now.
+        """Raise `UsageError` unless it is open in this event loop and process.
 
         Raises:
             Misconfigured: it is not open, or belongs to another event loop or to the parent process.

@@ -212,7 +212,7 @@ OUTERMOST_SCOPE = RunScope()
 
 @frozen(kw_only=True)
 class RunContext:
-    """Everything calls of one run have in common. Passed along; a guest can neither read nor forge it."""
+    """What all calls of a run share: user, secrets, deadline, events, budget. A guest can neither read nor forge it."""
 
     run_id: str = field(default_factory=new_id)
     user_id: str = ""
@@ -274,7 +274,7 @@ class RunContext:
 
 
 class Call:
-    """The record of one call: what was asked, what was made of it, what came of it."""
+    """The record of one call: the request, its arguments after checks and hooks, and its result."""
 
     # Most of these keep their default in most calls, so they are set once, on the class.
 

@@ -39,7 +39,7 @@ logger = logger_of("toolcell.tools")
 
 
 class ToolContext:
-    """What a tool may know about the call it serves. Read-only; one per call, never shared between calls."""
+    """What a tool may know about its call. Read-only; one per call."""
 
     __slots__ = ("call", "completion", "is_closing", "is_over", "progress", "scope")
 
@@ -165,7 +165,7 @@ class ToolContext:
         self.call.emit(TOOL_UPDATE, args=self.call.args, update=update)
 
     def for_any_thread(self) -> Self:
-        """Return the context after making what can only be made in the event loop's thread."""
+        """Return the context, after creating what can only be created in the event loop's thread."""
         _ = self.update
         return self
 

@@ -103,12 +103,12 @@ def _flipped(result: ToolResult) -> ToolResult:
 
 @frozen
 class Approve:
-    """Somebody who may decide lets the call pass."""
+    """Let the call run."""
 
 
 @frozen
 class Reject:
-    """A person refuses the call."""
+    """Refuse the call; the model reads the reason."""
 
     reason: str = ""
 
@@ -118,7 +118,7 @@ class Reject:
 
 @frozen
 class Modify:
-    """A person lets the call pass with other arguments."""
+    """Let the call run with other arguments."""
 
     args: Mapping[str, Any]
 
@@ -162,7 +162,7 @@ APPROVAL_CURE = 'its program may add approval_hook(...), or run it with on_appro
 
 
 def approval_hook(approver: Approver, *, timeout_s: float | None = None) -> Hook:
-    """Make a hook that asks `approver` about every call that needs approval; `call.approval_reason` says why.
+    """Return a hook that asks `approver` about every call that needs approval; `call.approval_reason` says why.
 
     No answer in `timeout_s` blocks the call.
     """

@@ -49,7 +49,7 @@ Extras = Literal["drop", "allow", "forbid"]
 
 @frozen(kw_only=True)
 class ToolOptions:
-    """Facts about one tool that policy, batches and formats use."""
+    """Options of one tool. docs/authoring-tools.md explains each."""
 
     label: str = ""
     """For a user interface only."""

@@ -41,7 +41,7 @@ def _rules(patterns: Iterable[str], origins: Iterable[Origin] | None) -> tuple[R
 
 
 class CallPolicy:
-    """Which names may be called from where. Everything may, until a rule says otherwise."""
+    """Rules about which tools may be called from where. Without rules, all may."""
 
     def __init__(self, *, advertise_blocked: bool = False) -> None:
         self.advertise_blocked = advertise_blocked
@@ -61,7 +61,7 @@ class CallPolicy:
             self.version += 1
 
     def unblacklist(self, *patterns: str) -> None:
-        """Take back rules made with exactly these patterns.
+        """Remove the rules with exactly these patterns.
 
         Raises:
             UsageError: there is none.
@@ -76,13 +76,13 @@ class CallPolicy:
             self.version += 1
 
     def allow_only(self, *patterns: str, origins: Iterable[Origin] | None = None) -> None:
-        """Refuse every name that matches none of these; more calls allow more names. `allow_all` takes it back."""
+        """Refuse every name that matches none of these; more calls allow more names. `allow_all` undoes it."""
         with self._lock:
             self._allowed = (*self._allowed, *_rules(patterns, origins))
             self.version += 1
 
     def allow_all(self) -> None:
-        """Take back every `allow_only`. What is blacklisted stays refused."""
+        """Undo every `allow_only`. Blacklisted tools stay refused."""
         with self._lock:
             self._allowed = ()
             self.version += 1

@@ -109,7 +109,7 @@ class ToolRegistry:
 
     @property
     def policy(self) -> CallPolicy:
-        """Rules about who may call what; they count from the next call on, in snapshots too.
+        """Rules about who may call what. Changes apply from the next call on, also in snapshots.
 
         A snapshot gets rules of its own when somebody asks for them: one is made for every run, and few ever do.
         """
@@ -122,7 +122,7 @@ class ToolRegistry:
     # Registering
 
     def add(self, tool: Any, *, replace: bool = False, **options: Any) -> None:
-        """Register every function of a tool, written in any of the known ways; all of them or none.
+        """Register every function of a tool, written in any of the known forms; all of them or none.
 
         `options` are those of `ToolOptions`; a tool of one function may also be given `name`, `description` and
         `prepare`.
@@ -260,7 +260,7 @@ class ToolRegistry:
             self._taken = self._state.tools, taken[1]
 
     def unregister(self, name: str) -> bool:
-        """Take a tool away; False when there was none."""
+        """Remove a tool; False if there was none."""
         with self._lock:
             self._check_open()
             tools = dict(self._state.tools)
@@ -344,7 +344,7 @@ class ToolRegistry:
         tools: CallableTools | None = None,
         **options: Any,
     ) -> SavedScript:
-        """Make a script a tool of this name. Saving it again with other content makes the next version.
+        """Save a script as a tool. Saving other content under the same name creates the next version.
 
         `inputs`: JSON Schema of the arguments, or a record type; each is a name in the script. `folder`: where it is
         kept as files, for `load_scripts` and `toolcell tools check`. `runtime`: where it runs; None: in the runtime of
@@ -370,7 +370,7 @@ class ToolRegistry:
         runtime: CodeRuntime | None = None,
         tools: CallableTools | None = None,
     ) -> builtins.list[SavedScript]:
-        """Make tools of the scripts that were saved in a folder; return the latest version of each.
+        """Load the scripts saved in a folder as tools; return the latest version of each.
 
         Raises:
             RegistrationError: the name of a script is taken by another tool. No script was registered.
@@ -386,7 +386,7 @@ class ToolRegistry:
     # Tools of MCP servers
 
     async def add_mcp_server(self, name: str, **options: Any) -> Any:
-        """Connect with an MCP server, and register its tools as `name.tool`. `close()` ends the connection.
+        """Connect to an MCP server, and register its tools as `name.tool`. `close()` ends the connection.
 
         `options`: `command=[...]` with `env` and `cwd`, or `url=...` with `headers`, `auth` or `egress`; `allow` and
         `deny`, globs over the server's names; `labels`, `timeout_s`, `approve`, `changed`, `broken`, `pins`,
@@ -402,7 +402,7 @@ class ToolRegistry:
         return await self._connections.connect(self, name, options)
 
     def mcp_servers(self) -> dict[str, Any]:
-        """Return the `McpClient` of each server that was added and not closed, by name. `state` tells how it is."""
+        """Return the `McpClient` of each open server, by name. `client.state` says whether it is connected."""
         return self._connections.open()
 
     async def close(self) -> None:
@@ -450,11 +450,11 @@ class ToolRegistry:
         self.policy.unblacklist(*names)
 
     def allow_only(self, *names: str, origins: Iterable[Origin] | None = None) -> None:
-        """Refuse every tool no name or glob mentions. `allow_all()` takes it back."""
+        """Refuse every tool that no name or glob matches. `allow_all()` undoes it."""
         self.policy.allow_only(*names, origins=origins)
 
     def allow_all(self) -> None:
-        """Take back every `allow_only`; what is blacklisted stays refused."""
+        """Undo every `allow_only`; blacklisted tools stay refused."""
         self.policy.allow_all()
 
     def _check_names(self, names: Iterable[str]) -> None:
@@ -529,15 +529,15 @@ class ToolRegistry:
         return not self._state.tools
 
     def to_provider_defs(self, origin: Origin = Origin.MODEL) -> builtins.list[ProviderToolDef]:
-        """Return definitions as OpenAI takes them."""
+        """Return definitions in OpenAI's form."""
         return [definition.to_openai() for definition in self.definitions(origin)]
 
     def schemas(self, origin: Origin = Origin.MODEL) -> builtins.list[AnthropicToolDef]:
-        """Return definitions as Anthropic takes them."""
+        """Return definitions in Anthropic's form."""
         return [definition.to_anthropic() for definition in self.definitions(origin)]
 
     def to_mcp(self, origin: Origin = Origin.MODEL) -> builtins.list[dict[str, Any]]:
-        """Return definitions as MCP's tools/list gives them, with options as annotations."""
+        """Return definitions in the form of MCP's tools/list, with options as annotations."""
         state = self._state
         return [tool.to_mcp(state.definition(tool)) for tool in state.visible(origin)]
 
@@ -698,7 +698,7 @@ class ToolRegistry:
     async def refuse(
         self, call: ToolCall, refusal: ToolResult, *, context: RunContext, origin: Origin | None = None
     ) -> tuple[Call, ToolResult]:
-        """Give a call that nothing here could run its place in the record."""
+        """Record a call that could not run here as refused."""
         made = self.new_call(call.name, call.arguments, call_id=call.id, origin=origin, context=context)
         return made, await refuse(self._state, made, refusal)
 
@@ -740,7 +740,7 @@ class ToolRegistry:
     # Other registries over the same tools
 
     def snapshot(self) -> ToolRegistry:
-        """This registry as it is now, frozen: what a run works with."""
+        """Return this registry as it is now, frozen, for a run to work with."""
         state = with_observed(self._state) if self.settings.observe_outputs else self._state
         if self._frozen and state is self._state:
             return self
@@ -769,7 +769,7 @@ class ToolRegistry:
         return (tool := self._state.tools.get(HTTP)) is not None and not tool.options.listed
 
     def subset(self, select: Iterable[str] | Callable[[ToolDefinition], bool]) -> ToolRegistry:
-        """Some of the tools, by name or by predicate. Rules and hooks of this registry hold there too.
+        """Return a registry with some of the tools, by name or predicate, under this registry's rules and hooks.
 
         Raises:
             UsageError: a name is not registered.

@@ -257,12 +257,12 @@ class ToolResult:
 
     @property
     def text(self) -> str:
-        """What the model reads: the error first, then what was captured. A mark stands for what is cut of long text."""
+        """What the model reads: the error first, then the output. Long text is cut, with a mark."""
         return cut_text(self.whole_text, MAX_MODEL_CHARS)[0]
 
     @property
     def whole_text(self) -> str:
-        """The same, however long it is."""
+        """The same text, uncut."""
         if self.error is None:
             if not self.parts and not self.has_value and self.exc is not None:
                 return text_of(self.exc)
@@ -273,7 +273,7 @@ class ToolResult:
 
     @property
     def images(self) -> tuple[Image, ...]:
-        """Return what a model that can see is shown: the pictures among the parts, among the files and in the value.
+        """Return the pictures for a model that can see: those among the parts and files, and in the value.
 
         The bytes decide what a picture is. A file or a value that is a part, too, is not shown again.
         """

@@ -35,7 +35,7 @@ def new_id() -> str:
 
 
 class Secrets(Mapping[str, str]):
-    """Values that tools may use and nobody may read. They are never shown, and text for models and logs loses them.
+    """Values that tools may use but nobody may read: they are removed from text for models and logs.
 
     Raises:
         UsageError: a value is not text, or has fewer than four characters: it would be found in nearly every text.

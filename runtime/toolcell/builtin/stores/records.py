@@ -117,7 +117,7 @@ class Message(StoreRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledAction(StoreRecord):
-    """Tool calls that are to be made at certain times."""
+    """Scheduled tool calls."""
 
     id: str = field(default_factory=new_id)
     description: str = ""
@@ -133,7 +133,7 @@ class ScheduledAction(StoreRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledRun(StoreRecord):
-    """One due time of an action, and what came of it. A store keeps one run of each action and due time."""
+    """One run of an action and its outcome. A store keeps one for each action and due time."""
 
     id: str = field(default_factory=new_id)
     action_id: str = ""

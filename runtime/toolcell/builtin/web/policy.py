@@ -73,7 +73,7 @@ def _rules(given: Rules, what: str) -> tuple[UrlRule, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebPolicy:
-    """Which requests are allowed, and how much they may bring. The defaults allow the public web."""
+    """Which requests are allowed, and how large answers may be. The defaults allow the public web."""
 
     egress: Egress | None = None
     """With it, only what one of its rules allows is requested, with the secrets of the rule. It has ports and private

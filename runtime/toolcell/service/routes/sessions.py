@@ -80,7 +80,7 @@ async def execute(request: ApiRequest) -> Response | Mapping[str, Any]:
 
 
 async def put_files(request: ApiRequest) -> Response:
-    """Write files to the workspace, over those of the same name."""
+    """Write files to the workspace, replacing those of the same name."""
     given: FilesRequest = request.body
     session = await _session(request)
     await run_for(request, lambda run: session.put_files(files_of(given.files)))

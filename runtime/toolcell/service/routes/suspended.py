@@ -98,7 +98,7 @@ async def commit(request: ApiRequest) -> Mapping[str, Any]:
 
 
 async def revert(request: ApiRequest) -> Mapping[str, Any]:
-    """Undo what a run or a commit has made."""
+    """Undo the calls of a run or a commit."""
     made = CommitResult(request.path["journal_id"], (), journal_id=request.path["journal_id"])
     runtime, context = request.tenant.runtime, context_of(request)
     done = await run_for(request, lambda run: runtime.revert(made, context=context))
@@ -125,6 +125,6 @@ ENDPOINTS = (
     ),
     Endpoint(
         method="POST", path="/v1/runs/{journal_id}/revert", scope=Scope.APPROVE, handler=revert,
-        summary="Undo what a run or a commit has made", answer=RevertAnswer, is_keyed=True,
+        summary="Undo the calls of a run or a commit", answer=RevertAnswer, is_keyed=True,
     ),
 )  # fmt: skip
