@@ -64,7 +64,7 @@ ReadOnly = Annotated[bool, typer.Option("--read-only", help="Write nothing: read
 KeyFiles = Annotated[
     list[Path] | None,
     typer.Option(
-        "--key", "-k", metavar="FILE", help="A key to check signatures with; repeatable. Default: the log's usual key."
+        "--key", "-k", metavar="FILE", help="A key to check signatures with; repeatable. Default: your audit.key."
     ),
 ]
 
