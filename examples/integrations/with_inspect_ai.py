@@ -1,6 +1,6 @@
 """Inspect: a model writes code that calls a tool of Inspect and one of a registry. The model is Inspect's mock one.
 
-Inspect's approval policies decide about the script, and about each call that it makes of an Inspect tool.
+Inspect's approval policies decide about the script, and about each of its calls of an Inspect tool.
 """
 
 import tempfile

@@ -139,7 +139,7 @@ class SyncRuntime:
         return self.runtime.kept_sessions()
 
     def forget_session(self, name: str) -> None:
-        """Remove the journal of a session that is closed; see `Runtime.forget_session`."""
+        """Remove the journal of a closed session; see `Runtime.forget_session`."""
         self.runtime.forget_session(name)
 
     def execute_plan(self, steps: Sequence[Mapping[str, Any]], **options: Any) -> PlanRows:
@@ -159,7 +159,7 @@ class SyncRuntime:
         return SyncMcpServer(client, thread)
 
     def abandoned_threads(self) -> tuple[AbandonedThread, ...]:
-        """Return threads of tools that run on after their calls; see `Runtime.abandoned_threads`."""
+        """Return threads of tools that still run after their calls; see `Runtime.abandoned_threads`."""
         return self.runtime.abandoned_threads()
 
     @property

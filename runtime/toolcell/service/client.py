@@ -247,7 +247,7 @@ class Client(OpenedInBlock, AskingClient, CodeRuntime):
         on_log: OnLog | None = None,
         on_progress: OnProgress | None = None,
     ) -> ExecutionResult:
-        """Carry a suspended run on; see `Runtime.resume`."""
+        """Resume a suspended run; see `Runtime.resume`."""
         options = RunOptions(tools=tools, context=context, cancel=cancel, on_log=on_log, on_progress=on_progress)
         asked = {"token": asked_token(token), "decisions": plain_decisions(decisions)}
         result = await self._ask(
@@ -310,11 +310,11 @@ class Client(OpenedInBlock, AskingClient, CodeRuntime):
         return found
 
     async def forget_session(self, name: str) -> None:
-        """Remove the journal of a session that is closed; see `Runtime.forget_session`."""
+        """Remove the journal of a closed session; see `Runtime.forget_session`."""
         await self._ask("forget_session", {"name": name}, "nothing", makes_calls=False)
 
     def abandoned_threads(self) -> tuple[AbandonedThread, ...]:
-        """Return threads of tools of this program that run on after their calls; see `Runtime.abandoned_threads`."""
+        """Return threads of this program's tools that still run after their calls; see `Runtime.abandoned_threads`."""
         return self._abandoned.list()
 
     # Sessions.

@@ -103,7 +103,7 @@ class TenantConfig(SettingsModel):
 
 
 class ServiceConfig(SettingsModel):
-    """How the service listens, what it lets in, and who its tenants are."""
+    """Settings of the service: address, access, bounds and tenants."""
 
     other_names: ClassVar = {"bind": "host", "address": "host", "tenant": "tenants", "default": "defaults"}
 

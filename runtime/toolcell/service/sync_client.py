@@ -42,7 +42,7 @@ class SyncClient(SyncRuntime):
         return self._opened().call(self.client.kept_sessions)
 
     def forget_session(self, name: str) -> None:
-        """Remove the journal of a session that is closed; see `Client.forget_session`."""
+        """Remove the journal of a closed session; see `Client.forget_session`."""
         self._opened().call(partial(self.client.forget_session, name))
 
     def interrupted_runs(self) -> list[str]:

@@ -167,7 +167,7 @@ class FakeSandbox(SandboxDefaults):
 
 
 class FakeBackend(BackendDefaults):
-    """Sandboxes that isolate nothing; a Runtime takes it only with `allow_unisolated=True`."""
+    """Starts sandboxes without isolation; a Runtime accepts it only with `allow_unisolated=True`."""
 
     name: ClassVar[str] = "fake"
     isolates: ClassVar[bool] = False

@@ -35,7 +35,7 @@ PROVIDERS: Final = "such as HashEmbeddings()"
 
 @runtime_checkable
 class EmbeddingProvider(Protocol):
-    """Makes vectors of texts: texts that mean alike get vectors of a small angle."""
+    """Makes vectors of texts; those of texts with similar meaning have a small angle."""
 
     async def embed(self, texts: list[str]) -> list[list[float]]:
         """Return one vector for each text, in their order.
@@ -48,7 +48,7 @@ class EmbeddingProvider(Protocol):
         """Numbers in each vector."""
 
     def name(self) -> str:
-        """Which vectors these are. Two providers of one name make the same vectors; a store checks it."""
+        """Identifies the vectors: providers of the same name must make the same ones. A store checks the name."""
 
 
 async def embed_texts(provider: EmbeddingProvider, texts: Sequence[str]) -> list[list[float]]:

@@ -186,7 +186,7 @@ class EventBus:
         return EventStream(self, max_events)
 
     def subscribe_thread(self, listener: Listener, max_events: int = QUEUE_EVENTS) -> Callable[[], None]:
-        """Call `listener` on a thread of its own, fed by a bounded queue: however slow, it holds nothing up.
+        """Call `listener` on its own thread, fed by a bounded queue: a slow listener does not delay calls.
 
         Returns what unsubscribes it, after it has seen what was queued.
         """

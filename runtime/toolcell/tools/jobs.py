@@ -205,7 +205,7 @@ class JobTable:
             return await job.wait()
 
     def cancel(self, job_id: str, reason: str = "job cancelled") -> bool:
-        """Stop a job; its final result says it was cancelled. False when it was done, or never was."""
+        """Stop a job; its final result says it was cancelled. False if it was done, or is unknown."""
         job = self.get(job_id)
         if job is None or job.is_done:
             return False

@@ -33,7 +33,7 @@ MAX_BATCH = 64
 
 @frozen(kw_only=True)
 class RegistrySettings:
-    """How a registry's calls behave unless a tool says otherwise."""
+    """Defaults for a registry's calls, unless a tool's options differ."""
 
     timeout_s: float = DEFAULT_TIMEOUT_S
     max_workers: int = 10
