@@ -6,16 +6,19 @@ import math
 import os
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from toolcell import Limits, Outcome, PoolConfig, Runtime, SandboxUnavailable
+from toolcell import Limits, Outcome, Policy, PoolConfig, Runtime, SandboxUnavailable, SyncRuntime
+from toolcell.sandbox import interpreter
 from toolcell.sandbox.docker.hardening import Blueprint, resources
 from toolcell.sandbox.process import processors
 from toolcell.sandbox.process.cgroup import CgroupFiles
 from toolcell.sandbox.process.cgroup_hierarchy import V1Location, V2Location
 from toolcell.sandbox.process.cgroup_manager import CgroupManager, NoLocation, discover
 from toolcell.testing import FakeBackend
+from toolcell_bridge.isolation import rlimits
 
 MINE = len(os.sched_getaffinity(0))
 SPIN = "while True:\n    pass"
@@ -44,6 +47,35 @@ def manager() -> CgroupManager:
         found.close()
         pytest.skip("no cpu controller here")
     return found
+
+
+@pytest.mark.isolation
+@pytest.mark.parametrize("profile", ["full", "container"])
+def test_libraries_see_no_more_processors_than_their_threads_may_use(
+    profile: Literal["full", "container"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "import os\n[len(os.sched_getaffinity(0)), os.cpu_count()]"
+    for most in range(1, MINE + 1):
+        monkeypatch.setattr(interpreter, "processors_within", lambda processes, most=most: most)
+        with SyncRuntime(policy=Policy(profile=profile), pool=PoolConfig(warm=0)) as runtime:
+            result = runtime.execute_code(source)
+        assert result.value == [most, most], result.error
+
+
+def test_threads_of_threads_stay_below_the_limit_of_processes() -> None:
+    for processes in (64, 256, 4096):
+        most = interpreter.processors_within(processes)
+        pool = most + 3  # joblib starts three threads beside its workers
+        assert 1 + pool + most * pool + 10 * most <= processes
+    assert interpreter.processors_within(1) == interpreter.FEWEST_PROCESSORS
+
+
+def test_a_sandbox_gets_processors_of_those_that_the_host_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2, 3, 8, 9, 11})
+    seen = {rlimits.choose_processors(3) for _ in range(200)}
+    assert all(len({*each}) == 3 and {*each} <= {1, 2, 3, 8, 9, 11} for each in seen)
+    assert len(seen) == 6
+    assert rlimits.choose_processors(6) == rlimits.choose_processors(None) == ()
 
 
 def test_all_sandboxes_of_a_runtime_leave_the_host_a_share(manager: CgroupManager) -> None:

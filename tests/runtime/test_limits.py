@@ -10,6 +10,8 @@ import psutil
 import pytest
 
 from toolcell import ExecutionResult, Limits, Outcome, SyncRuntime
+from toolcell.mcp.content import answer
+from toolcell.tools.code import code_result
 
 from .conftest import Run
 
@@ -170,6 +172,38 @@ def test_processes_and_threads_are_bounded(run: Run, script: str) -> None:
     else:  # a storm that is over before the monitor measures leaves nothing but the script's own claim
         assert result.error is not None
         assert result.error.type in ("BlockingIOError", "RuntimeError")
+
+
+THREADS = """
+import threading
+done, wait = [], threading.Event()
+def work(): wait.wait(); done.append(1)
+threads = []
+for _ in range(40):
+    try:
+        thread = threading.Thread(target=work)
+        thread.start()
+        threads.append(thread)
+    except RuntimeError: pass
+wait.set()
+for thread in threads: thread.join()
+len(done)
+"""
+
+
+def test_a_limit_whose_error_a_script_caught_is_named_in_its_result(run: Run) -> None:
+    result = run(THREADS, limits=Limits(processes=20))
+
+    assert result.outcome is Outcome.OK, result.error
+    assert result.value < 20
+    if "cgroup" in result.isolation.layers:
+        (said,) = result.warnings
+        assert "reached the limit processes=20" in said
+        assert f"warning: {said}" in str(result)
+        assert f"warning: {said}" in code_result(result).text
+        assert f"warning: {said}" in result._repr_html_()
+        assert answer(result).structured_content["warnings"] == [said]
+    assert run(THREADS, limits=Limits(processes=60)).warnings == ()
 
 
 def test_a_script_within_the_process_limit_is_left_alone(run: Run) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from toolcell import Limits, Outcome
 from toolcell.results import Usage
-from toolcell.run.outcome import Aborted, ProtocolViolation, RunEnd, exceeded_limit, outcome_of
+from toolcell.run.outcome import Aborted, ProtocolViolation, RunEnd, exceeded_limit, outcome_of, warnings_of
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
 from toolcell_bridge.wire.messages import Done
 
@@ -93,6 +93,23 @@ def test_a_guest_that_says_all_is_well_is_not_believed_against_the_host(change: 
 )
 def test_a_script_that_lived_to_its_end_may_have_lost_children_on_the_way(change: Change, outcome: Outcome) -> None:
     assert outcome_of(change(replace(QUIET, stopped=Done(True, None))))[0] is outcome
+
+
+WARNED = [
+    (seen(memory_kills=1), f"memory_bytes={LIMITS.memory_bytes};"),
+    (seen(refused_processes=1), f"processes={LIMITS.processes};"),
+    (seen(peak_processes=LIMITS.processes), f"processes={LIMITS.processes};"),
+    (but(refused=3), f"3 tool calls past the limit tool_calls={LIMITS.tool_calls} "),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), WARNED)
+def test_a_limit_that_a_script_met_and_went_on_is_named(change: Change, said: str) -> None:
+    end = replace(QUIET, stopped=Done(True, None))
+
+    assert warnings_of(end) == ()
+    (found,) = warnings_of(change(end))
+    assert said in found
 
 
 @pytest.mark.parametrize("change", [used(calls=1), but(has_value=True), but(lint="off")])

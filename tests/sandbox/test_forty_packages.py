@@ -167,7 +167,7 @@ NO_VALUE = ["con", "env", "f", "root", "txn", "wb"]
 @pytest.mark.slow
 @pytest.mark.skipif(TRIED is not USES, reason="CI alone has these packages")
 def test_the_quick_starts_of_data_packages_run_in_one_session_that_may_use_little() -> None:
-    limits = LIMITS.model_copy(update={"memory_bytes": 512 << 20})
+    limits = LIMITS.model_copy(update={"memory_bytes": 512 << 20, "processes": Limits().processes})
     with (
         SyncRuntime(packages=PACKAGES, limits=limits, pool=PoolConfig(warm=1)) as runtime,
         runtime.session(cpu_s=900) as session,
@@ -176,6 +176,7 @@ def test_the_quick_starts_of_data_packages_run_in_one_session_that_may_use_littl
             result = session.execute_code(script)
             assert result.ok, (name, result.error)
             assert not result.logs.stderr, (name, result.logs.stderr)
+            assert not result.warnings, (name, result.warnings)
         absurd = session.execute_code("try: bytearray(10**12)\nexcept MemoryError: set_result('refused')")
         assert absurd.value == "refused", absurd.error
         session.execute_code(

@@ -88,6 +88,7 @@ class SandboxSettings:
     disk_bytes: int
     inodes: int
     rlimits: RlimitRows
+    processors: int | None
 
 
 class Zygote:
@@ -238,13 +239,17 @@ class Zygote:
             set_environment(settings["environment"])
             guest = ForkedGuest(self._bridge, settings["frame_bytes"])
             guest.warm_up()
-        rows = numbered(RlimitPlan(**settings["rlimits"]))
-        self._settings = SandboxSettings(guest, settings["disk_bytes"], settings["inodes"], rows)
+        limits = RlimitPlan(**settings["rlimits"])
+        self._settings = SandboxSettings(
+            guest, settings["disk_bytes"], settings["inodes"], numbered(limits), limits.processors
+        )
         self._packed_settings, self._guest_of = packed, guest_of
 
     def _fork(self, settings: SandboxSettings, outer_id: int, descriptors: list[int]) -> int:
         reseed()
-        plan = self._isolation.plan(outer_id, settings.disk_bytes, settings.inodes, settings.rlimits)
+        plan = self._isolation.plan(
+            outer_id, settings.disk_bytes, settings.inodes, settings.rlimits, settings.processors
+        )
         try:
             unshare(CLONE_NEWPID)
             try:

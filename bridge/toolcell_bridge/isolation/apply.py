@@ -54,6 +54,9 @@ class IsolationPlan:
 
     rlimits: rlimits.RlimitRows
 
+    processors: tuple[int, ...]
+    """Those that it may use; none: all."""
+
     ruleset: int
     """Descriptor of a Landlock ruleset without the tmpfs's rules. Building all of it in the child cost 0.4 ms."""
 
@@ -104,7 +107,9 @@ class SandboxIsolation:
             "rlimits": "hard limits",
         }
 
-    def plan(self, outer_id: int, disk_bytes: int, inodes: int, limits: rlimits.RlimitRows) -> IsolationPlan:
+    def plan(
+        self, outer_id: int, disk_bytes: int, inodes: int, limits: rlimits.RlimitRows, processors: int | None = None
+    ) -> IsolationPlan:
         """Prepare everything for one sandbox. The caller closes the ruleset."""
         identities: tuple[tuple[str, bytes], ...] = ()
         if self._own_ids:
@@ -113,7 +118,7 @@ class SandboxIsolation:
             identities = tuple((f"{IDENTITIES}/{name}", text.format(outer_id).encode()) for name, text in files)
         scratch = f"size={disk_bytes},nr_inodes={inodes},mode=700,uid={outer_id},gid={outer_id}"
         ruleset = landlock.create_ruleset(self._abi, self._rules)
-        return IsolationPlan(outer_id, scratch, identities, limits, ruleset)
+        return IsolationPlan(outer_id, scratch, identities, limits, rlimits.choose_processors(processors), ruleset)
 
     def apply(self, plan: IsolationPlan, proc: int, keep: int) -> None:
         """Isolate this process. Closes descriptors from `keep` upwards. `proc` is one of a procfs that shows it.
@@ -132,6 +137,7 @@ class SandboxIsolation:
             capabilities.drop_bounding()
         # After the last user namespace: set before, RLIMIT_NPROC counts every process of the id on the machine.
         rlimits.apply_numbered(plan.rlimits)
+        rlimits.use_processors(plan.processors)
         for path in WRITABLE:
             os.mkdir(path, 0o700)
         os.chdir(WORKSPACE)

@@ -78,6 +78,7 @@ class ContainerIsolation:
         """
         layers: dict[str, str] = {}
         loose = _lower_limits(limits)
+        rlimits.use_processors(rlimits.choose_processors(limits.processors))
         if not NEEDED_LIMITS & set(loose):
             layers["rlimits"] = f"hard limits, but for {', '.join(loose)}" if loose else "hard limits"
         capabilities.set_no_new_privileges()

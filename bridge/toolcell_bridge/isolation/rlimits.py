@@ -6,6 +6,8 @@ the second layer, and the only one where there is no cgroup.
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from typing import TypeAlias
 
 from toolcell_bridge.wire.frozen import frozen
@@ -40,6 +42,9 @@ class RlimitPlan:
     core_bytes: int = 0
     """`NO_PIPED_CORE` where programs are executed: each begins dumpable again."""
 
+    processors: int | None = None
+    """Processors that it may use at most, so that libraries start no more threads than `processes` allow; None: all."""
+
     def rows(self) -> tuple[tuple[str, int], ...]:
         """The table: name in the resource module, value for soft and hard."""
         return (
@@ -56,6 +61,26 @@ class RlimitPlan:
             ("RLIMIT_NICE", 0),
             ("RLIMIT_RTPRIO", 0),
         )
+
+
+def choose_processors(most: int | None) -> tuple[int, ...]:
+    """Return the numbers of the processors that one sandbox may use; none when it may use all that there are.
+
+    They are chosen by chance, and stand beside each other. Libraries ask the kernel for this set before they start
+    threads; environment variables would have to be known for each library, and some have none.
+    """
+    if most is None or len(os.sched_getaffinity(0)) <= most:
+        return ()
+    allowed = sorted(os.sched_getaffinity(0))
+    first = int.from_bytes(os.urandom(4), "little")
+    return tuple(allowed[(first + number) % len(allowed)] for number in range(most))
+
+
+def use_processors(numbers: tuple[int, ...]) -> None:
+    """Use only these processors from now on; none: those that were used. A set that no longer is there is ignored."""
+    if numbers:
+        with suppress(OSError):
+            os.sched_setaffinity(0, numbers)
 
 
 def apply(plan: RlimitPlan) -> None:

@@ -25,6 +25,8 @@ def show_result(result: ExecutionResult, source: str, out: Console, err: Console
     if result.has_value:
         show_value(result.value, out)
     show_files(result.files, err)
+    for each in result.warnings:
+        write_text(err, f"warning: {each}")
     if result.type_findings and not (result.error is not None and result.error.findings):
         write_text(err, f"types: {shown_findings(result.type_findings)}")
     if not result.ok:

@@ -246,7 +246,12 @@ def run(
 def show(result: ExecutionResult, source: str) -> None:
     """Write a run's result. One that is only a value, and nothing around it to a person, needs no rich."""
     if result.ok and not (
-        result.logs.entries or result.files or result.type_findings or sys.stderr.isatty() or sys.stdout.isatty()
+        result.logs.entries
+        or result.files
+        or result.warnings
+        or result.type_findings
+        or sys.stderr.isatty()
+        or sys.stdout.isatty()
     ):
         if result.has_value:
             text = for_terminal(value_text(result.value))

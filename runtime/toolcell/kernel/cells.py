@@ -290,6 +290,8 @@ class _Showing:
         if result.ok:
             if not self.answer:  # the sandbox was gone before the cell, and there is another one
                 return self.fail("SandboxLost", NEW_SANDBOX)
+            for each in result.warnings:
+                self._publish("stream", {"name": "stderr", "text": f"warning: {each}\n"})
             payload = self.answer.get("payload")
             return {
                 "status": "ok",

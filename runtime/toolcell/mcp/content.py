@@ -114,6 +114,8 @@ def _plain(result: ExecutionResult, with_logs: bool) -> dict[str, Any]:
     }
     if result.has_value:
         plain["value"] = structured_value(result.value)
+    if result.warnings:
+        plain["warnings"] = [*result.warnings]
     if result.type_findings:
         plain["type_findings"] = [
             {name: each[name] for name in ("line", "rule", "message")} for each in result.type_findings

@@ -32,7 +32,8 @@ _TEMPLATE: Final = """\
 {% endif %}{% elif result.has_value %}<pre>{{ value }}</pre>
 {% endif %}{% if logs %}<details open><summary>output</summary><pre>{{ logs }}</pre></details>
 {% endif %}{% if error %}<pre style="border-left: 3px solid #c62828; padding-left: 8px">{{ error }}</pre>
-{% endif %}{% if result.calls %}<details><summary>tool calls</summary><table>
+{% endif %}{% for each in result.warnings %}<p>warning: {{ each }}</p>
+{% endfor %}{% if result.calls %}<details><summary>tool calls</summary><table>
 <thead><tr><th>tool</th><th>line</th><th>status</th><th>ms</th><th>arguments</th></tr></thead><tbody>
 {% for call in calls %}<tr><td>{{ call[0] }}</td><td>{{ call[1] }}</td><td>{{ call[2] }}</td><td>{{ call[3] }}</td>\
 <td><code>{{ call[4] }}</code></td></tr>

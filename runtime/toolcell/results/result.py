@@ -321,6 +321,9 @@ class ExecutionResult:
     logs: Logs = field(default_factory=Logs)
     files: tuple[OutputFile, ...] = ()
     error: ErrorInfo | None = None
+    warnings: tuple[str, ...] = ()
+    """Limits that a script with outcome `ok` met all the same: a library may have caught the error, and left things
+    out."""
     calls: tuple[ToolCallRecord, ...] = ()
     abandoned: tuple[AbandonedThread, ...] = ()
     """Threads of tools that still ran when the run was over, though their calls had been given up."""
@@ -376,6 +379,7 @@ class ExecutionResult:
         if self.error is not None:
             where = f"line {self.error.line}: " if self.error.line else ""
             lines.append(f"error: {where}{self.error.type}: {self.error.message}".replace("\n", "\n       "))
+        lines += [f"warning: {each}" for each in self.warnings]
         if self.type_findings and self.outcome is not Outcome.DENIED:
             lines.append(f"types: {SHORT.repr(shown_findings(self.type_findings))}")
         if self.draft_id:

@@ -123,6 +123,27 @@ def outcome_of(end: RunEnd) -> tuple[Outcome, ErrorInfo | None]:
     return _script_failure(end, error_info(done.error or {}))
 
 
+def warnings_of(end: RunEnd) -> tuple[str, ...]:
+    """Return which limits a script met that came to its end: each refused it something, and it went on."""
+    limits, said = end.limits, list[str]()
+    if _had_all_processes(end):
+        said.append(
+            f"reached the limit processes={limits.processes}; what threads or processes that did not start were to do "
+            "may be missing"
+        )
+    if end.sample.memory_kills:
+        said.append(f"reached the limit memory_bytes={limits.memory_bytes}; the kernel killed a process for it")
+    if end.refused:
+        said.append(f"{end.refused} tool calls past the limit tool_calls={limits.tool_calls} were refused")
+    return tuple(said)
+
+
+def _had_all_processes(end: RunEnd) -> bool:
+    """Whether it was refused a process or a thread. Where nobody counts that: whether it had as many as it may."""
+    sample, most = end.sample, end.limits.processes
+    return bool(sample.refused_processes) or sample.peak_processes >= most > 1
+
+
 def _limit_outcome(exceeded: LimitExceeded, end: RunEnd) -> tuple[Outcome, ErrorInfo]:
     used = exceeded.used
     if exceeded.outcome is Outcome.MEMORY_LIMIT:  # memory may have grown between the measurement and the kill
@@ -142,13 +163,13 @@ def _limit_outcome(exceeded: LimitExceeded, end: RunEnd) -> tuple[Outcome, Error
 
 def _script_failure(end: RunEnd, error: ErrorInfo) -> tuple[Outcome, ErrorInfo]:
     """Classify a script that says it failed: as refused by lint, as stopped by a limit, or as an ordinary error."""
-    limits, usage, sample = end.limits, end.usage, end.sample
+    limits, usage = end.limits, end.usage
     # Only a run with a lint profile that had done nothing yet can have been refused by lint.
     if error.findings and end.lint != "off" and not usage.calls and not end.has_value:
         return Outcome.DENIED, error
     if end.refused:
         return Outcome.CALL_LIMIT, _limited(error, "tool_calls", limits.tool_calls, usage.calls + end.refused)
-    if sample.refused_processes or sample.peak_processes >= limits.processes > 1:
+    if _had_all_processes(end):
         return Outcome.PROCESS_LIMIT, _limited(error, "processes", limits.processes, usage.peak_processes)
     if error.type == "MemoryError":
         # The one limit a script can claim: the kernel refuses an absurd allocation without leaving a trace.

@@ -25,7 +25,16 @@ from toolcell.run.ending import interrupt, take_printed, wait_for_exit
 from toolcell.run.feed import ScriptFeed
 from toolcell.run.monitor import Deadline
 from toolcell.run.observer import NULL_OBSERVER, RunObserver
-from toolcell.run.outcome import Aborted, Failed, ProtocolViolation, RunEnd, exceeded_limit, leftover_names, outcome_of
+from toolcell.run.outcome import (
+    Aborted,
+    Failed,
+    ProtocolViolation,
+    RunEnd,
+    exceeded_limit,
+    leftover_names,
+    outcome_of,
+    warnings_of,
+)
 from toolcell.run.output import RunOutput
 from toolcell.run.request import RunRequest
 from toolcell.run.script_line import read_line
@@ -425,6 +434,7 @@ class Run:
             logs=output.logs(),
             files=output.files(),
             error=error,
+            warnings=warnings_of(run_end) if outcome is Outcome.OK else (),
             calls=calls,
             abandoned=self._threads_left.list() if self._threads_left is not None else (),
             usage=usage,

@@ -131,7 +131,7 @@ class Sandbox(Protocol):
         ...
 
     def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
-        """Measure it now. `brief`: CPU and memory are enough; `last`: the run failed, so measure everything."""
+        """Measure it now. `brief`: CPU, memory and refusals do; `last`: the run failed, so measure everything."""
         ...
 
     def kill(self) -> None:

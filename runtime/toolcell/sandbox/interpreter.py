@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, isqrt
 from pathlib import Path
 from typing import Final
 
@@ -55,6 +55,19 @@ def hashing(seed: int | None) -> dict[str, str]:
     return {} if seed is None else {"PYTHONHASHSEED": str(seed)}
 
 
+FEWEST_PROCESSORS = 2
+"""Fewer would keep sandboxes waiting for each other on a machine that has idle processors."""
+
+
+def processors_within(processes: int) -> int:
+    """Return how many processors a sandbox may use at most, so that its threads stay below `processes`.
+
+    About half of the square root: joblib starts a thread for each processor, and the library in each of these as many
+    again. For each processor polars, duckdb, OpenBLAS and others keep a dozen more in a session (measured).
+    """
+    return max(FEWEST_PROCESSORS, isqrt(processes) // 2 - 1)
+
+
 def plan_rlimits(limits: Limits, processes: int, *, is_counted: bool, executes: bool = False) -> RlimitPlan:
     """Choose the per-process limits that enforce `limits` as far as rlimits can. `processes`: RLIMIT_NPROC.
 
@@ -71,6 +84,7 @@ def plan_rlimits(limits: Limits, processes: int, *, is_counted: bool, executes: 
         open_files=limits.open_files,
         file_size_bytes=limits.disk_bytes + FILE_SLACK_BYTES,
         core_bytes=NO_PIPED_CORE if executes else 0,
+        processors=processors_within(limits.processes),
     )
 
 

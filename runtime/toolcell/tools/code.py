@@ -340,7 +340,7 @@ def code_result(result: ExecutionResult, *, with_logs: bool = True, with_variabl
     details = result.to_dict()
     if result.ok:
         said = _value_text(result.value) if result.has_value else NO_RESULT
-        text = said + _types(result) + _repair(result) + _draft(result) + _files(result) + logs
+        text = said + _warnings(result) + _types(result) + _repair(result) + _draft(result) + _files(result) + logs
         return ToolResult(
             parts=(Text(text),), value=result.value, has_value=result.has_value, files=files, details=details
         )
@@ -374,6 +374,11 @@ def describe_failure(result: ExecutionResult) -> str:
     made = ", ".join(f"{call.name} ({call.status})" for call in result.calls[:20])
     more = f" and {len(result.calls) - 20} more" if len(result.calls) > 20 else ""
     return f"{said}\n\ntool calls already made: {made}{more}"
+
+
+def _warnings(result: ExecutionResult) -> str:
+    """Name the limits that a script met which came to its end."""
+    return "".join(f"\n\nwarning: {each}" for each in result.warnings)
 
 
 def _types(result: ExecutionResult) -> str:

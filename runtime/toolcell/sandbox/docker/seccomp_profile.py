@@ -36,6 +36,7 @@ UNTIL_GUEST = Group(
         "setrlimit",
         "prlimit64",
         "setpriority",
+        "sched_setaffinity",
     ),
 )
 

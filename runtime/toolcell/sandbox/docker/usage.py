@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,8 @@ class UsageReader:
         try:
             if brief:
                 cpu_s, peak_bytes = self._cgroup.consumed()
-                self._sample = self._with(cpu_s or 0.0, peak_bytes or 0, None)
+                sample = self._with(cpu_s or 0.0, peak_bytes or 0, None)
+                self._sample = replace(sample, refused_processes=self._refused(self._cgroup.count_refused()))
             else:
                 self._record(self._cgroup.usage())
         except (OSError, ValueError):  # the cgroup is gone: keep what was read last
@@ -108,8 +110,11 @@ class UsageReader:
             processes=sample.processes,
             peak_processes=sample.peak_processes,
             memory_kills=max(0, usage.oom_kills - self._kills_before),
-            refused_processes=max(0, usage.processes_refused - self._refused_before) if self._own is not None else 0,
+            refused_processes=self._refused(usage.processes_refused),
         )
+
+    def _refused(self, in_all: int) -> int:
+        return max(0, in_all - self._refused_before) if self._own is not None else 0
 
     def _with(self, cpu_s: float, peak_bytes: int, processes: int | None) -> Sample:
         before = self._sample

@@ -151,8 +151,12 @@ class Cgroup(abc.ABC):
             current_processes=self.count_processes(),
             peak_processes=_optional_number(self._files, f"{self._pids}/pids.peak"),
             oom_kills=_field(read(self._oom_file), "oom_kill"),
-            processes_refused=_field(read(f"{self._pids}/pids.events"), "max"),
+            processes_refused=self.count_refused(),
         )
+
+    def count_refused(self) -> int:
+        """Count the processes and threads that were refused for the limit of this cgroup."""
+        return _field(self._files.read(f"{self._pids}/pids.events"), "max")
 
     def keep_open(self, is_kept: bool) -> None:
         """Keep the files that measurements read open, or close them. Not while another thread measures."""

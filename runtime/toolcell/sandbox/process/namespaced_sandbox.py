@@ -162,7 +162,7 @@ class ProcessSandbox(SandboxDefaults):
                     processes=before.processes,
                     peak_processes=before.peak_processes,
                     memory_kills=before.memory_kills,
-                    refused_processes=before.refused_processes,
+                    refused_processes=self._cgroup.count_refused(),
                 )
                 return self._sample
             usage = self._cgroup.usage()

@@ -89,6 +89,7 @@ class RunResult(AnswerModel):
     logs: RunLogs
     files: list[ReturnedFile]
     error: ErrorInfo | None
+    warnings: list[str]
     calls: list[ToolCallRecord]
     abandoned: list[AbandonedThread]
     usage: Usage
