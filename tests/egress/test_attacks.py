@@ -85,6 +85,9 @@ PATHS = (
     "/repos/other", "/repos/acme/../other", "/repos/acme/%2e%2e/other", "/repos/acme/%252e%252e/other",
     "/repos/acme/%25252e%25252e/other", "/repos/acme/..%2fother", "/repos/acme/..%5cother", "/repos/acme/..;/other",
     "/repos/acme/..;x=1/other", "/repos/acme/.%2e;/other", "/other/repos/acme/x", "//repos/acme/x/../../../other",
+    "/repos/acme/%c0%ae%c0%ae/other", "/repos/acme/..%c0%afother", "/repos/acme/%25c0%25ae%25c0%25ae/other",
+    "/repos/acme/%u002e%u002e/other", "/repos/acme/%uff0e%uff0e%u002fother", "/repos/acme/..%ef%bc%8fother",
+    "/repos/acme/%ef%bc%8e%ef%bc%8e/other", "/repos/acme/%e2%80%a5/other", "/repos/acme/%2e%2e%255cother",
     "/repos/acme/x%0d%0aGET /other", "/repos/acme/%00", "/repos/acme/%2525252e%2525252e/x",
 )  # fmt: skip
 
@@ -120,6 +123,8 @@ HEADERS = {
     "another method": ["X-HTTP-Method-Override", "DELETE"],
     "another method, spelled otherwise": ["x_http_method_override", "DELETE"],
     "another method, shorter": ["X-HTTP-Method", "DELETE"],
+    "another method, behind a proxy": ["X-Forwarded-Method", "DELETE"],
+    "another path, behind a proxy": ["X_Forwarded_Uri", "/admin"],
     "another path": ["X-Original-URL", "/admin"],
     "another path, for another server": ["X-Rewrite-URL", "/admin"],
     "a line break in the value": ["X-A", "1\r\nX-B: 2"],
@@ -145,7 +150,41 @@ async def test_headers_that_would_make_it_another_request_are_refused(what: str)
 async def test_a_query_does_not_ask_for_another_method() -> None:
     async with serve({}) as site, door(of(site)) as run:
         assert code_of(await run.send(site.url("/?a=1&_method=DELETE", "127.0.0.1"), "POST")) == REFUSED
+        assert code_of(await run.send(site.url("/?a=1;%5fmethod=%20delete", "127.0.0.1"), "POST")) == REFUSED
         assert code_of(await run.send(site.url("/?_method=post", "127.0.0.1"), "POST")) == "sent"
+
+
+FORMS = {
+    "a form": ("application/x-www-form-urlencoded", b"a=1&_method=DELETE"),
+    "a form in other letters": ("Application/X-WWW-Form-UrlEncoded; charset=x", b"a=1;%5Fmethod=delete"),
+    "a form in parts": ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="_method"'),
+    "a form in parts, without quotes": ("multipart/form-data; boundary=x", b"--x\r\nContent-Disposition: name=_METHOD"),
+}
+
+
+@pytest.mark.parametrize("what", FORMS)
+async def test_a_form_does_not_ask_for_another_method(what: str) -> None:
+    kind, body = FORMS[what]
+    async with serve({}) as site, door(of(site, methods=["*"], approval="DELETE")) as run:
+        result = await run.send(site.url(host="127.0.0.1"), "POST", [["Content-Type", kind]], body)
+        assert code_of(result) == REFUSED
+        told = await run.send(site.url(host="127.0.0.1"), "POST", [["Content-Type", "text/plain"]], body)
+        assert code_of(told) == "sent"
+
+
+async def test_a_query_that_asks_for_a_write_is_no_read() -> None:
+    async with serve({}) as site, door(of(site, methods=["*"], approval="DELETE")) as run:
+        assert code_of(await run.send(site.url("/?_method=DELETE", "127.0.0.1"))) == REFUSED
+
+    assert site.requests == []
+
+
+async def test_a_header_of_a_rule_is_not_added_to_by_another_spelling() -> None:
+    async with serve({}) as site, door(of(site, secrets={"X-Api-Key": "{TOKEN}"}), secrets={"TOKEN": TOKEN}) as run:
+        await run.send(site.url(host="127.0.0.1"), headers=[["x_api_key", "mine"], ["X_API-KEY", "mine"]])
+
+    assert f"X-Api-Key: {TOKEN}" in site.requests[0]
+    assert "mine" not in site.requests[0]
 
 
 async def test_what_libraries_say_of_their_connection_is_not_sent() -> None:
@@ -218,6 +257,12 @@ ECHOES = {
     "percent-encoded throughout": "".join(f"%{byte:02x}" for byte in RAW).encode(),
     "in hexadecimal": RAW.hex().encode(),
     "in JSON": json.dumps({"a": TOKEN}).replace("/", "\\/").encode(),
+    "in JSON, safe in HTML": json.dumps(TOKEN).replace("+", "\\u002B").encode(),
+    "in JSON, escaped throughout": json.dumps(TOKEN).replace("+", "\\u002b").replace("/", "\\u002f").encode(),
+    "in HTML": TOKEN.replace("+", "&#43;").encode(),
+    "in HTML, escaped throughout": TOKEN.replace("+", "&#x2B;").replace("/", "&#x2F;").encode(),
+    "in HTML, slashes": TOKEN.replace("/", "&#x2F;").encode(),
+    "percent-encoded twice": quote(quote(TOKEN, safe="")).encode(),
     "in UTF-16": TOKEN.encode("utf-16-le"),
 }
 CODINGS = {

@@ -52,9 +52,17 @@ def forms(secret: str) -> Iterator[bytes]:
     yield from (secret.encode("utf-16-le"), secret.encode("utf-16-be"))
     yield from (json.dumps(secret)[1:-1].encode(), json.dumps(secret, ensure_ascii=False)[1:-1].encode())
     yield json.dumps(secret)[1:-1].replace("/", "\\/").encode()
-    yield html.escape(secret).encode()
+    for escaped in ("&<>", "&<>'", "&<>'+", "&<>'+/"):
+        for form in ("\\u{:04x}", "\\u{:04X}"):
+            yield "".join(form.format(ord(each)) if each in escaped else each for each in secret).encode()
+    for escaped in ("\"'+", "\"'+/", "\"'`=/"):
+        for form in ("&#{};", "&#x{:x};", "&#x{:X};"):
+            letters = [form.format(ord(each)) if each in escaped else html.escape(each) for each in secret]
+            yield "".join(letters).encode()
+    yield from (html.escape(secret).encode(), html.escape(secret, quote=False).encode())
     everything = "".join(f"%{byte:02X}" for byte in raw)
-    for coded in (quote(secret), quote(secret, safe=""), quote_plus(secret), everything):
+    twice = quote(quote(secret, safe=""))
+    for coded in (quote(secret), quote(secret, safe=""), quote_plus(secret), everything, twice):
         yield coded.encode()
         yield _lower_escapes(coded).encode()
     yield from (raw.hex().encode(), raw.hex().upper().encode())

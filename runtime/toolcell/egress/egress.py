@@ -170,7 +170,7 @@ class Egress:
             ToolError: none does.
         """
         rule = self._book.judge(request.method, request.target)
-        check_override(request, rule)
+        check_override(request)
         return rule
 
     def judge_unasked(self, request: HttpRequest) -> Allow:

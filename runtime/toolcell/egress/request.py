@@ -22,11 +22,13 @@ MAX_HEADER_BYTES: Final = 64 * 1024
 
 OVERRIDES: Final = frozenset({
     "x-http-method-override", "x-http-method", "x-method-override", "x-original-url", "x-rewrite-url",
-    "x-original-method", "x-forwarded-path", "x-override-url",
+    "x-original-method", "x-forwarded-path", "x-override-url", "x-original-uri", "x-forwarded-uri",
+    "x-forwarded-method", "x-http-verb",
 })  # fmt: skip
 """Some servers take method or path from these in place of the request's own."""
 
-QUERY_OVERRIDES: Final = frozenset({"_method", "_httpmethod", "x-http-method-override"})
+PARAMETER_OVERRIDES: Final = frozenset({"_method", "_httpmethod", "x-http-method-override"})
+"""Some frameworks take the method from these, in a query or a form."""
 
 _DROPPED: Final = frozenset({"keep-alive", "te", "trailer", "expect"})
 """About the connection, which is the host's own."""
@@ -34,6 +36,8 @@ _DROPPED: Final = frozenset({"keep-alive", "te", "trailer", "expect"})
 _REFUSED: Final = frozenset({"upgrade", "http2-settings", "alt-used"})
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_PART_NAME = re.compile(r'name="?([^";\r\n]+)')
+"""Of a part in multipart/form-data."""
 _BAD_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 Header = tuple[str, str]
@@ -111,15 +115,23 @@ def _headers(given: Any) -> tuple[Header, ...]:
     return tuple(found)
 
 
-def check_override(request: HttpRequest, rule: Allow) -> None:
-    """Check that the query does not ask for another method, as some frameworks let it.
+def check_override(request: HttpRequest) -> None:
+    """Check that neither query nor form asks for another method, as some frameworks let them.
 
     Raises:
-        ToolError: it asks for one that the rule does not allow.
+        ToolError: one does. Method, approval and dry run would be decided for a request that the server does not see.
     """
-    for name, value in parse_qsl(request.target.query.removeprefix("?"), keep_blank_values=True):
-        if name.lower() in QUERY_OVERRIDES and value.upper() not in rule.methods and "*" not in rule.methods:
-            raise refused(f"{request}: the query asks for the method {value!r:.40}, which is not allowed")
+    texts = [request.target.query.removeprefix("?")]
+    if any(name.lower() == "content-type" and "form" in value.lower() for name, value in request.headers):
+        texts.append(request.body.decode("latin-1"))
+        parts = _PART_NAME.findall(texts[-1])
+        if any(name.lower() in PARAMETER_OVERRIDES for name in parts):
+            raise refused(f"{request}: the form asks for another method")
+    for text in texts:
+        for separator in "&;":
+            for name, value in parse_qsl(text, keep_blank_values=True, separator=separator):
+                if name.strip().lower() in PARAMETER_OVERRIDES and value.strip().upper() != request.method:
+                    raise refused(f"{request}: a parameter asks for the method {value!r:.40}; send that one")
 
 
 def sent_headers(request: HttpRequest, rule: Allow, secrets: Mapping[str, str], size: int) -> list[tuple[bytes, bytes]]:
@@ -129,10 +141,10 @@ def sent_headers(request: HttpRequest, rule: Allow, secrets: Mapping[str, str], 
         ToolError: a header is the host's to set, or has the placeholder of a secret that is not for this host.
     """
     authority = request.target.origin.partition("://")[2]
-    own = {name.lower() for name in rule.headers}
+    own = {_key(name) for name in rule.headers}
     found = [("Host", authority)]
     for name, value in request.headers:
-        if _is_passed_on(request, name, value, size) and name.lower() not in own:
+        if _is_passed_on(request, name, value, size) and _key(name) not in own:
             if secrets and name.lower() == "accept-encoding":
                 value = acceptable(value)
             found.append((name, filled_header(request, rule, secrets, name, value)))
@@ -144,13 +156,18 @@ def sent_headers(request: HttpRequest, rule: Allow, secrets: Mapping[str, str], 
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in found]
 
 
+def _key(name: str) -> str:
+    """Return the name of a header as many servers read it: `_` and `-` are one."""
+    return name.lower().replace("_", "-")
+
+
 def _is_passed_on(request: HttpRequest, name: str, value: str, size: int) -> bool:
     """Return False for a header that the host sets itself.
 
     Raises:
         ToolError: it says something else than what the host sets, or is refused.
     """
-    key = name.lower().replace("_", "-")  # many servers read both as one
+    key = _key(name)
     match key:
         case "host":
             target = request.target

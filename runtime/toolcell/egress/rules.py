@@ -5,9 +5,11 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
+from urllib.parse import unquote, unquote_to_bytes
 
 from toolcell.egress.addresses import IPAddress, networks_of, refusal
 from toolcell.egress.failures import refused
@@ -32,6 +34,8 @@ MAX_DECODED: Final = 4
 
 _METHOD = re.compile(r"[A-Z][A-Z0-9-]{0,31}")
 _PARAMETERS = re.compile(r";[^/]*")
+_OVERLONG = re.compile(rb"[\xc0\xc1][\x80-\xbf]")
+_WIDE = re.compile(r"%u([0-9A-Fa-f]{4})")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -214,10 +218,23 @@ def readings(target: Target) -> list[str]:
         found.append(path := decoded)
     else:
         raise refused(f"the path is percent-encoded more than {MAX_DECODED} times: {target.origin}{target.path[:200]}")
+    found += [other for each in found for other in _other_readings(each)]
     if any(map(_CONTROL.search, found)):
         raise refused(f"the path has an encoded control character: {target.origin}{target.path[:200]}")
     found += [decoded_path(_PARAMETERS.sub("", each)) for each in found if ";" in each]
     return [*dict.fromkeys(found)]
+
+
+def _other_readings(path: str) -> Iterator[str]:
+    """Yield what lenient servers make of a path: of bytes that UTF-8 forbids, of `%u002e`, of look-alikes."""
+    raw = unquote_to_bytes(path)
+    short = _OVERLONG.sub(lambda match: bytes([(match[0][0] & 0x03) << 6 | match[0][1] & 0x3F]), raw)
+    if short != raw:
+        yield decoded_path(short.decode("utf-8", "replace"))
+    wide = _WIDE.sub(lambda match: chr(int(match[1], 16)), path)
+    alike = unicodedata.normalize("NFKC", unquote(wide))
+    if alike != unquote(path):
+        yield decoded_path(alike)
 
 
 def _written(host: str) -> tuple[str, str]:
