@@ -9,6 +9,7 @@ import pytest
 
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.codec import decode, encode
+from toolcell_bridge.wire.errors import UnsendableValue
 from toolcell_bridge.wire.messages import Progress
 from toolcell_bridge.wire.tables import AnyTable, Array, Table
 
@@ -56,6 +57,21 @@ def test_other_bytes_and_units_become_the_nearest_ones() -> None:
     assert sent(np.arange(3, dtype=">i4")).native().tolist() == [0, 1, 2]
     assert sent(np.array([0.5], dtype=np.longdouble)).native().dtype == "f8"
     assert sent(np.array([1], dtype="m8[h]")).native().tolist() == [dt.timedelta(hours=1)]
+
+
+def test_arrays_in_a_column_are_lists_and_tables_in_it_are_refused_by_name() -> None:
+    vectors = [np.arange(2.0), {"deep": np.array(["x"])}, None]
+    again = sent(pd.DataFrame({"vector": vectors})).native()
+    assert again["vector"].tolist() == [[0.0, 1.0], {"deep": ["x"]}, None]
+    cells = np.empty(2, dtype=object)
+    cells[:] = [np.arange(2), [np.arange(1)]]
+    assert sent(cells).native().tolist() == [[0, 1], [[0]]]
+    column = pd.Series([None, None], dtype=object)
+    for table in (pd.DataFrame({"a": [1]}), pd.Series([1]), to_plain(np.arange(2))):
+        column[1] = [table]
+        with pytest.raises(UnsendableValue, match=r"x\['inner'\]\[1\]\[0\]: a table inside a column: send its rows"):
+            to_plain(pd.DataFrame({"inner": column}), "x")
+    assert type(to_plain([np.arange(2)])[0]) is Array  # type: ignore[index]
 
 
 COLUMNS: dict[str, Any] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
+from toolcell_bridge.guest.refusals import Refusal
 from toolcell_bridge.wire.messages import Plain
 from toolcell_bridge.wire.tables import TABLES as WIRE_TABLES
 from toolcell_bridge.wire.tables import Array, Table
@@ -15,6 +16,8 @@ from toolcell_bridge.wire.tables import Array, Table
 
 class Converter(Protocol):
     """One conversion; `values` has it."""
+
+    in_column: bool
 
     def convert(self, value: Any, depth: int) -> Plain: ...
     def sequence(self, value: object, items: Sequence[Any], depth: int) -> list[Plain]: ...
@@ -25,6 +28,9 @@ class Converter(Protocol):
     def spend(self, elements: int) -> None: ...
 
 
+TABLE_IN_COLUMN: Final = "a table inside a column: send its rows, such as df.to_dict('records'), or send it beside"
+"""Why it is refused."""
+
 Handler: TypeAlias = Callable[[Any, Any, int], Plain]
 
 
@@ -32,8 +38,8 @@ def _array(to: Converter, value: Any, depth: int) -> Plain:
     if not value.shape:
         return to.convert(value[()], depth)
     to.can_hold(value.nbytes)
-    made: Array | None = _table_columns().array_of(value, to.items_of(depth))
-    if made is None:  # an array of records
+    made: Array | None = None if to.in_column else _table_columns().array_of(value, to.items_of(depth))
+    if made is None:  # an array of records, or one in a column
         to.can_afford(value.size)
         return to.sequence(value, value.tolist(), depth)
     to.spend(made.elements)
@@ -61,6 +67,8 @@ def _made_by(maker: str) -> Handler:
     """Return what makes a table with a function of `table_columns`."""
 
     def convert(to: Converter, value: Any, depth: int) -> Plain:
+        if to.in_column:
+            raise Refusal(TABLE_IN_COLUMN)
         made: Table = getattr(_table_columns(), maker)(value, to.items_of(depth))
         to.spend(made.elements)
         return made

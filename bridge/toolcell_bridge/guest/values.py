@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 
 from toolcell_bridge.guest.placeholder import Placeholder, reference_of
 from toolcell_bridge.guest.refusals import Refusal, TooDeep, advice
-from toolcell_bridge.guest.tables import TABLES
+from toolcell_bridge.guest.tables import TABLE_IN_COLUMN, TABLES
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.messages import MAX_ELEMENTS, Plain
 from toolcell_bridge.wire.plain import MAX_DEPTH, is_sendable, pack_value, type_name
@@ -69,12 +69,14 @@ def to_packed(value: object, path: str = "value") -> Any:
 class _Converter:
     """One conversion: its limits, and the containers it is inside of."""
 
-    __slots__ = ("_inside", "_left", "_path", "max_depth")
+    __slots__ = ("_inside", "_left", "_path", "in_column", "max_depth")
 
     def __init__(self, path: str, max_depth: int) -> None:
         self._path = path
         self.max_depth = max_depth
         self._left = MAX_ELEMENTS
+        self.in_column = False
+        """Converts what is in a column: an array there is a list, and a table cannot be there."""
         self._inside: set[int] = set()
 
     def convert(self, value: Any, depth: int) -> Plain:
@@ -157,12 +159,16 @@ class _Converter:
         def convert(name: str, items: list[Any]) -> list[Plain]:
             self.can_afford(len(items))
             plain: list[Plain] = []
-            for index, item in enumerate(items):
-                try:
-                    plain.append(self.convert(item, depth + 1))
-                except Refusal as refusal:
-                    refusal.steps += [index, name] if name else [index]
-                    raise
+            was_in_column, self.in_column = self.in_column, True
+            try:
+                for index, item in enumerate(items):
+                    try:
+                        plain.append(self.convert(item, depth + 1))
+                    except Refusal as refusal:
+                        refusal.steps += [index, name] if name else [index]
+                        raise
+            finally:
+                self.in_column = was_in_column
             return plain
 
         return convert
@@ -238,6 +244,8 @@ def _range(to: _Converter, value: range, depth: int) -> Plain:
 
 
 def _table(to: _Converter, value: AnyTable) -> Plain:
+    if to.in_column:
+        raise Refusal(TABLE_IN_COLUMN)
     to.spend(value.elements)
     return value
 
