@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from toolcell import Limits, SyncRuntime
+from toolcell.audit import AuditLog
+from toolcell.audit.otel import SpanSink
 from toolcell.audit.wildcards import fits
 from toolcell.cli import build
 from toolcell.tools import ToolRegistry
@@ -94,6 +96,32 @@ def test_of_a_frame_past_the_limit_shape_types_and_digest_are_kept_and_a_replay_
     status, said = invoke("replay", folder, ident)
     assert status == 1
     assert "the answer of call 1, load, was not recorded (size)" in said
+
+
+@pytest.mark.isolation
+@pytest.mark.parametrize("rows", [50, 200_000])
+def test_a_span_has_the_text_of_a_frame_and_only_where_content_is_wanted(rows: int, tmp_path: Path) -> None:
+    trace, export = (
+        pytest.importorskip("opentelemetry.sdk.trace"),
+        pytest.importorskip("opentelemetry.sdk.trace.export"),
+    )
+    memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+    for capture_content in (True, False):
+        exporter, provider = memory.InMemorySpanExporter(), trace.TracerProvider()
+        provider.add_span_processor(export.SimpleSpanProcessor(exporter))
+        log = AuditLog(tmp_path / str(capture_content), sinks=[SpanSink(provider, capture_content=capture_content)])
+        with SyncRuntime(registry, packages=["numpy", "pandas"], audit=log) as runtime:
+            assert runtime.execute_code(SCRIPT, inputs={"rows": rows}).ok
+        spans = {span.name: dict(span.attributes) for span in exporter.get_finished_spans()}
+        for name, key in (
+            ("load", "result"),
+            ("note", "result"),
+            ("note", "arguments"),
+            ("execute_code", "result"),
+        ):
+            found = spans[f"execute_tool {name}"].get(f"gen_ai.tool.call.{key}", "")
+            assert len(found) < 4_000
+            assert (f"{rows} rows x" in found or f" {rows} x " in found) is capture_content, (name, key, found)
 
 
 def test_a_frame_fits_its_record_without_the_secrets_and_no_other() -> None:

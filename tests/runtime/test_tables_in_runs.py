@@ -106,6 +106,20 @@ def test_a_tool_gives_a_frame_and_gets_lists_and_rows_where_its_types_say_so(run
     assert text.startswith('"DataFrame, 3 rows x 3 columns')
 
 
+def test_calls_at_once_take_and_give_frames(runtime: Any) -> None:
+    source = (
+        "calls = [('described', {'df': df, 'weights': a, 'power': n}) for n in (1, 2)] + [('frame', {})]\n"
+        "found = call_tools_parallel(calls)\nset_result([*found, sum(len(each) for each in found)])"
+    )
+    weights = np.array([1.0, 2.0, 3.0])
+    result = runtime[0].execute_code(source, inputs={"df": FRAME, "a": weights})
+    assert result.ok, result.error
+    for table, power in zip(result.value[:2], (1, 2), strict=True):
+        pd.testing.assert_frame_equal(table.to_pandas(), FRAME.assign(weight=weights**power))
+    assert is_frame(result.value[2])
+    assert result.value[3] == 9
+
+
 def test_a_tool_whose_parameter_is_a_frame_gets_one(runtime: Any) -> None:
     source = (
         "import numpy as np\n"

@@ -94,7 +94,7 @@ class SpanSink:
             "toolcell.call.number": fields["number"],
             "toolcell.call.origin": fields["origin"],
             "code.line.number": fields["line"],
-            **self._content("gen_ai.tool.call.arguments", fields["args"]),
+            **self._content("gen_ai.tool.call.arguments", fields["args"], fields["more"].get("args_cut")),
         }
         run.calls[fields["number"]] = self._tracer.start_span(
             f"execute_tool {fields['tool']}",
@@ -109,7 +109,8 @@ class SpanSink:
         if span is None:
             return
         if fields["status"] in SUCCESSFUL:
-            span.set_attributes(_present(self._content("gen_ai.tool.call.result", fields["value"])))
+            content = self._content("gen_ai.tool.call.result", fields["value"], fields["more"].get("value_cut"))
+            span.set_attributes(_present(content))
         else:
             self._fail(span, fields["code"] or fields["status"], fields["more"].get("message", ""))
         span.end(event.at_ns)
@@ -124,7 +125,7 @@ class SpanSink:
             "toolcell.run.calls": fields["calls"][0],
             "toolcell.cpu_s": usage.get("cpu_s"),
             "toolcell.peak_memory_bytes": usage.get("peak_memory_bytes"),
-            **self._content("gen_ai.tool.call.result", fields["value"]),
+            **self._content("gen_ai.tool.call.result", fields["value"], fields["more"].get("value_cut")),
         }
         run.span.set_attributes(_present(attributes))
         if fields["outcome"] != "ok":
@@ -139,7 +140,9 @@ class SpanSink:
         description = message if self._capture_content else ""
         span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, description or kind))
 
-    def _content(self, name: str, value: Any) -> dict[str, Any]:
+    def _content(self, name: str, value: Any, cut: Any = None) -> dict[str, Any]:
+        """Return the attribute with a value, or with what the log says of one that was too long for it."""
+        value = cut if value is None else value
         if not self._capture_content or value is None:
             return {}
         return {name: value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False)}
