@@ -7,11 +7,11 @@ The names below are for backends and whoever else speaks the protocol; each is i
 __version__ = "0.1.0"
 
 __all__ = [
-    "CELL", "GUEST_NAMES", "HTTP", "HTTP_READ", "MAX_DEPTH", "MAX_ELEMENTS", "NOTEBOOK_INPUT", "NOTEBOOK_SHELL",
-    "PART_BYTES", "PROTOCOL_VERSION", "SHOWN", "CallTool", "Connection", "Done", "FrameReader", "GuestMessage", "Hello",
-    "LocalProtocolError", "Log", "Message", "Plain", "ProtocolError", "PutFile", "RemoteProtocolError", "Result",
-    "RunScript", "TableCodec", "ToolFail", "ToolReturn", "UnsendableValue", "ValueTooLarge", "__version__", "decode",
-    "is_visible", "picture_type", "syscall", "to_plain", "why_mortal",
+    "CELL", "GUEST_NAMES", "HTTP", "HTTP_READ", "INSTALL_PACKAGE", "MAX_DEPTH", "MAX_ELEMENTS", "NOTEBOOK_INPUT",
+    "NOTEBOOK_SHELL", "PART_BYTES", "PROTOCOL_VERSION", "SHOWN", "CallTool", "Connection", "Done", "FrameReader",
+    "GuestMessage", "Hello", "LocalProtocolError", "Log", "Message", "Plain", "ProtocolError", "PutFile",
+    "RemoteProtocolError", "Result", "RunScript", "TableCodec", "ToolFail", "ToolReturn", "UnsendableValue",
+    "ValueTooLarge", "__version__", "decode", "is_visible", "picture_type", "syscall", "to_plain", "why_mortal",
 ]  # fmt: skip
 
 TYPE_CHECKING = False  # the launcher starts without `typing`
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         ToolReturn,
     )
     from toolcell_bridge.wire.plain import MAX_DEPTH
-    from toolcell_bridge.wire.requests import HTTP, HTTP_READ, PART_BYTES
+    from toolcell_bridge.wire.requests import HTTP, HTTP_READ, INSTALL_PACKAGE, PART_BYTES
 else:
     _HOMES = {
         "entry.immortal_heap": "why_mortal",
@@ -70,7 +70,7 @@ else:
             "ToolFail ToolReturn"
         ),
         "wire.plain": "MAX_DEPTH",
-        "wire.requests": "HTTP HTTP_READ PART_BYTES",
+        "wire.requests": "HTTP HTTP_READ INSTALL_PACKAGE PART_BYTES",
     }
 
     def __getattr__(name):

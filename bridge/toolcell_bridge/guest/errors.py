@@ -299,21 +299,42 @@ def install_refusals() -> None:
 def install_package(name: str) -> None:
     """Check that a package can be imported.
 
-    A sandbox has no network: a script can import what its host listed.
+    Without `Egress(packages=[...])` nothing can be installed: a script can import what its host listed.
 
     Raises:
         RuntimeError: it cannot be imported; the message says who can change that.
     """
+    if not can_import(name):
+        raise not_installed(
+            name,
+            "a sandbox has no network; the program that runs this script chooses its packages, with "
+            f"Runtime(packages=[{_bare(name)!r}])",
+        )
+
+
+def can_import(name: str) -> bool:
+    """Return whether a package can be imported, by the name of a module or a distribution. Versions do not count."""
     import importlib.metadata
     import importlib.util
 
-    wanted = str(name).partition("=")[0].partition("<")[0].partition(">")[0].partition("[")[0].strip()
+    wanted = _bare(name)
     try:
         if importlib.util.find_spec(wanted.replace("-", "_")) is not None:
-            return
+            return True
         importlib.metadata.distribution(wanted)
     except (ImportError, ValueError):
-        raise RuntimeError(
-            f"pip install {name} failed: a sandbox has no network; the program that runs this script chooses its "
-            f"packages, with Runtime(packages=[{wanted!r}])"
-        ) from None
+        return False
+    return True
+
+
+def not_installed(name: str, why: str) -> RuntimeError:
+    """Return the error for a package that cannot be had."""
+    return RuntimeError(f"pip install {name} failed: {why}")
+
+
+def _bare(name: str) -> str:
+    """Return the name of a requirement without versions and extras."""
+    bare = str(name)
+    for mark in "=<>!~[;":
+        bare = bare.partition(mark)[0]
+    return bare.strip()

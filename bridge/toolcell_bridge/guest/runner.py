@@ -39,6 +39,8 @@ from toolcell_bridge.wire.messages import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from toolcell_bridge.guest.fed_script import FedScript
     from toolcell_bridge.guest.interrupts import Interrupts
 
@@ -339,11 +341,12 @@ class Runner:
         key = run.inputs.pop(DRY_RUN, None)
         dry_run = GuestDryRun(key) if isinstance(key, str) else None
         toolbox = Toolbox(self._channel, run.tools, dry_run)
+        install_package: Callable[[str], None] = errors.install_package
         if run.egress:
             from toolcell_bridge.guest.egress.hooks import install  # only runs that may send requests pay for it
 
             SCRIPTS.may_send = True
-            install(self._channel, dry_run)
+            install_package = install(self._channel, dry_run)
 
         def set_result(data: Any = None, files: Any = None, **values: Any) -> None:
             """Make `data`, or the named values, the run's result; the last call wins. `files`: paths to return."""
@@ -374,7 +377,7 @@ class Runner:
             "list_tools": toolbox.list_tools,
             "search_tools": toolbox.search_tools,
             "progress": toolbox.progress,
-            "install_package": errors.install_package,
+            "install_package": install_package,
             "tools": tools,
             "set_result": set_result,
             "log": log,

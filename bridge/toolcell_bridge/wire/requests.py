@@ -14,5 +14,9 @@ HTTP_UPLOAD: Final = "http_upload"
 HTTP_READ: Final = "http_read"
 """Returns the next part of the rest of a body: rest, size. b"" at its end; size 0 drops it."""
 
+INSTALL_PACKAGE: Final = "install_package"
+"""Finds the wheels of a package and its dependencies: package, installed. Returns `wheels`, each with name, version,
+file, sha256 and size, and as `rest` the name under which `HTTP_READ` has its content."""
+
 PART_BYTES: Final = 256 * 1024
 """Most bytes of a body, in one call or one answer."""

@@ -29,7 +29,7 @@ from toolcell.tools.placeholders import RecordedDryRun
 from toolcell.tools.registry import answer_from_record
 from toolcell.tools.result import Status, ToolFailure, ToolResult
 from toolcell_bridge.guest.tool_names import name_meant
-from toolcell_bridge.wire.requests import HTTP
+from toolcell_bridge.wire.requests import HTTP, INSTALL_PACKAGE
 
 NO_END: Final = (
     "no end is recorded to compare (it is under way, or its host was killed); the calls agree as far as recorded"
@@ -227,8 +227,8 @@ class AnsweringTools:
 
     @property
     def makes_requests(self) -> bool:
-        """True when the script has sent a request."""
-        return any(call.tool == HTTP for call in self.expected.values())
+        """True when the script has sent a request, or installed a package."""
+        return any(call.tool in (HTTP, INSTALL_PACKAGE) for call in self.expected.values())
 
     async def dispatch(
         self,

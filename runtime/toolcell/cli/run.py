@@ -111,6 +111,10 @@ class RuntimeFlags:
             help="A header for requests to HOST; {NAME} is an environment variable that the script never sees.",
         ),
     ] = None
+    allow_package: Annotated[
+        list[str] | None,
+        typer.Option("--allow-package", metavar="NAME", help="What the script may install with install_package(NAME)."),
+    ] = None
     lint: Annotated[LintProfile, typer.Option("--lint", help="Refuse some Python before it runs. Not isolation.")] = (
         "off"
     )
@@ -161,10 +165,10 @@ class RuntimeFlags:
             "policy": make_policy(self.require, profile=self.profile, lint=self.lint, **settings),
             "audit": self._audit_log(),
         }
-        if self.allow or self.allow_secret:
+        if self.allow or self.allow_secret or self.allow_package:
             from toolcell.egress import Egress
 
-            options["egress"] = Egress.of_texts(self.allow or (), self.allow_secret or ())
+            options["egress"] = Egress.of_texts(self.allow or (), self.allow_secret or (), self.allow_package or ())
         options["backend"] = self._backend(options)
         tools = load_registry(self.tools) if self.tools else None
         return options | {"registry": builtins.with_tools(tools, self.backend)}  # last: it makes folders

@@ -4,16 +4,18 @@ from typing import TYPE_CHECKING
 
 from toolcell.support import lazy_names
 
-__all__ = ["Allow", "Egress", "Resolver"]
+__all__ = ["Allow", "Egress", "PackageIndex", "Resolver"]
 
 if TYPE_CHECKING:
     from toolcell.egress.egress import Egress
+    from toolcell.egress.packages import PackageIndex
     from toolcell.egress.resolver import Resolver
     from toolcell.egress.rules import Allow
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "toolcell.egress.packages": "PackageIndex",
             "toolcell.egress.resolver": "Resolver",
             "toolcell.egress.egress": "Egress",
             "toolcell.egress.rules": "Allow",

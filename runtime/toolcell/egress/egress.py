@@ -20,6 +20,7 @@ from toolcell.egress.answers import AnswerBody, Inflater, inflater_for
 from toolcell.egress.connector import GuardedBackend, httpcore, tls_context
 from toolcell.egress.echoes import Echoes
 from toolcell.egress.failures import CERTIFICATE, CONNECT, LIMIT, PROTOCOL, REFUSED, TIMEOUT, refused
+from toolcell.egress.packages import PackageIndex, body_of, described, find_wheels, versions_of
 from toolcell.egress.request import HttpRequest, check_override, filled_body, read_request, sent_headers
 from toolcell.egress.resolver import AddressRules, Resolver, SystemResolver, checked_addresses
 from toolcell.egress.rules import PLACEHOLDER, SAFE, Allow, RuleBook
@@ -41,7 +42,7 @@ from toolcell.tools import (
     check_kind,
     compile_tool,
 )
-from toolcell_bridge import HTTP, HTTP_READ, PART_BYTES
+from toolcell_bridge import HTTP, HTTP_READ, INSTALL_PACKAGE, PART_BYTES
 
 DEFAULT_TIMEOUT_S: Final = 60.0
 """To connect, and between two pieces of an answer, when the library does not say."""
@@ -49,6 +50,9 @@ DEFAULT_TIMEOUT_S: Final = 60.0
 MAX_CONNECTIONS: Final = 100
 KEPT_CONNECTIONS: Final = 20
 KEPT_S: Final = 30.0
+
+MAX_RESOLVERS: Final = 2
+"""Of one runtime, at once."""
 
 MAX_RESTS: Final = 64
 """Answers of one run that are being read at once."""
@@ -73,6 +77,11 @@ _READ_SCHEMA: Final = {
     "properties": {"rest": {"type": "string"}, "size": {"type": "integer"}},
     "required": ["rest", "size"],
 }
+_INSTALL_SCHEMA: Final = {
+    "type": "object",
+    "properties": {"package": {"type": "string"}, "installed": {"type": "object"}},
+    "required": ["package"],
+}
 
 
 class Egress:
@@ -84,9 +93,13 @@ class Egress:
     """
 
     def __init__(
-        self, *rules: Allow, secrets: Mapping[str, str] | None = None, resolver: Resolver | None = None
+        self,
+        *rules: Allow,
+        secrets: Mapping[str, str] | None = None,
+        resolver: Resolver | None = None,
+        packages: Sequence[str] | PackageIndex = (),
     ) -> None:
-        """`resolver`: looks up hosts in place of the system.
+        """`resolver`: looks up hosts in place of the system. `packages`: what scripts may install.
 
         Raises:
             UsageError: a rule is none, or names a secret that there is not.
@@ -97,7 +110,8 @@ class Egress:
         for name, value in self._secrets.items():
             if not PLACEHOLDER.fullmatch(f"{{{name}}}") or not (value.isascii() and value.isprintable()):
                 raise UsageError(f"Egress: the secret {name!r:.80} needs a name like API_TOKEN, and a line of ASCII")
-        for rule in rules:
+        self.index = packages if isinstance(packages, PackageIndex) else PackageIndex(packages)
+        for rule in (*rules, *self.index.rules):
             if missing := sorted((rule.header_secrets | rule.body_secrets) - self._secrets.keys()):
                 raise UsageError(f"Allow({rule.host!r}): Egress(secrets=) has no {missing[0]!r:.80}")
         self.rules = rules
@@ -108,10 +122,11 @@ class Egress:
         self._lock = threading.Lock()
 
     @classmethod
-    def of_texts(cls, allow: Sequence[str], secrets: Sequence[str] = ()) -> Self:
+    def of_texts(cls, allow: Sequence[str], secrets: Sequence[str] = (), packages: Sequence[str] = ()) -> Self:
         """Return the rules of a command line or a file. Secrets are variables of this process's environment.
 
         `allow`: what `Allow.parse` reads. `secrets`: such as `api.example.com=Authorization: Bearer {TOKEN}`.
+        `packages`: what scripts may install.
 
         Raises:
             UsageError: a text is wrong, or a variable is not set.
@@ -133,7 +148,7 @@ class Egress:
             for rule in found:
                 own = {**rule.headers, name.strip(): template.strip()}
                 rules[rules.index(rule)] = dataclasses.replace(rule, secrets=own)
-        return cls(*rules, secrets=values)
+        return cls(*rules, secrets=values, packages=packages)
 
     def tools_for(self, limits: Limits) -> RequestTools:
         """Return the tools of one runtime. `limits`: of runs that have none of their own."""
@@ -162,6 +177,10 @@ class Egress:
         """Data-flow labels of all rules: where requests go, and what answers hold."""
         sends = frozenset(rule.sends for rule in self.rules)
         return sends, frozenset[str]().union(*(labels(rule.reads) for rule in self.rules))
+
+    def for_index(self) -> Egress:
+        """Return where packages are looked for: nothing else may be reached from there."""
+        return Egress(*self.index.rules, secrets=self._secrets, resolver=self._resolver)
 
     def judge(self, request: HttpRequest) -> Allow:
         """Return the rule that allows a request.
@@ -252,6 +271,11 @@ class RunRequests:
             text = f"the requests of this run may send and receive {most} bytes together (egress_bytes)"
             raise ToolError(text, code=LIMIT)
 
+    @property
+    def bytes_left(self) -> int:
+        """What may still be sent and received."""
+        return max(0, self._limits.egress_bytes - self._bytes)
+
     async def keep(self, body: AnswerBody) -> str:
         """Keep the rest of an answer; return its name."""
         if len(self.rests) >= MAX_RESTS:
@@ -307,12 +331,28 @@ class RequestTools:
                 source=egress,
             )
         )
+        index = egress.index
+        install = dataclasses.replace(
+            read,
+            requires_approval=index.approval,
+            sends=frozenset({rule.sends for rule in index.rules}),
+            max_concurrency=MAX_RESOLVERS,
+        )
+        self._install_tool = _tool(
+            ToolSpec(
+                definition=ToolDefinition(INSTALL_PACKAGE, "Finds the wheels of a package.", _INSTALL_SCHEMA),
+                invoke=self._install,
+                options=install,
+                source=egress,
+                choose=self._choose_install,
+            )
+        )
         self._forms: dict[tuple[int, bool, bool], RegisteredTool] = {}
 
     @property
     def tools(self) -> Sequence[RegisteredTool]:
         """That every run of a script has, and nobody is told of."""
-        return (self._http, self._read_tool)
+        return (self._http, self._read_tool, self._install_tool)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -490,6 +530,37 @@ class RequestTools:
         inflater = inflater_for(", ".join(value for name, value in headers if name.lower() == "content-encoding"))
         gone = {"content-length", "content-encoding"} if inflater is not None else {"content-length"}
         return [each for each in headers if each[0].lower() not in gone], inflater
+
+    # Packages
+
+    def _choose_install(self, args: Any, _run: RunContext | None) -> RegisteredTool | ToolResult:
+        try:
+            self._egress.index.requirement_for(args.get("package") if isinstance(args, Mapping) else None)
+        except ToolError as exc:
+            return ToolResult.fail(exc.message, code=exc.code)
+        return self._install_tool
+
+    async def _install(self, context: ToolContext) -> dict[str, Any]:
+        args, egress = context.call.args, self._egress
+        index = egress.index
+        requirement = index.requirement_for(args.get("package"))
+        run, caller = self._of_run(context.call.run), context.call.run.scope.runtime
+        run.count_request()
+        wheels = await find_wheels(
+            index,
+            requirement,
+            versions_of(args.get("installed")),
+            egress=egress.for_index(),
+            profile="full" if caller is None else caller.policy.profile,
+            most_bytes=run.bytes_left,
+        )
+        run.count_bytes(sum(wheel.size for wheel in wheels))
+        facts = [described(wheel) for wheel in wheels]
+        return {
+            "wheels": [
+                {**fact, "rest": await run.keep(body_of(wheel))} for fact, wheel in zip(facts, wheels, strict=True)
+            ]
+        }
 
     # Reading on
 

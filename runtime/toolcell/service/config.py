@@ -60,6 +60,9 @@ class TenantConfig(SettingsModel):
     """Headers of these requests: `HOST=HEADER: {NAME}`. NAME is a variable of the service's environment, and no script
     sees its value."""
 
+    allow_packages: tuple[str, ...] = ()
+    """What scripts may install with `install_package(NAME)`, such as `humanize>=4`."""
+
     quota: Quota | None = None
     """What may be used in a time."""
 

@@ -160,10 +160,10 @@ class Tenants:
 
 
 def _egress(name: str, config: TenantConfig) -> Egress | None:
-    if not (config.allow or config.allow_secrets):
+    if not (config.allow or config.allow_secrets or config.allow_packages):
         return None
     try:
-        return Egress.of_texts(config.allow, config.allow_secrets)
+        return Egress.of_texts(config.allow, config.allow_secrets, config.allow_packages)
     except UsageError as exc:
         raise UsageError(f"tenant {name}: {exc}") from exc
 

@@ -28,8 +28,11 @@ class _Installed:
     calls: HostCalls | None = None
 
 
-def install(channel: Channel, dry_run: GuestDryRun | None) -> None:
-    """Change the libraries that are imported, and the others when they are. `dry_run`: of the script that begins."""
+def install(channel: Channel, dry_run: GuestDryRun | None) -> Callable[[str], None]:
+    """Change the libraries that are imported, and the others when they are; return the script's `install_package`.
+
+    `dry_run`: of the script that begins.
+    """
     if _Installed.calls is None:
         _Installed.calls = HostCalls(channel)
         CHANGES.update(LIBRARIES)
@@ -38,6 +41,19 @@ def install(channel: Channel, dry_run: GuestDryRun | None) -> None:
                 change(sys.modules[name])
         _explain_names()
     _Installed.calls.dry_run = dry_run
+    return install_package
+
+
+def install_package(name: str) -> None:
+    """Install a package, such as "humanize>=4", and what it depends on; nothing where it can be imported already.
+
+    Raises:
+        RuntimeError: it may not be installed, or cannot be; the message says why.
+        OSError: it does not fit into the sandbox's disk.
+    """
+    from toolcell_bridge.guest.egress import packages  # loads zipfile
+
+    packages.install(_calls(), name)
 
 
 def _calls() -> HostCalls:
@@ -201,6 +217,8 @@ LIBRARIES: Final[dict[str, Callable[[ModuleType], None]]] = {
     "http.client": _change_http_client,
     "urllib3.connection": _change_urllib3,
     "urllib3.util.wait": _change_waiting,
+    "pip._vendor.urllib3.connection": _change_urllib3,
+    "pip._vendor.urllib3.util.wait": _change_waiting,
     "httpcore._backends.sync": _change_httpcore,
     "httpcore._backends.anyio": _change_async_httpcore,
     "httpcore2._backends.sync": _change_httpcore,

@@ -1,0 +1,239 @@
+"""`PackageIndex`: which packages scripts may install, and the tool that finds their wheels.
+
+pip looks for them in a sandbox of its own, which can send requests to the index and to nothing else. The host takes the
+wheels as bytes: it neither unpacks nor imports them. A script reads them as it reads the rest of an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import InvalidName, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from toolcell.config import MIB, Limits, Policy, PoolConfig, Profile, names_of
+from toolcell.egress import resolver_guest
+from toolcell.egress.answers import AnswerBody
+from toolcell.egress.echoes import Echoes
+from toolcell.egress.failures import LIMIT, PROTOCOL, refused
+from toolcell.egress.rules import Allow
+from toolcell.egress.urls import parse_url
+from toolcell.errors import ToolError, UsageError
+from toolcell.results import OutputFile
+from toolcell.tools import check_kind
+
+if TYPE_CHECKING:
+    from toolcell.run.runs import EgressRules
+
+PYPI: Final = "https://pypi.org/simple/"
+PYPI_RULES: Final = (Allow("pypi.org", paths=["/simple/*"]), Allow("files.pythonhosted.org"))
+
+PIP: Final = "pip>=23.1"
+"""The first with `install --report` and a digest of each file."""
+
+MAX_WHEELS: Final = 32
+"""Of one call, dependencies included."""
+
+MAX_BYTES: Final = 64 * MIB
+"""Of the wheels of one call together."""
+
+MAX_NAME: Final = 200
+"""Characters of a requirement."""
+
+MAX_INSTALLED: Final = 2000
+"""Distributions of which a guest may say that it has them."""
+
+RESOLVER_LIMITS: Final = Limits(
+    wall_s=120, cpu_s=60, memory_bytes=768 * MIB, disk_bytes=3 * MAX_BYTES, files=MAX_WHEELS, files_bytes=MAX_BYTES
+)
+
+NOT_FOUND: Final = "No matching distribution"
+"""In what pip says when an index has no wheel that fits."""
+
+ONLY_PURE: Final = (
+    "Only wheels of pure Python can be installed while a script runs; others are for Runtime(packages=[...])"
+)
+
+SCRIPT: Final = f"""{Path(resolver_guest.__file__).read_text(encoding="utf-8")}
+find_wheels(requirement, constraints, installed, url)
+wheels = sorted(map(str, Path("wheels").glob("*.whl")))
+set_result(len(wheels), files=wheels)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PackageIndex:
+    """Which packages scripts may install, and from where."""
+
+    requirements: Sequence[str]
+    """Names with versions, such as `"humanize>=4"`. What they depend on is installed, too; where it is listed here, in
+    these versions."""
+    _: KW_ONLY
+    url: str = PYPI
+    """Of the simple API."""
+    rules: Sequence[Allow] = ()
+    """Where index and wheels are. Empty: PyPI's hosts, or the host of `url`."""
+    approval: bool = False
+    """Somebody has to approve each call."""
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "requirements", tuple(names_of(self.requirements, "Egress(packages)")))
+        self._allowed()
+        for rule in self.rules:
+            check_kind("PackageIndex(rules): each", rule, Allow, cure='write Allow("pypi.example.com")')
+        if not self.rules:
+            put(self, "rules", PYPI_RULES if self.url == PYPI else (_rule_of(self.url),))
+
+    def requirement_for(self, asked: object) -> str:
+        """Return what pip is asked for when a script asks for a package.
+
+        Raises:
+            ToolError: it is not allowed, or not a name with versions.
+        """
+        wanted = _parsed(asked, ToolError)
+        own = next((each for each in self._allowed() if each.name == wanted.name), None)
+        if own is None:
+            known = f"; allowed: {', '.join(self.requirements)}" if self.requirements else ""
+            name = wanted.name
+            raise refused(f'the package {name} is not allowed; Egress(packages=["{name}"]) would allow it{known}')
+        if more := sorted(wanted.extras - own.extras):
+            raise refused(f'{wanted} is not allowed; Egress(packages=["{wanted.name}[{more[0]}]"]) would allow it')
+        wanted.specifier &= own.specifier
+        return str(wanted)
+
+    def _allowed(self) -> list[Requirement]:
+        return [_parsed(each, UsageError) for each in self.requirements]
+
+    @property
+    def constraints(self) -> list[str]:
+        """The versions of what is listed, for what is installed with something else."""
+        return [f"{each.name}{each.specifier}" for each in self._allowed() if each.specifier]
+
+
+def _parsed(text: object, error: type[ToolError | UsageError]) -> Requirement:
+    """Read a name with versions and extras; nothing else is one."""
+    try:
+        if not isinstance(text, str) or len(text) > MAX_NAME:
+            raise InvalidRequirement(f"it must be a text of at most {MAX_NAME} characters")
+        found = Requirement(text)
+    except InvalidRequirement as exc:
+        raise error(f"{text!r:.100} is not the name of a package: {str(exc).partition(chr(10))[0]}") from None
+    if found.url or found.marker or any(each.operator == "===" for each in found.specifier):
+        raise error(f"{text!r:.100}: a package is given by its name and versions, such as 'humanize>=4'")
+    found.name = canonicalize_name(found.name)
+    found.extras = {canonicalize_name(each) for each in found.extras}
+    return found
+
+
+def _rule_of(url: str) -> Allow:
+    try:
+        target = parse_url(url)
+    except ToolError as exc:
+        raise UsageError(f"PackageIndex(url) is the URL of an index, not {url!r:.100}: {exc}") from None
+    name = target.origin.partition("://")[2].removesuffix(f":{target.port}").strip("[]")
+    return Allow(f"{target.scheme}://{name}", ports=[target.port])
+
+
+def index_of(given: Sequence[str] | PackageIndex) -> PackageIndex:
+    """Return the index that is meant by `Egress(packages=)`."""
+    return given if isinstance(given, PackageIndex) else PackageIndex(given)
+
+
+def described(wheel: OutputFile) -> dict[str, Any]:
+    """Return what the log has of a wheel.
+
+    Raises:
+        ToolError: it is not a wheel of pure Python.
+    """
+    file = wheel.name.rpartition("/")[2]
+    try:
+        name, version, _, tags = parse_wheel_filename(file)
+    except InvalidWheelFilename:
+        raise ToolError(f"{file!r:.100} is not the name of a wheel", code=PROTOCOL) from None
+    if not any(tag.abi == "none" and tag.platform == "any" for tag in tags):
+        raise ToolError(f"{file!r:.100} is not a wheel of pure Python. {ONLY_PURE}", code=PROTOCOL)
+    return {"name": name, "version": str(version), "file": file, "sha256": wheel.sha256, "size": wheel.size}
+
+
+def body_of(wheel: OutputFile) -> AnswerBody:
+    """Return a wheel as the rest of an answer."""
+    return AnswerBody(_Once(wheel.data or b""), _nothing, count=_uncounted, echoes=Echoes({}), inflater=None)
+
+
+class _Once:
+    """Yields one piece. No generator: trio warns of those that are not read to their end."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def __aiter__(self) -> _Once:
+        return self
+
+    async def __anext__(self) -> bytes:
+        content, self._content = self._content, b""
+        if not content:
+            raise StopAsyncIteration
+        return content
+
+
+async def _nothing() -> None:
+    pass
+
+
+def _uncounted(_count: int) -> None:
+    pass
+
+
+async def find_wheels(
+    index: PackageIndex,
+    requirement: str,
+    installed: Mapping[str, str],
+    *,
+    egress: EgressRules,
+    profile: Profile,
+    most_bytes: int,
+) -> Sequence[OutputFile]:
+    """Have pip find and download wheels in a sandbox of its own.
+
+    `egress`: where that sandbox may send requests. `profile`: of the runtime whose script asks.
+
+    Raises:
+        ToolError: they cannot be had; the text has pip's reasons.
+        SandboxUnavailable: no sandbox could be started.
+    """
+    from toolcell.runtime import Runtime  # which imports this package where requests are allowed
+
+    limits = RESOLVER_LIMITS.model_copy(update={"files_bytes": min(most_bytes, MAX_BYTES)})
+    inputs = {
+        "requirement": requirement,
+        "constraints": index.constraints,
+        "installed": dict(installed),
+        "url": index.url,
+    }
+    own = Runtime(packages=[PIP], egress=egress, limits=limits, policy=Policy(profile=profile), pool=PoolConfig(warm=0))
+    async with own:
+        result = await own.execute_code(SCRIPT, inputs=inputs)
+    if result.error is not None:
+        lines = [line.removeprefix("ERROR: ") for line in result.logs.text.splitlines() if line.startswith("ERROR: ")]
+        reason = ("; ".join(lines) or f"{result.outcome}: {result.error.message}")[:1000]
+        raise ToolError(f"{reason}. {ONLY_PURE}" if NOT_FOUND in reason else reason, code=PROTOCOL)
+    for wheel in result.files:
+        if wheel.problem is not None:
+            raise ToolError(f"the wheel {wheel.name}: {wheel.problem} (egress_bytes)", code=LIMIT)
+    return result.files
+
+
+def versions_of(given: object) -> dict[str, str]:
+    """Return what a guest says that it has; what cannot be a name or a version is left out."""
+    found: dict[str, str] = {}
+    for name, version in list(given.items())[:MAX_INSTALLED] if isinstance(given, Mapping) else ():
+        try:
+            found[canonicalize_name(name, validate=True)] = str(Version(version))
+        except (InvalidName, InvalidVersion, TypeError):
+            continue
+    return found

@@ -1,0 +1,56 @@
+"""Find and download the wheels of a requirement with pip, in a sandbox of its own that reaches the index only.
+
+The host reads this file as text: nothing here is imported there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+COMMON = "--only-binary :all: --no-cache-dir --disable-pip-version-check --isolated --no-input --progress-bar off"
+
+
+def pip(*arguments: str) -> None:
+    """Run pip in this process.
+
+    Raises:
+        SystemExit: it failed; it has printed why.
+    """
+    main: Any = import_module("pip._internal.cli.main").main
+    if code := main([*arguments, *COMMON.split()]):
+        sys.exit(code)
+
+
+def accept_pure_wheels_only() -> None:
+    """Have pip choose wheels that every machine can import: nothing can be executed in a sandbox's folders."""
+    tags: Any = import_module("pip._vendor.packaging.tags")
+    pure = list(dict.fromkeys(tags.compatible_tags(platforms=["any"])))
+    module: Any = import_module("pip._internal.models.target_python")
+    module.get_supported = lambda **_options: pure
+
+
+def show_as_installed(versions: Mapping[str, str], folder: Path) -> None:
+    """Have pip see what the script can import already, so that it is neither replaced nor downloaded."""
+    for name, version in versions.items():
+        metadata = folder / f"{name.replace('-', '_')}-{version}.dist-info" / "METADATA"
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    sys.path.append(str(folder))
+
+
+def find_wheels(requirement: str, constraints: Sequence[str], installed: Mapping[str, str], url: str) -> None:
+    """Download the wheels of a requirement and of its dependencies into `wheels`."""
+    accept_pure_wheels_only()
+    show_as_installed(installed, Path("/tmp/installed"))
+    report, limits = Path("/tmp/report.json"), Path("/tmp/constraints.txt")
+    limits.write_text("".join(f"{each}\n" for each in constraints))
+    index = ["--index-url", url]
+    pip("install", "--dry-run", "--report", str(report), "--constraint", str(limits), *index, requirement)
+    found = [each["metadata"] for each in json.loads(report.read_text())["install"]]
+    if pins := [f"{each['name']}=={each['version']}" for each in found]:
+        pip("download", "--no-deps", "--dest", "wheels", *index, *pins)

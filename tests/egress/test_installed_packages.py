@@ -1,0 +1,376 @@
+"""`install_package` in scripts: what is allowed, how wheels arrive, and what hostile names and wheels meet."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builtin.webkit import Site, page, serve
+from egress.doors import code_of, door
+from toolcell import Limits, Runtime, ToolRegistry, UsageError
+from toolcell.audit import Filter, Index, replay, runtime_options
+from toolcell.control import Approve
+from toolcell.egress import Allow, Egress, PackageIndex
+from toolcell.tools import Rewrite, ToolError
+from toolcell_bridge.guest.egress.packages import unpack_wheel
+from wheels import make_wheel
+
+# What may be asked for
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ("humanize", "humanize>=4"),
+        ("Humanize<5", "humanize<5,>=4"),
+        ("tiny.pkg", "tiny-pkg"),
+        ("tiny_pkg[more]==1", "tiny-pkg[more]==1"),
+    ],
+)
+def test_the_versions_of_the_list_and_of_the_script_hold(asked: str, wanted: str) -> None:
+    assert PackageIndex(["humanize>=4", "tiny-pkg[more]"]).requirement_for(asked) == wanted
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("numpy", r'Egress\(packages=\["numpy"\]\) would allow it; allowed: humanize>=4'),
+        ("humanize[all]", r'Egress\(packages=\["humanize\[all\]"\]\) would allow it'),
+        ("humanize @ https://evil.test/h-1-py3-none-any.whl", "by its name and versions"),
+        ("humanize @ file:///etc", "by its name and versions"),
+        ("https://evil.test/humanize-9-py3-none-any.whl", "not the name"),
+        ("./humanize", "not the name"),
+        ("/tmp/humanize.whl", "not the name"),
+        ("--index-url=https://evil.test", "not the name"),
+        ("-r/etc/passwd", "not the name"),
+        ("-e .", "not the name"),
+        ("humanize --index-url https://evil.test", "not the name"),
+        ("humanize\n--pre", "not the name"),
+        ("humanize; python_version > '2'", "by its name and versions"),
+        ("humanize===9;x", "not the name"),
+        ("humanize===9", "by its name and versions"),
+        ("$(id)", "not the name"),
+        ("", "not the name"),
+        ("h" * 201, "at most 200 characters"),
+        (["humanize"], "at most 200 characters"),
+        (None, "at most 200 characters"),
+    ],
+)
+def test_what_is_not_the_name_of_an_allowed_package_is_refused(asked: object, said: str) -> None:
+    with pytest.raises(ToolError, match=said):
+        PackageIndex(["humanize>=4"]).requirement_for(asked)
+
+
+@pytest.mark.parametrize("packages", ["humanize", ["-r x"], ["humanize @ https://a.test/b.whl"], [3], ["a==="]])
+def test_a_list_of_what_are_no_packages_is_an_error(packages: Any) -> None:
+    with pytest.raises(UsageError):
+        Egress(packages=packages)
+
+
+def test_an_index_is_reached_by_rules_of_its_own() -> None:
+    egress = Egress(Allow("a.test"), packages=PackageIndex(["x"], url="https://pypi.test:8443/simple/"))
+
+    assert [(rule.host, rule.ports) for rule in egress.for_index().rules] == [("pypi.test", (8443,))]
+    assert [rule.host for rule in egress.rules] == ["a.test"]
+    assert {rule.host for rule in Egress(packages=["x"]).for_index().rules} == {"pypi.org", "files.pythonhosted.org"}
+
+
+@pytest.mark.anyio
+async def test_without_a_list_nothing_is_installed() -> None:
+    async with door(Allow("a.test")) as opened:
+        answer = await opened.call("install_package", {"package": "humanize"})
+
+    assert code_of(answer) == "EgressRefused"
+    assert answer.error is not None
+    assert 'Egress(packages=["humanize"]) would allow it' in answer.error.message
+
+
+# Wheels
+
+
+def wheel_of(path: Path, files: Mapping[str, str]) -> bytes:
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(name, text)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["../evil.py", "a/../../evil.py", "/tmp/evil.py", "x-1.data/purelib/../../evil.py"])
+def test_a_wheel_has_no_file_outside_of_its_folder(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "site"
+    folder.mkdir()
+
+    with pytest.raises(ValueError, match="outside of its folder"):
+        unpack_wheel(wheel_of(tmp_path / "x.whl", {name: "evil"}), str(folder))
+
+    assert not any(path.name == "evil.py" for path in tmp_path.rglob("*"))
+
+
+def test_a_link_in_a_wheel_is_a_file_and_its_scripts_are_left_out(tmp_path: Path) -> None:
+    folder, path = tmp_path / "site", tmp_path / "x.whl"
+    folder.mkdir()
+    with zipfile.ZipFile(path, "w") as wheel:
+        link = zipfile.ZipInfo("pkg/link")
+        link.external_attr = 0o120777 << 16
+        wheel.writestr(link, "/etc/passwd")
+        wheel.writestr("x-1.data/scripts/run", "#!python")
+        wheel.writestr("x-1.data/headers/x.h", "")
+        wheel.writestr("x-1.data/purelib/pkg/pure.py", "")
+    unpack_wheel(path.read_bytes(), str(folder))
+
+    assert not (folder / "pkg/link").is_symlink()
+    assert (folder / "pkg/link").read_text() == "/etc/passwd"
+    assert {str(each.relative_to(folder)) for each in folder.rglob("*")} == {"pkg", "pkg/link", "pkg/pure.py"}
+
+
+# Scripts
+
+
+@asynccontextmanager
+async def index(*wheels: Path) -> AsyncIterator[Site]:
+    """Serve wheels as an index of packages does."""
+    pages: dict[str, bytes] = {}
+    for wheel in wheels:
+        name = wheel.name.partition("-")[0].replace("_", "-")
+        content = wheel.read_bytes()
+        link = f'<a href="/files/{wheel.name}#sha256={hashlib.sha256(content).hexdigest()}">{wheel.name}</a>'
+        own = pages.get(f"/simple/{name}/", b"").partition(b"\r\n\r\n")[2].decode()
+        pages[f"/simple/{name}/"] = page(own + link)
+        pages[f"/files/{wheel.name}"] = page(content, "application/octet-stream")
+    async with serve(pages) as site:
+        yield site
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> list[Path]:
+    """Two packages: humanize needs tiny-pkg, and is there in two versions."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    made = [
+        make_wheel(folder, "tiny_pkg", "1.5", {"tiny_pkg/__init__.py": "import json\nVALUE = 7\n"}),
+        make_wheel(folder, "humanize", "3.0", {"humanize/__init__.py": "VERSION = 3\n"}),
+    ]
+    files = {
+        "humanize/__init__.py": "import tiny_pkg\nVERSION = 4\ndef twice(): return tiny_pkg.VALUE * 2\n",
+        "humanize/data.txt": "words",
+        "humanize.pth": "import sys; sys.modules['evil'] = sys\n",
+        "json.py": "raise ImportError('shadowed')\n",
+    }
+    path = make_wheel(folder, "humanize", "4.1", files)
+    with zipfile.ZipFile(path) as old:
+        kept = {name: old.read(name).decode() for name in old.namelist()}
+    kept["humanize-4.1.dist-info/METADATA"] += "Requires-Dist: tiny-pkg>=1\n"
+    wheel_of(path, kept)
+    return [*made, path]
+
+
+@asynccontextmanager
+async def opened(
+    wheels: Sequence[Path], *names: str, approval: bool = False, **options: Any
+) -> AsyncIterator[tuple[Site, Runtime]]:
+    """Open a runtime whose scripts may install these names."""
+    async with index(*wheels) as site:
+        egress = Egress(packages=PackageIndex(names, url=site.url("/simple/", "127.0.0.1"), approval=approval))
+        async with Runtime(egress=egress, limits=Limits(wall_s=120), **options) as runtime:
+            yield site, runtime
+
+
+INSTALL = """
+install_package("humanize>=4")
+import humanize, importlib.metadata, json, os, sys
+folder = os.path.dirname(humanize.__file__)
+problems = []
+for path in (humanize.__file__, folder + "/new.py", os.path.dirname(folder) + "/new.py"):
+    try: open(path, "a")
+    except OSError as error: problems.append(type(error).__name__)
+set_result({
+    "twice": humanize.twice(),
+    "data": open(folder + "/data.txt").read(),
+    "version": importlib.metadata.version("humanize"),
+    "problems": problems,
+    "evil": "evil" in sys.modules,
+})
+"""
+VALUE = {"twice": 14, "data": "words", "version": "4.1", "problems": ["PermissionError"] * 3, "evil": False}
+
+
+@pytest.mark.isolation
+@pytest.mark.anyio
+@pytest.mark.parametrize("backend", ["process", pytest.param("docker", marks=pytest.mark.docker)])
+async def test_a_script_installs_what_is_allowed_and_what_that_needs(backend: str, wheels: list[Path]) -> None:
+    async with opened(wheels, "humanize", backend=backend) as (_, runtime):
+        result = await runtime.execute_code(INSTALL)
+        fresh = await runtime.execute_code("import humanize")
+
+    assert result.error is None, result.error
+    assert result.value == VALUE
+    assert fresh.error is not None
+    assert fresh.error.type == "ModuleNotFoundError"
+
+
+@pytest.mark.isolation
+@pytest.mark.anyio
+async def test_the_log_has_each_wheel_and_a_replay_needs_no_index(wheels: list[Path], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    async with opened(wheels, "humanize", audit=log) as (_, runtime):
+        result = await runtime.execute_code(INSTALL)
+    with Index(log) as records:
+        records.refresh()
+        (line,) = records.runs(Filter(limit=None))
+        recorded = records.load(line)
+    async with Runtime(**runtime_options(recorded)) as again:
+        report = await replay(again, recorded, source=INSTALL)
+    (call,) = [each for each in recorded.calls if each.tool == "install_package"]
+
+    assert result.value == VALUE
+    assert report.ok, report.divergence
+    digests = {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in wheels}
+    found = {each["file"]: (each["name"], each["version"], each["sha256"]) for each in call.value["wheels"]}
+    assert found == {
+        "humanize-4.1-py3-none-any.whl": ("humanize", "4.1", digests["humanize-4.1-py3-none-any.whl"]),
+        "tiny_pkg-1.5-py3-none-any.whl": ("tiny-pkg", "1.5", digests["tiny_pkg-1.5-py3-none-any.whl"]),
+    }
+
+
+@pytest.mark.isolation
+@pytest.mark.anyio
+async def test_a_draft_installs_and_its_commit_does_not_install_again(wheels: list[Path]) -> None:
+    registry, sent = ToolRegistry(), list[int]()
+
+    @registry.tool
+    def send(value: int) -> None:
+        """Send a value to the office."""
+        sent.append(value)
+
+    script = "install_package('humanize')\nimport humanize\ntools.send(humanize.twice())\nset_result(humanize.VERSION)"
+    async with opened(wheels, "humanize", registry=registry) as (site, runtime):
+        draft = await runtime.execute_code(script, dry_run=True)
+        before = len(site.requests)
+        await runtime.commit(draft)
+
+    assert draft.value == 4
+    assert sent == [14]
+    assert len(site.requests) == before
+
+
+@pytest.mark.isolation
+@pytest.mark.anyio
+async def test_a_session_keeps_what_it_installed(wheels: list[Path]) -> None:
+    async with opened(wheels, "humanize") as (_, runtime), runtime.session() as session:
+        await session.execute_code("install_package('humanize')")
+        first = await session.execute_code("import humanize; set_result(humanize.twice())")
+        again = await session.execute_code("install_package('humanize'); set_result(humanize.VERSION)")
+
+    assert (first.value, again.value) == (14, 4)
+    assert again.calls == ()
+
+
+@pytest.mark.isolation
+@pytest.mark.anyio
+async def test_somebody_approves_an_installation_and_the_run_is_carried_on_without_an_index(
+    wheels: list[Path], tmp_path: Path
+) -> None:
+    registry = ToolRegistry()
+
+    @registry.tool(requires_approval=True)
+    def pay() -> str:
+        """Pay the bill of today."""
+        return "paid"
+
+    script = "install_package('humanize')\nimport humanize\nset_result([tools.pay(), humanize.twice()])"
+    options = {"registry": registry, "journal": tmp_path / "journal"}
+    async with opened(wheels, "humanize", approval=True, **options) as (site, runtime):
+        first = await runtime.execute_code(script, on_approval="suspend")
+        before = len(site.requests)
+        assert first.suspension is not None
+        (install,) = first.suspension.calls
+        second = await runtime.resume(first.suspension.to_json(), {install.id: Approve()})
+        between = len(site.requests)
+        assert second.suspension is not None
+        (pay_call,) = second.suspension.calls
+        third = await runtime.resume(second.suspension.to_json(), {pay_call.id: Approve()})
+        after = len(site.requests)
+
+    assert install.tool == "install_package"
+    assert before == 0
+    assert pay_call.tool == "pay"
+    assert third.value == ["paid", 14], third.error
+    assert between == after > 0
+
+
+@pytest.mark.isolation
+@pytest.mark.anyio
+async def test_a_plan_has_no_packages_to_install(wheels: list[Path]) -> None:
+    async with opened(wheels, "humanize") as (site, runtime):
+        plan = [{"tool": "install_package", "args": {"package": "humanize"}}]
+        result = await runtime.execute_plan(plan)
+
+    assert result[0]["status"] == "error"
+    assert site.requests == []
+
+
+@pytest.mark.isolation
+@pytest.mark.anyio
+async def test_a_hook_cannot_have_another_package_installed(wheels: list[Path]) -> None:
+    registry = ToolRegistry()
+
+    @registry.before_call
+    def change(call: Any) -> Rewrite:
+        return Rewrite({**call.args, "package": "tiny-pkg"})
+
+    async with opened(wheels, "humanize", registry=registry) as (site, runtime):
+        result = await runtime.execute_code("install_package('humanize')")
+
+    assert result.error is not None
+    assert "tiny-pkg is not allowed" in result.error.message
+    assert site.requests == []
+
+
+@pytest.mark.isolation
+@pytest.mark.anyio
+async def test_what_a_script_can_import_stays_as_it_is(wheels: list[Path], tmp_path: Path) -> None:
+    own = make_wheel(tmp_path, "tiny_pkg", "1.2", {"tiny_pkg/__init__.py": "VALUE = 100\n"})
+    async with opened(wheels, "humanize", packages=[str(own)]) as (site, runtime):
+        result = await runtime.execute_code(INSTALL + "\nset_result(humanize.twice())")
+
+    assert result.value == 200, result.error
+    assert not [path for path in site.paths if "tiny" in path]
+
+
+@pytest.mark.isolation
+@pytest.mark.anyio
+async def test_compiled_wheels_too_many_bytes_and_damaged_wheels_are_refused(
+    wheels: list[Path], tmp_path: Path
+) -> None:
+    compiled = make_wheel(tmp_path, "fast", "1.0", {"fast/__init__.py": ""})
+    compiled = compiled.rename(tmp_path / "fast-1.0-cp311-cp311-manylinux_2_17_x86_64.whl")
+    changed = make_wheel(tmp_path, "broken", "1.0", {"broken/__init__.py": ""})
+    climbing = make_wheel(tmp_path, "climbing", "1.0", {"../../tmp/up.py": "", "climbing/__init__.py": ""})
+    script = """
+problems = {}
+for name in ("fast", "broken", "climbing"):
+    try: install_package(name)
+    except RuntimeError as error: problems[name] = str(error)
+import glob, sys
+set_result([problems, glob.glob("/tmp/*"), [path for path in sys.path if "packages-" in path]])
+"""
+    names = ["fast", "broken", "climbing", "humanize"]
+    async with opened([*wheels, compiled, changed, climbing], *names) as (site, runtime):
+        site.pages[f"/files/{changed.name}"] = page(changed.read_bytes() + b"x", "application/octet-stream")
+        result = await runtime.execute_code(script)
+        small = Limits(wall_s=120, egress_bytes=500)
+        limited = await runtime.execute_code("install_package('humanize')", limits=small)
+
+    problems, left, path = result.value
+    assert "Runtime(packages=[...])" in problems["fast"]
+    assert "HASH" in problems["broken"].upper()
+    assert problems["climbing"].startswith("pip install climbing failed: ")
+    assert (left, path) == ([], [])
+    assert limited.error is not None
+    assert "egress_bytes" in limited.error.message
