@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidName, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
@@ -25,9 +25,6 @@ from toolcell.egress.urls import parse_url
 from toolcell.errors import ToolError, UsageError
 from toolcell.results import OutputFile
 from toolcell.tools import check_kind
-
-if TYPE_CHECKING:
-    from toolcell.run.runs import EgressRules
 
 PYPI: Final = "https://pypi.org/simple/"
 PYPI_RULES: Final = (Allow("pypi.org", paths=["/simple/*"]), Allow("files.pythonhosted.org"))
@@ -189,12 +186,20 @@ def _uncounted(_count: int) -> None:
     pass
 
 
+class IndexRules(Protocol):
+    """Where requests to an index may go; an `Egress`."""
+
+    def tools_for(self, limits: Limits) -> Any:
+        """Return the tools of one runtime."""
+        ...
+
+
 async def find_wheels(
     index: PackageIndex,
     requirement: str,
     installed: Mapping[str, str],
     *,
-    egress: EgressRules,
+    egress: IndexRules,
     profile: Profile,
     most_bytes: int,
 ) -> Sequence[OutputFile]:
