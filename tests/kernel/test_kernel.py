@@ -78,12 +78,12 @@ class TestCells:
         assert (found["wrong"]["status"], found["wrong"]["ename"]) == ("error", "NameError")
 
     @pytest.mark.thorough
-    def test_a_bar_of_tqdm_redraws_its_line(self, notebooks: Start) -> None:
-        shown = notebooks("--packages", "tqdm").run(
-            "from tqdm.auto import tqdm\nfor _ in tqdm(range(3), mininterval=0): pass"
-        )
+    def test_a_bar_of_tqdm_redraws_its_line_and_the_names_stay(self, notebooks: Start) -> None:
+        notebook = notebooks("--packages", "tqdm")
+        shown = notebook.run("from tqdm.auto import tqdm\nfor _ in tqdm(range(3), mininterval=0): pass")
 
         assert shown.text("stderr").count("\r") >= 3 and "3/3" in shown.text("stderr")
+        assert notebook.run("tqdm.__name__").reply["status"] == "ok"
 
 
 class TestMagics:
@@ -168,11 +168,18 @@ class TestRequests:
         assert answer["content"]["comm_id"] == "c1"
         assert plain.ask("comm_info_request")["comms"] == {}
 
-    @pytest.mark.thorough
-    def test_a_widget_says_why_it_cannot_be(self, notebooks: Start) -> None:
-        shown = notebooks("--packages", "comm").run("import comm\ncomm.create_comm(target_name='jupyter.widget')")
+    @pytest.mark.slow
+    def test_widgets_say_why_they_cannot_be_and_bars_are_text(self, notebooks: Start) -> None:
+        notebook = notebooks("--packages", "ipywidgets,tqdm")
+        for code in (
+            "import ipywidgets\nipywidgets.IntSlider()",
+            "ipywidgets.interact(lambda number: number, number=3)",
+            "import tqdm.notebook\nfor _ in tqdm.notebook.tqdm(range(3)): pass",
+        ):
+            assert "widgets need a comm" in notebook.run(code).of("error")[0]["evalue"], code
 
-        assert "widgets need a comm" in shown.of("error")[0]["evalue"]
+        shown = notebook.run("import tqdm.auto\nfor _ in tqdm.auto.tqdm(range(3)): pass\nipywidgets.__name__")
+        assert "3/3" in shown.text("stderr") and shown.data == {"text/plain": "'ipywidgets'"}
 
 
 class TestInput:
@@ -278,6 +285,36 @@ class TestAnswersOfAGuest:
     def test_nothing_that_is_reported_ends_the_kernel(self, plain: Notebook, report: str) -> None:
         assert plain.run(report).reply["status"] == "ok"
         assert plain.run("'alive'").data == {"text/plain": "'alive'"}
+
+    @pytest.mark.parametrize("kind", ["page", "expression"])
+    def test_a_value_outside_of_the_output_is_as_harmless(self, plain: Notebook, kind: str) -> None:
+        shown = plain.run(
+            "class Loud:\n    def _repr_html_(self): return '<script>1</script>'\n"
+            "for order in ({'source': 'page', 'data': {'text/html': '<script>1</script>'}}, {'source': 'open', 'url': 'x'}):\n"
+            "    get_ipython().payload_manager.write_payload(order)",
+            user_expressions={"loud": "Loud()"},
+        )
+        (page,) = shown.reply["payload"]
+        data = page["data"] if kind == "page" else shown.reply["user_expressions"]["loud"]["data"]
+
+        assert "&lt;script&gt;" in data["text/html"] and "<script" not in data["text/html"]
+
+    def test_answers_of_a_forged_shell_have_the_shape_of_the_protocol(self, notebooks: Start) -> None:
+        notebook = notebooks()
+        notebook.run(
+            "shell = type(get_ipython())\n"
+            "answer = {'status': 'error', 'matches': [5, 'a' * 5000] * 1000, 'cursor_start': 'x', 'found': True,\n"
+            "    'data': {'text/html': '<script>1</script>'}, 'metadata': [1], 'indent': 7, 'payload': 8}\n"
+            "shell.send = lambda self, kind, **content: self.report({'toolcell_notebook': kind, 'content': answer})"
+        )
+
+        found = notebook.ask("complete_request", code="ab", cursor_pos=1)
+        assert (found["status"], found["cursor_start"], found["cursor_end"]) == ("ok", 1, 1)
+        assert len(found["matches"]) == 500 and set(map(type, found["matches"])) == {str}
+        assert max(map(len, found["matches"])) == 1000
+        about = notebook.ask("inspect_request", code="ab", cursor_pos=1)
+        assert about["status"] == "ok" and "<script" not in about["data"]["text/html"]
+        assert notebook.ask("is_complete_request", code="ab") == {"status": "unknown"}
 
     def test_an_output_that_is_too_large_is_shown_as_text(self, plain: Notebook) -> None:
         shown = plain.run("display({'text/plain': 'small', 'text/html': 'x' * (65 << 20)}, raw=True)")

@@ -67,8 +67,24 @@ HOSTILE = [
     "<b\x00onclick=alert(1)>",
     "< script>alert(1)</ script>",
     "<textarea></textarea><script>1</script>",
+    "<style>body { display: none }</style>",
+    "<style>.dataframe {}} body { display: none }</style>",
+    "<style>.dataframe/*{*/, body { display: none }</style>",
+    "<style>.dataframe, body { display: none }</style>",
+    "<style>.dataframe { & { } } body { }</style>",
+    "<div class='x jp-Dialog'>covers the page</div>",
+    "<b>$\\href{javascript:alert(1)}{x}$</b>",
+    "<b>$&#92;style{background: none}{x}$</b>",
+    "<b>$\\newcommand{\\h}{x}$</b>",
     "<template shadowrootmode=open><script>1</script></template>",
 ]
+
+
+CHART = {
+    "data": [{"type": "bar", "x": ["https://example.com/a"], "text": "<b>a</b>", "marker": {"line": {"width": 1}}}],
+    "layout": {"images": [{"source": PIXEL}], "mapbox": {"style": "light"}},
+    "config": {"plotlyServerURL": "https://plot.ly"},
+}
 
 
 @pytest.mark.parametrize("form", PLAIN)
@@ -113,10 +129,13 @@ def test_media_types_that_run_code_are_not_shown_and_the_others_are() -> None:
         "text/plain": "text",
         "text/latex": "$x$",
         "image/png": "iVBORw0KGgo=",
-        "application/vnd.plotly.v1+json": {"data": []},
+        "application/vnd.plotly.v1+json": CHART,
         "application/javascript": "alert(1)",
         "application/vnd.bokehjs_exec.v0+json": "",
         "application/vnd.jupyter.widget-view+json": {},
+        "application/geo+json": {},
+        "text/html": 5,
+        "image/jpeg": ["not a text"],
     }
     assert list(shown(data)) == list(data)[:4]
     assert shown({"application/javascript": "alert(1)"}) == {
@@ -151,7 +170,45 @@ def test_other_drawings_are_shown() -> None:
     assert shown({"image/svg+xml": drawing}) == {"image/svg+xml": drawing}
 
 
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"layout": {"images": [{"source": "https://evil/?leak"}]}},
+        {"layout": {"images": [{"source": "//evil/?leak"}]}},
+        {"layout": {"template": {"layout": {"images": [{"source": "\thttps:evil"}]}}}},
+        {"layout": {"map": {"style": "https://evil/style.json"}}},
+        {"layout": {"mapbox": {"layers": [{"source": ["https://evil/{x}"]}]}}},
+        {"data": [{"type": "choropleth", "geojson": "https://evil/?leak"}]},
+        {"data": [{"text": "<span style='mask: url(https://evil/)'>x</span>"}]},
+        {"config": {"plotlyServerURL": "https://evil/"}},
+        {"config": {"topojsonURL": "https://evil/"}},
+    ],
+)
+def test_a_chart_that_loads_something_is_not_shown(hostile: dict[str, object]) -> None:
+    assert shown({"application/vnd.plotly.v1+json": hostile, "text/plain": "chart"}) == {"text/plain": "chart"}
+
+
+@pytest.mark.parametrize("mime", ["text/latex", "text/markdown"])
+@pytest.mark.parametrize(
+    "formula", ["$\\href{javascript:alert(1)}{x}$", "$\\style{x}{y}$", "$\\require{html}$", "$\\renewcommand\\x{y}$"]
+)
+def test_a_formula_with_commands_for_a_page_is_not_shown(mime: str, formula: str) -> None:
+    assert shown({mime: formula, "text/plain": "formula"}) == {"text/plain": "formula"}
+
+
+@pytest.mark.parametrize("begin", ["<svg a='href=", "<svg style='fill:url(", "<", "<svg on"])
+def test_a_drawing_of_many_blanks_is_judged_at_once(begin: str) -> None:
+    drawing = begin + " " * (1 << 20)
+    assert shown({"image/svg+xml": drawing, "text/plain": ""})["text/plain"] == ""
+
+
 def test_metadata_are_sizes_only() -> None:
-    given = {"image/png": {"width": 10, "height": 5.5, "x": 1}, "text/html": {"isolated": True}, "width": True, "y": 2}
+    given = {
+        "image/png": {"width": 10, "height": 5.5, "x": 1},
+        "image/gif": {"width": float("inf")},
+        "text/html": {"isolated": True},
+        "width": True,
+        "y": 2,
+    }
     assert shown_metadata(given) == {"image/png": {"width": 10, "height": 5.5}}
     assert shown_metadata([1]) == {}

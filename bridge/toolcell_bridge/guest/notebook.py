@@ -56,11 +56,10 @@ NO_COMMS: Final = (
 def begin(chosen_by: str) -> None:
     """Make the shell of this sandbox. `chosen_by`: the command with which packages are chosen."""
     os.environ.update(PLACES)
-    surroundings.CHANGES["plotly.io._renderers"] = _show_charts
-    surroundings.CHANGES["comm"] = _refuse_comms
-    for name in ("plotly.io._renderers", "comm"):
+    for name, change in CHANGES.items():
+        surroundings.CHANGES[name] = change
         if name in sys.modules:
-            surroundings.CHANGES[name](sys.modules[name])
+            change(sys.modules[name])
     SCRIPTS.chosen_by = chosen_by
     SCRIPTS.run_cell = ShellRequests().run
 
@@ -125,9 +124,10 @@ class ShellRequests:
     @staticmethod
     def _execute(shell: NotebookShell, source: str, asked: dict[str, Any]) -> None:
         shell.execution_count, shell.may_ask, shell.cut_short = asked["count"], asked["may_ask"], None
+        shell.value_error = None
         shell.payload_manager.clear_payload()
         result = shell.run_cell(source, store_history=asked["is_kept"], silent=asked["is_silent"])
-        error = result.error_before_exec or result.error_in_exec
+        error = result.error_before_exec or result.error_in_exec or shell.value_error
         wanted = asked["expressions"] if error is None else {}
         payload = shell.payload_manager.read_payload()
         shell.send("reply", content={"payload": payload, "user_expressions": shell.user_expressions(wanted)})
@@ -210,6 +210,14 @@ class ResultHook(DisplayHook):
 
     _shown: tuple[Any, Any] = ({}, {})
 
+    def __call__(self, result: Any = None) -> None:
+        """Show a value. A cell whose value cannot be shown has failed."""
+        self.shell.is_showing_value = True
+        try:
+            super().__call__(result)
+        finally:
+            self.shell.is_showing_value = False
+
     def start_displayhook(self) -> None:
         """Begin with nothing."""
         self._shown = {}, {}
@@ -241,6 +249,9 @@ class NotebookShell(InteractiveShell):
     may_ask = False
     cut_short: tuple[Any, Any, Any] | None = None
     """The KeyboardInterrupt that has ended the last cell, until it is shown."""
+    is_showing_value = False
+    value_error: BaseException | None = None
+    """What the value of the cell raised when it was to be shown."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -277,6 +288,8 @@ class NotebookShell(InteractiveShell):
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
         """Show an exception. An interrupted script has to end at once to keep its names, so its own is shown later."""
         kind, error, _ = found = exc_tuple or sys.exc_info()
+        if self.is_showing_value:
+            self.value_error = error
         if exc_tuple is None and kind is KeyboardInterrupt:
             self.interrupts.is_allowed, self.cut_short = False, found
             _cut_own_frames(found[2])
@@ -417,3 +430,12 @@ def _refuse_comms(comm: types.ModuleType) -> None:
         raise RuntimeError(NO_COMMS)
 
     comm.__dict__["create_comm"] = create_comm
+
+
+def _draw_without_thread(std: types.ModuleType) -> None:
+    """A bar of tqdm starts a thread that redraws it. It does not end with the cell, and the sandbox would with it."""
+    std.tqdm.monitor_interval = 0
+
+
+CHANGES: Final = {"plotly.io._renderers": _show_charts, "comm": _refuse_comms, "tqdm.std": _draw_without_thread}
+"""By module: what is changed in it when it is imported."""

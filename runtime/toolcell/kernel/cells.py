@@ -45,6 +45,11 @@ PREPARING_S: Final = 60.0
 ANSWERING_S: Final = 20.0
 """For what a front end asks while somebody types."""
 
+MOST_COMPLETIONS: Final = 500
+MOST_CHARACTERS: Final = 1000
+"""Of one completion."""
+TYPES: Final = "_jupyter_types_experimental"
+
 BEGIN: Final = f'__import__("{NOTEBOOK_SHELL}", fromlist=["x"]).begin({{!r}})'
 """A script that defines no name."""
 
@@ -186,6 +191,7 @@ class Cells:
         finally:
             self._ask = None
         self._has_shell = not _is_lost(result)
+        showing.say_what_ended(result)
         if not result.ok and self._has_shell and not showing.has_error:
             await self._ask_shell(showing, "", kind="finish")
         if self._folder is not None and self._folder.is_saved and self._has_shell:
@@ -198,7 +204,40 @@ class Cells:
         for problem in folder.save(result.files) if result is not None else ():
             showing.print("stderr", f"[toolcell] {problem}\n")
 
-    async def answer(self, source: str, **asked: Any) -> dict[str, Any]:
+    async def complete(self, source: str, at: int) -> dict[str, Any]:
+        """Complete the name at a place in some source."""
+        found = await self._answer(source, kind="complete", at=at)
+        start, end = (_number(found.get(name), at) for name in ("cursor_start", "cursor_end"))
+        types = _list(_mapping(found.get("metadata")).get(TYPES))[:MOST_COMPLETIONS]
+        kinds = [
+            {name: _number(kind.get(name), at) for name in ("start", "end")}
+            | {name: str(kind.get(name, ""))[:MOST_CHARACTERS] for name in ("text", "type")}
+            for kind in map(_mapping, types)
+        ]
+        return {
+            "matches": [str(each)[:MOST_CHARACTERS] for each in _list(found.get("matches"))[:MOST_COMPLETIONS]],
+            "cursor_start": start,
+            "cursor_end": end,
+            "metadata": {TYPES: kinds},
+        }
+
+    async def inspect(self, source: str, at: int, detail: int, omit: list[str]) -> dict[str, Any]:
+        """Explain the name at a place in some source."""
+        found = await self._answer(source, kind="inspect", at=at, detail=detail, omit=omit)
+        data = shown(_mapping(found.get("data")))
+        return {"found": bool(data), "data": data, "metadata": {}}
+
+    async def is_complete(self, source: str) -> dict[str, Any]:
+        """Say whether a cell is whole, or how far its next line is indented."""
+        found = await self._answer(source, kind="is_complete")
+        match found.get("status"), found.get("indent"):
+            case "complete" | "invalid" as status, _:
+                return {"status": status}
+            case "incomplete", indent:
+                return {"status": "incomplete", "indent": " " * (len(indent) if isinstance(indent, str) else 0)}
+        return {"status": "unknown"}
+
+    async def _answer(self, source: str, **asked: Any) -> dict[str, Any]:
         """Ask the shell about some source; return nothing when it does not answer."""
         showing = _Showing(None, lambda _kind, _content: None)
         await self._ask_shell(showing, source, **asked)
@@ -252,6 +291,14 @@ class _Showing:
         """Pass on what was printed."""
         self._publish("stream", {"name": stream, "text": text})
 
+    def say_what_ended(self, result: ExecutionResult) -> None:
+        """Say which threads ended with the cell, and whether the sandbox did although the cell had its way."""
+        session = result.session
+        if session is not None and session.ended:
+            self.print("stderr", f"[toolcell] ended with the cell: {', '.join(session.ended)}\n")
+        if session is not None and session.lost and result.outcome in (Outcome.OK, Outcome.ERROR):
+            self.print("stderr", f"[toolcell] The cell is over, but {clean(session.lost)}. {NEW_SANDBOX}\n")
+
     def take(self, value: object) -> None:
         """Pass on what the shell reports."""
         if not isinstance(value, dict):
@@ -292,11 +339,12 @@ class _Showing:
                 return self.fail("SandboxLost", NEW_SANDBOX)
             for each in result.warnings:
                 self._publish("stream", {"name": "stderr", "text": f"warning: {each}\n"})
-            payload = self.answer.get("payload")
+            orders = [_order(_mapping(each)) for each in _list(self.answer.get("payload"))]
+            values = _mapping(self.answer.get("user_expressions"))
             return {
                 "status": "ok",
-                "payload": [each for each in payload if isinstance(each, dict)] if isinstance(payload, list) else [],
-                "user_expressions": _mapping(self.answer.get("user_expressions")),
+                "payload": [each for each in orders if each is not None],
+                "user_expressions": {name: _value(_mapping(value)) for name, value in values.items()},
             }
         if result.outcome is Outcome.ERROR and error is not None:
             return {"status": "error", **(self._error or _error(error.type, error.message, []))}
@@ -313,8 +361,36 @@ class _Showing:
 
 
 def _error(name: object, said: object, traceback: object) -> dict[str, Any]:
-    lines = traceback if isinstance(traceback, list) else []
-    return {"ename": str(name), "evalue": str(said), "traceback": [str(line) for line in lines]}
+    return {"ename": str(name), "evalue": str(said), "traceback": [str(line) for line in _list(traceback)]}
+
+
+def _order(given: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what a cell asks of the front end beside its output; None for what no front end may be asked."""
+    match given:
+        case {"source": "page"}:
+            start = _number(given.get("start"), 0)
+            return {"source": "page", "data": shown(_mapping(given.get("data"))), "start": start}
+        case {"source": "set_next_input", "text": str(text)}:
+            return {"source": "set_next_input", "text": text, "replace": bool(given.get("replace"))}
+        case {"source": "ask_exit"}:
+            return {"source": "ask_exit", "keepkernel": bool(given.get("keepkernel"))}
+    return None
+
+
+def _value(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the value of an expression, or its error."""
+    if given.get("status") == "ok":
+        data, metadata = shown(_mapping(given.get("data"))), shown_metadata(given.get("metadata"))
+        return {"status": "ok", "data": data, "metadata": metadata}
+    return {"status": "error", **_error(given.get("ename"), given.get("evalue"), given.get("traceback"))}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _number(value: object, default: int) -> int:
+    return value if type(value) is int and value >= 0 else default
 
 
 def _mapping(value: object) -> dict[str, Any]:

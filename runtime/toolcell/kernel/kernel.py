@@ -136,17 +136,22 @@ class SandboxKernel(Kernel):
 
     async def do_execute(
         self,
-        code: str,
-        silent: bool,
-        store_history: bool = True,
-        user_expressions: dict[str, str] | None = None,
-        allow_stdin: bool = False,
+        code: object,
+        silent: object,
+        store_history: object = True,
+        user_expressions: object = None,
+        allow_stdin: object = False,
         *,
         cell_meta: Any = None,
         cell_id: Any = None,
     ) -> dict[str, Any]:
         """Execute a cell."""
-        count, is_kept = self._next, store_history and not silent
+        if asyncio.get_running_loop() is not self._loop:
+            return _refusal("cells are executed one after the other, so they are taken on the shell channel only")
+        expressions = {} if user_expressions is None else user_expressions
+        if not isinstance(code, str) or not isinstance(expressions, dict):
+            return _refusal("an execute_request has a text as its code, and an object as its user_expressions")
+        count, is_kept = self._next, bool(store_history and not silent)
         if is_kept:
             self._next += 1
             self._history.append((1, count, code))
@@ -154,11 +159,11 @@ class SandboxKernel(Kernel):
             source=code,
             count=count,
             is_kept=is_kept,
-            is_silent=silent,
-            may_ask=allow_stdin,
-            expressions=user_expressions or {},
+            is_silent=bool(silent),
+            may_ask=bool(allow_stdin),
+            expressions={name: str(source) for name, source in expressions.items()},
         )
-        reply = await self._cells.execute(cell, self._publisher(silent), self._asker())
+        reply = await self._cells.execute(cell, self._publisher(cell.is_silent), self._asker())
         return {"execution_count": count, "payload": [], "user_expressions": {}, **reply}
 
     def _publisher(self, is_silent: bool) -> Callable[[str, dict[str, Any]], None]:
@@ -186,25 +191,23 @@ class SandboxKernel(Kernel):
 
     # What front ends ask beside that.
 
-    async def do_complete(self, code: str, cursor_pos: int | None) -> dict[str, Any]:
+    async def do_complete(self, code: object, cursor_pos: object) -> dict[str, Any]:
         """Complete a name, in the sandbox."""
-        at = len(code) if cursor_pos is None else cursor_pos
-        found = await self._cells.answer(code, kind="complete", at=at)
-        nothing = {"matches": [], "cursor_start": at, "cursor_end": at, "metadata": {}}
-        return {"status": "ok", **nothing, **found}
+        source = _text(code)
+        return {"status": "ok", **await self._cells.complete(source, _place(source, cursor_pos))}
 
     async def do_inspect(
-        self, code: str, cursor_pos: int | None, detail_level: int = 0, omit_sections: Any = ()
+        self, code: object, cursor_pos: object, detail_level: object = 0, omit_sections: object = ()
     ) -> dict[str, Any]:
         """Explain a name, in the sandbox."""
-        at = len(code) if cursor_pos is None else cursor_pos
-        omit = sorted(map(str, omit_sections))
-        found = await self._cells.answer(code, kind="inspect", at=at, detail=detail_level, omit=omit)
-        return {"status": "ok", "found": False, "data": {}, "metadata": {}, **found}
+        source = _text(code)
+        omit = sorted(map(str, omit_sections)) if isinstance(omit_sections, (list, set, tuple)) else []
+        found = await self._cells.inspect(source, _place(source, cursor_pos), int(detail_level == 1), omit)
+        return {"status": "ok", **found}
 
-    async def do_is_complete(self, code: str) -> dict[str, Any]:
+    async def do_is_complete(self, code: object) -> dict[str, Any]:
         """Say whether a cell is whole. The sandbox parses it."""
-        return {"status": "unknown", **await self._cells.answer(code, kind="is_complete")}
+        return await self._cells.is_complete(_text(code))
 
     async def do_history(
         self,
@@ -238,6 +241,19 @@ class SandboxKernel(Kernel):
         if parent["header"]["msg_type"] == "comm_open":
             content = {"comm_id": parent["content"].get("comm_id", ""), "data": {}}
             self.session.send(self.iopub_socket, "comm_close", content, parent, ident=self._topic("comm_close"))
+
+
+def _refusal(said: str) -> dict[str, Any]:
+    return {"status": "error", "ename": "UsageError", "evalue": said, "traceback": [said]}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _place(source: str, value: object) -> int:
+    """Return a place in some source: its end when there is no such place."""
+    return value if type(value) is int and 0 <= value <= len(source) else len(source)
 
 
 class KernelApp(IPKernelApp):

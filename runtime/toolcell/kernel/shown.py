@@ -8,24 +8,17 @@ the plain elements and attributes below goes into a frame that runs and loads no
 from __future__ import annotations
 
 import html
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-PLAIN: Final = frozenset(
-    {
-        "text/plain",
-        "text/latex",
-        "image/png",
-        "image/jpeg",
-        "image/gif",
-        "image/webp",
-        "application/json",
-        "application/geo+json",
-        "application/vnd.plotly.v1+json",
-    }
-)
-"""Media types that are shown as they are. Others run code in the browser, or may in one of its extensions."""
+PLAIN: Final = frozenset({"text/plain", "image/png", "image/jpeg", "image/gif", "image/webp"})
+"""Media types whose texts are shown as they are. Others run code in the browser, or may in one of its extensions."""
+
+PLOTLY: Final = "application/vnd.plotly.v1+json"
+PLOTLY_SERVER: Final = "https://plot.ly"
+"""Named in each chart; nothing is sent there."""
 
 ELEMENTS: Final = re.compile(
     r"a|abbr|b|blockquote|br|caption|center|code|col|colgroup|dd|del|details|div|dl|dt|em|font|h[1-6]|hr|i|img|ins|kbd|"
@@ -45,15 +38,27 @@ _UNFIT: Final = re.compile(
 )
 """In a style: what may load something, hide that it does, or cover the page."""
 
+_OF_FRONT_END: Final = re.compile(r"\b(?:jp|lm|p|bp\d*|monaco|codicon)-", re.IGNORECASE)
+"""In a class or an id: what a front end styles as a part of its own, such as a dialog over the page."""
+
+_LATEX_UNFIT: Final = re.compile(
+    r"\\(?:href|url|style|class|cssId|data|html\w*|require|includegraphics|def|let)\b|\\\w*command\b"
+)
+"""In a formula: what loads something, runs something, or gives such a command another name."""
+
 _PICTURE: Final = re.compile(r"data:image/(?:png|jpeg|gif|webp|svg\+xml);base64,[a-z0-9+/=\s]*", re.IGNORECASE)
 _LINK: Final = re.compile(r"(?:https?://|#)[^\s\"'<>]*", re.IGNORECASE)
 
 _SVG_UNFIT: Final = re.compile(
     r"<!ENTITY|<\s*(?:\w+:)?script|foreignObject|\son\w+\s*=|javascript:|@import|&#|"
-    r"href\s*=\s*[\"']?\s*(?!#|data:image/(?:png|jpeg);|[\"'#\s])|url\(\s*[\"']?\s*(?!#|[\"'\s])",
+    r"href\s*=\s*+[\"']?+\s*+(?!#|data:image/(?:png|jpeg);|[\"'])|url\(\s*+[\"']?+\s*+(?!#|[\"'])",
     re.IGNORECASE,
 )
 """In a drawing: what runs or loads something where a program puts it into its page, or hides that it does."""
+
+_ADDRESSED: Final = frozenset({"source", "style", "geojson", "topojsonURL", "plotlyServerURL", "tiles", "url", "src"})
+"""Keys of a chart whose texts plotly loads, or sends the chart to."""
+_CHART_UNFIT: Final = re.compile(r"<[^>]*\bstyle\b[^>]*(?:url|image|src|[\\@&])", re.IGNORECASE)
 
 FRAME: Final = (
     '<iframe sandbox="" style="width: 100%; height: 240px; resize: vertical; border: 0" srcdoc="{0}"></iframe>'
@@ -69,15 +74,20 @@ def shown(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the forms of a value that a front end may show."""
     forms: dict[str, Any] = {}
     for mime, form in data.items():
-        match mime:
-            case "text/html" if isinstance(form, str):
+        match mime, form:
+            case "text/html", str():
                 forms[mime] = form if is_plain_html(form) else FRAME.format(html.escape(RULES + form))
-            case "text/markdown" if isinstance(form, str):
+            case ("text/markdown", str()) if not _LATEX_UNFIT.search(html.unescape(form)):
                 forms[mime] = plain_markdown(form)
-            case "image/svg+xml" if isinstance(form, str):
-                if not _SVG_UNFIT.search(form):
-                    forms[mime] = form
-            case _ if mime in PLAIN:
+            case ("text/latex", str()) if not _LATEX_UNFIT.search(form):
+                forms[mime] = form
+            case ("image/svg+xml", str()) if not _SVG_UNFIT.search(form):
+                forms[mime] = form
+            case "application/json", _:
+                forms[mime] = form
+            case (str(chart), dict()) if chart == PLOTLY and is_plain_chart(form):
+                forms[mime] = form
+            case (_, str()) if mime in PLAIN:
                 forms[mime] = form
     if not forms and data:
         forms["text/plain"] = (
@@ -92,7 +102,7 @@ def shown_metadata(metadata: object) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {}
     for key, value in metadata.items():
-        if key in ("width", "height") and type(value) in (int, float):
+        if key in ("width", "height") and type(value) in (int, float) and math.isfinite(value):
             found[key] = value
         elif isinstance(value, Mapping) and (inner := shown_metadata(value)):
             found[key] = inner
@@ -100,14 +110,16 @@ def shown_metadata(metadata: object) -> dict[str, Any]:
 
 
 def is_plain_html(text: str) -> bool:
-    """Return whether HTML consists of plain elements with plain attributes.
+    """Return whether HTML consists of plain elements with plain attributes, and of formulas that load nothing.
 
     Every `<` must begin such an element, so a browser cannot read it in another way.
     """
+    if _LATEX_UNFIT.search(html.unescape(text)):  # a front end typesets what is between dollars
+        return False
     end = 0
     while (start := text.find("<", end)) >= 0:
         if (style := _STYLE.match(text, start)) is not None:
-            if _UNFIT.search(style[1]):
+            if _UNFIT.search(style[1]) or not _is_of_table(style[1]):
                 return False
             end = style.end()
             continue
@@ -122,6 +134,18 @@ def is_plain_html(text: str) -> bool:
     return True
 
 
+def _is_of_table(style: str) -> bool:
+    """Return whether each rule of a style is about a table of pandas or polars, and so changes nothing else."""
+    *rules, rest = style.split("}")
+    if rest.strip() or any(sign in style for sign in ('"', "'", "/*")):
+        return False
+    for rule in rules:
+        head, _, body = rule.partition("{")
+        if "{" in body or not all(each.strip().startswith((".dataframe", "#T_")) for each in head.split(",")):
+            return False
+    return True
+
+
 def _is_plain(found: re.Match[str]) -> bool:
     name, value = found[1].lower(), html.unescape((found[2] or "").strip("\"'")).strip()
     match name:
@@ -131,8 +155,25 @@ def _is_plain(found: re.Match[str]) -> bool:
             return _LINK.fullmatch(value) is not None
         case "style":
             return not _UNFIT.search(value)
+        case "class" | "id":
+            return not _OF_FRONT_END.search(value)
         case _:
             return ATTRIBUTES.fullmatch(name) is not None
+
+
+def is_plain_chart(chart: object, key: str = "") -> bool:
+    """Return whether plotly draws a chart from what is in it, and loads nothing."""
+    match chart:
+        case dict():
+            return all(is_plain_chart(value, str(name)) for name, value in chart.items())
+        case list():
+            return all(is_plain_chart(each, key) for each in chart)
+        case str() if key in _ADDRESSED:
+            return _PICTURE.fullmatch(chart) is not None or chart == PLOTLY_SERVER or not re.search(r"[:/\\]", chart)
+        case str():
+            return not _CHART_UNFIT.search(chart)
+        case _:
+            return True
 
 
 def plain_markdown(text: str) -> str:

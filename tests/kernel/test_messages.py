@@ -1,0 +1,189 @@
+"""Messages of a front end, one by one: what ipykernel's own suite expects of a kernel, and messages that are malformed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from .conftest import PATIENCE_S, Notebook
+
+pytestmark = pytest.mark.isolation
+
+Start = Callable[..., Notebook]
+
+
+def reply_to(notebook: Notebook, ident: str) -> dict[str, Any]:
+    """Return the content of the reply to a request that was sent on the shell channel."""
+    while True:
+        reply = notebook.client.get_shell_msg(timeout=PATIENCE_S)
+        if reply["parent_header"].get("msg_id") == ident:
+            content: dict[str, Any] = reply["content"]
+            return content
+
+
+def ask_control(notebook: Notebook, kind: str, **content: Any) -> dict[str, Any]:
+    """Send a request on the control channel, and return the content of its reply."""
+    message = notebook.client.session.msg(kind, content)
+    notebook.client.control_channel.send(message)
+    while True:
+        reply = notebook.client.get_control_msg(timeout=PATIENCE_S)
+        if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
+            answer: dict[str, Any] = reply["content"]
+            return answer
+
+
+class TestCells:
+    @pytest.mark.parametrize(
+        ("code", "status"),
+        [
+            ("1 / 0", "error"),
+            ("class Wrong:\n    def __repr__(self): 1 / 0\nWrong()", "error"),
+            ("try:\n    1 / 0\nexcept ZeroDivisionError:\n    get_ipython().showtraceback()", "ok"),
+        ],
+    )
+    def test_a_cell_fails_when_it_or_its_value_raises(self, plain: Notebook, code: str, status: str) -> None:
+        shown = plain.run(code)
+
+        assert shown.reply["status"] == status
+        assert shown.of("error")[-1]["ename"] == "ZeroDivisionError"
+
+    def test_cells_that_arrive_at_once_are_answered_in_their_order(self, plain: Notebook) -> None:
+        first = plain.run("ordered = 0").reply["execution_count"] + 1
+        idents = [plain.client.execute("ordered += 1\nordered") for _ in range(30)]
+
+        assert [reply_to(plain, ident)["execution_count"] for ident in idents] == list(range(first, first + 30))
+        assert plain.run("ordered").data == {"text/plain": "30"}
+
+    def test_cells_run_after_one_that_failed_when_that_is_asked_for(self, plain: Notebook) -> None:
+        failing = plain.client.execute("import asyncio\nawait asyncio.sleep(0.2)\n1 / 0", stop_on_error=False)
+        after = plain.client.execute("'runs'")
+
+        assert reply_to(plain, failing)["status"] == "error"
+        assert reply_to(plain, after)["status"] == "ok"
+
+    def test_only_cells_are_aborted_after_one_that_failed(self, plain: Notebook) -> None:
+        failing = plain.client.execute("import time\ntime.sleep(0.2)\n1 / 0")
+        others = [plain.client.kernel_info(), plain.client.comm_info(), plain.client.inspect("print")]
+
+        assert reply_to(plain, failing)["status"] == "error"
+        assert [reply_to(plain, ident)["status"] for ident in others] == ["ok"] * 3
+
+    def test_a_next_cell_is_offered_once(self, plain: Notebook) -> None:
+        shown = plain.run("for word in 'abc': get_ipython().set_next_input(word)")
+        assert shown.reply["payload"] == [{"source": "set_next_input", "text": "c", "replace": False}]
+
+    def test_context_variables_stay(self, plain: Notebook) -> None:
+        plain.run("from contextvars import ContextVar\nvariable = ContextVar('variable', default='first')")
+        assert plain.run("variable.set('second')\nvariable.get()").data == {"text/plain": "'second'"}
+        assert plain.run("variable.get()").data == {"text/plain": "'second'"}
+
+    def test_the_workspace_is_where_modules_are_found(self, plain: Notebook) -> None:
+        plain.run("open('own_module.py', 'w').write('value = 6')")
+        shown = plain.run("import os, own_module\nos.remove('own_module.py')\nown_module.value")
+        assert shown.data == {"text/plain": "6"}
+
+    def test_a_thread_prints_into_its_cell_and_ends_with_it(self, plain: Notebook) -> None:
+        shown = plain.run(
+            "import threading, time\nhas = threading.Event()\n"
+            "def count():\n    print('from the thread')\n    has.set()\n    while True: time.sleep(0.001)\n"
+            "threading.Thread(target=count, name='counter').start()\nhas.wait(30);"
+        )
+        assert shown.text() == "from the thread\n"
+        assert "ended with the cell: thread 'counter'" in shown.text("stderr")
+        assert plain.run("has.is_set()").data == {"text/plain": "True"}
+
+    def test_a_thread_that_does_not_end_costs_the_names_and_the_cell_says_so(self, notebooks: Start) -> None:
+        notebook = notebooks()
+        shown = notebook.run("import threading\nthreading.Thread(target=threading.Event().wait, name='stuck').start()")
+
+        assert shown.reply["status"] == "ok"
+        assert "thread 'stuck'" in shown.text("stderr") and "run its cells again" in shown.text("stderr")
+        assert notebook.run("threading").reply["ename"] == "NameError"
+
+    def test_pdb_asks_in_the_notebook_and_is_interrupted(self, plain: Notebook) -> None:
+        code = "import pdb\nlooked_at = 7\npdb.set_trace()\nlooked_at"
+        shown = plain.run(code, answers=["p looked_at", "c"])
+
+        assert "7" in shown.text() and shown.of("execute_result")[0]["data"] == {"text/plain": "7"}
+        ident = plain.client.execute(code, allow_stdin=True)
+        plain.client.get_stdin_msg(timeout=PATIENCE_S)
+        plain.manager.interrupt_kernel()
+        assert plain.outcome_of(ident).reply["status"] == "error"
+        assert plain.run("3 + 4").data == {"text/plain": "7"}
+
+    def test_an_event_loop_may_be_interrupted(self, plain: Notebook) -> None:
+        ident = plain.begin("import asyncio\nprint('go')\nawait asyncio.sleep(1000)")
+        plain.manager.interrupt_kernel()
+
+        assert plain.outcome_of(ident).reply["status"] == "error"
+        assert plain.run("'alive'").data == {"text/plain": "'alive'"}
+
+
+class TestOtherRequests:
+    def test_an_inspection_shows_the_source_when_asked(self, plain: Notebook) -> None:
+        plain.run("def inspected(first):\n    return first + 1")
+        about = plain.ask("inspect_request", code="inspected", cursor_pos=9, detail_level=1)["data"]["text/plain"]
+
+        assert "Signature:" in about and "first" in about
+
+    def test_attributes_are_completed(self, plain: Notebook) -> None:
+        plain.run("number = 1")
+        code = "import os\nnumber.bit_l"
+        found = plain.ask("complete_request", code=code, cursor_pos=len(code))
+
+        completed = [code[: found["cursor_start"]] + each for each in found["matches"]]
+        assert found["cursor_end"] == len(code) and completed == ["import os\nnumber.bit_length"]
+
+    @pytest.mark.parametrize(("code", "status"), [("a = [1,\n2,", "incomplete"), ("%%timeit\na\n\n", "complete")])
+    def test_a_list_and_a_magic_of_a_cell_are_whole_or_not(self, plain: Notebook, code: str, status: str) -> None:
+        assert plain.ask("is_complete_request", code=code)["status"] == status
+
+    def test_the_control_channel_answers_while_a_cell_runs(self, plain: Notebook) -> None:
+        ident = plain.begin("import time\nprint('go')\ntime.sleep(1000)")
+
+        assert ask_control(plain, "kernel_info_request")["status"] == "ok"
+        assert "pid" in ask_control(plain, "usage_request")
+        assert "shell channel" in ask_control(plain, "execute_request", code="1")["evalue"]
+        assert ask_control(plain, "interrupt_request")["status"] == "ok"
+        assert plain.outcome_of(ident).reply["ename"] == "KeyboardInterrupt"
+
+
+class TestMalformed:
+    """Messages without fields, or with fields of other types."""
+
+    @pytest.mark.parametrize("content", [{"code": None}, {"code": ["1"]}, {"code": "1", "user_expressions": [1]}])
+    def test_a_cell_is_refused_and_has_no_number(self, plain: Notebook, content: dict[str, Any]) -> None:
+        plain.client.kernel_info(reply=True, timeout=PATIENCE_S)  # cells right after one that failed are aborted
+        count = plain.run("1").reply["execution_count"]
+
+        refused = plain.ask("execute_request", stop_on_error=False, **content)
+        assert (refused["status"], refused["ename"]) == ("error", "UsageError")
+        assert plain.run("2").reply["execution_count"] == count + 1
+        wanted = {"hist_access_type": "search", "pattern": "2", "n": 1, "output": False, "raw": True}
+        assert plain.ask("history_request", **wanted)["history"] == [[1, count + 1, "2"]]
+
+    @pytest.mark.parametrize("place", [None, -7, 10**30, "x", 1.5])
+    def test_a_place_that_is_not_in_the_source_is_its_end(self, plain: Notebook, place: object) -> None:
+        found = plain.ask("complete_request", code="prin", cursor_pos=place)
+        assert (found["matches"], found["cursor_start"], found["cursor_end"]) == (["print"], 0, 4)
+        about = plain.ask("inspect_request", code="print", cursor_pos=place, detail_level="x")
+        assert about["found"]
+
+    def test_what_cannot_be_answered_does_not_end_the_kernel(self, plain: Notebook) -> None:
+        for kind, content in (
+            ("execute_request", {}),
+            ("complete_request", {}),
+            ("inspect_request", {"code": []}),
+            ("history_request", {"hist_access_type": "range", "output": 1, "raw": 1, "start": "a"}),
+            ("comm_open", {}),
+            ("comm_msg", {"comm_id": []}),
+            ("debug_request", {}),
+            ("create_subshell_request", {}),
+            ("nothing_like_it", {}),
+        ):
+            for channel in (plain.client.shell_channel, plain.client.control_channel):
+                channel.send(plain.client.session.msg(kind, content))
+        assert plain.run("'alive'").data == {"text/plain": "'alive'"}
+        assert ask_control(plain, "kernel_info_request")["status"] == "ok"
