@@ -28,7 +28,7 @@ class Door:
 
     def __init__(self, registry: ToolRegistry) -> None:
         self._registry = registry
-        self.requests = OpenRequests(1 << 20)
+        self.requests = OpenRequests(64 << 20)
         self.context = RunContext(run_id="run").within(requests=self.requests)
 
     async def call(self, name: str, args: dict[str, Any], origin: Origin = CODE) -> ToolResult:
@@ -39,6 +39,13 @@ class Door:
     ) -> ToolResult:
         args = {"method": method, "url": url, "headers": headers or [], "body": body, **more}
         return await self.call("http", args)
+
+    def upload(self, body: bytes) -> dict[str, Any]:
+        """Send a body ahead; return the arguments that stand for it."""
+        name = None
+        for start in range(0, len(body), 200_000):
+            name = self.requests.uploads.add(name, body[start : start + 200_000])
+        return self.requests.uploads.taken({"upload": name})
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from builtin.webkit import Names, Site, page, redirect, serve
 from egress.doors import TOKEN, code_of, door
 from toolcell import Limits, UsageError
 from toolcell.egress import Allow, Egress
+from toolcell.egress.request import PIECE_BYTES
 from toolcell.tools import MODEL, PLAN
 
 pytestmark = pytest.mark.anyio
@@ -170,6 +171,28 @@ async def test_a_form_does_not_ask_for_another_method(what: str) -> None:
         assert code_of(result) == REFUSED
         told = await run.send(site.url(host="127.0.0.1"), "POST", [["Content-Type", "text/plain"]], body)
         assert code_of(told) == "sent"
+
+
+@pytest.mark.parametrize("what", FORMS)
+@pytest.mark.parametrize("before", [0, 800_000, 5 << 20], ids=["short", "long", "longer"])
+async def test_an_uploaded_form_does_not_ask_for_another_method(what: str, before: int) -> None:
+    kind, body = FORMS[what]
+    async with serve({}) as site, door(of(site, methods=["*"], approval="DELETE")) as run:
+        for content_type, is_refused in ((kind, True), ("text/plain", False)):
+            sent = run.upload(b"x" * before + b"&" + body)
+            result = await run.send(site.url(host="127.0.0.1"), "POST", [["Content-Type", content_type]], **sent)
+            assert (code_of(result) == REFUSED) is is_refused
+            assert bool(site.requests) is not is_refused
+
+
+async def test_a_name_on_the_border_of_two_pieces_of_a_form_is_found() -> None:
+    part = b'Content-Disposition: form-data; name="_method"'
+    async with serve({}) as site, door(of(site, methods=["*"], approval="DELETE")) as run:
+        for place in range(PIECE_BYTES - len(part), PIECE_BYTES + 1):
+            sent = run.upload(b"x" * place + part)
+            kind = [["Content-Type", "multipart/form-data; boundary=x"]]
+            assert code_of(await run.send(site.url(host="127.0.0.1"), "POST", kind, **sent)) == REFUSED
+    assert site.requests == []
 
 
 async def test_a_query_that_asks_for_a_write_is_no_read() -> None:

@@ -21,7 +21,14 @@ from toolcell.egress.connector import GuardedBackend, httpcore, tls_context
 from toolcell.egress.echoes import Echoes
 from toolcell.egress.failures import CERTIFICATE, CONNECT, LIMIT, PROTOCOL, REFUSED, TIMEOUT, refused
 from toolcell.egress.packages import PackageIndex, body_of, described, find_wheels, versions_of
-from toolcell.egress.request import HttpRequest, check_override, filled_body, read_request, sent_headers
+from toolcell.egress.request import (
+    HttpRequest,
+    check_override,
+    check_uploaded_form,
+    filled_body,
+    read_request,
+    sent_headers,
+)
 from toolcell.egress.resolver import AddressRules, Resolver, SystemResolver, checked_addresses
 from toolcell.egress.rules import PLACEHOLDER, SAFE, Allow, RuleBook
 from toolcell.egress.urls import Target
@@ -428,6 +435,7 @@ class RequestTools:
         content: Any = body
         size = len(body)
         if upload is not None:
+            await check_uploaded_form(request, upload)
             size = upload.size
             headers, content = egress.headers(request, rule, size), _Pieces(upload)
         if rule.max_bytes is not None and size > rule.max_bytes:

@@ -9,13 +9,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import parse_qsl
+from urllib.parse import unquote_plus
+
+import anyio.lowlevel
 
 from toolcell.egress.answers import acceptable
 from toolcell.egress.failures import refused
 from toolcell.egress.rules import PLACEHOLDER, Allow
 from toolcell.egress.urls import Target, parse_url
 from toolcell.errors import ToolError
+from toolcell.tools import Upload
 
 MAX_HEADERS: Final = 200
 MAX_HEADER_BYTES: Final = 64 * 1024
@@ -30,14 +33,21 @@ OVERRIDES: Final = frozenset({
 PARAMETER_OVERRIDES: Final = frozenset({"_method", "_httpmethod", "x-http-method-override"})
 """Some frameworks take the method from these, in a query or a form."""
 
+MAX_FORM_BYTES: Final = 1 << 20
+"""Of an uploaded form of parameters. Looking through more would keep the host from other work for too long."""
+
+PIECE_BYTES: Final = 1 << 20
+"""Of an upload that is looked through, at once."""
+
+NAME_BYTES: Final = 512
+"""More than the longest spelling of a part's name: a name may lie on the border of two pieces."""
+
 _DROPPED: Final = frozenset({"keep-alive", "te", "trailer", "expect"})
 """About the connection, which is the host's own."""
 
 _REFUSED: Final = frozenset({"upgrade", "http2-settings", "alt-used"})
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_PART_NAME = re.compile(r'name="?([^";\r\n]+)')
-"""Of a part in multipart/form-data."""
 _BAD_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 Header = tuple[str, str]
@@ -121,17 +131,64 @@ def check_override(request: HttpRequest) -> None:
     Raises:
         ToolError: one does. Method, approval and dry run would be decided for a request that the server does not see.
     """
-    texts = [request.target.query.removeprefix("?")]
-    if any(name.lower() == "content-type" and "form" in value.lower() for name, value in request.headers):
-        texts.append(request.body.decode("latin-1"))
-        parts = _PART_NAME.findall(texts[-1])
-        if any(name.lower() in PARAMETER_OVERRIDES for name in parts):
-            raise refused(f"{request}: the form asks for another method")
-    for text in texts:
-        for separator in "&;":
-            for name, value in parse_qsl(text, keep_blank_values=True, separator=separator):
-                if name.strip().lower() in PARAMETER_OVERRIDES and value.strip().upper() != request.method:
-                    raise refused(f"{request}: a parameter asks for the method {value!r:.40}; send that one")
+    _check_parameters(request, request.target.query.removeprefix("?").encode())
+    kinds = _forms(request)
+    if "parameters" in kinds:
+        _check_parameters(request, request.body)
+    if "parts" in kinds:
+        _check_parts(request, request.body)
+
+
+async def check_uploaded_form(request: HttpRequest, upload: Upload) -> None:
+    """Check the same of a form that was uploaded.
+
+    Raises:
+        ToolError: it asks for another method, or it is too long to be looked through.
+    """
+    kinds = _forms(request)
+    if "parameters" in kinds:
+        if upload.size > MAX_FORM_BYTES:
+            raise refused(
+                f"{request}: the form has {upload.size} bytes, and may have {MAX_FORM_BYTES}; send it in parts"
+            )
+        _check_parameters(request, upload.read())
+    if "parts" in kinds:
+        before = b""
+        for place in range(0, upload.size, PIECE_BYTES):
+            upload.file.seek(place)
+            piece = upload.file.read(PIECE_BYTES)
+            _check_parts(request, before + piece)
+            before = piece[-NAME_BYTES:]
+            await anyio.lowlevel.checkpoint()
+
+
+def _forms(request: HttpRequest) -> set[str]:
+    """Return what its body may be to a server: "parameters", "parts" or neither."""
+    types = [value.lower() for name, value in request.headers if name.lower() == "content-type"]
+    return {"parts" if "multipart" in each else "parameters" for each in types if "multipart" in each or "form" in each}
+
+
+def _spelled(name: str) -> str:
+    """Return the pattern of a name in small letters, of which each may be percent-encoded."""
+    return "".join(f"(?:{re.escape(each)}|%{ord(each):02x}|%{ord(each.upper()):02x})" for each in name)
+
+
+_BLANK: Final = r"(?:[\s+]|%20|%0[9a-d])*"
+_OVERRIDE: Final = f"{_BLANK}(?:{'|'.join(map(_spelled, sorted(PARAMETER_OVERRIDES)))})"
+_PARAMETER: Final = re.compile(rf"[&;]{_OVERRIDE}{_BLANK}(?:=([^&;]*))?(?![^&;])".encode())
+_PART: Final = re.compile(rf"name\*?\s*=\s*(?:[\w-]*'[^'\r\n]*')?\"?{_OVERRIDE}(?![\w-])".encode())
+
+
+def _check_parameters(request: HttpRequest, text: bytes) -> None:
+    for match in _PARAMETER.finditer(b"&" + text.lower()):
+        value = unquote_plus((match[1] or b"")[:80].decode("latin-1")).strip().upper()
+        if value != request.method:
+            raise refused(f"{request}: a parameter asks for the method {value!r:.40}; send that one")
+
+
+def _check_parts(request: HttpRequest, text: bytes) -> None:
+    if _PART.search(text.lower()):
+        raise refused(f"{request}: the form asks for another method")
 
 
 def sent_headers(request: HttpRequest, rule: Allow, secrets: Mapping[str, str], size: int) -> list[tuple[bytes, bytes]]:

@@ -88,7 +88,8 @@ class Uploads:
         if upload is None:
             return dict(args)
         if upload.size > INLINE_BYTES:
-            self._named[upload.name] = upload
+            if self._named.setdefault(upload.name, upload) is not upload:  # the same body again
+                upload.file.close()
             return {**args, "upload": upload.name}
         body = upload.read()
         upload.file.close()
