@@ -156,8 +156,11 @@ def _comparable(text: str, folder: str = "/sandbox/work/") -> str:
     """Take out addresses, names of the script, and the frames of libraries: a run's error has none."""
     text = text.replace(folder, "").replace(NAME, "<code>").replace("<code 2>", "<code>")
     kept, is_shown, margin = [], True, 0
+    has_marks = sys.version_info < (3, 13) or "Exception ignored in" not in text  # then it is printed in C
     for line in ADDRESS.sub("0x", text).splitlines():
         bare = line.lstrip(" |")
+        if not has_marks and line and set(bare) <= set("~^ "):
+            continue
         if bare.startswith('File "'):
             name = bare.split('"')[1]
             is_shown = "/" not in name and not name.startswith("<frozen ")

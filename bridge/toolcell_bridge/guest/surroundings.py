@@ -87,12 +87,13 @@ def _fill_linecache(linecache: ModuleType) -> None:
 
 
 def _hide_our_code(warnings: ModuleType) -> None:
-    """What warns with nothing of the script's below it would name our file. The interpreter says `sys` then."""
+    """What warns with nothing of the script's below it would name our file. The interpreter names `sys` then."""
+    nowhere = ("<sys>", 0) if sys.version_info >= (3, 13) else ("sys", 1)
     show = warnings._showwarnmsg
 
     def _showwarnmsg(message: Any) -> None:
         if message.filename.startswith(tracebacks.OWN_FOLDER):
-            message.filename, message.lineno, message.line = "sys", 1, None
+            message.filename, message.lineno, message.line = *nowhere, None
         show(message)
 
     warnings.__dict__["_showwarnmsg"] = _showwarnmsg

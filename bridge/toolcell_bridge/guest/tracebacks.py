@@ -185,6 +185,8 @@ def _unraisable_hook(unraisable: Any, /) -> None:
             about += f": {unraisable.object!r}"
         except BaseException:
             about += ": <object repr() failed>"
+    elif unraisable.err_msg:
+        about += ":"
     sys.stderr.write(f"{about}\n{format_exception(unraisable.exc_value, traceback=unraisable.exc_traceback)}")
     sys.stderr.flush()
 

@@ -80,8 +80,10 @@ class Authority:
         self._folder = folder
         self._key, self._name = ec.generate_private_key(ec.SECP256R1()), _name("authority of this test")
         self.file = folder / "authority.pem"
-        made = _builder(self._name, self._name, self._key, days=1).add_extension(
-            x509.BasicConstraints(ca=True, path_length=None), critical=True
+        made = (
+            _builder(self._name, self._name, self._key, signer=self._key, days=1)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .add_extension(x509.KeyUsage(**{**dict.fromkeys(USAGES, False), "key_cert_sign": True}), critical=True)
         )
         self.file.write_bytes(made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
@@ -90,9 +92,10 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         name = _name("server")
         names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))])
-        made = _builder(name, self._name if is_signed else name, key, days=days).add_extension(names, critical=False)
+        issuer, signer = (self._name, self._key) if is_signed else (name, key)
+        made = _builder(name, issuer, key, signer=signer, days=days).add_extension(names, critical=False)
         file = self._folder / f"{host}{days}{is_signed}.pem"
-        certificate = made.sign(self._key if is_signed else key, hashes.SHA256())
+        certificate = made.sign(signer, hashes.SHA256())
         form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         pem = serialization.Encoding.PEM
         file.write_bytes(certificate.public_bytes(pem) + key.private_bytes(pem, *form))
@@ -105,12 +108,28 @@ def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
+USAGES = (
+    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "key_cert_sign",
+    "crl_sign", "encipher_only", "decipher_only",
+)  # fmt: skip
+
+
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, *, days: int
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    *,
+    signer: ec.EllipticCurvePrivateKey,
+    days: int,
 ) -> x509.CertificateBuilder:
+    """Begin a certificate with what Python 3.13 and newer ask for."""
     now, number = datetime.datetime.now(datetime.UTC), x509.random_serial_number()
     start, end = now - datetime.timedelta(days=3), now + datetime.timedelta(days=days)
-    return x509.CertificateBuilder(issuer, subject, key.public_key(), number, start, end)
+    return (
+        x509.CertificateBuilder(issuer, subject, key.public_key(), number, start, end)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+    )
 
 
 @pytest.fixture(scope="module")
