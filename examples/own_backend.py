@@ -72,7 +72,7 @@ class BubbleSandbox(SandboxDefaults):
         return out, err
 
     def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
-        return self.tree.look(everything=last) if self.tree else Sample()
+        return self.tree.look() if self.tree else Sample()
 
     def kill(self) -> None:
         if self.is_alive():
