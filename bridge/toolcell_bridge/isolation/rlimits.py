@@ -69,9 +69,11 @@ def choose_processors(most: int | None) -> tuple[int, ...]:
     They are chosen by chance, and stand beside each other. Libraries ask the kernel for this set before they start
     threads; environment variables would have to be known for each library, and some have none.
     """
-    if most is None or len(os.sched_getaffinity(0)) <= most:
+    if most is None:
         return ()
     allowed = sorted(os.sched_getaffinity(0))
+    if len(allowed) <= most:
+        return ()
     first = int.from_bytes(os.urandom(4), "little")
     return tuple(allowed[(first + number) % len(allowed)] for number in range(most))
 

@@ -105,7 +105,7 @@ class AnswerBody:
         """May be the beginning of a secret."""
         self.is_at_end = False
         self.failure: Exception | None = None
-        """End the connection, after the bytes that are there."""
+        """What ended the connection, after the bytes that are there."""
 
     async def read(self, size: int, *, fill: bool = False) -> bytes:
         """Return the next bytes, at most `size`; b"" at the end. `fill`: as many, unless it ends or fails before.

@@ -55,7 +55,7 @@ ONLY_PURE: Final = (
     "Only wheels of pure Python can be installed while a script runs; others are for Runtime(packages=[...])"
 )
 
-SCRIPT: Final = f"""{Path(resolver_guest.__file__).read_text(encoding="utf-8")}
+USE: Final = """
 find_wheels(requirement, constraints, installed, url)
 wheels = sorted(map(str, Path("wheels").glob("*.whl")))
 set_result(len(wheels), files=wheels)
@@ -134,11 +134,6 @@ def _rule_of(url: str) -> Allow:
         raise UsageError(f"PackageIndex(url) is the URL of an index, not {url!r:.100}: {exc}") from None
     name = target.origin.partition("://")[2].removesuffix(f":{target.port}").strip("[]")
     return Allow(f"{target.scheme}://{name}", ports=[target.port])
-
-
-def index_of(given: Sequence[str] | PackageIndex) -> PackageIndex:
-    """Return the index that is meant by `Egress(packages=)`."""
-    return given if isinstance(given, PackageIndex) else PackageIndex(given)
 
 
 def described(wheel: OutputFile) -> dict[str, Any]:
@@ -221,8 +216,9 @@ async def find_wheels(
         "url": index.url,
     }
     own = Runtime(packages=[PIP], egress=egress, limits=limits, policy=Policy(profile=profile), pool=PoolConfig(warm=0))
+    script = Path(resolver_guest.__file__).read_text(encoding="utf-8") + USE
     async with own:
-        result = await own.execute_code(SCRIPT, inputs=inputs)
+        result = await own.execute_code(script, inputs=inputs)
     if result.error is not None:
         lines = [line.removeprefix("ERROR: ") for line in result.logs.text.splitlines() if line.startswith("ERROR: ")]
         reason = ("; ".join(lines) or f"{result.outcome}: {result.error.message}")[:1000]

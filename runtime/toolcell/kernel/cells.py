@@ -338,7 +338,7 @@ class _Showing:
             if not self.answer:  # the sandbox was gone before the cell, and there is another one
                 return self.fail("SandboxLost", NEW_SANDBOX)
             for each in result.warnings:
-                self._publish("stream", {"name": "stderr", "text": f"warning: {each}\n"})
+                self.print("stderr", f"warning: {each}\n")
             orders = [_order(_mapping(each)) for each in _list(self.answer.get("payload"))]
             values = _mapping(self.answer.get("user_expressions"))
             return {

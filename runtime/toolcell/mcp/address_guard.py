@@ -119,22 +119,34 @@ class LoginTransport(httpx2.AsyncBaseTransport):
         request.extensions = {**request.extensions, "timeout": limits}
         if addresses is None:
             return await self._inner.handle_async_request(request)
-        failure: httpx2.ConnectError | None = None
-        for address in addresses:
-            try:
-                return await self._inner.handle_async_request(to_address(address, request))
-            except httpx2.ConnectError as exc:
-                failure = exc
-        raise failure or httpx2.ConnectError("the host has no address")
+        return await send_to(self._inner, addresses, request)
 
     async def aclose(self) -> None:
         """Close every connection."""
         await self._inner.aclose()
 
 
-def to_address(
-    address: str, request: httpx2.Request, headers: Sequence[tuple[bytes, bytes]] | None = None
-) -> httpx2.Request:
+async def send_to(
+    inner: httpx2.AsyncBaseTransport,
+    addresses: Sequence[str],
+    request: httpx2.Request,
+    headers: Sequence[tuple[bytes, bytes]] | None = None,
+) -> httpx2.Response:
+    """Send a request to the first of the addresses that can be reached. `headers`: in place of its own.
+
+    Raises:
+        ConnectError: none can be reached.
+    """
+    failure: httpx2.ConnectError | None = None
+    for address in addresses:
+        try:
+            return await inner.handle_async_request(_to(address, request, headers))
+        except httpx2.ConnectError as exc:
+            failure = exc
+    raise failure or httpx2.ConnectError("the host has no address")
+
+
+def _to(address: str, request: httpx2.Request, headers: Sequence[tuple[bytes, bytes]] | None) -> httpx2.Request:
     """Return a request to this address. `Host` header, SNI and the certificate's check keep the name."""
     extensions = {**request.extensions, "sni_hostname": request.url.host}
     url, given = request.url.copy_with(host=address), request.headers if headers is None else headers

@@ -12,7 +12,7 @@ from toolcell.egress.echoes import Echoes
 from toolcell.egress.request import HttpRequest
 from toolcell.egress.urls import parse_url
 from toolcell.errors import ToolError
-from toolcell.mcp.address_guard import to_address
+from toolcell.mcp.address_guard import send_to
 
 TURN_S = 60.0
 """Most that a request waits for its turn, where a rule has a rate."""
@@ -43,14 +43,8 @@ class AllowedTransport(httpx2.AsyncBaseTransport):
             addresses = await self._egress.addresses_of(target)
         except ToolError as exc:
             raise httpx2.ConnectError(exc.message) from None
-        failure: httpx2.ConnectError | None = None
-        for address in addresses:
-            try:
-                response = await self._inner.handle_async_request(to_address(address, request, headers))
-                return without_secrets(response, self._egress.echoes)
-            except httpx2.ConnectError as exc:
-                failure = exc
-        raise failure or httpx2.ConnectError("the host has no address")
+        response = await send_to(self._inner, addresses, request, headers)
+        return without_secrets(response, self._egress.echoes)
 
     async def aclose(self) -> None:
         """Close every connection."""

@@ -9,7 +9,7 @@ import gc
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from toolcell.support.collector import has_frozen_objects
+from toolcell.support.collector import has_frozen_objects, make_all_old
 
 Made = TypeVar("Made")
 
@@ -40,8 +40,7 @@ class Decoding:
         try:
             return step()
         finally:
-            gc.freeze()  # moves what is young to a place of its own, and forgets how much that was,
-            gc.unfreeze()  # and then to what is old
+            make_all_old()
             gc.enable()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from toolcell.support.collector import has_frozen_objects
+from toolcell.support.collector import has_frozen_objects, make_all_old
 
 
 @contextmanager
@@ -24,8 +24,7 @@ def importing() -> Iterator[None]:
         yield
     finally:
         if len(sys.modules) > modules and not has_frozen_objects():
-            gc.freeze()  # moves what is young to a place of its own,
-            gc.unfreeze()  # and then to what is old
+            make_all_old()
         if was_enabled:
             gc.enable()
 

@@ -193,7 +193,8 @@ class Fetcher:
             rule = self._egress.judge_unasked(asked)
             await anyio.sleep(self._egress.wait_s(rule, left_s))
             content, headers = self._egress.filled(asked, rule if has_secrets else replace(rule, secrets=()))
-            max_bytes = min(max_bytes, max_bytes if rule.max_bytes is None else rule.max_bytes)
+            if rule.max_bytes is not None:
+                max_bytes = min(max_bytes, rule.max_bytes)
         request = httpx.Request(outgoing.method, str(target), headers=headers, content=content or None)
         if request.url.host.lower().rstrip(".") not in (target.host, _unicode(target.host)):
             raise ToolError(f"the URL is read differently by different programs: {target}", code="not_permitted")
