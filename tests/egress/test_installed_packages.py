@@ -13,8 +13,8 @@ import pytest
 
 from builtin.webkit import Site, page, serve
 from egress.doors import code_of, door
+from egress.replays import replayed
 from toolcell import Limits, Runtime, ToolRegistry, UsageError
-from toolcell.audit import Filter, Index, replay, runtime_options
 from toolcell.control import Approve
 from toolcell.egress import Allow, Egress, PackageIndex
 from toolcell.tools import Rewrite, ToolError
@@ -220,12 +220,7 @@ async def test_the_log_has_each_wheel_and_a_replay_needs_no_index(wheels: list[P
     log = tmp_path / "log"
     async with opened(wheels, "humanize", audit=log) as (_, runtime):
         result = await runtime.execute_code(INSTALL)
-    with Index(log) as records:
-        records.refresh()
-        (line,) = records.runs(Filter(limit=None))
-        recorded = records.load(line)
-    async with Runtime(**runtime_options(recorded)) as again:
-        report = await replay(again, recorded, source=INSTALL)
+    recorded, report = await replayed(log, INSTALL)
     (call,) = [each for each in recorded.calls if each.tool == "install_package"]
 
     assert result.value == VALUE

@@ -95,21 +95,32 @@ class Notebook:
                 break
             if kind not in ("status", "execute_input"):
                 _add(shown.messages, kind, content)
-        while not shown.reply:
-            reply = self.client.get_shell_msg(timeout=PATIENCE_S)
-            if reply["parent_header"].get("msg_id") == ident:
-                shown.reply = reply["content"]
+        shown.reply = self.reply_to(ident)
         return shown
 
     def ask(self, kind: str, **content: Any) -> dict[str, Any]:
         """Send a request to the kernel, and return the content of its reply."""
         message = self.client.session.msg(kind, content)
         self.client.shell_channel.send(message)
+        return self.reply_to(message["header"]["msg_id"])
+
+    def ask_control(self, kind: str, **content: Any) -> dict[str, Any]:
+        """Do the same on the control channel."""
+        message = self.client.session.msg(kind, content)
+        self.client.control_channel.send(message)
+        return self._reply(self.client.get_control_msg, message["header"]["msg_id"])
+
+    def reply_to(self, ident: str) -> dict[str, Any]:
+        """Return the content of the reply to a request that was sent on the shell channel."""
+        return self._reply(self.client.get_shell_msg, ident)
+
+    @staticmethod
+    def _reply(receive: Callable[..., dict[str, Any]], ident: str) -> dict[str, Any]:
         while True:
-            reply = self.client.get_shell_msg(timeout=PATIENCE_S)
-            if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
-                answer: dict[str, Any] = reply["content"]
-                return answer
+            reply = receive(timeout=PATIENCE_S)
+            if reply["parent_header"].get("msg_id") == ident:
+                content: dict[str, Any] = reply["content"]
+                return content
 
     def begin(self, code: str) -> str:
         """Execute a cell that prints `go`, and return its id when it has."""

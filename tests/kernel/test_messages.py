@@ -14,26 +14,6 @@ pytestmark = pytest.mark.isolation
 Start = Callable[..., Notebook]
 
 
-def reply_to(notebook: Notebook, ident: str) -> dict[str, Any]:
-    """Return the content of the reply to a request that was sent on the shell channel."""
-    while True:
-        reply = notebook.client.get_shell_msg(timeout=PATIENCE_S)
-        if reply["parent_header"].get("msg_id") == ident:
-            content: dict[str, Any] = reply["content"]
-            return content
-
-
-def ask_control(notebook: Notebook, kind: str, **content: Any) -> dict[str, Any]:
-    """Send a request on the control channel, and return the content of its reply."""
-    message = notebook.client.session.msg(kind, content)
-    notebook.client.control_channel.send(message)
-    while True:
-        reply = notebook.client.get_control_msg(timeout=PATIENCE_S)
-        if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
-            answer: dict[str, Any] = reply["content"]
-            return answer
-
-
 class TestCells:
     @pytest.mark.parametrize(
         ("code", "status"),
@@ -53,22 +33,22 @@ class TestCells:
         first = plain.run("ordered = 0").reply["execution_count"] + 1
         idents = [plain.client.execute("ordered += 1\nordered") for _ in range(30)]
 
-        assert [reply_to(plain, ident)["execution_count"] for ident in idents] == list(range(first, first + 30))
+        assert [plain.reply_to(ident)["execution_count"] for ident in idents] == list(range(first, first + 30))
         assert plain.run("ordered").data == {"text/plain": "30"}
 
     def test_cells_run_after_one_that_failed_when_that_is_asked_for(self, plain: Notebook) -> None:
         failing = plain.client.execute("import asyncio\nawait asyncio.sleep(0.2)\n1 / 0", stop_on_error=False)
         after = plain.client.execute("'runs'")
 
-        assert reply_to(plain, failing)["status"] == "error"
-        assert reply_to(plain, after)["status"] == "ok"
+        assert plain.reply_to(failing)["status"] == "error"
+        assert plain.reply_to(after)["status"] == "ok"
 
     def test_only_cells_are_aborted_after_one_that_failed(self, plain: Notebook) -> None:
         failing = plain.client.execute("import time\ntime.sleep(0.2)\n1 / 0")
         others = [plain.client.kernel_info(), plain.client.comm_info(), plain.client.inspect("print")]
 
-        assert reply_to(plain, failing)["status"] == "error"
-        assert [reply_to(plain, ident)["status"] for ident in others] == ["ok"] * 3
+        assert plain.reply_to(failing)["status"] == "error"
+        assert [plain.reply_to(ident)["status"] for ident in others] == ["ok"] * 3
 
     def test_a_next_cell_is_offered_once(self, plain: Notebook) -> None:
         shown = plain.run("for word in 'abc': get_ipython().set_next_input(word)")
@@ -143,10 +123,10 @@ class TestOtherRequests:
     def test_the_control_channel_answers_while_a_cell_runs(self, plain: Notebook) -> None:
         ident = plain.begin("import time\nprint('go')\ntime.sleep(1000)")
 
-        assert ask_control(plain, "kernel_info_request")["status"] == "ok"
-        assert "pid" in ask_control(plain, "usage_request")
-        assert "shell channel" in ask_control(plain, "execute_request", code="1")["evalue"]
-        assert ask_control(plain, "interrupt_request")["status"] == "ok"
+        assert plain.ask_control("kernel_info_request")["status"] == "ok"
+        assert "pid" in plain.ask_control("usage_request")
+        assert "shell channel" in plain.ask_control("execute_request", code="1")["evalue"]
+        assert plain.ask_control("interrupt_request")["status"] == "ok"
         assert plain.outcome_of(ident).reply["ename"] == "KeyboardInterrupt"
 
 
@@ -186,4 +166,4 @@ class TestMalformed:
             for channel in (plain.client.shell_channel, plain.client.control_channel):
                 channel.send(plain.client.session.msg(kind, content))
         assert plain.run("'alive'").data == {"text/plain": "'alive'"}
-        assert ask_control(plain, "kernel_info_request")["status"] == "ok"
+        assert plain.ask_control("kernel_info_request")["status"] == "ok"

@@ -1,0 +1,18 @@
+"""Replays of the only run of a log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from toolcell import Runtime
+from toolcell.audit import Filter, Index, RecordedRun, Replay, replay, runtime_options
+
+
+async def replayed(log: Path, source: str) -> tuple[RecordedRun, Replay]:
+    """Return the run that a log has, and what came of replaying it."""
+    with Index(log) as index:
+        index.refresh()
+        (line,) = index.runs(Filter(limit=None))
+        recorded = index.load(line)
+    async with Runtime(**runtime_options(recorded)) as runtime:
+        return recorded, await replay(runtime, recorded, source=source)
