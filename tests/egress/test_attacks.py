@@ -185,14 +185,42 @@ async def test_an_uploaded_form_does_not_ask_for_another_method(what: str, befor
             assert bool(site.requests) is not is_refused
 
 
-async def test_a_name_on_the_border_of_two_pieces_of_a_form_is_found() -> None:
-    part = b'Content-Disposition: form-data; name="_method"'
+BORDERS = {
+    "a form in parts": ("multipart/form-data; boundary=x", b'Content-Disposition: form-data; name="_method"'),
+    "a form": ("application/x-www-form-urlencoded", b"&+%5fmethod=DELETE"),
+}
+
+
+@pytest.mark.parametrize("what", BORDERS)
+async def test_a_name_on_the_border_of_two_pieces_of_a_form_is_found(what: str) -> None:
+    kind, name = BORDERS[what]
     async with serve({}) as site, door(of(site, methods=["*"], approval="DELETE")) as run:
-        for place in range(PIECE_BYTES - len(part), PIECE_BYTES + 1):
-            sent = run.upload(b"x" * place + part)
-            kind = [["Content-Type", "multipart/form-data; boundary=x"]]
-            assert code_of(await run.send(site.url(host="127.0.0.1"), "POST", kind, **sent)) == REFUSED
+        for place in range(PIECE_BYTES - len(name), PIECE_BYTES + 1):
+            sent = run.upload(b"x" * place + name)
+            result = await run.send(site.url(host="127.0.0.1"), "POST", [["Content-Type", kind]], **sent)
+            assert code_of(result) == REFUSED, place
     assert site.requests == []
+
+
+LONG_PARAMETERS = {
+    "blanks before its name": (b"a=1&" + b"%20" * PIECE_BYTES + b"_method=DELETE", True),
+    "blanks after its name": (b"_method" + b"+" * PIECE_BYTES + b"=DELETE", True),
+    "a long value": (b"_method=DELETE" + b"x" * PIECE_BYTES, True),
+    "the request's own method": (b"_method=POST&" + b"x" * PIECE_BYTES + b"&_method=post", False),
+    "a long name that begins like one": (b"_methods" + b"s" * PIECE_BYTES + b"=DELETE", False),
+    "one long value that names it": (b"a=" + b"x" * PIECE_BYTES + b"_method=DELETE" + b"x" * PIECE_BYTES, False),
+    "bytes that are not a form": (bytes(PIECE_BYTES) + b"_method=DELETE", False),
+}
+
+
+@pytest.mark.parametrize("what", LONG_PARAMETERS)
+async def test_long_parameters_of_a_form_are_looked_through(what: str) -> None:
+    body, is_refused = LONG_PARAMETERS[what]
+    async with serve({}) as site, door(of(site, methods=["*"], approval="DELETE")) as run:
+        kind = [["Content-Type", "application/x-www-form-urlencoded"]]
+        result = await run.send(site.url(host="127.0.0.1"), "POST", kind, **run.upload(body))
+        assert (code_of(result) == REFUSED) is is_refused
+        assert bool(site.requests) is not is_refused
 
 
 async def test_a_query_that_asks_for_a_write_is_no_read() -> None:

@@ -33,14 +33,11 @@ OVERRIDES: Final = frozenset({
 PARAMETER_OVERRIDES: Final = frozenset({"_method", "_httpmethod", "x-http-method-override"})
 """Some frameworks take the method from these, in a query or a form."""
 
-MAX_FORM_BYTES: Final = 1 << 20
-"""Of an uploaded form of parameters. Looking through more would keep the host from other work for too long."""
-
-PIECE_BYTES: Final = 1 << 20
+PIECE_BYTES: Final = 256 * 1024
 """Of an upload that is looked through, at once."""
 
 NAME_BYTES: Final = 512
-"""More than the longest spelling of a part's name: a name may lie on the border of two pieces."""
+"""More than the longest spelling of a name with its value: it may lie on the border of two pieces."""
 
 _DROPPED: Final = frozenset({"keep-alive", "te", "trailer", "expect"})
 """About the connection, which is the host's own."""
@@ -143,23 +140,31 @@ async def check_uploaded_form(request: HttpRequest, upload: Upload) -> None:
     """Check the same of a form that was uploaded.
 
     Raises:
-        ToolError: it asks for another method, or it is too long to be looked through.
+        ToolError: it asks for another method.
     """
     kinds = _forms(request)
-    if "parameters" in kinds:
-        if upload.size > MAX_FORM_BYTES:
-            raise refused(
-                f"{request}: the form has {upload.size} bytes, and may have {MAX_FORM_BYTES}; send it in parts"
-            )
-        _check_parameters(request, upload.read())
-    if "parts" in kinds:
-        before = b""
-        for place in range(0, upload.size, PIECE_BYTES):
-            upload.file.seek(place)
-            piece = upload.file.read(PIECE_BYTES)
-            _check_parts(request, before + piece)
-            before = piece[-NAME_BYTES:]
-            await anyio.lowlevel.checkpoint()
+    parameters, parts = b"", b""
+    for place in range(0, upload.size if kinds else 0, PIECE_BYTES):
+        upload.file.seek(place)
+        piece = upload.file.read(PIECE_BYTES)
+        if "parameters" in kinds:
+            parameters = _check_more_parameters(request, parameters + piece)
+        if "parts" in kinds:
+            _check_parts(request, parts + piece)
+            parts = piece[-NAME_BYTES:]
+        await anyio.lowlevel.checkpoint()
+    _check_parameters(request, parameters)
+
+
+def _check_more_parameters(request: HttpRequest, text: bytes) -> bytes:
+    """Check the parameters that end in a text, and return what matters of the last one, which may go on."""
+    end = max(text.rfind(b"&"), text.rfind(b";")) + 1
+    _check_parameters(request, text[:end])
+    last = _LEADING.sub(b"", text[end:])
+    if len(last) < NAME_BYTES:
+        return last
+    _check_parameters(request, last)
+    return b"x"  # its name is known not to ask for a method, whatever follows
 
 
 def _forms(request: HttpRequest) -> set[str]:
@@ -173,9 +178,10 @@ def _spelled(name: str) -> str:
     return "".join(f"(?:{re.escape(each)}|%{ord(each):02x}|%{ord(each.upper()):02x})" for each in name)
 
 
-_BLANK: Final = r"(?:[\s+]|%20|%0[9a-d])*"
+_BLANK: Final = r"(?:[\s+]++|%20|%0[9a-d])*+"
+_LEADING: Final = re.compile(rf"\A{_BLANK}".encode(), re.IGNORECASE)
 _OVERRIDE: Final = f"{_BLANK}(?:{'|'.join(map(_spelled, sorted(PARAMETER_OVERRIDES)))})"
-_PARAMETER: Final = re.compile(rf"[&;]{_OVERRIDE}{_BLANK}(?:=([^&;]*))?(?![^&;])".encode())
+_PARAMETER: Final = re.compile(rf"[&;](?=[\s+%_hx]){_OVERRIDE}{_BLANK}(?:=([^&;]*))?(?![^&;])".encode())
 _PART: Final = re.compile(rf"name\*?\s*=\s*(?:[\w-]*'[^'\r\n]*')?\"?{_OVERRIDE}(?![\w-])".encode())
 
 
