@@ -11,7 +11,7 @@ import gc
 import io
 import sys
 import threading
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from types import ModuleType
 from typing import Any, Final
 
@@ -132,7 +132,9 @@ class ScriptFinalizer:
         return found
 
 
-def _has_finalizers(objects: Iterable[object]) -> bool:
+def _has_finalizers(objects: list[object]) -> bool:
+    if _harmless.issuperset(map(type, objects)):
+        return False
     found = False
     for kind in set(map(type, objects)) - _harmless:
         if any("__del__" in vars(base) for base in type.mro(kind)):
