@@ -104,6 +104,20 @@ class TestWorkspace:
         assert not (folder / "out.txt").exists()
         assert (folder / "b.txt").read_text() == "b"
 
+    def test_with_save_files_are_there_after_a_cell_whose_thread_ends_with_its_sandbox(
+        self, notebooks: Start, folder: Path
+    ) -> None:
+        notebook = notebooks("--save", folder=folder)
+        notebook.run("open('first.txt', 'w').write('1');")
+        shown = notebook.run(
+            "import threading\nthreading.Thread(target=threading.Event().wait).start()\n"
+            "open('first.txt', 'w').write('2')\nopen('second.txt', 'w').write('3');"
+        )
+
+        assert "not saved" not in shown.text("stderr")
+        assert [(folder / name).read_text() for name in ("first.txt", "second.txt", "b.txt")] == ["2", "3", "b"]
+        assert notebook.run("open('first.txt').read() + open('data/a.csv').read()[0]").data == {"text/plain": "'2x'"}
+
     def test_with_save_new_files_are_there_after_the_cell(self, notebooks: Start, folder: Path) -> None:
         notebook = notebooks("--save", folder=folder)
         shown = notebook.run("open('out.txt', 'w').write('o')\nopen('b.txt', 'w').write('changed')\nlast = 1")

@@ -74,13 +74,14 @@ class TestCells:
         assert "ended with the cell: thread 'counter'" in shown.text("stderr")
         assert plain.run("has.is_set()").data == {"text/plain": "True"}
 
-    def test_a_thread_that_does_not_end_costs_the_names_and_the_cell_says_so(self, notebooks: Start) -> None:
-        notebook = notebooks()
-        shown = notebook.run("import threading\nthreading.Thread(target=threading.Event().wait, name='stuck').start()")
+    def test_a_thread_that_does_not_end_ends_with_its_sandbox_and_the_names_stay(self, plain: Notebook) -> None:
+        shown = plain.run(
+            "import threading\nn = 5\nthreading.Thread(target=threading.Event().wait, name='stuck').start()"
+        )
 
         assert shown.reply["status"] == "ok"
-        assert "thread 'stuck'" in shown.text("stderr") and "run its cells again" in shown.text("stderr")
-        assert notebook.run("threading").reply["ename"] == "NameError"
+        assert "ended with the cell: thread 'stuck'" in shown.text("stderr")
+        assert plain.run("n, len(threading.enumerate())").data == {"text/plain": "(5, 1)"}
 
     def test_pdb_asks_in_the_notebook_and_is_interrupted(self, plain: Notebook) -> None:
         code = "import pdb\nlooked_at = 7\npdb.set_trace()\nlooked_at"

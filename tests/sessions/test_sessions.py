@@ -235,11 +235,53 @@ def test_threads_and_processes_that_a_script_leaves_are_reported_and_ended(sessi
     assert value(session, "[len(threading.enumerate()), pool._shutdown]") == [1, True]
 
 
-def test_a_thread_that_does_not_end_costs_the_session_its_state(session: SyncSession) -> None:
+STUCK = {
+    "a lock": "lock = threading.Lock(); lock.acquire()\nthreading.Thread(target=lock.acquire, name='stuck').start()",
+    "an event": "threading.Thread(target=threading.Event().wait, name='stuck', daemon=True).start()",
+    "a sleep": "threading.Thread(target=time.sleep, args=(60,), name='stuck').start()",
+    "a pool": "concurrent.futures.ThreadPoolExecutor(thread_name_prefix='stuck').submit(time.sleep, 60)",
+    "a timer": "t = threading.Timer(60, print); t.name = 'stuck'; t.start()",
+}
+
+
+@pytest.mark.parametrize("end", ["", "\nwhile True: pass", "\n1 / 0"], ids=["ends", "is interrupted", "fails"])
+@pytest.mark.parametrize("what", STUCK)
+def test_a_thread_that_does_not_end_ends_with_its_sandbox_and_the_names_stay(
+    session: SyncSession, what: str, end: str
+) -> None:
+    value(session, "x = [1]\ny = x")
+    source = f"import concurrent.futures, threading, time\nx.append(2)\n{STUCK[what]}{end}"
+    left = session.execute_code(source, limits=Limits(wall_s=0.5))
+    after = session.execute_code("x.append(3)\n[y, len(threading.enumerate())]")
+    later = session.execute_code("y")
+
+    assert left.session is not None and after.session is not None and later.session is not None
+    assert not left.session.lost
+    assert [each[:13] for each in left.session.ended] == ["thread 'stuck"]
+    assert after.value == [[1, 2, 3], 1], after.error
+    assert (after.session.began, later.session.began) == ("value", "live")
+    assert later.value == [1, 2, 3]
+
+
+def test_names_stay_without_such_a_thread_in_a_session_that_keeps_nothing_else(runtime: SyncRuntime) -> None:
+    with runtime.session(restore="empty") as session:
+        left = session.execute_code(f"import threading, time\nx = 1\n{STUCK['an event']}")
+        after = session.execute_code("x += 1\nx")
+        killed = session.execute_code("bytearray(10**9)")
+        empty = session.execute_code("'x' in globals()")
+
+    assert left.session is not None and after.session is not None and empty.session is not None
+    assert (left.session.ended, left.session.lost) == (("thread 'stuck'",), "")
+    assert (after.session.began, after.value) == ("value", 2)
+    assert lost(killed)
+    assert (empty.session.began, empty.value) == ("empty", False)
+
+
+def test_a_state_that_a_thread_keeps_from_being_written_is_the_one_before(session: SyncSession) -> None:
     value(session, "x = 1")
     left = session.execute_code(
-        "import threading\nx = 2\nthreading.Thread(target=threading.Lock().__enter__).start\n"
-        "lock = threading.Lock(); lock.acquire()\nthreading.Thread(target=lock.acquire, name='stuck').start()"
+        "import threading\nfrom toolcell_bridge.guest import session_values\nsession_values.keep = None\nx = 2\n"
+        f"{STUCK['an event']}"
     )
 
     assert left.ok and "thread 'stuck'" in lost(left)
@@ -335,7 +377,8 @@ def test_what_a_guest_claims_to_have_left_running_is_cut(session: SyncSession) -
     stuck = session.execute_code("leftovers.end_leftovers = lambda end_s: ([], ['x' * 500] * 10_000)")
 
     assert many.session is not None and len(many.session.ended) == 20
-    assert 100 < len(lost(stuck)) < 3000
+    assert stuck.session is not None and len(stuck.session.ended) == 20
+    assert sum(map(len, stuck.session.ended)) < 3000
 
 
 def test_calls_of_a_script_whose_caller_gave_up_count_for_the_session(session: SyncSession, effects: Effects) -> None:

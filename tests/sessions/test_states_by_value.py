@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -96,6 +97,48 @@ CASES = {
         "gen = (i for i in [1])\ndef f(): return 'gen' in globals()\nwhile True: pass",
         "f()",
         False,
+    ),
+    "function with a cache": (
+        "import functools\n@functools.cache\ndef fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)\n"
+        "def make():\n  @functools.lru_cache(maxsize=3)\n  def f(n): return n and f(n - 1) + 1\n  return f\n"
+        "f = make()\nclass A:\n  @functools.lru_cache\n  def g(self): return 5\n  @functools.cached_property\n"
+        "  def p(self): return 6\na = A()\na.p",
+        "[fib(20), f(4), f.cache_parameters()['maxsize'], a.g(), a.p, A().p]",
+        [6765, 4, 3, 5, 6, 6],
+    ),
+    "function of many types": (
+        "import functools\n@functools.singledispatch\ndef f(x): return 0\n@f.register\ndef _(x: int): return 1\n"
+        "class A:\n  @functools.singledispatchmethod\n  def m(self, x): return 0\n  @m.register\n"
+        "  def _(self, x: str): return 2",
+        "[f(''), f(1), A().m(1), A().m('')]",
+        [0, 1, 0, 2],
+    ),
+    "types of types": (
+        "import typing\nU = typing.NewType('U', int)\nP = typing.ParamSpec('P')\nTs = typing.TypeVarTuple('Ts')\n"
+        "T = typing.TypeVar('T')\nclass S(typing.Generic[T]):\n  def __init__(self, x: T): self.x = x\n"
+        "class D(typing.TypedDict):\n  a: U\nclass N(typing.NamedTuple):\n  a: int = 1\ns = S[U](U(4))",
+        "[s.x, U(3), D(a=2)['a'], N().a, P.__name__, Ts.__name__]",
+        [4, 3, 2, 1, "P", "Ts"],
+    ),
+    "class that notes its subclasses": (
+        "class A:\n  seen = []\n  def __init_subclass__(cls, tag, **k): A.seen.append(tag)\nclass B(A, tag=1): pass\n"
+        "class C(A, tag=2): pass\nclass D(B, C, tag=3): pass",
+        "class E(D, tag=4): pass\nA.seen",
+        [1, 2, 3, 4],
+    ),
+    "metaclass that notes its classes": (
+        "made = {}\nclass M(type):\n  def __new__(meta, name, bases, names):\n"
+        "    made[name] = super().__new__(meta, name, bases, names)\n    return made[name]\n"
+        "  def __init__(cls, *a):\n    super().__init__(*a)\n    cls.n = len(made)\nclass A(metaclass=M): pass\n"
+        "class B(A): pass",
+        "class C(B): pass\n[sorted(made), made['B'] is B, B.n, C.n]",
+        [["A", "B", "C"], True, 2, 3],
+    ),
+    "object that is pickled as a name": (
+        "class Missing:\n  def __reduce__(self): return 'MISSING'\nMISSING = Missing()\nlist_ = [MISSING]\n"
+        "class Own:\n  def __init__(self, n): self.n = n\n  def __reduce__(self): return Own, (self.n + 1,)\no = Own(1)",
+        "[list_[0] is MISSING, o.n >= 2]",
+        [True, True],
     ),
     "defaults and attributes": ("def f(a, b=[1], *, c={'x': 2}): return a, b, c\nf.n = 4", "[*f(0), f.n]", None),
     "decorator": (
@@ -252,6 +295,22 @@ def test_what_cannot_be_kept_is_named_with_its_reason_and_the_rest_is_there(runt
     assert not later.session.forgotten
 
 
+def test_what_is_of_a_module_that_is_gone_is_named_and_the_rest_is_there(runtime: SyncRuntime) -> None:
+    with runtime.session() as session:
+        value(
+            session,
+            "open('own.py', 'w').write('class A: pass\\ndef f(): return 1')\nopen('stays.py', 'w').write('x = 1')\n"
+            "import own, stays, os, sys, types\nfrom own import f\na = own.A()\nos.remove('own.py')\n"
+            "sys.modules['made'] = made = types.ModuleType('made')\nn = 1",
+        )
+        session.execute_code("while True: pass", limits=Limits(wall_s=0.3))
+        assert session.execute_code("bytearray(10**9)").session is not None
+        back = session.execute_code("[n, stays.x, sorted({'own', 'f', 'a', 'made'} & set(globals()))]")
+    assert back.value == [1, 1, []], back.error
+    assert back.session is not None
+    assert sorted(each.partition(":")[0] for each in back.session.forgotten) == ["a", "f", "made", "own"]
+
+
 def test_a_paused_session_is_forked_by_value(runtime: SyncRuntime) -> None:
     with runtime.session() as session:
         value(session, "x = [1]")
@@ -339,6 +398,128 @@ def test_a_sandbox_that_is_nearly_full_is_not_ended_by_keeping_its_state(runtime
 
 
 # In another process
+
+
+EVERY_KIND = """
+import collections, dataclasses, datetime, decimal, enum, functools, json, math, os, pathlib, random, re, sys, uuid
+import sqlite3, threading
+import numpy as np, pandas as pd
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    tags: list = dataclasses.field(default_factory=list)
+class Colour(enum.Enum): RED = 1
+Pair = collections.namedtuple('Pair', 'a b')
+def counter():
+    n = 0
+    def up():
+        nonlocal n
+        n += 1
+        return n
+    return up
+@functools.lru_cache
+def square(x): return x * x
+up, double, add = counter(), lambda x: 2 * x, functools.partial(pow, 2)
+up()
+shared = [Point(1)]
+also = {'same': shared}
+numbers = [1, 2.5, 3j, 2**200, True, None, math.inf, b'b', 'é', (1,), {2}, frozenset({3}), range(4), slice(1, 2)]
+times = [datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc), datetime.timedelta(3), decimal.Decimal('1.10')]
+others = [Colour.RED, Pair(1, 2), re.compile('a+'), uuid.UUID(int=1), pathlib.Path('x'), collections.Counter('aab')]
+array = np.arange(1_000_000.0)
+frame = pd.DataFrame({'g': pd.Categorical(['u', 'v', 'u']), 'n': [1, None, 3], 't': pd.date_range('2026', periods=3)})
+random.seed(4); random.random()
+os.environ['MODE'] = 'dark'
+os.makedirs('folder', exist_ok=True); open('folder/note.txt', 'w').write('kept'); os.chdir('folder')
+sys.setrecursionlimit(1234)
+generator, handle, database = (i for i in 'ab'), open('note.txt'), sqlite3.connect(':memory:')
+lock, event = threading.Lock(), threading.Event()
+thread = threading.Thread(target=event.wait, daemon=True); thread.start()
+while True: pass
+"""
+
+EVERY_KIND_IS_THERE = """
+shared[0].tags.append('t')
+checks = {
+    'functions': [up(), double(4), add(3), square(5)],
+    'shared': also['same'][0].tags,
+    'class': isinstance(shared[0], Point) and Point(1) == Point(1),
+    'numbers': numbers == [1, 2.5, 3j, 2**200, True, None, math.inf, b'b', 'é', (1,), {2}, frozenset({3}), range(4),
+                           slice(1, 2)],
+    'times': [times[0].isoformat(), times[1].days, str(times[2])],
+    'others': others[0] is Colour.RED and others[1].b == 2 and bool(others[2].match('aa')) and others[5]['a'] == 2,
+    'array': [float(array.sum()), array.flags.writeable],
+    'frame': [str(frame.dtypes.to_dict()), frame.n.isna().tolist()],
+    'random': random.random() == [random_.random() for random_ in [random.Random(4)] for _ in 'ab'][1],
+    'files': open('note.txt').read(),
+    'environ': os.environ['MODE'],
+    'lost': sorted({'generator', 'handle', 'database', 'lock', 'event', 'thread'} & set(globals())),
+}
+checks
+"""
+
+ANOTHER_PROCESS = """
+import json, sys
+from toolcell import Limits, SyncRuntime
+folder, check = sys.argv[1], sys.stdin.read()
+with SyncRuntime(packages=["numpy", "pandas"], journal=folder) as runtime:
+    with runtime.session("a", restore=True) as session:
+        restored = session.execute_code(check)
+        with session.fork("b") as fork:
+            forked = fork.execute_code(check)
+    results = restored, forked
+    print(json.dumps([[str(each.error or ""), each.session.began, each.value] for each in results]))
+"""
+
+
+@pytest.mark.slow
+def test_the_life_of_a_session_with_state_of_every_kind(tmp_path: Path) -> None:
+    """Interrupted, killed for its memory, put down, restored by another process, and forked there."""
+    folder = tmp_path / "journals"
+    with SyncRuntime(packages=["numpy", "pandas"], journal=folder) as runtime, runtime.session("a") as session:
+        cut = session.execute_code(EVERY_KIND, limits=Limits(wall_s=10))
+        assert cut.outcome is Outcome.TIMEOUT, cut.error
+        killed = session.execute_code("x = bytearray(10**9)")
+        assert killed.session is not None
+        assert killed.session.lost
+        back = session.execute_code(EVERY_KIND_IS_THERE)
+        assert back.ok, back.error
+        assert back.session is not None
+        assert began(back) == "value"
+        lost = dict(each.split(": ", 1) for each in back.session.forgotten)
+        assert sorted(lost) == ["database", "event", "generator", "handle", "lock", "thread"]
+        assert all(lost.values())
+        session.put_down()
+
+    program = [sys.executable, "-c", ANOTHER_PROCESS, str(folder)]
+    done = subprocess.run(program, input=EVERY_KIND_IS_THERE, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    restored, forked = json.loads(done.stdout)
+    assert [each[:2] for each in (restored, forked)] == [["", "value"], ["", "live"]]
+    assert back.value == {
+        "functions": [2, 8, 8, 25],
+        "shared": ["t"],
+        "class": True,
+        "numbers": True,
+        "times": ["2026-01-02T00:00:00+00:00", 3, "1.10"],
+        "others": True,
+        "array": [499999500000.0, True],
+        "frame": [back.value["frame"][0], [False, True, False]],
+        "random": True,
+        "files": "kept",
+        "environ": "dark",
+        "lost": [],
+    }
+    assert "Categorical" in back.value["frame"][0]
+    # Each time the state goes on from where it was.
+    moved = {"functions", "shared", "random"}
+    for calls, (_, _, checks) in enumerate((restored, forked), start=1):
+        assert checks["functions"][0] == 2 + calls
+        assert checks["shared"] == ["t"] * (1 + calls)
+        assert {name: each for name, each in checks.items() if name not in moved} == {
+            name: each for name, each in back.value.items() if name not in moved
+        }
 
 
 def test_a_state_is_there_in_another_runtime_and_its_file_goes_with_the_session(

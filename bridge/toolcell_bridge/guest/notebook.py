@@ -53,25 +53,29 @@ NO_COMMS: Final = (
 )
 
 
-def begin(chosen_by: str) -> None:
-    """Make the shell of this sandbox. `chosen_by`: the command with which packages are chosen."""
+def begin(chosen_by: str, is_back: bool) -> None:
+    """Make the shell of this sandbox.
+
+    `chosen_by`: the command with which packages are chosen. `is_back`: the notebook's state is that of another sandbox.
+    """
     os.environ.update(PLACES)
     for name, change in CHANGES.items():
         surroundings.CHANGES[name] = change
         if name in sys.modules:
             change(sys.modules[name])
     SCRIPTS.chosen_by = chosen_by
-    SCRIPTS.run_cell = ShellRequests().run
+    SCRIPTS.run_cell = ShellRequests(is_back).run
 
 
 class ShellRequests:
     """Answers what the kernel asks: to execute a cell, to complete or explain a name, whether a cell is complete."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_back: bool) -> None:
         self._shell: NotebookShell | None = None
         self._given: dict[str, Any] = {}
         """Tools that are names in cells."""
-        self._versions = files.find_versions(["."], SCRIPTS.workspace)
+        # Which files the last cell in the other sandbox has changed is not known: the host compares them all.
+        self._versions = {} if is_back else files.find_versions(["."], SCRIPTS.workspace)
 
     def run(
         self,

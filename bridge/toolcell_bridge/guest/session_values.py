@@ -6,6 +6,7 @@ modules are kept. What cannot be pickled is named, and why.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import os
@@ -13,11 +14,13 @@ import pickle
 import random
 import stat
 import sys
+import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, resolve_bases
 from typing import Any, Final
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from toolcell_bridge.guest import determinism
 from toolcell_bridge.guest.output import LogStream
@@ -89,7 +92,7 @@ def keep(place: Place, room: int) -> tuple[dict[str, str], Parts]:
         "determinism": determinism.state(),
         "libraries": _library_settings(),
     }
-    pickler = _pickler_class(place)
+    pickler = _pickler_class(place, _gone_modules(roots))
     before, lost = _parts(pickler, rest, room), dict[str, str]()
     while True:
         try:
@@ -187,7 +190,22 @@ def _files(roots: list[str]) -> Iterator[tuple[tuple[int, str], int, str | pickl
                         yield placed, mode, pickle.PickleBuffer(file.read())
 
 
-def _pickler_class(place: Place) -> Any:
+def _gone_modules(roots: list[str]) -> set[str]:
+    """Return the modules that another sandbox could not import: their file was removed, or there never was one."""
+    found = set()
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if type(module) is not ModuleType or name == MAIN or name.partition(".")[0] == "cloudpickle":
+            continue
+        if file is None:
+            if module.__spec__ is None:
+                found.add(name)
+        elif any(_is_below(str(file), root) for root in roots) and not os.path.exists(file):
+            found.add(name)
+    return found
+
+
+def _pickler_class(place: Place, gone: set[str]) -> Any:
     cloudpickle = _cloudpickle(place.cloudpickle)
     own = {id(value): name for name, value in place.own.items() if isinstance(value, type | FunctionType | MethodType)}
     streams = {id(getattr(sys, name)): name for name in ("stdout", "stderr", "stdin", "__stdout__", "__stderr__")}
@@ -201,7 +219,11 @@ def _pickler_class(place: Place) -> Any:
             """Cells of functions that were kept, by id."""
 
         def reducer_override(self, value: Any) -> Any:
-            kind = type(value)
+            kind: Any = type(value)
+            if gone and (kind is ModuleType or isinstance(value, type | FunctionType)):
+                home = value.__name__ if kind is ModuleType else value.__module__
+                if home in gone:
+                    raise TypeError(f"of module {home}, which cannot be imported any more")
             if id(value) in streams:
                 return getattr, (sys, streams[id(value)])
             if name := own.get(id(value)):
@@ -223,9 +245,26 @@ def _pickler_class(place: Place) -> Any:
                 return getattr, (sys, "stdout")
             elif issubclass(kind, io.IOBase) and not issubclass(kind, io.BytesIO | io.StringIO):
                 raise TypeError("an open file")
+            elif kind is functools._lru_cache_wrapper and not _has_home(value):
+                return _cached, (value.__wrapped__, value.cache_parameters())
+            elif kind is functools.cached_property:
+                return _cached_property, (value.func, value.attrname)
+            elif kind is typing.NewType and not _has_home(value):
+                return kind, (value.__name__, value.__supertype__)
+            elif kind in TYPE_PARAMETERS and not _has_home(value):
+                return kind, (value.__name__,)
+            elif kind in (WeakKeyDictionary, WeakValueDictionary):
+                return kind, (), None, None, iter(list(value.items()))
             elif issubclass(kind, BaseException) and kind.__reduce__ is BaseException.__reduce__:
                 return _exception, (kind, value.args), _exception_state(value), None, None, _set_exception
-            return super().reducer_override(value)
+            elif kind.__module__ == MAIN and kind.__reduce__ is not object.__reduce__:
+                reduced = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+                # A name of the script is found by nobody who does not have the script's names yet.
+                return (object.__new__, (kind,), vars(value)) if isinstance(reduced, str) else reduced
+            reduced = super().reducer_override(value)
+            if isinstance(reduced, tuple) and reduced[0] is cloudpickle._make_skeleton_class:
+                return _class, reduced[:2], *reduced[2:]
+            return reduced
 
         def _function(self, value: FunctionType) -> Any:
             cells = value.__closure__ or ()
@@ -262,6 +301,46 @@ FUNCTION_FIELDS: Final = (
     "__qualname__",
     "__type_params__",
 )
+
+
+MAIN: Final = "__main__"
+
+TYPE_PARAMETERS: Final = typing.ParamSpec, typing.TypeVarTuple
+
+
+def _has_home(value: Any) -> bool:
+    """Whether a module that is not the script has this under its name."""
+    found = sys.modules.get(value.__module__) if value.__module__ not in (None, MAIN) else None
+    for name in getattr(value, "__qualname__", value.__name__).split("."):
+        found = getattr(found, name, None)
+    return found is value
+
+
+def _class(make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
+    """Make a class that is filled later. What the script has written for the making of its classes has run already."""
+    metaclass, _, bases, *_ = arguments
+    hooks = [(kind, name) for kind in metaclass.__mro__ for name in ("__prepare__", "__new__", "__init__")]
+    hooks += [(kind, "__init_subclass__") for base in resolve_bases(bases) for kind in base.__mro__]
+    ran = [(kind, name, vars(kind)[name]) for kind, name in hooks if kind.__module__ == MAIN and name in vars(kind)]
+    for kind, name, _ in ran:
+        if name in vars(kind):  # two bases may share it
+            type.__delattr__(kind, name)
+    try:
+        return make(*arguments)
+    finally:
+        for kind, name, hook in ran:
+            type.__setattr__(kind, name, hook)
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _cached_property(function: Callable[[Any], Any], name: str | None) -> Any:
+    found = functools.cached_property(function)
+    if name is not None:
+        found.__set_name__(object, name)
+    return found
 
 
 def _own(name: str) -> Any:

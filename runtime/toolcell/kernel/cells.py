@@ -50,7 +50,7 @@ MOST_CHARACTERS: Final = 1000
 """Of one completion."""
 TYPES: Final = "_jupyter_types_experimental"
 
-BEGIN: Final = f'__import__("{NOTEBOOK_SHELL}", fromlist=["x"]).begin({{!r}})'
+BEGIN: Final = f'__import__("{NOTEBOOK_SHELL}", fromlist=["x"]).begin({{!r}}, {{!r}})'
 """A script that defines no name."""
 
 NEW_SANDBOX: Final = (
@@ -262,13 +262,19 @@ class Cells:
             ToolcellError: there is none.
         """
         session = await self.open()
-        if not self._has_shell or not session.is_live:
+        while not (self._has_shell and session.is_live):
+            is_back = self._has_shell  # in another sandbox, with names and files
             limits = self.limits.model_copy(update={"wall_s": max(PREPARING_S, self.limits.wall_s)})
-            copy = await anyio.to_thread.run_sync(self._folder.copied, self.limits) if self._folder else NO_FILES
-            result = await session.execute_code(BEGIN.format(self._chosen_by()), files=copy.files, limits=limits)
+            folder = None if is_back else self._folder
+            copy = await anyio.to_thread.run_sync(folder.copied, self.limits) if folder is not None else NO_FILES
+            source = BEGIN.format(self._chosen_by(), is_back)
+            result = await session.execute_code(source, files=copy.files, limits=limits)
             if result.error is not None:
                 raise ToolcellError(f"the sandbox has no shell for a notebook: {result.error.message}")
             self._has_shell = True
+            if is_back and result.session is not None and result.session.began == "empty":
+                self._has_shell = False
+                showing.print("stderr", f"[toolcell] {NEW_SANDBOX}\n")
             if copy.problem:
                 showing.print("stderr", f"[toolcell] {copy.problem}\n")
         return session

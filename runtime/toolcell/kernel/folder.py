@@ -83,8 +83,9 @@ class NotebookFolder:
         is_hidden = any(part.startswith(".") for part in parts)
         if not parts or is_hidden or name.startswith("/") or "\\" in name or "\0" in name:
             return "its name is hidden, or leaves the folder"
-        if parts[0] in {other.resolve().name for other in self.others}:
-            return f"{parts[0]} is read only"
+        for other in self.others:
+            if parts[0] == other.resolve().name:
+                return "" if _has(other.joinpath(*parts[1:]), data) else f"{parts[0]} is read only"
         place = self.path
         try:
             for part in parts[:-1]:
@@ -93,6 +94,8 @@ class NotebookFolder:
                     return f"{part} is a link"
                 place.mkdir(exist_ok=True)
             target = place / parts[-1]
+            if _has(target, data):
+                return ""
             write_file(target, data, mode=0o644, replace=name in self._own and not target.is_symlink())
         except FileExistsError:
             return "a file of this name is there, and this kernel has not written it"
@@ -100,6 +103,12 @@ class NotebookFolder:
             return exc.strerror or str(exc)
         self._own.add(name)
         return ""
+
+
+def _has(path: Path, data: bytes) -> bool:
+    """Whether a file holds just these bytes. Links are not followed."""
+    is_alike = path.is_file() and not path.is_symlink() and path.stat().st_size == len(data)
+    return is_alike and path.read_bytes() == data
 
 
 def _regular_files(folder: Path, prefix: str) -> Iterator[tuple[str, Path, int]]:

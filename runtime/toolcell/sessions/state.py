@@ -48,7 +48,7 @@ from toolcell.support.log import logger_of
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell_bridge.wire.messages import Stay
 
-END_MS = 100
+END_MS = 50
 """How long threads that a script left running have to end."""
 
 Began = Literal["new", "live", "value", "journal", "empty"]
@@ -258,23 +258,30 @@ class SessionState:
             report = SessionReport(self._id, script.number, began, forgotten=forgotten)
             return replace(result, session=report)
         self.used_calls += len(result.calls)
-        ended = leftover_names(connection.leftover.ended) if connection.leftover is not None else ()
-        lost = await self._drop_if_lost(result)
-        error = error_with_state(result.error, connection, lost, self.settings)
-        script = as_sent(script, run.request.message, result.eager)
-        if not lost:
-            self.position = script.number
-            if self.settings.restore == "journal":
-                await self._keep(SessionScript(script, run.tools, journal, result.outcome, context))
-                if self.not_repeatable:
+        left = connection.leftover
+        ended, stuck = (leftover_names(left.ended), leftover_names(left.stuck)) if left is not None else ((), ())
+        error, script = result.error, as_sent(script, run.request.message, result.eager)
+        try:
+            kept = await self._kept_beside_threads(script.number, run.tools, context) if stuck else None
+            lost = await self._drop_if_lost(result) if kept is None else ""
+            error = error_with_state(error, connection, lost, self.settings)
+            if lost:
+                self._note_used()
+            else:
+                self.position = script.number
+                if self.settings.restore == "journal":
+                    await self._keep(SessionScript(script, run.tools, journal, result.outcome, context))
+                else:
+                    self._unkept.append(script)
+                if kept is not None:
+                    await self._go_on_without_threads(kept, is_base=connection.was_interrupted)
+                    ended += stuck
+                elif self.not_repeatable:
                     await self.keep_by_value(run.tools, context)
                     lost = self.lost
-            else:
-                self._unkept.append(script)
-        else:
-            self._note_used()
-        if store is not None:
-            store.conclude(journal)
+        finally:
+            if store is not None:
+                store.conclude(journal)
         report = SessionReport(self._id, script.number, began, lost, ended, forgotten)
         return changed(result, session=report, error=error)
 
@@ -402,15 +409,12 @@ class SessionState:
             return "live" if self.position else "new"
         await self.drop()
         self._last_context = self._last_context or context
-        self._unkept.clear()
         self._forgotten = ()
         if not self.position:
             await self._start()
             return "new"
         if self.settings.restore == "empty":
-            self.position = 0
-            await self._start()
-            return "empty"
+            return await self._begin_again(context, tools)
         self.check_repeatable()
         was_stuck = self.lost == STUCK
         try:
@@ -427,6 +431,23 @@ class SessionState:
             await self.drop()
             raise
         return "journal" if kept is None else "value"
+
+    async def _begin_again(self, context: RunContext | None, tools: CallableTools | None) -> Began:
+        """Start a sandbox of a session that keeps no state but that of a script whose threads did not end."""
+        kept, self.kept = self.kept, None
+        await self._start()
+        if kept is not None:
+            try:
+                await self._return(kept, context, tools)
+                self._forgotten = kept.lost
+                return "value"
+            except SessionError as exc:
+                logger.warning("session %s: its state is lost: %s", self._id, exc)
+                await self.drop()
+                await self._start()
+        self._unkept.clear()
+        self.position = 0
+        return "empty"
 
     async def _bring_back(self, context: RunContext | None, tools: CallableTools | None) -> None:
         """Start a sandbox, with the latest state by value that can be brought back, if there is one.
@@ -489,10 +510,7 @@ class SessionState:
         was_unrepeatable = self.not_repeatable
         await self._go_on()
         try:
-            room = (self._limits.memory_bytes - self._sandbox.sample().peak_memory_bytes) // 2
-            file = StateFile.make()
-            script = changed(keeping_script(self._limits, max(0, room), file), number=self.position + 1)
-            result = await self._run_ours(script, context, tools)
+            result, file = await self._write_state(self.position, tools, context)
             if await self._drop_if_lost(result):
                 logger.warning("session %s lost its sandbox when its state was kept: %s", self._id, self.lost)
                 return
@@ -510,6 +528,41 @@ class SessionState:
                 self._base, was_unrepeatable = self.kept, ""
         finally:
             self.not_repeatable = was_unrepeatable
+
+    async def _write_state(
+        self, position: int, tools: CallableTools | None, context: RunContext | None
+    ) -> tuple[ExecutionResult, StateFile]:
+        """Have the sandbox write the state after script `position`. Shape: what became of that, and the file."""
+        room = (self._limits.memory_bytes - self._sandbox.sample().peak_memory_bytes) // 2
+        file = StateFile.make()
+        script = changed(keeping_script(self._limits, max(0, room), file), number=position + 1)
+        return await self._run_ours(script, context, tools), file
+
+    async def _kept_beside_threads(self, position: int, tools: CallableTools, context: RunContext) -> KeptState | None:
+        """Return the state after a script whose threads do not end; None where it cannot be kept.
+
+        Nothing of a script runs on after it, so the next one gets another sandbox.
+        """
+        connection = self.connection
+        assert connection is not None
+        if self.is_closing or not connection.is_usable:
+            return None
+        try:
+            result, file = await self._write_state(position, tools, context)
+            return KeptState(position, not_in_it(result, file), file)
+        except (SessionError, QuotaExceeded, OSError) as exc:
+            logger.info("session %s: its state is not kept by value: %s", self._id, exc)
+            return None
+
+    async def _go_on_without_threads(self, kept: KeptState, *, is_base: bool) -> None:
+        """End the sandbox with its threads; the next script begins with the state.
+
+        `is_base`: running the scripts again does not lead to it.
+        """
+        await self.drop()
+        self.kept = await daemon_threads.run_sync(partial(self.journal.note_state, kept, is_base=is_base))
+        if is_base:
+            self._base = self.kept
 
     async def put_down(self) -> None:
         """Keep the state by value where it can be, and destroy the sandbox."""
