@@ -6,6 +6,7 @@ import base64
 import html
 import io
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -150,16 +151,31 @@ def in_order(outputs: list[Any], *, package: str) -> list[Any]:
     return found
 
 
+def executed_by_papermill(sources: list[str], folder: Path) -> list[list[Any]]:
+    """Return the outputs of each cell, up to the first that fails: papermill ends there."""
+    nbformat.write(notebook_of(sources), folder / "in.ipynb")
+    with suppress(papermill.PapermillExecutionError):
+        papermill.execute_notebook(
+            str(folder / "in.ipynb"), str(folder / "out.ipynb"), kernel_name=NAME, cwd=str(folder), progress_bar=False
+        )
+    cells = nbformat.read(folder / "out.ipynb", as_version=4).cells
+    return [cell.outputs for cell in cells if cell.cell_type == "code" and "execution_count" in cell]
+
+
 @pytest.mark.parametrize("package", NOTEBOOKS)
 def test_a_notebook_shows_what_it_shows_with_ipykernel(package: str, tmp_path: Path) -> None:
-    (tmp_path / "here").mkdir()
-    (tmp_path / "there").mkdir()
-    ours = executed(NOTEBOOKS[package], NAME, tmp_path / "here")
-    theirs = executed(NOTEBOOKS[package], "python3", tmp_path / "there")
+    folders = [tmp_path / name for name in ("nbclient", "papermill", "ipykernel")]
+    for folder in folders:
+        folder.mkdir()
+    ours = executed(NOTEBOOKS[package], NAME, folders[0])
+    papermills = executed_by_papermill(NOTEBOOKS[package], folders[1])
+    theirs = executed(NOTEBOOKS[package], "python3", folders[2])
 
     assert any(ours)
-    for cell, our, their in zip(NOTEBOOKS[package], ours, theirs, strict=True):
-        assert in_order(our, package=package) == in_order(their, package=package), cell
+    for cell, *outputs in zip(NOTEBOOKS[package], ours, papermills, theirs, strict=True):
+        our, papermill_s, their = (in_order(each, package=package) for each in outputs)
+        assert our == their, cell
+        assert papermill_s == their, cell
 
 
 def test_papermill_gives_parameters_and_keeps_outputs(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -128,7 +129,7 @@ async def test_a_run_is_accounted_for_however_it_ends(ending: str, office: Offic
         async with Runtime(office.registry, pool=PoolConfig(warm=0), quotas=quotas, audit=tmp_path) as runtime:
             result = await end(runtime)
 
-    assert descriptors() == before
+    assert not Counter(descriptors()) - Counter(before)  # what tests before this one have left may be closed meanwhile
     assert own_children() == []
     (record,) = recorded(tmp_path)
     made = len(office.made)
