@@ -70,3 +70,19 @@ def test_a_state_is_brought_back_by_value_in_another_container(
     assert back.value[:5] == [drawn, True, 2, "f", 20 << 20]
     assert back.session is not None
     assert back.session.began == "value"
+
+
+@pytest.mark.parametrize("end", ["", "\nwhile True: pass"], ids=["ends", "is interrupted"])
+@pytest.mark.parametrize("mode", ["single", "forked"])
+def test_names_stay_when_a_thread_ends_with_its_container(
+    docker_image: ImageRef, mode: Literal["single", "forked"], end: str
+) -> None:
+    backend = DockerBackend(docker_image.id, mode=mode)
+    source = "import threading\nn = 5\nthreading.Thread(target=threading.Event().wait, name='stuck').start()"
+    with SyncRuntime(backend=backend, pool=PoolConfig(warm=1)) as runtime, runtime.session() as session:
+        left = session.execute_code(source + end, limits=Limits(wall_s=2))
+        back = session.execute_code("[n, len(threading.enumerate())]")
+
+    assert left.session is not None and not left.session.lost and left.session.ended == ("thread 'stuck'",)
+    assert back.value == [5, 1], back.error
+    assert back.session is not None and back.session.began == "value"
