@@ -197,6 +197,11 @@ class Runtime(OpenedInBlock):
         return self.runs.requests.hosts if self.runs.requests is not None else ()
 
     @property
+    def installable(self) -> tuple[str, ...]:
+        """Which packages scripts may install with `install_package`; none without `Egress(packages=)`."""
+        return self.runs.requests.installable if self.runs.requests is not None else ()
+
+    @property
     def pool(self) -> Pool[GuestConnection] | None:
         """The sandboxes; None before the runtime is opened."""
         return self.sandboxes.pool
@@ -248,6 +253,7 @@ class Runtime(OpenedInBlock):
             hash_seed = self.journals.hash_seed
         runs, sandboxes = self.runs, self.sandboxes
         if runs.requests is not None:
+            await runs.requests.open()
             stack.push_async_callback(runs.requests.aclose)
         if self.environment.is_built_in and runs.policy.hash_seed is None:
             runs.policy = runs.policy.model_copy(update={"hash_seed": hash_seed})

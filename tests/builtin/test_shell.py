@@ -364,7 +364,7 @@ def test_a_signal_that_does_not_exist_is_a_number() -> None:
 class Limited:
     """A runtime with other limits."""
 
-    packages = hosts = ()
+    packages = hosts = installable = ()
 
     def __init__(self, runtime: Runtime, limits: Limits) -> None:
         self.policy, self.limits, self.execute_code = runtime.policy, limits, runtime.execute_code

@@ -272,6 +272,10 @@ async def test_a_model_is_told_where_its_scripts_may_send_requests() -> None:
     other.enable_code_execution(Runtime(other))
     (untold,) = (each.description for each in other.definitions())
 
+    third = ToolRegistry()
+    third.enable_code_execution(Runtime(third, egress=Egress(packages=["humanize>=4", "markdown"])))
+    (packages,) = (each.description for each in third.definitions() if each.name == "execute_code")
+    assert 'install_package("name") installs no other packages than humanize>=4, markdown: only' in packages
     assert "reach only http://127.0.0.1, there is no other network, no other program" in told
     assert "There is no network, no other program" in untold
 

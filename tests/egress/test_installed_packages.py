@@ -17,6 +17,10 @@ from egress.replays import replayed
 from toolcell import Limits, Runtime, ToolRegistry, UsageError
 from toolcell.control import Approve
 from toolcell.egress import Allow, Egress, PackageIndex
+from toolcell.egress.packages import PIP
+from toolcell.errors import PackageError
+from toolcell.sandbox.process import packages
+from toolcell.testing import FakeBackend
 from toolcell.tools import Rewrite, ToolError
 from toolcell_bridge.guest.egress.packages import unpack_wheel
 from wheels import make_wheel
@@ -262,8 +266,18 @@ async def test_a_session_keeps_what_it_installed(wheels: list[Path]) -> None:
         first = await session.execute_code("import humanize; set_result(humanize.twice())")
         again = await session.execute_code("install_package('humanize'); set_result(humanize.VERSION)")
 
+        await session.put_down()
+        brought = await session.execute_code(
+            "install_package('humanize'); set_result([humanize.twice(), humanize.VERSION])"
+        )
+        async with await session.fork() as copy:
+            forked = await copy.execute_code("import tiny_pkg; set_result([humanize.twice(), tiny_pkg.VALUE])")
+
     assert (first.value, again.value) == (14, 4)
     assert again.calls == ()
+    assert (brought.value, forked.value) == ([14, 4], [14, 7]), (brought.error, forked.error)
+    assert brought.session is not None and brought.session.began in ("value", "journal")
+    assert brought.calls == forked.calls == ()
 
 
 @pytest.mark.isolation
@@ -336,6 +350,61 @@ async def test_what_a_script_can_import_stays_as_it_is(wheels: list[Path], tmp_p
 
     assert result.value == 200, result.error
     assert not [path for path in site.paths if "tiny" in path]
+
+
+@pytest.mark.isolation
+@pytest.mark.anyio
+async def test_the_python_of_the_script_decides_what_is_installed(wheels: list[Path], tmp_path: Path) -> None:
+    new = make_wheel(tmp_path, "newer", "2.0", {"newer.py": ""})
+    with zipfile.ZipFile(new) as old:
+        kept = {name: old.read(name).decode() for name in old.namelist()}
+    kept["newer-2.0.dist-info/METADATA"] += (
+        'Requires-Python: >=3.9\nRequires-Dist: tiny-pkg; python_version < "3.10"\n'
+        'Requires-Dist: humanize; python_version >= "3.99"\n'
+    )
+    wheel_of(new, kept)
+    asks = """
+from toolcell_bridge.guest.egress import packages
+from toolcell_bridge.wire.requests import INSTALL_PACKAGE
+found = {}
+for version in ("3.8.1", "3.9.2", "3.99.0", "3", "3.9.2; x", None):
+    try: found[str(version)] = sorted(each["file"] for each in call_tool(INSTALL_PACKAGE, package="newer", installed={}, python=version)["wheels"])
+    except ToolError as error: found[str(version)] = str(error)
+set_result(found)
+"""
+    async with opened([*wheels, new], "newer") as (_, runtime):
+        result = await runtime.execute_code(asks)
+
+    assert result.error is None, result.error
+    found = result.value
+    assert found["3.9.2"] == ["newer-2.0-py3-none-any.whl", "tiny_pkg-1.5-py3-none-any.whl"]
+    assert found["3.99.0"] == [f"{name}-py3-none-any.whl" for name in ("humanize-4.1", "newer-2.0", "tiny_pkg-1.5")]
+    assert "requires a different Python: 3.8.1" in found["3.8.1"]
+    assert all("python" in found[each] for each in ("3", "3.9.2; x", "None"))
+
+
+@pytest.mark.anyio
+async def test_pip_is_there_before_the_first_script_asks_for_it(
+    wheels: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = list[Sequence[str]]()
+    monkeypatch.setattr(packages, "resolve", lambda names, **_: prepared.append(names))
+    async with opened(wheels, "humanize", backend=FakeBackend(), allow_unisolated=True):
+        assert prepared == [[PIP]]
+    async with Runtime(egress=Egress(Allow("a.example")), backend=FakeBackend(), allow_unisolated=True):
+        assert prepared == [[PIP]]
+
+
+@pytest.mark.anyio
+async def test_without_pip_a_runtime_opens_and_says_so(
+    wheels: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(names: Sequence[str], **_: object) -> None:
+        raise PackageError("pip could not be fetched: no network")
+
+    monkeypatch.setattr(packages, "resolve", fail)
+    async with opened(wheels, "humanize", backend=FakeBackend(), allow_unisolated=True):
+        assert "install_package() will not work: pip could not be fetched: no network" in caplog.text
 
 
 @pytest.mark.isolation

@@ -194,6 +194,14 @@ CASES = {
         "open('/tmp/t').read()]",
         [b"\0x", "a/b/c", "0o100700", "t"],
     ),
+    "files that are not to be read or written": (
+        "import os\nos.makedirs('a/b/d')\nopen('a/b/c', 'w').write('c')\nopen('a/b/d/e', 'w').write('e')\n"
+        "os.chmod('a/b/c', 0)\nos.chmod('a/b/d', 0o555)\nos.chmod('a/b', 0)",
+        "modes = [os.stat('a/b').st_mode & 0o777]\nos.chmod('a/b', 0o700)\n"
+        "modes += [os.stat(f'a/b/{name}').st_mode & 0o777 for name in 'cd']\nos.chmod('a/b/c', 0o400)\n"
+        "[modes, open('a/b/c').read(), open('a/b/d/e').read()]",
+        [[0, 0, 0o555], "c", "e"],
+    ),
     "environment": (
         "import os, sys\nos.environ['A'] = 'b'\nsys.path.append('/x')",
         "[os.environ['A'], '/x' in sys.path]",
@@ -293,6 +301,22 @@ def test_what_cannot_be_kept_is_named_with_its_reason_and_the_rest_is_there(runt
     assert "generator" in next(each for each in back.session.forgotten if each.startswith("gen"))
     assert later.session is not None
     assert not later.session.forgotten
+
+
+def test_files_of_a_session_are_after_keeping_its_state_what_they_were(runtime: SyncRuntime) -> None:
+    with runtime.session() as session:
+        value(
+            session,
+            "import os\nos.makedirs('a/b')\nopen('f', 'w').write('f')\nos.chmod('f', 0)\nos.chmod('a/b', 0o500)",
+        )
+        cut = session.execute_code("os.chmod('a', 0)\nwhile True: pass", limits=Limits(wall_s=0.3))
+        modes = session.execute_code(
+            "modes = [os.stat(each).st_mode & 0o777 for each in 'af']\nos.chmod('a', 0o700)\n"
+            "[*modes, os.stat('a/b').st_mode & 0o777]"
+        )
+    assert cut.session is not None and not cut.session.lost
+    assert began(modes) == "live"
+    assert modes.value == [0, 0, 0o500]
 
 
 def test_what_is_of_a_module_that_is_gone_is_named_and_the_rest_is_there(runtime: SyncRuntime) -> None:

@@ -172,6 +172,7 @@ def _path(placed: tuple[int, str], roots: list[str]) -> str:
 def _files(roots: list[str]) -> Iterator[tuple[tuple[int, str], int, str | pickle.PickleBuffer | None]]:
     """Yield everything below these folders: its place, its mode, and what it is: the target of a link, the content of a
     file, None for a folder."""
+    opened = []
     for root in roots:
         for folder, folders, names in os.walk(root):
             folders[:] = [each for each in folders if each not in IDLE_FOLDERS]
@@ -184,10 +185,19 @@ def _files(roots: list[str]) -> Iterator[tuple[tuple[int, str], int, str | pickl
                 if stat.S_ISLNK(status.st_mode):
                     yield placed, mode, os.readlink(path)
                 elif stat.S_ISDIR(status.st_mode):
+                    if mode & stat.S_IRWXU != stat.S_IRWXU:
+                        os.chmod(path, stat.S_IRWXU)  # the walk goes on in it
+                        opened.append((path, mode))
                     yield placed, mode, None
                 elif stat.S_ISREG(status.st_mode):
+                    if not mode & stat.S_IRUSR:
+                        os.chmod(path, mode | stat.S_IRUSR)
                     with open(path, "rb") as file:
                         yield placed, mode, pickle.PickleBuffer(file.read())
+                    if not mode & stat.S_IRUSR:
+                        os.chmod(path, mode)
+    for path, mode in reversed(opened):
+        os.chmod(path, mode)
 
 
 def _gone_modules(roots: list[str]) -> set[str]:
@@ -459,17 +469,20 @@ def _value(reader: _Reader, place: Place) -> Any:
 
 
 def _bring_back_files(files: list[Any], roots: list[str]) -> None:
+    folders = []
     for placed, mode, content in files:
         path = _path(placed, roots)
         if content is None:
             os.makedirs(path, exist_ok=True)
-            os.chmod(path, mode)
+            folders.append((path, mode))
         elif isinstance(content, str):
             os.symlink(content, path)
         else:
             with open(path, "wb") as file:
                 file.write(content)
             os.chmod(path, mode)
+    for path, mode in reversed(folders):  # only now: one may be read only
+        os.chmod(path, mode)
 
 
 # What scripts set in modules

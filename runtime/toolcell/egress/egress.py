@@ -20,7 +20,7 @@ from toolcell.egress.answers import AnswerBody, Inflater, inflater_for
 from toolcell.egress.connector import GuardedBackend, httpcore, tls_context
 from toolcell.egress.echoes import Echoes
 from toolcell.egress.failures import CERTIFICATE, CONNECT, LIMIT, PROTOCOL, REFUSED, TIMEOUT, refused
-from toolcell.egress.packages import PackageIndex, body_of, described, find_wheels, versions_of
+from toolcell.egress.packages import PackageIndex, body_of, described, find_wheels, prepare_pip, python_of, versions_of
 from toolcell.egress.request import (
     HttpRequest,
     check_override,
@@ -86,8 +86,8 @@ _READ_SCHEMA: Final = {
 }
 _INSTALL_SCHEMA: Final = {
     "type": "object",
-    "properties": {"package": {"type": "string"}, "installed": {"type": "object"}},
-    "required": ["package"],
+    "properties": {"package": {"type": "string"}, "installed": {"type": "object"}, "python": {"type": "string"}},
+    "required": ["package", "python"],
 }
 
 
@@ -367,9 +367,19 @@ class RequestTools:
         return tuple(dict.fromkeys(rule.host for rule in self._egress.rules))
 
     @property
+    def installable(self) -> tuple[str, ...]:
+        """Which packages scripts may install, as a model is told."""
+        return tuple(self._egress.index.requirements)
+
+    @property
     def options(self) -> Sequence[ToolOptions]:
         """What is known about requests: of each rule, those that read and those that write."""
         return [self._form(rule, method).options for rule in self._egress.rules for method in ("GET", "POST")]
+
+    async def open(self) -> None:
+        """Prepare pip: the first script that installs something would wait for that."""
+        if self.installable:
+            await prepare_pip()
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -558,6 +568,7 @@ class RequestTools:
             index,
             requirement,
             versions_of(args.get("installed")),
+            python_of(args.get("python")),
             egress=egress.for_index(),
             profile="full" if caller is None else caller.policy.profile,
             most_bytes=run.bytes_left,

@@ -6,6 +6,7 @@ wheels as bytes: it neither unpacks nor imports them. A script reads them as it 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -22,9 +23,13 @@ from toolcell.egress.echoes import Echoes
 from toolcell.egress.failures import LIMIT, PROTOCOL, refused
 from toolcell.egress.rules import Allow
 from toolcell.egress.urls import parse_url
-from toolcell.errors import ToolError, UsageError
+from toolcell.errors import PackageError, ToolError, UsageError
 from toolcell.results import OutputFile
+from toolcell.support import daemon_threads
+from toolcell.support.log import logger_of
 from toolcell.tools import check_kind
+
+logger = logger_of("toolcell.egress")
 
 PYPI: Final = "https://pypi.org/simple/"
 PYPI_RULES: Final = (Allow("pypi.org", paths=["/simple/*"]), Allow("files.pythonhosted.org"))
@@ -41,6 +46,8 @@ MAX_BYTES: Final = 64 * MIB
 MAX_NAME: Final = 200
 """Characters of a requirement."""
 
+_PYTHON: Final = re.compile(r"3\.\d{1,2}\.\d{1,3}")
+
 MAX_INSTALLED: Final = 2000
 """Distributions of which a guest may say that it has them."""
 
@@ -56,7 +63,7 @@ ONLY_PURE: Final = (
 )
 
 USE: Final = """
-find_wheels(requirement, constraints, installed, url)
+find_wheels(requirement, constraints, installed, url, python)
 wheels = sorted(map(str, Path("wheels").glob("*.whl")))
 set_result(len(wheels), files=wheels)
 """
@@ -189,10 +196,21 @@ class IndexRules(Protocol):
         ...
 
 
+async def prepare_pip() -> None:
+    """Fetch pip, where this machine has not done so yet."""
+    from toolcell.sandbox.process import packages
+
+    try:
+        await daemon_threads.run_sync(lambda: packages.resolve([PIP]))
+    except PackageError as exc:  # only scripts that install something need it
+        logger.warning("install_package() will not work: %s", exc)
+
+
 async def find_wheels(
     index: PackageIndex,
     requirement: str,
     installed: Mapping[str, str],
+    python: str,
     *,
     egress: IndexRules,
     profile: Profile,
@@ -200,7 +218,8 @@ async def find_wheels(
 ) -> Sequence[OutputFile]:
     """Have pip find and download wheels in a sandbox of its own.
 
-    `egress`: where that sandbox may send requests. `profile`: of the runtime whose script asks.
+    `python`: the version of the script's. `egress`: where that sandbox may send requests. `profile`: of the runtime
+    whose script asks.
 
     Raises:
         ToolError: they cannot be had; the text has pip's reasons.
@@ -213,6 +232,7 @@ async def find_wheels(
         "requirement": requirement,
         "constraints": index.constraints,
         "installed": dict(installed),
+        "python": python,
         "url": index.url,
     }
     own = Runtime(packages=[PIP], egress=egress, limits=limits, policy=Policy(profile=profile), pool=PoolConfig(warm=0))
@@ -227,6 +247,17 @@ async def find_wheels(
         if wheel.problem is not None:
             raise ToolError(f"the wheel {wheel.name}: {wheel.problem} (egress_bytes)", code=LIMIT)
     return result.files
+
+
+def python_of(given: object) -> str:
+    """Return the version of Python that a guest says it has.
+
+    Raises:
+        ToolError: it is not one.
+    """
+    if not (isinstance(given, str) and _PYTHON.fullmatch(given)):
+        raise ToolError(f"python is a version such as 3.12.1, not {given!r:.40}", code="invalid_arguments")
+    return given
 
 
 def versions_of(given: object) -> dict[str, str]:

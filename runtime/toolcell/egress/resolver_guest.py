@@ -26,12 +26,26 @@ def pip(*arguments: str) -> None:
         sys.exit(code)
 
 
-def accept_pure_wheels_only() -> None:
+def accept_pure_wheels_only(python: str) -> None:
     """Have pip choose wheels that every machine can import: nothing can be executed in a sandbox's folders."""
     tags: Any = import_module("pip._vendor.packaging.tags")
-    pure = list(dict.fromkeys(tags.compatible_tags(platforms=["any"])))
+    version = tuple(map(int, python.split(".")[:2]))
+    pure = list(dict.fromkeys(tags.compatible_tags(version, platforms=["any"])))
     module: Any = import_module("pip._internal.models.target_python")
     module.get_supported = lambda **_options: pure
+
+
+def decide_for(python: str) -> None:
+    """Have pip decide what is needed for this version of Python, which may be another than its own."""
+    markers: Any = import_module("pip._vendor.packaging.markers")
+    target: Any = import_module("pip._internal.models.target_python").TargetPython
+    candidate: Any = import_module("pip._internal.resolution.resolvelib.candidates").RequiresPythonCandidate
+    own, make_target, make_candidate = markers.default_environment, target.__init__, candidate.__init__
+    named = {"python_version": python.rpartition(".")[0], "python_full_version": python}
+    version = tuple(map(int, python.split(".")))
+    markers.default_environment = lambda: {**own(), **named, "implementation_version": python}
+    target.__init__ = lambda self, *_, **__: make_target(self, py_version_info=version)
+    candidate.__init__ = lambda self, *_: make_candidate(self, version)
 
 
 def show_as_installed(versions: Mapping[str, str], folder: Path) -> None:
@@ -43,9 +57,12 @@ def show_as_installed(versions: Mapping[str, str], folder: Path) -> None:
     sys.path.append(str(folder))
 
 
-def find_wheels(requirement: str, constraints: Sequence[str], installed: Mapping[str, str], url: str) -> None:
-    """Download the wheels of a requirement and of its dependencies into `wheels`."""
-    accept_pure_wheels_only()
+def find_wheels(
+    requirement: str, constraints: Sequence[str], installed: Mapping[str, str], url: str, python: str
+) -> None:
+    """Download the wheels of a requirement and of its dependencies into `wheels`, for a version of Python."""
+    accept_pure_wheels_only(python)
+    decide_for(python)
     show_as_installed(installed, Path("/tmp/installed"))
     report, limits = Path("/tmp/report.json"), Path("/tmp/constraints.txt")
     limits.write_text("".join(f"{each}\n" for each in constraints))

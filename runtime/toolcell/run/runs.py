@@ -102,8 +102,15 @@ class UnlistedTools(Protocol):
         """Where requests may go, as a model is told."""
 
     @property
+    def installable(self) -> tuple[str, ...]:
+        """Which packages scripts may install, as a model is told."""
+
+    @property
     def options(self) -> Sequence[ToolOptions]:
         """What is known about their calls, which is more than one thing for one tool."""
+
+    async def open(self) -> None:
+        """Prepare what would take long in a script."""
 
     async def aclose(self) -> None:
         """Close their connections."""

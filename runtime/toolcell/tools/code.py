@@ -54,10 +54,12 @@ _SANDBOX = (
     "images. Files are written to the current folder; "
     'set_result(data, files=["chart.png"]) returns them, and shows you those that are images; input_files lists those '
     "that came with the script. {state} "
-    "{network}, no other program can be started, and no package can be installed: only your tools reach outside."
+    "{network}, no other program can be started, and {packages}: only your tools reach outside."
 )
 _NO_NETWORK = "There is no network"
 _HOSTS = "HTTP requests (urllib, requests, httpx) reach only {hosts}, there is no other network"
+_NO_PACKAGE = "no package can be installed"
+_INSTALLABLE = 'install_package("name") installs no other packages than {names}'
 MAX_HOSTS = 20
 """That a model is told of."""
 
@@ -91,7 +93,12 @@ def described_sandbox(runtime: CodeRuntime, limits: Limits | None = None, *, kee
     limits, packages = limits or runtime.limits, runtime.packages
     state = _KEPT if keeps_state else _AFRESH
     hosts = ", ".join(runtime.hosts[:MAX_HOSTS])
-    text = _SANDBOX.format(state=state, network=_HOSTS.format(hosts=hosts) if hosts else _NO_NETWORK)
+    names = ", ".join(runtime.installable[:MAX_PACKAGES])
+    text = _SANDBOX.format(
+        state=state,
+        network=_HOSTS.format(hosts=hosts) if hosts else _NO_NETWORK,
+        packages=_INSTALLABLE.format(names=names) if names else _NO_PACKAGE,
+    )
     if runtime.policy is not None and runtime.policy.lint == "strict":
         from toolcell_bridge.guest.lint import IMPORTABLE  # only this profile has it
 
@@ -188,6 +195,11 @@ class CodeRuntime(Protocol):
     @property
     def hosts(self) -> Sequence[str]:
         """Where libraries of its scripts may send HTTP requests, as a model is told."""
+        return ()
+
+    @property
+    def installable(self) -> Sequence[str]:
+        """Which packages its scripts may install, as a model is told."""
         return ()
 
     @property

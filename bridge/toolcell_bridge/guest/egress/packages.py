@@ -58,7 +58,8 @@ def install(calls: HostCalls, name: str) -> None:
 def _received(name: str) -> Steps[list[bytes]]:
     """Have the host find the wheels, and receive them."""
     installed = {each.metadata["Name"]: each.version for each in distributions() if each.metadata["Name"]}
-    answer: dict[str, Any] = yield HostCall(INSTALL_PACKAGE, {"package": name, "installed": installed})
+    asked = {"package": name, "installed": installed, "python": "{}.{}.{}".format(*sys.version_info)}
+    answer: dict[str, Any] = yield HostCall(INSTALL_PACKAGE, asked)
     wheels = []
     for wheel in answer["wheels"]:
         parts: list[bytes] = []
