@@ -25,8 +25,7 @@ from toolcell.egress.rules import Allow
 from toolcell.egress.urls import parse_url
 from toolcell.errors import PackageError, ToolError, UsageError
 from toolcell.results import OutputFile
-from toolcell.support import daemon_threads
-from toolcell.support.log import logger_of
+from toolcell.support import logger_of
 from toolcell.tools import check_kind
 
 logger = logger_of("toolcell.egress")
@@ -198,10 +197,10 @@ class IndexRules(Protocol):
 
 async def prepare_pip() -> None:
     """Fetch pip, where this machine has not done so yet."""
-    from toolcell.sandbox.process import packages
+    from toolcell.sandbox import prepare_packages
 
     try:
-        await daemon_threads.run_sync(lambda: packages.resolve([PIP]))
+        await prepare_packages([PIP])
     except PackageError as exc:  # only scripts that install something need it
         logger.warning("install_package() will not work: %s", exc)
 

@@ -93,12 +93,19 @@ class Environment:
     async def _resolved_packages(self) -> Any:
         if not self._names:
             return None
-        from toolcell.sandbox.process import packages
-        from toolcell.sandbox.process.root_filesystem import interpreter
-
-        resolved = await daemon_threads.run_sync(
-            lambda: packages.resolve(self._names, python=interpreter(self._python).executable)
-        )
+        resolved = await prepare_packages(self._names, self._python)
         self.facts["digest"] = resolved.digest
         self.packages = resolved.versions(self._names)
         return resolved.path
+
+
+async def prepare_packages(names: Sequence[str], python: str | None = None) -> Any:
+    """Return the environment with these packages for an interpreter, building it if it is not in the cache.
+
+    Raises:
+        PackageError: it cannot be built.
+    """
+    from toolcell.sandbox.process import packages
+    from toolcell.sandbox.process.root_filesystem import interpreter
+
+    return await daemon_threads.run_sync(lambda: packages.resolve(names, python=interpreter(python).executable))
