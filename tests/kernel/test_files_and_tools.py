@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from toolcell.config import Limits
 from toolcell.kernel.folder import NotebookFolder
+from toolcell.kernel.kernel import KernelApp
 from toolcell.results import OutputFile
 
 from .conftest import Notebook
@@ -92,6 +94,17 @@ class TestFolder:
         assert (folder / "b.txt").read_text() == "b"
         assert "is there" in saved.save([written("link.txt", b"2")])[0]
 
+    def test_what_somebody_has_changed_or_made_anew_is_not_replaced(self, folder: Path) -> None:
+        saved = NotebookFolder(folder, is_saved=True)
+        saved.save([written("c.txt", b"1"), written("d.txt", b"1")])
+        (folder / "c.txt").write_text("p")
+        (folder / "d.txt").unlink()
+
+        assert "somebody has changed it" in saved.save([written("c.txt", b"2")])[0]
+        assert (folder / "c.txt").read_text() == "p"
+        assert saved.save([written("d.txt", b"2")]) == []
+        assert (folder / "d.txt").read_text() == "2"
+
 
 @pytest.mark.isolation
 class TestWorkspace:
@@ -151,6 +164,29 @@ class TestTools:
         recorded = b"".join(path.read_bytes() for path in (tmp_path / "audit").rglob("*") if path.is_file())
         assert b"temperature('Rome'), tools" in recorded and b"typed-seen" in recorded
         assert b"typed-unseen" not in recorded
+
+
+@pytest.mark.isolation
+def test_modules_and_settings_in_the_folder_are_not_loaded_on_the_host(notebooks: Start, tmp_path: Path) -> None:
+    folder, told = tmp_path / "work", tmp_path / "told"
+    (folder / "profile_default" / "startup").mkdir(parents=True)
+    modules = ("toolcell", "anyio", "zmq", "ipykernel", "json", "debugpy", "sitecustomize", "profile_default/startup/a")
+    for name in (*modules, "ipython_config", "ipython_kernel_config", "jupyter_config"):
+        (folder / f"{name}.py").write_text(f"open({str(told)!r}, 'a').write(__name__)")
+    notebook = notebooks(folder=folder)
+
+    assert notebook.run("1").data == {"text/plain": "1"}
+    notebook.ask("complete_request", code="pri", cursor_pos=3)
+    notebook.ask("history_request", hist_access_type="tail", output=False, raw=True, n=1)
+    assert not told.exists(), told.read_text()
+
+
+def test_a_kernel_that_is_started_in_another_way_does_not_look_for_modules_in_the_folder_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "path", before := [each for each in sys.path if each])
+    KernelApp().init_path()
+    assert "" not in sys.path and sys.path is before
 
 
 HOSTILE = """

@@ -27,8 +27,8 @@ def test_flags_are_those_of_the_kernel_and_paths_are_absolute(jupyter: Path, tmp
     assert done.returncode == 0, done.stderr
     found = json.loads((jupyter / "jupyter_data_dir" / "kernels" / "mine" / "kernel.json").read_text())
     assert found["display_name"] == "Mine" and found["language"] == "python"
-    assert found["argv"][:7] == [sys.executable, "-m", "toolcell", "kernel", "start", "-f", "{connection_file}"]
-    given = found["argv"][7:]
+    assert found["argv"][:8] == [sys.executable, "-P", "-m", "toolcell", "kernel", "start", "-f", "{connection_file}"]
+    given = found["argv"][8:]
     for flag, value in {
         "--tools": str(tmp_path / "tools.py"),
         "--mount": str(tmp_path / "data"),

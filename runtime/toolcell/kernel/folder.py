@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -43,8 +44,8 @@ class NotebookFolder:
     """Copied under their last names, and never written to."""
     is_saved: bool = False
     """What cells write is copied back."""
-    _own: set[str] = field(default_factory=set)
-    """Files that were written back before: only these are replaced."""
+    _own: dict[str, bytes] = field(default_factory=dict)
+    """Digests of the files that were written back, by name: these are replaced, unless somebody has changed them."""
 
     def copied(self, limits: Limits) -> FolderCopy:
         """Choose what is copied: half of the room for files is left to the cells.
@@ -96,13 +97,19 @@ class NotebookFolder:
             target = place / parts[-1]
             if _has(target, data):
                 return ""
-            write_file(target, data, mode=0o644, replace=name in self._own and not target.is_symlink())
+            write_file(target, data, mode=0o644, replace=self._is_own(name, target))
         except FileExistsError:
-            return "a file of this name is there, and this kernel has not written it"
+            return "a file of this name is there, and this kernel has not written it, or somebody has changed it since"
         except OSError as exc:
             return exc.strerror or str(exc)
-        self._own.add(name)
+        self._own[name] = sha256(data).digest()
         return ""
+
+    def _is_own(self, name: str, target: Path) -> bool:
+        """Whether a file is as this kernel has written it."""
+        if name not in self._own or target.is_symlink() or not target.is_file():
+            return False
+        return sha256(target.read_bytes()).digest() == self._own[name]
 
 
 def _has(path: Path, data: bytes) -> bool:

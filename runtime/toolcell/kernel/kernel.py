@@ -264,6 +264,9 @@ class KernelApp(IPKernelApp):
     outstream_class = None
     cells: Cells
 
+    def init_path(self) -> None:
+        """Leave out the notebook's folder: modules in it are for the sandbox alone."""
+
     def init_control(self, context: Any) -> None:
         """Leave out the thread of subshells: a sandbox runs one cell at a time."""
         super().init_control(context)

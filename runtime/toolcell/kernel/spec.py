@@ -20,9 +20,12 @@ except ModuleNotFoundError as exc:
 
 
 def kernel_spec(arguments: Sequence[str], display_name: str = DISPLAY_NAME) -> dict[str, Any]:
-    """Return the kernelspec of a kernel that is started with `arguments`."""
+    """Return the kernelspec of a kernel that is started with `arguments`.
+
+    `-P`: Jupyter starts kernels in the folder of the notebook, whose modules must not be imported on the host.
+    """
     return {
-        "argv": [sys.executable, "-m", "toolcell", "kernel", "start", "-f", "{connection_file}", *arguments],
+        "argv": [sys.executable, "-P", "-m", "toolcell", "kernel", "start", "-f", "{connection_file}", *arguments],
         "display_name": display_name,
         "language": "python",
         "interrupt_mode": "message",
