@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -220,6 +221,16 @@ def test_a_runtime_loads_sessions_commits_and_quotas_when_they_are_used_first() 
         f"import sys; from toolcell.runtime import Runtime; Runtime(); print([n for n in {names} if n in sys.modules])"
     )
     assert fresh(code) == "[]"
+
+
+def test_a_runtime_without_tools_loads_few_packages_of_others() -> None:
+    loaded = fresh("import sys; from toolcell import Runtime; Runtime(); print(*sys.modules)").split()
+    before = fresh("import sys; print(*sys.modules)").split()
+    of_others = set(packages_distributions()) & {name.partition(".")[0] for name in set(loaded) - set(before)}
+
+    of_pydantic = {"pydantic_core", "annotated_types", "typing_extensions", "typing_inspection"}
+    assert of_others - {"toolcell", "toolcell_bridge"} <= {"anyio", "sniffio", "msgpack", "pydantic"} | of_pydantic
+    assert "pydantic" in of_others
 
 
 def test_every_public_name_can_be_had() -> None:

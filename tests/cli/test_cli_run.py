@@ -707,6 +707,7 @@ def test_a_plain_run_from_the_command_line_loads_only_what_it_needs(folder: Path
         "rich",
         "docker",
         "tomllib",
+        "jsonschema_rs",
         "toolcell.sandbox.process.contained_backend",
         "toolcell_bridge.guest.lint",
         "toolcell_bridge.isolation.seccomp",

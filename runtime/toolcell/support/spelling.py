@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import heapq
 from collections.abc import Iterable
 
@@ -21,6 +20,8 @@ def closest(name: str, candidates: Iterable[str], alike: float = ALIKE) -> str |
 
     Work is bounded, whatever the name is.
     """
+    import difflib  # only for those who misspell
+
     name = name[:_MAX_NAME_CHARS]
     matcher = difflib.SequenceMatcher(None, "", name)
     likely = list[tuple[float, int, str]]()

@@ -2,7 +2,8 @@
 
 jsonschema-rs says whether a value is valid in linear time. Its errors cost more: it collects every one of them, each
 holds a copy of its value, and a union inside a union is described again for every branch. This module asks only for
-validity on the way down, follows what is invalid, and stops after `MAX_PROBLEMS`.
+validity on the way down, follows what is invalid, and stops after `MAX_PROBLEMS`. Loading the library takes 20 ms, so
+functions import it: a program without tools does not need it.
 
 Each part of a schema has a validator of its own that is compiled at its first use: jsonschema-rs answers `is_valid` in
 time linear in the value, for recursive unions too, and describing problems and mending arguments ask for nothing else.
@@ -13,18 +14,20 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import jsonschema_rs
 import pydantic
-from jsonschema_rs import ValidationErrorKind as Kind
 
 from toolcell.errors import RegistrationError
 from toolcell.support.spelling import did_you_mean
 from toolcell.tools.schema_patterns import bounded, check_patterns, max_chars
 from toolcell.tools.schema_work import MAX_CHECK_WORK, SchemaWork, chars_in, check_levels, count_values
 from toolcell.tools.values import MAX_STEP_CHARS, Path, ValueProblem, is_large
+
+if TYPE_CHECKING:
+    import jsonschema_rs
+    from jsonschema_rs import Validator
 
 BACKTRACK_LIMIT = 20_000
 """Steps a pattern with lookaround may take; about a millisecond, then the value is refused."""
@@ -34,7 +37,6 @@ MAX_REFERENCES = 16
 _ROOT = "urn:toolcell:schema"
 _DEFINITIONS = ("$defs", "definitions", "$schema")
 
-Validator = jsonschema_rs.Validator
 Part = Mapping[str, Any]
 
 
@@ -66,6 +68,8 @@ def compile_weighed(schema: Part, like: Part | None = None) -> tuple[Validator, 
 
 
 def _compiled(chosen: Any, schema: Part, registry: jsonschema_rs.Registry | None) -> Validator:
+    import jsonschema_rs
+
     try:
         return _compile(chosen, schema, jsonschema_rs.RegexOptions(), registry)
     except (jsonschema_rs.ValidationError, ValueError):
@@ -84,6 +88,8 @@ def _compile(chosen: Any, schema: Part, regex: Any, registry: jsonschema_rs.Regi
 
 
 def _draft(schema: Part) -> Any:
+    import jsonschema_rs
+
     if "$schema" in schema:
         return jsonschema_rs.validator_for
     return jsonschema_rs.Draft7Validator if _has_tuple_items(schema) else jsonschema_rs.Draft202012Validator
@@ -157,6 +163,8 @@ class Subschemas:
     def _compiled(self, part: Part) -> Callable[[Any], bool]:
         if self._pointers is None:
             self._pointers = dict(_pointers(self.root))
+            import jsonschema_rs
+
             self._registry = jsonschema_rs.Registry([(_ROOT, bounded(self.root))], **_registry_draft(self.root))
         pointer = self._pointers.get(id(part))
         try:
@@ -168,6 +176,8 @@ class Subschemas:
 
 
 def _registry_draft(root: Part) -> dict[str, Any]:
+    import jsonschema_rs
+
     return {"draft": jsonschema_rs.Draft7} if "$schema" not in root and _has_tuple_items(root) else {}
 
 
@@ -277,6 +287,8 @@ class _Finder:
         if (isinstance(value, dict | list) and is_large(value)) or not _is_simple(_without_members(part)):
             yield from self._own_of_large(part, value, path)
             return
+        from jsonschema_rs import ValidationErrorKind as Kind
+
         errors = [*validator.iter_errors(value)]
         mistyped = [error for error in errors if isinstance(error.kind, Kind.Type) and not error.instance_path]
         for error in mistyped or errors:
@@ -431,6 +443,8 @@ def _is_simple(own: Part) -> bool:
 
 def _explain(error: jsonschema_rs.ValidationError, value: Any, part: Part) -> Iterator[str]:
     """One validation error as lines that a model can act on."""
+    from jsonschema_rs import ValidationErrorKind as Kind
+
     value = error.instance if error.instance_path else value
     match error.kind:
         case Kind.Required(name):

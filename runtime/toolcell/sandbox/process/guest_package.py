@@ -6,11 +6,9 @@ copy has none, as in an editable install. One directory is also one mount instea
 
 from __future__ import annotations
 
-import compileall
 import hashlib
 import json
 import os
-import py_compile
 import shutil
 import sys
 from collections.abc import Mapping
@@ -58,6 +56,9 @@ def _key(sources: Mapping[str, list[Path]]) -> str:
 
 
 def _fill(building: Path, packages: Mapping[str, Path], sources: Mapping[str, list[Path]]) -> None:
+    import compileall  # only where there is no copy yet
+    import py_compile
+
     for name, paths in sources.items():
         for path in paths:
             _copy(path, building / name / path.relative_to(packages[name]))
