@@ -6,6 +6,8 @@ import base64
 import html
 import io
 import re
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -178,26 +180,19 @@ def test_a_notebook_shows_what_it_shows_with_ipykernel(package: str, tmp_path: P
         assert papermill_s == their, cell
 
 
-def test_papermill_gives_parameters_and_keeps_outputs(tmp_path: Path) -> None:
-    notebook = notebook_of(["n = 1", "import pandas as pd\npd.DataFrame({'n': range(n)})", "print(n)"])
+@pytest.mark.parametrize("kernel", [[], ["-k", NAME]], ids=["of the notebook", "of the command"])
+def test_papermill_gives_parameters_and_keeps_outputs(kernel: list[str], tmp_path: Path) -> None:
+    notebook = notebook_of(["n = 1", "import pandas as pd\npd.DataFrame({'n': range(n)})", "print(n)", "1 / 0", "n"])
     notebook.cells[0].metadata["tags"] = ["parameters"]
+    if kernel:
+        notebook.metadata["kernelspec"] |= {"name": "python3"}
     nbformat.write(notebook, tmp_path / "in.ipynb")
-    papermill.execute_notebook(
-        str(tmp_path / "in.ipynb"),
-        str(tmp_path / "out.ipynb"),
-        parameters={"n": 3},
-        kernel_name=NAME,
-        cwd=str(tmp_path),
-    )
+    command = [sys.executable, "-m", "papermill", "in.ipynb", "out.ipynb", "-p", "n", "3", "--no-progress-bar", *kernel]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
+    assert done.returncode == 1 and "ZeroDivisionError" in done.stderr and "%|" not in done.stderr
     out = nbformat.read(tmp_path / "out.ipynb", as_version=4)
-    assert out.cells[-1].outputs[0].text == "3\n"
-    assert "<td>2</td>" in out.cells[-2].outputs[0].data["text/html"]
-
-
-def test_papermill_stops_at_an_error(tmp_path: Path) -> None:
-    nbformat.write(notebook_of(["1 / 0", "print('after')"]), tmp_path / "in.ipynb")
-    with pytest.raises(papermill.PapermillExecutionError, match="ZeroDivisionError"):
-        papermill.execute_notebook(
-            str(tmp_path / "in.ipynb"), str(tmp_path / "out.ipynb"), kernel_name=NAME, cwd=str(tmp_path)
-        )
+    table, printed, failed, after = [cell.outputs for cell in out.cells if cell.cell_type == "code"][-4:]
+    assert "<td>2</td>" in table[0].data["text/html"] and printed[0].text == "3\n"
+    assert [each.ename for each in failed] == ["ZeroDivisionError"] and after == []
+    assert out.metadata["papermill"]["parameters"] == {"n": 3}
