@@ -43,6 +43,15 @@ class TestCells:
         assert plain.reply_to(failing)["status"] == "error"
         assert plain.reply_to(after)["status"] == "ok"
 
+    def test_every_cell_that_waits_is_aborted_after_one_that_failed_and_later_ones_run(self, plain: Notebook) -> None:
+        failing = plain.client.execute("import time\ntime.sleep(0.5)\n1 / 0")
+        waiting = [plain.client.execute("executed_after_a_failure = 1") for _ in range(5)]
+
+        assert plain.reply_to(failing)["status"] == "error"
+        assert [plain.reply_to(ident)["status"] for ident in waiting] == ["aborted"] * 5
+        plain.client.kernel_info(reply=True, timeout=PATIENCE_S)
+        assert plain.run("'executed_after_a_failure' in globals()").data == {"text/plain": "False"}
+
     def test_only_cells_are_aborted_after_one_that_failed(self, plain: Notebook) -> None:
         failing = plain.client.execute("import time\ntime.sleep(0.2)\n1 / 0")
         others = [plain.client.kernel_info(), plain.client.comm_info(), plain.client.inspect("print")]
@@ -101,6 +110,18 @@ class TestCells:
         assert plain.outcome_of(ident).reply["status"] == "error"
         assert plain.run("'alive'").data == {"text/plain": "'alive'"}
 
+    def test_the_history_is_written_to_a_file_of_the_workspace(self, plain: Notebook) -> None:
+        plain.run("written_down = 'þ'")
+        shown = plain.run(
+            "%hist -f cells.txt\nimport os\nhistory = open('cells.txt').read()\nos.remove('cells.txt')\nhistory"
+        )
+
+        assert "written_down = 'þ'" in shown.data["text/plain"]
+
+    def test_the_handler_of_faults_is_enabled(self, plain: Notebook) -> None:
+        shown = plain.run("import faulthandler, signal\nfaulthandler.enable()\nfaulthandler.register(signal.SIGTERM)")
+        assert shown.reply["status"] == "ok" and shown.messages == []
+
 
 class TestOtherRequests:
     def test_an_inspection_shows_the_source_when_asked(self, plain: Notebook) -> None:
@@ -121,6 +142,23 @@ class TestOtherRequests:
     def test_a_list_and_a_magic_of_a_cell_are_whole_or_not(self, plain: Notebook, code: str, status: str) -> None:
         assert plain.ask("is_complete_request", code=code)["status"] == status
 
+    def test_the_ports_of_the_kernel_are_told(self, plain: Notebook) -> None:
+        found = plain.ask("connect_request")
+
+        for name in ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port"):
+            assert found[name] == getattr(plain.manager, name)
+
+    def test_the_control_channel_comes_before_cells_that_wait(self, plain: Notebook) -> None:
+        first = plain.begin("import time\nprint('go')\nwhile True: time.sleep(0.01)")
+        waiting = [plain.client.execute(f"waiting = {number}") for number in range(5)]
+
+        for _ in waiting:
+            assert plain.ask_control("kernel_info_request")["status"] == "ok"
+        assert not plain.client.shell_channel.msg_ready()
+        assert plain.ask_control("interrupt_request")["status"] == "ok"
+        assert plain.reply_to(first)["ename"] == "KeyboardInterrupt"
+        assert [plain.reply_to(each)["status"] for each in waiting] == ["aborted"] * 5
+
     def test_the_control_channel_answers_while_a_cell_runs(self, plain: Notebook) -> None:
         ident = plain.begin("import time\nprint('go')\ntime.sleep(1000)")
 
@@ -129,6 +167,40 @@ class TestOtherRequests:
         assert "shell channel" in plain.ask_control("execute_request", code="1")["evalue"]
         assert plain.ask_control("interrupt_request")["status"] == "ok"
         assert plain.outcome_of(ident).reply["ename"] == "KeyboardInterrupt"
+
+
+def test_the_requests_of_vs_code(notebooks: Start) -> None:
+    """It prepares the kernel by silent cells, asks for values by them, and stops it by messages of the control channel."""
+    notebook = notebooks()
+    assert notebook.ask("kernel_info_request")["language_info"]["name"] == "python"
+    quiet = {"silent": True, "store_history": False, "stop_on_error": False}
+    prepared = notebook.run(
+        "import os as _VSCODE_os\ndef _VSCODE_size(value): return len(value)\n"
+        "__vsc_ipynb_file__ = '/nothing/like/it.ipynb'",
+        **quiet,
+    )
+    assert (prepared.reply["status"], prepared.messages) == ("ok", [])
+    assert notebook.run("print('told', end='')", **quiet).messages == [("stream", {"name": "stdout", "text": "told"})]
+
+    shown = notebook.run("frame = [1, 2]\nframe", user_expressions={"size": "_VSCODE_size(frame)"})
+    assert (shown.reply["execution_count"], shown.data) == (1, {"text/plain": "[1, 2]"})
+    assert shown.reply["user_expressions"]["size"]["data"] == {"text/plain": "2"}
+    assert notebook.run("1 / 0", **quiet).reply["status"] == "error"
+
+    code = "first = 1\nfra.x"
+    found = notebook.ask("complete_request", code=code, cursor_pos=len("first = 1\nfra"))
+    assert (found["matches"], found["cursor_start"], found["cursor_end"]) == (["frame"], 10, 13)
+    assert "list" in notebook.ask("inspect_request", code="frame", cursor_pos=5, detail_level=0)["data"]["text/plain"]
+    assert notebook.ask("history_request", hist_access_type="tail", n=9, output=False, raw=True)["history"] == [
+        [1, 1, "frame = [1, 2]\nframe"]
+    ]
+
+    ident = notebook.begin("import time\nprint('go')\nwhile True: time.sleep(0.01)")
+    assert notebook.ask_control("interrupt_request")["status"] == "ok"
+    assert notebook.outcome_of(ident).reply["ename"] == "KeyboardInterrupt"
+    assert notebook.ask_control("shutdown_request", restart=False) == {"status": "ok", "restart": False}
+    notebook.manager.shutdown_kernel()
+    assert not notebook.manager.is_alive()
 
 
 class TestMalformed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final
 
@@ -109,8 +109,11 @@ class SandboxKernel(Kernel):
         """See `pre_handler_hook`."""
 
     def _interrupt(self) -> None:
+        self._begin(self._cells.interrupt())
+
+    def _begin(self, work: Coroutine[Any, Any, object]) -> None:
         assert self._loop is not None
-        task = self._loop.create_task(self._cells.interrupt())
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -165,6 +168,16 @@ class SandboxKernel(Kernel):
         )
         reply = await self._cells.execute(cell, self._publisher(cell.is_silent), self._asker())
         return {"execution_count": count, "payload": [], "user_expressions": {}, **reply}
+
+    def _abort_queues(self, subshell_id: str | None = None) -> None:
+        """Abort every cell that has arrived. The base class would abort one: the others already wait for its lock."""
+        self._aborting = True
+        self.shell_stream.flush()
+        self._begin(self._stop_aborting())
+
+    async def _stop_aborting(self) -> None:
+        async with self._main_asyncio_lock:  # which is given in the order in which it was asked for
+            self._aborting = False
 
     def _publisher(self, is_silent: bool) -> Callable[[str, dict[str, Any]], None]:
         parent = self.get_parent("shell")  # other tasks publish, too, and know no parent
