@@ -2,8 +2,8 @@
 
 jsonschema-rs says whether a value is valid in linear time. Its errors cost more: it collects every one of them, each
 holds a copy of its value, and a union inside a union is described again for every branch. This module asks only for
-validity on the way down, follows what is invalid, and stops after `MAX_PROBLEMS`. Loading the library takes 20 ms, so
-functions import it: a program without tools does not need it.
+validity on the way down, follows what is invalid, and stops after `MAX_PROBLEMS`. Functions import the library: a
+program without tools does not need it.
 
 Each part of a schema has a validator of its own that is compiled at its first use: jsonschema-rs answers `is_valid` in
 time linear in the value, for recursive unions too, and describing problems and mending arguments ask for nothing else.
@@ -162,9 +162,9 @@ class Subschemas:
 
     def _compiled(self, part: Part) -> Callable[[Any], bool]:
         if self._pointers is None:
-            self._pointers = dict(_pointers(self.root))
             import jsonschema_rs
 
+            self._pointers = dict(_pointers(self.root))
             self._registry = jsonschema_rs.Registry([(_ROOT, bounded(self.root))], **_registry_draft(self.root))
         pointer = self._pointers.get(id(part))
         try:
