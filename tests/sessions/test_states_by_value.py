@@ -194,6 +194,12 @@ CASES = {
         "open('/tmp/t').read()]",
         [b"\0x", "a/b/c", "0o100700", "t"],
     ),
+    "a working directory that is gone": ("import os\nos.mkdir('a')\nos.chdir('a')\nos.rmdir('../a')\nn = 1", "n", 1),
+    "the time zone": (
+        "import os, time\nos.environ['TZ'] = 'XYZ-3'\ntime.tzset()",
+        "import time\n[time.tzname[0], time.localtime(0).tm_hour]",
+        ["XYZ", 3],
+    ),
     "files that are not to be read or written": (
         "import os\nos.makedirs('a/b/d')\nopen('a/b/c', 'w').write('c')\nopen('a/b/d/e', 'w').write('e')\n"
         "os.chmod('a/b/c', 0)\nos.chmod('a/b/d', 0o555)\nos.chmod('a/b', 0)",

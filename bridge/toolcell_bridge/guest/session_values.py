@@ -14,6 +14,7 @@ import pickle
 import random
 import stat
 import sys
+import time
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ def keep(place: Place, room: int) -> tuple[dict[str, str], Parts]:
         "files": list(_files(roots)),
         "environ": _changed(dict(os.environ), place.environ),
         "path": [each for each in sys.path if each not in place.path],
-        "cwd": _placed(os.getcwd(), roots),
+        "cwd": _placed(_current_folder(place.workspace), roots),
         "texts": dict(SCRIPTS.texts),
         "random": random.getstate(),
         "determinism": determinism.state(),
@@ -150,6 +151,14 @@ def _roots(workspace: str) -> list[str]:
     have them elsewhere."""
     found = os.path.realpath(workspace), os.path.realpath(os.environ.get("TMPDIR", "/tmp"))
     return [each for each in found if each == found[0] or not _is_below(found[0], each)]
+
+
+def _current_folder(workspace: str) -> str:
+    """Return the working directory; the workspace where the script has removed it."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return workspace
 
 
 def _is_below(path: str, folder: str) -> bool:
@@ -426,6 +435,7 @@ def bring_back(place: Place, parts: list[bytes]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    time.tzset()  # TZ may be another one
     sys.path += [each for each in rest["path"] if each not in sys.path]
     SCRIPTS.texts.update(rest["texts"])
     place.namespace.update(_value(reader, place))  # imports modules of the workspace
