@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from .conftest import Notebook
+from toolcell.kernel.cells import Cell, Cells
+
+from .conftest import PATIENCE_S, Notebook
 
 pytestmark = pytest.mark.isolation
 
@@ -32,6 +36,38 @@ class TestCells:
             if message["parent_header"].get("msg_id") == ident and message["msg_type"] == "stream":
                 texts.append(message["content"]["text"])
         assert "".join(texts) == "one [2]\ntwo\n" and all(text.endswith("\n") for text in texts)
+
+    def test_many_prints_are_few_messages_in_their_order(self, plain: Notebook) -> None:
+        texts: list[tuple[str, str]] = []
+
+        def take(message: dict[str, Any]) -> None:
+            if message["msg_type"] == "stream":
+                texts.append((message["content"]["name"], message["content"]["text"]))
+
+        source = "import sys\nfor at in range(5000): print(at)\nprint('e', file=sys.stderr)\nprint('o')"
+        plain.client.execute_interactive(source, output_hook=take, timeout=PATIENCE_S)
+
+        assert "".join(text for _, text in texts) == "".join(f"{at}\n" for at in range(5000)) + "e\no\n"
+        assert [name for name, _ in texts[-3:]] == ["stdout", "stderr", "stdout"]
+        assert len(texts) < 500
+
+    def test_what_was_printed_is_there_before_a_question(self) -> None:
+        seen: list[object] = []
+
+        async def ask(prompt: str, is_hidden: bool) -> str:
+            seen.append(prompt)
+            return "a"
+
+        async def run() -> None:
+            cells = Cells({})
+            source = "print('before')\nx = input('question')\nprint('after')"
+            await cells.execute(
+                Cell(source=source, count=1, may_ask=True), lambda _kind, content: seen.append(content.get("text")), ask
+            )
+            await cells.close()
+
+        asyncio.run(run())
+        assert seen == ["before\n", "question", "after\n"]
 
     def test_names_stay_and_the_last_values_have_their_names(self, plain: Notebook) -> None:
         plain.run("stays = 40")

@@ -5,6 +5,7 @@ Knows nothing of Jupyter's sockets: what a cell shows is handed on as messages o
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
@@ -40,6 +41,9 @@ LIMITS: Final = Limits(
     host_work=4 << 30,
 )
 """Limits of a cell, and of a notebook's sandbox, unless its kernel was installed with others."""
+
+TOGETHER_S: Final = 0.05
+"""What is printed in this time is one message."""
 
 PREPARING_S: Final = 60.0
 ANSWERING_S: Final = 20.0
@@ -181,8 +185,19 @@ class Cells:
         """Execute a cell; return the content of its reply. `publish` takes what it shows, as it comes."""
         showing = _Showing(cell, publish)
         try:
+            return await self._execute(cell, showing, ask)
+        finally:
+            showing.flush()
+
+    async def _execute(self, cell: Cell, showing: _Showing, ask: Ask | None) -> dict[str, Any]:
+        async def ask_after_output(prompt: str, is_hidden: bool) -> str:
+            assert ask is not None
+            showing.flush()
+            return await ask(prompt, is_hidden)
+
+        try:
             session = await self._prepared(showing)
-            self._ask = ask if cell.may_ask else None
+            self._ask = ask_after_output if cell.may_ask and ask is not None else None
             result = await session.execute_code(
                 cell.source, inputs={CELL: cell.asked()}, on_log=showing.print, on_progress=showing.take
             )
@@ -288,14 +303,36 @@ class _Showing:
     """What one cell shows, until its reply. A guest has made it: nothing of it is trusted to have a shape."""
 
     def __init__(self, cell: Cell | None, publish: Publish) -> None:
-        self._cell, self._publish = cell, publish
+        self._cell, self._send = cell, publish
+        self._stream = ""
+        self._texts: list[str] = []
+        """Printed to one stream, and not yet sent."""
+        self._sending: asyncio.TimerHandle | None = None
         self._error: dict[str, Any] = {}
         """The last error that was shown."""
         self.answer: dict[str, Any] = {}
 
     def print(self, stream: str, text: str) -> None:
-        """Pass on what was printed."""
-        self._publish("stream", {"name": stream, "text": text})
+        """Pass on what was printed. Front ends drop output of more than about 1000 messages a second."""
+        if stream != self._stream:
+            self.flush()
+        self._stream = stream
+        self._texts.append(text)
+        if self._sending is None:
+            self._sending = asyncio.get_running_loop().call_later(TOGETHER_S, self.flush)
+
+    def flush(self) -> None:
+        """Send what was printed."""
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+        if self._texts:
+            text, self._texts = "".join(self._texts), []
+            self._send("stream", {"name": self._stream, "text": text})
+
+    def _publish(self, kind: str, content: dict[str, Any]) -> None:
+        self.flush()
+        self._send(kind, content)
 
     def say_what_ended(self, result: ExecutionResult) -> None:
         """Say which threads ended with the cell, and whether the sandbox did although the cell had its way."""
