@@ -215,14 +215,12 @@ class Egress:
         """Finds its secrets."""
         return self._echoes
 
-    def filled(self, request: HttpRequest, rule: Allow) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-        """Return body and headers of a request as they are sent. Of a long body only its size is known here."""
+    def filled(
+        self, request: HttpRequest, rule: Allow, long_bytes: int | None = None
+    ) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+        """Return body and headers of a request as they are sent. `long_bytes`: size of a body that is elsewhere."""
         body = filled_body(request, rule, self._secrets)
-        return body, sent_headers(request, rule, self._secrets, len(body))
-
-    def headers(self, request: HttpRequest, rule: Allow, size: int) -> list[tuple[bytes, bytes]]:
-        """Return the headers of a request with a long body."""
-        return sent_headers(request, rule, self._secrets, size)
+        return body, sent_headers(request, rule, self._secrets, len(body) if long_bytes is None else long_bytes)
 
     def wait_s(self, rule: Allow, most_s: float) -> float:
         """Take the next turn of a rule with a rate; return how many seconds it is away.
@@ -441,13 +439,12 @@ class RequestTools:
             raise refused(f"{request}: a hook changed the request to one that other rules hold for; it was not sent")
         run = self._of_run(call.run)
         upload = self._upload_of(call.run, request)
-        body, headers = egress.filled(request, rule)
+        body, headers = egress.filled(request, rule, None if upload is None else upload.size)
         content: Any = body
         size = len(body)
         if upload is not None:
             await check_uploaded_form(request, upload)
-            size = upload.size
-            headers, content = egress.headers(request, rule, size), _Pieces(upload)
+            size, content = upload.size, _Pieces(upload)
         if rule.max_bytes is not None and size > rule.max_bytes:
             raise ToolError(f"{request}: the body has {size} bytes, and may have {rule.max_bytes}", code=LIMIT)
         timeout_s = min(request.timeout_s or DEFAULT_TIMEOUT_S, 86_400.0)

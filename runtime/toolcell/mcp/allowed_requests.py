@@ -38,7 +38,7 @@ class AllowedTransport(httpx2.AsyncBaseTransport):
             )
             rule = self._egress.judge_unasked(asked)
             size = int(request.headers.get("content-length", "0"))
-            headers = self._egress.headers(asked, rule, size)
+            _, headers = self._egress.filled(asked, rule, size)
             await anyio.sleep(self._egress.wait_s(rule, TURN_S))
             addresses = await self._egress.addresses_of(target)
         except ToolError as exc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 
 import pytest
@@ -208,6 +209,59 @@ def test_an_event_loop_ends_without_a_word_about_connections(runtime: SyncRuntim
     )
 
     assert (result.value, result.logs.stderr) == ("plain text", ""), result.error
+
+
+WHOLE_BODIES = {
+    "urllib": "urllib.request.urlopen(urllib.request.Request(UP, data=BODY)).read()",
+    "http.client": "by_http_client()",
+    "urllib3": "urllib3.PoolManager().request('PUT', UP, body=BODY).data",
+    "requests": "requests.post(UP, data=BODY).content",
+    "requests, a file": "requests.post(UP, data=open('body', 'rb')).content",
+    "requests, a form in parts": "requests.post(UP, files={'f': BODY}).content",
+    "httpx": "httpx.post(UP, content=BODY).content",
+    "async httpx": "asyncio.run(by_httpx())",
+    "aiohttp": "asyncio.run(by_aiohttp())",
+}
+
+
+@pytest.mark.parametrize("size", [MIB, 5 * MIB + 1])
+@pytest.mark.parametrize("library", WHOLE_BODIES)
+def test_a_long_body_whose_length_is_known_arrives_whole(
+    runtime: SyncRuntime, server: Server, library: str, size: int
+) -> None:
+    source = f"""
+import asyncio, http.client, json, urllib.request
+import aiohttp, httpx, requests, urllib3
+
+BODY = bytes(range(256)) * (SIZE // 256) + bytes(SIZE % 256)
+open("body", "wb").write(BODY)
+
+def by_http_client():
+    connection = http.client.HTTPConnection("127.0.0.1", PORT)
+    connection.request("POST", "/echo", BODY, {{"Content-Length": str(len(BODY))}})
+    return connection.getresponse().read()
+
+async def by_httpx():
+    async with httpx.AsyncClient() as client:
+        return (await client.post(UP, content=BODY)).content
+
+async def by_aiohttp():
+    async with aiohttp.ClientSession() as session, session.post(UP, data=BODY) as answer:
+        return await answer.read()
+
+told = json.loads({WHOLE_BODIES[library]})
+set_result([told["size"], told["digest"]])
+"""
+    given = {"UP": f"{server.url}/echo", "PORT": server.server_port, "SIZE": size}
+    body = bytes(range(256)) * (size // 256) + bytes(size % 256)
+
+    result = runtime.execute_code(source, inputs=given)
+
+    assert isinstance(result.value, list), result.error
+    if "parts" in library:
+        assert result.value[0] > size
+    else:
+        assert result.value == [size, hashlib.sha256(body).hexdigest()]
 
 
 DOWN_AND_UP = {
