@@ -343,6 +343,19 @@ async def test_a_secret_that_is_echoed_is_taken_out_of_the_body(how: str, coding
     assert "content-encoding" not in headers
 
 
+async def test_parts_of_an_answer_are_not_asked_for_where_secrets_are_in_play() -> None:
+    asked = [["Range", "bytes=0-3"], ["if-range", '"x"'], ["X-A", "1"]]
+    async with serve({}) as site:
+        async with door(of(site, secrets={"Authorization": "{TOKEN}"}), secrets={"TOKEN": TOKEN}) as run:
+            assert code_of(await run.send(site.url(host="127.0.0.1"), "GET", asked)) == "sent"
+        async with door(of(site)) as run:
+            assert code_of(await run.send(site.url(host="127.0.0.1"), "GET", asked)) == "sent"
+
+    with_secrets, without = (request.lower() for request in site.requests)
+    assert "range" not in with_secrets and "x-a: 1" in with_secrets
+    assert "range: bytes=0-3" in without and "if-range" in without
+
+
 async def test_a_secret_in_pieces_is_taken_out() -> None:
     async def drip(stream: ByteStream) -> None:
         await stream.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")

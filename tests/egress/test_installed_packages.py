@@ -352,6 +352,41 @@ async def test_what_a_script_can_import_stays_as_it_is(wheels: list[Path], tmp_p
     assert not [path for path in site.paths if "tiny" in path]
 
 
+@pytest.mark.filterwarnings("ignore:Async generator 'httpcore:ResourceWarning")  # trio's, of a body that is dropped
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.isolation
+@pytest.mark.anyio
+async def test_an_index_that_is_not_there_and_a_package_that_does_not_fit_are_named(
+    wheels: list[Path], tmp_path: Path
+) -> None:
+    many = make_wheel(tmp_path, "many", "1.0", {f"many/m{number}.py": "" for number in range(700)})
+    large = make_wheel(tmp_path, "large", "1.0", {"large/data.txt": "x" * (3 << 20)})
+    script = """
+problems = {}
+for name in ("many", "large", "humanize"):
+    try: install_package(name)
+    except RuntimeError as error: problems[name] = str(error)
+import os
+set_result([problems, os.listdir("/tmp")])
+"""
+    small = Limits(wall_s=120, inodes=600, disk_bytes=2 << 20)
+    async with opened([*wheels, many, large], "many", "large", "humanize") as (_, runtime):
+        result = await runtime.execute_code(script, limits=small)
+    gone = Egress(packages=PackageIndex(["humanize"], url="http://127.0.0.1:9/simple/"))
+    async with Runtime(egress=gone, limits=Limits(wall_s=120)) as runtime:
+        unreached = await runtime.execute_code("install_package('humanize')")
+
+    problems, left = result.value
+    assert "the run's limit inodes is used up" in problems["many"]
+    assert "the run's limit disk_bytes is used up" in problems["large"]
+    assert sorted(problems) == ["large", "many"]
+    assert len(left) == 1
+    assert unreached.error is not None
+    assert (
+        "the index cannot be reached: GET http://127.0.0.1:9/simple/humanize/: ConnectError" in unreached.error.message
+    )
+
+
 @pytest.mark.isolation
 @pytest.mark.anyio
 async def test_the_python_of_the_script_decides_what_is_installed(wheels: list[Path], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from egress.guest.http_server import serving
 from toolcell.config import Limits
 from toolcell.kernel.folder import NotebookFolder
 from toolcell.kernel.kernel import KernelApp
@@ -140,6 +141,27 @@ class TestWorkspace:
         assert notebook.run("open('out.txt', 'w').write('again')").text("stderr") == ""
         assert (folder / "out.txt").read_text() == "again"
         assert notebook.run("1 / 0").reply["ename"] == "ZeroDivisionError"
+
+
+@pytest.mark.isolation
+class TestRequests:
+    def test_cells_reach_the_hosts_that_the_kernel_was_installed_with(
+        self, notebooks: Start, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SOME_TOKEN", "token-of-the-host")
+        with serving() as server:
+            host = f"http://127.0.0.1:{server.server_port}"
+            secret = f"{host}=Authorization: Bearer {{SOME_TOKEN}}"
+            notebook = notebooks("--allow", host, "--allow-secret", secret)
+            sent = notebook.run(
+                "import json, os, urllib.request\n"
+                f"told = json.load(urllib.request.urlopen('{host}/echo'))\n"
+                "told['path'], told['headers']['Authorization'], 'token-of-the-host' in str(os.environ)"
+            )
+            refused = notebook.run(f"urllib.request.urlopen('{host.replace('127.0.0.1', 'localhost')}/echo')")
+
+        assert sent.data == {"text/plain": "('/echo', 'Bearer {SOME_TOKEN}', False)"}
+        assert refused.reply["ename"] == "URLError"
 
 
 @pytest.mark.isolation

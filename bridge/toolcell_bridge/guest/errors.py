@@ -117,7 +117,7 @@ def cure_of(error: BaseException, text: str) -> str:
         if type(error) is NameError:
             return _tool_as_function(error.name)
         if type(error) is OSError and error.errno == errno.ENOSPC:
-            return f"; the run's limit {_full()} is used up"
+            return f"; the run's limit {full_limit()} is used up"
         if type(error) is AttributeError and type(error.obj) is dict and error.name in error.obj:
             return f"; it is a dict: write [{error.name!r}]"
         if type(error) in (TypeError, AttributeError) and (said := _coroutine(error, text)):
@@ -206,7 +206,8 @@ NO_SOCKETS = (
 )
 
 
-def _full() -> str:
+def full_limit() -> str:
+    """Return the limit that is used up where there is no space left."""
     try:
         status = os.statvfs(".")
     except OSError:

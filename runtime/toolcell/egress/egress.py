@@ -146,7 +146,13 @@ class Egress:
             if not (equals and colon and names):
                 form = "HOST=HEADER: TEXT WITH {NAME}"
                 raise UsageError(f"a secret is written {form!r}, and NAME is a variable; not {text!r:.100}")
-            if not (found := [rule for rule in rules if host.strip() in (rule.host, rule.name)]):
+            same = [host.strip() == each.strip() for each in allow]
+            found = [
+                rule
+                for rule, is_same in zip(rules, same, strict=True)
+                if is_same or host.strip() in (rule.host, rule.name)
+            ]
+            if not found:
                 raise UsageError(f"secret {text!r:.100}: no rule is about {host.strip()!r}")
             for each in names:
                 if not os.environ.get(each):

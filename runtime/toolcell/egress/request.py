@@ -42,6 +42,9 @@ NAME_BYTES: Final = 512
 _DROPPED: Final = frozenset({"keep-alive", "te", "trailer", "expect"})
 """About the connection, which is the host's own."""
 
+_PIECES: Final = frozenset({"range", "if-range"})
+"""Not sent where secrets are in play: one that is echoed would not be found in the pieces of an answer."""
+
 _REFUSED: Final = frozenset({"upgrade", "http2-settings", "alt-used"})
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -207,6 +210,8 @@ def sent_headers(request: HttpRequest, rule: Allow, secrets: Mapping[str, str], 
     own = {_key(name) for name in rule.headers}
     found = [("Host", authority)]
     for name, value in request.headers:
+        if secrets and name.lower() in _PIECES:
+            continue
         if _is_passed_on(request, name, value, size) and _key(name) not in own:
             if secrets and name.lower() == "accept-encoding":
                 value = acceptable(value)

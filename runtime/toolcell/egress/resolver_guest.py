@@ -12,7 +12,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-COMMON = "--only-binary :all: --no-cache-dir --disable-pip-version-check --isolated --no-input --progress-bar off"
+COMMON = (
+    "--only-binary :all: --no-cache-dir --disable-pip-version-check --isolated --no-input --progress-bar off "
+    "--retries 1"
+)
 
 
 def pip(*arguments: str) -> None:

@@ -6,6 +6,7 @@ another module, and its `.pth` files are not read.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -20,7 +21,7 @@ from typing import Any
 
 from toolcell_bridge.guest.egress.connection import EgressFailed, HostCall, Steps
 from toolcell_bridge.guest.egress.host_calls import HostCalls
-from toolcell_bridge.guest.errors import can_import, not_installed
+from toolcell_bridge.guest.errors import can_import, full_limit, not_installed
 from toolcell_bridge.wire.requests import HTTP_READ, INSTALL_PACKAGE, PART_BYTES
 
 KEPT = frozenset({"purelib", "platlib", "data"})
@@ -32,7 +33,6 @@ def install(calls: HostCalls, name: str) -> None:
 
     Raises:
         RuntimeError: it may not be installed, or cannot be; the message says why.
-        OSError: it does not fit into the sandbox's disk.
     """
     if can_import(name):
         return
@@ -48,6 +48,14 @@ def install(calls: HostCalls, name: str) -> None:
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as exc:
         shutil.rmtree(folder)
         raise not_installed(name, f"a wheel cannot be unpacked: {exc}") from None
+    except OSError as exc:
+        why = (
+            f"its files do not fit; the run's limit {full_limit()} is used up"
+            if exc.errno == errno.ENOSPC
+            else str(exc)
+        )
+        shutil.rmtree(folder)
+        raise not_installed(name, why) from None
     except BaseException:
         shutil.rmtree(folder)
         raise
