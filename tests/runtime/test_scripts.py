@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -353,6 +354,8 @@ def test_an_input_file_of_the_wrong_kind_is_refused_and_not_guessed_at(run: Run,
 def _odd_files(folder: Path) -> dict[str, Path]:
     os.mkfifo(folder / "pipe")
     (folder / "link").symlink_to("pipe")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(folder / "socket"))
     with (folder / "huge").open("wb") as sparse:
         sparse.truncate(1 << 40)
     return {
@@ -360,12 +363,14 @@ def _odd_files(folder: Path) -> dict[str, Path]:
         "a named pipe; give a regular file": folder / "link",
         "a folder": folder,
         "a device": Path("/dev/zero"),
+        "a socket; give": folder / "socket",
         "disk_bytes": folder / "huge",
     }
 
 
 @pytest.mark.parametrize(
-    "problem", ["named pipe", "a named pipe; give a regular file", "a folder", "a device", "disk_bytes"]
+    "problem",
+    ["named pipe", "a named pipe; give a regular file", "a folder", "a device", "a socket; give", "disk_bytes"],
 )
 def test_what_has_no_end_or_no_room_is_refused_before_it_is_read(
     sync_runtime: SyncRuntime, problem: str, tmp_path: Path

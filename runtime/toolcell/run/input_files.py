@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 import stat
@@ -129,19 +130,16 @@ class _Loader:
             with open(descriptor, "rb") as source:
                 about = os.fstat(descriptor)
                 if not stat.S_ISREG(about.st_mode):
-                    raise UsageError(f"input file {name!r:.80} is {_kind(about.st_mode)}; give a regular file or bytes")
+                    kind = "a named pipe" if stat.S_ISFIFO(about.st_mode) else "a device"
+                    raise UsageError(f"input file {name!r:.80} is {kind}; give a regular file or bytes")
                 self._check_room(name, about.st_size)
                 room = -1 if self._limits is None else self._limits.disk_bytes - self._bytes + 1
                 return source.read(room) or b""  # None: one of the kernel's own, and there is nothing yet
         except (OSError, ValueError) as exc:
+            if isinstance(exc, OSError) and exc.errno == errno.ENXIO:  # opening one is an error
+                raise UsageError(f"input file {name!r:.80} is a socket; give a regular file or bytes") from None
             said = exc.strerror if isinstance(exc, OSError) else exc
             raise UsageError(f"input file {name!r:.80} cannot be read: {said}") from exc
-
-
-def _kind(mode: int) -> str:
-    if stat.S_ISFIFO(mode):
-        return "a named pipe"
-    return "a socket" if stat.S_ISSOCK(mode) else "a device"
 
 
 def _not_a_file(given: object) -> str:
