@@ -87,8 +87,10 @@ class TestFolder:
 
     def test_only_files_of_this_kernel_are_replaced(self, folder: Path) -> None:
         saved = NotebookFolder(folder, is_saved=True)
+        long = "n" * 251 + ".txt"
 
-        assert saved.save([written("new/c.txt", b"1")]) == []
+        assert saved.save([written("new/c.txt", b"1"), written(long, b"3"), written("é" * 127, b"4")]) == []
+        assert (folder / long).read_text() == "3"
         assert saved.save([written("new/c.txt", b"2")]) == []
         assert (folder / "new" / "c.txt").read_bytes() == b"2"
         assert "is there" in saved.save([written("b.txt", b"2")])[0]

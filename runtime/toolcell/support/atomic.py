@@ -46,7 +46,8 @@ def write_file(target: Path, content: bytes, *, mode: int = 0o600, replace: bool
         FileExistsError: `target` exists, and `replace` is false.
         OSError: it cannot be written; nothing is left.
     """
-    draft = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    start = target.name[:40]  # the whole may be as long as a name can be
+    draft = target.with_name(f".{start}.{os.getpid()}.{os.urandom(4).hex()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), mode)
     try:
         with open(descriptor, "wb") as file:
