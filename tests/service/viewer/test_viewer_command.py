@@ -30,7 +30,10 @@ def test_the_command_prints_an_address_that_works_until_it_is_interrupted(tmp_pa
             assert httpx.get(address.partition("?")[0], timeout=60).status_code == 403
         finally:
             viewer.send_signal(signal.SIGINT)
-            viewer.wait(30)
+            try:
+                viewer.wait(30)
+            finally:
+                viewer.kill()
         assert "Traceback" not in viewer.stderr.read()
     assert not (tmp_path / "cache").exists()
 
