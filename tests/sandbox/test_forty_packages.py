@@ -18,7 +18,10 @@ WITH_THE_TESTS = ("numpy", "pandas", "matplotlib", "scipy", "seaborn", "pillow",
 TRIED = USES if os.environ.get("CI") == "true" else {name: USES[name] for name in WITH_THE_TESTS}
 """Forty packages are a gigabyte, and take a minute to compile; CI tries all of them."""
 
-PACKAGES = [*TRIED, *(("h5netcdf", "h5py", "lmdb", "opencv-python-headless", "xarray") if TRIED is USES else ())]
+PACKAGES = [
+    *TRIED,
+    *(("filelock", "h5netcdf", "h5py", "lmdb", "opencv-python-headless", "tables", "xarray") if TRIED is USES else ()),
+]
 
 LIMITS = Limits(
     wall_s=300, cpu_s=200, memory_bytes=4 << 30, processes=256, open_files=1024, disk_bytes=256 << 20, inodes=20_000
@@ -190,6 +193,48 @@ def test_the_quick_starts_of_data_packages_run_in_one_session_that_may_use_littl
     assert back.value == [3, [3, 5], [128, 96], 8, 100000, 2, "x/2"], back.error
     assert back.session is not None
     assert sorted(each.partition(":")[0] for each in back.session.forgotten if ":" in each) == NO_VALUE
+
+
+LOCKS_AND_WORKERS = {
+    "duckdb, read only": (
+        "import duckdb\nwith duckdb.connect('given.duckdb', read_only=True) as con: n = con.execute('select * from t').fetchone()[0]\n"
+        "n == 7"
+    ),
+    "filelock": "from filelock import FileLock\nwith FileLock('a.lock', timeout=5): is_there = True\nis_there",
+    "to_hdf": (
+        "import pandas as pd\npd.DataFrame({'a': [1, 2]}).to_hdf('a.h5', key='k')\nbool(pd.read_hdf('a.h5', 'k').a.sum() == 3)"
+    ),
+    "mailbox": (
+        "import mailbox\nbox = mailbox.mbox('box')\nbox.lock()\nbox.add('From: a\\n\\nb')\nbox.flush()\nbox.unlock()\nlen(box) == 1"
+    ),
+    "GridSearchCV": (
+        "from sklearn.datasets import load_iris\nfrom sklearn.model_selection import GridSearchCV, cross_val_score\n"
+        "from sklearn.svm import SVC\nX, y = load_iris(return_X_y=True)\n"
+        "search = GridSearchCV(SVC(), {'C': [1, 10]}, n_jobs=-1).fit(X, y)\n"
+        "bool(search.best_score_ > .9 and cross_val_score(SVC(), X, y, n_jobs=-1).mean() > .9)"
+    ),
+    "joblib, multiprocessing": (
+        "import joblib\njoblib.Parallel(n_jobs=2, backend='multiprocessing')(joblib.delayed(pow)(i, 2) for i in range(3)) == [0, 1, 4]"
+    ),
+    "joblib, as it chooses": "import joblib\njoblib.Parallel(n_jobs=-1)(joblib.delayed(pow)(i, 2) for i in range(3)) == [0, 1, 4]",
+}
+"""What locks files or starts workers."""
+
+
+@pytest.mark.isolation
+@pytest.mark.slow
+@pytest.mark.skipif(TRIED is not USES, reason="CI alone has these packages")
+def test_files_are_locked_and_workers_work_in_runs_and_sessions() -> None:
+    make = "import duckdb\nwith duckdb.connect('given.duckdb') as con: con.execute('create table t as select 7')\nset_result(1, files=['given.duckdb'])"
+    limits = Limits(wall_s=120, disk_bytes=LIMITS.disk_bytes, inodes=LIMITS.inodes)
+    with SyncRuntime(packages=PACKAGES, limits=limits, pool=PoolConfig(warm=1)) as runtime:
+        (made,) = runtime.execute_code(make).files
+        given = {"given.duckdb": made.data or b""}
+        with runtime.session() as session:
+            for name, script in LOCKS_AND_WORKERS.items():
+                for result in (runtime.execute_code(script, files=given), session.execute_code(script, files=given)):
+                    assert result.value is True, (name, result.error)
+                    assert not result.logs.stderr, (name, result.logs.stderr)
 
 
 def test_a_file_is_a_library_by_the_end_of_its_name(tmp_path: Path) -> None:
