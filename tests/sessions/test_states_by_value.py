@@ -120,6 +120,12 @@ CASES = {
         "[s.x, U(3), D(a=2)['a'], N().a, P.__name__, Ts.__name__]",
         [4, 3, 2, 1, "P", "Ts"],
     ),
+    "aliases of types": (
+        "import sys\nif sys.version_info >= (3, 12):\n  exec('type X = int; type L[T] = list[T]')\nelse:\n  X = L = int\n"
+        "def f(x: X): return x",
+        "[f(1), getattr(X, '__value__', X) is int]",
+        [1, True],
+    ),
     "class that notes its subclasses": (
         "class A:\n  seen = []\n  def __init_subclass__(cls, tag, **k): A.seen.append(tag)\nclass B(A, tag=1): pass\n"
         "class C(A, tag=2): pass\nclass D(B, C, tag=3): pass",

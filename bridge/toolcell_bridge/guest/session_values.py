@@ -272,6 +272,8 @@ def _pickler_class(place: Place, gone: set[str]) -> Any:
                 return kind, (value.__name__, value.__supertype__)
             elif kind in TYPE_PARAMETERS and not _has_home(value):
                 return kind, (value.__name__,)
+            elif kind is TYPE_ALIAS and not _has_home(value):
+                return _alias, (value.__name__, value.__value__, value.__type_params__)
             elif kind in (WeakKeyDictionary, WeakValueDictionary):
                 return kind, (), None, None, iter(list(value.items()))
             elif issubclass(kind, BaseException) and kind.__reduce__ is BaseException.__reduce__:
@@ -280,10 +282,20 @@ def _pickler_class(place: Place, gone: set[str]) -> Any:
                 reduced = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
                 # A name of the script is found by nobody who does not have the script's names yet.
                 return (object.__new__, (kind,), vars(value)) if isinstance(reduced, str) else reduced
+            elif self._is_named(value):
+                raise TypeError("of its own it is only a name of the script")
             reduced = super().reducer_override(value)
             if isinstance(reduced, tuple) and reduced[0] is cloudpickle._make_skeleton_class:
                 return _class, reduced[:2], *reduced[2:]
             return reduced
+
+        def _is_named(self, value: Any) -> bool:
+            """Whether it would be looked up in the script, which has no names yet. Classes and functions are not."""
+            if getattr(value, "__module__", None) != MAIN or isinstance(value, type | FunctionType):
+                return False
+            kind: Any = type(value)
+            is_own = kind.__module__ == MAIN or kind in self.dispatch_table
+            return not is_own and isinstance(value.__reduce_ex__(pickle.HIGHEST_PROTOCOL), str)
 
         def _function(self, value: FunctionType) -> Any:
             cells = value.__closure__ or ()
@@ -325,6 +337,7 @@ FUNCTION_FIELDS: Final = (
 MAIN: Final = "__main__"
 
 TYPE_PARAMETERS: Final = typing.ParamSpec, typing.TypeVarTuple
+TYPE_ALIAS: Final[Any] = getattr(typing, "TypeAliasType", None)  # from Python 3.12
 
 
 def _has_home(value: Any) -> bool:
@@ -349,6 +362,10 @@ def _class(make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
     finally:
         for kind, name, hook in ran:
             type.__setattr__(kind, name, hook)
+
+
+def _alias(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
+    return TYPE_ALIAS(name, value, type_params=parameters)
 
 
 def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
