@@ -45,22 +45,24 @@ def install(calls: HostCalls, name: str) -> None:
         for content in wheels:
             unpack_wheel(content, folder)
         _make_read_only(folder)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as exc:
+    except BaseException as exc:
+        why = _why_not_unpacked(exc)  # which looks at the disk while the files are there
         shutil.rmtree(folder)
-        raise not_installed(name, f"a wheel cannot be unpacked: {exc}") from None
-    except OSError as exc:
-        why = (
-            f"its files do not fit; the run's limit {full_limit()} is used up"
-            if exc.errno == errno.ENOSPC
-            else str(exc)
-        )
-        shutil.rmtree(folder)
+        if not why:
+            raise
         raise not_installed(name, why) from None
-    except BaseException:
-        shutil.rmtree(folder)
-        raise
     sys.path.append(folder)
     importlib.invalidate_caches()
+
+
+def _why_not_unpacked(error: BaseException) -> str:
+    """Return why wheels are not installed; "" when that is not about them."""
+    if isinstance(error, zipfile.BadZipFile | zlib.error | EOFError | NotImplementedError | RuntimeError | ValueError):
+        return f"a wheel cannot be unpacked: {error}"
+    if isinstance(error, OSError):
+        is_full = error.errno == errno.ENOSPC
+        return f"its files do not fit; the run's limit {full_limit()} is used up" if is_full else str(error)
+    return ""
 
 
 def _received(name: str) -> Steps[list[bytes]]:
