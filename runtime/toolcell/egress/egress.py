@@ -146,13 +146,8 @@ class Egress:
             if not (equals and colon and names):
                 form = "HOST=HEADER: TEXT WITH {NAME}"
                 raise UsageError(f"a secret is written {form!r}, and NAME is a variable; not {text!r:.100}")
-            same = [host.strip() == each.strip() for each in allow]
-            found = [
-                rule
-                for rule, is_same in zip(rules, same, strict=True)
-                if is_same or host.strip() in (rule.host, rule.name)
-            ]
-            if not found:
+            given = zip(rules, allow, strict=True)
+            if not (found := [rule for rule, own in given if host.strip() in (own.strip(), rule.host, rule.name)]):
                 raise UsageError(f"secret {text!r:.100}: no rule is about {host.strip()!r}")
             for each in names:
                 if not os.environ.get(each):
