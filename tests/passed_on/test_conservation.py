@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -130,9 +129,9 @@ async def test_a_run_is_accounted_for_however_it_ends(ending: str, office: Offic
             result = await end(runtime)
 
     with anyio.move_on_after(10):  # threads that tests before this one have left open and close some of their own
-        while Counter(descriptors()) - Counter(before):
+        while descriptors() != before:
             await anyio.sleep(0.1)
-    assert not Counter(descriptors()) - Counter(before)
+    assert descriptors() == before
     assert own_children() == []
     (record,) = recorded(tmp_path)
     made = len(office.made)
