@@ -13,6 +13,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
+from traitlets.config import Config
 
 from toolcell import ExecutionResult, Outcome, OutputFile, SyncRuntime, ToolCallRecord, ToolRegistry
 from toolcell.results import ErrorInfo, LogEntry, Logs
@@ -27,11 +28,10 @@ HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\u202e\x1b[31m"
 
 @pytest.fixture
 def shell() -> Iterator[InteractiveShell]:
-    shell = InteractiveShell()
+    shell = InteractiveShell(config=Config(HistoryManager={"enabled": False}))
     shell.run_line_magic("load_ext", "toolcell.integrations.ipython")
     yield shell
     shell.run_line_magic("unload_ext", "toolcell.integrations.ipython")
-    shell.history_manager.end_session()
 
 
 def run(shell: InteractiveShell, line: str, cell: str) -> ExecutionResult:
@@ -180,7 +180,7 @@ class TestCells:
 
     def test_unloading_ends_the_sandbox(self) -> None:
         before = set(psutil.Process().children(recursive=True))
-        shell = InteractiveShell()
+        shell = InteractiveShell(config=Config(HistoryManager={"enabled": False}))
         shell.run_line_magic("load_ext", "toolcell.integrations.ipython")
         run(shell, "", "1")
         assert set(psutil.Process().children(recursive=True)) - before

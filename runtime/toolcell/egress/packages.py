@@ -45,9 +45,6 @@ MAX_BYTES: Final = 64 * MIB
 MAX_NAME: Final = 200
 """Characters of a requirement."""
 
-_UNREACHED: Final = re.compile(r"connection broken by [^\n]*?: ([A-Z]+ https?://[^\n]*?)(?:\\n|'\))")
-"""In what pip says when it could not read from an index."""
-
 _PYTHON: Final = re.compile(r"3\.\d{1,2}\.\d{1,3}")
 
 MAX_INSTALLED: Final = 2000
@@ -242,8 +239,8 @@ async def find_wheels(
     async with own:
         result = await own.execute_code(script, inputs=inputs)
     if result.error is not None:
-        if unreached := _UNREACHED.search(result.logs.text):
-            raise ToolError(f"the index cannot be reached: {unreached[1]}"[:1000], code=PROTOCOL)
+        if result.calls and (failed := result.calls[-1]).status == "error":  # pip asks the index, and nothing else
+            raise ToolError(f"the index cannot be reached: {failed.message}"[:1000], code=PROTOCOL)
         lines = [line.removeprefix("ERROR: ") for line in result.logs.text.splitlines() if line.startswith("ERROR: ")]
         reason = ("; ".join(lines) or f"{result.outcome}: {result.error.message}")[:1000]
         raise ToolError(f"{reason}. {ONLY_PURE}" if NOT_FOUND in reason else reason, code=PROTOCOL)
