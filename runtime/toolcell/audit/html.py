@@ -11,7 +11,7 @@ import base64
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +23,8 @@ from toolcell.support.text import for_terminal
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+    from toolcell_bridge.wire.tables import AnyTable
 
 TRUST_TEXTS: Final = {
     VERIFIED: ("good", "A valid signature covers all records of this run."),
@@ -159,9 +161,11 @@ def shown_redaction(each: Mapping[str, Any]) -> str:
     return f"{time_of(each['at_ns'])} {each['by']} removed {parts} of record {each['seq']}{reason}"
 
 
-def shown_text(value: Any) -> str:
-    """Return a text as it is, anything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False, indent=1)
+def shown_text(value: Any, tables: Callable[[AnyTable], Any] = lambda table: str(table).split("\n")) -> str:
+    """Return a text as it is, anything else as JSON. `tables`: what is in it of an array or a table, else its lines."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(jsonable(value, tables=tables), ensure_ascii=False, indent=1)
 
 
 def end_ns(run: RecordedRun) -> int:

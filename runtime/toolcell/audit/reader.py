@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +30,7 @@ from toolcell.audit.records import Record
 from toolcell.config import package_name
 from toolcell.errors import AuditError
 from toolcell.support.packing import Unrecordable, text_digest, value_digest
-from toolcell_bridge.wire.tables import Array, Table
+from toolcell_bridge.wire.tables import AnyTable, Array, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,19 +357,19 @@ MAX_DEPTH: Final = 100
 """What is nested deeper is not shown: JSON encoders, and readers of JSON, have a limit of their own."""
 
 
-def jsonable(value: Any, depth: int = 0) -> Any:
-    """Convert recorded data to what JSON can hold."""
+def jsonable(value: Any, depth: int = 0, *, tables: Callable[[AnyTable], Any] = str) -> Any:
+    """Convert recorded data to what JSON can hold. `tables`: what is written of an array or a table."""
     match value:
         case Mapping() | list() | tuple() if depth >= MAX_DEPTH:
             return {"unrecordable": type(value).__name__, "text": f"nested deeper than {MAX_DEPTH}"}
         case Mapping():
-            return {str(key): jsonable(item, depth + 1) for key, item in value.items()}
+            return {str(key): jsonable(item, depth + 1, tables=tables) for key, item in value.items()}
         case list() | tuple():
-            return [jsonable(item, depth + 1) for item in value]
+            return [jsonable(item, depth + 1, tables=tables) for item in value]
         case bytes():
             return {"base64": base64.b64encode(value).decode("ascii")}
         case Array() | Table():
-            return {"table": str(value), "sha256": value_digest(value)}
+            return {"table": jsonable(tables(value), depth + 1), "sha256": value_digest(value)}
         case Unrecordable(kind, text):
             return {"unrecordable": kind, "text": text}
         case float() if value != value or value in (float("inf"), float("-inf")):

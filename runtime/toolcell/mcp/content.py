@@ -32,10 +32,10 @@ from toolcell.support import (
     json_size,
     json_text,
     left_out,
-    table_facts,
+    table_with_rows,
 )
 from toolcell.tools import Approve, Reject, bytes_in, code_result, mentions_bytes, without_bytes
-from toolcell_bridge import picture_type, to_plain
+from toolcell_bridge import picture_type
 
 VALUE_BYTES = 1 << 20
 """Most bytes of a value in an answer. A model reads the text beside it, which is shorter."""
@@ -147,7 +147,7 @@ def _fits(value: Any) -> bool:
 def _with_rows(value: Any) -> Any:
     match value:
         case Array() | Table():
-            return {**table_facts(value), "values" if isinstance(value, Array) else "rows": to_plain(value.plain())}
+            return table_with_rows(value)
         case dict():
             return {key: _with_rows(each) for key, each in value.items()}
         case list():

@@ -13,16 +13,16 @@ __all__ = [
     "is_locked", "is_loopback", "is_small", "json_size", "json_start", "json_text", "keywords_known",
     "keywords_of", "lazy_names", "left_out", "listening", "lock", "logger_of", "make_private_folder",
     "one_line", "parse_time", "quiet_from_here", "quiet_loggers", "read_regular_file", "shown_findings",
-    "suggestion", "table_facts", "url_of", "wait_for", "with_line", "write_file", "write_named",
+    "suggestion", "table_text", "table_with_rows", "url_of", "wait_for", "with_line", "write_file", "write_named",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from toolcell.support import daemon_threads
-    from toolcell.support.about_tables import table_facts
+    from toolcell.support.about_tables import table_with_rows
     from toolcell.support.asgi import HttpServer, allow_connections, bracketed, is_loopback, listening, url_of
     from toolcell.support.atomic import write_file, write_named
     from toolcell.support.blocking import wait_for
-    from toolcell.support.call_text import MAX_ARGS, MAX_ASKED_CHARS, arguments_text
+    from toolcell.support.call_text import MAX_ARGS, MAX_ASKED_CHARS, arguments_text, table_text
     from toolcell.support.change_event import ChangeEvent
     from toolcell.support.copies import changed
     from toolcell.support.exact_json import (
@@ -67,11 +67,11 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "toolcell.support.about_tables": "table_facts",
+            "toolcell.support.about_tables": "table_with_rows",
             "toolcell.support.asgi": "HttpServer allow_connections bracketed is_loopback listening url_of",
             "toolcell.support.atomic": "write_file write_named",
             "toolcell.support.blocking": "wait_for",
-            "toolcell.support.call_text": "MAX_ARGS MAX_ASKED_CHARS arguments_text",
+            "toolcell.support.call_text": "MAX_ARGS MAX_ASKED_CHARS arguments_text table_text",
             "toolcell.support.change_event": "ChangeEvent",
             "toolcell.support.copies": "changed",
             "toolcell.support.exact_json": (

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
+from toolcell_bridge import to_plain
 from toolcell_bridge.wire.tables import AnyTable, Array, Table
 
 MOST_TYPES: Final = 100
@@ -21,6 +22,11 @@ def table_facts(table: AnyTable) -> dict[str, Any]:
         return facts | {"dtype": table.dtype}
     named = islice(table.named_columns().items(), MOST_TYPES)
     return facts | {"dtypes": {name[:MOST_TYPES]: column.dtype for name, column in named}}
+
+
+def table_with_rows(table: AnyTable) -> dict[str, Any]:
+    """Return the same with all values of an array, or all rows of a table, as plain data."""
+    return {**table_facts(table), "values" if isinstance(table, Array) else "rows": to_plain(table.plain())}
 
 
 def tables_text(value: Any) -> str:

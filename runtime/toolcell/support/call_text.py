@@ -66,6 +66,11 @@ def arguments_text(
     return ArgumentsText(tuple(parts), is_whole)
 
 
+def table_text(table: AnyTable, max_chars: int) -> str:
+    """Return every cell of an array or a table as one line: all of it, or more than so many characters, and a mark."""
+    return _value_text(table, _NO_RESULTS, max_chars)[0]
+
+
 def call_text(tool: str, args: Mapping[str, Any], results: Mapping[str, str] = _NO_RESULTS) -> str:
     """Return a call as one line."""
     return f"{as_one_line(tool)}({arguments_text(args, results=results)})"

@@ -10,6 +10,7 @@ from toolcell.service.viewer.downloads import as_download, as_image
 from toolcell.service.viewer.run_view import given_file, on_page, part_of
 from toolcell.service.viewer.site import PageMissing, Visit, page
 from toolcell.service.viewer.visitors import EXECUTE, READ
+from toolcell.support import daemon_threads
 
 
 async def load(visit: Visit) -> tuple[RunSummary, RecordedRun, list[dict[str, object]]]:
@@ -65,7 +66,7 @@ async def calls(visit: Visit) -> Response:
 async def part(visit: Visit) -> Response:
     """Return a part of a run as a file."""
     _, run, _ = await load(visit)
-    found = part_of(run, visit.request.path_params["part"])
+    found = await daemon_threads.run_sync(part_of, run, visit.request.path_params["part"])  # it may be long
     if found is None:
         raise PageMissing("the record has nothing of this kind")
     return as_download(*found)

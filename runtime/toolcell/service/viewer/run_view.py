@@ -23,6 +23,7 @@ from toolcell.audit import (
 )
 from toolcell.service.viewer.downloads import image_kind
 from toolcell.service.viewer.rendering import count, seconds, size
+from toolcell.support import table_with_rows
 
 CALLS_PER_PAGE: Final = 100
 MAX_LINES: Final = 3000
@@ -139,13 +140,13 @@ def part_of(run: RecordedRun, part: str) -> tuple[str, bytes] | None:
     if name == "script" and run.source is not None:
         return "script.py", _encoded(run.source)
     if name == "result" and run.end.get("has_value"):
-        return "result.json", _encoded(shown_text(run.end["value"]))
+        return "result.json", _encoded(_whole(run.end["value"]))
     if name == "output":
         return "output.txt", _encoded("".join(str(text) for _, text in run.end.get("logs") or ()))
     if name in ("arguments", "answer") and number.isdecimal():
         call = next((call for call in run.calls if str(call.number) == number), None)
         if call is not None:
-            return f"{part}.json", _encoded(shown_text(call.args if name == "arguments" else call.value))
+            return f"{part}.json", _encoded(_whole(call.args if name == "arguments" else call.value))
     return None
 
 
@@ -160,6 +161,10 @@ def given_file(run: RecordedRun, number: int) -> tuple[str, bytes] | None:
 def _call(call: RecordedCall, shown: ShownCall) -> CallOnPage:
     took = seconds(call.duration_s) if call.is_finished else ""
     return CallOnPage(call.number, call.tool, status=call.status, line=call.line, took=took, shown=shown)
+
+
+def _whole(value: Any) -> str:
+    return shown_text(value, table_with_rows)
 
 
 def _content(value: object) -> bytes | None:

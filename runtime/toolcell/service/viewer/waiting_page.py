@@ -19,8 +19,8 @@ from toolcell.service.viewer.rendering import MAX_TEXT_CHARS
 from toolcell.service.viewer.service_host import host_of
 from toolcell.service.viewer.site import PageMissing, Visit, form, page
 from toolcell.service.viewer.visitors import APPROVE, READ
-from toolcell.support import arguments_text, daemon_threads
-from toolcell.tools import Approve
+from toolcell.support import arguments_text, daemon_threads, table_text
+from toolcell.tools import Approve, without_bytes
 
 CHANGED = "what waits is no longer what this page showed; look at it again"
 
@@ -66,8 +66,11 @@ async def _user_of(visit: Visit, run_id: str) -> str:
 
 
 def _arguments_shown(args: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return arguments as text, and whether that is all of them. Too long to be read here: each is cut by itself."""
-    text = shown_text(args)
+    """Return arguments as text, with every cell of tables, and whether that is all of them.
+
+    Too long to be read here: each is cut by itself.
+    """
+    text = shown_text(args, lambda table: table_text(table, MAX_TEXT_CHARS))
     return (text, True) if len(text) <= MAX_TEXT_CHARS else ("\n".join(arguments_text(args).parts), False)
 
 
@@ -124,12 +127,28 @@ def _decision(call: PendingCall, number: int, visit: Visit) -> ResumeDecision:
 
 
 def _arguments(text: str, call: PendingCall) -> dict[str, Any]:
+    """Return what the form has in place of the arguments. Those that were not changed stay what they are: JSON has
+    no tables, bytes and infinities.
+
+    Raises:
+        UsageError: it is not JSON, or changes what stands there for bytes or a table.
+    """
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as exc:
         raise UsageError(f"the arguments of {call.tool} are not JSON: {exc}") from exc
     if not isinstance(found, dict):
         raise UsageError(f"the arguments of {call.tool} must be an object, such as {{}}")
+    before = json.loads(_arguments_shown(call.args)[0])
+    for name in found.keys() & before.keys():
+        given = call.args[name]
+        if json.dumps(found[name]) == json.dumps(before[name]):
+            found[name] = given
+        elif without_bytes(given) is not given:
+            raise UsageError(
+                f"{name} of {call.tool} holds bytes, an array or a table, which cannot be changed here: leave it as it "
+                "is, or decide in a program, with Runtime.resume"
+            )
     return found
 
 
