@@ -130,6 +130,39 @@ async def test_a_repair_sends_nothing_twice() -> None:
     assert site.paths == ["/a", "/d"]
 
 
+async def test_a_repair_reads_no_parts_of_another_answer() -> None:
+    read = """
+def fetch(name):
+    answer = send(site + name)
+    parts = [answer["body"]]
+    while parts[-1]:
+        parts.append(call_tool("http_read", rest=answer["rest"], size=262144))
+    return "".join({*b"".join(parts).decode()})
+"""
+    async with opened() as (site, runtime):
+        site.pages.update({f"/long-{name}": page(name * 700_000) for name in "ab"})
+        failed = await run(runtime, site, f"{read}fetch('long-a'); 1 / 0")
+        mended = await run(runtime, site, f"{read}set_result([fetch('long-b'), fetch('long-a')])", repairs=failed)
+
+    assert mended.value == ["b", "a"], mended.error
+    assert site.paths == ["/long-a", "/long-b"]
+
+
+@pytest.mark.filterwarnings("ignore:Async generator 'httpcore:ResourceWarning")  # trio's, of a body that is dropped
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_commit_leaves_no_connection_open() -> None:
+    async with opened() as (site, runtime):
+        site.pages["/long"] = page("x" * 7_000_000)
+        draft = await run(runtime, site, "send(site + 'long', 'POST')", dry_run=True)
+        result = await runtime.commit(draft)
+        assert runtime.runs.requests is not None
+        pool: Any = vars(runtime.runs.requests)["_pool"]
+        open_connections = [each for each in pool.connections if not each.is_idle()]
+
+    assert [row.status for row in result.effects] == ["made"]
+    assert open_connections == []
+
+
 async def test_a_repair_sends_a_read_again_that_has_failed() -> None:
     async with opened() as (site, runtime):
         site.pages["/late"] = b"no HTTP at all\r\n\r\n"

@@ -238,9 +238,13 @@ async def test_the_log_has_each_wheel_and_a_replay_needs_no_index(wheels: list[P
     }
 
 
+@pytest.mark.filterwarnings("ignore:Async generator 'httpcore:ResourceWarning")  # trio's, of a body that is dropped
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.isolation
 @pytest.mark.anyio
-async def test_a_draft_installs_and_its_commit_does_not_install_again(wheels: list[Path]) -> None:
+async def test_a_draft_installs_and_its_commit_installs_only_to_recheck_that(
+    wheels: list[Path], tmp_path: Path
+) -> None:
     registry, sent = ToolRegistry(), list[int]()
 
     @registry.tool
@@ -249,14 +253,43 @@ async def test_a_draft_installs_and_its_commit_does_not_install_again(wheels: li
         sent.append(value)
 
     script = "install_package('humanize')\nimport humanize\ntools.send(humanize.twice())\nset_result(humanize.VERSION)"
-    async with opened(wheels, "humanize", registry=registry) as (site, runtime):
-        draft = await runtime.execute_code(script, dry_run=True)
+    other = tmp_path / "other"
+    other.mkdir()
+    long = make_wheel(other, "tiny_pkg", "1.5", {"tiny_pkg/__init__.py": "VALUE = 8", "tiny_pkg/long": "x" * 600_000})
+    async with opened([wheels[2], long], "humanize", registry=registry) as (site, runtime):
+        first, second, third = [await runtime.execute_code(script, dry_run=True) for _ in range(3)]
         before = len(site.requests)
-        await runtime.commit(draft)
+        await runtime.commit(first)
+        after = len(site.requests)
+        await runtime.commit(second, recheck=True)
+        site.pages["/simple/tiny-pkg/"] = page("")
+        with pytest.raises(UsageError, match="install_package has another result now"):
+            await runtime.commit(third, recheck=True)
 
-    assert draft.value == 4
-    assert sent == [14]
-    assert len(site.requests) == before
+    assert first.value == 4
+    assert sent == [16, 16]
+    assert after == before
+
+
+@pytest.mark.isolation
+@pytest.mark.anyio
+async def test_a_repair_takes_over_what_was_installed_and_mixes_it_with_nothing_new(wheels: list[Path]) -> None:
+    async with opened(wheels, "humanize", "tiny-pkg") as (site, runtime):
+        failed = await runtime.execute_code("install_package('tiny-pkg')\nimport tiny_pkg\n1 / 0")
+        before = len(site.requests)
+        same = await runtime.execute_code(
+            "install_package('tiny-pkg')\nimport tiny_pkg\nset_result(tiny_pkg.VALUE)", repairs=failed
+        )
+        after = len(site.requests)
+        other = await runtime.execute_code(
+            "install_package('humanize<4')\nimport humanize\ninstall_package('tiny-pkg')\nimport tiny_pkg\n"
+            "set_result([humanize.VERSION, tiny_pkg.VALUE])",
+            repairs=failed,
+        )
+
+    assert same.value == 7, same.error
+    assert after == before
+    assert other.value == [3, 7], other.error
 
 
 @pytest.mark.isolation

@@ -12,7 +12,8 @@ HTTP_UPLOAD: Final = "http_upload"
 """Appends a part to a body that the host keeps for a request: upload, data. Returns the name of the upload."""
 
 HTTP_READ: Final = "http_read"
-"""Returns the next part of the rest of a body: rest, size. b"" at its end; size 0 drops it."""
+"""Returns the next part of the rest of a body: rest, size. b"" at its end; size 0 drops it. Of a wheel it returns the
+part from `start`, and drops the wheel with its last part."""
 
 INSTALL_PACKAGE: Final = "install_package"
 """Finds the wheels of a package and its dependencies: package, installed. Returns `wheels`, each with name, version,

@@ -20,6 +20,7 @@ from toolcell.tools.run_state import Lineage
 from toolcell.tools.spec import RegisteredTool
 from toolcell.tools.validation import arguments_of
 from toolcell_bridge.guest.values import to_plain
+from toolcell_bridge.wire.requests import HTTP_READ
 
 
 def approved_ids(draft: Draft, approve: Approved, digest: str = "") -> set[str]:
@@ -171,7 +172,8 @@ def _are_planned(call: Call, planned: Call, tool: RegisteredTool) -> bool:
 async def again(call: Call, args: Any, call_id: str, run: RunContext, dry_run: Any) -> ToolResult:
     """Make a call of a dry run again, for the same user and under the same rules, with `args` and in another run."""
     lineage = Lineage(call.run.scope.lineage.origins)
-    context = call.run.within(made=run.scope.made, work=None, parent_call_id=None, lineage=lineage).child(
+    scope = {"made": run.scope.made, "requests": None, "work": None, "parent_call_id": None, "lineage": lineage}
+    context = call.run.within(**scope).child(
         run_id=run.run_id,
         observer=run.observer,
         events=run.events,
@@ -185,10 +187,13 @@ async def again(call: Call, args: Any, call_id: str, run: RunContext, dry_run: A
 async def changed_read(draft: Draft, run: RunContext) -> str:
     """Make the reads of a draft again, and return which one has another result now; empty when none has.
 
-    What a tool that reads calls below it may write, so these calls are collected again, and dropped.
+    What a tool that reads calls below it may write, so these calls are collected again, and dropped. Parts of an answer
+    are not asked for again: an answer that has some counts as changed, unless its name says what they are.
     """
     last = dict[str, tuple[Call, str]]()
     for call, answer in draft.reads:
+        if call.name == HTTP_READ:
+            continue
         last[await digest_of_call(call.name, arguments_of(call))] = call, answer
     for number, (call, answer) in enumerate(last.values(), 1):
         if answer_digest(await again(call, call.raw_args, f"recheck-{number}", run, Draft())) != answer:

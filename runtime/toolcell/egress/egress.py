@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeGuard
 
 import anyio
 
@@ -20,7 +20,7 @@ from toolcell.egress.answers import AnswerBody, Inflater, inflater_for
 from toolcell.egress.connector import GuardedBackend, httpcore, tls_context
 from toolcell.egress.echoes import Echoes
 from toolcell.egress.failures import CERTIFICATE, CONNECT, LIMIT, PROTOCOL, REFUSED, TIMEOUT, refused
-from toolcell.egress.packages import PackageIndex, body_of, described, find_wheels, prepare_pip, python_of, versions_of
+from toolcell.egress.packages import PackageIndex, described, find_wheels, prepare_pip, python_of, versions_of
 from toolcell.egress.request import (
     HttpRequest,
     check_override,
@@ -81,7 +81,7 @@ _HTTP_SCHEMA: Final = {
 }
 _READ_SCHEMA: Final = {
     "type": "object",
-    "properties": {"rest": {"type": "string"}, "size": {"type": "integer"}},
+    "properties": {"rest": {"type": "string"}, "size": {"type": "integer"}, "start": {"type": "integer"}},
     "required": ["rest", "size"],
 }
 _INSTALL_SCHEMA: Final = {
@@ -253,7 +253,9 @@ class RunRequests:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._requests = self._bytes = self._count = 0
+        self._id = os.urandom(4).hex()
         self.rests: dict[str, AnswerBody] = {}
+        self.wheels: dict[str, bytes] = {}
 
     def count_request(self) -> None:
         """Count a request that is about to be sent.
@@ -283,18 +285,33 @@ class RunRequests:
         return max(0, self._limits.egress_bytes - self._bytes)
 
     async def keep(self, body: AnswerBody) -> str:
-        """Keep the rest of an answer; return its name."""
+        """Keep the rest of an answer; return its name, which no other run gives: a repair gets answers of two runs."""
         if len(self.rests) >= MAX_RESTS:
             oldest = next(iter(self.rests))
             await self.rests.pop(oldest).aclose()
         self._count += 1
-        name = f"answer-{self._count}"
+        name = f"answer-{self._id}-{self._count}"
         self.rests[name] = body
         return name
 
+    def keep_wheel(self, content: bytes, digest: str) -> str:
+        """Keep a wheel until it is read; return its name, by which other runs have the same content."""
+        name = digest
+        while name in self.wheels:  # another thread of the script reads it
+            name += "+"
+        self.wheels[name] = content
+        return name
+
+    def part_of_wheel(self, name: str, start: int, size: int) -> bytes:
+        """Return a part of a wheel. It is dropped with its last."""
+        content = self.wheels[name]
+        if start + size >= len(content):
+            del self.wheels[name]
+        return content[start : start + size]
+
     async def aclose(self) -> None:
         """Drop what is left."""
-        rests, self.rests = self.rests, {}
+        rests, self.rests, self.wheels = self.rests, {}, {}
         for body in rests.values():
             await body.aclose()
 
@@ -573,20 +590,20 @@ class RequestTools:
         )
         run.count_bytes(sum(wheel.size for wheel in wheels))
         facts = [described(wheel) for wheel in wheels]
-        return {
-            "wheels": [
-                {**fact, "rest": await run.keep(body_of(wheel))} for fact, wheel in zip(facts, wheels, strict=True)
-            ]
-        }
+        for fact, wheel in zip(facts, wheels, strict=True):
+            fact["rest"] = run.keep_wheel(wheel.data or b"", fact["sha256"])
+        return {"wheels": facts}
 
     # Reading on
 
     async def _read(self, context: ToolContext) -> bytes:
         args = context.call.args
-        name, size = args.get("rest"), args.get("size")
-        if not isinstance(name, str) or type(size) is not int or size < 0:
+        name, size, start = args.get("rest"), args.get("size"), args.get("start", 0)
+        if not isinstance(name, str) or not _is_count(size) or not _is_count(start):
             raise ToolError("http_read takes the name of a rest, and a size from 0", code="invalid_arguments")
         run = self._of_run(context.call.run)
+        if name in run.wheels:
+            return run.part_of_wheel(name, start, min(size, PART_BYTES))
         body = run.rests.get(name)
         if body is None:
             raise ToolError(
@@ -630,6 +647,10 @@ class RequestTools:
 def labels(given: str | Sequence[str]) -> frozenset[str]:
     """Return labels of which one may be written as a text."""
     return frozenset((given,) if isinstance(given, str) else given)
+
+
+def _is_count(given: object) -> TypeGuard[int]:
+    return type(given) is int and given >= 0
 
 
 def _collected(**request: Any) -> dict[str, Any]:

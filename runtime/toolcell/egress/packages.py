@@ -1,7 +1,7 @@
 """`PackageIndex`: which packages scripts may install, and the tool that finds their wheels.
 
 pip looks for them in a sandbox of its own, which can send requests to the index and to nothing else. The host takes the
-wheels as bytes: it neither unpacks nor imports them. A script reads them as it reads the rest of an answer.
+wheels as bytes: it neither unpacks nor imports them. A script reads them part by part.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from packaging.version import InvalidVersion, Version
 
 from toolcell.config import MIB, Limits, Policy, PoolConfig, Profile, names_of
 from toolcell.egress import resolver_guest
-from toolcell.egress.answers import AnswerBody
-from toolcell.egress.echoes import Echoes
 from toolcell.egress.failures import LIMIT, PROTOCOL, refused
 from toolcell.egress.rules import Allow
 from toolcell.egress.urls import parse_url
@@ -156,35 +154,6 @@ def described(wheel: OutputFile) -> dict[str, Any]:
     if not any(tag.abi == "none" and tag.platform == "any" for tag in tags):
         raise ToolError(f"{file!r:.100} is not a wheel of pure Python. {ONLY_PURE}", code=PROTOCOL)
     return {"name": name, "version": str(version), "file": file, "sha256": wheel.sha256, "size": wheel.size}
-
-
-def body_of(wheel: OutputFile) -> AnswerBody:
-    """Return a wheel as the rest of an answer."""
-    return AnswerBody(_Once(wheel.data or b""), _nothing, count=_uncounted, echoes=Echoes({}), inflater=None)
-
-
-class _Once:
-    """Yields one piece. No generator: trio warns of those that are not read to their end."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def __aiter__(self) -> _Once:
-        return self
-
-    async def __anext__(self) -> bytes:
-        content, self._content = self._content, b""
-        if not content:
-            raise StopAsyncIteration
-        return content
-
-
-async def _nothing() -> None:
-    pass
-
-
-def _uncounted(_count: int) -> None:
-    pass
 
 
 class IndexRules(Protocol):

@@ -72,10 +72,10 @@ def _received(name: str) -> Steps[list[bytes]]:
     answer: dict[str, Any] = yield HostCall(INSTALL_PACKAGE, asked)
     wheels = []
     for wheel in answer["wheels"]:
-        parts: list[bytes] = []
-        while sum(map(len, parts)) < wheel["size"]:
-            parts.append((yield HostCall(HTTP_READ, {"rest": wheel["rest"], "size": PART_BYTES})))
-        wheels.append(b"".join(parts))
+        content = bytearray()
+        while (start := len(content)) < wheel["size"]:
+            content += yield HostCall(HTTP_READ, {"rest": wheel["rest"], "size": PART_BYTES, "start": start})
+        wheels.append(bytes(content))
     return wheels
 
 
