@@ -480,6 +480,15 @@ async def test_half_a_secret_at_the_cut_end_of_a_body_is_removed() -> None:
         assert b"s3cr" not in response.content
 
 
+async def test_where_a_body_is_cut_does_not_tell_a_secret() -> None:
+    async def length(text: str) -> int:
+        send = httpx.MockTransport(lambda request: httpx.Response(200, text=text + "and more"))
+        response = await Fetcher(keyed(max_body_bytes=len(text)), transport=send).fetch("http://site.test/")
+        return len(response.content)
+
+    assert await length("a line\n" + SECRET[:7]) == await length("a line\n" + "?" * 7)
+
+
 def echoing(request: httpx.Request) -> httpx.Response:
     return httpx.Response(200, text=f"you sent {request.headers['authorization']} {SECRET}")
 

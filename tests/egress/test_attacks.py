@@ -15,6 +15,7 @@ from builtin.webkit import Names, Site, page, redirect, serve
 from egress.doors import TOKEN, code_of, door
 from toolcell import Limits, UsageError
 from toolcell.egress import Allow, Egress
+from toolcell.egress.echoes import Echoes, forms
 from toolcell.egress.request import PIECE_BYTES
 from toolcell.tools import MODEL, PLAN
 
@@ -372,6 +373,26 @@ async def test_a_secret_in_pieces_is_taken_out() -> None:
     assert body == b"<{TOKEN}>" + RAW[:5]
 
 
+@pytest.mark.parametrize("guess", [RAW[:9], RAW[:1], RAW.hex().encode()[:12], quote(TOKEN).encode()[:-2]])
+async def test_what_waits_for_the_rest_of_a_secret_does_not_tell_it(guess: bytes) -> None:
+    async def parts(said: bytes) -> list[int]:
+        async def drip(stream: ByteStream) -> None:
+            await stream.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            for piece in (b"a line\n", b"\n" + said, b"z" * 400, b""):
+                await stream.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+        async with serve({"/": drip}) as site, door(of(site), secrets={"TOKEN": TOKEN}) as run:
+            answer = (await run.send(site.url(host="127.0.0.1"))).value
+            found = [answer["body"]]
+            while (more := (await run.call("http_read", {"rest": answer["rest"], "size": 999})).files) and more[0].data:
+                found.append(more[0].data)
+        assert b"".join(found) == b"a line\n\n" + said + b"z" * 400
+        assert found[0] == b"a line\n"
+        return [*map(len, found)]
+
+    assert await parts(guess) == await parts(b"?" * len(guess))
+
+
 async def test_a_secret_in_headers_and_reason_is_taken_out() -> None:
     async with serve({}) as site:
         location = f"Location: https://evil.test/?t={quote(TOKEN, safe='')}"
@@ -552,6 +573,12 @@ async def test_sizes_and_rates_of_a_rule_are_kept() -> None:
 def test_a_rule_about_too_much_or_nothing_is_an_error_of_the_program(host: str) -> None:
     with pytest.raises(UsageError):
         Allow(host)
+
+
+@pytest.mark.parametrize("secret", [TOKEN, "/" * 20, "'" * 43, "<&" * 50])
+def test_no_form_of_a_secret_is_longer_than_what_waits_for_it(secret: str) -> None:
+    waits = Echoes({"TOKEN": secret}).held_back(b"?" * 5000)
+    assert max(map(len, forms(secret))) <= waits
 
 
 def test_a_rule_names_secrets_that_there_are() -> None:

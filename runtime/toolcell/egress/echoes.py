@@ -12,6 +12,15 @@ from urllib.parse import quote, quote_plus
 MIN_CODED: Final = 6
 """Characters of a base64 form that are looked for; fewer are in nearly every text."""
 
+LONGEST_FORM: Final = len("\\u002f")
+"""Bytes of one character."""
+
+MIN_REACH: Final = 256
+"""Bytes of a secret in its longest form, at least, for which the end of a piece waits."""
+
+_IN_FORMS: Final = bytes([0, *range(0x20, 0x7F)])
+"""What secrets and their forms consist of; a line break ends all of them."""
+
 
 class Echoes:
     """Finds the secrets of one `Egress`, and puts their placeholders in their place."""
@@ -19,6 +28,8 @@ class Echoes:
     def __init__(self, secrets: Mapping[str, str]) -> None:
         found = {form: f"{{{name}}}".encode() for name, value in secrets.items() for form in forms(value)}
         self._forms = sorted(found.items(), key=lambda each: len(each[0]), reverse=True)
+        longest = max(map(len, secrets.values()), default=0) * LONGEST_FORM
+        self._reach = max(MIN_REACH, 1 << longest.bit_length())  # which does not tell how long the secret is
 
     def __bool__(self) -> bool:
         return bool(self._forms)
@@ -35,14 +46,13 @@ class Echoes:
         return self.clean(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
     def held_back(self, data: bytes) -> int:
-        """Return how many bytes at the end may be the beginning of a secret."""
-        most = 0
-        for form, _ in self._forms:
-            for length in range(min(len(form) - 1, len(data)), most, -1):
-                if data.endswith(form[:length]):
-                    most = length
-                    break
-        return most
+        """Return how many bytes at the end have to wait for what follows: a secret may be among them both.
+
+        Bytes that could be in any secret decide, not those of these secrets: who sees what waits, and chooses what a
+        server sends, could guess a secret letter by letter.
+        """
+        tail = data[-self._reach :] if self._forms else b""
+        return len(tail) - len(tail.rstrip(_IN_FORMS))
 
 
 def forms(secret: str) -> Iterator[bytes]:
