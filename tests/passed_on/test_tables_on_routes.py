@@ -6,6 +6,7 @@ A row of the table is a driver of `passed_on.drivers`, a column a kind of array 
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import anyio
@@ -35,6 +36,9 @@ GIVEN: dict[str, Any] = {
             "n": pd.array([1, None, 3], dtype="Int64"),
             "when": pd.to_datetime(["2024-01-01", None, "2025-06-01"]).tz_localize("Europe/Berlin"),
             "kind": pd.Categorical(["b", "a", None], categories=["b", "a", "c"], ordered=True),
+            "price": [Decimal("1.10"), None, Decimal("-2.00")],
+            "month": pd.PeriodIndex(["2024-01", None, "2024-03"], freq="M"),
+            "bin": pd.cut([1.0, 5.0, 9.0], 2),
         }
     ),
     "levels": pd.DataFrame(
@@ -125,7 +129,7 @@ async def test_a_tool_takes_what_another_gave(route: str, office: Office, order:
     assert all(is_same(taken[kind], given) for kind, given in GIVEN.items())
     if route in READ:
         said = json.dumps(came.rows) + str(came.result)
-        assert "DataFrame, 3 rows x 4 columns" in said
+        assert "DataFrame, 3 rows x 7 columns" in said
         assert "array of float32, shape (2, 3)" in said
     else:
         found = [each for _, each in came.rows if isinstance(each, Array | Table)]

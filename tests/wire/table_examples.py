@@ -38,7 +38,11 @@ COLUMNS = [
     Column("plain", 3, form="object", detail=[1, ["a", {"b": None}], "c"]),
     Column("category", 3, numbers("b", 1, -1, 0), detail=(text("x", "y"), True)),
     Column("category", 3, numbers("i", 0, 0, 1), detail=(Column("int64", 2, numbers("q", 7, 9)), False)),
+    Column("category", 3, numbers("i", 0, -1, 1), form="enum", detail=(text("x", "y"), True)),
+    Column("decimal", 3, b"\1" + bytes(15) + b"\xff" * 16 + bytes(16), valid=b"\x03", detail=(38, 2)),
     text("a", "", "c", valid=b"\x05", form="str"),
+    text("2024-01", "x", "", form="period[M]"),
+    text("(0, 1]", "(", "x", form="interval[int64, right]"),
     WORDS,
 ]
 
@@ -52,6 +56,7 @@ TABLES: list[AnyTable] = [
     Table("pandas.DataFrame", 3, LEVELS, TWO_LEVELS, COLUMNS[:2]),
     Table("pandas.DataFrame", 3, COUNTED, Axis((text(),), (None,)), []),
     Table("pandas.Series", 3, LEVELS, Axis((text("v"),), (None,)), [COLUMNS[3]]),
+    Table("numpy.ndarray", 3, Axis(), LABELS, COLUMNS),
     Table("polars.DataFrame", 3, Axis(), LABELS, COLUMNS),
     Table("polars.Series", 3, Axis(), Axis((text("v"),), (None,)), [WORDS]),
     Table("pyarrow.Table", 3, Axis(), LABELS, COLUMNS),

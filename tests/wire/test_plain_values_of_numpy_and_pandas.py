@@ -38,7 +38,6 @@ CONVERTED: list[tuple[object, object]] = [
     (np.array([(1, 0.5)], dtype=[("a", "i4"), ("b", "f8")])[0], [1, 0.5]),
     # numpy arrays
     (np.array(3), 3),
-    (np.array([(1, 0.5)], dtype=[("a", "i4"), ("b", "f8")]), [[1, 0.5]]),
     # numpy in containers, and as keys
     ({"mean": np.float64(0.5), "n": np.int64(3)}, {"mean": 0.5, "n": 3}),
     ({np.int64(1): "a", np.str_("k"): "b"}, {"1": "a", "k": "b"}),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import date, time, timedelta
+from decimal import Decimal
 from itertools import accumulate, pairwise, product
 from typing import Any
 
@@ -25,7 +26,7 @@ from toolcell_bridge.wire.messages import CallTool, Hello, Progress, Result, Run
 from toolcell_bridge.wire.plain import packed_size
 from toolcell_bridge.wire.tables import AnyTable, Array, Axis, Table, from_bytes
 from wire.fuzz_tables import fuzz, parts_of
-from wire.table_examples import COLUMNS, COUNTED, TABLES, numbers, text
+from wire.table_examples import COLUMNS, COUNTED, TABLES, WORDS, numbers, text
 from wire.wire_strategies import HELLO, RUN
 
 
@@ -55,10 +56,11 @@ def test_values_of_each_kind_are_those_of_python() -> None:
     assert found[10][:2] == [timedelta(0), timedelta(milliseconds=1)]
     assert found[11][:2] == [date(1970, 1, 1), date(2022, 1, 8)]
     assert found[12][2] == time(23, 59, 59, 999999)
-    assert found[13:18] == [
-        [b"a", b"", b"bc"], [1, ["a", {"b": None}], "c"], ["y", None, "x"], [7, 7, 9], ["a", None, "c"],
+    assert found[13:20] == [
+        [b"a", b"", b"bc"], [1, ["a", {"b": None}], "c"], ["y", None, "x"], [7, 7, 9], ["x", None, "y"],
+        [Decimal("0.01"), Decimal("-0.01"), None], ["a", None, "c"],
     ]  # fmt: skip
-    assert COLUMNS[18].values(1, 3) == ["zwölf", "три"]
+    assert WORDS.values(1, 3) == ["zwölf", "три"]
 
 
 def test_rows_have_the_labels_of_the_index_unless_it_only_counts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from decimal import Decimal as D
 from typing import Any
 
 import pytest
@@ -55,7 +56,6 @@ def test_an_array_arrives_with_its_type_and_shape(array: Any) -> None:
 
 def test_other_bytes_and_units_become_the_nearest_ones() -> None:
     assert sent(np.arange(3, dtype=">i4")).native().tolist() == [0, 1, 2]
-    assert sent(np.array([0.5], dtype=np.longdouble)).native().dtype == "f8"
     assert sent(np.array([1], dtype="m8[h]")).native().tolist() == [dt.timedelta(hours=1)]
 
 
@@ -90,6 +90,18 @@ COLUMNS: dict[str, Any] = {
     "objects": np.array([[1], {"a": 2}, None], dtype=object),
     "old text": np.array(["a", None, "b"], dtype=object),
     "dates": [dt.date(2024, 1, 1)] * 3,
+    "text of objects": pd.Series(["a", None, "b"], dtype=object),
+    "decimals": [D("1.1"), None, D("-22.22")],
+    "long decimals": [D(10) ** 37, D(1), D(-1)],
+    "small decimals": [D(10) ** -38, None, D(0)],
+    "months": pd.PeriodIndex(["2024-01", None, "2024-03"], freq="M"),
+    "weeks": pd.period_range("2024-01", periods=3, freq="W-SUN"),
+    "quarters": pd.period_range("2024-01", periods=3, freq="2Q"),
+    "intervals": pd.arrays.IntervalArray.from_tuples([(0, 1), None, (1.5, 2)]),
+    "whole intervals": pd.interval_range(0, 3, closed="left"),
+    "days": pd.interval_range(pd.Timestamp("2024-01-01", tz="Europe/Berlin"), periods=3, closed="both"),
+    "hours": pd.interval_range(pd.Timedelta(0), periods=3, freq="90min"),
+    "bins": pd.cut([1, 5, 9], 3),
 }
 
 
@@ -114,6 +126,8 @@ FRAMES = {
     "mixed labels": pd.DataFrame({1: [1], "a": [2]}),
     "a description": pd.DataFrame({"a": [1.5, 2]}).describe(),
     "every other row": pd.DataFrame({"a": range(10)})[::-3],
+    "periods": pd.DataFrame({"a": [1, 2]}, index=pd.period_range("2024-01", periods=2, freq="M")),
+    "bins": pd.DataFrame({"a": [1, 5, 9]}).groupby(pd.cut([1, 5, 9], 2), observed=True).sum(),
     "no rows": pd.DataFrame({"a": []}),
     "no columns": pd.DataFrame(index=range(3)),
     "nothing": pd.DataFrame(),
@@ -136,9 +150,70 @@ def test_series_keep_their_names_and_counts_their_labels() -> None:
         pd.testing.assert_series_equal(sent(series).native(), series)
 
 
-def test_periods_and_intervals_are_text() -> None:
-    assert sent(pd.Series(pd.period_range("2024-01", periods=1, freq="M"))).plain() == ["2024-01"]
-    assert sent(pd.Series([pd.Interval(0, 1)])).plain() == ["(0, 1]"]
+def test_periods_and_intervals_are_text_elsewhere() -> None:
+    for series, text in (
+        (pd.Series(pd.period_range("2024-01", periods=1, freq="M"), name="v"), "2024-01"),
+        (pd.Series([pd.Interval(0, 1)], name="v"), "(0, 1]"),
+    ):
+        table = sent(series)
+        assert isinstance(table, Table)
+        assert table.plain() == table.to_polars().to_list() == table.to_arrow().to_pylist() == [text]
+        assert table.schema == {"v": str(series.dtype)}
+
+
+RECORDS = [
+    np.array([(1, 2.5), (3, np.nan)], dtype=[("x", "i4"), ("y", "f8")]),
+    np.array([("a", b"b", "2024-01-01", True)], dtype=[("x", "U1"), ("y", "S1"), ("z", "M8[s]"), ("w", "?")]),
+    np.zeros(0, dtype=[("x", "i4")]),
+]
+
+
+@pytest.mark.parametrize("records", RECORDS, ids=lambda records: f"{records.dtype}")
+def test_records_of_numpy_arrive_with_their_fields(records: Any) -> None:
+    table = sent(records)
+    again = table.native()
+    assert again.dtype == records.dtype
+    assert again.tolist() == records.tolist() or np.isnan(again["y"][1])
+    assert isinstance(table, Table)
+    pd.testing.assert_frame_equal(table.to_pandas(), pd.DataFrame(records), check_dtype=False)
+
+
+def frames_of_other_types() -> dict[str, tuple[Any, str]]:
+    """Return what has a type that is not kept, and what is said of it."""
+    polars, arrow = pytest.importorskip("polars"), pytest.importorskip("pyarrow")
+    lists = arrow.list_(arrow.int32(), 2)
+    tensor = arrow.ExtensionArray.from_storage(
+        arrow.fixed_shape_tensor(arrow.int32(), [2]), arrow.array([[1, 2]], lists)
+    )
+    with_attrs = pd.DataFrame({"a": [1]})
+    with_attrs.attrs["unit"] = "kg"
+    return {
+        "longdouble": (np.array([0.5], dtype=np.longdouble), "float128 arrive as float64"),
+        "records in records": (np.zeros(1, dtype=[("a", [("b", "i4")])]), "arrive as lists"),
+        "decimals that are not numbers": (pd.DataFrame({"a": [D("nan"), D(1)]}), "'a': values of type Decimal"),
+        "long decimals": (pd.DataFrame({"a": [D(10) ** 38]}), "'a': values of type Decimal arrive as text"),
+        "decimals far apart": (pd.DataFrame({"a": [D(10) ** 20, D(10) ** -20]}), "'a': values of type Decimal"),
+        "sparse": (pd.DataFrame({"a": pd.arrays.SparseArray([0, 1])}), "'a': values of type Sparse"),
+        "attrs": (with_attrs, "attrs of a frame are not sent"),
+        "arrays": (polars.DataFrame({"a": [[1, 2]]}, {"a": polars.Array(polars.Int8, 2)}), "Array.* arrive as List"),
+        "Int128": (polars.DataFrame({"a": [1]}, {"a": polars.Int128}), "Int128 arrive as Int64"),
+        "fixed lists": (arrow.table({"a": arrow.array([[1, 2]], lists)}), "fixed_size_list.* arrive as list"),
+        "a tensor": (arrow.table({"a": tensor}), "fixed_shape_tensor.* arrive as list"),
+        "a map": (arrow.table({"a": arrow.array([[("k", 1)]], arrow.map_(arrow.string(), arrow.int8()))}), "map<"),
+        "metadata": (arrow.table({"a": [1]}).replace_schema_metadata({"k": "v"}), "metadata of a schema"),
+        "decimal256": (arrow.table({"a": arrow.array([D(1)], arrow.decimal256(50, 2))}), "decimal256.* as string"),
+        "seconds": (arrow.table({"a": arrow.array([1], arrow.time32("s"))}), r"time32\[s\] arrive as time64\[ns\]"),
+        "Arrow in pandas": (
+            pd.DataFrame({"a": pd.array([dt.date(2024, 1, 1)], pd.ArrowDtype(arrow.date64()))}),
+            "date64.* as date32",
+        ),
+    }
+
+
+def test_what_arrives_as_another_type_is_named() -> None:
+    for name, (value, said) in frames_of_other_types().items():
+        with pytest.warns(UserWarning, match=said):
+            assert len(to_plain(value)) == len(value), name  # type: ignore[arg-type]
 
 
 POLARS_COLUMNS: dict[str, Any] = {
@@ -154,6 +229,7 @@ POLARS_COLUMNS: dict[str, Any] = {
     "nothing": [None] * 3,
     "bytes": [b"a", None, b""],
     "floats": [0.5, None, float("inf")],
+    "decimals": [D("1.10"), None, D("-2")],
 }
 
 
@@ -173,6 +249,27 @@ def test_a_column_of_polars_arrives_in_polars_pandas_and_arrow(name: str) -> Non
         again = sent(arrow.table(frame))
         assert again.native().to_pylist() == frame.to_dicts()
         assert again.to_polars().equals(frame)  # type: ignore[union-attr]
+
+
+def test_types_of_polars_and_arrow_arrive_as_they_are() -> None:
+    polars, arrow = pytest.importorskip("polars"), pytest.importorskip("pyarrow")
+    series = polars.Series("e", ["b", None, "a"], dtype=polars.Enum(["a", "b", "c"]))
+    assert sent(series).native().equals(series)
+    assert sent(series).native().dtype == series.dtype
+    assert sent(series).to_pandas().cat.categories.tolist() == ["a", "b", "c"]  # type: ignore[union-attr]
+    one, two = arrow.array([1]), arrow.array([True, None])[1:]
+    tables = [
+        arrow.Table.from_arrays([one, two], names=["a", "a"]),
+        arrow.table({"d": arrow.array([D("1.10"), None, D("-2.00")], arrow.decimal128(5, 2))[1:]}),
+        arrow.table({"d": arrow.array([D(100), None], arrow.decimal128(3, -2)), "n": arrow.nulls(2)}),
+        arrow.table({"b": arrow.array([], arrow.bool_())}),
+        arrow.table({}),
+    ]
+    for table in tables:
+        assert sent(table).native().equals(table)
+        assert sent(table).native().schema == table.schema
+    kept = pd.Series(pd.array([D("1.1"), None], pd.ArrowDtype(arrow.decimal128(5, 2))))
+    pd.testing.assert_series_equal(sent(kept).native(), kept)
 
 
 def test_arrays_of_arrow_arrive_from_the_middle_and_in_chunks() -> None:

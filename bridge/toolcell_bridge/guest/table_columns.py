@@ -6,6 +6,7 @@ No package is imported that has not made the value, but for numpy, which reads t
 from __future__ import annotations
 
 import re
+import warnings
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,8 +16,9 @@ from types import NoneType
 from typing import Any, Final
 
 from toolcell_bridge.guest.refusals import Refusal
-from toolcell_bridge.wire.columns import FORMATS, UNITS, Column
-from toolcell_bridge.wire.tables import Array, Axis, Table
+from toolcell_bridge.wire.columns import FORMATS, MOST_DIGITS, UNITS, Column
+from toolcell_bridge.wire.table_packages import arrow_values, polars_values
+from toolcell_bridge.wire.tables import RECORDS, Array, Axis, Table
 
 _ZONE: Final = re.compile(r"(?!dateutil)[A-Za-z][\w+\-]*(?:/[A-Za-z][\w+\-]*){0,3}", re.ASCII)
 _FIRST_DAY: Final = date(1970, 1, 1).toordinal()
@@ -24,6 +26,12 @@ _OWN_TYPE: Final = {bool: ("bool", "B"), int: ("int64", "q"), float: ("float64",
 
 ToPlain = Callable[[str, list[Any]], list[Any]]
 """Converts the items of a column that has values of several kinds; takes the column's name."""
+
+
+def _warn(name: str, given: object, sent: object) -> None:
+    """Say that values arrive as another type."""
+    where = f"column {name!r}: " if name else ""
+    warnings.warn(f"{where}values of type {given} arrive as {sent}", UserWarning, stacklevel=2)
 
 
 # Python's own values
@@ -47,7 +55,35 @@ def column_of(name: str, items: list[Any], to_plain: ToPlain, form: str = "objec
         except OverflowError:
             return Column("plain", len(items), form="object", detail=to_plain(name, items))
         return Column(kind, len(items), _bytes(numbers), valid=valid, form=form)
+    if (only.__module__, only.__name__) == ("decimal", "Decimal"):
+        if (found := decimal_column(items, valid, form)) is not None:
+            return found
+        _warn(name, "Decimal", "text")
     return Column("plain", len(items), form="object", detail=to_plain(name, items))
+
+
+def decimal_column(
+    items: Sequence[Any], valid: bytes | None, form: str, places: int | None = None, digits: int = MOST_DIGITS
+) -> Column | None:
+    """Return a column of decimals, or None if one is not a number, or they have too many digits together.
+
+    `places`: behind the point; without it, as many as the value with the most.
+    """
+    from decimal import Context, Decimal
+
+    exact, given = Context(prec=2 * MOST_DIGITS), [Decimal(0) if each is None else each for each in items]
+    if not all(each.is_finite() and abs(each.adjusted()) <= MOST_DIGITS for each in given):
+        return None
+    if places is None:
+        places = max((-int(each.as_tuple().exponent) for each in given), default=0)
+        places = max(places, 0)
+    if places > MOST_DIGITS:
+        return None
+    numbers = [int(exact.scaleb(each, places)) for each in given]
+    if any(abs(each) >= 10**digits for each in numbers):
+        return None
+    data = b"".join(each.to_bytes(16, "little", signed=True) for each in numbers)
+    return Column("decimal", len(items), data, valid=valid, form=form, detail=(digits, places))
 
 
 def text_column(name: str, items: Sequence[str | None], valid: bytes | None, form: str) -> Column:
@@ -80,11 +116,16 @@ def _bytes(numbers: array[Any]) -> memoryview:
 # numpy
 
 
-def array_of(value: Any, to_plain: ToPlain) -> Array | None:
-    """Return an array of numpy, or None for one that has fields of its own."""
-    if value.dtype.kind == "V":
-        return None
+def array_of(value: Any, to_plain: ToPlain) -> Array | Table | None:
+    """Return an array of numpy, or None for one of records in records."""
     masked = hasattr(value, "mask") and hasattr(value, "filled")
+    if value.dtype.kind == "V":
+        fields = {name: value.dtype[name] for name in value.dtype.names or ()}
+        if not fields or masked or value.ndim != 1 or any(each.kind == "V" for each in fields.values()):
+            _warn("", value.dtype, "lists")
+            return None
+        columns = [numpy_column(name, _flat(value[name]), to_plain) for name in fields]
+        return Table(RECORDS, len(value), Axis(), _text_axis(list(fields)), columns)
     numbers = value.data if masked else value
     column = numpy_column("", _flat(numbers), to_plain)
     if masked:
@@ -117,10 +158,10 @@ def numpy_column(name: str, values: Any, to_plain: ToPlain, form: str = "", vali
         return _numpy_times(values, form, valid)
     if kind == "T":
         return column_of(name, values.tolist(), to_plain, "object")
-    if values.dtype.name in ("longdouble", "float128", "float96"):
-        values = values.astype("float64")
-    elif values.dtype.name in ("clongdouble", "complex256", "complex192"):
-        values = values.astype("complex128")
+    wide = {"longdouble": "float64", "clongdouble": "complex128"}.get(values.dtype.type.__name__)
+    if wide is not None:
+        _warn(name, values.dtype, wide)
+        values = values.astype(wide)
     if values.dtype.name not in FORMATS:
         refusal = Refusal(f"numpy's {values.dtype.name} has no form on the wire: convert it with astype()")
         refusal.steps += [name] if name else []
@@ -176,6 +217,8 @@ def _packed_bits(are_valid: Any) -> bytes:
 
 def pandas_frame(value: Any, to_plain: ToPlain) -> Table:
     """Return a DataFrame."""
+    if value.attrs:
+        warnings.warn("the attrs of a frame are not sent", UserWarning, stacklevel=2)
     columns = [
         _pandas_column(str(label), value.iloc[:, number], to_plain) for number, label in enumerate(value.columns)
     ]
@@ -232,8 +275,9 @@ def _pandas_column(name: str, values: Any, to_plain: ToPlain) -> Column:
         form = "arrow" if kind == "ArrowDtype" else _form_of_text(dtype)
         return replace(_arrow_column(name, values.array.__arrow_array__(), to_plain), form=form)
     if kind in ("StringDtype", "PeriodDtype", "IntervalDtype"):
-        return _pandas_texts(name, values, form=_form_of_text(dtype) if kind == "StringDtype" else "object")
+        return _pandas_texts(name, values, form=_form_of_text(dtype) if kind == "StringDtype" else str(dtype))
     if kind == "SparseDtype":
+        _warn(name, dtype, dtype.subtype)
         return _pandas_column(name, values.sparse.to_dense(), to_plain)
     if hasattr(dtype, "numpy_dtype") and kind != "NumpyEADtype":
         missing = values.isna()
@@ -274,7 +318,8 @@ def _form_of_text(dtype: Any) -> str:
 def _pandas_texts(name: str, values: Any, form: str) -> Column:
     """Return text that is kept as objects, and what has no better form than its text."""
     items: list[Any] = values.tolist()
-    if form != "object":
+    is_text = form in ("str", "string")
+    if is_text:
         try:
             return text_column(name, items, None, form)
         except TypeError:
@@ -284,7 +329,7 @@ def _pandas_texts(name: str, values: Any, form: str) -> Column:
     if missing.any():
         valid = _packed_bits(~missing)
         items = ["" if gone else each for each, gone in zip(items, missing.tolist(), strict=True)]
-    return text_column(name, items if form != "object" else list(map(str, items)), valid, form)
+    return text_column(name, items if is_text else list(map(str, items)), valid, form)
 
 
 def _zone(name: str, zone: Any) -> str:
@@ -346,9 +391,19 @@ def _polars_column(name: str, values: Any, to_plain: ToPlain) -> Column:
     if kind in ("Date", "Time"):
         numbers = _polars_memory(values.to_physical(), "i" if kind == "Date" else "q")
         return Column(kind.lower(), count, numbers, valid=valid)
-    if kind.lower() in FORMATS:
+    if kind == "Decimal":
+        places = values.dtype.scale
+        found = decimal_column(values.to_list(), valid, "", places, values.dtype.precision or MOST_DIGITS)
+        if found is not None:
+            return found
+    elif kind.lower() in FORMATS:
         return Column(kind.lower(), count, _polars_memory(values, FORMATS[kind.lower()]), valid=valid)
-    return Column("plain", count, form="object", detail=to_plain(name, values.to_list()))
+    import polars
+
+    column = Column("plain", count, form="object", detail=to_plain(name, values.to_list()))
+    if (again := polars_values(polars, name, column).dtype) != values.dtype:
+        _warn(name, values.dtype, again)
+    return column
 
 
 def _polars_memory(values: Any, code: str) -> memoryview:
@@ -377,14 +432,17 @@ def _polars_coded(values: Any) -> Column:
     """Return the categories that occur, in the order of their physical numbers, and the codes of the values."""
     import polars
 
+    if type(values.dtype).__name__ == "Enum":
+        codes = values.to_physical().cast(polars.Int32).fill_null(-1)
+        detail = (_polars_text(values.dtype.categories, None), True)
+        return Column("category", len(values), _polars_memory(codes, "i"), form="enum", detail=detail)
     physical, present = values.to_physical(), values.drop_nulls()
     numbers = present.to_physical()
     firsts = numbers.arg_unique()
     firsts = firsts.gather(numbers.gather(firsts).arg_sort())
     categories = _polars_text(present.gather(firsts).cast(polars.String), None)
     codes = numbers.gather(firsts).search_sorted(physical).cast(polars.Int32).set(values.is_null(), -1)
-    is_ordered = type(values.dtype).__name__ == "Enum"
-    return Column("category", len(values), _polars_memory(codes, "i"), detail=(categories, is_ordered))
+    return Column("category", len(values), _polars_memory(codes, "i"), detail=(categories, False))
 
 
 # pyarrow
@@ -392,6 +450,8 @@ def _polars_coded(values: Any) -> Column:
 
 def arrow_table(value: Any, to_plain: ToPlain) -> Table:
     """Return a table or a record batch of pyarrow."""
+    if set(value.schema.metadata or ()) - {b"pandas"}:
+        warnings.warn("the metadata of a schema are not sent", UserWarning, stacklevel=2)
     columns = [
         _arrow_column(str(name), each, to_plain) for name, each in zip(value.schema.names, value.columns, strict=True)
     ]
@@ -404,6 +464,22 @@ def arrow_array(value: Any, to_plain: ToPlain) -> Table:
 
 
 def _arrow_column(name: str, values: Any, to_plain: ToPlain) -> Column:
+    """Return an Array or a ChunkedArray as a column."""
+    import pyarrow as arrow
+
+    column = _arrow_buffers(name, values, to_plain)
+    empty = replace(column, length=0, data=b"", lengths=b"", valid=None)
+    again = arrow_values(arrow, column if column.kind == "plain" else empty).type
+    if column.kind != "category" and _without_layout(again) != _without_layout(values.type):
+        _warn(name, values.type, again)
+    return column
+
+
+def _without_layout(kind: Any) -> str:
+    return re.sub("large_|_view", "", str(kind))
+
+
+def _arrow_buffers(name: str, values: Any, to_plain: ToPlain) -> Column:
     import pyarrow as arrow
     import pyarrow.compute as compute
 
@@ -449,6 +525,8 @@ def _arrow_column(name: str, values: Any, to_plain: ToPlain) -> Column:
         return Column("duration", count, numbers(values, 8), valid=valid, detail=of.unit)
     if kinds.is_date(of):
         return Column("date", count, numbers(values.cast(arrow.date32()), 4), valid=valid)
+    if kinds.is_decimal128(of):
+        return Column("decimal", count, numbers(values, 16), valid=valid, detail=(of.precision, of.scale))
     if kinds.is_time(of):
         return Column("time", count, numbers(values.cast(arrow.time64("ns")), 8), valid=valid)
     kind = {"halffloat": "float16", "float": "float32", "double": "float64"}.get(str(of), str(of))

@@ -38,8 +38,8 @@ def _array(to: Converter, value: Any, depth: int) -> Plain:
     if not value.shape:
         return to.convert(value[()], depth)
     to.can_hold(value.nbytes)
-    made: Array | None = None if to.in_column else _table_columns().array_of(value, to.items_of(depth))
-    if made is None:  # an array of records, or one in a column
+    made: Array | Table | None = None if to.in_column else _table_columns().array_of(value, to.items_of(depth))
+    if made is None:  # one in a column, or of records in records
         to.can_afford(value.size)
         return to.sequence(value, value.tolist(), depth)
     to.spend(made.elements)

@@ -43,17 +43,24 @@ FORMATS: Final = {
     "duration": "q",
     "date": "i",
     "time": "q",
+    "decimal": "16s",
     "null": "B",
 }
 """Kinds of fixed width, and the format of `struct` of their values. A complex number is two of them. A `datetime` or
-`duration` counts units, a `date` days, a `time` nanoseconds; the first three count from 1970-01-01."""
+`duration` counts units, a `date` days, a `time` nanoseconds; the first three count from 1970-01-01. A `decimal` is a
+whole number of 16 bytes that counts its last place."""
 
 TEXTS: Final = frozenset({"text", "bytes"})
 COMPLEX: Final = frozenset({"complex64", "complex128"})
 CODES: Final = frozenset({"int8", "int16", "int32", "int64"})
 
-FORMS: Final = frozenset({"", "object", "masked", "str", "string", "arrow"})
+FORMS: Final = frozenset({"", "object", "masked", "str", "string", "arrow", "enum"})
 """How a package keeps a column, where it can in more than one way: as objects of Python, with a mask, ..."""
+_PANDAS_DTYPE: Final = re.compile(r"(?:period|interval)\[[\w\-+:/, \[\]]{1,60}\]", re.ASCII)
+"""Form of text that pandas reads as values of this type."""
+
+MOST_DIGITS: Final = 38
+"""Of a decimal."""
 
 UNITS: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
@@ -86,8 +93,9 @@ class Column:
     """Values of one kind.
 
     `data` has the values, or the joined text or bytes; `valid` has one bit per row, lowest first, if rows are missing.
-    `detail`: of a `datetime` its unit and time zone, of a `duration` its unit, of a `category` its categories and
-    whether they are ordered, of a `range` start and step, of `plain` the list of plain data.
+    `detail`: of a `datetime` its unit and time zone, of a `duration` its unit, of a `decimal` its digits and those
+    behind the point, of a `category` its categories and whether they are ordered, of a `range` start and step, of
+    `plain` the list of plain data.
     """
 
     kind: str
@@ -107,10 +115,14 @@ class Column:
                 return f"datetime[{unit}, {zone}]" if zone else f"datetime[{unit}]"
             case "duration":
                 return f"duration[{self.detail}]"
+            case "decimal":
+                return "decimal({}, {})".format(*self.detail)
             case "range":
                 return "int64"
             case "plain":
                 return "object"
+            case "text" if self.form not in FORMS:
+                return self.form
         return self.kind
 
     @property
@@ -130,7 +142,7 @@ class Column:
                 categories, ordered = self.detail
                 codes = self.data_kind
                 detail: Any = [ordered, codes, categories.length, categories.header()]
-            case "datetime" | "range":
+            case "datetime" | "decimal" | "range":
                 detail = list(self.detail)
             case _:
                 detail = self.detail
@@ -189,6 +201,8 @@ class Column:
             case "category":
                 categories = self.detail[0].values()
                 return [None if code < 0 else categories[code] for code in self._numbers(start, stop)]
+            case "decimal":
+                return _decimals(memoryview(self.data).cast("B")[16 * start : 16 * stop], self.detail[1])
         numbers = self._numbers(start, stop)
         match self.kind:
             case "bool":
@@ -230,6 +244,14 @@ def _texts(data: bytes, lengths: list[int]) -> Iterator[str]:
     if data.isascii():
         return map(StringIO(data.decode(), newline="").read, lengths)
     return map(bytes.decode, map(BytesIO(data).read, lengths))
+
+
+def _decimals(data: memoryview, places: int) -> list[Any]:
+    from decimal import Context, Decimal
+
+    exact, read = Context(prec=2 * MOST_DIGITS), int.from_bytes
+    numbers = [read(data[at : at + 16], "little", signed=True) for at in range(0, len(data), 16)]
+    return [exact.scaleb(Decimal(number), -places) for number in numbers]
 
 
 def as_numbers(data: Buffer, code: str) -> memoryview[Any]:
@@ -334,8 +356,10 @@ class Buffers:
                 pass
             case _:
                 raise BadTable("the description of a column is not one")
-        if not 0 <= length <= MOST_ROWS or form not in FORMS or text_bytes < 0 or (text_bytes and kind not in TEXTS):
-            raise BadTable(f"a column of {length} rows, form {form[:20]!r} and {text_bytes} bytes of text")
+        if not 0 <= length <= MOST_ROWS or text_bytes < 0 or (text_bytes and kind not in TEXTS):
+            raise BadTable(f"a column of {length} rows and {text_bytes} bytes of text")
+        if form not in FORMS and not (kind == "text" and _PANDAS_DTYPE.fullmatch(form)):
+            raise BadTable(f"a column of {kind[:20]!r} in the form {form[:20]!r}")
         data: Buffer = b""
         lengths: Buffer = b""
         if kind in TEXTS:
@@ -380,12 +404,15 @@ def _checked_detail(kind: str, detail: Any, length: int) -> Any:
                 return unit, zone
         case "duration", str(unit) if unit in UNITS:
             return unit
+        case "decimal", [int(digits), int(places)]:
+            if type(digits) is int is type(places) and 1 <= digits <= MOST_DIGITS and abs(places) <= MOST_DIGITS:
+                return digits, places
         case "range", [int(start), int(step)]:
             if type(start) is int is type(step) and abs(start) < 2**62 and 0 < abs(step) < 2**40:
                 return start, step
         case "plain", list() if len(detail) == length:
             return detail
-        case (("datetime" | "duration" | "range" | "plain"), _):
+        case (("datetime" | "duration" | "decimal" | "range" | "plain"), _):
             pass
         case _, None:
             return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from toolcell_bridge.wire.columns import NOT_A_TIME, TEXTS, Column, time_zone
+from toolcell_bridge.wire.columns import FORMS, NOT_A_TIME, TEXTS, Column, time_zone
 
 _PANDAS_MASKED: Final = {
     "bool": "boolean", "int8": "Int8", "int16": "Int16", "int32": "Int32", "int64": "Int64", "uint8": "UInt8",
@@ -70,13 +70,23 @@ def numpy_table(table: Any) -> Any:
     return numpy.stack(columns, axis=1)
 
 
+def numpy_records(table: Any) -> Any:
+    """Return an array of records of one dimension."""
+    numpy = _needs("numpy")
+    fields = {name: numpy_array(each, (table.length,)) for name, each in table.named_columns().items()}
+    made = numpy.empty(table.length, [(name, each.dtype) for name, each in fields.items()])
+    for name, values in fields.items():
+        made[name] = values
+    return made
+
+
 def _numpy_values(numpy: Any, column: Column) -> Any:
     """Return the values in one dimension, whatever stands where one is missing."""
     kind = column.kind
     if kind == "range":
         start, step = column.detail
         return numpy.arange(start, start + step * column.length, step, dtype="int64")
-    if kind in TEXTS or kind in ("plain", "null", "category", "date", "time"):
+    if kind in TEXTS or kind in ("plain", "null", "category", "date", "time", "decimal"):
         values = column.values()
         if kind in TEXTS and column.form == "" and column.valid is None:
             return numpy.array(values, dtype="U" if kind == "text" else "S")
@@ -114,10 +124,14 @@ def pandas_object(table: Any) -> Any:
     pandas, numpy = _needs("pandas"), _needs("numpy")
     columns = [_pandas_values(numpy, pandas, each) for each in table.columns]
     index = _pandas_index(numpy, pandas, table.index, table.length)
+    labels = table.labels if table.is_series else range(len(columns))
+    series = [  # of objects, pandas would look for a kind that they have in common
+        pandas.Series(each, index, "object" if str(each.dtype) == "object" else None, label, copy=False)
+        for label, each in zip(labels, columns, strict=True)
+    ]
     if table.is_series:
-        label = table.labels[0]
-        return pandas.Series(columns[0], index=index, name=label, copy=False)
-    frame = pandas.DataFrame(dict(enumerate(columns)), index=index, copy=False)
+        return series[0]
+    frame = pandas.DataFrame(dict(enumerate(series)), index=index, copy=False)
     frame.columns = _pandas_index(numpy, pandas, table.axis, len(columns))
     return frame
 
@@ -138,7 +152,7 @@ def _pandas_values(numpy: Any, pandas: Any, column: Column) -> Any:
     """Return what a Series or an Index of pandas takes."""
     kind, form = column.kind, column.form
     if form == "arrow" and (arrow := _arrow_if_there()) is not None:
-        return pandas.arrays.ArrowExtensionArray(_arrow_values(arrow, column))
+        return pandas.arrays.ArrowExtensionArray(arrow_values(arrow, column))
     if kind == "category":
         categories, ordered = column.detail
         codes = (
@@ -150,6 +164,8 @@ def _pandas_values(numpy: Any, pandas: Any, column: Column) -> Any:
         return pandas.Categorical.from_codes(codes, categories=values, ordered=ordered)
     if kind == "text" and form in ("str", "string", "arrow", ""):
         return _pandas_text(numpy, pandas, column, form)
+    if kind == "text" and form not in FORMS and (read := _pandas_read(pandas, column)) is not None:
+        return read
     if form == "masked" and kind in _PANDAS_MASKED:
         missing = _missing(numpy, column) if column.valid is not None else numpy.zeros(column.length, dtype=bool)
         kinds = pandas.arrays
@@ -167,7 +183,7 @@ def _pandas_values(numpy: Any, pandas: Any, column: Column) -> Any:
         values = _numbers(numpy, column, kind).copy()
         values[_missing(numpy, column)] = numpy.nan
         return values
-    if kind in ("date", "time", "plain", "null", "text", "bytes") or form == "object":
+    if kind in ("date", "time", "decimal", "plain", "null", "text", "bytes") or form == "object":
         return _pandas_objects(numpy, pandas, column.values())
     if column.valid is not None and kind in _PANDAS_MASKED:
         return _pandas_values(
@@ -200,8 +216,22 @@ def _pandas_text(numpy: Any, pandas: Any, column: Column, form: str) -> Any:
     except TypeError:  # pandas before 2.3
         return pandas.Index(column.values(), dtype=object)
     if dtype.storage == "pyarrow":
-        return pandas.array(_arrow_values(_needs("pyarrow"), column), dtype=dtype)
+        return pandas.array(arrow_values(_needs("pyarrow"), column), dtype=dtype)
     return pandas.array(_object_array(numpy, column.values()), dtype=dtype)
+
+
+def _pandas_read(pandas: Any, column: Column) -> Any:
+    """Return periods or intervals, or None where this pandas does not read their text."""
+    texts = column.values()
+    try:
+        dtype = pandas.api.types.pandas_dtype(column.form)
+        if not hasattr(dtype, "closed"):
+            return pandas.PeriodIndex(texts, dtype=dtype).array
+        ends = [(None, None) if each is None else each[1:-1].split(", ") for each in texts]
+        left, right = (pandas.Index(list(each), dtype=dtype.subtype) for each in zip(*ends, strict=True))
+        return pandas.arrays.IntervalArray.from_arrays(left, right, dtype.closed, dtype=dtype)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 # Arrow and polars
@@ -218,14 +248,14 @@ def arrow_object(table: Any) -> Any:
     """Return a table of pyarrow, or a ChunkedArray."""
     arrow = _needs("pyarrow")
     if table.is_series and not table.index.says_something:
-        return arrow.chunked_array([_arrow_values(arrow, table.columns[0])])
-    named = table.named_columns()
-    if not named:
-        return arrow.table({})
-    return arrow.table({name: _arrow_values(arrow, each) for name, each in named.items()})
+        return arrow.chunked_array([arrow_values(arrow, table.columns[0])])
+    if table.kind == "pyarrow.Table":  # where two columns may have one name
+        return arrow.Table.from_arrays([arrow_values(arrow, each) for each in table.columns], list(table.labels))
+    return arrow.table({name: arrow_values(arrow, each) for name, each in table.named_columns().items()})
 
 
-def _arrow_values(arrow: Any, column: Column) -> Any:
+def arrow_values(arrow: Any, column: Column) -> Any:
+    """Return an Array of pyarrow."""
     compute = _needs("pyarrow.compute")
     kind, length = column.kind, column.length
     valid = None if column.valid is None else arrow.py_buffer(column.valid)
@@ -235,7 +265,7 @@ def _arrow_values(arrow: Any, column: Column) -> Any:
             arrow.type_for_alias(column.data_kind), length, [valid, arrow.py_buffer(column.data)]
         )
         codes = compute.if_else(compute.less(codes, 0), None, codes)
-        return arrow.DictionaryArray.from_arrays(codes, _arrow_values(arrow, categories), ordered=ordered)
+        return arrow.DictionaryArray.from_arrays(codes, arrow_values(arrow, categories), ordered=ordered)
     if kind in TEXTS:
         is_large = memoryview(column.data).nbytes > _MOST_OF_INT32 or (kind == "text" and column.form == "string")
         offsets = arrow.py_buffer(_offsets(column, "int64" if is_large else "int32"))
@@ -244,7 +274,9 @@ def _arrow_values(arrow: Any, column: Column) -> Any:
         else:
             of = arrow.large_binary() if is_large else arrow.binary()
         return arrow.Array.from_buffers(of, length, [valid, offsets, arrow.py_buffer(column.data)])
-    if kind in ("plain", "null", "range", "bool", "complex64", "complex128"):
+    if kind in ("null", "range", "bool"):
+        return arrow.array(column.values(), {"null": arrow.null(), "range": arrow.int64(), "bool": arrow.bool_()}[kind])
+    if kind in ("plain", "complex64", "complex128"):
         values = column.values()
         try:
             return arrow.array([str(each) if isinstance(each, complex) else each for each in values])
@@ -255,6 +287,7 @@ def _arrow_values(arrow: Any, column: Column) -> Any:
         "duration": lambda: arrow.duration(column.detail),
         "date": arrow.date32,
         "time": lambda: arrow.time64("ns"),
+        "decimal": lambda: arrow.decimal128(*column.detail),
     }
     made_of = types[kind]() if kind in types else arrow.type_for_alias(kind)
     made = arrow.Array.from_buffers(made_of, length, [valid, arrow.py_buffer(column.data)])
@@ -278,11 +311,12 @@ def polars_object(table: Any) -> Any:
     polars = _needs("polars")
     if table.is_series and not table.index.says_something:
         label = table.labels[0]
-        return _polars_values(polars, "" if label is None else str(label), table.columns[0])
-    return polars.DataFrame([_polars_values(polars, name, each) for name, each in table.named_columns().items()])
+        return polars_values(polars, "" if label is None else str(label), table.columns[0])
+    return polars.DataFrame([polars_values(polars, name, each) for name, each in table.named_columns().items()])
 
 
-def _polars_values(polars: Any, name: str, column: Column) -> Any:
+def polars_values(polars: Any, name: str, column: Column) -> Any:
+    """Return a Series of polars."""
     kind = column.kind
     if kind == "category":
         categories = column.detail[0]
@@ -291,10 +325,15 @@ def _polars_values(polars: Any, name: str, column: Column) -> Any:
         codes = polars.Series(_codes(numpy, column)).cast(polars.Int64)
         if column.valid is not None:
             codes = codes.set(polars.Series(_missing(numpy, column)), None)
-        return texts.gather(codes.set(codes < 0, None)).cast(polars.Categorical)
+        is_enum = column.form == "enum" and texts.is_unique().all() and not texts.null_count()
+        return texts.gather(codes.set(codes < 0, None)).cast(polars.Enum(texts) if is_enum else polars.Categorical)
+    if kind == "decimal":
+        digits, places = column.detail
+        if 0 <= places <= digits:
+            return polars.Series(name, column.values(), polars.Decimal(digits, places))
     if kind in TEXTS and (arrow := _arrow_if_there()) is not None:
-        return polars.Series(name, _arrow_values(arrow, column))
-    if kind in ("plain", "null", "range", "text", "bytes") or kind.startswith("complex"):
+        return polars.Series(name, arrow_values(arrow, column))
+    if kind in ("plain", "null", "range", "text", "bytes", "decimal") or kind.startswith("complex"):
         values = column.values()
         dtype = {"text": polars.String, "bytes": polars.Binary, "range": polars.Int64, "null": polars.Null}.get(kind)
         if dtype is not None:

@@ -25,7 +25,9 @@ SHOWN_CHARS: Final = 40
 
 ARRAYS: Final = frozenset({"numpy", "numpy.ma"})
 SERIES: Final = frozenset({"pandas.Series", "polars.Series", "pyarrow.Array"})
-FRAMES: Final = frozenset({"pandas.DataFrame", "polars.DataFrame", "pyarrow.Table"})
+RECORDS: Final = "numpy.ndarray"
+"""An array of records."""
+FRAMES: Final = frozenset({"pandas.DataFrame", "polars.DataFrame", "pyarrow.Table", RECORDS})
 
 MOST_DIMENSIONS: Final = 32
 MOST_SIZE: Final = 2**40
@@ -187,7 +189,7 @@ class Array(_Encoded):
 
 
 class Table(_Encoded):
-    """A frame or a series of pandas, polars or Arrow. `len()` is its number of rows."""
+    """A frame or a series of pandas, polars or Arrow, or records of numpy. `len()` is its number of rows."""
 
     __slots__ = ("axis", "columns", "index", "kind", "length")
 
@@ -260,17 +262,18 @@ class Table(_Encoded):
         return table_packages.arrow_object(self)
 
     def to_numpy(self) -> Any:
-        """Return an array with one dimension for a series and two for a frame.
+        """Return an array with one dimension for a series, two for a frame, and of records for what was one.
 
         Raises:
             ImportError: numpy is not installed.
         """
-        return table_packages.numpy_table(self)
+        return (table_packages.numpy_records if self.kind == RECORDS else table_packages.numpy_table)(self)
 
     def native(self) -> Any:
         """Return what was sent, in its own package."""
         package = self.kind.partition(".")[0]
-        return {"pandas": self.to_pandas, "polars": self.to_polars, "pyarrow": self.to_arrow}[package]()
+        makers = {"numpy": self.to_numpy, "pandas": self.to_pandas, "polars": self.to_polars, "pyarrow": self.to_arrow}
+        return makers[package]()
 
     def rows(self, start: int = 0, stop: int | None = None) -> list[dict[str, Any]]:
         """Return rows as dicts of Python values by label. Labels of rows are in them, unless they only count."""
