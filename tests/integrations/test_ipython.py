@@ -66,15 +66,22 @@ class TestCells:
         assert run(shell, line, cell).value == ["a.csv", "b c.csv"]
         assert run(shell, "", "open('a.csv').read()").value == "a.csv", "the files of a session stay"
 
-    def test_a_csv_of_40_megabytes_works(self, shell: InteractiveShell, tmp_path: Path) -> None:
+    def test_a_csv_of_40_megabytes_and_a_frame_go_into_a_cell_of_a_named_session(
+        self, shell: InteractiveShell, tmp_path: Path
+    ) -> None:
+        pandas = pytest.importorskip("pandas", reason="copies the pandas of this interpreter")
+        rows = 2_000_000
         with (tmp_path / "data.csv").open("w") as file:
-            file.write("region,amount\n")
-            for number in range(40):
-                file.write(f"r{number % 2},{number:>1000000}\n")
-        cell = "import csv\ntotal = sum(int(row['amount']) for row in csv.DictReader(open('data.csv')))"
-        cell = f"import csv\ncsv.field_size_limit(1 << 21)\n{cell}"
-        run(shell, f"--file {tmp_path}/data.csv --outputs total", cell)
-        assert shell.user_ns["total"] == sum(range(40))
+            file.write("region,amount,note\n")
+            file.writelines(f"r{number % 2},{number},text {number % 1000:04}\n" for number in range(rows))
+        assert (tmp_path / "data.csv").stat().st_size > 40_000_000
+        shell.user_ns["df"] = pandas.DataFrame({"rate": [1.0, 0.5]}, index=["r0", "r1"])
+        shell.run_line_magic("toolcell", "--packages pandas")
+        cell = "import pandas as pd\nsales = pd.read_csv('data.csv')\n"
+        cell += "(sales.amount * sales.region.map(df.rate)).groupby(sales.region).sum()"
+        result = run(shell, f"--file {tmp_path}/data.csv --inputs df --session sales", cell)
+        assert result.value.to_pandas().to_dict() == {"r0": sum(range(0, rows, 2)), "r1": sum(range(1, rows, 2)) / 2}
+        assert run(shell, "--session sales", "len(sales)").value == rows
 
     def test_names_come_back_as_variables_of_the_notebook(self, shell: InteractiveShell) -> None:
         shell.user_ns["low"] = 0
