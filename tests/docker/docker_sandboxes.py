@@ -20,6 +20,9 @@ from toolcell.sandbox.docker.engine import Engine
 from toolcell.sandbox.docker.hardening import Blueprint, container_config
 
 MIB = 1 << 20
+DATA_PACKAGES = ["joblib", "numpy", "pandas"]
+"""One image for all tests that need some of these."""
+
 LIMITS = Limits(memory_bytes=128 * MIB, processes=40, disk_bytes=8 * MIB, inodes=64, open_files=64, wall_s=20)
 
 

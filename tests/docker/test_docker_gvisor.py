@@ -9,12 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from toolcell import ExecutionResult, Outcome, PoolConfig, SyncRuntime
+from runtime.plain_python import LIBRARIES
+from toolcell import ExecutionResult, Limits, Outcome, PoolConfig, SyncRuntime
 from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.docker.images.reference import ImageRef
 
-from .docker_sandboxes import LIMITS, MIB
+from .docker_sandboxes import DATA_PACKAGES, LIMITS, MIB
 
 pytestmark = pytest.mark.docker
 
@@ -23,10 +24,15 @@ SMALL = LIMITS.model_copy(update={"memory_bytes": 256 * MIB, "processes": 8, "wa
 
 
 @pytest.fixture(scope="module")
-def gvisor(docker_client: EngineClient, docker_image: ImageRef) -> Iterator[SyncRuntime]:
+def image(docker_client: EngineClient, docker_image: ImageRef) -> str:
     if "runsc" not in docker_client.info.runtimes:
         pytest.skip("the daemon offers no runsc")
-    backend = DockerBackend(docker_image.id, runtime="runsc")
+    return docker_image.id
+
+
+@pytest.fixture(scope="module")
+def gvisor(image: str) -> Iterator[SyncRuntime]:
+    backend = DockerBackend(image, runtime="runsc")
     with SyncRuntime(backend=backend, limits=SMALL, pool=PoolConfig(warm=1)) as runtime:
         yield runtime
 
@@ -49,6 +55,7 @@ def test_a_script_runs_under_a_kernel_of_its_own(gvisor: SyncRuntime) -> None:
     [
         ("rows = []\nwhile True: rows.append(bytearray(b'x') * (1 << 20))", Outcome.MEMORY_LIMIT),
         ("import ctypes; ctypes.string_at(0)", Outcome.KILLED),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", Outcome.KILLED),
         ("import os\nos.write(4, b'\\xff' * 8)\nimport time; time.sleep(9)", Outcome.PROTOCOL_ERROR),
     ],
 )
@@ -80,3 +87,21 @@ def test_disk_is_bounded(gvisor: SyncRuntime) -> None:
 
     assert result.error is not None
     assert "No space" in result.error.message
+
+
+def test_a_frame_and_an_array_go_in_and_out_as_they_are(image: str) -> None:
+    np, pd = pytest.importorskip("numpy"), pytest.importorskip("pandas")
+    frame = pd.DataFrame(
+        {"word": pd.Categorical(["a", None, "é"]), "when": pd.to_datetime(["2024", None, "2025"]).tz_localize("UTC")},
+        index=pd.Index([3, 1, 2], name="key"),
+    )
+    array = np.random.default_rng(1).random((1000, 1000))
+    backend = DockerBackend(image, runtime="runsc", packages=DATA_PACKAGES)
+    limits = Limits(frame_bytes=16 * MIB, result_bytes=16 * MIB, wall_s=60)
+    with SyncRuntime(backend=backend, limits=limits) as runtime:
+        result = runtime.execute_code("set_result([df.loc[[3, 1, 2]], a.T.copy()])", inputs={"df": frame, "a": array})
+        libraries = runtime.execute_code(LIBRARIES)
+    assert result.ok, result.error
+    pd.testing.assert_frame_equal(result.value[0].to_pandas(), frame)
+    np.testing.assert_array_equal(result.value[1].to_numpy(), array.T)
+    assert (libraries.value, "physical cores" in libraries.logs.stderr) == (2, False), libraries.error

@@ -10,12 +10,14 @@ from typing import Literal
 import pytest
 
 from runtime.beside_cpython import OF_EACH_KIND, ending_in_cpython, ending_of, registry, source_of
-from runtime.plain_python import PROGRAMS
+from runtime.plain_python import LIBRARIES, PROGRAMS, died_of
 from runtime.plain_scripts import HELPER
-from toolcell import Limits, SyncRuntime, ToolRegistry
+from toolcell import Limits, Outcome, SyncRuntime, ToolRegistry
 from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.testing.contract.termination import OWN_SIGNALS
+
+from .docker_sandboxes import DATA_PACKAGES
 
 pytestmark = pytest.mark.docker
 
@@ -48,8 +50,18 @@ def test_a_script_ends_as_in_cpython(runtime: SyncRuntime, script: str) -> None:
 
 @pytest.mark.parametrize("source", OWN_SIGNALS)
 def test_a_signal_to_itself_ends_a_script_and_is_named(runtime: SyncRuntime, source: str) -> None:
-    error = runtime.execute_code(f"import os, signal, threading\n{source}").error
-    assert error is not None and (error.type, error.signal) == ("Killed", OWN_SIGNALS[source])
+    result = runtime.execute_code(f"import os, signal, threading\n{source}")
+    assert (result.outcome, result.error) == (Outcome.KILLED, died_of(OWN_SIGNALS[source]))
+
+
+@pytest.mark.parametrize("mode", ["single", "forked"])
+def test_libraries_keep_few_heaps_and_look_for_no_programs(
+    docker_image: ImageRef, mode: Literal["single", "forked"]
+) -> None:
+    with SyncRuntime(backend=DockerBackend(docker_image.id, mode=mode, packages=DATA_PACKAGES)) as runtime:
+        result = runtime.execute_code(LIBRARIES)
+    assert result.value == 2, result.error
+    assert "physical cores" not in result.logs.stderr
 
 
 @pytest.mark.parametrize("wait", ["while True:\n    pass", "import re\nre.match('(a+)+$', 'a' * 40 + 'b')"])

@@ -12,12 +12,13 @@ from toolcell.results import Array, Table
 from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.images.reference import ImageRef
 
+from .docker_sandboxes import DATA_PACKAGES, MIB
+
 np: Any = pytest.importorskip("numpy")
 pd: Any = pytest.importorskip("pandas")
 
 pytestmark = pytest.mark.docker
 
-MIB = 1 << 20
 FRAME = pd.DataFrame(
     {
         "word": ["a", None, "é"],
@@ -37,7 +38,7 @@ def doubled(df: pd.DataFrame) -> pd.DataFrame:
 
 @pytest.fixture(scope="module", params=["single", "forked"])
 def runtime(request: pytest.FixtureRequest, docker_image: ImageRef) -> Iterator[SyncRuntime]:
-    backend = DockerBackend(docker_image.id, mode=request.param, packages=["numpy", "pandas"])
+    backend = DockerBackend(docker_image.id, mode=request.param, packages=DATA_PACKAGES)
     limits = Limits(frame_bytes=64 * MIB, result_bytes=64 * MIB, memory_bytes=1024 * MIB, wall_s=60)
     with SyncRuntime(registry, backend=backend, limits=limits) as runtime:
         yield runtime

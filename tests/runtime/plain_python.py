@@ -2,6 +2,37 @@
 
 from __future__ import annotations
 
+from toolcell.results import ErrorInfo
+
+
+def died_of(signal: int) -> ErrorInfo:
+    """Return the error of a script that ended by a signal."""
+    return ErrorInfo("Killed", f"the sandbox died of signal {signal}", signal=signal)
+
+
+LIBRARIES = """
+import ctypes, joblib, threading
+libc = ctypes.CDLL(None)
+libc.open_memstream.restype = ctypes.c_void_p
+ready, done = threading.Barrier(9), threading.Event()
+def work():
+    libc.malloc(100_000)
+    ready.wait(30)
+    done.wait(30)
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads:
+    thread.start()
+ready.wait(30)
+text, size = ctypes.c_char_p(), ctypes.c_size_t()
+stream = ctypes.c_void_p(libc.open_memstream(ctypes.byref(text), ctypes.byref(size)))
+libc.malloc_info(0, stream)
+libc.fclose(stream)
+done.set()
+joblib.cpu_count(only_physical_cores=True)
+set_result(text.value.count(b"<heap nr="))
+"""
+"""Results in the number of glibc's heaps for nine threads. Joblib counts physical processors, if need be with `lscpu`."""
+
 PROGRAMS = {
     "its user has a name": """
         import getpass, grp, os, pwd

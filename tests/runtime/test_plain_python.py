@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from toolcell import Policy, SyncRuntime
+from toolcell import Outcome, Policy, SyncRuntime
 from toolcell.testing.contract.termination import OWN_SIGNALS
 
 from .conftest import Run
-from .plain_python import PROGRAMS
+from .plain_python import LIBRARIES, PROGRAMS, died_of
 
 pytestmark = pytest.mark.isolation
 
@@ -27,8 +27,19 @@ def test_a_program_behaves_as_under_plain_python(run: Run, program: str) -> None
 def test_a_signal_to_itself_ends_a_script_and_is_named(profile: Any) -> None:
     with SyncRuntime(policy=Policy(profile=profile)) as runtime:
         for source, number in OWN_SIGNALS.items():
-            error = runtime.execute_code(f"import os, signal, threading\n{source}").error
-            assert error is not None and (error.type, error.signal) == ("Killed", number), source
+            result = runtime.execute_code(f"import os, signal, threading\n{source}")
+            assert (result.outcome, result.error) == (Outcome.KILLED, died_of(number)), source
+
+
+@pytest.mark.parametrize(
+    "policy", [Policy(), Policy(profile="container"), Policy(shell=True)], ids=["full", "container", "shell"]
+)
+def test_libraries_keep_few_heaps_and_look_for_no_programs(policy: Policy) -> None:
+    pytest.importorskip("joblib", reason="copies the joblib of this interpreter")
+    with SyncRuntime(policy=policy, packages=["joblib"]) as runtime:
+        result = runtime.execute_code(LIBRARIES)
+    assert result.value == 2, result.error
+    assert "physical cores" not in result.logs.stderr
 
 
 def test_a_module_given_as_a_file_is_imported(run: Run, tmp_path: Path) -> None:

@@ -134,6 +134,7 @@ OWN_SIGNALS = {
     "os.abort()": 6,
     "os.kill(os.getpid(), 9)": 9,
     "os.kill(0, 9)": 9,
+    "os.kill(os.getpid(), signal.SIGTERM)": 15,
     "signal.raise_signal(signal.SIGTERM)": 15,
     "signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)": 10,
     "signal.setitimer(signal.ITIMER_REAL, 0.01)\nthreading.Event().wait(30)": 14,
