@@ -124,16 +124,17 @@ def pandas_object(table: Any) -> Any:
     pandas, numpy = _needs("pandas"), _needs("numpy")
     columns = [_pandas_values(numpy, pandas, each) for each in table.columns]
     index = _pandas_index(numpy, pandas, table.index, table.length)
-    labels = table.labels if table.is_series else range(len(columns))
-    series = [  # of objects, pandas would look for a kind that they have in common
-        pandas.Series(each, index, "object" if str(each.dtype) == "object" else None, label, copy=False)
-        for label, each in zip(labels, columns, strict=True)
-    ]
     if table.is_series:
-        return series[0]
-    frame = pandas.DataFrame(dict(enumerate(series)), index=index, copy=False)
+        return pandas.Series(columns[0], index, _kept_type(columns[0]), table.labels[0], copy=False)
+    columns = [each if _kept_type(each) is None else pandas.Series(each, index, "object") for each in columns]
+    frame = pandas.DataFrame(dict(enumerate(columns)), index=index, copy=False)
     frame.columns = _pandas_index(numpy, pandas, table.axis, len(columns))
     return frame
+
+
+def _kept_type(values: Any) -> str | None:
+    """Return what keeps pandas from looking for a type that objects have in common."""
+    return "object" if str(values.dtype) == "object" else None
 
 
 def _pandas_index(numpy: Any, pandas: Any, axis: Any, length: int) -> Any:
