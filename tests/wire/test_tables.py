@@ -219,6 +219,18 @@ def test_codes_outside_of_their_categories_are_refused() -> None:
             from_bytes(Array("numpy", [1], column).to_bytes())
 
 
+def test_decimals_have_no_more_digits_than_announced() -> None:
+    for number, is_legal in ((99, True), (-99, True), (100, False), (-100, False), (2**127 - 1, False)):
+        data = number.to_bytes(16, "little", signed=True) + bytes(16 * 5000)
+        for rows in (data, data[16:] + data[:16]):
+            array = Array("numpy", [5001], Column("decimal", 5001, rows, detail=(2, 0)))
+            if is_legal:
+                assert number in from_bytes(array.to_bytes()).tolist()
+            else:
+                with pytest.raises(BadTable, match="more digits"):
+                    from_bytes(array.to_bytes())
+
+
 def test_rows_that_have_no_bytes_are_bounded() -> None:
     for count, is_legal in ((MOST_EMPTY_ROWS, True), (MOST_EMPTY_ROWS + 1, False)):
         index = Axis((Column("range", count, detail=(0, 1)),), (None,))

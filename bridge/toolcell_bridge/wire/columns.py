@@ -249,9 +249,13 @@ def _texts(data: bytes, lengths: list[int]) -> Iterator[str]:
 def _decimals(data: memoryview, places: int) -> list[Any]:
     from decimal import Context, Decimal
 
-    exact, read = Context(prec=2 * MOST_DIGITS), int.from_bytes
-    numbers = [read(data[at : at + 16], "little", signed=True) for at in range(0, len(data), 16)]
-    return [exact.scaleb(Decimal(number), -places) for number in numbers]
+    exact = Context(prec=2 * MOST_DIGITS)
+    return [exact.scaleb(Decimal(number), -places) for number in _whole_numbers(data)]
+
+
+def _whole_numbers(data: memoryview) -> Iterator[int]:
+    read = int.from_bytes
+    return (read(data[at : at + 16], "little", signed=True) for at in range(0, len(data), 16))
 
 
 def as_numbers(data: Buffer, code: str) -> memoryview[Any]:
@@ -379,6 +383,8 @@ class Buffers:
             detail = _checked_detail(kind, detail, length)
         if kind == "time":
             yield from _check_range(data, "q", 0, 86_400 * 10**9 - 1)
+        elif kind == "decimal":
+            yield from _check_digits(memoryview(data).cast("B"), 10 ** detail[0])
         return Column(kind, length, data, lengths, valid, form, detail)
 
     def _categories(self, detail: Any, codes: Buffer) -> Generator[None, None, tuple[Column, bool]]:
@@ -439,6 +445,14 @@ def _check_range(data: Buffer, code: str, least: int, most: int) -> Generator[No
             lowest, highest = chunk.min(), chunk.max()
         if lowest < least or highest > most:
             raise BadTable(f"a number that is not in {least} to {most}")
+
+
+def _check_digits(data: memoryview, end: int) -> Generator[None, None, None]:
+    step = 16 * _PIECE_ROWS
+    for at in range(0, len(data), step):
+        yield
+        if not all(-end < each < end for each in _whole_numbers(data[at : at + step])):
+            raise BadTable("a decimal with more digits than announced")
 
 
 def _check_texts(data: Buffer, lengths: Buffer, is_text: bool) -> Generator[None, None, None]:
