@@ -384,7 +384,7 @@ class Buffers:
         if kind == "time":
             yield from _check_range(data, "q", 0, 86_400 * 10**9 - 1)
         elif kind == "decimal":
-            yield from _check_digits(memoryview(data).cast("B"), 10 ** detail[0])
+            yield from _check_digits(memoryview(data).cast("B"), detail[0])
         return Column(kind, length, data, lengths, valid, form, detail)
 
     def _categories(self, detail: Any, codes: Buffer) -> Generator[None, None, tuple[Column, bool]]:
@@ -447,8 +447,8 @@ def _check_range(data: Buffer, code: str, least: int, most: int) -> Generator[No
             raise BadTable(f"a number that is not in {least} to {most}")
 
 
-def _check_digits(data: memoryview, end: int) -> Generator[None, None, None]:
-    step = 16 * _PIECE_ROWS
+def _check_digits(data: memoryview, digits: Any) -> Generator[None, None, None]:
+    step, end = 16 * _PIECE_ROWS, 10**digits
     for at in range(0, len(data), step):
         yield
         if not all(-end < each < end for each in _whole_numbers(data[at : at + step])):
