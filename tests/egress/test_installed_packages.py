@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from builtin.webkit import Site, page, serve
+from builtin.webkit import page
 from egress.doors import code_of, door
+from egress.package_index import opened
 from egress.replays import replayed
-from toolcell import Limits, Runtime, ToolRegistry, UsageError
+from sandbox.test_contained_backend import scoped
+from toolcell import Limits, Policy, Runtime, ToolRegistry, UsageError
 from toolcell.control import Approve
 from toolcell.egress import Allow, Egress, PackageIndex
 from toolcell.egress.packages import PIP
@@ -137,55 +138,6 @@ def test_a_link_in_a_wheel_is_a_file_and_its_scripts_are_left_out(tmp_path: Path
 # Scripts
 
 
-@asynccontextmanager
-async def index(*wheels: Path) -> AsyncIterator[Site]:
-    """Serve wheels as an index of packages does."""
-    pages: dict[str, bytes] = {}
-    for wheel in wheels:
-        name = wheel.name.partition("-")[0].replace("_", "-")
-        content = wheel.read_bytes()
-        link = f'<a href="/files/{wheel.name}#sha256={hashlib.sha256(content).hexdigest()}">{wheel.name}</a>'
-        own = pages.get(f"/simple/{name}/", b"").partition(b"\r\n\r\n")[2].decode()
-        pages[f"/simple/{name}/"] = page(own + link)
-        pages[f"/files/{wheel.name}"] = page(content, "application/octet-stream")
-    async with serve(pages) as site:
-        yield site
-
-
-@pytest.fixture
-def wheels(tmp_path: Path) -> list[Path]:
-    """Two packages: humanize needs tiny-pkg, and is there in two versions."""
-    folder = tmp_path / "wheels"
-    folder.mkdir()
-    made = [
-        make_wheel(folder, "tiny_pkg", "1.5", {"tiny_pkg/__init__.py": "import json\nVALUE = 7\n"}),
-        make_wheel(folder, "humanize", "3.0", {"humanize/__init__.py": "VERSION = 3\n"}),
-    ]
-    files = {
-        "humanize/__init__.py": "import tiny_pkg\nVERSION = 4\ndef twice(): return tiny_pkg.VALUE * 2\n",
-        "humanize/data.txt": "words",
-        "humanize.pth": "import sys; sys.modules['evil'] = sys\n",
-        "json.py": "raise ImportError('shadowed')\n",
-    }
-    path = make_wheel(folder, "humanize", "4.1", files)
-    with zipfile.ZipFile(path) as old:
-        kept = {name: old.read(name).decode() for name in old.namelist()}
-    kept["humanize-4.1.dist-info/METADATA"] += "Requires-Dist: tiny-pkg>=1\n"
-    wheel_of(path, kept)
-    return [*made, path]
-
-
-@asynccontextmanager
-async def opened(
-    wheels: Sequence[Path], *names: str, approval: bool = False, **options: Any
-) -> AsyncIterator[tuple[Site, Runtime]]:
-    """Open a runtime whose scripts may install these names."""
-    async with index(*wheels) as site:
-        egress = Egress(packages=PackageIndex(names, url=site.url("/simple/", "127.0.0.1"), approval=approval))
-        async with Runtime(egress=egress, limits=Limits(wall_s=120), **options) as runtime:
-            yield site, runtime
-
-
 INSTALL = """
 install_package("humanize>=4")
 import humanize, importlib.metadata, json, os, sys
@@ -207,14 +159,24 @@ VALUE = {"twice": 14, "data": "words", "version": "4.1", "problems": ["Permissio
 
 @pytest.mark.isolation
 @pytest.mark.anyio
-@pytest.mark.parametrize("backend", ["process", pytest.param("docker", marks=pytest.mark.docker)])
-async def test_a_script_installs_what_is_allowed_and_what_that_needs(backend: str, wheels: list[Path]) -> None:
-    async with opened(wheels, "humanize", backend=backend) as (_, runtime):
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"backend": "process"}, id="process"),
+        pytest.param({"policy": Policy(profile="container")}, id="contained", marks=scoped),
+        pytest.param({"backend": "docker"}, id="docker", marks=pytest.mark.docker),
+    ],
+)
+async def test_a_script_installs_what_is_allowed_and_what_that_needs(
+    options: dict[str, Any], wheels: list[Path]
+) -> None:
+    async with opened(wheels, "humanize", **options) as (_, runtime):
         result = await runtime.execute_code(INSTALL)
         fresh = await runtime.execute_code("import humanize")
 
+    is_contained = "policy" in options  # there modes of files have no effect
     assert result.error is None, result.error
-    assert result.value == VALUE
+    assert result.value == (VALUE | {"problems": []} if is_contained else VALUE)
     assert fresh.error is not None
     assert fresh.error.type == "ModuleNotFoundError"
 
@@ -431,22 +393,28 @@ async def test_an_index_that_is_not_there_is_named(pip: str, monkeypatch: pytest
 
 @pytest.mark.isolation
 @pytest.mark.anyio
-async def test_the_python_of_the_script_decides_what_is_installed(wheels: list[Path], tmp_path: Path) -> None:
-    new = make_wheel(tmp_path, "newer", "2.0", {"newer.py": ""})
-    with zipfile.ZipFile(new) as old:
-        kept = {name: old.read(name).decode() for name in old.namelist()}
-    kept["newer-2.0.dist-info/METADATA"] += (
-        'Requires-Python: >=3.9\nRequires-Dist: tiny-pkg; python_version < "3.10"\n'
-        'Requires-Dist: humanize; python_version >= "3.99"\n'
+async def test_the_python_and_the_machine_of_the_script_decide_what_is_installed(
+    wheels: list[Path], tmp_path: Path
+) -> None:
+    needs = (
+        "Requires-Python: >=3.9",
+        'Requires-Dist: tiny-pkg; python_version < "3.10"',
+        'Requires-Dist: humanize; python_version >= "3.99" or platform_machine == "riscv64"',
+        'Requires-Dist: elsewhere; sys_platform != "linux"',
     )
-    wheel_of(new, kept)
+    new = make_wheel(tmp_path, "newer", "2.0", {"newer.py": ""}, "".join(f"{each}\n" for each in needs))
     asks = """
 from toolcell_bridge.guest.egress import packages
 from toolcell_bridge.wire.requests import INSTALL_PACKAGE
 found = {}
+def ask(python, machine="x86_64"):
+    args = {"package": "newer", "installed": {}, "python": python, "machine": machine}
+    try: return sorted(each["file"] for each in call_tool(INSTALL_PACKAGE, **args)["wheels"])
+    except ToolError as error: return str(error)
 for version in ("3.8.1", "3.9.2", "3.99.0", "3", "3.9.2; x", None):
-    try: found[str(version)] = sorted(each["file"] for each in call_tool(INSTALL_PACKAGE, package="newer", installed={}, python=version)["wheels"])
-    except ToolError as error: found[str(version)] = str(error)
+    found[str(version)] = ask(version)
+found["machine"] = ask("3.12.1", "riscv64")
+found["no machine"] = ask("3.12.1", "riscv64; x")
 set_result(found)
 """
     async with opened([*wheels, new], "newer") as (_, runtime):
@@ -456,7 +424,9 @@ set_result(found)
     found = result.value
     assert found["3.9.2"] == ["newer-2.0-py3-none-any.whl", "tiny_pkg-1.5-py3-none-any.whl"]
     assert found["3.99.0"] == [f"{name}-py3-none-any.whl" for name in ("humanize-4.1", "newer-2.0", "tiny_pkg-1.5")]
+    assert found["machine"] == found["3.99.0"]
     assert "requires a different Python: 3.8.1" in found["3.8.1"]
+    assert "machine is a name such as x86_64" in found["no machine"]
     assert all("python" in found[each] for each in ("3", "3.9.2; x", "None"))
 
 

@@ -16,8 +16,8 @@ HTTP_READ: Final = "http_read"
 part from `start`, and drops the wheel with its last part."""
 
 INSTALL_PACKAGE: Final = "install_package"
-"""Finds the wheels of a package and its dependencies: package, installed. Returns `wheels`, each with name, version,
-file, sha256 and size, and as `rest` the name under which `HTTP_READ` has its content."""
+"""Finds the wheels of a package and its dependencies: package, installed, python, machine. Returns `wheels`, each with
+name, version, file, sha256 and size, and as `rest` the name under which `HTTP_READ` has its content."""
 
 PART_BYTES: Final = 256 * 1024
 """Most bytes of a body, in one call or one answer."""

@@ -8,6 +8,7 @@ from typing import Any
 from toolcell.journal.ledger import CANCELLED, Journal, JournalEntry
 from toolcell.journal.store import JournalStore
 from toolcell.results import ExecutionResult, Repair, RepairedCall
+from toolcell.run.calls import PARTS
 from toolcell.tools.code import ExecuteCode
 from toolcell.tools.options import ToolOptions
 
@@ -38,7 +39,7 @@ ANSWERED, FAILED, IN_DOUBT = "answered", "failed", "in doubt"
 
 
 def report(repaired: str, journal: Journal, reused: Iterable[JournalEntry], options: OptionsOf) -> Repair:
-    """Sort the calls of a repaired script and of the run that it repairs."""
+    """Sort the calls of a repaired script and of the run that it repairs. Parts of the bodies of requests are none."""
     reused = list(reused)
     new = [entry for entry in journal.entries if entry not in reused]
     orphaned = [entry for entry in journal.past if entry is not None and _is_done_write(entry, options)]
@@ -51,7 +52,7 @@ def _is_done_write(entry: JournalEntry, options: OptionsOf) -> bool:
 
 
 def _rows(entries: Iterable[JournalEntry]) -> tuple[RepairedCall, ...]:
-    return tuple(RepairedCall(entry.tool, entry.args, _status(entry)) for entry in entries)
+    return tuple(RepairedCall(entry.tool, entry.args, _status(entry)) for entry in entries if entry.tool not in PARTS)
 
 
 def _status(entry: JournalEntry) -> str:

@@ -15,12 +15,12 @@ from typing import Any, Final, Self, TypeGuard
 
 import anyio
 
-from toolcell.config import Limits
+from toolcell.config import Limits, Policy
 from toolcell.egress.answers import AnswerBody, Inflater, inflater_for
 from toolcell.egress.connector import GuardedBackend, httpcore, tls_context
 from toolcell.egress.echoes import Echoes
 from toolcell.egress.failures import CERTIFICATE, CONNECT, LIMIT, PROTOCOL, REFUSED, TIMEOUT, refused
-from toolcell.egress.packages import PackageIndex, described, find_wheels, prepare_pip, python_of, versions_of
+from toolcell.egress.packages import PackageIndex, ScriptPython, described, find_wheels, prepare_pip
 from toolcell.egress.request import (
     HttpRequest,
     check_override,
@@ -32,7 +32,7 @@ from toolcell.egress.request import (
 from toolcell.egress.resolver import AddressRules, Resolver, SystemResolver, checked_addresses
 from toolcell.egress.rules import PLACEHOLDER, SAFE, Allow, RuleBook
 from toolcell.egress.urls import Target
-from toolcell.errors import ToolError, UsageError
+from toolcell.errors import PackageError, SandboxUnavailable, ToolError, UsageError
 from toolcell.support import TokenBucket, quiet_loggers
 from toolcell.tools import (
     CODE,
@@ -86,8 +86,13 @@ _READ_SCHEMA: Final = {
 }
 _INSTALL_SCHEMA: Final = {
     "type": "object",
-    "properties": {"package": {"type": "string"}, "installed": {"type": "object"}, "python": {"type": "string"}},
-    "required": ["package", "python"],
+    "properties": {
+        "package": {"type": "string"},
+        "installed": {"type": "object"},
+        "python": {"type": "string"},
+        "machine": {"type": "string"},
+    },
+    "required": ["package", "python", "machine"],
 }
 
 
@@ -576,18 +581,22 @@ class RequestTools:
     async def _install(self, context: ToolContext) -> dict[str, Any]:
         args, egress = context.call.args, self._egress
         index = egress.index
-        requirement = index.requirement_for(args.get("package"))
-        run, caller = self._of_run(context.call.run), context.call.run.scope.runtime
+        requirement, python = index.requirement_for(args.get("package")), ScriptPython.of(args)
+        run = self._of_run(context.call.run)
         run.count_request()
-        wheels = await find_wheels(
-            index,
-            requirement,
-            versions_of(args.get("installed")),
-            python_of(args.get("python")),
-            egress=egress.for_index(),
-            profile="full" if caller is None else caller.policy.profile,
-            most_bytes=run.bytes_left,
-        )
+        try:
+            wheels = await find_wheels(
+                index,
+                requirement,
+                python,
+                egress=egress.for_index(),
+                policy=_policy_of_resolver(context.call.run.scope.runtime),
+                most_bytes=run.bytes_left,
+            )
+        except (SandboxUnavailable, PackageError) as exc:
+            raise ToolError(
+                f"pip, which finds packages in a sandbox of its own, cannot run: {exc}", code=CONNECT
+            ) from exc
         run.count_bytes(sum(wheel.size for wheel in wheels))
         facts = [described(wheel) for wheel in wheels]
         for fact, wheel in zip(facts, wheels, strict=True):
@@ -647,6 +656,15 @@ class RequestTools:
 def labels(given: str | Sequence[str]) -> frozenset[str]:
     """Return labels of which one may be written as a text."""
     return frozenset((given,) if isinstance(given, str) else given)
+
+
+def _policy_of_resolver(runtime: Any) -> Policy:
+    """Return how pip's sandbox is isolated, which is one of this machine's processes. `runtime`: whose script asks."""
+    if runtime is None:
+        return Policy()
+    policy = runtime.policy
+    is_alike = runtime.environment.backend.name == "process"
+    return Policy(profile=policy.profile, **({"require": policy.require} if is_alike else {}))
 
 
 def _is_count(given: object) -> TypeGuard[int]:

@@ -10,13 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidName, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from toolcell.config import MIB, Limits, Policy, PoolConfig, Profile, names_of
+from toolcell.config import MIB, Limits, Policy, PoolConfig, names_of
 from toolcell.egress import resolver_guest
 from toolcell.egress.failures import LIMIT, PROTOCOL, refused
 from toolcell.egress.rules import Allow
@@ -44,6 +44,7 @@ MAX_NAME: Final = 200
 """Characters of a requirement."""
 
 _PYTHON: Final = re.compile(r"3\.\d{1,2}\.\d{1,3}")
+_MACHINE: Final = re.compile(r"[A-Za-z0-9_]{1,40}")
 
 MAX_INSTALLED: Final = 2000
 """Distributions of which a guest may say that it has them."""
@@ -60,7 +61,7 @@ ONLY_PURE: Final = (
 )
 
 USE: Final = """
-find_wheels(requirement, constraints, installed, url, python)
+find_wheels(requirement, constraints, installed, url, python, machine)
 wheels = sorted(map(str, Path("wheels").glob("*.whl")))
 set_result(len(wheels), files=wheels)
 """
@@ -140,6 +141,31 @@ def _rule_of(url: str) -> Allow:
     return Allow(f"{target.scheme}://{name}", ports=[target.port])
 
 
+@dataclass(frozen=True, slots=True)
+class ScriptPython:
+    """The Python of a script, as its sandbox says."""
+
+    version: str
+    machine: str
+    """Such as `x86_64`."""
+    installed: Mapping[str, str]
+    """Versions of what the script can import."""
+
+    @classmethod
+    def of(cls, args: Mapping[str, Any]) -> Self:
+        """Read the arguments of a call.
+
+        Raises:
+            ToolError: they do not say which Python it is.
+        """
+        version, machine = args.get("python"), args.get("machine")
+        if not (isinstance(version, str) and _PYTHON.fullmatch(version)):
+            raise ToolError(f"python is a version such as 3.12.1, not {version!r:.40}", code="invalid_arguments")
+        if not (isinstance(machine, str) and _MACHINE.fullmatch(machine)):
+            raise ToolError(f"machine is a name such as x86_64, not {machine!r:.40}", code="invalid_arguments")
+        return cls(version, machine, _versions_of(args.get("installed")))
+
+
 def described(wheel: OutputFile) -> dict[str, Any]:
     """Return what the log has of a wheel.
 
@@ -177,21 +203,20 @@ async def prepare_pip() -> None:
 async def find_wheels(
     index: PackageIndex,
     requirement: str,
-    installed: Mapping[str, str],
-    python: str,
+    python: ScriptPython,
     *,
     egress: IndexRules,
-    profile: Profile,
+    policy: Policy,
     most_bytes: int,
 ) -> Sequence[OutputFile]:
     """Have pip find and download wheels in a sandbox of its own.
 
-    `python`: the version of the script's. `egress`: where that sandbox may send requests. `profile`: of the runtime
-    whose script asks.
+    `egress`: where that sandbox may send requests. `policy`: how it is isolated.
 
     Raises:
         ToolError: they cannot be had; the text has pip's reasons.
         SandboxUnavailable: no sandbox could be started.
+        PackageError: this machine has no pip, and it could not be fetched.
     """
     from toolcell.runtime import Runtime  # which imports this package where requests are allowed
 
@@ -199,11 +224,12 @@ async def find_wheels(
     inputs = {
         "requirement": requirement,
         "constraints": index.constraints,
-        "installed": dict(installed),
-        "python": python,
+        "installed": dict(python.installed),
+        "python": python.version,
+        "machine": python.machine,
         "url": index.url,
     }
-    own = Runtime(packages=[PIP], egress=egress, limits=limits, policy=Policy(profile=profile), pool=PoolConfig(warm=0))
+    own = Runtime(packages=[PIP], egress=egress, limits=limits, policy=policy, pool=PoolConfig(warm=0))
     script = Path(resolver_guest.__file__).read_text(encoding="utf-8") + USE
     async with own:
         result = await own.execute_code(script, inputs=inputs)
@@ -219,19 +245,8 @@ async def find_wheels(
     return result.files
 
 
-def python_of(given: object) -> str:
-    """Return the version of Python that a guest says it has.
-
-    Raises:
-        ToolError: it is not one.
-    """
-    if not (isinstance(given, str) and _PYTHON.fullmatch(given)):
-        raise ToolError(f"python is a version such as 3.12.1, not {given!r:.40}", code="invalid_arguments")
-    return given
-
-
-def versions_of(given: object) -> dict[str, str]:
-    """Return what a guest says that it has; what cannot be a name or a version is left out."""
+def _versions_of(given: object) -> dict[str, str]:
+    """Return what can be names and versions of packages."""
     found: dict[str, str] = {}
     for name, version in list(given.items())[:MAX_INSTALLED] if isinstance(given, Mapping) else ():
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -29,6 +30,12 @@ def pip(*arguments: str) -> None:
         sys.exit(code)
 
 
+def read_nothing_of_the_machine() -> None:
+    """Have pip send indexes no description of the machine: a sandbox may not read all that it would look at."""
+    session: Any = import_module("pip._internal.network.session")
+    session.user_agent = lambda: f"pip/{session.__version__}"
+
+
 def accept_pure_wheels_only(python: str) -> None:
     """Have pip choose wheels that every machine can import: nothing can be executed in a sandbox's folders."""
     tags: Any = import_module("pip._vendor.packaging.tags")
@@ -38,13 +45,13 @@ def accept_pure_wheels_only(python: str) -> None:
     module.get_supported = lambda **_options: pure
 
 
-def decide_for(python: str) -> None:
-    """Have pip decide what is needed for this version of Python, which may be another than its own."""
+def decide_for(python: str, machine: str) -> None:
+    """Have pip decide what is needed for this version of Python and this machine, which may be others than its own."""
     markers: Any = import_module("pip._vendor.packaging.markers")
     target: Any = import_module("pip._internal.models.target_python").TargetPython
     candidate: Any = import_module("pip._internal.resolution.resolvelib.candidates").RequiresPythonCandidate
     own, make_target, make_candidate = markers.default_environment, target.__init__, candidate.__init__
-    named = {"python_version": python.rpartition(".")[0], "python_full_version": python}
+    named = {"python_version": python.rpartition(".")[0], "python_full_version": python, "platform_machine": machine}
     version = tuple(map(int, python.split(".")))
     markers.default_environment = lambda: {**own(), **named, "implementation_version": python}
     target.__init__ = lambda self, *_, **__: make_target(self, py_version_info=version)
@@ -52,22 +59,28 @@ def decide_for(python: str) -> None:
 
 
 def show_as_installed(versions: Mapping[str, str], folder: Path) -> None:
-    """Have pip see what the script can import already, so that it is neither replaced nor downloaded."""
+    """Have pip see what the script can import already, so that it is neither replaced nor downloaded, and no more."""
     for name, version in versions.items():
         metadata = folder / f"{name.replace('-', '_')}-{version}.dist-info" / "METADATA"
         metadata.parent.mkdir(parents=True)
         metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    sys.path.append(str(folder))
+    environment: Any = import_module("pip._internal.metadata").select_backend().Environment
+    environment.default = classmethod(lambda cls: cls([str(folder)]))
 
 
 def find_wheels(
-    requirement: str, constraints: Sequence[str], installed: Mapping[str, str], url: str, python: str
+    requirement: str, constraints: Sequence[str], installed: Mapping[str, str], url: str, python: str, machine: str
 ) -> None:
-    """Download the wheels of a requirement and of its dependencies into `wheels`, for a version of Python."""
+    """Download the wheels of a requirement and of its dependencies into `wheels`.
+
+    `python`, `machine`: that they are for, such as 3.12.1 and x86_64.
+    """
+    own = Path(tempfile.mkdtemp())
+    read_nothing_of_the_machine()
     accept_pure_wheels_only(python)
-    decide_for(python)
-    show_as_installed(installed, Path("/tmp/installed"))
-    report, limits = Path("/tmp/report.json"), Path("/tmp/constraints.txt")
+    decide_for(python, machine)
+    show_as_installed(installed, own / "installed")
+    report, limits = own / "report.json", own / "constraints.txt"
     limits.write_text("".join(f"{each}\n" for each in constraints))
     index = ["--index-url", url]
     pip("install", "--dry-run", "--report", str(report), "--constraint", str(limits), *index, requirement)

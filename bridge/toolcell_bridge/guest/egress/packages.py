@@ -68,7 +68,8 @@ def _why_not_unpacked(error: BaseException) -> str:
 def _received(name: str) -> Steps[list[bytes]]:
     """Have the host find the wheels, and receive them."""
     installed = {each.metadata["Name"]: each.version for each in distributions() if each.metadata["Name"]}
-    asked = {"package": name, "installed": installed, "python": "{}.{}.{}".format(*sys.version_info)}
+    python, machine = "{}.{}.{}".format(*sys.version_info), os.uname().machine
+    asked = {"package": name, "installed": installed, "python": python, "machine": machine}
     answer: dict[str, Any] = yield HostCall(INSTALL_PACKAGE, asked)
     wheels = []
     for wheel in answer["wheels"]:

@@ -1,0 +1,166 @@
+"""`install_package` on every route that runs a script: the same packages are allowed, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp.client.client import Client as McpClient
+from mcp.client.stdio import StdioServerParameters
+
+from builtin.webkit import Site
+from egress.package_index import index, opened
+from service.client_serving import serving
+from toolcell import Agent, Runtime, SandboxUnavailable
+from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.egress import PackageIndex, egress
+from toolcell.errors import PackageError
+from toolcell.mcp.server import McpServer
+from toolcell.service import Client, TenantConfig
+from toolcell.service.principal import Scope
+from toolcell.service.tokens import TokenDatabase
+
+pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
+
+INSTALL = """
+try: install_package("tiny-pkg")
+except RuntimeError as error: said = str(error)
+install_package("humanize")
+import humanize
+set_result([humanize.twice(), "tiny-pkg is not allowed" in said])
+"""
+INSTALLED = [14, True]
+
+DEFAULTS: dict[str, Any] = PackageIndex.__init__.__kwdefaults__
+
+PROGRAM = """
+import sys
+from toolcell.cli import main
+from toolcell.egress import PackageIndex
+PackageIndex.__init__.__kwdefaults__["url"] = sys.argv.pop(1)
+main()
+"""
+"""`toolcell` with another index than PyPI."""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def results_of(route: str, runtime: Runtime, source: str) -> list[Any]:
+    """Return what whoever runs a script on this route gets of it."""
+    match route:
+        case "stream":
+            return [[event async for event in runtime.stream(source)][-1].result.value]  # type: ignore[union-attr]
+        case "map":
+            return [item.value async for item in runtime.map(source, [{}, {}])]
+        case "feed":
+            run = runtime.feed()
+            for line in source.splitlines(keepends=True):
+                await run.write(line)
+            return [(await run.finish()).value]
+        case "agent":
+            model = ScriptedModel([calls(("execute_code", {"code": source})), "done"])
+            messages = (await Agent(model, code_execution=runtime).run("go")).messages
+            return [json.loads(each["content"]) for each in messages if each["role"] == "tool"]
+    assert route == "mcp"
+    async with McpServer(runtime, has_one_client=True) as server, McpClient(server.server) as client:
+        answer = await client.call_tool("execute_code", {"code": source})
+        return [answer.structured_content["value"]]
+
+
+@pytest.mark.parametrize("route", ["stream", "map", "feed", "agent", "mcp"])
+async def test_a_script_of_each_route_installs_what_is_allowed(route: str, wheels: list[Path]) -> None:
+    async with opened(wheels, "humanize") as (_, runtime):
+        results = await results_of(route, runtime, INSTALL)
+
+    assert results in ([INSTALLED], [INSTALLED, INSTALLED])
+
+
+async def test_an_agent_that_repairs_its_script_installs_once(wheels: list[Path]) -> None:
+    async with opened(wheels, "humanize") as (site, runtime):
+        broken, mended = (calls(("execute_code", {"code": code})) for code in (f"{INSTALL}1 / 0", INSTALL))
+        model = ScriptedModel([broken, mended, "done"])
+        run = await Agent(model, code_execution=runtime, repair=True).run("go")
+
+    told = [each["content"] for each in run.messages if each["role"] == "tool"]
+    assert "ZeroDivisionError" in told[0]
+    assert told[1].startswith(json.dumps(INSTALLED))
+    assert "http_read" not in told[1]
+    assert site.paths.count("/simple/humanize/") == 2
+
+
+async def test_the_command_line_allows_packages(wheels: list[Path]) -> None:
+    async with index(*wheels) as site:
+        place = [sys.executable, "-c", PROGRAM, site.url("/simple/", "127.0.0.1")]
+        flags = ["--allow-package", "humanize"]
+        run = [*place, "run", "-c", INSTALL, "--json", *flags]
+        done = await anyio.run_process(run, stderr=subprocess.PIPE, check=False)
+        parameters = StdioServerParameters(command=place[0], args=[*place[1:], "mcp", *flags])
+        async with McpClient(parameters) as client:
+            answer = await client.call_tool("execute_code", {"code": INSTALL})
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["value"] == INSTALLED
+    assert answer.structured_content["value"] == INSTALLED
+
+
+@asynccontextmanager
+async def service_of(folder: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dict[str, Client]]:
+    """Open a service with two tenants, each with a list of its own; yield their clients."""
+    monkeypatch.setitem(DEFAULTS, "url", site.url("/simple/", "127.0.0.1"))
+    tenants = {
+        "acme": TenantConfig(allow_packages=("humanize",)),
+        "bolt": TenantConfig(allow_packages=("tiny-pkg",)),
+    }
+    store = TokenDatabase(folder / "tokens.db")
+    tokens = {name: store.create(name, list(Scope), name=name).text for name in tenants}
+    store.close()
+    async with (
+        serving(folder / "state", tokens=folder / "tokens.db", tenants=tenants) as (url, _),
+        Client(url, token=tokens["acme"]) as acme,
+        Client(url, token=tokens["bolt"]) as bolt,
+    ):
+        yield {"acme": acme, "bolt": bolt}
+
+
+async def test_what_one_tenant_may_install_does_not_serve_another(
+    wheels: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = dict[str, Any]()
+
+    async def install(name: str, client: Client) -> None:
+        results[name] = await client.execute_code(INSTALL)
+
+    async with index(*wheels) as site, service_of(tmp_path, site, monkeypatch) as clients:
+        async with anyio.create_task_group() as tasks:
+            for name, client in clients.items():
+                tasks.start_soon(install, name, client)
+        own = await clients["bolt"].execute_code("install_package('tiny-pkg'); import tiny_pkg; tiny_pkg.VALUE")
+
+    assert results["acme"].value == INSTALLED
+    assert "the package humanize is not allowed" in results["bolt"].error.message
+    assert own.value == 7
+
+
+@pytest.mark.parametrize("failure", [SandboxUnavailable("no namespaces here"), PackageError("pip is not to be had")])
+async def test_a_machine_on_which_pip_cannot_run_says_why(
+    failure: Exception, wheels: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(egress, "find_wheels", fail)
+    async with opened(wheels, "humanize") as (_, runtime):
+        result = await runtime.execute_code("install_package('humanize')")
+
+    assert result.error is not None
+    assert f"cannot run: {failure}" in result.error.message
