@@ -91,6 +91,8 @@ PATHS = (
     "/repos/acme/%u002e%u002e/other", "/repos/acme/%uff0e%uff0e%u002fother", "/repos/acme/..%ef%bc%8fother",
     "/repos/acme/%ef%bc%8e%ef%bc%8e/other", "/repos/acme/%e2%80%a5/other", "/repos/acme/%2e%2e%255cother",
     "/repos/acme/x%0d%0aGET /other", "/repos/acme/%00", "/repos/acme/%2525252e%2525252e/x",
+    "/repos/acme/%e0%80%ae%e0%80%ae/other", "/repos/acme/%f0%80%80%ae./other", "/repos/acme/..%e2%88%95other",
+    "/repos/acme/..%c2%a5other", "/repos/acme/..%20/other", "/repos/acme/.../other",
 )  # fmt: skip
 
 
@@ -129,6 +131,8 @@ HEADERS = {
     "another path, behind a proxy": ["X_Forwarded_Uri", "/admin"],
     "another path": ["X-Original-URL", "/admin"],
     "another path, for another server": ["X-Rewrite-URL", "/admin"],
+    "another host, behind a proxy": ["X-Forwarded-Host", "evil.test"],
+    "another host, in the standard's header": ["Forwarded", "host=evil.test"],
     "a line break in the value": ["X-A", "1\r\nX-B: 2"],
     "a line feed in the value": ["X-A", "1\nX-B: 2"],
     "a zero in the value": ["X-A", "1\0"],
@@ -161,6 +165,18 @@ FORMS = {
     "a form in other letters": ("Application/X-WWW-Form-UrlEncoded; charset=x", b"a=1;%5Fmethod=delete"),
     "a form in parts": ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="_method"'),
     "a form in parts, without quotes": ("multipart/form-data; boundary=x", b"--x\r\nContent-Disposition: name=_METHOD"),
+    "a form in parts, in single quotes": (
+        "multipart/form-data; boundary=x",
+        b"--x\r\nContent-Disposition: name='_method'",
+    ),
+    "a form in parts, escaped": ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: name="_me\\thod"'),
+    "a form in parts, with a dot": ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: name=".method"'),
+    "a form with a dot, as PHP reads it": ("application/x-www-form-urlencoded", b"a=1&%2emethod=DELETE"),
+    "a form with a zero, as PHP reads it": ("application/x-www-form-urlencoded", b"a=1&_method%00a=DELETE"),
+    "a form without a type, as Rack reads it": ("", b"a=1&_method=DELETE"),
+    "a form in EBCDIC": ("application/x-www-form-urlencoded; charset=IBM037", b"&%6d%94%85%a3%88%96%84=DELETE"),
+    "JSON": ("application/json", b'{"_method": "DELETE"}'),
+    "JSON, escaped": ("application/vnd.api+json", b'{"a": 1, "\\u005fmeth\\u006Fd"\n: "DELETE"}'),
 }
 
 
@@ -184,6 +200,36 @@ async def test_an_uploaded_form_does_not_ask_for_another_method(what: str, befor
             result = await run.send(site.url(host="127.0.0.1"), "POST", [["Content-Type", content_type]], **sent)
             assert (code_of(result) == REFUSED) is is_refused
             assert bool(site.requests) is not is_refused
+
+
+async def test_a_form_is_looked_through_without_a_type_and_refused_when_compressed() -> None:
+    form = ["Content-Type", "application/x-www-form-urlencoded"]
+    async with serve({}) as site, door(of(site, methods=["*"], approval="DELETE")) as run:
+        refused = [
+            await run.send(site.url(host="127.0.0.1"), "POST", [], b"_method=DELETE"),
+            await run.send(site.url(host="127.0.0.1"), "POST", [form, ["Content_Encoding", "gzip"]], b"\x1f\x8b..."),
+        ]
+        assert [code_of(each) for each in refused] == [REFUSED] * 2
+        for headers in ([], [form], [["Content-Encoding", "gzip"]], [["Content-Type", "application/json; charset=x"]]):
+            assert code_of(await run.send(site.url(host="127.0.0.1"), "POST", headers, b"a=_method")) == "sent", headers
+
+
+async def test_the_second_url_of_webdav_is_judged_as_the_first() -> None:
+    async with serve({}) as site:
+        rules = of(site, paths=["/mine/*"], methods=["*"]), of(site, paths=["/shared/*"], methods=["*"], approval="*")
+        async with door(*rules) as run:
+            here = site.url("/mine/a", "127.0.0.1")
+            for place in (
+                "/others/x",
+                "../others/x",
+                "/mine/%2e%2e/x",
+                "/shared/x",
+                "http://evil.test/mine/x",
+                "http://[",
+            ):
+                assert code_of(await run.send(here, "MOVE", [["Destination", place]])) == REFUSED, place
+            assert site.requests == []
+            assert code_of(await run.send(here, "MOVE", [["Destination", site.url("/mine/b", "127.0.0.1")]])) == "sent"
 
 
 BORDERS = {
@@ -345,7 +391,8 @@ async def test_a_secret_that_is_echoed_is_taken_out_of_the_body(how: str, coding
 
 
 async def test_parts_of_an_answer_are_not_asked_for_where_secrets_are_in_play() -> None:
-    asked = [["Range", "bytes=0-3"], ["if-range", '"x"'], ["X-A", "1"]]
+    names = "Range", "if-range", "Request-Range", "x_ms_range"
+    asked = [["X-A", "1"], *([name, "bytes=0-3"] for name in names)]
     async with serve({}) as site:
         async with door(of(site, secrets={"Authorization": "{TOKEN}"}), secrets={"TOKEN": TOKEN}) as run:
             assert code_of(await run.send(site.url(host="127.0.0.1"), "GET", asked)) == "sent"
@@ -396,13 +443,14 @@ async def test_what_waits_for_the_rest_of_a_secret_does_not_tell_it(guess: bytes
 async def test_a_secret_in_headers_and_reason_is_taken_out() -> None:
     async with serve({}) as site:
         location = f"Location: https://evil.test/?t={quote(TOKEN, safe='')}"
-        site.pages["/"] = page("", "text/plain", f"302 {TOKEN}", location, f"X-Sent: Bearer {TOKEN}")
-        async with door(of(site, secrets=["TOKEN"]), secrets={"TOKEN": TOKEN}) as run:
+        site.pages["/"] = page("", "text/plain", f"302 {TOKEN}", location, f"X-Sent: Bearer {TOKEN}", "key-1234: x")
+        async with door(of(site, secrets=["TOKEN"]), secrets={"TOKEN": TOKEN, "KEY": "key-1234"}) as run:
             answer = (await run.send(site.url(host="127.0.0.1"), headers=[["X-Key", "{TOKEN}"]])).value
 
     assert f"X-Key: {TOKEN}" in site.requests[0]
     assert answer["reason"] == "{TOKEN}"
     headers = dict(answer["headers"])
+    assert headers["{KEY}"] == "x"
     assert (headers["X-Sent"], headers["Location"]) == ("Bearer {TOKEN}", "https://evil.test/?t={TOKEN}")
 
 
@@ -473,10 +521,35 @@ async def test_a_body_has_the_secrets_that_its_rule_lists() -> None:
             await stream.send(page(body))
 
         site.pages["/"] = echo
-        answer = (await run.send(site.url(host="127.0.0.1"), "POST", body=b"key={TOKEN}&{OTHER}")).value
+        body = b"key={TOKEN}&{OTHER}"
+        length = [["Content-Length", str(len(body))]]
+        answer = (await run.send(site.url(host="127.0.0.1"), "POST", length, body)).value
 
     assert answer["body"] == b"key={TOKEN}&{OTHER}"
     assert dict(answer["headers"])["Content-Length"] == str(len(answer["body"]))
+
+
+async def test_neither_sizes_nor_limits_tell_how_long_a_secret_is() -> None:
+    async def codes(secret: str) -> list[str]:
+        async with serve({"/": page("")}) as site:
+            rule, limits = of(site, secrets={"body": "{TOKEN}"}, max_bytes=20), Limits(egress_bytes=32)
+            async with door(rule, secrets={"TOKEN": secret}, limits=limits) as run:
+                url = site.url(host="127.0.0.1")
+                made = [await run.send(url, "POST", [], b"{TOKEN}" + b"x" * more) for more in (13, 14, 5, 6)]
+            return [each.message if each.error is not None else "sent" for each in made]
+
+    short, long = [await codes(secret) for secret in ("abcd", "abcd" * 100)]
+    assert [each.replace("PORT", "") for each in short] != ["sent"] * 4
+    assert [each.partition("127.0.0.1")[0] for each in short] == [each.partition("127.0.0.1")[0] for each in long]
+
+
+async def test_a_few_placeholders_do_not_become_a_huge_request() -> None:
+    async with serve({}) as site, door(of(site, secrets={"body": "{T}", "X": "{T}"}), secrets={"T": "x" * 4000}) as run:
+        url = site.url(host="127.0.0.1")
+        assert code_of(await run.send(url, "POST", [], b"{T}" * 33)) == REFUSED
+        assert code_of(await run.send(url, "POST", [["Y", "{T}" * 33]])) == REFUSED
+        assert site.requests == []
+        assert code_of(await run.send(url, "POST", [], b"{T}" * 2)) == "sent"
 
 
 async def test_a_secret_is_not_sent_in_clear() -> None:
@@ -503,6 +576,8 @@ ARGUMENTS = {
     "no time": {"method": "GET", "url": "https://a.test/", "timeout_s": -1},
     "an upload of somebody else": {"method": "GET", "url": "https://a.test/", "upload": "upload-1"},
     "too many headers": {"method": "GET", "url": "https://a.test/", "headers": [["a", "b"]] * 300},
+    "more than is read": {"method": "GET", "url": "https://a.test/", "note": "approved by everybody"},
+    "a body and an upload": {"method": "GET", "url": "https://a.test/", "body": b"x", "upload": "upload-1"},
 }
 
 

@@ -25,6 +25,7 @@ from toolcell.egress.request import (
     HttpRequest,
     check_override,
     check_uploaded_form,
+    destinations,
     filled_body,
     read_request,
     sent_headers,
@@ -203,6 +204,9 @@ class Egress:
         """
         rule = self._book.judge(request.method, request.target)
         check_override(request)
+        for place in destinations(request):
+            if self._book.judge(request.method, place) is not rule:
+                raise refused(f"{request}: the header Destination leads to where another rule holds, {place}")
         return rule
 
     def judge_unasked(self, request: HttpRequest) -> Allow:
@@ -324,13 +328,14 @@ class RunRequests:
 class _AsReceived(ArgumentChecker):
     """Arguments that the tool itself reads."""
 
-    def check_plain(self, args: dict[str, Any]) -> dict[str, Any]:
-        return args.copy()
+    def check_plain(self, args: dict[str, Any]) -> dict[str, Any] | None:
+        """Return a copy; None when there are more than the tool reads: who approves it would be shown them."""
+        return args.copy() if args.keys() <= self._plain else None
 
 
 def _tool(spec: ToolSpec) -> RegisteredTool:
     made = compile_tool(spec)
-    return RegisteredTool(spec, _AsReceived(spec.definition, "off", "allow"), made.aliases, made.identity)
+    return RegisteredTool(spec, _AsReceived(spec.definition, "off", "forbid"), made.aliases, made.identity)
 
 
 class RequestTools:
@@ -464,7 +469,7 @@ class RequestTools:
         upload = self._upload_of(call.run, request)
         body, headers = egress.filled(request, rule, None if upload is None else upload.size)
         content: Any = body
-        size = len(body)
+        size = len(request.body)  # with placeholders: what a script is told does not depend on secrets
         if upload is not None:
             await check_uploaded_form(request, upload)
             size, content = upload.size, _Pieces(upload)
@@ -556,7 +561,7 @@ class RequestTools:
             "status": response.status,
             "reason": echoes.clean_text(response.extensions.get("reason_phrase", b"").decode("latin-1")),
             "version": response.extensions.get("http_version", b"HTTP/1.1").decode("latin-1").removeprefix("HTTP/"),
-            "headers": [[name, echoes.clean_text(value)] for name, value in headers],
+            "headers": [[echoes.clean_text(name), echoes.clean_text(value)] for name, value in headers],
             "body": first,
             "rest": rest,
         }

@@ -26,12 +26,19 @@ MAX_HEADER_BYTES: Final = 64 * 1024
 OVERRIDES: Final = frozenset({
     "x-http-method-override", "x-http-method", "x-method-override", "x-original-url", "x-rewrite-url",
     "x-original-method", "x-forwarded-path", "x-override-url", "x-original-uri", "x-forwarded-uri",
-    "x-forwarded-method", "x-http-verb",
+    "x-forwarded-method", "x-http-verb", "x-forwarded-host", "x-forwarded-server", "forwarded", "x-host",
+    "x-original-host", "x-http-host-override",
 })  # fmt: skip
-"""Some servers take method or path from these in place of the request's own."""
+"""Some servers take method, path or host from these in place of the request's own."""
 
 PARAMETER_OVERRIDES: Final = frozenset({"_method", "_httpmethod", "x-http-method-override"})
-"""Some frameworks take the method from these, in a query or a form."""
+"""Some frameworks take the method from these, in a query, a form or JSON."""
+
+PLAIN_CHARSETS: Final = re.compile(r"utf-?8|(us-)?ascii|iso-?8859-\d+|latin-?1|windows-125\d")
+"""In which names are written as in ASCII."""
+
+MAX_PLACEHOLDERS: Final = 32
+"""Secrets in one header or body: each may be much longer than its placeholder."""
 
 PIECE_BYTES: Final = 256 * 1024
 """Of an upload that is looked through, at once."""
@@ -42,7 +49,7 @@ NAME_BYTES: Final = 512
 _DROPPED: Final = frozenset({"keep-alive", "te", "trailer", "expect"})
 """About the connection, which is the host's own."""
 
-_PIECES: Final = frozenset({"range", "if-range"})
+_PIECES: Final = frozenset({"range", "if-range", "request-range", "x-ms-range"})
 """Not sent where secrets are in play: one that is echoed would not be found in the pieces of an answer."""
 
 _REFUSED: Final = frozenset({"upgrade", "http2-settings", "alt-used"})
@@ -81,6 +88,8 @@ def read_request(args: Mapping[str, Any]) -> HttpRequest:
         raise _malformed("method and url are texts")
     if not isinstance(body, bytes) or not (upload is None or isinstance(upload, str)):
         raise _malformed("body is bytes, and upload the name of an upload or None")
+    if body and upload is not None:
+        raise _malformed("it has a body or an upload, not both")
     if timeout_s is not None and (
         isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf
     ):
@@ -135,8 +144,21 @@ def check_override(request: HttpRequest) -> None:
     kinds = _forms(request)
     if "parameters" in kinds:
         _check_parameters(request, request.body)
-    if "parts" in kinds:
-        _check_parts(request, request.body)
+    for kind in kinds & _NAMES.keys():
+        _check_names(request, kind, request.body)
+
+
+def destinations(request: HttpRequest) -> list[Target]:
+    """Return where WebDAV's MOVE and COPY write, besides the URL.
+
+    Raises:
+        ToolError: it is not a URL.
+    """
+    places = [value for name, value in request.headers if _key(name) == "destination"]
+    try:
+        return [parse_url(each, request.target) for each in places]
+    except ToolError as exc:
+        raise refused(f"{request}: the header Destination: {exc.message}") from None
 
 
 async def check_uploaded_form(request: HttpRequest, upload: Upload) -> None:
@@ -146,15 +168,15 @@ async def check_uploaded_form(request: HttpRequest, upload: Upload) -> None:
         ToolError: it asks for another method.
     """
     kinds = _forms(request)
-    parameters, parts = b"", b""
+    parameters, before = b"", b""
     for place in range(0, upload.size if kinds else 0, PIECE_BYTES):
         upload.file.seek(place)
         piece = upload.file.read(PIECE_BYTES)
         if "parameters" in kinds:
             parameters = _check_more_parameters(request, parameters + piece)
-        if "parts" in kinds:
-            _check_parts(request, parts + piece)
-            parts = piece[-NAME_BYTES:]
+        for kind in kinds & _NAMES.keys():
+            _check_names(request, kind, before + piece)
+        before = piece[-NAME_BYTES:]
         await anyio.lowlevel.checkpoint()
     _check_parameters(request, parameters)
 
@@ -171,21 +193,57 @@ def _check_more_parameters(request: HttpRequest, text: bytes) -> bytes:
 
 
 def _forms(request: HttpRequest) -> set[str]:
-    """Return what its body may be to a server: "parameters", "parts" or neither."""
-    types = [value.lower() for name, value in request.headers if name.lower() == "content-type"]
-    return {"parts" if "multipart" in each else "parameters" for each in types if "multipart" in each or "form" in each}
+    """Return what its body may be to a server: "parameters", "parts" and "json". Some read one without a type, too.
+
+    Raises:
+        ToolError: it is a form that cannot be looked through.
+    """
+    found: set[str] = set()
+    types = _values(request, "content-type")
+    for each in types:
+        form = "parts" if "multipart" in each else "parameters" if "form" in each else ""
+        if form and any(coding not in ("", "identity") for coding in _values(request, "content-encoding")):
+            raise refused(f"{request}: its form is compressed; send it as it is")
+        if form and not all(map(PLAIN_CHARSETS.fullmatch, _CHARSET.findall(each))):
+            raise refused(f"{request}: the charset of its form is not one of those that are allowed; write it in UTF-8")
+        found |= {form or ("json" if "json" in each else "other" if each.partition(";")[0].strip() else "parameters")}
+    return found or {"parameters"}
 
 
-def _spelled(name: str) -> str:
-    """Return the pattern of a name in small letters, of which each may be percent-encoded."""
-    return "".join(f"(?:{re.escape(each)}|%{ord(each):02x}|%{ord(each.upper()):02x})" for each in name)
+def _values(request: HttpRequest, key: str) -> list[str]:
+    """Return the values of a header, in small letters."""
+    return [value.lower() for name, value in request.headers if _key(name) == key]
 
 
+def _spelled(name: str, escaped: str) -> str:
+    """Return the pattern of a name in small letters. `escaped`: how each may be escaped, with its code in hexadecimal.
+
+    PHP reads a dot as an underscore, and others leave out a backslash.
+    """
+
+    def spellings(letter: str) -> str:
+        alike = f"{letter}{letter.upper()}" + ("." if letter == "_" else "")
+        return "|".join([*map(re.escape, alike), *(escaped.format(ord(each)) for each in alike)])
+
+    return "".join(rf"\\?(?:{spellings(letter)})" for letter in name)
+
+
+def _override(escaped: str) -> str:
+    return f"(?:{'|'.join(_spelled(name, escaped) for name in sorted(PARAMETER_OVERRIDES))})"
+
+
+_CHARSET: Final = re.compile(r"""charset\s*=\s*["']?([^"';,\s]*)""")
 _BLANK: Final = r"(?:[\s+]++|%20|%0[9a-d])*+"
 _LEADING: Final = re.compile(rf"\A{_BLANK}".encode(), re.IGNORECASE)
-_OVERRIDE: Final = f"{_BLANK}(?:{'|'.join(map(_spelled, sorted(PARAMETER_OVERRIDES)))})"
-_PARAMETER: Final = re.compile(rf"[&;](?=[\s+%_hx]){_OVERRIDE}{_BLANK}(?:=([^&;]*))?(?![^&;])".encode())
-_PART: Final = re.compile(rf"name\*?\s*=\s*(?:[\w-]*'[^'\r\n]*')?\"?{_OVERRIDE}(?![\w-])".encode())
+_OVERRIDE: Final = f"{_BLANK}{_override('%{:02x}')}"
+_IN_JSON: Final = _override(r"\\u{:04x}")
+_END: Final = rf"{_BLANK}(?:(?:\0|%00)[^=&;]*)?"
+"""PHP reads a name up to a zero."""
+_PARAMETER: Final = re.compile(rf"[&;](?=[\s+%._hx\\]){_OVERRIDE}{_END}(?:=([^&;]*))?(?![^&;])".encode())
+_NAMES: Final = {
+    "parts": re.compile(rf"""name\*?\s*=\s*(?:[\w-]*'[^'\r\n]*')?["']?{_OVERRIDE}(?![\w-])""".encode()),
+    "json": re.compile(rf'"{_IN_JSON}"\s*(?::|\Z)'.encode()),
+}
 
 
 def _check_parameters(request: HttpRequest, text: bytes) -> None:
@@ -195,9 +253,9 @@ def _check_parameters(request: HttpRequest, text: bytes) -> None:
             raise refused(f"{request}: a parameter asks for the method {value!r:.40}; send that one")
 
 
-def _check_parts(request: HttpRequest, text: bytes) -> None:
-    if _PART.search(text.lower()):
-        raise refused(f"{request}: the form asks for another method")
+def _check_names(request: HttpRequest, kind: str, text: bytes) -> None:
+    if _NAMES[kind].search(text.lower()):
+        raise refused(f"{request}: its body asks for another method, as {kind} of it say; send that one")
 
 
 def sent_headers(request: HttpRequest, rule: Allow, secrets: Mapping[str, str], size: int) -> list[tuple[bytes, bytes]]:
@@ -210,10 +268,10 @@ def sent_headers(request: HttpRequest, rule: Allow, secrets: Mapping[str, str], 
     own = {_key(name) for name in rule.headers}
     found = [("Host", authority)]
     for name, value in request.headers:
-        if secrets and name.lower() in _PIECES:
+        if secrets and _key(name) in _PIECES:
             continue
         if _is_passed_on(request, name, value, size) and _key(name) not in own:
-            if secrets and name.lower() == "accept-encoding":
+            if secrets and _key(name) == "accept-encoding":
                 value = acceptable(value)
             found.append((name, filled_header(request, rule, secrets, name, value)))
     for name, template in rule.headers.items():
@@ -243,7 +301,8 @@ def _is_passed_on(request: HttpRequest, name: str, value: str, size: int) -> boo
             if value.lower().rstrip(".") not in {(host := target.origin.partition("://")[2]), f"{host}{default}"}:
                 raise refused(f"{request}: the header Host says {value!r:.80}, which is not the host of the URL")
         case "content-length":
-            if not (value.isascii() and value.isdigit() and int(value) == size):
+            size = len(request.body) or size  # as it was asked for, with placeholders
+            if value != str(size):
                 raise refused(f"{request}: the header Content-Length says {value!r:.40}, and the body has {size} bytes")
         case "transfer-encoding":
             if value.lower() not in ("chunked", "identity"):
@@ -286,14 +345,24 @@ def filled_header(request: HttpRequest, rule: Allow, secrets: Mapping[str, str],
 
 
 def filled_body(request: HttpRequest, rule: Allow, secrets: Mapping[str, str]) -> bytes:
-    """Return the body with the secrets that the rule lists for bodies."""
+    """Return the body with the secrets that the rule lists for bodies.
+
+    Raises:
+        ToolError: it has too many, or they would be sent in clear.
+    """
     body = request.body
-    for name in rule.body_secrets:
-        mark = f"{{{name}}}".encode()
-        if mark in body:
-            _check_is_private(request, rule)
-            body = body.replace(mark, secrets[name].encode())
+    marks = {f"{{{name}}}".encode(): secrets[name].encode() for name in rule.body_secrets}
+    if count := sum(map(body.count, marks)):
+        _check_is_private(request, rule)
+        _check_count(request, "the body", count)
+    for mark, secret in marks.items():
+        body = body.replace(mark, secret)
     return body
+
+
+def _check_count(request: HttpRequest, where: str, count: int) -> None:
+    if count > MAX_PLACEHOLDERS:
+        raise refused(f"{request}: {where} has {count} placeholders of secrets, and may have {MAX_PLACEHOLDERS}")
 
 
 def _filled(
@@ -307,4 +376,5 @@ def _filled(
         _check_is_private(request, rule)
         return secrets[match[1]]
 
+    _check_count(request, where, sum(name in secrets for name in PLACEHOLDER.findall(text)))
     return PLACEHOLDER.sub(value, text)

@@ -34,7 +34,10 @@ MAX_DECODED: Final = 4
 
 _METHOD = re.compile(r"[A-Z][A-Z0-9-]{0,31}")
 _PARAMETERS = re.compile(r";[^/]*")
-_OVERLONG = re.compile(rb"[\xc0\xc1][\x80-\xbf]")
+_OVERLONG = re.compile(rb"[\xc0\xc1][\x80-\xbf]|\xe0[\x80-\x9f][\x80-\xbf]|\xf0[\x80-\x8f][\x80-\xbf]{2}")
+_PADDED = re.compile(r"(?<=/)\.\.[\s.]+(?=/|\Z)")
+_ALIKE = {0x2044: "/", 0x2215: "/", 0x2216: "\\", 0xA5: "\\", 0x20A9: "\\"}
+"""What Windows makes of letters that a code page does not have. Source: its tables of best fit."""
 _WIDE = re.compile(r"%u([0-9A-Fa-f]{4})")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -226,15 +229,23 @@ def readings(target: Target) -> list[str]:
 
 
 def _other_readings(path: str) -> Iterator[str]:
-    """Yield what lenient servers make of a path: of bytes that UTF-8 forbids, of `%u002e`, of look-alikes."""
+    """Yield what lenient servers make of a path: of bytes that UTF-8 forbids, `%u002e`, look-alikes, `... /`."""
     raw = unquote_to_bytes(path)
-    short = _OVERLONG.sub(lambda match: bytes([(match[0][0] & 0x03) << 6 | match[0][1] & 0x3F]), raw)
+    short = _OVERLONG.sub(lambda match: _code(match[0]).encode("utf-8", "replace"), raw)
     if short != raw:
         yield decoded_path(short.decode("utf-8", "replace"))
     wide = _WIDE.sub(lambda match: chr(int(match[1], 16)), path)
-    alike = unicodedata.normalize("NFKC", unquote(wide))
+    alike = _PADDED.sub("..", unicodedata.normalize("NFKC", unquote(wide)).translate(_ALIKE))
     if alike != unquote(path):
         yield decoded_path(alike)
+
+
+def _code(letter: bytes) -> str:
+    """Return the letter that more bytes than it needs stand for."""
+    code = letter[0] & 0x03 if len(letter) == 2 else 0
+    for byte in letter[1:]:
+        code = code << 6 | byte & 0x3F
+    return chr(code)
 
 
 def _written(host: str) -> tuple[str, str]:
