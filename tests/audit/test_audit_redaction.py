@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import urllib.parse
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from toolcell.audit.redact import Redactor
 from toolcell.errors import UsageError
 from toolcell.support import packing
 from toolcell.tools import RunContext, Secrets
+from toolcell_bridge import to_plain
 
 SECRET = 'hunter2-"quoted"\\é/and more'
 
@@ -78,6 +80,17 @@ def test_no_registered_secret_survives_in_any_text(secret: str, before: str, aft
 
 def test_a_secret_of_digits_is_found_as_a_number() -> None:
     assert cleaned(Redactor(["123456"]), {"pin": 123456, "n": 1234567}) == {"pin": REDACTED, "n": 1234567}
+
+
+@pytest.mark.parametrize(("secret", "cell"), [("123456", "123456"), ("-12.50", "-12.5"), ("123456", "123456.00")])
+def test_a_secret_of_digits_is_found_in_frames(secret: str, cell: str) -> None:
+    """As a decimal, as a whole number, and as the float that pandas makes of it beside a missing one."""
+    pandas = pytest.importorskip("pandas")
+    secrets = Redactor([secret, secret.rstrip("0")])
+    for value in (Decimal(cell), float(cell), *([int(float(cell))] if "-" not in cell else [])):
+        assert REDACTED in str(cleaned(secrets, to_plain(pandas.DataFrame({"a": [value, None]}))))
+        assert REDACTED in str(cleaned(secrets, to_plain(pandas.Series([value]).to_numpy())))
+        assert REDACTED in str(cleaned(secrets, to_plain({"a": [value]})))
 
 
 def test_a_secret_within_another_goes_with_it() -> None:

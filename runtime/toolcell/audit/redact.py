@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from typing import Any, Final
 
 from toolcell.audit.config import SENSITIVE_NAMES
@@ -26,6 +27,8 @@ MIN_SECRET_CHARS: Final = 4
 
 SMALL_BYTES: Final = 4096
 """In less, a search for each registered secret by itself takes no time that matters."""
+
+_NUMBER: Final = re.compile(r"[+-]?\d*\.?\d+")
 
 OVERLAP_BYTES: Final = 256
 """Longer than what the quick search of encoded data looks for."""
@@ -121,8 +124,8 @@ class Redactor:
         ends = "|".join(re.escape(name) for name in self._names) or "(?!)"
         self._is_key = re.compile(rf"(?:{ends})[^a-z0-9]{{0,4}}[\x80-\xff]".encode()).search
         """A name at the end of a text, and a value behind it, in encoded data."""
-        self.has_numbers = any(secret.isdecimal() for secret in self._secrets)
-        """A registered secret consists of digits."""
+        self.has_numbers = any(map(_NUMBER.fullmatch, self._secrets))
+        """A registered secret is a number."""
         self.is_sensitive = functools.lru_cache(maxsize=4096)(self._names_a_secret)
 
     def with_secrets(self, secrets: Iterable[str]) -> Redactor:
@@ -212,9 +215,12 @@ class Redactor:
         longest = max(longest, len(run[0]) if run is not None else 0)
         return hidden(text[:longest]) + text[longest:] if longest else text
 
-    def is_secret_number(self, number: int) -> bool:
-        """True when its digits are a registered secret."""
-        return self.has_numbers and str(number) in self._secrets
+    def is_secret_number(self, number: float) -> bool:
+        """True when its digits are a registered secret. A whole number is one also as a float."""
+        if not self.has_numbers:
+            return False
+        is_whole = type(number) is float and number.is_integer()
+        return str(number) in self._secrets or (is_whole and str(int(number)) in self._secrets)
 
     def _names_a_secret(self, key: str) -> bool:
         letters = _SEPARATORS.sub("", key).lower()
@@ -225,6 +231,10 @@ class Redactor:
 def _search_for(literals: tuple[bytes, ...]) -> LiteralSearch:
     """Return one search for the same literals, which are not secrets: an automaton takes long to make."""
     return LiteralSearch(literals)
+
+
+_WITH_TEXT: Final = TEXTS | {"plain", "decimal"}
+"""Kinds of columns in which a secret of text can be."""
 
 
 class _Walk:
@@ -250,9 +260,12 @@ class _Walk:
             return Unrecordable(self.text(value.type), self.text(value.text))
         if kind in TABLES:
             return self.table(value)
-        if kind is int and self._redactor.is_secret_number(value):
+        if (kind is int or kind is float) and self._redactor.is_secret_number(value):
             self.count += 1
             return REDACTED
+        if kind is Decimal:
+            before, text = self.count, self.text(f"{value:f}")
+            return value if self.count == before else text
         return value
 
     def entry(self, key: Any, item: Any) -> Any:
@@ -273,7 +286,7 @@ class _Walk:
                 self.count += column.length
             elif column.kind == "category":
                 self.value(column.detail[0].values())
-            elif column.kind in TEXTS or column.kind == "plain" or self._redactor.has_numbers:
+            elif column.kind in _WITH_TEXT or self._redactor.has_numbers:
                 self.value(column.values())
         if self.count == before:
             return table
