@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -556,6 +558,59 @@ def test_the_life_of_a_session_with_state_of_every_kind(tmp_path: Path) -> None:
         assert {name: each for name, each in checks.items() if name not in moved} == {
             name: each for name, each in back.value.items() if name not in moved
         }
+
+
+ONE_HOST = """
+import json, sys
+from toolcell import Policy, SyncRuntime
+folder, profile = sys.argv[1:]
+with SyncRuntime(packages=["packaging"], policy=Policy(profile=profile), journal=folder) as runtime:
+    with runtime.session("a", restore="if_kept") as session:
+        result = session.execute_code(sys.stdin.read())
+        session.put_down()
+        print(json.dumps([result.outcome, result.session.began, result.value]))
+"""
+
+PLACES = """
+import os, pathlib, sys, tempfile, packaging.version
+os.makedirs("data/lib")
+note, other = pathlib.Path.home() / "note.txt", pathlib.PurePosixPath(tempfile.gettempdir(), "other.txt")
+open(note, "w").write("kept")
+open(other, "w").write("kept too")
+pathlib.Path("data/lib/mine.py").write_text("class Mine: pass")
+sys.path.append(os.path.abspath("data/lib"))
+from mine import Mine
+mine, version = Mine(), packaging.version.Version("1.2")
+os.symlink(os.path.abspath("note.txt"), "link")
+os.environ["DATA"] = "/usr:" + os.path.abspath("data")
+os.environ["TMPDIR"] = os.path.abspath("data/lib")
+os.chdir("data")
+"""
+
+PLACES_ARE_THERE = """
+opened = [open(each).read() for each in (note, other, "../link")]
+data, temporary = os.environ["DATA"].removeprefix("/usr:"), os.environ["TMPDIR"]
+folders = os.listdir(data) + os.listdir(temporary), pathlib.Path.cwd() == pathlib.Path(data) == note.parent / "data"
+imported = type(mine) is sys.modules["mine"].Mine, version < packaging.version.parse("2"), sys.path[-1] == temporary
+[opened, folders, imported]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["full", "container"])
+def test_a_state_is_there_for_a_host_with_another_home_and_cache(profile: str, tmp_path: Path) -> None:
+    program = [sys.executable, "-c", ONE_HOST, str(tmp_path), profile]
+    found = []
+    for script in (PLACES, PLACES_ARE_THERE):
+        with tempfile.TemporaryDirectory() as home:
+            env = {**os.environ, "HOME": home, "XDG_CACHE_HOME": f"{home}/cache"}
+            done = subprocess.run(
+                program, input=script, env=env, capture_output=True, text=True, check=False, timeout=90
+            )
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout))
+    there = [["kept", "kept too", "kept"], [["lib", "mine.py"], True], [True, True, True]]
+    assert found == [["ok", "new", None], ["ok", "value", there]]
 
 
 def test_a_state_is_there_in_another_runtime_and_its_file_goes_with_the_session(

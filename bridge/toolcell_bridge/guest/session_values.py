@@ -61,7 +61,9 @@ class Place:
 
 
 _place: Place
-"""Folder of the state that is brought back just now. What a pickle names is looked up there."""
+"""Place of the state that is brought back just now. What a pickle names is looked up there."""
+_folders: list[str]
+"""Its roots."""
 
 
 # Keeping
@@ -75,7 +77,8 @@ def keep(place: Place, room: int) -> tuple[dict[str, str], Parts]:
     Raises:
         Exception: nothing can be kept.
     """
-    roots = _roots(place.workspace)
+    roots = _roots(place)
+    entries: list[Any] = sys.path  # of any type: the import system skips what is not text
     names = {
         name: value
         for name, value in place.namespace.items()
@@ -85,15 +88,18 @@ def keep(place: Place, room: int) -> tuple[dict[str, str], Parts]:
     rest = {
         "inputs": place.inputs,
         "files": list(_files(roots)),
-        "environ": _changed(dict(os.environ), place.environ),
-        "path": [each for each in sys.path if each not in place.path],
+        "environ": {
+            name: value and [_placed(each, roots) for each in value.split(os.pathsep)]
+            for name, value in _changed(dict(os.environ), place.environ).items()
+        },
+        "path": [_placed(each, roots) for each in entries if isinstance(each, str) and each not in place.path],
         "cwd": _placed(_current_folder(place.workspace), roots),
         "texts": dict(SCRIPTS.texts),
         "random": random.getstate(),
         "determinism": determinism.state(),
         "libraries": _library_settings(),
     }
-    pickler = _pickler_class(place, _gone_modules(roots))
+    pickler = _pickler_class(place, roots)
     before, lost = _parts(pickler, rest, room), dict[str, str]()
     while True:
         try:
@@ -146,10 +152,10 @@ def _changed(now: dict[str, str], before: dict[str, str]) -> dict[str, str | Non
     return gone | {name: value for name, value in now.items() if before.get(name) != value}
 
 
-def _roots(workspace: str) -> list[str]:
+def _roots(place: Place) -> list[str]:
     """Return the folders with the files of scripts: the workspace, and that for temporary files. Other sandboxes may
     have them elsewhere."""
-    found = os.path.realpath(workspace), os.path.realpath(os.environ.get("TMPDIR", "/tmp"))
+    found = os.path.realpath(place.workspace), os.path.realpath(place.environ.get("TMPDIR", "/tmp"))
     return [each for each in found if each == found[0] or not _is_below(found[0], each)]
 
 
@@ -178,9 +184,9 @@ def _path(placed: tuple[int, str], roots: list[str]) -> str:
     return name if number < 0 else os.path.normpath(os.path.join(roots[number], name))
 
 
-def _files(roots: list[str]) -> Iterator[tuple[tuple[int, str], int, str | pickle.PickleBuffer | None]]:
-    """Yield everything below these folders: its place, its mode, and what it is: the target of a link, the content of a
-    file, None for a folder."""
+def _files(roots: list[str]) -> Iterator[tuple[tuple[int, str], int, tuple[int, str] | pickle.PickleBuffer | None]]:
+    """Yield everything below these folders: its place, its mode, and what it is: the place of a link's target, the
+    content of a file, None for a folder."""
     opened = []
     for root in roots:
         for folder, folders, names in os.walk(root):
@@ -192,7 +198,7 @@ def _files(roots: list[str]) -> Iterator[tuple[tuple[int, str], int, str | pickl
                     continue
                 mode, placed = stat.S_IMODE(status.st_mode), _placed(path, roots)
                 if stat.S_ISLNK(status.st_mode):
-                    yield placed, mode, os.readlink(path)
+                    yield placed, mode, _placed(os.readlink(path), roots)
                 elif stat.S_ISDIR(status.st_mode):
                     if mode & stat.S_IRWXU != stat.S_IRWXU:
                         os.chmod(path, stat.S_IRWXU)  # the walk goes on in it
@@ -224,8 +230,10 @@ def _gone_modules(roots: list[str]) -> set[str]:
     return found
 
 
-def _pickler_class(place: Place, gone: set[str]) -> Any:
-    cloudpickle = _cloudpickle(place.cloudpickle)
+def _pickler_class(place: Place, roots: list[str]) -> Any:
+    cloudpickle, gone = _cloudpickle(place.cloudpickle), _gone_modules(roots)
+    pathlib: Any = sys.modules.get("pathlib")
+    path_types = (pathlib.PosixPath, pathlib.PurePosixPath) if pathlib is not None else ()
     own = {id(value): name for name, value in place.own.items() if isinstance(value, type | FunctionType | MethodType)}
     streams = {id(getattr(sys, name)): name for name in ("stdout", "stderr", "stdin", "__stdout__", "__stderr__")}
 
@@ -260,6 +268,8 @@ def _pickler_class(place: Place, gone: set[str]) -> Any:
                 return _tools, (value._ToolNamespace__prefix,)
             elif kind is ToolFunction:
                 return _tool, (value._tool,)
+            elif kind in path_types and (placed := _placed(str(value), roots))[0] >= 0:
+                return _placed_path, (kind, placed)
             elif issubclass(kind, LogStream):
                 return getattr, (sys, "stdout")
             elif issubclass(kind, io.IOBase) and not issubclass(kind, io.BytesIO | io.StringIO):
@@ -394,6 +404,10 @@ def _tool(name: str) -> Any:
     return _place.own["tools"][name]
 
 
+def _placed_path(kind: Any, placed: tuple[int, str]) -> Any:
+    return kind(_path(placed, _folders))
+
+
 def _content(cell: CellType) -> tuple[Any, ...]:
     try:
         return (cell.cell_contents,)
@@ -439,21 +453,20 @@ def bring_back(place: Place, parts: list[bytes]) -> None:
     Raises:
         Exception: it cannot be brought back.
     """
-    global _place
-    _place = place
+    global _place, _folders
+    _place, _folders = place, _roots(place)
     reader = _Reader(parts)
     rest = _value(reader, place)
-    roots = _roots(place.workspace)
-    _bring_back_files(rest["files"], roots)
+    _bring_back_files(rest["files"], _folders)
     place.inputs.extend(rest["inputs"])
-    os.chdir(_path(rest["cwd"], roots))
+    os.chdir(_path(rest["cwd"], _folders))
     for name, value in rest["environ"].items():
         if value is None:
             os.environ.pop(name, None)
         else:
-            os.environ[name] = value
+            os.environ[name] = os.pathsep.join(_path(each, _folders) for each in value)
     time.tzset()  # TZ may be another one
-    sys.path += [each for each in rest["path"] if each not in sys.path]
+    sys.path += [path for each in rest["path"] if (path := _path(each, _folders)) not in sys.path]
     SCRIPTS.texts.update(rest["texts"])
     place.namespace.update(_value(reader, place))  # imports modules of the workspace
     for set_to, value in _settings(rest["libraries"]):
@@ -502,8 +515,8 @@ def _bring_back_files(files: list[Any], roots: list[str]) -> None:
         if content is None:
             os.makedirs(path, exist_ok=True)
             folders.append((path, mode))
-        elif isinstance(content, str):
-            os.symlink(content, path)
+        elif isinstance(content, tuple):
+            os.symlink(_path(content, roots), path)
         else:
             with open(path, "wb") as file:
                 file.write(content)
