@@ -174,6 +174,14 @@ PROGRAMS = {
                 tasks = [group.create_task(asyncio.sleep(0.001, number)) for number in range(50)]
             return (len(echoed), told, in_thread, line, sum(task.result() for task in tasks))
         set_result(asyncio.run(main()) == (1_000_003, "signal", 3, b"line\\n", 1225))""",
+    "a signal that is blocked waits": """
+        import os, signal
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+            os.kill(os.getpid(), number)
+            assert signal.sigpending() == {number} and signal.sigwait([number]) == number
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGUSR1])
+        set_result(True)""",
     "selectors": """
         import selectors, socket
         left, right = socket.socketpair()

@@ -31,6 +31,7 @@ def install() -> None:
     os.killpg = _before(os.killpg, lambda group, number: number if group in (0, os.getpgrp()) else 0)
     signal.raise_signal = _before(signal.raise_signal, lambda number: number)
     signal.pthread_kill = _before(signal.pthread_kill, lambda _, number: number)
+    signal.pthread_sigmask = _ending(signal.pthread_sigmask)
     os.abort = _abort_unless_handled
     signal.alarm = _with_handler(signal.alarm, lambda _: True)
     signal.setitimer = _with_handler(signal.setitimer, lambda which, *_: which == signal.ITIMER_REAL)
@@ -46,21 +47,38 @@ def _before(send: Callable[..., None], of_own: Callable[..., int]) -> Callable[.
             os.kill(0, number)
             return
         send(*args)
-        if number not in HARMLESS and number not in STOPPING and _is_fatal(number):
+        if number not in HARMLESS | STOPPING and _is_fatal(number):
             _end(number)
 
     return wrapped
 
 
+def _ending(mask: Callable[..., set[Any]]) -> Callable[..., set[Any]]:
+    """Return `mask`, after which this process ends if a signal that it lets through has waited and has no handler."""
+
+    @wraps(mask)
+    def wrapped(*args: Any) -> set[Any]:
+        waited = signal.sigpending() if os.getpid() == FIRST else ()
+        before = mask(*args)
+        for number in waited:
+            if number not in HARMLESS | STOPPING and _is_fatal(number):
+                _end(number)
+        return before
+
+    return wrapped
+
+
 def _is_fatal(number: int) -> bool:
-    return number == signal.SIGKILL or signal.getsignal(number) == signal.SIG_DFL
+    if number == signal.SIGKILL:
+        return True
+    return signal.getsignal(number) == signal.SIG_DFL and number not in _mask(signal.SIG_BLOCK, ())
 
 
 def _end(number: int, *_: object) -> NoReturn:
     os._exit(ENDED_BY + number)
 
 
-_abort = os.abort
+_abort, _mask = os.abort, signal.pthread_sigmask
 
 
 @wraps(os.abort)

@@ -136,6 +136,8 @@ OWN_SIGNALS = {
     "os.kill(0, 9)": 9,
     "os.kill(os.getpid(), signal.SIGTERM)": 15,
     "signal.raise_signal(signal.SIGTERM)": 15,
+    "signal.pthread_sigmask(signal.SIG_BLOCK, [10])\nos.kill(os.getpid(), 10)\n"
+    "signal.pthread_sigmask(signal.SIG_SETMASK, [])": 10,
     "signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)": 10,
     "signal.setitimer(signal.ITIMER_REAL, 0.01)\nthreading.Event().wait(30)": 14,
 }
