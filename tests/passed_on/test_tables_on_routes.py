@@ -39,6 +39,7 @@ GIVEN: dict[str, Any] = {
             "price": [Decimal("1.10"), None, Decimal("-2.00")],
             "month": pd.PeriodIndex(["2024-01", None, "2024-03"], freq="M"),
             "bin": pd.cut([1.0, 5.0, 9.0], 2),
+            "vector": [np.array([0.5, 1.5], dtype="f4"), None, np.zeros(3, dtype="f4")],
         }
     ),
     "levels": pd.DataFrame(
@@ -129,7 +130,7 @@ async def test_a_tool_takes_what_another_gave(route: str, office: Office, order:
     assert all(is_same(taken[kind], given) for kind, given in GIVEN.items())
     if route in READ:
         said = json.dumps(came.rows) + str(came.result)
-        assert "DataFrame, 3 rows x 7 columns" in said
+        assert "DataFrame, 3 rows x 8 columns" in said
         assert "array of float32, shape (2, 3)" in said
     else:
         found = [each for _, each in came.rows if isinstance(each, Array | Table)]

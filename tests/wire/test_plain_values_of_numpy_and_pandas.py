@@ -99,7 +99,7 @@ def test_values_of_several_kinds_count_as_elements() -> None:
 
 
 def test_a_table_counts_into_the_depth() -> None:
-    value: Any = pd.DataFrame({"a": [[1]]})
+    value: Any = pd.DataFrame({"a": [[1, "a"]]})
     for _ in range(MAX_DEPTH - 3):
         value = [value]
     assert encode(Progress(to_plain(value)))

@@ -56,9 +56,10 @@ def test_values_of_each_kind_are_those_of_python() -> None:
     assert found[10][:2] == [timedelta(0), timedelta(milliseconds=1)]
     assert found[11][:2] == [date(1970, 1, 1), date(2022, 1, 8)]
     assert found[12][2] == time(23, 59, 59, 999999)
-    assert found[13:20] == [
+    assert found[13:23] == [
         [b"a", b"", b"bc"], [1, ["a", {"b": None}], "c"], ["y", None, "x"], [7, 7, 9], ["x", None, "y"],
-        [Decimal("0.01"), Decimal("-0.01"), None], ["a", None, "c"],
+        [Decimal("0.01"), Decimal("-0.01"), None], [["x"], None, ["y", "z"]], [[1], [], [2, 3]], [[0, 1], None, [4, 5]],
+        ["a", None, "c"],
     ]  # fmt: skip
     assert WORDS.values(1, 3) == ["zwölf", "три"]
 
@@ -217,6 +218,25 @@ def test_codes_outside_of_their_categories_are_refused() -> None:
         column = Column("category", 1, numbers("b", code), detail=(text("a", "b"), False))
         with pytest.raises(BadTable):
             from_bytes(Array("numpy", [1], column).to_bytes())
+
+
+def test_lists_say_how_long_they_are_and_are_not_nested_without_end() -> None:
+    inner = Column("int8", 4, bytes(4))
+    for size, lengths in ((3, b""), (-1, b""), (0, numbers("I", 1, 2)), (0, numbers("I", 5, 2**32 - 1)), (True, b"")):
+        column = Column("list", 2, lengths=lengths, detail=(inner, size))
+        with pytest.raises(BadTable):
+            from_bytes(Array("numpy", [2], column).to_bytes())
+    column = Column("list", 4, detail=(inner, 1))
+    for _ in range(7):
+        column = Column("list", 4, detail=(column, 1))
+    assert from_bytes(Array("numpy", [4], column).to_bytes()).tolist()[0] == [[[[[[[[0]]]]]]]]
+    for _ in range(2, 300):
+        column = Column("list", 4, detail=(column, 1))
+        with pytest.raises(BadTable):
+            from_bytes(Array("numpy", [4], column).to_bytes())
+    coded = Column("category", 1, b"\0", detail=(Column("list", 4, detail=(inner, 1)), False))
+    with pytest.raises(BadTable):
+        from_bytes(Array("numpy", [1], coded).to_bytes())
 
 
 def test_decimals_have_no_more_digits_than_announced() -> None:

@@ -91,6 +91,11 @@ COLUMNS: dict[str, Any] = {
     "old text": np.array(["a", None, "b"], dtype=object),
     "dates": [dt.date(2024, 1, 1)] * 3,
     "text of objects": pd.Series(["a", None, "b"], dtype=object),
+    "lists": [[1, 2], None, []],
+    "lists of text": [["a", None], ["é"], ["b"]],
+    "lists in lists": [[[1.5], []], [], [[0.5, None], [2.5]]],
+    "lists of several kinds": [[1, "a", None], [2.5], [[]]],
+    "empty lists": [[], None, []],
     "decimals": [D("1.1"), None, D("-22.22")],
     "long decimals": [D(10) ** 37, D(1), D(-1)],
     "small decimals": [D(10) ** -38, None, D(0)],
@@ -195,10 +200,12 @@ def frames_of_other_types() -> dict[str, tuple[Any, str]]:
         "decimals far apart": (pd.DataFrame({"a": [D(10) ** 20, D(10) ** -20]}), "'a': values of type Decimal"),
         "sparse": (pd.DataFrame({"a": pd.arrays.SparseArray([0, 1])}), "'a': values of type Sparse"),
         "attrs": (with_attrs, "attrs of a frame are not sent"),
-        "arrays": (polars.DataFrame({"a": [[1, 2]]}, {"a": polars.Array(polars.Int8, 2)}), "Array.* arrive as List"),
+        "records in lists": (
+            polars.DataFrame({"a": [[{"b": 1}]]}, {"a": polars.List(polars.Struct({"b": polars.Int8}))}),
+            "Int8.* as .*Int64",
+        ),
         "Int128": (polars.DataFrame({"a": [1]}, {"a": polars.Int128}), "Int128 arrive as Int64"),
-        "fixed lists": (arrow.table({"a": arrow.array([[1, 2]], lists)}), "fixed_size_list.* arrive as list"),
-        "a tensor": (arrow.table({"a": tensor}), "fixed_shape_tensor.* arrive as list"),
+        "a tensor": (arrow.table({"a": tensor}), "fixed_shape_tensor.* arrive as fixed_size_list"),
         "a map": (arrow.table({"a": arrow.array([[("k", 1)]], arrow.map_(arrow.string(), arrow.int8()))}), "map<"),
         "metadata": (arrow.table({"a": [1]}).replace_schema_metadata({"k": "v"}), "metadata of a schema"),
         "decimal256": (arrow.table({"a": arrow.array([D(1)], arrow.decimal256(50, 2))}), "decimal256.* as string"),
@@ -214,6 +221,29 @@ def test_what_arrives_as_another_type_is_named() -> None:
     for name, (value, said) in frames_of_other_types().items():
         with pytest.warns(UserWarning, match=said):
             assert len(to_plain(value)) == len(value), name  # type: ignore[arg-type]
+
+
+def test_arrays_in_a_column_of_objects_are_arrays_again() -> None:
+    vectors = pd.Series([np.arange(2, dtype="f4"), None, np.zeros(0, dtype="f4"), np.ones(3, dtype="f4")])
+    again = sent(vectors).native()
+    assert [None if each is None else (each.dtype, each.tolist()) for each in again] == [
+        (np.dtype("f4"), [0.0, 1.0]),
+        None,
+        (np.dtype("f4"), []),
+        (np.dtype("f4"), [1.0, 1.0, 1.0]),
+    ]
+    assert sent(vectors).plain() == [[0.0, 1.0], None, [], [1.0, 1.0, 1.0]]
+    assert sent(vectors[:3:2].reset_index(drop=True)).to_polars().to_list() == [[0.0, 1.0], []]  # type: ignore[union-attr]
+    for kind in ("M8[s]", "U2", "S2", "?", "c8"):
+        rows = np.zeros((3, 4), dtype=kind)
+        column = sent(pd.Series(list(rows))).native()
+        assert [each.tolist() for each in column] == rows.tolist()
+    embeddings = pd.DataFrame({"vector": list(np.random.default_rng(1).random((4000, 384), dtype="f4"))})
+    table = sent(embeddings)  # of more numbers than a message may have elements
+    assert (np.stack(list(table.native()["vector"])) == np.stack(list(embeddings["vector"]))).all()
+    assert "list[float32]" in str(table)
+    uneven = sent(pd.Series([np.zeros(2), np.zeros((2, 2)), np.zeros(1, dtype="i4")]))
+    assert uneven.native().tolist() == [[0.0, 0.0], [[0.0, 0.0], [0.0, 0.0]], [0]]
 
 
 POLARS_COLUMNS: dict[str, Any] = {
@@ -251,18 +281,48 @@ def test_a_column_of_polars_arrives_in_polars_pandas_and_arrow(name: str) -> Non
         assert again.to_polars().equals(frame)  # type: ignore[union-attr]
 
 
-def test_types_of_polars_and_arrow_arrive_as_they_are() -> None:
-    polars, arrow = pytest.importorskip("polars"), pytest.importorskip("pyarrow")
+@pytest.mark.parametrize("with_arrow", [True, False])
+def test_types_of_polars_arrive_as_they_are(with_arrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    polars = pytest.importorskip("polars")
+    if not with_arrow:
+        monkeypatch.setattr("toolcell_bridge.wire.table_packages._arrow_if_there", lambda: None)
+    pairs = polars.Array(polars.Int8, 2)
+    for series in (
+        polars.Series("e", ["b", None, "a"], dtype=polars.Enum(["a", "b", "c"])),
+        polars.Series("v", [[1, 2], [3, 4]], dtype=pairs),
+        polars.Series("v", [[1, None], None], dtype=pairs),
+        polars.Series("v", [[[1, 2]] * 3, None], dtype=polars.Array(pairs, 3)),
+        polars.Series("v", [[1, None], None, []], dtype=polars.List(polars.UInt16)),
+        polars.Series("v", [[["a"], None], None, []], dtype=polars.List(polars.List(polars.String))),
+        polars.Series("v", [], dtype=pairs),
+        polars.Series("v", [], dtype=polars.List(polars.Date)),
+    ):
+        assert sent(series).native().equals(series)
+        assert sent(series).native().dtype == series.dtype
     series = polars.Series("e", ["b", None, "a"], dtype=polars.Enum(["a", "b", "c"]))
-    assert sent(series).native().equals(series)
-    assert sent(series).native().dtype == series.dtype
     assert sent(series).to_pandas().cat.categories.tolist() == ["a", "b", "c"]  # type: ignore[union-attr]
+
+
+def test_types_of_arrow_arrive_as_they_are() -> None:
+    arrow = pytest.importorskip("pyarrow")
     one, two = arrow.array([1]), arrow.array([True, None])[1:]
     tables = [
         arrow.Table.from_arrays([one, two], names=["a", "a"]),
         arrow.table({"d": arrow.array([D("1.10"), None, D("-2.00")], arrow.decimal128(5, 2))[1:]}),
         arrow.table({"d": arrow.array([D(100), None], arrow.decimal128(3, -2)), "n": arrow.nulls(2)}),
         arrow.table({"b": arrow.array([], arrow.bool_())}),
+        *(
+            arrow.table({"v": arrow.array(values, kind)[1:]})
+            for kind in (
+                arrow.list_(arrow.int8()),
+                arrow.list_(arrow.int8(), 2),
+                arrow.list_(arrow.list_(arrow.int8()), 2),
+            )
+            for values in ([None, None], [])
+        ),
+        arrow.table({"v": arrow.array([[9, 9], [1, None], None, [3, 4]], arrow.list_(arrow.int16(), 2))[1:]}),
+        arrow.table({"v": arrow.array([[9], [1, None], None, []], arrow.list_(arrow.int16()))[1:]}),
+        arrow.table({"v": arrow.array([[["a"]], [["b"], None], None], arrow.list_(arrow.list_(arrow.string())))[1:]}),
         arrow.table({}),
     ]
     for table in tables:

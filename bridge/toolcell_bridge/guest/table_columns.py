@@ -11,12 +11,12 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import date, timedelta
-from itertools import repeat
+from itertools import chain, repeat
 from types import NoneType
 from typing import Any, Final
 
 from toolcell_bridge.guest.refusals import Refusal
-from toolcell_bridge.wire.columns import FORMATS, MOST_DIGITS, UNITS, Column
+from toolcell_bridge.wire.columns import FORMATS, MOST_DIGITS, MOST_NESTED, UNITS, Column
 from toolcell_bridge.wire.table_packages import arrow_values, polars_values
 from toolcell_bridge.wire.tables import RECORDS, Array, Axis, Table
 
@@ -37,7 +37,7 @@ def _warn(name: str, given: object, sent: object) -> None:
 # Python's own values
 
 
-def column_of(name: str, items: list[Any], to_plain: ToPlain, form: str = "object") -> Column:
+def column_of(name: str, items: list[Any], to_plain: ToPlain, form: str = "object", depth: int = 0) -> Column:
     """Return a column of Python values: of one kind where they have one, or else of plain data."""
     kinds = set(map(type, items))
     valid = bits([each is not None for each in items]) if NoneType in kinds else None
@@ -59,7 +59,34 @@ def column_of(name: str, items: list[Any], to_plain: ToPlain, form: str = "objec
         if (found := decimal_column(items, valid, form)) is not None:
             return found
         _warn(name, "Decimal", "text")
+    elif only is list or (only.__module__, only.__name__) == ("numpy", "ndarray"):
+        rows = [each for each in items if each is not None]
+        inner = _items_of_lists(name, rows, to_plain, depth) if only is list else _items_of_arrays(name, rows, to_plain)
+        if inner is not None:
+            lengths = array("I", [0 if each is None else len(each) for each in items])
+            form = form if only is list else "array"
+            return Column("list", len(items), lengths=_bytes(lengths), valid=valid, form=form, detail=(inner, 0))
     return Column("plain", len(items), form="object", detail=to_plain(name, items))
+
+
+def _items_of_lists(name: str, rows: list[list[Any]], to_plain: ToPlain, depth: int) -> Column | None:
+    """Return the items of all lists, or None if they have no kind in common."""
+    items = list(chain.from_iterable(rows))
+    kinds = set(map(type, items)) - {NoneType}
+    if len(kinds) != 1 or not kinds <= {list, *_OWN_TYPE, str} or depth + 1 >= MOST_NESTED:
+        return None
+    column = column_of(name, items, to_plain, depth=depth + 1)
+    return None if column.kind == "plain" else column
+
+
+def _items_of_arrays(name: str, rows: list[Any], to_plain: ToPlain) -> Column | None:
+    """Return the items of all arrays, or None if these are not alike."""
+    import numpy
+
+    kinds = {(each.dtype, each.ndim) for each in rows}
+    if len(kinds) != 1 or rows[0].ndim != 1 or rows[0].dtype.kind in "OVT":
+        return None
+    return numpy_column(name, numpy.concatenate(rows), to_plain)
 
 
 def decimal_column(
@@ -396,6 +423,8 @@ def _polars_column(name: str, values: Any, to_plain: ToPlain) -> Column:
         found = decimal_column(values.to_list(), valid, "", places, values.dtype.precision or MOST_DIGITS)
         if found is not None:
             return found
+    elif kind in ("List", "Array") and type(values.dtype.inner).__name__ not in ("Struct", "Object"):
+        return _polars_lists(name, values, valid, to_plain)
     elif kind.lower() in FORMATS:
         return Column(kind.lower(), count, _polars_memory(values, FORMATS[kind.lower()]), valid=valid)
     import polars
@@ -404,6 +433,21 @@ def _polars_column(name: str, values: Any, to_plain: ToPlain) -> Column:
     if (again := polars_values(polars, name, column).dtype) != values.dtype:
         _warn(name, values.dtype, again)
     return column
+
+
+def _polars_lists(name: str, values: Any, valid: bytes | None, to_plain: ToPlain) -> Column:
+    import polars
+
+    size = getattr(values.dtype, "size", 0)
+    if size and valid is not None:  # a missing one has items, too
+        whole = polars.Series([[None] * size if each is None else each for each in values.to_list()])
+        values = whole.cast(polars.List(values.dtype.inner))
+    elif size:
+        values = values.cast(polars.List(values.dtype.inner))
+    lengths = values.list.len()
+    items = _polars_column(name, values.filter(lengths > 0).explode(), to_plain)
+    sizes = memoryview(b"") if size else _polars_memory(lengths.cast(polars.UInt32), "I")
+    return Column("list", len(values), lengths=sizes, valid=valid, detail=(items, size))
 
 
 def _polars_memory(values: Any, code: str) -> memoryview:
@@ -475,6 +519,12 @@ def _arrow_column(name: str, values: Any, to_plain: ToPlain) -> Column:
     return column
 
 
+def _is_record(kind: Any) -> bool:
+    import pyarrow.types as kinds
+
+    return bool(kinds.is_struct(kind) or kinds.is_map(kind))
+
+
 def _without_layout(kind: Any) -> str:
     return re.sub("large_|_view", "", str(kind))
 
@@ -497,6 +547,10 @@ def _arrow_buffers(name: str, values: Any, to_plain: ToPlain) -> Column:
         held = memoryview(given.buffers()[1])
         return held[given.offset * width : (given.offset + count) * width]
 
+    if isinstance(of, arrow.BaseExtensionType):
+        return _arrow_buffers(name, values.storage, to_plain)
+    if kinds.is_dictionary(of) and kinds.is_nested(of.value_type):
+        return _arrow_buffers(name, values.dictionary_decode(), to_plain)
     if kinds.is_dictionary(of):
         codes = values.indices.cast("int32").fill_null(-1)
         categories = _arrow_column(name, values.dictionary, to_plain)
@@ -513,6 +567,13 @@ def _arrow_buffers(name: str, values: Any, to_plain: ToPlain) -> Column:
         joined = memoryview(data)[first:last] if data is not None else memoryview(b"")
         form = "string" if kinds.is_large_string(of) else ""
         return Column("text" if is_text else "bytes", count, joined, numbers(lengths, 4), valid, form)
+    is_list = kinds.is_list(of) or kinds.is_large_list(of)
+    if (is_list or kinds.is_fixed_size_list(of)) and not _is_record(of.value_type):
+        size = 0 if is_list else of.list_size
+        items = values.flatten() if is_list else values.values[values.offset * size : (values.offset + count) * size]
+        lengths = compute.list_value_length(values).fill_null(0).cast("uint32") if is_list else None
+        sizes = memoryview(b"") if lengths is None else numbers(lengths, 4)
+        return Column("list", count, lengths=sizes, valid=valid, detail=(_arrow_column(name, items, to_plain), size))
     if kinds.is_boolean(of):
         return Column("bool", count, numbers(values.cast("uint8"), 1), valid=valid)
     if kinds.is_null(of):

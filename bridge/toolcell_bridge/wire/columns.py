@@ -54,10 +54,13 @@ TEXTS: Final = frozenset({"text", "bytes"})
 COMPLEX: Final = frozenset({"complex64", "complex128"})
 CODES: Final = frozenset({"int8", "int16", "int32", "int64"})
 
-FORMS: Final = frozenset({"", "object", "masked", "str", "string", "arrow", "enum"})
+FORMS: Final = frozenset({"", "object", "masked", "str", "string", "arrow", "enum", "array"})
 """How a package keeps a column, where it can in more than one way: as objects of Python, with a mask, ..."""
 _PANDAS_DTYPE: Final = re.compile(r"(?:period|interval)\[[\w\-+:/, \[\]]{1,60}\]", re.ASCII)
 """Form of text that pandas reads as values of this type."""
+
+MOST_NESTED: Final = 8
+"""Lists in lists."""
 
 MOST_DIGITS: Final = 38
 """Of a decimal."""
@@ -94,8 +97,8 @@ class Column:
 
     `data` has the values, or the joined text or bytes; `valid` has one bit per row, lowest first, if rows are missing.
     `detail`: of a `datetime` its unit and time zone, of a `duration` its unit, of a `decimal` its digits and those
-    behind the point, of a `category` its categories and whether they are ordered, of a `range` start and step, of
-    `plain` the list of plain data.
+    behind the point, of a `category` its categories and whether they are ordered, of a `list` the items of all rows and
+    how many each row has, or 0 if `lengths` says so, of a `range` start and step, of `plain` the list of plain data.
     """
 
     kind: str
@@ -117,6 +120,9 @@ class Column:
                 return f"duration[{self.detail}]"
             case "decimal":
                 return "decimal({}, {})".format(*self.detail)
+            case "list":
+                items, size = self.detail
+                return f"list[{items.dtype}, {size}]" if size else f"list[{items.dtype}]"
             case "range":
                 return "int64"
             case "plain":
@@ -129,7 +135,7 @@ class Column:
     def elements(self) -> int:
         """What the column counts as, among the elements of a message."""
         match self.kind:
-            case "category":
+            case "category" | "list":
                 return 8 + int(self.detail[0].elements)
             case "plain":
                 return 8 + len(self.detail)
@@ -142,6 +148,9 @@ class Column:
                 categories, ordered = self.detail
                 codes = self.data_kind
                 detail: Any = [ordered, codes, categories.length, categories.header()]
+            case "list":
+                items, size = self.detail
+                detail = [size, items.length, items.header()]
             case "datetime" | "decimal" | "range":
                 detail = list(self.detail)
             case _:
@@ -159,13 +168,13 @@ class Column:
 
     def buffers(self) -> Iterator[Buffer]:
         """Yield the buffers in order."""
-        if self.kind in TEXTS:
+        if self.kind in TEXTS or (self.kind == "list" and not self.detail[1]):
             yield self.lengths
-        if self.kind not in ("range", "plain"):
+        if self.kind not in ("range", "plain", "list"):
             yield self.data
         if self.valid is not None:
             yield self.valid
-        if self.kind == "category":
+        if self.kind in ("category", "list"):
             yield from self.detail[0].buffers()
 
     def is_valid(self, row: int) -> bool:
@@ -201,6 +210,13 @@ class Column:
             case "category":
                 categories = self.detail[0].values()
                 return [None if code < 0 else categories[code] for code in self._numbers(start, stop)]
+            case "list":
+                column, size = self.detail
+                lengths = as_numbers(self.lengths, "I")
+                first = size * start if size else sum(lengths[:start])
+                sizes = [size] * (stop - start) if size else lengths[start:stop].tolist()
+                items = iter(column.values(first, first + sum(sizes)))
+                return [list(islice(items, each)) for each in sizes]
             case "decimal":
                 return _decimals(memoryview(self.data).cast("B")[16 * start : 16 * stop], self.detail[1])
         numbers = self._numbers(start, stop)
@@ -349,8 +365,11 @@ class Buffers:
         if self._at != len(self._data):
             raise BadTable(f"{len(self._data) - self._at} bytes after the last buffer")
 
-    def column(self, header: object, length: int, *, may_count: bool = False) -> Generator[None, None, Column]:
-        """Read a column of so many rows. `may_count`: it may be a range, which has no bytes for its rows.
+    def column(
+        self, header: object, length: int, *, may_count: bool = False, depth: int = 0
+    ) -> Generator[None, None, Column]:
+        """Read a column of so many rows. `may_count`: it may be a range, which has no bytes for its rows. `depth`: of
+        the lists that it is in.
 
         Raises:
             BadTable: the description is none, or contradicts the bytes.
@@ -372,6 +391,8 @@ class Buffers:
             yield from _check_texts(data, lengths, kind == "text")
         elif kind in FORMATS:
             data = self.take(length * struct.calcsize(FORMATS[kind]) * (2 if kind in COMPLEX else 1))
+        elif kind == "list":
+            lengths = b"" if _is_fixed(detail, length, depth) else self.take(_LENGTHS * length)
         elif kind == "category":
             data = self.take(length * struct.calcsize(FORMATS[_codes_of(detail)]))
         elif kind != "plain" and not (kind == "range" and may_count):
@@ -379,6 +400,8 @@ class Buffers:
         valid = self.take((length + 7) // 8) if has_nulls else None
         if kind == "category":
             detail = yield from self._categories(detail, data)
+        elif kind == "list":
+            detail = yield from self._items(detail, lengths, depth)
         else:
             detail = _checked_detail(kind, detail, length)
         if kind == "time":
@@ -389,11 +412,26 @@ class Buffers:
 
     def _categories(self, detail: Any, codes: Buffer) -> Generator[None, None, tuple[Column, bool]]:
         ordered, kind, count, header = detail
-        if isinstance(header, list) and header[:1] == ["category"]:
-            raise BadTable("categories of categories")
+        if isinstance(header, list) and header[:1] in (["category"], ["list"]):
+            raise BadTable("categories of categories or lists")
         categories = yield from self.column(header, count)
         yield from _check_range(codes, FORMATS[kind], -1, count - 1)
         return categories, ordered
+
+    def _items(self, detail: Any, lengths: Buffer, depth: int) -> Generator[None, None, tuple[Column, int]]:
+        size, count, header = detail
+        items = yield from self.column(header, count, depth=depth + 1)
+        if not size and (yield from _sum(lengths)) != count:
+            raise BadTable(f"lists of other lengths than {count} items together")
+        return items, size
+
+
+def _is_fixed(detail: Any, length: int, depth: int) -> bool:
+    match detail:
+        case [int(size), int(count), list()] if type(size) is int is type(count) and depth < MOST_NESTED:
+            if size == 0 or (size > 0 and size * length == count):
+                return size > 0
+    raise BadTable("the description of lists is not one")
 
 
 def _codes_of(detail: Any) -> str:
@@ -458,11 +496,7 @@ def _check_digits(data: memoryview, digits: Any) -> Generator[None, None, None]:
 def _check_texts(data: Buffer, lengths: Buffer, is_text: bool) -> Generator[None, None, None]:
     """Check that lengths add up to the data, and that each text is UTF-8 by itself."""
     sizes, whole, numpy = as_numbers(lengths, "I"), memoryview(data), _numpy()
-    total = 0
-    for at in range(0, len(sizes), _CHUNK):
-        yield
-        chunk = sizes[at : at + _CHUNK]
-        total += sum(chunk.tolist()) if numpy is None else int(numpy.frombuffer(chunk, dtype="I").sum(dtype="int64"))
+    total = yield from _sum(lengths)
     if total != len(whole):
         raise BadTable(f"texts of {total} bytes in {len(whole)} bytes")
     if not is_text:
@@ -481,6 +515,15 @@ def _check_texts(data: Buffer, lengths: Buffer, is_text: bool) -> Generator[None
         raise BadTable(f"text that is not UTF-8: {exc.reason}") from None
     if not is_ascii:
         yield from _check_starts(sizes, whole, numpy)
+
+
+def _sum(lengths: Buffer) -> Generator[None, None, int]:
+    sizes, numpy, total = as_numbers(lengths, "I"), _numpy(), 0
+    for at in range(0, len(sizes), _CHUNK):
+        yield
+        chunk = sizes[at : at + _CHUNK]
+        total += sum(chunk.tolist()) if numpy is None else int(numpy.frombuffer(chunk, dtype="I").sum(dtype="int64"))
+    return total
 
 
 def _check_starts(sizes: memoryview[int], whole: memoryview, numpy: Any) -> Generator[None, None, None]:

@@ -86,7 +86,7 @@ def _numpy_values(numpy: Any, column: Column) -> Any:
     if kind == "range":
         start, step = column.detail
         return numpy.arange(start, start + step * column.length, step, dtype="int64")
-    if kind in TEXTS or kind in ("plain", "null", "category", "date", "time", "decimal"):
+    if kind in TEXTS or kind in ("plain", "null", "category", "date", "time", "decimal", "list"):
         values = column.values()
         if kind in TEXTS and column.form == "" and column.valid is None:
             return numpy.array(values, dtype="U" if kind == "text" else "S")
@@ -184,7 +184,9 @@ def _pandas_values(numpy: Any, pandas: Any, column: Column) -> Any:
         values = _numbers(numpy, column, kind).copy()
         values[_missing(numpy, column)] = numpy.nan
         return values
-    if kind in ("date", "time", "decimal", "plain", "null", "text", "bytes") or form == "object":
+    if kind == "list" and form == "array":
+        return _pandas_objects(numpy, pandas, _numpy_arrays(numpy, column))
+    if kind in ("date", "time", "decimal", "list", "plain", "null", "text", "bytes") or form == "object":
         return _pandas_objects(numpy, pandas, column.values())
     if column.valid is not None and kind in _PANDAS_MASKED:
         return _pandas_values(
@@ -196,6 +198,21 @@ def _pandas_values(numpy: Any, pandas: Any, column: Column) -> Any:
 def _pandas_objects(numpy: Any, pandas: Any, values: list[Any]) -> Any:
     """Return values as an array of pandas, which then does not look for a kind that they have in common."""
     return pandas.array(_object_array(numpy, values), dtype="object")
+
+
+def _numpy_arrays(numpy: Any, column: Column) -> list[Any]:
+    """Return each list as an array."""
+    items = column.detail[0]
+    ends = numpy.cumsum(_lengths(numpy, column))
+    found = numpy.split(numpy_array(items, (items.length,)), ends[:-1]) if column.length else []
+    if column.valid is None:
+        return list(found)
+    return [None if gone else each for each, gone in zip(found, _missing(numpy, column), strict=True)]
+
+
+def _lengths(numpy: Any, column: Column) -> Any:
+    size = column.detail[1] if column.kind == "list" else 0
+    return numpy.full(column.length, size) if size else numpy.frombuffer(column.lengths, dtype="uint32")
 
 
 def _codes(numpy: Any, column: Column) -> Any:
@@ -275,6 +292,14 @@ def arrow_values(arrow: Any, column: Column) -> Any:
         else:
             of = arrow.large_binary() if is_large else arrow.binary()
         return arrow.Array.from_buffers(of, length, [valid, offsets, arrow.py_buffer(column.data)])
+    if kind == "list":
+        items, size = arrow_values(arrow, column.detail[0]), column.detail[1]
+        if size:
+            return arrow.Array.from_buffers(arrow.list_(items.type, size), length, [valid], children=[items])
+        is_large = len(items) > _MOST_OF_INT32
+        offsets = arrow.py_buffer(_offsets(column, "int64" if is_large else "int32"))
+        of = arrow.large_list(items.type) if is_large else arrow.list_(items.type)
+        return arrow.Array.from_buffers(of, length, [valid, offsets], children=[items])
     if kind in ("null", "range", "bool"):
         return arrow.array(column.values(), {"null": arrow.null(), "range": arrow.int64(), "bool": arrow.bool_()}[kind])
     if kind in ("plain", "complex64", "complex128"):
@@ -299,11 +324,10 @@ def arrow_values(arrow: Any, column: Column) -> Any:
 
 
 def _offsets(column: Column, dtype: str) -> Any:
-    """Return where each text begins, and the end of the last."""
+    """Return where each text or list begins, and the end of the last."""
     numpy = _needs("numpy")
-    lengths = numpy.frombuffer(column.lengths, dtype="uint32")
     offsets = numpy.zeros(column.length + 1, dtype=dtype)
-    numpy.cumsum(lengths, out=offsets[1:])
+    numpy.cumsum(_lengths(numpy, column), out=offsets[1:])
     return offsets
 
 
@@ -332,8 +356,11 @@ def polars_values(polars: Any, name: str, column: Column) -> Any:
         digits, places = column.detail
         if 0 <= places <= digits:
             return polars.Series(name, column.values(), polars.Decimal(digits, places))
-    if kind in TEXTS and (arrow := _arrow_if_there()) is not None:
+    if (kind in TEXTS or kind == "list") and (arrow := _arrow_if_there()) is not None:
         return polars.Series(name, arrow_values(arrow, column))
+    if kind == "list":
+        items, size = polars_values(polars, name, column.detail[0]).dtype, column.detail[1]
+        return polars.Series(name, column.values(), polars.Array(items, size) if size else polars.List(items))
     if kind in ("plain", "null", "range", "text", "bytes", "decimal") or kind.startswith("complex"):
         values = column.values()
         dtype = {"text": polars.String, "bytes": polars.Binary, "range": polars.Int64, "null": polars.Null}.get(kind)

@@ -233,7 +233,7 @@ def _search_for(literals: tuple[bytes, ...]) -> LiteralSearch:
     return LiteralSearch(literals)
 
 
-_WITH_TEXT: Final = TEXTS | {"plain", "decimal"}
+_WITH_TEXT: Final = TEXTS | {"plain", "decimal", "list"}
 """Kinds of columns in which a secret of text can be."""
 
 
