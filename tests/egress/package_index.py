@@ -20,13 +20,17 @@ async def index(*wheels: Path) -> AsyncIterator[Site]:
     pages: dict[str, bytes] = {}
     for wheel in wheels:
         name = wheel.name.partition("-")[0].replace("_", "-")
-        content = wheel.read_bytes()
-        link = f'<a href="/files/{wheel.name}#sha256={hashlib.sha256(content).hexdigest()}">{wheel.name}</a>'
         own = pages.get(f"/simple/{name}/", b"").partition(b"\r\n\r\n")[2].decode()
-        pages[f"/simple/{name}/"] = page(own + link)
-        pages[f"/files/{wheel.name}"] = page(content, "application/octet-stream")
+        pages[f"/simple/{name}/"] = page(own + link_to(wheel))
+        pages[f"/files/{wheel.name}"] = page(wheel.read_bytes(), "application/octet-stream")
     async with serve(pages) as site:
         yield site
+
+
+def link_to(wheel: Path, attributes: str = "") -> str:
+    """Return what an index has of a wheel."""
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    return f'<a href="/files/{wheel.name}#sha256={digest}" {attributes}>{wheel.name}</a>'
 
 
 def two_packages(folder: Path) -> list[Path]:

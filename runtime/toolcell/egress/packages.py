@@ -237,6 +237,8 @@ async def find_wheels(
         if result.calls and (failed := result.calls[-1]).status == "error":  # pip asks the index, and nothing else
             raise ToolError(f"the index cannot be reached: {failed.message}"[:1000], code=PROTOCOL)
         lines = [line.removeprefix("ERROR: ") for line in result.logs.text.splitlines() if line.startswith("ERROR: ")]
+        if lines[-1:] == ["Exception:"]:  # pip's own failure, and the end of its traceback
+            lines[-1] = result.logs.text.rstrip().rpartition("\n")[2]
         reason = ("; ".join(lines) or f"{result.outcome}: {result.error.message}")[:1000]
         raise ToolError(f"{reason}. {ONLY_PURE}" if NOT_FOUND in reason else reason, code=PROTOCOL)
     for wheel in result.files:

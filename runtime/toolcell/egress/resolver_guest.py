@@ -15,8 +15,9 @@ from typing import Any
 
 COMMON = (
     "--only-binary :all: --no-cache-dir --disable-pip-version-check --isolated --no-input --progress-bar off "
-    "--retries 1"
+    "--retries 1 --timeout 10"
 )
+"""An index that hangs is tried twice, and named within the time that a run has by default."""
 
 
 def pip(*arguments: str) -> None:
@@ -34,6 +35,19 @@ def read_nothing_of_the_machine() -> None:
     """Have pip send indexes no description of the machine: a sandbox may not read all that it would look at."""
     session: Any = import_module("pip._internal.network.session")
     session.user_agent = lambda: f"pip/{session.__version__}"
+
+
+def stop_at_failures_of_the_index() -> None:
+    """Have pip fail where an index answers with an error: it would go on as if there were no such package."""
+    collector: Any = import_module("pip._internal.index.collector")
+    error: Any = import_module("pip._internal.exceptions").CommandError
+
+    def fail(link: object, reason: Any, *_: Any, **__: Any) -> None:
+        response = getattr(reason, "response", None)
+        if response is None or response.status_code != 404:
+            raise error(f"the index {link} cannot be read: {reason}")
+
+    collector._handle_get_simple_fail = fail
 
 
 def accept_pure_wheels_only(python: str) -> None:
@@ -77,6 +91,7 @@ def find_wheels(
     """
     own = Path(tempfile.mkdtemp())
     read_nothing_of_the_machine()
+    stop_at_failures_of_the_index()
     accept_pure_wheels_only(python)
     decide_for(python, machine)
     show_as_installed(installed, own / "installed")
