@@ -27,12 +27,12 @@ class Door:
     """One run that sends requests."""
 
     def __init__(self, registry: ToolRegistry) -> None:
-        self._registry = registry
+        self.registry = registry
         self.requests = OpenRequests(64 << 20)
         self.context = RunContext(run_id="run").within(requests=self.requests)
 
     async def call(self, name: str, args: dict[str, Any], origin: Origin = CODE) -> ToolResult:
-        return await self._registry.dispatch(name, args, origin=origin, context=self.context)
+        return await self.registry.dispatch(name, args, origin=origin, context=self.context)
 
     async def send(
         self, url: str, method: str = "GET", headers: list[list[str]] | None = None, body: bytes = b"", **more: Any

@@ -6,20 +6,27 @@ import base64
 import gzip
 import json
 import zlib
+from pathlib import Path
 from urllib.parse import quote
 
+import anyio
 import pytest
 from anyio.abc import ByteStream
 
 from builtin.webkit import Names, Site, page, redirect, serve
-from egress.doors import TOKEN, code_of, door
-from toolcell import Limits, UsageError
+from egress.doors import TOKEN, Door, code_of, door
+from toolcell import Limits, ToolError, UsageError
 from toolcell.egress import Allow, Egress
 from toolcell.egress.echoes import Echoes, forms
 from toolcell.egress.request import PIECE_BYTES
 from toolcell.tools import MODEL, PLAN
 
-pytestmark = pytest.mark.anyio
+pytestmark = [
+    pytest.mark.anyio,
+    # trio's, of a body that is dropped
+    pytest.mark.filterwarnings("ignore:Async generator 'httpcore:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:Exception ignored in. <async_gen:pytest.PytestUnraisableExceptionWarning"),
+]
 
 REFUSED = "EgressRefused"
 
@@ -587,8 +594,6 @@ async def test_calls_of_another_form_are_refused(what: str) -> None:
         assert code_of(await run.call("http", ARGUMENTS[what])) == "invalid_arguments"
 
 
-@pytest.mark.filterwarnings("ignore:Async generator 'httpcore:ResourceWarning")  # trio's, of a body that is dropped
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_the_rest_of_an_answer_is_read_by_its_own_run_alone() -> None:
     async with serve({"/": page("x" * 600_000)}) as site, door(of(site)) as run, door(of(site)) as other:
         answer = (await run.send(site.url(host="127.0.0.1"))).value
@@ -621,6 +626,112 @@ async def test_a_bomb_ends_at_the_limit(secrets: dict[str, str] | None) -> None:
                 break
 
     assert code_of(result) == ("EgressLimit" if secrets else "sent")  # without secrets it is passed on as it came
+
+
+EMPTY_GZIP = gzip.compress(b"")
+NOTHING = {
+    "members without content": (b"", EMPTY_GZIP * 500),
+    "blocks without content": (EMPTY_GZIP[:10], b"\0\0\0\xff\xff" * 2000),
+    "a name without end": (b"\x1f\x8b\x08\x08\0\0\0\0\0\xff", b"n" * 10_000),
+}
+
+
+@pytest.mark.parametrize("what", NOTHING)
+async def test_data_without_end_that_becomes_nothing_ends_at_the_limit(what: str) -> None:
+    first, more = NOTHING[what]
+
+    async def forever(stream: ByteStream) -> None:
+        await stream.send(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n" + first)
+        while True:
+            await stream.send(more)
+
+    limits, secrets = Limits(egress_bytes=1_000_000), {"TOKEN": TOKEN}
+    async with serve({"/": forever}) as site, door(of(site), limits=limits, secrets=secrets) as run:
+        with anyio.fail_after(20):
+            assert code_of(await run.send(site.url(host="127.0.0.1"))) == "EgressLimit"
+
+
+async def test_calls_that_read_one_answer_at_once_wait_for_each_other() -> None:
+    goes_on = anyio.Event()
+
+    async def slow(stream: ByteStream) -> None:
+        await stream.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
+        await goes_on.wait()
+        for each in (b"b", b"c", b"d"):
+            await stream.send(b"1\r\n%b\r\n" % each)
+        await stream.send(b"0\r\n\r\n")
+
+    found: list[bytes] = []
+    async with serve({"/": slow}) as site, door(of(site)) as run:
+        answer = (await run.send(site.url(host="127.0.0.1"))).value
+
+        async def read() -> None:
+            result = await run.call("http_read", {"rest": answer["rest"], "size": 1})
+            assert code_of(result) == "sent"
+            found.extend(each.data or b"" for each in result.files)
+
+        async with anyio.create_task_group() as readers:
+            for _ in range(3):
+                readers.start_soon(read)
+            await anyio.wait_all_tasks_blocked()
+            goes_on.set()
+
+    assert sorted(found) == [b"b", b"c", b"d"]
+
+
+async def test_what_a_server_sends_too_much_is_no_answer_to_another_run() -> None:
+    async def talkative(stream: ByteStream) -> None:
+        await stream.send(page("its own") + page("more"))
+        await stream.receive()
+
+    async with serve({"/": talkative, "/b": page("b")}) as site, door(of(site)) as run:
+        other = Door(run.registry)
+        async with other.requests.until_end():
+            await run.send(site.url(host="127.0.0.1"))
+            answer = await other.send(site.url("/b", "127.0.0.1"))
+
+    assert answer.value["body"] == b"b"
+
+
+async def test_a_body_where_none_belongs_is_not_the_beginning_of_the_next_request() -> None:
+    async with serve({}) as site, door(of(site, methods=["*"])) as run:
+        for method in ("GET", "HEAD", "OPTIONS", "DELETE", "POST"):
+            await run.send(site.url(host="127.0.0.1"), method, [], b"GET /admin HTTP/1.1\r\n\r\n")
+        await run.send(site.url(host="127.0.0.1"))
+
+    assert ["\r\nConnection: close\r\n" in each for each in site.requests] == [True] * 4 + [False] * 2
+
+
+async def test_looking_up_a_host_takes_no_longer_than_the_request_may() -> None:
+    class Silent:
+        async def resolve(self, host: str, port: int) -> list[str]:
+            await anyio.sleep_forever()
+            raise AssertionError
+
+    async with door(Allow("a.test"), resolver=Silent()) as run:
+        with anyio.fail_after(20):
+            assert code_of(await run.send("https://a.test/", timeout_s=0.01)) == "EgressTimeout"
+
+
+async def test_a_turn_that_is_not_waited_for_is_given_back() -> None:
+    async with serve({}) as site, door(of(site, rate=0.01)) as run:
+        url = site.url(host="127.0.0.1")
+        assert code_of(await run.send(url)) == "sent"
+        for _ in range(5):
+            with anyio.move_on_after(0.01):
+                await run.send(url, timeout_s=86_000)
+        refused = await run.send(url, timeout_s=1)
+
+    assert "the next turn is 9" in refused.message or "the next turn is 100.0" in refused.message
+
+
+async def test_an_upload_that_the_host_has_no_room_for_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "full"))
+    async with door(Allow("a.test")) as run:
+        with pytest.raises(ToolError, match="cannot keep an upload: No such file"):
+            run.upload(b"x" * 600_000)
 
 
 async def test_bodies_that_are_sent_count_for_the_bytes_of_a_run() -> None:

@@ -6,6 +6,8 @@ import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
+import anyio
+
 from toolcell.egress.echoes import Echoes
 from toolcell.egress.failures import PROTOCOL
 from toolcell.errors import ToolError
@@ -101,6 +103,10 @@ class AnswerBody:
         self._pieces, self._close, self._count = pieces, close, count
         self._echoes, self._inflater = echoes, inflater
         self._buffer = bytearray()
+        self._lock = anyio.Lock()
+        """Of who reads: a script may read in several calls at once."""
+        self._received = self._made = self._counted = 0
+        """Bytes that came, those that they were decompressed to, and those that were counted."""
         self._held = b""
         """May be the beginning of a secret."""
         self.is_at_end = False
@@ -114,6 +120,10 @@ class AnswerBody:
             Exception: the connection failed before anything came.
             ToolError: the body is damaged, or there is too much of it.
         """
+        async with self._lock:
+            return await self._read(size, fill)
+
+    async def _read(self, size: int, fill: bool) -> bytes:
         while not self.is_at_end and len(self._buffer) < (size if fill else 1):
             if self.failure is not None:
                 if fill or self._buffer:
@@ -131,7 +141,8 @@ class AnswerBody:
 
     async def _receive(self) -> None:
         if self._inflater is not None and (made := self._inflater.next_piece()):
-            self._count(len(made))
+            self._made += len(made)
+            self._count_more()
             self._add(made)
             return
         try:
@@ -143,11 +154,18 @@ class AnswerBody:
             self._held, self.is_at_end = b"", True
             await self.aclose()
             return
+        self._received += len(piece)
+        self._count_more()
         if self._inflater is not None:
             self._inflater.feed(piece)
         else:
-            self._count(len(piece))
             self._add(piece)
+
+    def _count_more(self) -> None:
+        """Count what came or what it became, whichever is more: data that becomes nothing has no end."""
+        size = max(self._received, self._made)
+        more, self._counted = size - self._counted, size
+        self._count(more)
 
     def _add(self, data: bytes) -> None:
         if not self._echoes:

@@ -42,13 +42,18 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
 
         Raises:
             ToolError: one of its addresses is refused, or the host is not known.
+            ConnectTimeout: looking it up and trying its addresses took longer than `timeout` together.
         """
         failure: Exception | None = None
-        for address in await checked_addresses(self._policy, self._resolver, host, port):
-            try:
-                return await self._sockets.connect_tcp(address, port, timeout, local_address, socket_options)
-            except (httpcore.ConnectError, httpcore.ConnectTimeout) as exc:
-                failure = exc
+        try:
+            with anyio.fail_after(timeout):
+                for address in await checked_addresses(self._policy, self._resolver, host, port):
+                    try:
+                        return await self._sockets.connect_tcp(address, port, timeout, local_address, socket_options)
+                    except (httpcore.ConnectError, httpcore.ConnectTimeout) as exc:
+                        failure = exc
+        except TimeoutError as exc:
+            failure = failure or httpcore.ConnectTimeout(exc)
         assert failure is not None
         raise failure
 

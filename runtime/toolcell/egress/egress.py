@@ -56,6 +56,7 @@ DEFAULT_TIMEOUT_S: Final = 60.0
 """To connect, and between two pieces of an answer, when the library does not say."""
 
 MAX_CONNECTIONS: Final = 100
+"""Of one run."""
 KEPT_CONNECTIONS: Final = 20
 KEPT_S: Final = 30.0
 
@@ -232,21 +233,29 @@ class Egress:
         body = filled_body(request, rule, self._secrets)
         return body, sent_headers(request, rule, self._secrets, len(body) if long_bytes is None else long_bytes)
 
-    def wait_s(self, rule: Allow, most_s: float) -> float:
-        """Take the next turn of a rule with a rate; return how many seconds it is away.
+    async def wait_for_turn(self, rule: Allow, most_s: float) -> None:
+        """Wait for the next turn of a rule with a rate.
 
         Raises:
             ToolError: it is `most_s` away or more; it is not taken.
+
+        Cancellation: the turn is given back. A script could otherwise take all turns of the others.
         """
         bucket = next(pace for each, pace in zip(self.rules, self._paces, strict=True) if each is rule)
         if bucket is None:
-            return 0.0
+            return
         with self._lock:
             now = time.monotonic()
             if (wait_s := bucket.wait_s(now)) >= most_s:
                 text = f"{rule.host} may get {rule.rate:g} requests a second, and the next turn is {wait_s:.1f} s away"
                 raise ToolError(text, code=LIMIT, retryable=True)
-            return bucket.take(now)
+            bucket.take(now)
+        try:
+            await anyio.sleep(wait_s)
+        except BaseException:
+            with self._lock:
+                bucket.give_back(time.monotonic())
+            raise
 
     def network(self) -> GuardedBackend:
         """Return what connects to the addresses that the rules allow."""
@@ -265,6 +274,8 @@ class RunRequests:
         self._id = os.urandom(4).hex()
         self.rests: dict[str, AnswerBody] = {}
         self.wheels: dict[str, bytes] = {}
+        self.pool: httpcore.AsyncConnectionPool | None = None
+        """Its own: what a server sends too much, or knows of a connection, is not for another run."""
 
     def count_request(self) -> None:
         """Count a request that is about to be sent.
@@ -323,6 +334,9 @@ class RunRequests:
         rests, self.rests, self.wheels = self.rests, {}, {}
         for body in rests.values():
             await body.aclose()
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            await pool.aclose()
 
 
 class _AsReceived(ArgumentChecker):
@@ -344,7 +358,6 @@ class RequestTools:
     def __init__(self, egress: Egress, limits: Limits) -> None:
         self._egress, self._limits = egress, limits
         self._runs: weakref.WeakKeyDictionary[object, RunRequests] = weakref.WeakKeyDictionary()
-        self._pool: httpcore.AsyncConnectionPool | None = None
         general = ToolOptions(listed=False, callable_from=frozenset({CODE}), timeout_s=math.inf)
         self._http = _tool(
             ToolSpec(
@@ -408,10 +421,9 @@ class RequestTools:
             await prepare_pip()
 
     async def aclose(self) -> None:
-        """Close the connections."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            await pool.aclose()
+        """Close what is left of runs."""
+        for run in [*self._runs.values()]:
+            await run.aclose()
 
     # What a request is: a call that reads or writes, and perhaps one that somebody has to approve
 
@@ -478,10 +490,13 @@ class RequestTools:
         timeout_s = min(request.timeout_s or DEFAULT_TIMEOUT_S, 86_400.0)
         run.count_request()
         run.count_bytes(size)
-        await anyio.sleep(egress.wait_s(rule, timeout_s))
+        await egress.wait_for_turn(rule, timeout_s)
+        can_keep = call.run.scope.requests is not None
+        if run.pool is None:
+            run.pool = self._new_pool(KEPT_CONNECTIONS if can_keep else 0)
         with self._failures(request):
-            response = await self._exchange(request, headers, content, timeout_s)
-            return await self._answer(request, rule, run, response, can_keep=call.run.scope.requests is not None)
+            response = await self._exchange(run.pool, request, headers, content, timeout_s)
+            return await self._answer(request, rule, run, response, can_keep=can_keep)
 
     def _upload_of(self, run: RunContext, request: HttpRequest) -> Upload | None:
         if request.upload is None:
@@ -491,21 +506,28 @@ class RequestTools:
             raise ToolError(f"{request}: there is no upload {request.upload!r:.100}", code="invalid_arguments")
         return found
 
+    def _new_pool(self, kept: int) -> httpcore.AsyncConnectionPool:
+        """Return connections of which so many stay open for the next request."""
+        return httpcore.AsyncConnectionPool(
+            ssl_context=tls_context(),
+            max_connections=MAX_CONNECTIONS,
+            max_keepalive_connections=kept,
+            keepalive_expiry=KEPT_S,
+            network_backend=self._egress.network(),
+        )
+
+    @staticmethod
     async def _exchange(
-        self, request: HttpRequest, headers: list[tuple[bytes, bytes]], content: Any, timeout_s: float
+        pool: httpcore.AsyncConnectionPool,
+        request: HttpRequest,
+        headers: list[tuple[bytes, bytes]],
+        content: Any,
+        timeout_s: float,
     ) -> httpcore.Response:
         target = request.target
-        if self._pool is None:
-            self._pool = httpcore.AsyncConnectionPool(
-                ssl_context=tls_context(),
-                max_connections=MAX_CONNECTIONS,
-                max_keepalive_connections=KEPT_CONNECTIONS,
-                keepalive_expiry=KEPT_S,
-                network_backend=self._egress.network(),
-            )
         host = target.origin.partition("://")[2].removesuffix(f":{target.port}")
         timeouts = dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)
-        return await self._pool.handle_async_request(
+        return await pool.handle_async_request(
             httpcore.Request(
                 method=request.method,
                 url=httpcore.URL(

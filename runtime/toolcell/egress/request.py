@@ -277,8 +277,11 @@ def sent_headers(request: HttpRequest, rule: Allow, secrets: Mapping[str, str], 
     for name, template in rule.headers.items():
         _check_is_private(request, rule)
         found.append((name, PLACEHOLDER.sub(lambda match: secrets[match[1]], template)))
-    if size or request.method not in ("GET", "HEAD", "OPTIONS", "DELETE"):
+    has_no_body = request.method in ("GET", "HEAD", "OPTIONS", "DELETE")
+    if size or not has_no_body:
         found.append(("Content-Length", str(size)))
+    if size and has_no_body:  # a server that does not read it would take it for a request, which no rule has seen
+        found.append(("Connection", "close"))
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in found]
 
 

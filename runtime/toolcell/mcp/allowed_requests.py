@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import anyio
 import httpx2
 
 from toolcell.egress import Egress
@@ -39,7 +38,7 @@ class AllowedTransport(httpx2.AsyncBaseTransport):
             rule = self._egress.judge_unasked(asked)
             size = int(request.headers.get("content-length", "0"))
             _, headers = self._egress.filled(asked, rule, size)
-            await anyio.sleep(self._egress.wait_s(rule, TURN_S))
+            await self._egress.wait_for_turn(rule, TURN_S)
             addresses = await self._egress.addresses_of(target)
         except ToolError as exc:
             raise httpx2.ConnectError(exc.message) from None

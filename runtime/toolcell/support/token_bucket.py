@@ -23,5 +23,9 @@ class TokenBucket:
         self._used, self._at = self._used_at(now) + count, now
         return wait_s
 
+    def give_back(self, now: float, count: float = 1) -> None:
+        """Give back tokens that were taken and not used."""
+        self._used, self._at = max(0.0, self._used_at(now) - count), now
+
     def _used_at(self, now: float) -> float:
         return max(0.0, self._used - max(0.0, now - self._at) / self._interval_s) if self._interval_s else 0.0

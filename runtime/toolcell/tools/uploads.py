@@ -24,10 +24,10 @@ LIMIT: Final = "EgressLimit"
 
 
 class Upload:
-    """One body. In memory as long as it is short, then in a file without a name."""
+    """One body. The first part is in memory, more of them are in a file without a name."""
 
     def __init__(self) -> None:
-        self.file: IO[bytes] = tempfile.SpooledTemporaryFile(INLINE_BYTES)  # noqa: SIM115 (closed by `Uploads`)
+        self.file: IO[bytes] = tempfile.SpooledTemporaryFile(PART_BYTES)  # noqa: SIM115 (closed by `Uploads`)
         self.size = 0
         self._digest = hashlib.sha256()
 
@@ -62,7 +62,8 @@ class Uploads:
         """Append a part to an upload, or begin one; return its name.
 
         Raises:
-            ToolError: there is none of that name, the part is too large, or the run's bytes are used up.
+            ToolError: there is none of that name, the part is too large, the run's bytes are used up, or there is no
+                room for it.
         """
         if not isinstance(data, bytes) or len(data) > PART_BYTES:
             raise ToolError(f"a part of an upload is bytes, at most {PART_BYTES}", code="invalid_arguments")
@@ -78,7 +79,10 @@ class Uploads:
         if not isinstance(upload, str) or upload not in self._open:
             raise ToolError(f"there is no upload {upload!r:.40} to add to", code="invalid_arguments")
         self._used += len(data)
-        self._open[upload].add(data)
+        try:
+            self._open[upload].add(data)
+        except OSError as exc:
+            raise ToolError(f"the host cannot keep an upload: {exc.strerror}", code=LIMIT, retryable=True) from None
         return upload
 
     def taken(self, args: Mapping[str, Any]) -> dict[str, Any]:

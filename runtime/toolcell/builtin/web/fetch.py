@@ -191,7 +191,7 @@ class Fetcher:
         if self._egress is not None:
             asked = HttpRequest(method=outgoing.method, target=target, headers=tuple(given.items()), body=content)
             rule = self._egress.judge_unasked(asked)
-            await anyio.sleep(self._egress.wait_s(rule, left_s))
+            await self._egress.wait_for_turn(rule, left_s)
             content, headers = self._egress.filled(asked, rule if has_secrets else replace(rule, secrets=()))
             if rule.max_bytes is not None:
                 max_bytes = min(max_bytes, rule.max_bytes)
