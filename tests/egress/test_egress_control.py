@@ -171,6 +171,22 @@ async def test_a_commit_leaves_no_connection_open() -> None:
     assert [row.status for row in result.effects] == ["made"]
 
 
+async def test_what_is_approved_and_logged_is_the_url_that_is_sent(tmp_path: Path) -> None:
+    text = "send(site + 'safe/%2e%2e/x/../%61dmin?\\u202ea=1#/harmless', 'POST')"
+    async with opened(rule={"approval": "POST"}, audit=tmp_path) as (site, runtime):
+        waiting = await run(runtime, site, text, on_approval="suspend")
+        assert waiting.suspension is not None
+        pending = waiting.suspension.calls[0]
+        draft = await run(runtime, site, text, dry_run=True)
+        await runtime.resume(waiting.suspension.to_json(), {pending.id: Approve()})
+        sent = site.url("/admin?%E2%80%AEa=1", "127.0.0.1")
+        log = b"".join(file.read_bytes() for file in tmp_path.rglob("*.log"))
+
+    assert site.paths == ["/admin?%E2%80%AEa=1"]
+    assert pending.args["url"] == draft.effects[0].args["url"] == sent
+    assert log.count(sent.encode()) >= 1
+
+
 async def test_a_repair_sends_a_read_again_that_has_failed() -> None:
     async with opened() as (site, runtime):
         site.pages["/late"] = b"no HTTP at all\r\n\r\n"

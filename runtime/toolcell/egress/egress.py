@@ -29,6 +29,7 @@ from toolcell.egress.request import (
     filled_body,
     read_request,
     sent_headers,
+    sent_url,
 )
 from toolcell.egress.resolver import AddressRules, Resolver, SystemResolver, checked_addresses
 from toolcell.egress.rules import PLACEHOLDER, SAFE, Allow, RuleBook
@@ -343,8 +344,13 @@ class _AsReceived(ArgumentChecker):
     """Arguments that the tool itself reads."""
 
     def check_plain(self, args: dict[str, Any]) -> dict[str, Any] | None:
-        """Return a copy; None when there are more than the tool reads: who approves it would be shown them."""
-        return args.copy() if args.keys() <= self._plain else None
+        """Return a copy, with the URL as it is sent: nobody who approves it or reads the log takes it for another.
+
+        None: there are more than the tool reads, which would be shown, too.
+        """
+        if not args.keys() <= self._plain:
+            return None
+        return {**args, "url": sent_url(args["url"])} if "url" in args else args.copy()
 
 
 def _tool(spec: ToolSpec) -> RegisteredTool:

@@ -108,6 +108,14 @@ def read_request(args: Mapping[str, Any]) -> HttpRequest:
     )
 
 
+def sent_url(url: Any) -> Any:
+    """Return a URL in the form in which it is sent; what cannot be sent stays as it is."""
+    try:
+        return str(parse_url(url)) if isinstance(url, str) else url
+    except ToolError:
+        return url
+
+
 def _malformed(message: str) -> ToolError:
     return ToolError(f"a request is not well formed: {message}", code="invalid_arguments")
 
