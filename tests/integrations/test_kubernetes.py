@@ -21,6 +21,7 @@ import anyio
 import pytest
 import yaml
 
+from builtin.webkit import page, serve
 from integrations.conftest import EXAMPLES, needs
 from toolcell import (
     KubernetesBackend,
@@ -36,6 +37,7 @@ from toolcell import (
 )
 from toolcell.config import CONTAINER_LAYERS, MIB
 from toolcell.control import Approve
+from toolcell.egress import Allow, Egress
 from toolcell.sandbox.docker.images.reference import SERVICE_IMAGE
 from toolcell.sandbox.kubernetes import backend as backend_module
 from toolcell.sandbox.kubernetes import cluster as cluster_module
@@ -99,9 +101,9 @@ def filled(cluster: FakeKubernetes) -> FakeKubernetes:
     return cluster
 
 
-def runtime_of(cluster: FakeKubernetes, **options: Any) -> Runtime:
+def runtime_of(cluster: FakeKubernetes, egress: Egress | None = None, **options: Any) -> Runtime:
     backend = KubernetesBackend(kubeconfig=cluster.kubeconfig, **options)
-    return Runtime(registry, backend=backend, pool=PoolConfig(warm=1))
+    return Runtime(registry, backend=backend, pool=PoolConfig(warm=1), egress=egress)
 
 
 async def eventually(is_reached: Callable[[], bool], what: str) -> None:
@@ -173,6 +175,23 @@ async def test_one_pod_holds_as_many_sandboxes_as_it_may(cluster: FakeKubernetes
             all.start_soon(runtime.execute_code, "import time\ntime.sleep(2)")
         await eventually(lambda: sorted(backend.pods.values()) == [1, 2], "three sandboxes are not in two pods")
     assert cluster.all("sandboxclaims") == []
+
+
+@pytest.mark.anyio
+async def test_a_pod_sends_requests_through_the_caller(filled: FakeKubernetes) -> None:
+    async with serve({"/a": page("you sent tok-51fa0c9d7e", "text/plain")}) as site:
+        rule = Allow("http://127.0.0.1", ports=[site.port], secrets={"X-Key": "{TOKEN}"})
+        egress = Egress(rule, secrets={"TOKEN": "tok-51fa0c9d7e"})
+        script = "import urllib.request\nset_result(urllib.request.urlopen(url).read().decode())"
+        async with runtime_of(filled, egress=egress) as runtime, runtime.session() as session:
+            for run in (runtime.execute_code, session.execute_code):
+                result = await run(script, inputs={"url": site.url("/a", "127.0.0.1")})
+                assert result.value == "you sent {TOKEN}", result.error
+            refused = await runtime.execute_code(script, inputs={"url": "http://elsewhere.test/"})
+
+    assert "no rule is about this host" in str(refused.error)
+    assert all("X-Key: tok-51fa0c9d7e" in request for request in site.requests)
+    assert len(site.requests) == 2
 
 
 @pytest.mark.parametrize("library", ["asyncio", "trio"])
