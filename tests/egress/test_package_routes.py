@@ -17,12 +17,16 @@ from mcp.client.stdio import StdioServerParameters
 
 from builtin.webkit import Site
 from egress.package_index import index, opened
+from sandbox.test_ray_placement import backend_of, node_of
 from service.client_serving import serving
-from toolcell import Agent, Runtime, SandboxUnavailable
+from toolcell import Agent, Policy, PoolConfig, Runtime, SandboxUnavailable, ToolRegistry
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.egress import PackageIndex, egress
+from toolcell.config import DEFAULT_LAYERS
+from toolcell.egress import Egress, PackageIndex, egress
 from toolcell.errors import PackageError
 from toolcell.mcp.server import McpServer
+from toolcell.sandbox.process.backend import ProcessBackend
+from toolcell.sandbox.ray.backend import RayBackend
 from toolcell.service import Client, TenantConfig
 from toolcell.service.principal import Scope
 from toolcell.service.tokens import TokenDatabase
@@ -149,6 +153,55 @@ async def test_what_one_tenant_may_install_does_not_serve_another(
     assert results["acme"].value == INSTALLED
     assert "the package humanize is not allowed" in results["bolt"].error.message
     assert own.value == 7
+
+
+async def test_a_script_on_a_node_installs_what_pip_found_here(
+    wheels: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(_: RayBackend) -> None:
+        """Open or close no cluster: the only node is known."""
+
+    monkeypatch.setattr(RayBackend, "open", nothing)
+    monkeypatch.setattr(RayBackend, "close", nothing)
+    there = ProcessBackend()
+    await there.open()
+    try:
+        async with (
+            node_of(there, "there") as node,
+            opened(wheels, "humanize", backend=backend_of(node), pool=PoolConfig(warm=0)) as (_, runtime),
+        ):
+            result = await runtime.execute_code(INSTALL)
+    finally:
+        await there.close()
+
+    assert result.value == INSTALLED, result.error
+    assert result.isolation.backend == "ray"
+
+
+async def test_pip_is_isolated_as_scripts_are_also_when_another_process_commits(
+    wheels: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, required, find_wheels = ToolRegistry(), list[Any](), egress.find_wheels
+
+    @registry.tool
+    def send(value: int) -> None:
+        """Send a value to the office."""
+
+    async def find(*args: Any, policy: Policy, **options: Any) -> Any:
+        required.append(policy.require)
+        return await find_wheels(*args, policy=policy, **options)
+
+    monkeypatch.setattr(egress, "find_wheels", find)
+    policy = Policy(require=DEFAULT_LAYERS - {"landlock"})
+    options = {"registry": registry, "policy": policy, "journal": tmp_path / "journal"}
+    async with opened(wheels, "humanize", **options) as (site, runtime):
+        draft = await runtime.execute_code("install_package('humanize')\ntools.send(1)", dry_run=True)
+        own = Egress(packages=PackageIndex(["humanize"], url=site.url("/simple/", "127.0.0.1")))
+        async with Runtime(egress=own, **options) as other:
+            result = await other.commit(draft.draft_id, recheck=True)
+
+    assert result.ok
+    assert required == [policy.require, policy.require]
 
 
 @pytest.mark.parametrize("failure", [SandboxUnavailable("no namespaces here"), PackageError("pip is not to be had")])

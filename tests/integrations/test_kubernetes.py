@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from builtin.webkit import page, serve
+from egress.package_index import opened
 from integrations.conftest import EXAMPLES, needs
 from toolcell import (
     KubernetesBackend,
@@ -45,6 +46,7 @@ from toolcell.sandbox.kubernetes.cluster_objects import manifests
 from toolcell.sandbox.kubernetes.pods import PodSettings
 from toolcell.sandbox.node import sandbox as node_sandbox_module
 from toolcell.sandbox.node.stream import HELD_BYTES, NodeStream
+from wheels import make_wheel
 
 needs("k8s_agent_sandbox")
 
@@ -164,6 +166,21 @@ async def test_a_pod_is_for_one_sandbox_and_goes_with_it(filled: FakeKubernetes)
     entered = {each for each in filled.log if each.startswith("get pods/exec")}
     assert 3 <= len(entered) <= len(made)  # a spare may be claimed and not entered when the runtime closes
     assert filled.all("sandboxclaims") == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("options", [{}, {"connect": "port", "sandboxes_per_pod": 8}], ids=["exec", "port"])
+async def test_a_script_in_a_pod_installs_what_pip_found_on_the_callers_machine(
+    cluster: FakeKubernetes, options: dict[str, Any], tmp_path: Path
+) -> None:
+    cluster.apply(*pool(sandboxes=8, port=PORT))
+    wheel = make_wheel(tmp_path, "tiny", "1.0", {"tiny/__init__.py": "VALUE = 7", "tiny/long": "x" * 600_000})
+    backend = KubernetesBackend(kubeconfig=cluster.kubeconfig, **options)
+    async with opened([wheel], "tiny", backend=backend, pool=PoolConfig(warm=0)) as (_, runtime):
+        result = await runtime.execute_code("install_package('tiny')\nimport tiny\ntiny.VALUE")
+
+    assert result.value == 7, result.error
+    assert result.isolation.backend == "kubernetes"
 
 
 @pytest.mark.anyio
