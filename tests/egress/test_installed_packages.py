@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import signal
+import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from builtin.webkit import page
 from egress.doors import code_of, door
-from egress.package_index import opened
+from egress.package_index import index, opened
 from egress.replays import replayed
 from sandbox.test_contained_backend import scoped
 from toolcell import Limits, Policy, Runtime, ToolRegistry, UsageError
+from toolcell.audit import AuditConfig, AuditLog
 from toolcell.control import Approve
 from toolcell.egress import Allow, Egress, PackageIndex
 from toolcell.egress.packages import PIP
@@ -181,13 +185,17 @@ async def test_a_script_installs_what_is_allowed_and_what_that_needs(
     assert fresh.error.type == "ModuleNotFoundError"
 
 
+@pytest.mark.filterwarnings("ignore:Async generator 'httpcore:ResourceWarning")  # trio's, of a body that is dropped
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.isolation
 @pytest.mark.anyio
 async def test_the_log_has_each_wheel_and_a_replay_needs_no_index(wheels: list[Path], tmp_path: Path) -> None:
-    log = tmp_path / "log"
+    folder, files = tmp_path / "log", {"tiny_pkg/__init__.py": "VALUE = 7\n", "tiny_pkg/long": "x" * 600_000}
+    wheels[0] = make_wheel(tmp_path, "tiny_pkg", "1.5", files)
+    log = AuditLog(folder, config=AuditConfig(value_bytes=300_000))
     async with opened(wheels, "humanize", audit=log) as (_, runtime):
         result = await runtime.execute_code(INSTALL)
-    recorded, report = await replayed(log, INSTALL)
+    recorded, report = await replayed(folder, INSTALL)
     (call,) = [each for each in recorded.calls if each.tool == "install_package"]
 
     assert result.value == VALUE
@@ -307,6 +315,46 @@ async def test_somebody_approves_an_installation_and_the_run_is_carried_on_witho
     assert pay_call.tool == "pay"
     assert third.value == ["paid", 14], third.error
     assert between == after > 0
+
+
+HOST = """
+import os, signal, sys
+import anyio
+from toolcell import Egress, Limits, Runtime, ToolRegistry
+from toolcell.egress import PackageIndex
+
+url, journal, *end = sys.argv[1:]
+registry, parts = ToolRegistry(), []
+
+@registry.before_call
+def end_at_the_second_part(call):
+    parts.append(call.name)
+    if end and parts.count("http_read") == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    egress = Egress(packages=PackageIndex(["long"], url=url))
+    async with Runtime(registry, egress=egress, journal=journal, limits=Limits(wall_s=120)) as runtime:
+        for run in runtime.interrupted_runs():
+            print((await runtime.resume(run)).value)
+        if end:
+            await runtime.execute_code("install_package('long'); import long; long.VALUE")
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.isolation
+@pytest.mark.anyio
+async def test_a_run_whose_host_died_while_wheels_arrived_is_carried_on(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "long", "1.0", {"long/__init__.py": "VALUE = 7", "long/data": "x" * 600_000})
+    async with index(wheel) as site:
+        command = [sys.executable, "-c", HOST, site.url("/simple/", "127.0.0.1"), str(tmp_path / "journal")]
+        killed = await anyio.run_process([*command, "end"], check=False)
+        carried_on = await anyio.run_process(command, check=False, stderr=None)
+
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert carried_on.stdout == b"7\n"
 
 
 @pytest.mark.isolation

@@ -19,7 +19,7 @@ from importlib.metadata import distributions
 from pathlib import PurePosixPath
 from typing import Any
 
-from toolcell_bridge.guest.egress.connection import EgressFailed, HostCall, Steps
+from toolcell_bridge.guest.egress.connection import Cause, EgressFailed, HostCall, Steps
 from toolcell_bridge.guest.egress.host_calls import HostCalls
 from toolcell_bridge.guest.errors import can_import, full_limit, not_installed
 from toolcell_bridge.wire.requests import HTTP_READ, INSTALL_PACKAGE, PART_BYTES
@@ -70,7 +70,18 @@ def _received(name: str) -> Steps[list[bytes]]:
     installed = {each.metadata["Name"]: each.version for each in distributions() if each.metadata["Name"]}
     python, machine = "{}.{}.{}".format(*sys.version_info), os.uname().machine
     asked = {"package": name, "installed": installed, "python": python, "machine": machine}
-    answer: dict[str, Any] = yield HostCall(INSTALL_PACKAGE, asked)
+    answer = yield HostCall(INSTALL_PACKAGE, asked)
+    try:
+        return (yield from _contents(answer))
+    except EgressFailed as exc:
+        if exc.cause is not Cause.PROTOCOL:
+            raise
+    answer = yield HostCall(INSTALL_PACKAGE, asked)  # the run is carried on, and its wheels went with its host
+    return (yield from _contents(answer))
+
+
+def _contents(answer: dict[str, Any]) -> Steps[list[bytes]]:
+    """Receive the wheels of an answer."""
     wheels = []
     for wheel in answer["wheels"]:
         content = bytearray()
