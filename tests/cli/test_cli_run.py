@@ -168,7 +168,9 @@ def test_output_and_value_go_to_stdout_and_the_rest_to_stderr(fake: type[FakeRun
     fake.result = ExecutionResult("r1", Outcome.OK, {"n": [1]}, True, logs, files)
     _, out, err = invoke("run", "script.py")
     assert out == 'one\ntwothree\n{\n  "n": [\n    1\n  ]\n}\n'
-    assert err == "careful\nfile  a.png  image/png, 3 bytes\nfile  b  missing\n"
+    assert err == (
+        "careful\nfile  a.png  image/png, 3 bytes\nfile  b  missing\nnot saved: --output-dir DIR saves files\n"
+    )
 
 
 def test_a_result_of_none_is_shown_and_no_result_is_not(fake: type[FakeRuntime], folder: Path) -> None:
@@ -609,6 +611,7 @@ def test_a_real_file_goes_in_and_comes_out(folder: Path) -> None:
     status, _, err = invoke("run", "s.py", "--file", "in.txt", "--output-dir", "got")
     assert (status, (folder / "got" / "up.txt").read_text()) == (exits.OK, "HELLO")
     assert "file  up.txt  text/plain, 5 bytes" in err
+    assert "not saved" not in err
 
 
 @pytest.mark.isolation

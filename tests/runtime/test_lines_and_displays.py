@@ -211,6 +211,17 @@ CURES = {
     "import urllib.request\nurllib.request.urlopen('http://example.com')": "a sandbox has no network",
     "import socket\nsocket.getaddrinfo('example.com', 80)": "a sandbox has no network",
     "import socket\nsocket.create_connection(('example.com', 80))": "a sandbox has no network",
+    """
+import urllib.request
+
+class NoAnswer(Exception):
+    pass
+
+try:
+    urllib.request.urlopen('http://example.com')
+except OSError:
+    raise NoAnswer('as requests and httpx do')
+""": "a sandbox has no network",
 }
 
 
@@ -221,6 +232,20 @@ def test_a_mistake_says_what_to_write(runtime: SyncRuntime, source: str) -> None
     assert result.outcome is Outcome.ERROR
     assert result.error is not None
     assert CURES[source] in result.error.message
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import urllib.request\ntry: urllib.request.urlopen('http://example.com')\nexcept OSError: {}['rates']",
+        "import urllib.request\nurllib.request.urlopen('file:///rates.csv')",
+    ],
+)
+def test_an_error_that_no_network_would_mend_does_not_speak_of_one(runtime: SyncRuntime, source: str) -> None:
+    error = runtime.execute_code(source).error
+
+    assert error is not None and "rates" in error.message
+    assert "network" not in error.message
 
 
 def test_a_mistake_in_a_session_says_it_too(runtime: SyncRuntime) -> None:

@@ -122,8 +122,7 @@ def cure_of(error: BaseException, text: str) -> str:
             return f"; it is a dict: write [{error.name!r}]"
         if type(error) in (TypeError, AttributeError) and (said := _coroutine(error, text)):
             return said
-        if isinstance(error, OSError):
-            return _network(error)
+        return _network(error)
     except BaseException:  # a script can give an exception any attributes: the error itself counts
         pass
     return ""
@@ -189,8 +188,12 @@ AWAITS_VALUE = (
 """What asyncio says when it is given a value where it wants a coroutine."""
 
 
-def _network(error: OSError) -> str:
-    """Cure an attempt to reach something over a network."""
+def _network(error: BaseException) -> str:
+    """Cure an attempt to reach something over a network, also where a library raises an exception of its own for it."""
+    for _ in range(CAUSES if type(error).__module__ != "builtins" else 0):
+        error = error.__cause__ or error.__context__ or error
+    if not isinstance(error, OSError):
+        return ""
     code, traceback = "", error.__traceback__
     while traceback is not None:
         code, traceback = traceback.tb_frame.f_code.co_filename, traceback.tb_next
@@ -199,6 +202,10 @@ def _network(error: OSError) -> str:
     if not SCRIPTS.may_send:
         return "; a sandbox has no network: call a tool of the host, or have the data given as inputs or files"
     return f"; {NO_SOCKETS}" if code.endswith("/socket.py") and NO_SOCKETS not in str(error) else ""
+
+
+CAUSES = 20
+"""Exceptions that are looked at to find the first one."""
 
 
 NO_SOCKETS = (

@@ -238,6 +238,8 @@ def run(
         print_json({**result.to_dict(), "saved": [str(path) for path in saved.values()], **unsaved})
     else:
         show(result, source)
+        if output_dir is None and any(not file.problem for file in result.files):
+            stderr().print("not saved: --output-dir DIR saves files", style="dim")
     for name, path in saved.items():
         if not name.endswith(path.name):
             stderr().print(safe(f"{path.parent} has a {Path(name).name} already: saved as {path}", "yellow"))
