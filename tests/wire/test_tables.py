@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -16,8 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolcell.support.call_text import table_text
 from toolcell_bridge.wire import columns as columns_module
-from toolcell_bridge.wire.codec import decode, encode, encode_parts
+from toolcell_bridge.wire.codec import decode, decode_in_steps, encode, encode_parts
 from toolcell_bridge.wire.columns import MOST_EMPTY_ROWS, BadTable, Column
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.errors import RemoteProtocolError, ValueTooLarge
@@ -87,6 +89,64 @@ def test_the_text_of_a_table_is_labelled_and_bounded() -> None:
     assert "100000 rows x 50 columns" in str(large)
     assert "<c>" not in large._repr_html_()
     assert len(str(Array("numpy", [1000, 100], rows))) < 10_000
+
+
+def in_one_column(kind: str, column: Column) -> Table:
+    counted = Axis((Column("range", column.length, detail=(0, 1)),), (None,))
+    return Table(kind, column.length, counted, Axis((text("c"),), (None,)), [column])
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Return what Python takes at most, while it does some work."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_text_of_cells_is_made_of_what_is_shown_of_them_however_much_is_in_them() -> None:
+    count = 200_000
+    nested = Column("bool", count, bytes(count))
+    for _ in range(6):
+        nested = Column("list", count, detail=(nested, 1))
+    shorts = Column("list", 2, lengths=numbers("I", 1, count - 1), detail=(nested, 0))
+    codes = Column("category", 3, numbers("i", 0, count - 1, -1), detail=(text(*map(str, range(count))), False))
+    long = "\\0" * count
+    for column in (
+        Column("list", 1, detail=(nested, count)),
+        shorts,
+        codes,
+        Column("plain", 1, detail=[[{long: long}]]),
+    ):
+        table = in_one_column("pandas.DataFrame", column)
+        for each in (table, Array("numpy", [column.length], column), Array("numpy", [1, column.length], column)):
+            for shown in (str, Array._repr_html_, lambda value: table_text(value, 200)):
+                assert peak_bytes(lambda: shown(each)) < 4 * len(each.to_bytes())  # noqa: B023
+    assert str(in_one_column("pandas.DataFrame", shorts)).split("\n")[2] == "[[[[[[[False]]]]]]]"
+    assert str(in_one_column("pandas.DataFrame", codes)).split("\n")[2:] == ["0", "199999", "null"]
+
+
+def test_names_of_columns_with_one_label_are_found_at_once() -> None:
+    count = 100_000  # trying all names for each of them would take hours
+    labels = Axis((text("a_2", *["a"] * (count - 1)),), (None,))
+    table = Table("polars.DataFrame", 1, Axis(), labels, [Column("bool", 1, b"\\1")] * count)
+    names = list(table.named_columns())
+    assert names[:4] == ["a_2", "a", "a_3", "a_4"]
+    assert len(set(names)) == count
+
+
+def test_a_table_of_many_columns_or_levels_is_read_in_steps() -> None:
+    count = 1_000
+    column = Column("bool", 1, b"\\1")
+    levels = Axis((column,) * count, (None,) * count)
+    labels = Axis((text(*["a"] * count),), (None,))
+    for table in (
+        Table("polars.DataFrame", 1, Axis(), labels, [column] * count),
+        Table("pandas.DataFrame", 1, levels, Axis((text("a"),), (None,)), [column]),
+    ):
+        assert len(list(decode_in_steps(encode(Result(table, []))[4:]))) > count
 
 
 def test_reading_a_table_loads_no_package() -> None:

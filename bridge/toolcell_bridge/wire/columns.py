@@ -12,7 +12,7 @@ import codecs
 import re
 import struct
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from io import BytesIO, StringIO
@@ -184,16 +184,61 @@ class Column:
     def values(self, start: int = 0, stop: int | None = None) -> list[Any]:
         """Return rows as Python values; a missing one is None. Text of all rows costs a pass over their lengths."""
         stop = self.length if stop is None else min(stop, self.length)
-        start = min(start, stop)
-        found = self._values(start, stop)
-        if self.valid is not None:
-            first = start >> 3
-            are_valid = chain.from_iterable(map(_BITS.__getitem__, self.valid[first : (stop + 7) >> 3]))
-            pairs = zip(found, islice(are_valid, start - 8 * first, None), strict=False)
-            found = [each if is_valid else None for each, is_valid in pairs]
+        return self.values_of([(min(start, stop), stop)])[0]
+
+    def values_of(self, spans: Sequence[tuple[int, int]], most: int | None = None) -> list[list[Any]]:
+        """Return the values of some spans of rows, the first rows first. All lengths together are read once.
+
+        `most`: items that are read of the lists of one span, and of the lists in them; the rest of the items is left
+        out at the end.
+        """
+        starts = self._starts(spans)
+        if self.kind == "list":
+            found = self._lists(spans, starts, most)
+        else:
+            found = [self._values(start, stop, at) for (start, stop), at in zip(spans, starts, strict=True)]
+        return [self._with_missing(values, *span) for values, span in zip(found, spans, strict=True)]
+
+    def _with_missing(self, values: list[Any], start: int, stop: int) -> list[Any]:
+        if self.valid is None:
+            return values
+        first = start >> 3
+        are_valid = chain.from_iterable(map(_BITS.__getitem__, self.valid[first : (stop + 7) >> 3]))
+        pairs = zip(values, islice(are_valid, start - 8 * first, None), strict=False)
+        return [each if is_valid else None for each, is_valid in pairs]
+
+    def _starts(self, spans: Sequence[tuple[int, int]]) -> list[int]:
+        """Return where each span begins: in the joined text or bytes, or among the items of all lists."""
+        if self.kind == "list" and (size := self.detail[1]):
+            return [size * start for start, _ in spans]
+        if self.kind not in TEXTS and self.kind != "list":
+            return [0] * len(spans)
+        lengths, at, row, found = as_numbers(self.lengths, "I"), 0, 0, []
+        for start, _ in spans:
+            at, row = at + sum(lengths[row:start]), start
+            found.append(at)
         return found
 
-    def _values(self, start: int, stop: int) -> list[Any]:
+    def _lists(self, spans: Sequence[tuple[int, int]], starts: list[int], most: int | None) -> list[list[Any]]:
+        column, size = self.detail
+        lengths = as_numbers(self.lengths, "I")
+        sizes = [[size] * (stop - start) if size else lengths[start:stop].tolist() for start, stop in spans]
+        counts = [sum(each) if most is None else min(sum(each), most) for each in sizes]
+        items = column.values_of([(at, at + count) for at, count in zip(starts, counts, strict=True)], most)
+        pairs = zip(map(iter, items), sizes, strict=True)
+        return [[list(islice(some, each)) for each in lengths_of_span] for some, lengths_of_span in pairs]
+
+    def _categories(self, codes: list[int]) -> Callable[[int], Any]:
+        """Return what gives the category of a code. Only some are read, if there are more than codes."""
+        column = self.detail[0]
+        if column.length <= len(codes):
+            every: Callable[[int], Any] = column.values().__getitem__
+            return every
+        used = sorted({code for code in codes if code >= 0})
+        found = column.values_of([(code, code + 1) for code in used])
+        return {code: value for code, (value,) in zip(used, found, strict=True)}.__getitem__
+
+    def _values(self, start: int, stop: int, at: int) -> list[Any]:
         match self.kind:
             case "plain":
                 return list(self.detail[start:stop])
@@ -203,20 +248,14 @@ class Column:
             case "null":
                 return [None] * (stop - start)
             case "text":
-                return [text for piece, lengths in self._pieces(start, stop) for text in _texts(piece, lengths)]
+                return [text for piece, lengths in self._pieces(start, stop, at) for text in _texts(piece, lengths)]
             case "bytes":
-                pieces = self._pieces(start, stop)
+                pieces = self._pieces(start, stop, at)
                 return [each for piece, lengths in pieces for each in map(BytesIO(piece).read, lengths)]
             case "category":
-                categories = self.detail[0].values()
-                return [None if code < 0 else categories[code] for code in self._numbers(start, stop)]
-            case "list":
-                column, size = self.detail
-                lengths = as_numbers(self.lengths, "I")
-                first = size * start if size else sum(lengths[:start])
-                sizes = [size] * (stop - start) if size else lengths[start:stop].tolist()
-                items = iter(column.values(first, first + sum(sizes)))
-                return [list(islice(items, each)) for each in sizes]
+                codes = self._numbers(start, stop)
+                category = self._categories(codes)
+                return [None if code < 0 else category(code) for code in codes]
             case "decimal":
                 return _decimals(memoryview(self.data).cast("B")[16 * start : 16 * stop], self.detail[1])
         numbers = self._numbers(start, stop)
@@ -244,10 +283,9 @@ class Column:
             return list(struct.unpack(f"<{stop - start}e", memoryview(self.data).cast("B")[2 * start : 2 * stop]))
         return as_numbers(self.data, code)[start:stop].tolist()
 
-    def _pieces(self, start: int, stop: int) -> Iterator[tuple[bytes, list[int]]]:
-        """Yield the bytes of some rows, and the lengths of each, for a number of rows at a time."""
+    def _pieces(self, start: int, stop: int, at: int) -> Iterator[tuple[bytes, list[int]]]:
+        """Yield the bytes of some rows, and the lengths of each, for a number of rows at a time. `at`: of the first."""
         lengths, data = as_numbers(self.lengths, "I"), memoryview(self.data).cast("B")
-        at = sum(lengths[:start])
         for row in range(start, stop, _PIECE_ROWS):
             some = lengths[row : min(row + _PIECE_ROWS, stop)].tolist()
             end = at + sum(some)

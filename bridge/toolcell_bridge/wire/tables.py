@@ -6,8 +6,9 @@ Neither numpy nor any other package is needed to read one. `table_packages` make
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from datetime import date, datetime, time
+from itertools import islice
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 from msgpack import Packer, unpackb
@@ -181,10 +182,15 @@ class Array(_Encoded):
         title = f"array of {self.dtype}, shape {self.shape}"
         if len(self.shape) == 2 and self.shape[1] > 0:
             width = self.shape[1]
-            rows = [self.column.values(row * width, (row + 1) * width) for row in range(min(self.shape[0], SHOWN_ROWS))]
-            cells = [_first_and_last([_cell(each) for each in row], SHOWN_COLUMNS) for row in rows]
-            return title + _more(self.shape[0], len(rows), "rows"), [], cells
-        values = [_cell(each) for each in self.column.values(0, SHOWN_VALUES)]
+            count = min(self.shape[0], SHOWN_ROWS)
+            half = SHOWN_COLUMNS // 2
+            places = [*range(width)] if width <= SHOWN_COLUMNS else [*range(half), *range(width - half, width)]
+            cells = iter(_cells(self.column, [row * width + place for row in range(count) for place in places]))
+            rows = [list(islice(cells, len(places))) for _ in range(count)]
+            if len(places) < width:
+                rows = [[*row[:half], "...", *row[half:]] for row in rows]
+            return title + _more(self.shape[0], count, "rows"), [], rows
+        values = _cells(self.column, range(min(self.size, SHOWN_VALUES)))
         return title + _more(self.size, len(values), "values"), [], [values]
 
 
@@ -287,12 +293,13 @@ class Table(_Encoded):
     def named_columns(self) -> dict[str, Column]:
         """Return all columns by unambiguous names, the labels of the rows first if they say something."""
         named: dict[str, Column] = {}
+        numbers: dict[str, int] = {}
         if self.index.says_something:
             only = len(self.index.levels) == 1
             for number, (name, column) in enumerate(zip(self.index.names, self.index.levels, strict=True)):
-                _put(named, ("index" if only else f"level_{number}") if name is None else name, column)
+                _put(named, numbers, ("index" if only else f"level_{number}") if name is None else name, column)
         for label, column in zip(self.labels, self.columns, strict=True):
-            _put(named, "value" if label is None and self.is_series else label, column)
+            _put(named, numbers, "value" if label is None and self.is_series else label, column)
         return named
 
     def tolist(self) -> list[Any]:
@@ -326,8 +333,7 @@ class Table(_Encoded):
             if start:
                 rows.append(["..."] * len(names))
             columns = [
-                [_cell(each) for each in named[name].values(start, stop)] if name in named else ["..."] * (stop - start)
-                for name in names
+                _cells(named[name], range(start, stop)) if name in named else ["..."] * (stop - start) for name in names
             ]
             rows += [list(row) for row in zip(*columns, strict=True)]
         return title, [_cell(each) for each in names], rows
@@ -398,6 +404,7 @@ def read_table(header: object, reader: Buffers) -> Generator[None, None, AnyTabl
         raise BadTable("columns without labels, or rows with them")
     found: list[Column] = []
     for each in columns:
+        yield
         read = yield from reader.column(each, length)
         found.append(read)
     if not found and length > MOST_EMPTY_ROWS:
@@ -415,6 +422,7 @@ def _axis(header: list[Any], length: int, reader: Buffers) -> Generator[None, No
         raise BadTable("the name of a level is neither text nor a number")
     found = []
     for each in levels:
+        yield
         column = yield from reader.column(each, length, may_count=True)
         if column.kind == "plain" and not _SCALARS.issuperset(map(type, column.detail)):
             raise BadTable("a label is neither text nor a number")
@@ -440,13 +448,13 @@ def _nested(values: list[Any], shape: tuple[int, ...]) -> list[Any]:
     return [_nested(values[row * step : (row + 1) * step], shape[1:]) for row in range(shape[0])]
 
 
-def _put(named: dict[str, Column], label: Any, column: Column) -> None:
+def _put(named: dict[str, Column], numbers: dict[str, int], label: Any, column: Column) -> None:
+    """Add a column by its label. `numbers`: how many names have been tried for each label, so that none is twice."""
     parts = label if isinstance(label, tuple) else (label,)
     name = base = "_".join(text for each in parts if (text := str(each)))
-    number = 1
     while name in named:
-        number += 1
-        name = f"{base}_{number}"
+        numbers[base] = numbers.get(base, 1) + 1
+        name = f"{base}_{numbers[base]}"
     named[name] = column
 
 
@@ -456,6 +464,32 @@ def _more(whole: int, shown: int, what: str) -> str:
 
 def _first_and_last(items: list[str], most: int) -> list[str]:
     return items if len(items) <= most else [*items[: most // 2], "...", *items[-(most // 2) :]]
+
+
+def _cells(column: Column, rows: Iterable[int]) -> list[str]:
+    """Return the cells of some rows. Of lists, only what is shown is read."""
+    return [_cell(value) for (value,) in column.values_of([(row, row + 1) for row in rows], SHOWN_CHARS)]
+
+
+def _pieces(value: Any) -> Iterator[str]:
+    """Yield the text of a value in pieces, of which each is short and none is empty."""
+    match value:
+        case list():
+            for number, item in enumerate(value):
+                yield ", " if number else "["
+                yield from _pieces(item)
+            yield "]" if value else "[]"
+        case dict():
+            for number, (key, item) in enumerate(value.items()):
+                yield ", " if number else "{"
+                yield from _pieces(key)
+                yield ": "
+                yield from _pieces(item)
+            yield "}" if value else "{}"
+        case str() | bytes():
+            yield repr(value[: SHOWN_CHARS + 1])
+        case _:
+            yield str(value)
 
 
 def _cell(value: Any) -> str:
@@ -473,7 +507,7 @@ def _cell(value: Any) -> str:
         case str():
             text = value[: SHOWN_CHARS + 1]
         case _:
-            text = str(value)[: SHOWN_CHARS + 1]
+            text = "".join(islice(_pieces(value), SHOWN_CHARS + 1))
     if len(text) > SHOWN_CHARS:
         text = text[:SHOWN_CHARS] + "..."
     return "".join(each if is_visible(each) else each.encode("unicode_escape").decode() for each in text)

@@ -151,8 +151,11 @@ def _table_pieces(table: AnyTable, max_chars: int) -> Iterator[str]:
             yield f" {column.dtype}"
             yield from _category_pieces(column, max_chars)
         yield "): ["
-    for start in range(0, columns[0].length if columns else 0, _ROWS):
-        for number, row in enumerate(zip(*(each.values(start, start + _ROWS) for each in columns), strict=True)):
+    length = columns[0].length if columns else 0
+    for start in range(0, length, _ROWS):
+        span = (start, min(start + _ROWS, length))
+        cells = [each.values_of([span], max_chars + 1)[0] for each in columns]  # what is left out is cut anyway
+        for number, row in enumerate(zip(*cells, strict=True)):
             yield ", " if start or number else ""
             yield from _pieces(row[0] if isinstance(table, Array) else row, _NO_RESULTS, max_chars)
     yield "]"
