@@ -18,6 +18,7 @@ from toolcell import Flow, Limits, Outcome, Policy, Quota, Quotas, RunContext, R
 from toolcell.control import Approve
 from toolcell.egress import Allow, Egress
 from toolcell.results import ExecutionResult
+from toolcell.tools import uploads
 
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
 
@@ -169,6 +170,24 @@ async def test_a_commit_leaves_no_connection_open() -> None:
             await closed.wait()
 
     assert [row.status for row in result.effects] == ["made"]
+
+
+async def test_long_bodies_that_are_sent_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "INLINE_BYTES", 1000)
+    text = """
+def posted(number):
+    name = call_tool("http_upload", upload=None, data=b"%d" % number * 1000)
+    return {"method": "POST", "url": site + "a", "headers": [], "body": b"", "upload": name}
+
+found = [call_tool("http", posted(number))["status"] for number in range(100, 170)]
+found += [each["status"] for each in call_tools_parallel([("http", posted(each)) for each in (7100, 7200, 7100)])]
+set_result(found)
+"""
+    async with opened() as (site, runtime):
+        result = await run(runtime, site, text)
+
+    assert result.value == [200] * 73, result.error
+    assert len(site.requests) == 73
 
 
 async def test_what_is_approved_and_logged_is_the_url_that_is_sent(tmp_path: Path) -> None:

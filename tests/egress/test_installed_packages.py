@@ -22,7 +22,7 @@ from toolcell import Limits, Policy, Runtime, ToolRegistry, UsageError
 from toolcell.audit import AuditConfig, AuditLog
 from toolcell.control import Approve
 from toolcell.egress import Allow, Egress, PackageIndex
-from toolcell.egress.packages import PIP
+from toolcell.egress.packages import PIP, ScriptPython
 from toolcell.errors import PackageError
 from toolcell.sandbox import prepare_packages
 from toolcell.sandbox.process import packages
@@ -89,6 +89,13 @@ def test_an_index_is_reached_by_rules_of_its_own() -> None:
     assert [(rule.host, rule.ports) for rule in egress.for_index().rules] == [("pypi.test", (8443,))]
     assert [rule.host for rule in egress.rules] == ["a.test"]
     assert {rule.host for rule in Egress(packages=["x"]).for_index().rules} == {"pypi.org", "files.pythonhosted.org"}
+
+
+def test_versions_that_cannot_be_read_are_left_out() -> None:
+    given = {"a": "1" * 5000, "b": "1.0", "../c": "1", "d": 3, "e": "1/../2"}
+    python = ScriptPython.of({"python": "3.12.1", "machine": "x86_64", "installed": given})
+
+    assert python.installed == {"b": "1.0"}
 
 
 @pytest.mark.anyio

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import InvalidName, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import InvalidVersion, Version
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
 from toolcell.config import MIB, Limits, Policy, PoolConfig, names_of
 from toolcell.egress import resolver_guest
@@ -253,6 +253,6 @@ def _versions_of(given: object) -> dict[str, str]:
     for name, version in list(given.items())[:MAX_INSTALLED] if isinstance(given, Mapping) else ():
         try:
             found[canonicalize_name(name, validate=True)] = str(Version(version))
-        except (InvalidName, InvalidVersion, TypeError):
+        except (ValueError, TypeError):  # also numbers of thousands of digits
             continue
     return found

@@ -78,6 +78,9 @@ class ToolBridge:
         except AuditError as exc:
             self._observer.on_unrecorded(exc)
             raise ToolAbort("a tool call could not be recorded") from exc
+        finally:
+            if call.name == HTTP and (requests := self._context.scope.requests) is not None:
+                requests.uploads.drop(call.args)
         if result.error is not None and result.is_error:
             return failure(call.id, result)
         return ToolReturn(call.id, result.guest_value())

@@ -29,6 +29,8 @@ class Upload:
     def __init__(self) -> None:
         self.file: IO[bytes] = tempfile.SpooledTemporaryFile(PART_BYTES)  # noqa: SIM115 (closed by `Uploads`)
         self.size = 0
+        self.calls = 0
+        """That are to send it."""
         self._digest = hashlib.sha256()
 
     def add(self, data: bytes) -> None:
@@ -90,10 +92,13 @@ class Uploads:
         name = args.get("upload")
         upload = self._open.pop(name, None) if isinstance(name, str) else None
         if upload is None:
+            if isinstance(name, str) and (upload := self._named.get(name)) is not None:
+                upload.calls += 1
             return dict(args)
         if upload.size > INLINE_BYTES:
-            if self._named.setdefault(upload.name, upload) is not upload:  # the same body again
+            if (found := self._named.setdefault(upload.name, upload)) is not upload:  # the same body again
                 upload.file.close()
+            found.calls += 1
             return {**args, "upload": upload.name}
         body = upload.read()
         upload.file.close()
@@ -102,6 +107,17 @@ class Uploads:
     def get(self, name: str) -> Upload | None:
         """Return a long upload by what stands for it."""
         return self._named.get(name)
+
+    def drop(self, args: Mapping[str, Any]) -> None:
+        """Drop the long upload of a request that has its answer, unless another one is to send it."""
+        name = args.get("upload")
+        upload = self._named.get(name) if isinstance(name, str) else None
+        if upload is None:
+            return
+        upload.calls -= 1
+        if not upload.calls:
+            del self._named[upload.name]
+            upload.file.close()
 
     def close(self) -> None:
         """Drop them."""
