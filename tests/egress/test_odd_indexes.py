@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import anyio.abc
 import psutil
 import pytest
 
-from builtin.webkit import page
+from builtin.webkit import Page, page
 from egress.package_index import index, link_to, opened
 from runtime.conftest import eventually
 from runtime.test_life import alive, cgroup_folders
-from toolcell import Limits, Outcome, PoolConfig
+from toolcell import Allow, Egress, Limits, Outcome, PoolConfig, Runtime
+from toolcell.egress import PackageIndex
 from wheels import make_wheel
 
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
@@ -28,6 +30,8 @@ pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
 def anyio_backend() -> str:
     return "asyncio"
 
+
+KEY = "k-0f3a9c51d7e2"
 
 INSTALL = """
 import importlib
@@ -49,6 +53,7 @@ ODD = {
     "damaged": "a wheel cannot be unpacked: Bad CRC-32",
     "unlisted": 1,
     "needy": 1,
+    "crowd": "crowd and what it needs are 33 wheels, and one call installs at most 32",
     "locked": "cannot be read: 403 Client Error",
     "broken": "json.decoder.JSONDecodeError: ",
 }
@@ -74,6 +79,8 @@ async def test_odd_packages_and_answers_with_errors_are_named(tmp_path: Path) ->
         unlisted,
         make("needy", metadata="Requires-Dist: pip\n"),
         make("pip", "99.0"),
+        make("crowd", metadata="".join(f"Requires-Dist: one{number}\n" for number in range(32))),
+        *(make(f"one{number}") for number in range(32)),
     ]
     pages = {
         "/simple/sdist/": page('<a href="/files/sdist-1.0.tar.gz">sdist-1.0.tar.gz</a>'),
@@ -94,6 +101,30 @@ async def test_odd_packages_and_answers_with_errors_are_named(tmp_path: Path) ->
     for name, expected in ODD.items():
         found = result.value[name]
         assert expected in found if isinstance(expected, str) else expected == found, (name, found)
+
+
+async def test_an_index_gets_a_secret_that_the_script_does_not_have(tmp_path: Path) -> None:
+    def guarded(content: bytes) -> Page:
+        async def answer(stream: anyio.abc.ByteStream) -> None:
+            is_known = f"X-Key: {KEY}\r\n" in site.requests[-1]
+            await stream.send(content if is_known else page("who are you?", "text/plain", "401 Unauthorized"))
+
+        return answer
+
+    wheel = make_wheel(tmp_path, "own", "1.0", {"own/__init__.py": "VALUE = 1", "own/data": "x" * 600_000})
+    async with index(wheel) as site:
+        site.pages.update(
+            {path: guarded(content) for path, content in site.pages.items() if isinstance(content, bytes)}
+        )
+        url, place = site.url("/simple/", "127.0.0.1"), Allow("http://127.0.0.1", ports=[site.port])
+        results = []
+        for rule in (replace(place, secrets={"X-Key": "{KEY}"}), place):
+            packages = PackageIndex(["own"], url=url, rules=[rule])
+            async with Runtime(egress=Egress(packages=packages, secrets={"KEY": KEY})) as runtime:
+                results.append((await runtime.execute_code(INSTALL, inputs={"names": ["own"]})).value["own"])
+
+    assert results[0] == 1
+    assert "401 Client Error" in results[1]
 
 
 def below(process: int) -> list[psutil.Process]:

@@ -241,9 +241,13 @@ async def find_wheels(
             lines[-1] = result.logs.text.rstrip().rpartition("\n")[2]
         reason = ("; ".join(lines) or f"{result.outcome}: {result.error.message}")[:1000]
         raise ToolError(f"{reason}. {ONLY_PURE}" if NOT_FOUND in reason else reason, code=PROTOCOL)
+    if isinstance(count := result.value, int) and count > MAX_WHEELS:
+        text = f"{requirement} and what it needs are {count} wheels, and one call installs at most {MAX_WHEELS}"
+        raise ToolError(f"{text}: install some of its dependencies first", code=LIMIT)
     for wheel in result.files:
         if wheel.problem is not None:
-            raise ToolError(f"the wheel {wheel.name}: {wheel.problem} (egress_bytes)", code=LIMIT)
+            limit = "egress_bytes" if most_bytes < MAX_BYTES else f"one call installs at most {MAX_BYTES} bytes"
+            raise ToolError(f"the wheel {wheel.name}: {wheel.problem} ({limit})", code=LIMIT)
     return result.files
 
 
