@@ -23,6 +23,9 @@ from toolcell.errors import UsageError
 from toolcell.support import packing
 from toolcell.tools import RunContext, Secrets
 from toolcell_bridge import to_plain
+from toolcell_bridge.wire.columns import Column
+from toolcell_bridge.wire.tables import Array, Axis, Table
+from wire.table_examples import numbers, text
 
 SECRET = 'hunter2-"quoted"\\é/and more'
 
@@ -130,8 +133,8 @@ CREDENTIALS = [
 
 @pytest.mark.parametrize("credential", CREDENTIALS, ids=lambda text: text[:8])
 def test_well_known_credentials_are_hidden_wherever_they_stand(credential: str) -> None:
-    for text in (credential, f"key={credential};", f'x = "{credential}"', f"\n{credential}\n"):
-        assert credential not in cleaned(Redactor(), text)
+    for value in (credential, f"key={credential};", f'x = "{credential}"', f"\n{credential}\n"):
+        assert credential not in cleaned(Redactor(), value)
 
 
 TEXTS = {
@@ -397,6 +400,48 @@ def test_cells_and_labels_of_tables_are_redacted(secret: str) -> None:
         assert secret.encode() not in packed, value
         assert b"[redacted]" in packed
         assert SECRET.encode() not in packed
+
+
+def in_a_frame(column: Column, *, label: Column | None = None) -> Table:
+    return Table("pandas.DataFrame", column.length, Axis(), Axis((label or text("c"),), (None,)), [column])
+
+
+DIGITS = "80917263"
+ONE_CODE = numbers("i", 0)
+HIDDEN = {
+    "a missing text": in_a_frame(text("x", DIGITS, valid=b"\1")),
+    "a missing number": in_a_frame(Column("int64", 2, numbers("q", 1, int(DIGITS)), valid=b"\1")),
+    "under a mask": Array("numpy.ma", [1], text(DIGITS, valid=b"\0")),
+    "a missing list": in_a_frame(Column("list", 1, valid=b"\0", detail=(text(DIGITS), 1))),
+    "a number in a list": in_a_frame(Column("list", 1, detail=(Column("float64", 1, numbers("d", float(DIGITS))), 1))),
+    "a missing category": in_a_frame(Column("category", 1, ONE_CODE, detail=(text("x", DIGITS, valid=b"\1"), False))),
+    "a category without labels": in_a_frame(
+        text("x"), label=Column("category", 1, ONE_CODE, detail=(text("c", DIGITS), False))
+    ),
+    "categories of lists": in_a_frame(
+        Column("list", 1, detail=(Column("category", 1, ONE_CODE, detail=(text("x", DIGITS), False)), 1))
+    ),
+    "a time zone": in_a_frame(Column("datetime", 1, numbers("q", 0), detail=("s", f"Z{DIGITS}"))),
+    "a dtype": in_a_frame(text("x", form=f"period[{DIGITS}]")),
+    "a dtype in a list": in_a_frame(Column("list", 1, detail=(text("x", form=f"interval[{DIGITS}]"), 1))),
+    "halves in two rows": in_a_frame(text(DIGITS[:4], DIGITS[4:])),
+    "halves in two lists": in_a_frame(Column("list", 2, detail=(text(DIGITS[:4], DIGITS[4:]), 1))),
+    "halves in two categories": Array(
+        "numpy", [1], Column("category", 1, ONE_CODE, detail=(text(DIGITS[:4], DIGITS[4:]), True))
+    ),
+}
+
+
+@pytest.mark.parametrize("where", HIDDEN)
+def test_a_secret_is_in_no_record_of_a_table_though_no_cell_shows_it(where: str) -> None:
+    redactor, table = Redactor([DIGITS]), packing.unpack(packing.pack(HIDDEN[where]))
+    found, count = redactor.clean(table, redactor.scan(packing.pack(table)) or ())
+    assert count
+    assert not isinstance(found, Table | Array)
+    assert DIGITS not in str(found)
+    assert DIGITS.encode() not in packing.pack(found)
+    other = Redactor(["80917264"])
+    assert other.clean(table, ()) == (table, 0)
 
 
 def test_columns_with_telling_names_are_redacted_and_others_stay_tables() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from toolcell.audit.literals import PIECE_BYTES, LiteralSearch
 from toolcell.audit.spellings import forms_of
 from toolcell.errors import UsageError
 from toolcell.support.packing import Unrecordable
-from toolcell_bridge.wire.columns import TEXTS
+from toolcell_bridge.wire.columns import TEXTS, Column
 from toolcell_bridge.wire.tables import TABLES, AnyTable, Table
 
 MIN_SECRET_CHARS: Final = 4
@@ -197,6 +198,12 @@ class Redactor:
                 count += halves
         return text, count
 
+    def holds_secret(self, data: bytes) -> bool:
+        """True when data holds a registered secret."""
+        return self._holds_needle(data) and any(
+            form.encode("utf-8", "surrogatepass") in data for form, _ in self._hidden
+        )
+
     def without_end(self, text: str) -> str:
         """Return a text that goes on elsewhere without what may be half of a secret at its end."""
         text = self.clean_all(text)
@@ -233,7 +240,7 @@ def _search_for(literals: tuple[bytes, ...]) -> LiteralSearch:
     return LiteralSearch(literals)
 
 
-_WITH_TEXT: Final = TEXTS | {"plain", "decimal", "list"}
+_WITH_TEXT: Final = TEXTS | {"plain", "decimal"}
 """Kinds of columns in which a secret of text can be."""
 
 
@@ -277,21 +284,35 @@ class _Walk:
     def table(self, table: AnyTable) -> Any:
         """Return the table, or what stands for it where there are no tables if something is removed from it."""
         before = self.count
-        for label in (*table.axis.names, *table.index.names) if isinstance(table, Table) else ():
-            self.value(label)
-        columns = table.named_columns() if isinstance(table, Table) else {"": table.column}
-        for name, column in columns.items():
-            self.value(name)
-            if self._is_sensitive(name):
-                self.count += column.length
-            elif column.kind == "category":
-                self.value(column.detail[0].values())
-            elif column.kind in _WITH_TEXT or self._redactor.has_numbers:
-                self.value(column.values())
+        if isinstance(table, Table):
+            for label in (*table.axis.names, *table.index.names):
+                self.value(label)
+            for name, column in table.named_columns().items():
+                self.value(name)
+                self.count += column.length if self._is_sensitive(name) else 0
+            levels = table.index.levels if table.index.says_something else ()
+            columns: tuple[Column, ...] = (*levels, *table.axis.levels, *table.columns)
+        else:
+            columns = (table.column,)
+        for column in columns:
+            self.column(column)
         if self.count == before:
             return table
         self.count = before
-        return self.value(table.plain())
+        rows = self.value(table.plain())
+        self.count = max(self.count, before + 1)  # what was found may be in none of the rows
+        return rows
+
+    def column(self, column: Column) -> None:
+        """Count what is to be removed from a column: also where values are missing, and in categories without rows."""
+        self.text(column.dtype)
+        if column.kind in ("category", "list"):
+            self.column(column.detail[0])
+            return
+        if column.kind in TEXTS:  # cells follow one another there with nothing in between
+            self.count += self._redactor.holds_secret(bytes(column.data))
+        if column.kind in _WITH_TEXT or self._redactor.has_numbers:
+            self.value(replace(column, valid=None).values())
 
     def _is_sensitive(self, key: str) -> bool:
         return self._with_names and len(key) <= MAX_NAME_CHARS and self._redactor.is_sensitive(key)
