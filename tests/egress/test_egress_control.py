@@ -326,6 +326,17 @@ async def test_sessions_send_requests_too() -> None:
     assert (first.value, second.value) == (b"a", [b"a", b"b"])
 
 
+async def test_a_session_that_has_sent_requests_goes_on_in_another_process(tmp_path: Path) -> None:
+    async with opened(journal=tmp_path) as (site, runtime):
+        async with runtime.session("asks") as session:
+            assert (await session.execute_code(script(site, "answer = send(site + 'a')"))).ok
+        sent = len(site.requests)
+        async with Runtime(journal=tmp_path) as other, other.session("asks", restore=True) as session:
+            assert (await session.execute_code("answer['body']")).value == b"a"
+
+    assert len(site.requests) == sent == 1
+
+
 async def test_a_tool_of_the_program_is_not_hidden_by_a_request() -> None:
     registry = ToolRegistry()
 

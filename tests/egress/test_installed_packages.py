@@ -293,6 +293,20 @@ async def test_a_session_keeps_what_it_installed(wheels: list[Path]) -> None:
 
 @pytest.mark.isolation
 @pytest.mark.anyio
+async def test_another_process_goes_on_with_what_a_session_installed(wheels: list[Path], tmp_path: Path) -> None:
+    async with opened(wheels, "humanize", journal=tmp_path) as (site, runtime):
+        async with runtime.session("installs") as session:
+            assert (await session.execute_code("install_package('humanize')\nimport humanize")).ok
+        sent = len(site.requests)
+        async with Runtime(journal=tmp_path) as other, other.session("installs", restore=True) as session:
+            result = await session.execute_code("set_result(humanize.twice())")
+
+    assert result.value == 14, result.error
+    assert len(site.requests) == sent
+
+
+@pytest.mark.isolation
+@pytest.mark.anyio
 async def test_somebody_approves_an_installation_and_the_run_is_carried_on_without_an_index(
     wheels: list[Path], tmp_path: Path
 ) -> None:

@@ -261,6 +261,32 @@ def test_a_damaged_file_is_named_and_no_state_comes_from_it(on_disk: SyncRuntime
         assert session.execute_code("'x' in globals()").value is False
 
 
+def test_another_process_runs_scripts_again_with_what_they_were_told_of_their_tools(on_disk: SyncRuntime) -> None:
+    def add(left: int, right: int = 1) -> int:
+        """Add two whole numbers."""
+        made.append(left)
+        return left + right
+
+    def zero() -> float:
+        """Return nothing but zero."""
+        return 0.0
+
+    made: list[int] = []
+    tell = (
+        "told = [list_tools(), search_tools('add'), list_tools('add', detail='full'), list_tools(detail='signatures')]"
+    )
+    with on_disk.session("told") as session:
+        assert session.execute_code(f"total = tools.add(2)\n{tell}", tools=[zero, add]).ok
+        assert session.execute_code("total = tools.add(total, 4)", tools=[add]).ok
+        told = session.execute_code("told").value
+    for _ in range(2):
+        with another(on_disk) as other, other.session("told", restore=True) as session:
+            assert session.execute_code("total").value == 7
+            assert session.execute_code("told").value == told
+
+    assert made == [2, 3]
+
+
 def test_a_session_that_is_forgotten_cannot_be_restored(on_disk: SyncRuntime) -> None:
     with on_disk.session("old") as session:
         session.execute_code("x = 1")

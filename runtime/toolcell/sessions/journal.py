@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from json import dumps, loads
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,8 +30,13 @@ from toolcell.support.copies import changed
 from toolcell.support.log import logger_of
 from toolcell.support.packing import pack
 from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.registry import ToolRegistry
+from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.options import Origin
+from toolcell.tools.result import ToolResult
+from toolcell.tools.search import returns_of
+from toolcell_bridge.guest.tool_names import name_meant
 from toolcell_bridge.wire.messages import RunScript
+from toolcell_bridge.wire.requests import HTTP, INSTALL_PACKAGE
 
 logger = logger_of("toolcell.sessions")
 
@@ -150,7 +156,57 @@ def difference(step: SessionScript, again: ExecutionResult) -> str:
 
 # On disk
 
-OPENED, BEGUN, STEP, USED, UNREPEATABLE, STATE = "opened", "begun", "step", "used", "unrepeatable", "state"
+OPENED, BEGUN, TOOLS, STEP, USED = "opened", "begun", "tools", "step", "used"
+UNREPEATABLE, STATE = "unrepeatable", "state"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTools:
+    """The tools that a script was told of (`CallableTools`). None is called: the journal of the script answers."""
+
+    told: tuple[ToolDefinition, ...]
+    returned: Mapping[str, Mapping[str, Any] | None]
+    makes_requests: bool
+
+    def snapshot(self) -> RecordedTools:
+        """Return itself: a record does not change."""
+        return self
+
+    def names(self, origin: Origin = Origin.CODE) -> list[str]:
+        """Return the names of the tools."""
+        return [each.name for each in self.told]
+
+    def names_text(self, origin: Origin = Origin.CODE) -> str:
+        """Return the same names as one text."""
+        return " ".join(self.names())
+
+    def definitions(self, origin: Origin = Origin.CODE) -> list[ToolDefinition]:
+        """Return what the script was told of them."""
+        return list(self.told)
+
+    def returns(self, name: str) -> Mapping[str, Any] | None:
+        """Return the schema of what a tool returns, where it was known."""
+        return self.returned.get(name)
+
+    def registered_name(self, name: str) -> str:
+        """Return the recorded name for one that a provider was given in its place; else `name` itself."""
+        return name_meant(name, self.names())
+
+    async def dispatch(
+        self,
+        name: str,
+        args: Mapping[str, Any] | str,
+        *,
+        call_id: str = "",
+        origin: Origin | None = None,
+        context: RunContext | None = None,
+    ) -> ToolResult:
+        """Raise: no tool is called."""
+        raise SessionError("no tool is called while a state is rebuilt")
+
+
+KnownTool = tuple[ToolDefinition, Mapping[str, Any] | None]
+"""What a script is told of a tool: its definition, and the schema of what it returns."""
 
 
 @dataclass(slots=True)
@@ -160,6 +216,8 @@ class RecordedState:
     name: str = ""
     key: str = ""
     """Key of this life of the session: a token of a script of an earlier one is of no use in it."""
+    tools: dict[str, KnownTool] = field(default_factory=dict)
+    """What scripts were told of each tool last."""
     steps: list[SessionScript] = field(default_factory=list)
     base: KeptState | None = None
     kept: KeptState | None = None
@@ -189,6 +247,8 @@ class SessionJournalFile:
         self.name, self._room = name, store.room
         self._base: Path | None = None
         """File of the state by value from which the scripts go on."""
+        self._tools: dict[str, KnownTool] = {}
+        """What the file says of each tool."""
         path = store.config.directory / f"{SESSION_PREFIX}{name}{SESSION_SUFFIX}"
         try:
             self._file = JournalFile(path, store.marks, store.key, room=store.room)
@@ -214,6 +274,7 @@ class SessionJournalFile:
             if state.name != self.name and state.key:
                 raise Damaged(f"it is a copy of that of session {state.name!r}")
             self._base = state.base.file.path if state.base is not None else None
+            self._tools = state.tools
         except OlderCopy as exc:
             raise SessionError(f"session {self.name!r}: {exc}") from exc
         except Damaged as exc:
@@ -226,6 +287,7 @@ class SessionJournalFile:
     def begin(self, key: str) -> None:
         """Forget what was recorded: the session begins anew."""
         self._file.clear()
+        self._tools = {}
         self._file.write(OPENED, key, self.name)
         remove_states(self.path)
 
@@ -241,7 +303,19 @@ class SessionJournalFile:
             [each.number, each.tool, each.args, each.began, each.began_ns, each.ended, each.ended_ns, each.answer]
             for each in step.journal.entries
         ]
+        self._write_tools(step.tools)
         self._file.write(STEP, header, step.journal.id, str(step.outcome), rows, list(used), sorted(labels))
+
+    def _write_tools(self, tools: CallableTools) -> None:
+        """Record what scripts are told of these tools, as far as the file does not say it."""
+        known = {each.name: (each, returns_of(tools, each.name)) for each in tools.definitions(Origin.CODE)}
+        new = {name: tool for name, tool in known.items() if self._tools.get(name) != tool}
+        if new:
+            rows = [
+                [name, each.description, dumps(each.parameters), dumps(given)] for name, (each, given) in new.items()
+            ]
+            self._file.write(TOOLS, rows)
+            self._tools |= new
 
     def write_used(self, used: tuple[float, int], labels: Iterable[str]) -> None:
         """Record what the session has used and read: also by scripts that have left no state."""
@@ -324,6 +398,11 @@ def _opened(state: RecordedState, key: str, name: str) -> None:
     state.key, state.name = key, name
 
 
+def _tools(state: RecordedState, rows: list[Any]) -> None:
+    for name, description, parameters, returned in rows:
+        state.tools[name] = ToolDefinition(name, description, loads(parameters)), loads(returned)
+
+
 def _used(state: RecordedState, used: list[Any], labels: list[str]) -> None:
     cpu_s, calls = used
     state.cpu_s, state.calls = float(cpu_s), int(calls)
@@ -351,34 +430,40 @@ def _step_recorded(
     state.begun, state.last = "", journal_id
     _used(state, used, labels)
     if not state.not_repeatable:
-        state.steps.append(_step(header, journal_id, outcome, rows, state.position))
+        state.steps.append(_step(state, header, journal_id, outcome, rows))
 
 
 SESSION_RECORDS: Final[Table] = {
     OPENED: RecordKind((str, str), _opened),
     USED: RecordKind((list, list), _used),
     BEGUN: RecordKind((str,), _begun),
+    TOOLS: RecordKind((list,), _tools),
     UNREPEATABLE: RecordKind((str,), _unrepeatable),
     STEP: RecordKind((dict, str, str, list, list, list), _step_recorded),
     STATE: RecordKind((str, str, int, list, bool), _state_kept),
 }
 
 
-def _step(header: dict[str, Any], journal_id: str, outcome: str, rows: list[list[Any]], number: int) -> SessionScript:
+def _step(
+    state: RecordedState, header: dict[str, Any], journal_id: str, outcome: str, rows: list[list[Any]]
+) -> SessionScript:
     journal = Journal(journal_id)
     for entry_number, tool, args, began, began_ns, ended, ended_ns, answer in rows:
         entry = JournalEntry(entry_number, tool, args, began)
         entry.began_ns, entry.ended, entry.ended_ns, entry.answer = began_ns, ended, ended_ns, answer
         journal.entries.append(entry)
         journal.size += len(answer or b"")
-    tools = ToolRegistry()
-    for name in header["tools"]:  # scripts see these names, and none of them is called
-        tools.register(name, "Answered from the journal of the session.", None, _never)
-    return SessionScript(script_of(header, number), tools.freeze(), journal, Outcome(outcome), None)
+    known = {name: state.tools.get(name) or (ToolDefinition(name, NOT_RECORDED), None) for name in header["tools"]}
+    tools = RecordedTools(
+        tuple(definition for definition, _ in known.values()),
+        {name: returned for name, (_, returned) in known.items()},
+        any(each.tool in (HTTP, INSTALL_PACKAGE) for each in journal.entries),
+    )
+    return SessionScript(script_of(header, state.position), tools, journal, Outcome(outcome), None)
 
 
-def _never(_args: Any) -> Any:
-    raise SessionError("no tool is called while a state is rebuilt")
+NOT_RECORDED: Final = "Answered from the journal of the session."
+"""Description of a tool in a file that says only its name."""
 
 
 class ScriptEnd:
