@@ -277,4 +277,33 @@ SCRIPTS: dict[str, str] = {
         async def work(): pass
         work()
         print("after")""",
+    "builtins are a module": """
+        print(type(__builtins__).__name__, __builtins__.len("ab"), __annotations__, __cached__)""",
+    "the stack": """
+        import inspect, logging, sys, traceback
+        def inner():
+            traceback.print_stack(file=sys.stdout)
+            print(len(traceback.format_stack()), [each.function for each in inspect.stack()])
+            logging.error("with its stack", stack_info=True)
+        def outer():
+            inner()
+        outer()""",
+    "the stack of a thread": """
+        import threading, traceback
+        def work(): print([each.name for each in traceback.extract_stack()][-1])
+        threading.Thread(target=work).start()""",
+    "a log record that cannot be formatted": """
+        import logging
+        logging.warning("%d rows", "many")""",
+    "a character in two writes": """
+        import sys
+        for byte in "ä€🎉".encode():
+            sys.stdout.buffer.write(bytes([byte]))
+            sys.stdout.flush()
+        sys.stdout.buffer.write(b"\\n")""",
+    "stdout detached": """
+        import io, sys
+        sys.stdout = io.TextIOWrapper(sys.stdout.detach(), encoding="utf-8")
+        print("to the new stream", sys.stdout.write_through)""",
+    "an exit code that is too large": "import sys\nsys.exit(1 << 80)",
 }

@@ -42,6 +42,25 @@ def test_libraries_keep_few_heaps_and_look_for_no_programs(policy: Policy) -> No
     assert "physical cores" not in result.logs.stderr
 
 
+@pytest.mark.parametrize("script", ["1 / 0", "import asyncio\nawait asyncio.sleep(0)\n1 / 0"])
+def test_a_hook_for_exceptions_is_given_the_traceback_of_the_script(run: Run, script: str) -> None:
+    lines = ["import sys, traceback", "sys.excepthook = lambda *error: traceback.print_exception(*error)", script]
+    result = run("\n".join(lines))
+    frames = [line for line in result.logs.stderr.splitlines() if line.startswith("  File")]
+    assert frames == [f'  File "<code>", line {len(script.splitlines()) + 2}, in <module>']
+    assert result.error is not None
+    assert result.error.type == "ZeroDivisionError"
+
+
+def test_a_hook_for_exceptions_that_fails_or_is_gone_hides_nothing(run: Run) -> None:
+    result = run("import sys\ndef hook(*error): raise KeyError('hook')\nsys.excepthook = hook\n1 / 0")
+    assert result.logs.stderr.count("KeyError: 'hook'\n\nOriginal exception was:\n") == 1
+    assert "During handling" not in result.logs.stderr
+    result = run("import sys\ndel sys.excepthook\n1 / 0")
+    assert result.error is not None
+    assert result.error.type == "ZeroDivisionError"
+
+
 def test_a_module_given_as_a_file_is_imported(run: Run, tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("answer = 42")
     result = run("import helper\nset_result(helper.answer)", files=[tmp_path / "helper.py"])

@@ -227,7 +227,8 @@ def _exit(error: SystemExit) -> dict[str, Plain]:
     number = code if isinstance(code, int) else 1
     message = f"exit code {number}" if isinstance(code, int) else _text(error)[:MESSAGE_CHARS]
     nowhere: dict[str, Plain] = {"line": None, "column": None, "traceback": ""}
-    return nowhere | {"type": "SystemExit", "message": message, "exit_code": number & 255}
+    exit_code = number & 255 if -sys.maxsize <= number <= sys.maxsize else 255  # as of a C long
+    return nowhere | {"type": "SystemExit", "message": message, "exit_code": exit_code}
 
 
 def _syntax(error: SyntaxError, source: str) -> dict[str, Plain]:

@@ -33,7 +33,7 @@ class _RawBytes(io.RawIOBase):
 
     def write(self, data: object) -> int:
         raw = bytes(data)  # type: ignore[call-overload]
-        self._text.write(raw.decode("utf-8", "backslashreplace"))
+        self._text.send_bytes(raw)
         return len(raw)
 
     def flush(self) -> None:
@@ -47,6 +47,7 @@ class LogStream(io.TextIOBase):
         self._channel = channel
         self._stream = stream
         self._errors = "backslashreplace"
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self.buffer = _RawBytes(self)
 
     @property
@@ -68,6 +69,14 @@ class LogStream(io.TextIOBase):
     @property
     def line_buffering(self) -> bool:
         return True
+
+    @property
+    def write_through(self) -> bool:
+        return True
+
+    def detach(self) -> _RawBytes:  # type: ignore[override]
+        """Return the stream of bytes, to put another text stream over it."""
+        return self.buffer
 
     def reconfigure(
         self,
@@ -104,6 +113,11 @@ class LogStream(io.TextIOBase):
             self._send(text)
         return len(text)
 
+    def send_bytes(self, data: bytes, is_last: bool = False) -> None:
+        """Send bytes as text. A character may come in two pieces; the first one waits, unless it `is_last`."""
+        if text := self._decoder.decode(data, is_last):
+            self._send(text)
+
     def _send(self, text: str) -> None:
         # Lone surrogates have no form on the wire; show them as Python would.
         text = text.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -122,8 +136,17 @@ class LogStream(io.TextIOBase):
 
 def capture(channel: Channel) -> None:
     """Point sys.stdout and sys.stderr at the bridge."""
-    sys.stdout = sys.__stdout__ = LogStream(channel, 1)  # type: ignore[misc, assignment]
-    sys.stderr = sys.__stderr__ = LogStream(channel, 2)  # type: ignore[misc, assignment]
+    _streams[:] = LogStream(channel, 1), LogStream(channel, 2)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__ = _streams  # type: ignore[misc, assignment]
+
+
+def end() -> None:
+    """Send what a script has begun to write as bytes and did not finish."""
+    for stream in _streams:
+        stream.send_bytes(b"", is_last=True)
+
+
+_streams = list[LogStream]()
 
 
 _print: Any = builtins.print

@@ -13,7 +13,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from toolcell_bridge.guest import errors, files, rich, script_end, surroundings, tracebacks
+from toolcell_bridge.guest import errors, files, output, rich, script_end, surroundings, tracebacks
 from toolcell_bridge.guest.channel import Channel, ChannelClosed
 from toolcell_bridge.guest.compiling import IS_COROUTINE, LAST, LAST_RESULT, WHOLE, Denied, Part, parse, parse_in_two
 from toolcell_bridge.guest.notebook_words import CELL
@@ -78,7 +78,7 @@ class Runner:
         self._channel = channel
         self._workspace = workspace
         self._end = ScriptFinalizer(workspace)
-        self._module = types.ModuleType("__main__")
+        self._module = new_main()
         self._inputs: list[str] = []
         self._put_error: str | None = None
         self._writing = ""
@@ -209,6 +209,7 @@ class Runner:
         if self._stay is None or is_child:
             self._end.run(self._module.__dict__, self._own_names, self._wait_for)
         self._flush()
+        output.end()
         if is_child:  # of a fork that the script made: it ends here
             exit_process(_exit_code(done))
         if self._returned is not None:
@@ -501,6 +502,13 @@ class Runner:
                 stream.flush()
             except BaseException:  # the script may have replaced or closed it
                 pass
+
+
+def new_main() -> types.ModuleType:
+    """Return the module that a script is, with the names that the interpreter gives it."""
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__builtins__=builtins, __annotations__={}, __cached__=None)
+    return module
 
 
 def _evaluate(code: types.CodeType, namespace: dict[str, Any]) -> Any:

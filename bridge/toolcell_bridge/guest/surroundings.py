@@ -10,7 +10,7 @@ import builtins
 import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
@@ -99,6 +99,31 @@ def _hide_our_code(warnings: ModuleType) -> None:
     warnings.__dict__["_showwarnmsg"] = _showwarnmsg
 
 
+def _hide_frames(traceback: ModuleType) -> None:
+    """`print_stack`, and what `logging` and `asyncio` print of a stack."""
+
+    def walk_stack(f: FrameType | None) -> Iterator[tuple[FrameType, int]]:
+        """Yield the frames of a stack, the innermost first, each with its line number."""
+        found = walk(sys._getframe(1) if f is None else f)
+        lines = dict(found)
+        return iter([(frame, lines[frame]) for frame in tracebacks.frames_of_script(list(lines))])
+
+    walk = traceback.walk_stack
+    traceback.__dict__["walk_stack"] = walk_stack
+
+
+def _hide_outer_frames(inspect: ModuleType) -> None:
+    """The same for `inspect.stack`."""
+
+    def getouterframes(frame: FrameType, context: int = 1) -> list[Any]:
+        """Return what is known of a frame and of those that called it."""
+        found = {each.frame: each for each in outer(frame, context)}
+        return [found[each] for each in tracebacks.frames_of_script(list(found))]
+
+    outer = inspect.getouterframes
+    inspect.__dict__["getouterframes"] = getouterframes
+
+
 def _do_without_tracker(resource_tracker: ModuleType) -> None:
     """The tracker is a program that removes what a process left behind. A sandbox is removed as a whole."""
     tracker = resource_tracker.ResourceTracker
@@ -152,11 +177,13 @@ def _know_processors(context: ModuleType) -> None:
 
 
 CHANGES: dict[str, Callable[[ModuleType], None]] = {
+    "inspect": _hide_outer_frames,
     "joblib.externals.loky.backend.context": _know_processors,
     "joblib.externals.loky.backend.resource_tracker": _do_without_tracker,
     "joblib.parallel": _use_threads,
     "linecache": _fill_linecache,
     "PIL.ImageShow": _show_images,
+    "traceback": _hide_frames,
     "warnings": _hide_our_code,
     "plotly.io._renderers": _show_charts,
     "multiprocessing.resource_tracker": _do_without_tracker,

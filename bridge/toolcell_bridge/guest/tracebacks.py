@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from itertools import groupby
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from toolcell_bridge.guest.scripts import SCRIPTS, is_script
@@ -203,16 +203,34 @@ def install() -> None:
         setattr(module, f"__{name}__", hook)
 
 
+def _of_script(traceback: TracebackType | None) -> TracebackType | None:
+    """Return the part of a traceback that begins with the script. A script that cannot be compiled has none."""
+    while traceback is not None and not is_script(traceback.tb_frame.f_code.co_filename):
+        traceback = traceback.tb_next
+    return traceback
+
+
+def frames_of_script(frames: list[FrameType]) -> list[FrameType]:
+    """Return those of a stack, innermost first, that are not of this package, nor below the script."""
+    names = [frame.f_code.co_filename for frame in frames]
+    main = max((index for index, name in enumerate(names) if is_script(name)), default=-1)
+    below = (index for index, name in enumerate(names) if index > main and name.startswith(OWN_FOLDER))
+    return [frames[index] for index in range(next(below, len(names))) if not names[index].startswith(OWN_FOLDER)]
+
+
 def call_excepthook(error: BaseException) -> bool:
     """Call the script's own `sys.excepthook`; False when it has none."""
-    hook = sys.excepthook
+    hook = getattr(sys, "excepthook", _excepthook)
     if hook is _excepthook:
         return False
+    error.__traceback__ = _of_script(error.__traceback__)
     try:
         hook(type(error), error, error.__traceback__)
     except SystemExit:
         pass
     except BaseException as exc:
+        if exc.__context__ is error:  # it is being handled here, and not in the script
+            exc.__context__ = None
         sys.stderr.write(f"Error in sys.excepthook:\n{format_exception(exc)}\nOriginal exception was:\n")
         sys.stderr.write(format_exception(error))
     return True
