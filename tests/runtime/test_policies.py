@@ -247,5 +247,7 @@ def test_the_default_policy_as_text_is_the_one_in_the_code() -> None:
 
     folder = Path(__file__).parents[2] / "sandbox_images"
 
-    assert Limits.from_toml(folder / "limits.toml") == Limits()
-    assert Policy.from_toml(folder / "policy.toml") == Policy()
+    limits, policy = Limits.from_toml(folder / "limits.toml"), Policy.from_toml(folder / "policy.toml")
+
+    assert (limits, policy) == (Limits(), Policy())
+    assert limits.model_fields_set == {name for name, value in limits if value is not None}
