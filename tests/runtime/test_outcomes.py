@@ -9,9 +9,20 @@ from typing import Any
 import pytest
 
 from toolcell import Limits, Outcome
+from toolcell.cli.exits import BY_OUTCOME, LIMIT
 from toolcell.results import Usage
-from toolcell.run.outcome import Aborted, ProtocolViolation, RunEnd, exceeded_limit, outcome_of, warnings_of
+from toolcell.results.result import HOST_OUTCOMES, LIMIT_OUTCOMES, SCRIPT_OUTCOMES
+from toolcell.run.outcome import (
+    LIMIT_ERRORS,
+    Aborted,
+    ProtocolViolation,
+    RunEnd,
+    exceeded_limit,
+    outcome_of,
+    warnings_of,
+)
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
+from toolcell.tools.code import ADVICE
 from toolcell_bridge.wire.messages import Done
 
 LIMITS = Limits(processes=4)
@@ -155,3 +166,14 @@ def test_memory_that_grew_after_the_measurement_is_reported_as_large_as_it_got()
     assert error is not None
     assert error.used == most
     assert str(most) in error.message
+
+
+def test_every_table_of_outcomes_has_all_of_them() -> None:
+    limits = set(LIMIT_OUTCOMES)
+
+    assert limits == {each for each in Outcome if each is Outcome.TIMEOUT or each.endswith("_limit")}
+    assert limits == {each for each, status in BY_OUTCOME.items() if status == LIMIT} == {*LIMIT_ERRORS} == {*ADVICE}
+    assert {*BY_OUTCOME} == {*Outcome}
+    from_outside = {Outcome.CANCELLED, Outcome.UNAVAILABLE, Outcome.SUSPENDED, Outcome.DIVERGED}
+    assert not SCRIPT_OUTCOMES & HOST_OUTCOMES
+    assert {*Outcome} - from_outside == SCRIPT_OUTCOMES | HOST_OUTCOMES

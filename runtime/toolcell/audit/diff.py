@@ -12,34 +12,13 @@ from typing import Any, Final
 from toolcell.audit.reader import RecordedCall, RecordedRun
 from toolcell.audit.redact import Redactor
 from toolcell.audit.wildcards import fits, is_redacted, shown_for
-from toolcell.results import Divergence, ExecutionResult, Outcome
+from toolcell.results import Divergence, ExecutionResult
+from toolcell.results.result import HOST_OUTCOMES, SCRIPT_OUTCOMES
 from toolcell.support import packing
 from toolcell.support.packing import value_digest
 
-SCRIPT_OUTCOMES: Final = frozenset({str(Outcome.OK), str(Outcome.ERROR), str(Outcome.DENIED), str(Outcome.CALL_LIMIT)})
-"""Outcomes that the script alone decides. Everything that such a run returns must be equal."""
-
-HOST_OUTCOMES: Final = frozenset(
-    map(
-        str,
-        (
-            Outcome.TIMEOUT,
-            Outcome.CPU_LIMIT,
-            Outcome.MEMORY_LIMIT,
-            Outcome.OUTPUT_LIMIT,
-            Outcome.HOST_WORK_LIMIT,
-            Outcome.PROCESS_LIMIT,
-            Outcome.KILLED,
-            Outcome.LOST,
-            Outcome.PROTOCOL_ERROR,
-        ),
-    )
-)
-"""Outcomes that the host decides. They must be equal, but the moment may differ."""
-
 MISSING_CALL: Final = "missing_call"
 """The kind of divergence whose line is in the recorded script: the new script makes no such call."""
-
 
 _UNREGISTERED: Final = Redactor()
 

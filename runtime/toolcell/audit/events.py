@@ -11,15 +11,13 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from toolcell.audit.query import RunSummary
-from toolcell.audit.reader import RecordedCall, RecordedRun, jsonable
+from toolcell.audit.reader import GOOD, UNFINISHED, RecordedCall, RecordedRun, jsonable
 
 Shape = Literal["jsonl", "ecs"]
 """`jsonl`: an event of a run holds all that is recorded. `ecs`: Elastic Common Schema, for a SIEM."""
 
 ECS_VERSION: Final = "8.17.0"
 DATASET: Final = "toolcell.audit"
-GOOD: Final = frozenset({"ok", "pending"})
-UNKNOWN: Final = frozenset({"unfinished"})
 
 
 def time_of(at_ns: int) -> str:
@@ -123,7 +121,7 @@ def _ecs(
         "sequence": seq,
     }
     if outcome is not None:
-        event["outcome"] = "success" if outcome in GOOD else "unknown" if outcome in UNKNOWN else "failure"
+        event["outcome"] = "success" if outcome in GOOD else "unknown" if outcome == UNFINISHED else "failure"
     if duration_s is not None:
         event["duration"] = round(duration_s * 1e9)
     failed = {"error": {"message": message, "code": outcome}} if message else {}

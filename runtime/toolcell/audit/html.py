@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from toolcell.audit.events import time_of
 from toolcell.audit.query import BROKEN, UNSIGNED, UNVERIFIED, VERIFIED
-from toolcell.audit.reader import UNFINISHED, RecordedCall, RecordedRun, jsonable
+from toolcell.audit.reader import GOOD, UNFINISHED, RecordedCall, RecordedRun, jsonable
 from toolcell.support.text import for_terminal
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ TRUST_TEXTS: Final = {
     UNVERIFIED: ("warn", "The key that signed this run was not given, so nothing was checked."),
     BROKEN: ("bad", "The records of this run are not what was signed."),
 }
-_GOOD: Final = frozenset({"ok", "pending"})
 BAR_WIDTH: Final = 1000
 
 
@@ -179,7 +178,7 @@ def shown_calls(run: RecordedRun) -> dict[int, ShownCall]:
 
 
 def _call(call: RecordedCall, started_ns: int, span_ns: int) -> ShownCall:
-    css = "good" if call.status in _GOOD else "warn" if call.status == UNFINISHED else "bad"
+    css = "good" if call.status in GOOD else "warn" if call.status == UNFINISHED else "bad"
     start = min(BAR_WIDTH - 2, max(0, (call.started_ns - started_ns) * BAR_WIDTH // span_ns))
     lasts = round(call.duration_s * 1e9) * BAR_WIDTH // span_ns if call.is_finished else BAR_WIDTH
     took = f" {call.duration_s * 1000:.3f} ms" if call.is_finished else ""

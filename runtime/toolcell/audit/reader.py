@@ -126,6 +126,9 @@ def read_at(directory: Path, location: RecordLocation, record_hash: bytes) -> St
 # Runs
 
 UNFINISHED: Final = "unfinished"
+
+GOOD: Final = frozenset({"ok", "pending"})
+"""Outcomes of runs and statuses of calls in which nothing failed."""
 """Outcome of a run, or status of a call, without a recorded end: it still runs, or its host was killed."""
 
 

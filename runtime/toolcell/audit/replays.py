@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, Protocol
 
-from toolcell.audit.diff import MISSING_CALL, SCRIPT_OUTCOMES, Comparison, clean_value
+from toolcell.audit.diff import MISSING_CALL, Comparison, clean_value
 from toolcell.audit.reader import RecordedCall, RecordedRun
 from toolcell.audit.redact import Redactor
 from toolcell.config import Limits, Policy
@@ -20,6 +20,7 @@ from toolcell.errors import ToolAbort, UsageError
 from toolcell.journal.replay import CallReplay, NewCall, RecordedTurn
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.eager import ByStatement
+from toolcell.results.result import SCRIPT_OUTCOMES
 from toolcell.support.packing import text_digest
 from toolcell.support.text import one_line, with_line
 from toolcell.tools.call import RunContext

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     from toolcell.tools.result import ToolResult
 
 ABORTED: Final = "aborted"
-HOST_OUTCOMES: Final = {"CancelledError": "cancelled", "Cancelled": "cancelled", "SandboxUnavailable": "unavailable"}
+EXCEPTION_OUTCOMES: Final = {
+    "CancelledError": "cancelled",
+    "Cancelled": "cancelled",
+    "SandboxUnavailable": "unavailable",
+}
 """Outcome of a run that an exception of the host ended, by the exception's class. Others are `aborted`."""
 
 logger = logger_of("toolcell.audit")
@@ -236,7 +240,7 @@ class RunRecord:
 
     def failed(self, exc: BaseException) -> None:
         """Record that an exception of the host ended the run. Logs an `AuditError`: the caller re-raises its own."""
-        outcome = HOST_OUTCOMES.get(type(exc).__name__, ABORTED)
+        outcome = EXCEPTION_OUTCOMES.get(type(exc).__name__, ABORTED)
         error = {"type": type(exc).__name__, "message": str(exc), "trace": _trace(exc) if outcome == ABORTED else None}
         try:
             self.end_calls(outcome, {name: value for name, value in error.items() if value})

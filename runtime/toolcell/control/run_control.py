@@ -13,6 +13,7 @@ from toolcell.journal.ledger import Journal
 from toolcell.journal.store import JournalOwner
 from toolcell.options import OnApproval, Refresh
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
+from toolcell.results.result import SCRIPT_OUTCOMES
 from toolcell.run.early_calls import EarlyCalls
 from toolcell.run.held import HeldRun
 from toolcell.run.listed_calls import without_secrets
@@ -30,8 +31,6 @@ EARLY: Final = "it was not due yet, and nobody is asked about such a call"
 
 RESUMABLE: Final = frozenset({Outcome.CANCELLED, Outcome.KILLED, Outcome.LOST})
 """Outcomes that the script did not decide: a run that can be repeated is carried on after them with its id."""
-
-DECIDED_BY_SCRIPT: Final = frozenset({Outcome.OK, Outcome.ERROR, Outcome.DENIED, Outcome.CALL_LIMIT})
 
 
 class RunControl:
@@ -120,7 +119,7 @@ class RunControl:
 
     def _compared(self, result: ExecutionResult) -> ExecutionResult:
         found, replay = self._calls.divergence, self.journal.replay
-        if found is None and replay is not None and result.outcome in DECIDED_BY_SCRIPT:
+        if found is None and replay is not None and result.outcome in SCRIPT_OUTCOMES:
             found = replay.missing()
         if found is None and result.outcome is Outcome.DIVERGED and result.error is not None:
             found = Divergence("call", result.error.message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import field, fields
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from toolcell.results.eager import EagerReport
 from toolcell.results.effects import Effect, Preflight, shown_effects
@@ -53,6 +53,27 @@ class Outcome(enum.StrEnum):
     """A call needs a decision. `suspension` has the calls and the token that carries the run on."""
     DIVERGED = "diverged"
     """A run that was carried on did not repeat what it had done. `divergence` says where; nothing was made twice."""
+
+
+LIMIT_OUTCOMES: Final = (
+    Outcome.TIMEOUT,
+    Outcome.CPU_LIMIT,
+    Outcome.MEMORY_LIMIT,
+    Outcome.OUTPUT_LIMIT,
+    Outcome.PROCESS_LIMIT,
+    Outcome.CALL_LIMIT,
+    Outcome.HOST_WORK_LIMIT,
+)
+"""A limit of the run ended it."""
+
+SCRIPT_OUTCOMES: Final = frozenset({Outcome.OK, Outcome.ERROR, Outcome.DENIED, Outcome.CALL_LIMIT})
+"""The script alone decided: another run of it ends in the same way, at the same point."""
+
+HOST_OUTCOMES: Final = frozenset({*LIMIT_OUTCOMES, Outcome.KILLED, Outcome.LOST, Outcome.PROTOCOL_ERROR}) - {
+    Outcome.CALL_LIMIT
+}
+"""The host ended the run. Another run of the script may be ended at another point. The remaining outcomes come from
+outside: from the caller, a person or the machine."""
 
 
 @frozen
