@@ -20,7 +20,7 @@ from egress.replays import replayed
 from sandbox.test_contained_backend import scoped
 from toolcell import Limits, Policy, Runtime, ToolRegistry, UsageError
 from toolcell.audit import AuditConfig, AuditLog
-from toolcell.control import Approve
+from toolcell.control import Approve, Draft
 from toolcell.egress import Allow, Egress, PackageIndex
 from toolcell.egress.packages import PIP, ScriptPython
 from toolcell.errors import PackageError
@@ -233,8 +233,10 @@ async def test_a_draft_installs_and_its_commit_installs_only_to_recheck_that(
     other = tmp_path / "other"
     other.mkdir()
     long = make_wheel(other, "tiny_pkg", "1.5", {"tiny_pkg/__init__.py": "VALUE = 8", "tiny_pkg/long": "x" * 600_000})
-    async with opened([wheels[2], long], "humanize", registry=registry) as (site, runtime):
-        first, second, third = [await runtime.execute_code(script, dry_run=True) for _ in range(3)]
+    async with opened([wheels[2], long], "humanize", "tiny-pkg", registry=registry) as (site, runtime):
+        first, second, third = Draft(), Draft(), Draft()
+        results = [await runtime.execute_code(script, dry_run=each) for each in (first, second, third)]
+        await runtime.execute_code("install_package('tiny-pkg')", dry_run=second)
         before = len(site.requests)
         await runtime.commit(first)
         after = len(site.requests)
@@ -243,7 +245,7 @@ async def test_a_draft_installs_and_its_commit_installs_only_to_recheck_that(
         with pytest.raises(UsageError, match="install_package has another result now"):
             await runtime.commit(third, recheck=True)
 
-    assert first.value == 4
+    assert [each.value for each in results] == [4, 4, 4]
     assert sent == [16, 16]
     assert after == before
 

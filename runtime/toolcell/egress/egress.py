@@ -632,8 +632,9 @@ class RequestTools:
             ) from exc
         run.count_bytes(sum(wheel.size for wheel in wheels))
         facts = [described(wheel) for wheel in wheels]
+        is_read = context.call.run.scope.requests is not None  # else a commit looks whether they are the same
         for fact, wheel in zip(facts, wheels, strict=True):
-            fact["rest"] = run.keep_wheel(wheel.data or b"", fact["sha256"])
+            fact["rest"] = run.keep_wheel(wheel.data or b"", fact["sha256"]) if is_read else fact["sha256"]
         return {"wheels": facts}
 
     # Reading on
