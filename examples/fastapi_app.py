@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
@@ -38,9 +38,9 @@ class Script(BaseModel):
 
 
 @app.post("/run")
-async def run(script: Script) -> dict[str, Any]:
+async def run(script: Script) -> Response:
     result = await runtime.execute_code(script.code, inputs=script.inputs)
-    return result.to_dict()
+    return Response(result.to_json(), media_type="application/json")
 
 
 if __name__ == "__main__":

@@ -471,9 +471,10 @@ def test_an_installer_is_heard_line_by_line_and_its_last_lines_are_in_the_error(
         caplog.at_level("INFO", "toolcell.sandbox.process.package_sources"),
         pytest.raises(PackageError, match="exit status 3") as caught,
     ):
-        resolve(["no-such-package-at-all"], cache_dir=cache)
+        resolve(["no-such-package-at-all", "PIL", "pyyaml"], cache_dir=cache)
+    assert str(caught.value).endswith("\nthe module PIL is in the package pillow")
     assert [record.getMessage() for record in caplog.records][:2] == [
-        "resolving no-such-package-at-all with uv",
+        "resolving no-such-package-at-all, pil, pyyaml with uv",
         "step 0",
     ]
     assert "step 19" in str(caught.value) and "step 4\n" not in str(caught.value)

@@ -433,7 +433,7 @@ def deep(levels: int) -> Any:
 
 
 HOSTILE: list[tuple[Any, str]] = [
-    ({"x": {"y": [float("nan")]}}, "x.y[0]: nan is not a JSON number"),
+    ({"x": {"y": [float("nan")]}}, "x.y[0]: nan is not a JSON number; send None"),
     ({"x": float("inf")}, "x: inf is not a JSON number"),
     ({"x": [2**63]}, "x[0]: integer has more than 64 bits"),
     ({"x": -(2**70)}, "x: integer has more than 64 bits"),

@@ -414,7 +414,7 @@ class ExecutionResult:
         return result_html(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: bytes become sizes, enums become strings."""
+        """The fields as dicts and lists. Bytes, arrays and tables stay what they are; `to_json` writes them as text."""
         plain = _fields_of(self)
         plain["outcome"] = str(self.outcome)
         plain["logs"] = {"stdout": self.logs.stdout, "stderr": self.logs.stderr, "truncated": self.logs.truncated}

@@ -114,7 +114,9 @@ class _Copier:
 
     def _number(self, number: float, path: tuple[str | int, ...]) -> float:
         if not math.isfinite(number):
-            raise BadValue(ValueProblem(path, f"{number} is not a JSON number"))
+            raise BadValue(
+                ValueProblem(path, f"{number} is not a JSON number" + ("; send None" if number != number else ""))
+            )
         if number.is_integer():
             self.has_whole_floats = True
         return number

@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 
 from toolcell.errors import PackageError, UsageError
 from toolcell.support.log import logger_of
+from toolcell_bridge.guest.errors import OTHER_NAMES
 
 logger = logger_of(__name__)
 """At level INFO: what an installer does, line by line. The command line shows it."""
@@ -62,6 +63,15 @@ class Wanted:
     """None for a wheel file, which is never looked up among the installed."""
     identity: str
     """Its part of the cache key. For a wheel file it includes a digest of the content."""
+
+
+def why_none(wanted: Sequence[Wanted], installed: Installed | str) -> str:
+    """Return why no installed copy was used, and which packages have the modules that were named in their place."""
+    modules = {
+        module.lower(): f"\nthe module {module} is in the package {name}" for module, name in OTHER_NAMES.items()
+    }
+    names = [item.requirement.name.lower() for item in wanted if item.requirement is not None]
+    return f"\n(no installed copy was used: {installed})" + "".join(modules.get(name, "") for name in names)
 
 
 @dataclass(frozen=True, slots=True)

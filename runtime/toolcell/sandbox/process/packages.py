@@ -187,7 +187,7 @@ def _copies(
         name, found = resolved(request.wanted, request.interpreter, scratch, progress)
         return name, ensure(sorted(found, key=lambda source: source.name))
     except PackageError as exc:
-        raise PackageError(f"{exc}\n(no installed copy was used: {request.installed})") from exc
+        raise PackageError(f"{exc}{sources.why_none(request.wanted, request.installed)}") from exc
 
 
 def _link(copies: Sequence[PackageCopy], site: Path) -> dict[str, str]:

@@ -123,7 +123,7 @@ def install_packages(
     try:
         return _download(site, [item.text for item in wanted], python, pinned or {})
     except PackageError as exc:
-        raise PackageError(f"{exc}\n(no installed copy was used: {why_not_copied})") from exc
+        raise PackageError(f"{exc}{package_sources.why_none(wanted, why_not_copied)}") from exc
 
 
 def _matches(installed: package_sources.Installed, pinned: Mapping[str, str]) -> bool:
