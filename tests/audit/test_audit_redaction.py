@@ -444,6 +444,17 @@ def test_a_secret_is_in_no_record_of_a_table_though_no_cell_shows_it(where: str)
     assert other.clean(table, ()) == (table, 0)
 
 
+@pytest.mark.parametrize("is_label", [True, False])
+def test_a_secret_in_a_text_of_all_rows_does_not_make_a_record_large(is_label: bool) -> None:
+    rows, long = 30_000, text(DIGITS + "x" * 30_000)
+    column = Column("category", rows, bytes(rows), detail=(long, False))
+    table = in_a_frame(Column("bool", rows, bytes(rows)), label=long) if is_label else in_a_frame(column)
+    assert len(packing.pack(table)) < AuditConfig().value_bytes
+    found, count = Redactor([DIGITS]).clean(table, ())
+    assert count
+    assert len(packing.pack(found)) < 200
+
+
 def test_columns_with_telling_names_are_redacted_and_others_stay_tables() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"password": ["a1b2c3", "d4e5f6"], "n": [1, 2]})

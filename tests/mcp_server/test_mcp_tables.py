@@ -10,7 +10,13 @@ import pytest
 from mcp.client.client import Client
 
 from toolcell import PoolConfig, Runtime, ToolRegistry
+from toolcell.mcp.content import structured_value
 from toolcell.mcp.server import McpServer
+from toolcell.support.about_tables import table_with_rows
+from toolcell.tools.values import BadValue, copy_arguments
+from toolcell_bridge.wire.columns import Column
+from toolcell_bridge.wire.tables import Axis, Table
+from wire.table_examples import text
 
 np: Any = pytest.importorskip("numpy")
 pd: Any = pytest.importorskip("pandas")
@@ -83,3 +89,21 @@ async def test_a_script_s_frames_are_text_and_rows_and_progress_is_text() -> Non
         assert any(TITLE in each for each in heard), heard
         long = await client.call_tool("execute_code", {"code": "set_result([call_tool('load', rows=200_000)])"})
         assert long.structured_content["value"][0].startswith("DataFrame, 200000 rows x 1 columns (v int64)")
+
+
+def test_rows_that_take_far_more_than_their_table_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(table: Any) -> Any:
+        raise AssertionError("all rows were made")
+
+    monkeypatch.setattr(Table, "plain", fail)
+    items = Column("bool", 1_200_000, bytes(1_200_000))
+    codes = Column("category", 3_000, bytes(3_000), detail=(text("x" * 30_000), False))
+    for column in (items, Column("list", 1, detail=(items, 1_200_000)), codes):
+        table = Table("polars.DataFrame", column.length, Axis(), Axis((text("n" * 10),), (None,)), [column])
+        assert structured_value({"a": table}) == {"a": str(table)}
+        if column is not codes:
+            with pytest.raises(BadValue, match="at most"):
+                copy_arguments({"a": table})
+    large = Column("category", 30_000, bytes(30_000), detail=(text("x" * 30_000), False))
+    table = Table("polars.Series", 30_000, Axis(), Axis((text("n"),), (None,)), [large])
+    assert "too many" in str(table_with_rows(table))

@@ -93,7 +93,10 @@ def test_the_text_of_a_table_is_labelled_and_bounded() -> None:
 
 def in_one_column(kind: str, column: Column) -> Table:
     counted = Axis((Column("range", column.length, detail=(0, 1)),), (None,))
-    return Table(kind, column.length, counted, Axis((text("c"),), (None,)), [column])
+    return Table(kind, column.length, counted, LABEL, [column])
+
+
+LABEL = Axis((text("c"),), (None,))
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
@@ -320,6 +323,47 @@ def test_rows_that_have_no_bytes_are_bounded() -> None:
         else:
             with pytest.raises(BadTable):
                 from_bytes(data)
+
+
+def test_rows_and_lists_without_bytes_count_as_elements() -> None:
+    """Else a few bytes of a message would be lists and rows without end."""
+    none = Table("polars.DataFrame", 300_000, Axis(), Axis((text(),), (None,)), [])
+    for value in (
+        none,
+        [Table("polars.DataFrame", 100_000, Axis(), none.axis, [])] * 3,
+        Array("numpy", [300_000, 0], Column("int8", 0)),
+    ):
+        with pytest.raises(RemoteProtocolError, match="elements"):
+            decode(encode(Result(value, []), most=2**24)[4:])
+    items = Column("float64", 300_000, bytes(8 * 300_000))
+    inner = Column("list", 300_000, detail=(items, 1))
+    assert sent(in_one_column("pandas.DataFrame", Column("list", 100_000, detail=(inner, 3)))).length == 100_000
+    thin = Column("list", 300_000, detail=(Column("bool", 300_000, bytes(300_000)), 1))
+    with pytest.raises(RemoteProtocolError, match="elements"):
+        value = in_one_column("pandas.DataFrame", Column("list", 100_000, detail=(thin, 3)))
+        decode(encode(Result(value, []), most=2**24)[4:])
+
+
+def test_only_labels_of_one_level_count() -> None:
+    level = Column("range", 3, detail=(0, 1))
+    for count in (1, 2):
+        data = Table("pandas.DataFrame", 3, Axis((level,) * count, (None,) * count), LABEL, [COLUMNS[0]]).to_bytes()
+        if count == 1:
+            assert len(from_bytes(data)) == 3
+        else:
+            with pytest.raises(BadTable, match="range"):
+                from_bytes(data)
+
+
+def test_how_much_rows_are_is_known_before_they_are_made() -> None:
+    codes = Column("category", 3, numbers("b", 1, -1, 1), detail=(text("x", "y" * 100), True))
+    lists = Column("list", 3, lengths=numbers("I", 1, 0, 2), detail=(text("a", "b", "c" * 50), 0))
+    assert (codes.cells, codes.text_bytes) == (5, 200)
+    assert (lists.cells, lists.text_bytes) == (6, 52)
+    table = Table("polars.DataFrame", 3, Axis(), Axis((text("k" * 10, "l" * 10),), (None,)), [codes, lists])
+    assert (table.cells, table.plain_bytes) == (14, 14 + 252 + 60)
+    assert Array("numpy", [3], codes).plain_bytes == 205
+    assert Array("numpy", [7, 0], Column("int8", 0)).cells == 7
 
 
 def test_a_table_counts_as_elements_and_bytes_of_its_message() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from toolcell_bridge.guest.table_columns import text_column
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.codec import decode, encode
 from toolcell_bridge.wire.errors import UnsendableValue
@@ -57,6 +58,15 @@ def test_an_array_arrives_with_its_type_and_shape(array: Any) -> None:
 def test_other_bytes_and_units_become_the_nearest_ones() -> None:
     assert sent(np.arange(3, dtype=">i4")).native().tolist() == [0, 1, 2]
     assert sent(np.array([1], dtype="m8[h]")).native().tolist() == [dt.timedelta(hours=1)]
+
+
+def test_an_array_of_texts_of_uneven_lengths_is_one_of_objects() -> None:
+    """Each text of another array takes as much as the longest."""
+    uneven = np.array(["x" * 100_000, *["y"] * 1_000], dtype=object)
+    found = Array("numpy", [len(uneven)], text_column("", uneven.tolist(), None, "")).to_numpy()
+    assert (found.dtype, found.tolist()) == (np.dtype(object), uneven.tolist())
+    even = np.array(["x" * 1_000] * 1_000)
+    assert sent(even).to_numpy().dtype == even.dtype
 
 
 def test_arrays_in_a_column_are_lists_and_tables_in_it_are_refused_by_name() -> None:

@@ -12,6 +12,7 @@ import codecs
 import re
 import struct
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
@@ -135,11 +136,39 @@ class Column:
     def elements(self) -> int:
         """What the column counts as, among the elements of a message."""
         match self.kind:
-            case "category" | "list":
+            case "category":
                 return 8 + int(self.detail[0].elements)
+            case "list":
+                items: Column = self.detail[0]
+                inner = items.length if items.kind == "list" else 0
+                return 8 + items.elements + max(0, inner - items.nbytes // ALIGNMENT)
             case "plain":
                 return 8 + len(self.detail)
         return 8
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers, without what lies between them."""
+        return sum(memoryview(each).nbytes for each in self.buffers())
+
+    @property
+    def cells(self) -> int:
+        """Values of Python that it has, with those in lists and the categories."""
+        return self.length + (int(self.detail[0].cells) if self.kind in ("category", "list") else 0)
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of text and bytes in the values, where each is written by itself, as one of a category is not here."""
+        match self.kind:
+            case "text" | "bytes":
+                return memoryview(self.data).nbytes
+            case "list":
+                return int(self.detail[0].text_bytes)
+            case "category" if self.detail[0].kind in TEXTS:
+                sizes = as_numbers(self.detail[0].lengths, "I")
+                counts = Counter(self._numbers(0, self.length))
+                return sum(sizes[code] * count for code, count in counts.items() if code >= 0)
+        return 0
 
     def header(self) -> list[Any]:
         """Return the description."""

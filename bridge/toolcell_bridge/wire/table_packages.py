@@ -18,6 +18,10 @@ _PANDAS_MASKED: Final = {
 _NUMBERS: Final = frozenset("biufc")
 _MOST_OF_INT32: Final = 2**31 - 1
 
+_MOST_UNEVEN: Final = 16
+_SMALL_BYTES: Final = 1 << 24
+"""So many times the bytes of its texts, and so many more, an array of text may take. A larger one is of objects."""
+
 
 def _needs(package: str) -> Any:
     """Import a package.
@@ -88,7 +92,7 @@ def _numpy_values(numpy: Any, column: Column) -> Any:
         return numpy.arange(start, start + step * column.length, step, dtype="int64")
     if kind in TEXTS or kind in ("plain", "null", "category", "date", "time", "decimal", "list"):
         values = column.values()
-        if kind in TEXTS and column.form == "" and column.valid is None:
+        if kind in TEXTS and column.form == "" and column.valid is None and _is_even(numpy, column):
             return numpy.array(values, dtype="U" if kind == "text" else "S")
         return _object_array(numpy, values)
     if kind == "datetime":
@@ -97,6 +101,14 @@ def _numpy_values(numpy: Any, column: Column) -> Any:
         return _numbers(numpy, column, f"timedelta64[{column.detail}]")
     values = _numbers(numpy, column, kind)
     return _object_array(numpy, column.values()) if column.form == "object" else values
+
+
+def _is_even(numpy: Any, column: Column) -> bool:
+    """Whether an array in which each text takes as much as the longest is not far larger than the texts."""
+    if not column.length:
+        return True
+    longest = int(numpy.frombuffer(column.lengths, dtype="uint32").max())
+    return column.length * longest <= _MOST_UNEVEN * memoryview(column.data).nbytes + _SMALL_BYTES
 
 
 def _numbers(numpy: Any, column: Column, dtype: str) -> Any:

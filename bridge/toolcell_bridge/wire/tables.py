@@ -141,7 +141,18 @@ class Array(_Encoded):
     @property
     def elements(self) -> int:
         """What it counts as, among the elements of a message."""
-        return 8 + self.column.elements
+        without_bytes = 0 if self.size else math.prod(each or 1 for each in self.shape)
+        return 8 + self.column.elements + without_bytes
+
+    @property
+    def cells(self) -> int:
+        """Values of Python that `plain` returns, and lists."""
+        return self.column.cells if self.size else math.prod(each or 1 for each in self.shape)
+
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes of what `plain` returns as text, at least. It may be far more than `nbytes`."""
+        return self.cells + self.column.text_bytes
 
     def header(self) -> list[Any]:
         """Return the description that is sent."""
@@ -231,7 +242,21 @@ class Table(_Encoded):
     @property
     def elements(self) -> int:
         """What it counts as, among the elements of a message."""
-        return 8 + sum(each.elements for each in (*self.index.levels, *self.axis.levels, *self.columns))
+        without_bytes = 0 if self.columns else self.length
+        columns = (*self.index.levels, *self.axis.levels, *self.columns)
+        return 8 + sum(each.elements for each in columns) + without_bytes
+
+    @property
+    def cells(self) -> int:
+        """Values of Python that `plain` returns, and rows."""
+        return self.length + sum(each.cells for each in (*self.index.levels, *self.columns))
+
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes of what `plain` returns as text, at least. It may be far more than `nbytes`."""
+        labels = sum(each.text_bytes for each in self.axis.levels) + sum(len(str(name)) for name in self.index.names)
+        text_bytes = sum(each.text_bytes for each in (*self.index.levels, *self.columns))
+        return self.cells + text_bytes + (0 if self.is_series else labels * self.length)
 
     def header(self) -> list[Any]:
         """Return the description that is sent."""
@@ -423,7 +448,7 @@ def _axis(header: list[Any], length: int, reader: Buffers) -> Generator[None, No
     found = []
     for each in levels:
         yield
-        column = yield from reader.column(each, length, may_count=True)
+        column = yield from reader.column(each, length, may_count=len(levels) == 1)
         if column.kind == "plain" and not _SCALARS.issuperset(map(type, column.detail)):
             raise BadTable("a label is neither text nor a number")
         found.append(column)

@@ -49,6 +49,9 @@ _FIRST_RUN: Final = re.compile(_RUN)
 _TABLE: Final = re.compile(rb"\xa5(?:array|table)[\xa0-\xbf](?:numpy|pandas|polars|pyarrow)").search
 """Finds a table in encoded data. The texts of its cells follow one another there with nothing in between."""
 
+MAX_ROWS_BYTES: Final = 1 << 22
+"""Most bytes of text in the rows that stand for a table."""
+
 MAX_NAME_CHARS: Final = 100
 """A longer key is not a name and is not checked."""
 
@@ -282,7 +285,10 @@ class _Walk:
         return self.value(item)
 
     def table(self, table: AnyTable) -> Any:
-        """Return the table, or what stands for it where there are no tables if something is removed from it."""
+        """Return the table, or what stands for it where there are no tables if something is removed from it.
+
+        Rows may have far more text than the table: each has that of its category.
+        """
         before = self.count
         if isinstance(table, Table):
             for label in (*table.axis.names, *table.index.names):
@@ -299,6 +305,9 @@ class _Walk:
         if self.count == before:
             return table
         self.count = before
+        if table.plain_bytes > MAX_ROWS_BYTES:
+            self.count += 1
+            return Unrecordable(type(table).__name__, repr(table))
         rows = self.value(table.plain())
         self.count = max(self.count, before + 1)  # what was found may be in none of the rows
         return rows

@@ -34,7 +34,7 @@ from toolcell.support import (
     left_out,
     table_with_rows,
 )
-from toolcell.tools import Approve, Reject, bytes_in, code_result, mentions_bytes, without_bytes
+from toolcell.tools import Approve, Reject, bytes_in, code_result, leaves_in, mentions_bytes, without_bytes
 from toolcell_bridge import picture_type
 
 VALUE_BYTES = 1 << 20
@@ -133,7 +133,7 @@ def _plain(result: ExecutionResult, with_logs: bool) -> dict[str, Any]:
 def structured_value(value: Any) -> Any:
     """Return a value as it stands in structured content: with the rows of tables, if there is room for them."""
     short = without_bytes(value)
-    if short is not value and _fits(value):
+    if short is not value and _rows_may_fit(value) and _fits(value):
         with_rows = without_bytes(_with_rows(value))
         if _fits(with_rows):
             return with_rows
@@ -142,6 +142,16 @@ def structured_value(value: Any) -> Any:
 
 def _fits(value: Any) -> bool:
     return json_size(value, VALUE_BYTES) <= VALUE_BYTES
+
+
+def _rows_may_fit(value: Any) -> bool:
+    """Return whether the rows of all tables, which may be far more than their bytes, may have room. Makes none."""
+    left = VALUE_BYTES
+    for table in leaves_in(value, Array | Table):
+        left -= table.cells
+        if left < 0 or table.plain_bytes > VALUE_BYTES:
+            return False
+    return True
 
 
 def _with_rows(value: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
+from toolcell.support.exact_json import left_out
 from toolcell_bridge import to_plain
 from toolcell_bridge.wire.tables import AnyTable, Array, Table
 
@@ -13,6 +14,10 @@ MOST_TYPES: Final = 100
 """Columns that are named, and characters of a name."""
 
 MOST_TABLES: Final = 16
+
+MOST_CELLS: Final = 1 << 20
+MOST_BYTES: Final = 64 << 20
+"""Values, and bytes of text in them, of a table that is written with all rows."""
 
 
 def table_facts(table: AnyTable) -> dict[str, Any]:
@@ -25,7 +30,9 @@ def table_facts(table: AnyTable) -> dict[str, Any]:
 
 
 def table_with_rows(table: AnyTable) -> dict[str, Any]:
-    """Return the same with all values of an array, or all rows of a table, as plain data."""
+    """Return the same with all values of an array, or all rows of a table, as plain data, if they are not too many."""
+    if table.cells > MOST_CELLS or table.plain_bytes > MOST_BYTES:
+        return {**table_facts(table), **left_out(f"{table!r}; its rows are too many to be written")}
     return {**table_facts(table), "values" if isinstance(table, Array) else "rows": to_plain(table.plain())}
 
 

@@ -25,7 +25,7 @@ __all__ = [
     "check_shown_chars", "checked_vectors", "code_result", "code_spec", "compile_schema", "compile_tool",
     "current", "current_context", "declared", "decode_tool_call", "describe_code", "describe_failure",
     "described_sandbox", "embed_texts", "ends_run", "events", "flows_of", "function_spec", "is_approved_later",
-    "is_async", "is_large", "keyword_invoke", "list_names", "load_scripts", "load_tools", "maybe_await",
+    "is_async", "is_large", "keyword_invoke", "leaves_in", "list_names", "load_scripts", "load_tools", "maybe_await",
     "mentions_bytes", "nearest", "new_id", "open_jobs", "passes_on", "patterns_work", "plan_of", "plan_spec",
     "positional_spec", "provider_name", "python_stubs", "query_words", "registry_of", "run_call", "run_in_thread",
     "safe_text", "score_of", "search_spec", "share_labels", "shown_within", "strict_json", "text_of", "to_json",
@@ -150,7 +150,7 @@ if TYPE_CHECKING:
     from toolcell.tools.stubs import declared, python_stubs
     from toolcell.tools.text_data import check_of, strict_json
     from toolcell.tools.uploads import Upload
-    from toolcell.tools.values import bytes_in
+    from toolcell.tools.values import bytes_in, leaves_in
     from toolcell.tools.vocabulary import STOP_WORDS, query_words, words
 else:
     __getattr__, __dir__ = lazy_names(
@@ -212,7 +212,7 @@ else:
             "toolcell.tools.stubs": "declared python_stubs",
             "toolcell.tools.text_data": "check_of strict_json",
             "toolcell.tools.uploads": "Upload",
-            "toolcell.tools.values": "bytes_in",
+            "toolcell.tools.values": "bytes_in leaves_in",
             "toolcell.tools.vocabulary": "STOP_WORDS query_words words",
         },
     )

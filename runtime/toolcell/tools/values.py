@@ -157,8 +157,7 @@ class _Copier:
 
     def _lists(self, table: AnyTable, path: Path) -> Any:
         """Return what stands for a table where the schema knows none. How much that is, is known before it is made."""
-        count = table.size if isinstance(table, Array) else len(table) * (1 + len(table.columns))
-        if self.nodes + count > MAX_NODES:
+        if self.nodes + table.cells > MAX_NODES:
             raise BadValue(
                 ValueProblem(
                     path,
