@@ -45,7 +45,7 @@ class Door:
         name = None
         for start in range(0, len(body), 200_000):
             name = self.requests.uploads.add(name, body[start : start + 200_000])
-        return self.requests.uploads.taken({"upload": name})
+        return {**self.requests.uploads.whole(self.requests.uploads.taken({"upload": name}))}
 
 
 @asynccontextmanager

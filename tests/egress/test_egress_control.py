@@ -18,6 +18,7 @@ from toolcell import Flow, Limits, Outcome, Policy, Quota, Quotas, RunContext, R
 from toolcell.control import Approve
 from toolcell.egress import Allow, Egress
 from toolcell.results import ExecutionResult
+from toolcell.run import listed_calls
 from toolcell.tools import uploads
 
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
@@ -188,6 +189,23 @@ set_result(found)
 
     assert result.value == [200] * 73, result.error
     assert len(site.requests) == 73
+
+
+async def test_bodies_that_were_uploaded_are_kept_after_the_run_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listed_calls, "ANSWER_BYTES", 1_000_000)
+    text = """
+name = [call_tool("http_upload", upload=None, data=b"x" * 200_000) for _ in range(8)]
+for each in name:
+    call_tool("http", {"method": "POST", "url": site + "a", "headers": [], "body": b"", "upload": each})
+"""
+    async with opened() as (site, runtime):
+        short = await run(runtime, site, text.replace("range(8)", "range(2)"))
+        long = await run(runtime, site, text)
+        kept = vars(runtime)["_finished"]
+
+    assert short.outcome is long.outcome is Outcome.OK
+    assert kept.get(str(short.journal_id)) is not None
+    assert kept.get(str(long.journal_id)) is None
 
 
 async def test_what_is_approved_and_logged_is_the_url_that_is_sent(tmp_path: Path) -> None:

@@ -99,7 +99,8 @@ class RunControl:
         if outcome in RESUMABLE and self.journal.header and not self.journal.lost:
             self._store.put_down(self.journal)
         else:
-            calls_bytes = self.context.scope.work.calls if self.context.scope.work is not None else 0
+            work = self.context.scope.work
+            calls_bytes = work.calls + work.uploaded if work is not None else 0
             self._store.finish(self.journal, result.run_id, str(outcome), calls_bytes)
         return result
 

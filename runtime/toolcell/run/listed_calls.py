@@ -16,7 +16,7 @@ from toolcell.tools.options import Origin
 from toolcell.tools.result import ToolResult
 
 ANSWER_BYTES: Final = 64 << 20
-"""Bytes of answers that are kept of one run. A run with more cannot be repaired."""
+"""Bytes of answers and of uploaded bodies that are kept of one run. A run with more cannot be repaired."""
 
 
 class ListedCalls:
@@ -52,7 +52,9 @@ class ListedCalls:
             ToolAbort: a tool ended the run.
             AuditError: the call could not be recorded.
         """
-        call = self._by_id[call_id] = ListedCall(name, args)
+        work = self.context.scope.work
+        is_kept = work is None or self._list.size + work.uploaded <= ANSWER_BYTES
+        call = self._by_id[call_id] = ListedCall(name, args if is_kept else None)
         self._list.calls.append(call)
         try:
             result = await self._tools.dispatch(name, args, call_id=call_id, origin=origin, context=context)
@@ -73,9 +75,9 @@ class ListedCalls:
     def finish(self, result: ExecutionResult) -> ExecutionResult:
         """Keep its calls for a repair, as long as there is room."""
         found, work = self._list, self.context.scope.work
-        if found.size <= ANSWER_BYTES:
+        if found.size + (0 if work is None else work.uploaded) <= ANSWER_BYTES:
             found.labels = self.context.state.labels.names
-            found.size += work.calls if work is not None else 0
+            found.size += 0 if work is None else work.calls + work.uploaded
             self._finished.put(found.id, (result.run_id, found), found.size)
         return without_secrets(result, self.context)
 

@@ -73,17 +73,26 @@ class ToolBridge:
             return _add_to_upload(requests.uploads, call)
         call_id = f"call_{call.id}"
         context = self._observer.context_of(call, call_id, self._context)
+        requests = self._context.scope.requests if call.name == HTTP else None
+        args = call.args if requests is None else self._whole(requests.uploads, call.args)
         try:
-            result = await self._make(call.name, call.args, call_id=call_id, origin=Origin.CODE, context=context)
+            result = await self._make(call.name, args, call_id=call_id, origin=Origin.CODE, context=context)
         except AuditError as exc:
             self._observer.on_unrecorded(exc)
             raise ToolAbort("a tool call could not be recorded") from exc
         finally:
-            if call.name == HTTP and (requests := self._context.scope.requests) is not None:
+            if requests is not None:
                 requests.uploads.drop(call.args)
         if result.error is not None and result.is_error:
             return failure(call.id, result)
         return ToolReturn(call.id, result.guest_value())
+
+    def _whole(self, uploads: Uploads, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments of a request with the body that was uploaded for it."""
+        made = uploads.whole(args)
+        if made is not args and (work := self._context.scope.work) is not None:
+            work.uploaded += len(made["body"])
+        return made
 
     async def _answer_discovery(self, call: CallTool) -> Answer:
         """Answer `list_tools` and `search_tools`. Only words decide, so that a replay finds what its run has found."""

@@ -73,6 +73,8 @@ class HostWork:
     used: int = 0
     calls: int = 0
     """Part of the work: what the messages of the tool calls took that were admitted. About their memory in bytes."""
+    uploaded: int = 0
+    """Bytes that were uploaded and are among the arguments of calls now. The limits of requests are for them."""
     tool_calls: int = sys.maxsize
     """Calls that the run may make, together with the saved scripts that run in it."""
     made: int = 0

@@ -14,8 +14,8 @@ from toolcell.errors import ToolError
 from toolcell_bridge.wire.requests import PART_BYTES
 
 INLINE_BYTES: Final = 4 * 1024 * 1024
-"""A shorter body is among the arguments of its request, where it is shown, approved and recorded whole. Of a longer one
-the arguments have digest and size."""
+"""A shorter body is among the arguments of its request, where it is shown, approved and recorded whole, from the moment
+on at which it is made. Of a longer one the arguments have digest and size."""
 
 MAX_UPLOADS: Final = 64
 """Most uploads of one run, at once."""
@@ -88,21 +88,25 @@ class Uploads:
         return upload
 
     def taken(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a request with its body, or with what stands for one that is long."""
+        """Return the arguments of a request with what stands for its body."""
         name = args.get("upload")
         upload = self._open.pop(name, None) if isinstance(name, str) else None
         if upload is None:
             if isinstance(name, str) and (upload := self._named.get(name)) is not None:
                 upload.calls += 1
             return dict(args)
-        if upload.size > INLINE_BYTES:
-            if (found := self._named.setdefault(upload.name, upload)) is not upload:  # the same body again
-                upload.file.close()
-            found.calls += 1
-            return {**args, "upload": upload.name}
-        body = upload.read()
-        upload.file.close()
-        return {**args, "body": body, "upload": None}
+        if (found := self._named.setdefault(upload.name, upload)) is not upload:  # the same body again
+            upload.file.close()
+        found.calls += 1
+        return {**args, "upload": found.name}
+
+    def whole(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments of a request with its body, unless it is a long one."""
+        name = args.get("upload")
+        upload = self._named.get(name) if isinstance(name, str) else None
+        if upload is None or upload.size > INLINE_BYTES:
+            return args
+        return {**args, "body": upload.read(), "upload": None}
 
     def get(self, name: str) -> Upload | None:
         """Return a long upload by what stands for it."""
