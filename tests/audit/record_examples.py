@@ -31,5 +31,5 @@ EXAMPLES: Final[dict[str, tuple[Any, ...]]] = {
     records.WITNESSED: ("file:heads", "chain", 5, b"digest", "", {}),
     records.KEY_CHANGED: ("old", "new", "ed25519", "", {}),
     records.REDACTED: ("chain", 5, "id", b"digest", b"digest", ["source"], "ada", "asked", {}),
-    records.HELD: ("chain", 5, "id", True, "ada", "a claim", {}),
+    "held": ("chain", 5, "id", True, "ada", "a claim", {}),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What records say: one table of kinds and their fields, and their canonical encoding.
+"""How records are encoded, in the one canonical way. `shapes` has the table of their kinds and fields.
 
 A body is seq, at and run (8 bytes each, big-endian), the kind's number (1 byte), and content: msgpack of the kind's
 fields in order. Records of runs end in a salt, so that the digest of a body tells nothing of it. `packing.pack` is the
@@ -30,42 +30,11 @@ RUN_ENDED = "run_ended"
 REDACTED = "redacted"
 WITNESSED = "witnessed"
 KEY_CHANGED = "key_changed"
-HELD = "held"
-"""This and `redacted` are no longer written, only read: logs that have them, as in `tests/golden`, still verify."""
 
-FIELDS: Final[dict[str, tuple[str, ...]]] = {
-    SEGMENT: ("format", "log", "chain", "number", "more"),
-    OPENED: ("host", "pid", "toolcell", "python", "key", "algorithm", "left", "more"),
-    CHECKPOINT: ("reason", "key", "signature"),
-    PRUNED: ("first", "last", "seq", "link", "reason", "more"),
-    TOOLS: ("digest", "definitions", "more"),
-    SETTINGS: ("digest", "limits", "policy", "isolation", "more"),
-    RUN_STARTED: (
-        "id", "sort", "source", "sha256", "inputs", "inputs_sha256", "files", "tools", "terms", "lint", "seed", "clock",
-        "sandbox", "who", "more",
-    ),
-    CALL_STARTED: ("number", "call", "parent", "tool", "origin", "line", "args", "more"),
-    CALL_ENDED: ("number", "status", "duration_us", "value", "code", "more"),
-    RUN_ENDED: (
-        "outcome", "value", "has_value", "value_sha256", "logs", "logs_bytes", "files", "error", "usage", "calls",
-        "more",
-    ),
-    REDACTED: ("chain", "seq", "run", "original", "left", "parts", "by", "reason", "more"),
-    WITNESSED: ("witness", "chain", "seq", "link", "problem", "more"),
-    KEY_CHANGED: ("old", "new", "algorithm", "public", "more"),
-    HELD: ("chain", "seq", "run", "is_held", "by", "reason", "more"),
-}  # fmt: skip
-"""Fields of each kind's content, in order. The names are part of the format. New fields go to the end; a reader gives
-None to those that are missing.
+FIELDS: Final = {kind: tuple(shapes) for kind, shapes in SHAPES.items()}
+"""Fields of each kind's content, in order."""
 
-`tools` and `terms` (the run settings: limits, policy, isolation) are the same for many runs, so each is recorded once
-per segment, and a run names its digest. `left` lists the chains that the writer found and did not continue, each as
-[chain, seq, record hash, why]. `sort` is the run's kind. `more` holds what few records of a kind have:
-redactions, digests of values that were left out, coercions, agents.
-"""
-
-NUMBERS: Final[dict[str, int]] = {kind: number for number, kind in enumerate(FIELDS, start=1)}
-"""A number is never given to another kind: new kinds go to the end of the table."""
+NUMBERS: Final = {kind: number for number, kind in enumerate(SHAPES, start=1)}
 
 _KINDS: Final = {number: kind for kind, number in NUMBERS.items()}
 HEAD: Final = struct.Struct(">QQQB")
@@ -89,10 +58,10 @@ REMOVABLE: Final = ("source", "inputs", "files", "who", "args", "results", "valu
 bit for each."""
 
 _REMOVED_NOTES: Final[dict[str, dict[str, str]]] = {
-    "run_started": {"source": "source_cut", "inputs": "inputs_cut", "files": "files_cut", "who": "who_cut"},
-    "call_started": {"args": "args_cut"},
-    "call_ended": {"results": "value_cut"},
-    "run_ended": {
+    RUN_STARTED: {"source": "source_cut", "inputs": "inputs_cut", "files": "files_cut", "who": "who_cut"},
+    CALL_STARTED: {"args": "args_cut"},
+    CALL_ENDED: {"results": "value_cut"},
+    RUN_ENDED: {
         "files": "files_cut",
         "value": "value_cut",
         "source": "source_cut",

@@ -1,4 +1,5 @@
-"""What each field of a record may hold. Anybody can write a chained record, so no reader trusts the types in one.
+"""The kinds of records, and what each of their fields may hold. Anybody can write a chained record, so no reader trusts
+the types in one.
 
 Values of scripts and tools may be anything. All other fields have the shapes that their readers rely on. This module
 knows neither files nor encodings.
@@ -170,4 +171,13 @@ SHAPES: Final[dict[str, dict[str, Shape]]] = {
         "chain": text, "seq": integer, "run": text, "is_held": flag, "by": text, "reason": text, "more": _more,
     },
 }  # fmt: skip
-"""Kind of a record, by its fields."""
+"""Kind of a record to its fields, in order, with their shapes. The names are part of the format, and so is the order: a
+record has the number of its kind here, and its fields without their names. New kinds and new fields go to the end; a
+reader gives None to fields that are missing. `redacted` and `held` are no longer written, only read: logs that have
+them, as in `tests/golden`, still verify.
+
+`tools` and `terms` (the run settings: limits, policy, isolation) are the same for many runs, so each is recorded once
+per segment, and a run names its digest. `left` lists the chains that the writer found and did not continue, each as
+[chain, seq, record hash, why]. `sort` is the run's kind. `more` holds what few records of a kind have:
+redactions, digests of values that were left out, coercions, agents.
+"""
