@@ -26,6 +26,8 @@ from toolcell_bridge.guest.tools import TOOLS_MODULE, Toolbox, ToolError, ToolNa
 from toolcell_bridge.guest.values import to_packed
 from toolcell_bridge.wire.errors import ProtocolError, UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.messages import (
+    CLOUDPICKLE_FILE,
+    STATE_FILE,
     AnnounceParts,
     Done,
     FilePart,
@@ -58,10 +60,6 @@ class ResultFiles:
     sent: dict[str, files.Version]
     """Each file that was sent, by its name."""
 
-
-STATE, CLOUDPICKLE = "/state", "/cloudpickle"
-"""What the host sends under these names is the state of a session, and the module that pickles code. A file of the
-workspace has a relative path."""
 
 STATE_SENT = "state"
 """The state of a session is sent to the host as a returned file of this name."""
@@ -183,7 +181,7 @@ class Runner:
     def _bring_session_back(self) -> None:
         from toolcell_bridge.guest import session_values
 
-        session_values.bring_back(self._place(), self._received.pop(STATE))
+        session_values.bring_back(self._place(), self._received.pop(STATE_FILE))
 
     def _place(self) -> Any:
         from toolcell_bridge.guest.session_values import Place
@@ -196,7 +194,7 @@ class Runner:
             workspace=self._workspace,
             environ=environ,
             path=path,
-            cloudpickle=b"".join(self._received.pop(CLOUDPICKLE)),
+            cloudpickle=b"".join(self._received.pop(CLOUDPICKLE_FILE)),
         )
 
     def _run(self, run: RunScript) -> Done:
@@ -253,7 +251,7 @@ class Runner:
         return run.source if self._fed is None else self._fed.text
 
     def _write_input(self, message: PutFile) -> None:
-        if message.path in (STATE, CLOUDPICKLE):
+        if message.path in (STATE_FILE, CLOUDPICKLE_FILE):
             self._received.setdefault(message.path, []).append(message.data)
             return
         is_first, self._writing = message.path != self._writing, "" if message.last else message.path

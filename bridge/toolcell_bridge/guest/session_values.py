@@ -18,7 +18,6 @@ import time
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType, resolve_bases
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -62,7 +61,7 @@ class Place:
 
 _place: Place
 """Place of the state that is brought back just now. What a pickle names is looked up there."""
-_folders: list[str]
+_roots: list[str]
 """Its roots."""
 
 
@@ -77,7 +76,7 @@ def keep(place: Place, room: int) -> tuple[dict[str, str], Parts]:
     Raises:
         Exception: nothing can be kept.
     """
-    roots = _roots(place)
+    roots = _roots_of(place)
     entries: list[Any] = sys.path  # of any type: the import system skips what is not text
     names = {
         name: value
@@ -85,7 +84,7 @@ def keep(place: Place, room: int) -> tuple[dict[str, str], Parts]:
         if name not in ("__builtins__", "__loader__", "__spec__", "__name__")
         and not (name in place.own and value is place.own[name])
     }
-    rest = {
+    process_state = {
         "inputs": place.inputs,
         "files": list(_files(roots)),
         "environ": {
@@ -97,10 +96,10 @@ def keep(place: Place, room: int) -> tuple[dict[str, str], Parts]:
         "texts": dict(SCRIPTS.texts),
         "random": random.getstate(),
         "determinism": determinism.state(),
-        "libraries": _library_settings(),
+        "libraries": {name: get(sys.modules[name]) for name, (get, _) in LIBRARIES.items() if name in sys.modules},
     }
     pickler = _pickler_class(place, roots)
-    before, lost = _parts(pickler, rest, room), dict[str, str]()
+    before, lost = _parts(pickler, process_state, room), dict[str, str]()
     while True:
         try:
             return lost, [*before, *_parts(pickler, names, room)]
@@ -152,7 +151,7 @@ def _changed(now: dict[str, str], before: dict[str, str]) -> dict[str, str | Non
     return gone | {name: value for name, value in now.items() if before.get(name) != value}
 
 
-def _roots(place: Place) -> list[str]:
+def _roots_of(place: Place) -> list[str]:
     """Return the folders with the files of scripts: the workspace, and that for temporary files. Other sandboxes may
     have them elsewhere."""
     found = os.path.realpath(place.workspace), os.path.realpath(place.environ.get("TMPDIR", "/tmp"))
@@ -405,7 +404,7 @@ def _tool(name: str) -> Any:
 
 
 def _placed_path(kind: Any, placed: tuple[int, str]) -> Any:
-    return kind(_path(placed, _folders))
+    return kind(_path(placed, _roots))
 
 
 def _content(cell: CellType) -> tuple[Any, ...]:
@@ -453,26 +452,27 @@ def bring_back(place: Place, parts: list[bytes]) -> None:
     Raises:
         Exception: it cannot be brought back.
     """
-    global _place, _folders
-    _place, _folders = place, _roots(place)
+    global _place, _roots
+    _place, _roots = place, _roots_of(place)
     reader = _Reader(parts)
-    rest = _value(reader, place)
-    _bring_back_files(rest["files"], _folders)
-    place.inputs.extend(rest["inputs"])
-    os.chdir(_path(rest["cwd"], _folders))
-    for name, value in rest["environ"].items():
+    state = _value(reader, place)
+    _bring_back_files(state["files"], _roots)
+    place.inputs.extend(state["inputs"])
+    os.chdir(_path(state["cwd"], _roots))
+    for name, value in state["environ"].items():
         if value is None:
             os.environ.pop(name, None)
         else:
-            os.environ[name] = os.pathsep.join(_path(each, _folders) for each in value)
+            os.environ[name] = os.pathsep.join(_path(each, _roots) for each in value)
     time.tzset()  # TZ may be another one
-    sys.path += [path for each in rest["path"] if (path := _path(each, _folders)) not in sys.path]
-    SCRIPTS.texts.update(rest["texts"])
+    sys.path += [path for each in state["path"] if (path := _path(each, _roots)) not in sys.path]
+    SCRIPTS.texts.update(state["texts"])
     place.namespace.update(_value(reader, place))  # imports modules of the workspace
-    for set_to, value in _settings(rest["libraries"]):
-        set_to(value)
-    random.setstate(rest["random"])
-    determinism.set_state(rest["determinism"])
+    for name, settings in state["libraries"].items():
+        if (module := sys.modules.get(name)) is not None:  # else no name has loaded it
+            LIBRARIES[name][1](module, settings)
+    random.setstate(state["random"])
+    determinism.set_state(state["determinism"])
 
 
 class _Reader:
@@ -528,22 +528,22 @@ def _bring_back_files(files: list[Any], roots: list[str]) -> None:
 # What scripts set in modules
 
 
-def _library_settings() -> dict[str, Any]:
-    """Return the settings of the modules that are loaded, by module."""
-    found: dict[str, Any] = {}
-    if numpy := sys.modules.get("numpy"):
-        found["numpy"] = numpy.random.get_state(), numpy.get_printoptions()
-    if matplotlib := sys.modules.get("matplotlib"):
-        found["matplotlib"] = dict(matplotlib.rcParams)
-    if pandas := sys.modules.get("pandas"):
-        found["pandas"] = dict(_options(pandas.options))
-    if decimal := sys.modules.get("decimal"):
-        found["decimal"] = decimal.getcontext()
-    return found
+def _numpy_settings(numpy: Any) -> Any:
+    return numpy.random.get_state(), numpy.get_printoptions()
 
 
-def _set_print_options(numpy: Any, options: dict[str, Any]) -> None:
-    numpy.set_printoptions(**options)
+def _set_numpy(numpy: Any, settings: Any) -> None:
+    numpy.random.set_state(settings[0])
+    numpy.set_printoptions(**settings[1])
+
+
+def _set_matplotlib(matplotlib: Any, settings: dict[str, Any]) -> None:
+    here = matplotlib.rcParams
+    here.update({name: value for name, value in settings.items() if here.get(name) != value})
+
+
+def _pandas_settings(pandas: Any) -> dict[str, Any]:
+    return dict(_options(pandas.options))
 
 
 def _options(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -555,22 +555,17 @@ def _options(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + name, value
 
 
-def _settings(kept: dict[str, Any]) -> Iterator[tuple[Callable[[Any], object], Any]]:
-    """Yield each setting that is another one here, with what sets it. Modules that no name has loaded are left out."""
-    for module, settings in kept.items():
-        loaded: Any = sys.modules.get(module)
-        if loaded is None:
-            continue
-        if module == "numpy":
-            yield loaded.random.set_state, settings[0]
-            yield partial(_set_print_options, loaded), settings[1]
-        elif module == "matplotlib":
-            here = loaded.rcParams
-            yield here.update, {name: value for name, value in settings.items() if here.get(name) != value}
-        elif module == "pandas":
-            here = dict(_options(loaded.options))
-            for name, value in settings.items():
-                if name in here and here[name] != value:
-                    yield partial(loaded.set_option, name), value
-        else:
-            yield loaded.setcontext, settings
+def _set_pandas(pandas: Any, settings: dict[str, Any]) -> None:
+    here = _pandas_settings(pandas)
+    for name, value in settings.items():
+        if name in here and here[name] != value:
+            pandas.set_option(name, value)
+
+
+LIBRARIES: Final[dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]]] = {
+    "numpy": (_numpy_settings, _set_numpy),
+    "matplotlib": (lambda matplotlib: dict(matplotlib.rcParams), _set_matplotlib),
+    "pandas": (_pandas_settings, _set_pandas),
+    "decimal": (lambda decimal: decimal.getcontext(), lambda decimal, context: decimal.setcontext(context)),
+}
+"""Module to what returns its settings, and what sets them again."""

@@ -63,6 +63,11 @@ class PutFile:
     last: bool
 
 
+STATE_FILE, CLOUDPICKLE_FILE = "/state", "/cloudpickle"
+"""Paths of no file of the workspace, whose paths are relative: what is put there is the state of a session, and the
+source of the module that pickles code."""
+
+
 @frozen
 class Stay:
     """Host: this sandbox serves a session, so more than one script. The guest ends what a script leaves running."""

@@ -24,6 +24,7 @@ from toolcell.run.request import Script
 from toolcell.sandbox.backend import GuestFile
 from toolcell.support.private_file import open_regular_file
 from toolcell.support.text import for_terminal
+from toolcell_bridge.wire.messages import CLOUDPICKLE_FILE, STATE_FILE
 
 STATE_BYTES: Final = 256 << 20
 """A larger state is not kept by value."""
@@ -147,12 +148,12 @@ def keeping_script(limits: Limits, room: int, file: StateFile) -> Script:
     return Script(source=source, limits=_limits(limits), files=(_cloudpickle(),), sink=file.append)
 
 
-def returning_script(limits: Limits, content: mmap.mmap, seed: int | None, clock: float | None) -> Script:
+def loading_script(limits: Limits, content: mmap.mmap, seed: int | None, clock: float | None) -> Script:
     """Return the script of ours that brings a state back. With a seed and a clock it takes theirs from the state."""
     return Script(
         source=f"{CALLED}bring_session_back()",
         limits=_limits(limits),
-        files=(_cloudpickle(), GuestFile("/state", content)),
+        files=(_cloudpickle(), GuestFile(STATE_FILE, content)),
         seed=seed,
         clock=clock,
         number=1,
@@ -170,7 +171,7 @@ def _cloudpickle() -> GuestFile:
     spec = importlib.util.find_spec("cloudpickle.cloudpickle")
     assert spec is not None
     assert spec.origin is not None
-    return GuestFile("/cloudpickle", Path(spec.origin).read_bytes())
+    return GuestFile(CLOUDPICKLE_FILE, Path(spec.origin).read_bytes())
 
 
 def not_in_it(result: ExecutionResult, file: StateFile) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ from toolcell.sessions.journal import (
     difference,
     rebuilding,
 )
-from toolcell.sessions.kept_state import KeptState, StateFile, keeping_script, not_in_it, returning_script
+from toolcell.sessions.kept_state import KeptState, StateFile, keeping_script, loading_script, not_in_it
 from toolcell.sessions.sandbox import SessionSandbox
 from toolcell.sessions.settings import Restores, SessionSettings
 from toolcell.support import daemon_threads
@@ -438,7 +438,7 @@ class SessionState:
         await self._start()
         if kept is not None:
             try:
-                await self._return(kept, context, tools)
+                await self._load(kept, context, tools)
                 self._forgotten = kept.lost
                 return "value"
             except SessionError as exc:
@@ -461,7 +461,7 @@ class SessionState:
             if kept is None:
                 return
             try:
-                await self._return(kept, context, tools)
+                await self._load(kept, context, tools)
                 self._forgotten = kept.lost
                 return
             except SessionError as exc:
@@ -473,15 +473,15 @@ class SessionState:
                 logger.warning("session %s: its scripts are run again: %s", self._id, exc)
                 self.kept = self._base
 
-    async def _return(self, kept: KeptState, context: RunContext | None, tools: CallableTools | None) -> None:
-        """Bring a state back.
+    async def _load(self, kept: KeptState, context: RunContext | None, tools: CallableTools | None) -> None:
+        """Have the sandbox bring a state back.
 
         Raises:
             SessionError: it cannot be read, or its guest could not bring it back.
         """
         content = await daemon_threads.run_sync(kept.file.checked)
         seed, clock = self._host.runs.seed_and_clock(None, None, is_repeatable=True)
-        result = await self._run_ours(returning_script(self._limits, content, seed, clock), context, tools)
+        result = await self._run_ours(loading_script(self._limits, content, seed, clock), context, tools)
         if result.error is not None:
             raise SessionError(result.error.message)
 
