@@ -20,7 +20,7 @@ from nbclient import NotebookClient
 from PIL import Image
 
 from toolcell.kernel import spec
-from toolcell.kernel.shown import FRAME, RULES
+from toolcell.kernel.mime_bundles import FRAME, RULES
 
 pytestmark = [pytest.mark.isolation, pytest.mark.slow]
 

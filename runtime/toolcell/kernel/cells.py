@@ -18,7 +18,7 @@ import anyio.to_thread
 from toolcell.config import Limits
 from toolcell.errors import ToolcellError
 from toolcell.kernel.folder import FolderCopy, NotebookFolder
-from toolcell.kernel.shown import shown, shown_metadata
+from toolcell.kernel.mime_bundles import safe_bundle, safe_metadata
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
@@ -239,7 +239,7 @@ class Cells:
     async def inspect(self, source: str, at: int, detail: int, omit: list[str]) -> dict[str, Any]:
         """Explain the name at a place in some source."""
         found = await self._answer(source, kind="inspect", at=at, detail=detail, omit=omit)
-        data = shown(_mapping(found.get("data")))
+        data = safe_bundle(_mapping(found.get("data")))
         return {"found": bool(data), "data": data, "metadata": {}}
 
     async def is_complete(self, source: str) -> dict[str, Any]:
@@ -359,8 +359,8 @@ class _Showing:
 
     def _show(self, kind: str, value: dict[str, Any]) -> None:
         content: dict[str, Any] = {
-            "data": shown(_mapping(_plain(value.get("data")))),
-            "metadata": shown_metadata(value.get("metadata")),
+            "data": safe_bundle(_mapping(_plain(value.get("data")))),
+            "metadata": safe_metadata(value.get("metadata")),
         }
         if kind == "execute_result":
             content["execution_count"] = self._cell.count if self._cell is not None else 0
@@ -412,7 +412,7 @@ def _order(given: dict[str, Any]) -> dict[str, Any] | None:
     match given:
         case {"source": "page"}:
             start = _number(given.get("start"), 0)
-            return {"source": "page", "data": shown(_mapping(given.get("data"))), "start": start}
+            return {"source": "page", "data": safe_bundle(_mapping(given.get("data"))), "start": start}
         case {"source": "set_next_input", "text": str(text)}:
             return {"source": "set_next_input", "text": text, "replace": bool(given.get("replace"))}
         case {"source": "ask_exit"}:
@@ -423,7 +423,7 @@ def _order(given: dict[str, Any]) -> dict[str, Any] | None:
 def _value(given: dict[str, Any]) -> dict[str, Any]:
     """Return the value of an expression, or its error."""
     if given.get("status") == "ok":
-        data, metadata = shown(_mapping(given.get("data"))), shown_metadata(given.get("metadata"))
+        data, metadata = safe_bundle(_mapping(given.get("data"))), safe_metadata(given.get("metadata"))
         return {"status": "ok", "data": data, "metadata": metadata}
     return {"status": "error", **_error(given.get("ename"), given.get("evalue"), given.get("traceback"))}
 

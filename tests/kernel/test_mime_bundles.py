@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toolcell.kernel.shown import FRAME, plain_markdown, shown, shown_metadata
+from toolcell.kernel.mime_bundles import FRAME, plain_markdown, safe_bundle, safe_metadata
 
 PANDAS = """<div>
 <style scoped>
@@ -89,12 +89,12 @@ CHART = {
 
 @pytest.mark.parametrize("form", PLAIN)
 def test_plain_html_is_shown_as_it_is(form: str) -> None:
-    assert shown({"text/html": form}) == {"text/html": form}
+    assert safe_bundle({"text/html": form}) == {"text/html": form}
 
 
 @pytest.mark.parametrize("form", HOSTILE)
 def test_other_html_is_in_a_frame_that_runs_and_loads_nothing(form: str) -> None:
-    (framed,) = shown({"text/html": form}).values()
+    (framed,) = safe_bundle({"text/html": form}).values()
 
     head, _, rest = FRAME.partition("{0}")
     assert framed.startswith(head) and framed.endswith(rest)
@@ -137,8 +137,8 @@ def test_media_types_that_run_code_are_not_shown_and_the_others_are() -> None:
         "text/html": 5,
         "image/jpeg": ["not a text"],
     }
-    assert list(shown(data)) == list(data)[:4]
-    assert shown({"application/javascript": "alert(1)"}) == {
+    assert list(safe_bundle(data)) == list(data)[:4]
+    assert safe_bundle({"application/javascript": "alert(1)"}) == {
         "text/plain": "<an output of application/javascript, which this kernel does not show>"
     }
 
@@ -160,14 +160,14 @@ def test_media_types_that_run_code_are_not_shown_and_the_others_are() -> None:
     ],
 )
 def test_a_drawing_that_runs_or_loads_something_is_not_shown(hostile: str) -> None:
-    assert "image/svg+xml" not in shown({"image/svg+xml": hostile})
+    assert "image/svg+xml" not in safe_bundle({"image/svg+xml": hostile})
 
 
 def test_other_drawings_are_shown() -> None:
     drawing = (
         "<svg xmlns='http://www.w3.org/2000/svg'><use xlink:href='#a'/><path style='clip-path: url(#b)' d='M0'/></svg>"
     )
-    assert shown({"image/svg+xml": drawing}) == {"image/svg+xml": drawing}
+    assert safe_bundle({"image/svg+xml": drawing}) == {"image/svg+xml": drawing}
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_other_drawings_are_shown() -> None:
     ],
 )
 def test_a_chart_that_loads_something_is_not_shown(hostile: dict[str, object]) -> None:
-    assert shown({"application/vnd.plotly.v1+json": hostile, "text/plain": "chart"}) == {"text/plain": "chart"}
+    assert safe_bundle({"application/vnd.plotly.v1+json": hostile, "text/plain": "chart"}) == {"text/plain": "chart"}
 
 
 @pytest.mark.parametrize("mime", ["text/latex", "text/markdown"])
@@ -193,13 +193,13 @@ def test_a_chart_that_loads_something_is_not_shown(hostile: dict[str, object]) -
     "formula", ["$\\href{javascript:alert(1)}{x}$", "$\\style{x}{y}$", "$\\require{html}$", "$\\renewcommand\\x{y}$"]
 )
 def test_a_formula_with_commands_for_a_page_is_not_shown(mime: str, formula: str) -> None:
-    assert shown({mime: formula, "text/plain": "formula"}) == {"text/plain": "formula"}
+    assert safe_bundle({mime: formula, "text/plain": "formula"}) == {"text/plain": "formula"}
 
 
 @pytest.mark.parametrize("begin", ["<svg a='href=", "<svg style='fill:url(", "<", "<svg on"])
 def test_a_drawing_of_many_blanks_is_judged_at_once(begin: str) -> None:
     drawing = begin + " " * (1 << 20)
-    assert shown({"image/svg+xml": drawing, "text/plain": ""})["text/plain"] == ""
+    assert safe_bundle({"image/svg+xml": drawing, "text/plain": ""})["text/plain"] == ""
 
 
 def test_metadata_are_sizes_only() -> None:
@@ -210,5 +210,5 @@ def test_metadata_are_sizes_only() -> None:
         "width": True,
         "y": 2,
     }
-    assert shown_metadata(given) == {"image/png": {"width": 10, "height": 5.5}}
-    assert shown_metadata([1]) == {}
+    assert safe_metadata(given) == {"image/png": {"width": 10, "height": 5.5}}
+    assert safe_metadata([1]) == {}

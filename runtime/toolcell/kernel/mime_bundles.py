@@ -1,4 +1,5 @@
-"""What a cell may show in a browser: text, pictures, data of known kinds, and HTML that runs nothing and loads nothing.
+"""MIME bundles of what a cell shows, made safe for a browser: text, pictures, data of known kinds, and HTML that runs
+nothing and loads nothing.
 
 A front end trusts what the cells of its user show: it runs the scripts of their HTML, and such a script may start a
 kernel without a sandbox. An address in it reaches the network, which the sandbox has none of. So HTML that is more than
@@ -70,7 +71,7 @@ RULES: Final = (
 )
 
 
-def shown(data: Mapping[str, Any]) -> dict[str, Any]:
+def safe_bundle(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the forms of a value that a front end may show."""
     forms: dict[str, Any] = {}
     for mime, form in data.items():
@@ -96,7 +97,7 @@ def shown(data: Mapping[str, Any]) -> dict[str, Any]:
     return forms
 
 
-def shown_metadata(metadata: object) -> dict[str, Any]:
+def safe_metadata(metadata: object) -> dict[str, Any]:
     """Return what of the metadata says how large a picture is. Other entries are orders to the front end."""
     if not isinstance(metadata, Mapping):
         return {}
@@ -104,7 +105,7 @@ def shown_metadata(metadata: object) -> dict[str, Any]:
     for key, value in metadata.items():
         if key in ("width", "height") and type(value) in (int, float) and math.isfinite(value):
             found[key] = value
-        elif isinstance(value, Mapping) and (inner := shown_metadata(value)):
+        elif isinstance(value, Mapping) and (inner := safe_metadata(value)):
             found[key] = inner
     return found
 

@@ -10,9 +10,9 @@ import pytest
 from playwright.sync_api import Page, sync_playwright
 
 from machine import CHROMIUM
-from toolcell.kernel.shown import shown
+from toolcell.kernel.mime_bundles import safe_bundle
 
-from .test_shown import HOSTILE
+from .test_mime_bundles import HOSTILE
 
 pytestmark = pytest.mark.browser
 
@@ -82,4 +82,4 @@ def test_the_browser_notices_what_runs_and_loads(page: Page) -> None:
 def test_what_a_kernel_shows_neither_runs_nor_loads_anything(page: Page) -> None:
     for form in HOSTILE:
         hostile = form.replace("//evil/", "//evil.example/")
-        assert show(page, shown({"text/html": hostile})["text/html"]) == Seen(), form
+        assert show(page, safe_bundle({"text/html": hostile})["text/html"]) == Seen(), form
