@@ -317,6 +317,33 @@ def test_what_cannot_be_kept_is_named_with_its_reason_and_the_rest_is_there(runt
     assert not later.session.forgotten
 
 
+HOOKS = {
+    "of a module that was imported": ("import multiprocessing.util", False),
+    "of a module that a function imports": ("def load(): import multiprocessing.util\nload()", False),
+    "of the script": ("import atexit\natexit.register(print, 'bye')", True),
+    "of a module of the workspace": ("open('own.py', 'w').write(HOOK)\nimport own", True),
+    "of an object": (
+        "import weakref\nclass Box: pass\nbox = Box()\nweakref.finalize(box, print, 'bye')",
+        True,
+    ),
+    "of logging": ("import logging\nlogging.basicConfig()", True),
+}
+
+
+@pytest.mark.parametrize("case", HOOKS)
+def test_exit_hooks_are_lost_with_a_sandbox_but_not_those_that_modules_bring_with_them(
+    runtime: SyncRuntime, case: str
+) -> None:
+    source, is_lost = HOOKS[case]
+    with runtime.session() as session:
+        value(session, "HOOK = 'import atexit\\natexit.register(print, 1)'\n" + source)
+        session.put_down()
+        back = session.execute_code("HOOK[:6]")
+
+    assert back.value == "import" and back.session is not None
+    assert back.session.began == ("journal" if is_lost else "value")
+
+
 def test_files_of_a_session_are_after_keeping_its_state_what_they_were(runtime: SyncRuntime) -> None:
     with runtime.session() as session:
         value(

@@ -151,6 +151,7 @@ class Runner:
     def _begin_session(self, stay: Stay) -> None:
         from toolcell_bridge.guest.interrupts import Interrupts  # only sessions pay for it
 
+        self._end.note_hooks()
         self._stay, self._interrupts = stay, Interrupts(self._channel)
         self._interrupts.install()
         self._channel.wait_interruptibly()
@@ -171,7 +172,7 @@ class Runner:
         lost, parts = session_values.keep(self._place(), room)
         if (taken := sum(memoryview(part).nbytes for part in parts)) > self._bytes_left:
             raise ValueError(f"the state takes {taken} bytes, and {self._bytes_left} are the most")
-        set_result({"lost": lost, "hooks": self._end.has_hooks()})
+        set_result({"lost": lost, "hooks": self._end.has_own_hooks()})
         size = min(files.CHUNK_BYTES, self._channel.frame_bytes // 2)
         for part in parts:
             for start in range(0, len(part), size):

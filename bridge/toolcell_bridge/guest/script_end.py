@@ -12,10 +12,12 @@ import io
 import sys
 import threading
 from collections.abc import Callable, Container
-from types import ModuleType
+from functools import wraps
+from types import FrameType, ModuleType
 from typing import Any, Final
 
 from toolcell_bridge.guest import tracebacks
+from toolcell_bridge.guest.scripts import is_script
 
 MOST: Final = 20
 NAME_CHARS: Final = 100
@@ -25,6 +27,8 @@ HERE: Final = "at the end of the script"
 
 LOGGING: Final = "logging"
 PROCESSES: Final = "multiprocessing.process"
+
+IMPORTS: Final = "<frozen importlib._bootstrap>"
 
 IS_HEAP_TYPE: Final = 1 << 9
 """Py_TPFLAGS_HEAPTYPE: a script may give such a class a destructor later."""
@@ -53,6 +57,7 @@ class ScriptFinalizer:
     def __init__(self, workspace: str) -> None:
         self._workspace = workspace
         self._hooks = -1
+        self._has_own_hooks = False
 
     def begin(self) -> None:
         """Note what exit hooks there are. From here on, what the collector tracks is the script's."""
@@ -64,6 +69,31 @@ class ScriptFinalizer:
     def has_hooks(self) -> bool:
         """Whether a script has registered something to call at the end."""
         return atexit._ncallbacks() != self._hooks and (self._hooks > 0 or _has_hooks())
+
+    def note_hooks(self) -> None:
+        """Distinguish from here on the hooks of scripts from those of modules, which importing these brings back."""
+        register: Any = atexit.register
+
+        @wraps(register)
+        def noting(hook: Any, /, *args: Any, **options: Any) -> Any:
+            self._has_own_hooks = self._has_own_hooks or not self._is_of_import(sys._getframe(1))
+            return register(hook, *args, **options)
+
+        atexit.register = noting
+
+    def _is_of_import(self, frame: FrameType | None) -> bool:
+        """Whether a module that is not of the workspace does it while it is imported."""
+        while frame is not None and (name := frame.f_code.co_filename) != IMPORTS:
+            if is_script(name) or name.startswith(self._workspace + "/"):
+                return False
+            frame = frame.f_back
+        return frame is not None
+
+    def has_own_hooks(self) -> bool:
+        """Whether a script has registered something, as far as it can be told from what modules do when imported."""
+        weakref: Any = sys.modules.get("weakref")
+        has_finalizers = weakref is not None and bool(weakref.finalize._registry)
+        return self.has_hooks() and (self._has_own_hooks or has_finalizers or _logs())
 
     def run(self, namespace: dict[str, Any], kept: Container[str], wait_for: Callable[[list[str]], object]) -> None:
         """End the script. `kept`: names that stay. `wait_for` is told what is waited for, before it is.
@@ -146,11 +176,13 @@ def _has_finalizers(objects: list[object]) -> bool:
 
 def _has_hooks() -> bool:
     """Whether there is an exit hook besides that of logging, or logging has something to do."""
-    count = atexit._ncallbacks()
+    return atexit._ncallbacks() > (LOGGING in sys.modules) or _logs()
+
+
+def _logs() -> bool:
+    """Whether logging has something to do at the end."""
     logging: Any = sys.modules.get(LOGGING)
-    if logging is None:
-        return count > 0
-    return count > 1 or len(logging._handlerList) > 1  # the first one is the handler of last resort
+    return logging is not None and len(logging._handlerList) > 1  # the first one is the handler of last resort
 
 
 def _clear(namespace: dict[str, Any], kept: Container[str]) -> None:
