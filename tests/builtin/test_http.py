@@ -294,6 +294,9 @@ async def test_a_host_that_cannot_be_reached_is_an_error() -> None:
         ({"egress": RULES}, "GET", "https://example.com/api/..%2fadmin", False),
         ({"egress": RULES}, "GET", "http://example.com/api/1", False),
         ({"egress": RULES, "deny": ["example.com/api/2"]}, "GET", "https://example.com/api/2", False),
+        ({"deny": ["example.com/api/2"]}, "GET", "https://example.com/x/..;/api/2", False),
+        ({"deny": ["example.com/api/2"]}, "GET", "https://example.com/x/%252e%252e/api/2", False),
+        ({"deny": ["example.com/api/2"]}, "GET", "https://example.com/x/..;/api/3", True),
         ({"egress": RULES, "ports": [1]}, "GET", "https://example.com/api/1", True),
         ({"deny": ["example.com/admin*"]}, "GET", "https://example.com/%61dmin", False),
         ({"deny": ["example.com/admin*"]}, "GET", "https://example.com//admin", False),
@@ -468,6 +471,10 @@ async def test_a_credential_reaches_its_host_and_nobody_else(caplog: pytest.LogC
         assert failed.message == f"HTTP 404 from {site.url('/{KEY}')}"
         for seen in (repr(shown), repr(failed), repr(keyed()), caplog.text, repr(tool.__dict__)):
             assert SECRET not in seen
+        site.pages["/gone"] = redirect(site.url(f"/x?key={SECRET}", "other.test"))
+        refused = await call(tool, "http_fetch", url=site.url("/gone"))
+        assert refused.error is not None and refused.error.code == "not_permitted"
+        assert SECRET not in site.requests[-1].partition("Host:")[0] and SECRET not in refused.message
         async with httpx.AsyncClient() as client:
             await client.get(f"http://127.0.0.1:{site.port}/x")
         assert "receive_response_headers" in caplog.text  # of others, httpcore logs what it always does

@@ -168,6 +168,9 @@ class Fetcher:
                 return answer
             status, location = answer
             target = parse_url(location, target)
+            if target.origin != origin and self._echoes.clean_text(location) != location:
+                text = f"{origin} redirects to {target.origin} with a secret in the URL; it is not sent there"
+                raise ToolError(text, code="not_permitted")
             outgoing = _redirected(outgoing, status, same_origin=target.origin == origin)
             was_sent_elsewhere |= target.origin != origin
             origin = target.origin

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from toolcell import __version__
 from toolcell.egress.addresses import IPAddress, IPNetwork, networks_of, refusal
-from toolcell.egress.urls import Target, decoded_path
+from toolcell.egress.rules import readings
+from toolcell.egress.urls import Target
 from toolcell.errors import ToolError, UsageError
 from toolcell.tools import ToolOptions, check_count, check_kind, check_seconds
 
@@ -127,7 +128,7 @@ class WebPolicy:
             ToolError: this request is not allowed.
         """
         host = target.host
-        paths = {target.path, decoded_path(target.path)}
+        paths = readings(target) if self.deny else ()
         if any(rule.matches(method, host, path) for rule in _rules(self.deny, "deny") for path in paths):
             raise _not_permitted(f"{method} {target.origin}{target.path} is refused by a rule of the program")
         if self.egress is not None:
