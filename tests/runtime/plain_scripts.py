@@ -306,4 +306,17 @@ SCRIPTS: dict[str, str] = {
         sys.stdout = io.TextIOWrapper(sys.stdout.detach(), encoding="utf-8")
         print("to the new stream", sys.stdout.write_through)""",
     "an exit code that is too large": "import sys\nsys.exit(1 << 80)",
+    "destructors that use the script's names": """
+        import helper, os
+        LIMIT = 5
+        class Thing:
+            def __init__(self, name): self.name = name
+            def __del__(self):
+                print("deleted", self.name, LIMIT, os.path.basename("a/b"), helper.Failing.value, later())
+        def later(): return "later"
+        _private, public = Thing("private"), Thing("public")""",
+    "destructors in a module that was imported": """
+        with open("part.py", "w") as file:
+            file.write("import os\\nclass Thing:\\n    def __del__(self): print('deleted', os.sep)\\nthing = Thing()\\n")
+        import part""",
 }

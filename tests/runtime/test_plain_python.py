@@ -61,6 +61,16 @@ def test_a_hook_for_exceptions_that_fails_or_is_gone_hides_nothing(run: Run) -> 
     assert result.error.type == "ZeroDivisionError"
 
 
+def test_destructors_find_the_names_of_the_script_although_a_hook_refers_to_them(run: Run) -> None:
+    script = """
+import os, sys
+class Thing:
+    def __del__(self): print("deleted", os.sep)
+thing = Thing()
+sys.excepthook = lambda *error: print(thing)"""
+    assert run(script).logs.stdout == "deleted /\n"
+
+
 def test_a_module_given_as_a_file_is_imported(run: Run, tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("answer = 42")
     result = run("import helper\nset_result(helper.answer)", files=[tmp_path / "helper.py"])

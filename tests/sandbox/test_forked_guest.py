@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from toolcell_bridge.guest.runner import new_main
 from toolcell_bridge.guest.script_end import ScriptFinalizer
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.messages import Done, Hello, Log, Message, Result, RunScript
@@ -88,7 +89,7 @@ def test_the_end_of_a_script_that_is_rehearsed_ends_no_threads_of_its_process() 
     is_over = threading.Event()
     threading.Thread(target=is_over.wait, daemon=True).start()
     try:
-        ScriptFinalizer("/work").run({}, (), lambda _names: None)
+        ScriptFinalizer("/work").run(new_main, (), lambda _names: None)
         with ThreadPoolExecutor(1) as pool:  # none can be made after the interpreter's own end has begun
             assert pool.submit(int).result() == 0
     finally:

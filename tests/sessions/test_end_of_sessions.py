@@ -17,6 +17,8 @@ ENDINGS = {
     "a decorated hook": "import atexit\n@atexit.register\ndef last(): tools.note(text='bye')",
     "a finalizer": "import weakref\nclass A: pass\na = A()\nkept = weakref.finalize(a, tools.note, text='bye')",
     "a destructor": "class A:\n    def __del__(self, note=tools.note): note(text='bye')\na = A()",
+    "a destructor that uses names": "import json\nclass A:\n    def __del__(self): tools.note(text=json.loads(TEXT))\n"
+    "TEXT = '\"bye\"'\na = A()",
     "a handler of logging": "import logging\nclass H(logging.Handler):\n    def emit(self, record): pass\n"
     "    def close(self): tools.note(text='bye')\nlogging.getLogger().addHandler(H())",
     "a thread of a hook": "import atexit, threading\n"

@@ -101,6 +101,8 @@ class Runner:
         self._has_destructors = False
         """A script of the session has written one."""
         self._own_set_result: object = None
+        self._is_ending = False
+        """Its session ends with this script."""
         self._is_serving = False
         """Its channel is the sandbox's own, and not that of a rehearsal."""
 
@@ -108,6 +110,7 @@ class Runner:
         """Answer requests until the host closes the bridge."""
         surroundings.enter(self._workspace)
         self._end.begin()
+        self._module = new_main()  # what is older than that is not collected
         self._is_serving = True
         try:
             while True:
@@ -160,9 +163,15 @@ class Runner:
         self._found = dict(os.environ), list(sys.path)
 
     def _end_session(self) -> None:
-        """End the session as the interpreter ends. Called by the last script of it, which is the host's."""
+        """Have the session end as the interpreter ends. Called by the last script of it, which is the host's."""
         self._has_destructors = False
-        self._end.run(self._module.__dict__, self._own_names, self._wait_for)
+        self._is_ending = True
+
+    def _take_main(self) -> types.ModuleType:
+        """Return the script's module, and refer to another one from here on."""
+        module, self._module = self._module, new_main()
+        sys.modules["__main__"] = self._module
+        return module
 
     def _keep_session(self, room: int) -> None:
         """Send the state of the session. Called by a script that is the host's. `room`: bytes of memory for that."""
@@ -205,8 +214,8 @@ class Runner:
             run = dataclasses.replace(run, source=source)
         done = self._executed(run)
         is_child = self._channel.fileno < 0 and self._is_serving
-        if self._stay is None or is_child:
-            self._end.run(self._module.__dict__, self._own_names, self._wait_for)
+        if self._stay is None or is_child or self._is_ending:
+            self._end.run(self._take_main, self._own_names, self._wait_for)
         self._flush()
         output.end()
         if is_child:  # of a fork that the script made: it ends here

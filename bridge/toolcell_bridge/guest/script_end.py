@@ -11,6 +11,7 @@ import gc
 import io
 import sys
 import threading
+from _weakref import ref
 from collections.abc import Callable, Container
 from functools import wraps
 from types import FrameType, ModuleType
@@ -95,8 +96,11 @@ class ScriptFinalizer:
         has_finalizers = weakref is not None and bool(weakref.finalize._registry)
         return self.has_hooks() and (self._has_own_hooks or has_finalizers or _logs())
 
-    def run(self, namespace: dict[str, Any], kept: Container[str], wait_for: Callable[[list[str]], object]) -> None:
-        """End the script. `kept`: names that stay. `wait_for` is told what is waited for, before it is.
+    def run(
+        self, take_main: Callable[[], ModuleType], kept: Container[str], wait_for: Callable[[list[str]], object]
+    ) -> None:
+        """End the script. `take_main` returns its module, which nothing outside of the script refers to afterwards.
+        `kept`: names that stay. `wait_for` is told what is waited for, before it is.
 
         Never raises. Before `begin`, in a rehearsal, it looks for the same and ends nothing.
         """
@@ -115,7 +119,7 @@ class ScriptFinalizer:
         except BaseException as exc:
             tracebacks.report_ignored(HERE, exc)
         try:
-            self._destroy(namespace, kept)
+            self._destroy(take_main, kept)
         except BaseException as exc:
             tracebacks.report_ignored(HERE, exc)
 
@@ -140,26 +144,46 @@ class ScriptFinalizer:
         wait_for(names[:MOST])
         atexit._run_exitfuncs()
 
-    def _destroy(self, namespace: dict[str, Any], kept: Container[str]) -> None:
+    def _destroy(self, take_main: Callable[[], ModuleType], kept: Container[str]) -> None:
         """Destroy the script's objects, if destroying them does anything, and write out what files hold."""
         if not _has_finalizers(gc.get_objects()):
             return
         if len(threading._active) == 1:  # type: ignore[attr-defined]  # a daemon goes on with these names
-            for module in self._modules():
-                if module.__dict__ is not namespace:
-                    _clear(module.__dict__, ())
-            _clear(namespace, kept)
+            left = _let_go([take_main(), *self._modules()])
+            gc.collect()  # destructors find the script's names as they are
+            for mark in left:
+                if (each := mark()) is not None:  # a hook, a handler or a library refers to the script
+                    for referrer in gc.get_referrers(each):
+                        if type(referrer) is dict:
+                            _clear(referrer, kept)
+            each = None
             gc.collect()
         write_out_files()
 
     def _modules(self) -> list[ModuleType]:
-        """Return the modules that came from the workspace, the last imported first."""
+        """Return the modules that came from the workspace, the last imported last."""
         found = []
-        for module in reversed(list(sys.modules.values())):
+        for module in list(sys.modules.values()):
             name = vars(module).get("__file__") if type(module) is ModuleType else None
             if type(name) is str and name.startswith(self._workspace + "/"):
                 found.append(module)
         return found
+
+
+class _Mark:
+    """A name of each module that was let go. It shows whether the module's names are still there."""
+
+
+def _let_go(modules: list[ModuleType]) -> list[ref[_Mark]]:
+    """Drop the references to modules, the last one first. Returns a mark of each."""
+    marks = []
+    while modules:
+        module = modules.pop()
+        module.__dict__["__mark__"] = mark = _Mark()
+        marks.append(ref(mark))
+        for name in [name for name, each in sys.modules.items() if each is module]:
+            del sys.modules[name]
+    return marks
 
 
 def _has_finalizers(objects: list[object]) -> bool:
@@ -186,12 +210,16 @@ def _logs() -> bool:
 
 
 def _clear(namespace: dict[str, Any], kept: Container[str]) -> None:
-    """Take the values from a module's names in the interpreter's order: those with one underscore first."""
-    for is_private in (True, False):
+    """Take the values from a module's names: objects first, which may use the others in their destructors. Of both,
+    those whose names begin with one underscore come first, as in the interpreter."""
+    for objects, private in ((True, True), (True, False), (False, True), (False, False)):
         for name in list(namespace):
             if type(name) is not str or name == "__builtins__" or name in kept:
                 continue
-            if not is_private or (name.startswith("_") and not name.startswith("__")):
+            kind = type(namespace.get(name))
+            is_object = bool(_flags(kind) & IS_HEAP_TYPE) and not issubclass(kind, type)
+            is_private = name.startswith("_") and not name.startswith("__")
+            if is_object is objects and is_private is private:
                 try:
                     namespace[name] = None
                 except BaseException as exc:
