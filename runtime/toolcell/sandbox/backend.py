@@ -6,7 +6,6 @@ nothing that they do not declare. `BackendDefaults` and `SandboxDefaults` have w
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import field
 from mmap import mmap
@@ -364,30 +363,3 @@ class GuestFile:
     name: str
     """Relative path with forward slashes."""
     data: bytes | mmap = field(repr=False)
-
-
-BACKENDS = ("process", "docker")
-CLASSES = {"ray": "RayBackend()", "kubernetes": "KubernetesBackend()", "k8s": "KubernetesBackend()"}
-
-
-def _class_hint(name: str) -> str:
-    return f"; write {CLASSES[name.lower()]}" if name.lower() in CLASSES else ""
-
-
-def check_choice(backend: object, python: object) -> None:
-    """Check the arguments `backend=` and `python=`.
-
-    Raises:
-        UsageError: `backend` is neither a name nor a Backend, or `python` is not a path.
-    """
-    if isinstance(backend, str):
-        if backend not in BACKENDS:
-            raise UsageError(f'backend must be "process", "docker" or a Backend, not {backend!r}{_class_hint(backend)}')
-    elif isinstance(backend, type):
-        raise UsageError(f"backend= takes a backend, not the class {backend.__name__}; write {backend.__name__}()")
-    elif not callable(getattr(backend, "start", None)):
-        raise UsageError(f'backend must be "process", "docker" or a Backend, not {type(backend).__name__}')
-    elif problem := undeclared(backend, Backend):
-        raise UsageError(problem)
-    if not isinstance(python, str | os.PathLike | None):
-        raise UsageError(f"python= takes the path of an interpreter, not {type(python).__name__} {python!r:.80}")

@@ -1,14 +1,39 @@
-"""Make the backend that a name stands for."""
+"""Check which backend was chosen, and make the one that a name stands for."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from toolcell.config import Policy
 from toolcell.errors import SandboxUnavailable, UsageError
-from toolcell.sandbox.backend import Backend
+from toolcell.sandbox.backend import Backend, undeclared
+
+BUILT_IN = ("process", "docker")
+CLASSES = {"ray": "RayBackend()", "kubernetes": "KubernetesBackend()", "k8s": "KubernetesBackend()"}
+
+
+def check_choice(backend: object, python: object) -> None:
+    """Check the arguments `backend=` and `python=`.
+
+    Raises:
+        UsageError: `backend` is neither a name nor a Backend, or `python` is not a path.
+    """
+    wanted = 'backend must be "process", "docker" or a Backend'
+    if isinstance(backend, str):
+        if backend not in BUILT_IN:
+            made = CLASSES.get(backend.lower())
+            raise UsageError(f"{wanted}, not {backend!r}{f'; write {made}' if made else ''}")
+    elif isinstance(backend, type):
+        raise UsageError(f"backend= takes a backend, not the class {backend.__name__}; write {backend.__name__}()")
+    elif not callable(getattr(backend, "start", None)):
+        raise UsageError(f"{wanted}, not {type(backend).__name__}")
+    elif problem := undeclared(backend, Backend):
+        raise UsageError(problem)
+    if not isinstance(python, str | os.PathLike | None):
+        raise UsageError(f"python= takes the path of an interpreter, not {type(python).__name__} {python!r:.80}")
 
 
 async def built_in_backend(
@@ -17,33 +42,16 @@ async def built_in_backend(
     python: str | None,
     packages: Sequence[str],
     preload: Sequence[str],
-    environment: Callable[[], Awaitable[Any]],
+    resolve_packages: Callable[[], Awaitable[Any]],
 ) -> Backend:
-    """Return the backend of a name, or the one that was given. `environment` resolves the process backend's packages.
+    """Return the backend of a checked choice. `resolve_packages`: for the process backend.
 
     Raises:
-        UsageError: there is no such backend, or it does not go with these settings.
+        UsageError: it does not go with these settings.
         SandboxUnavailable: it does not work on this platform.
     """
     if not isinstance(choice, str):
         return choice
-    if choice == "process" and sys.platform != "linux":
-        raise SandboxUnavailable(
-            f'the process backend needs Linux namespaces, which {sys.platform} has not; use backend="docker"'
-        )
-    if choice == "process":
-        resolved = await environment()
-        if policy.profile == "container":
-            if policy.shell:
-                raise UsageError(
-                    'shell=True needs profile="full" or Docker: a program would see the files of this machine'
-                )
-            from toolcell.sandbox.process.contained_backend import ContainedBackend
-
-            return ContainedBackend(policy=policy, packages=resolved, preload=preload, python=python)
-        from toolcell.sandbox.process.backend import ProcessBackend
-
-        return ProcessBackend(policy=policy, packages=resolved, preload=preload, python=python)
     if choice == "docker":
         if policy.profile != "full":
             raise UsageError('profile="container" is the process backend\'s, inside a container; drop it')
@@ -52,4 +60,17 @@ async def built_in_backend(
         from toolcell.sandbox.docker.backend import DockerBackend
 
         return DockerBackend(policy=policy, packages=packages, preload=preload)
-    raise UsageError(f'backend must be "process", "docker" or a Backend, not {choice!r}')
+    if sys.platform != "linux":
+        raise SandboxUnavailable(
+            f'the process backend needs Linux namespaces, which {sys.platform} has not; use backend="docker"'
+        )
+    resolved = await resolve_packages()
+    if policy.profile == "container":
+        if policy.shell:
+            raise UsageError('shell=True needs profile="full" or Docker: a program would see the files of this machine')
+        from toolcell.sandbox.process.contained_backend import ContainedBackend
+
+        return ContainedBackend(policy=policy, packages=resolved, preload=preload, python=python)
+    from toolcell.sandbox.process.backend import ProcessBackend
+
+    return ProcessBackend(policy=policy, packages=resolved, preload=preload, python=python)

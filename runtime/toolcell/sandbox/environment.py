@@ -8,8 +8,8 @@ from typing import Any
 
 from toolcell.config import Limits, Policy, names_of, package_name
 from toolcell.errors import UsageError
-from toolcell.sandbox.backend import Backend, check_choice
-from toolcell.sandbox.built_in import built_in_backend
+from toolcell.sandbox.backend import Backend
+from toolcell.sandbox.built_in import built_in_backend, check_choice
 from toolcell.sandbox.shortages import check_supported
 from toolcell.support import daemon_threads
 
