@@ -311,14 +311,13 @@ TRACED_RUNS = 5
 TRACES = 3
 """On a busy machine a host waits where it otherwise looks once more: another function is entered first."""
 PAUSE_S = 0.05
+"""Between two runs, so that what one leaves to do is not entered in the next."""
 
 WITHOUT_A_CGROUP = {
     "toolcell/sandbox/process/process_watch.py": "toolcell/sandbox/process/cgroup.py",
     "toolcell/sandbox/process/signals.py": "toolcell/sandbox/process/cgroup.py",
 }
 """What measures a sandbox of an ordinary user, in place of what the page names."""
-
-"""Between two runs, so that what one leaves to do is not entered in the next."""
 
 
 def section(title: str) -> str:
@@ -334,7 +333,7 @@ def test_every_file_that_the_architecture_page_names_exists(name: str) -> None:
 def test_what_the_architecture_page_finds_in_a_file_is_defined_there(name: str, path: str) -> None:
     text = (FOLDERS[path.split("/")[0]] / path).read_text(encoding="utf-8")
     for part in name.split("."):
-        assert re.search(rf"^ *(?:(?:async )?def |class ){part}\b|^ +{part}:", text, re.MULTILINE), part
+        assert re.search(rf"^ *(?:(?:async )?def |class ){part}\b|^ *{part}:", text, re.MULTILINE), part
 
 
 @functools.cache
