@@ -196,7 +196,7 @@ class Session(OpenedInBlock):
         return ExclusiveUse(self._turn, self._check_open, self._become_idle)
 
     def _become_idle(self) -> None:
-        self._state.rest()
+        self._state.begin_idling()
         self._place.note_idle(self._state.look_at)
 
     def _check_open(self) -> None:

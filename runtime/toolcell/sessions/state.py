@@ -700,7 +700,7 @@ class SessionState:
         """True when without the sandbox no more is lost than `restore` says."""
         return not (self.settings.restore == "journal" and self.not_repeatable)
 
-    def rest(self) -> None:
+    def begin_idling(self) -> None:
         """No script runs from here on."""
         self.idle_since, self.look_at = None, math.inf
         if self.connection is not None:
