@@ -23,10 +23,11 @@ from toolcell.egress.failures import CERTIFICATE, CONNECT, LIMIT, PROTOCOL, REFU
 from toolcell.egress.packages import PackageIndex, ScriptPython, described, find_wheels, prepare_pip
 from toolcell.egress.request import (
     HttpRequest,
+    check_long_form,
     check_override,
-    check_uploaded_form,
     destinations,
     filled_body,
+    head_of,
     read_request,
     sent_headers,
     sent_url,
@@ -437,7 +438,7 @@ class RequestTools:
         """Return the tool for a request, with the options of its rule; or why it is refused."""
         try:
             request = read_request(args if isinstance(args, Mapping) else {})
-            rule = self._egress.judge(request)
+            rule = self._egress.judge(head_of(request))
             is_shown = rule.needs_approval(request.method) or (run is not None and run.dry_run is not None)
             if request.upload is not None and is_shown:
                 text = f"{request}: its body is too long to be shown to those who decide about it: {request.upload}"
@@ -480,7 +481,7 @@ class RequestTools:
     async def _send(self, context: ToolContext) -> dict[str, Any]:
         call, egress = context.call, self._egress
         request = read_request(call.args)
-        rule = egress.judge(request)
+        rule = egress.judge(head_of(request))
         if self._form(rule, request.method).options != call.options:
             raise refused(f"{request}: a hook changed the request to one that other rules hold for; it was not sent")
         run = self._of_run(call.run)
@@ -488,8 +489,8 @@ class RequestTools:
         body, headers = egress.filled(request, rule, None if upload is None else upload.size)
         content: Any = body
         size = len(request.body)  # with placeholders: what a script is told does not depend on secrets
+        await check_long_form(request, upload)
         if upload is not None:
-            await check_uploaded_form(request, upload)
             size, content = upload.size, _Pieces(upload)
         if rule.max_bytes is not None and size > rule.max_bytes:
             raise ToolError(f"{request}: the body has {size} bytes, and may have {rule.max_bytes}", code=LIMIT)

@@ -6,8 +6,8 @@ import base64
 import binascii
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import unquote_plus
 
@@ -41,7 +41,7 @@ MAX_PLACEHOLDERS: Final = 32
 """Secrets in one header or body: each may be much longer than its placeholder."""
 
 PIECE_BYTES: Final = 256 * 1024
-"""Of an upload that is looked through, at once."""
+"""Of a body that is looked through, at once."""
 
 NAME_BYTES: Final = 512
 """More than the longest spelling of a name with its value: it may lie on the border of two pieces."""
@@ -169,17 +169,22 @@ def destinations(request: HttpRequest) -> list[Target]:
         raise refused(f"{request}: the header Destination: {exc.message}") from None
 
 
-async def check_uploaded_form(request: HttpRequest, upload: Upload) -> None:
-    """Check the same of a form that was uploaded.
+def head_of(request: HttpRequest) -> HttpRequest:
+    """Return what is judged of a request at once; `check_long_form` looks through a long body in pieces."""
+    return replace(request, body=b"") if len(request.body) > PIECE_BYTES else request
+
+
+async def check_long_form(request: HttpRequest, upload: Upload | None) -> None:
+    """Check the same of a form that is long, or was uploaded.
 
     Raises:
         ToolError: it asks for another method.
     """
     kinds = _forms(request)
+    if not kinds or (upload is None and len(request.body) <= PIECE_BYTES):
+        return
     parameters, before = b"", b""
-    for place in range(0, upload.size if kinds else 0, PIECE_BYTES):
-        upload.file.seek(place)
-        piece = upload.file.read(PIECE_BYTES)
+    for piece in _pieces(request, upload):
         if "parameters" in kinds:
             parameters = _check_more_parameters(request, parameters + piece)
         for kind in kinds & _NAMES.keys():
@@ -187,6 +192,15 @@ async def check_uploaded_form(request: HttpRequest, upload: Upload) -> None:
         before = piece[-NAME_BYTES:]
         await anyio.lowlevel.checkpoint()
     _check_parameters(request, parameters)
+
+
+def _pieces(request: HttpRequest, upload: Upload | None) -> Iterator[bytes]:
+    for place in range(0, len(request.body) if upload is None else upload.size, PIECE_BYTES):
+        if upload is None:
+            yield request.body[place : place + PIECE_BYTES]
+        else:
+            upload.file.seek(place)
+            yield upload.file.read(PIECE_BYTES)
 
 
 def _check_more_parameters(request: HttpRequest, text: bytes) -> bytes:
@@ -215,7 +229,7 @@ def _forms(request: HttpRequest) -> set[str]:
         if form and not all(map(PLAIN_CHARSETS.fullmatch, _CHARSET.findall(each))):
             raise refused(f"{request}: the charset of its form is not one of those that are allowed; write it in UTF-8")
         found |= {form or ("json" if "json" in each else "other" if each.partition(";")[0].strip() else "parameters")}
-    return found or {"parameters"}
+    return (found or {"parameters"}) - {"other"}
 
 
 def _values(request: HttpRequest, key: str) -> list[str]:
