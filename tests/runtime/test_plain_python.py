@@ -52,6 +52,16 @@ def test_a_hook_for_exceptions_is_given_the_traceback_of_the_script(run: Run, sc
     assert result.error.type == "ZeroDivisionError"
 
 
+def test_trio_is_imported_although_it_names_a_method_that_sockets_do_not_have() -> None:
+    pytest.importorskip("trio", reason="copies the trio of this interpreter")
+    with SyncRuntime(packages=["trio"]) as runtime:
+        result = runtime.execute_code(
+            "import socket, trio\n"
+            "set_result([trio.run(trio.to_thread.run_sync, abs, -3), hasattr(socket.socket, 'sendmsg')])"
+        )
+    assert result.value == [3, False], result.error
+
+
 def test_a_hook_for_exceptions_that_fails_or_is_gone_hides_nothing(run: Run) -> None:
     result = run("import sys\ndef hook(*error): raise KeyError('hook')\nsys.excepthook = hook\n1 / 0")
     assert result.logs.stderr.count("KeyError: 'hook'\n\nOriginal exception was:\n") == 1
