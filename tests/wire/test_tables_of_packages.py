@@ -11,9 +11,11 @@ import pytest
 from toolcell_bridge.guest.table_columns import text_column
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.codec import decode, encode
+from toolcell_bridge.wire.columns import BadTable, Column
 from toolcell_bridge.wire.errors import UnsendableValue
 from toolcell_bridge.wire.messages import Progress
-from toolcell_bridge.wire.tables import AnyTable, Array, Table
+from toolcell_bridge.wire.tables import AnyTable, Array, Axis, Table, from_bytes
+from wire.table_examples import numbers, text
 
 np: Any = pytest.importorskip("numpy")
 pd: Any = pytest.importorskip("pandas")
@@ -166,13 +168,13 @@ def test_series_keep_their_names_and_counts_their_labels() -> None:
 
 
 def test_periods_and_intervals_are_text_elsewhere() -> None:
-    for series, text in (
+    for series, shown in (
         (pd.Series(pd.period_range("2024-01", periods=1, freq="M"), name="v"), "2024-01"),
         (pd.Series([pd.Interval(0, 1)], name="v"), "(0, 1]"),
     ):
         table = sent(series)
         assert isinstance(table, Table)
-        assert table.plain() == table.to_polars().to_list() == table.to_arrow().to_pylist() == [text]
+        assert table.plain() == table.to_polars().to_list() == table.to_arrow().to_pylist() == [shown]
         assert table.schema == {"v": str(series.dtype)}
 
 
@@ -365,3 +367,77 @@ def test_a_frame_of_one_package_is_made_by_the_others() -> None:
     assert table.to_arrow().equals(arrow.Table.from_pylist(rows))
     assert table.to_numpy().tolist() == [[1, "x"], [2, None]]
     assert table.schema == {"a": "int64", "b": "text"}
+
+
+def made_by_hand(column: Column, kind: str = "pandas.DataFrame", label: Column | None = None) -> Table:
+    labels = Axis((label or text("c"),), (None,))
+    table = from_bytes(Table(kind, column.length, Axis(), labels, [column]).to_bytes())
+    assert isinstance(table, Table)
+    return table
+
+
+@pytest.mark.parametrize("categories", [Column("null", 1, b"\0"), Column("plain", 1, detail=[None])])
+def test_categories_that_are_all_missing_do_not_crash_arrow(categories: Column) -> None:
+    for form in ("", "arrow"):
+        column = Column("category", 2, b"\0\xff", form=form, detail=(categories, False))
+        for table in (made_by_hand(column), made_by_hand(Column("list", 1, detail=(column, 2)))):
+            arrow, frame = table.to_arrow(), table.to_pandas()
+            arrow.validate(full=True)
+            assert arrow.column(0).is_null().to_pylist() == ([True, True] if table.length == 2 else [False])
+            assert repr(frame)
+            assert repr(table.to_polars())
+
+
+def test_only_the_text_of_a_period_or_an_interval_is_read_as_one() -> None:
+    """Whoever looks at the text sees what a tool receives."""
+    for form, honest, others in (
+        ("period[D]", "2024-01-02", ["now", "2024-01-02 05:00", "2024"]),
+        ("interval[int64, right]", "(1, 2]", ["[1, 2)", "91, 2_0?", "(1, 2, 3]", "(2, 1]"]),
+        ("interval[bool, right]", "x", ["(False, True]"]),
+    ):
+        for shown in (honest, *others):
+            made = made_by_hand(text(shown, form=form)).to_pandas()["c"]
+            is_read = shown == honest != "x"
+            assert (str(made.dtype), str(made[0])) == (form if is_read else "object", shown)
+    empty = pd.Series(pd.arrays.IntervalArray.from_breaks([1, 2])[:0])
+    pd.testing.assert_series_equal(sent(empty).native(), empty)  # type: ignore[union-attr]
+
+
+def test_odd_lists_of_arrow_and_polars_arrive_or_are_refused_by_name() -> None:
+    pa, pl = pytest.importorskip("pyarrow"), pytest.importorskip("polars")
+    enum = pl.Series([["a", None], None, []], dtype=pl.List(pl.Enum(["b", "a"])))
+    found = sent(enum).native()  # type: ignore[union-attr]
+    assert (found.dtype, found.to_list()) == (enum.dtype, enum.to_list())
+    nothing = pa.array([[], None], pa.list_(pa.int8(), 0))
+    with pytest.warns(UserWarning, match="arrive as list"):
+        assert sent(nothing).native().to_pylist() == [[], None]  # type: ignore[union-attr]
+    deep: Any = 1
+    for _ in range(12):
+        deep = [deep]
+    for given in (pa.array([deep]), pl.Series([deep])):
+        found = sent(given).native()  # type: ignore[union-attr]
+        assert (found.to_pylist() if isinstance(given, pa.Array) else found.to_list()) == [deep]
+
+
+def test_tables_that_no_package_makes_are_made_nevertheless() -> None:
+    moment = Column("datetime", 1, numbers("q", 2**62), detail=("us", "posixrules"))
+    half = Column("float16", 1, numbers("e", 0.5))
+    decimal = Column("decimal", 1, bytes(16), detail=(5, -3))
+    lists = [Column("list", 1, detail=(each, 1)) for each in (moment, half, decimal, Column("plain", 1, detail=[{}]))]
+    for column in (moment, half, decimal, *lists, Column("category", 1, b"\0", detail=(half, False))):
+        table = made_by_hand(column)
+        assert [len(made) for made in (table.to_pandas(), table.to_polars(), table.to_arrow(), table.to_numpy())] == [
+            1
+        ] * 4
+    lists_as_categories = Column("category", 1, b"\0", detail=(Column("plain", 1, detail=[[1]]), False))
+    assert made_by_hand(lists_as_categories).to_pandas()["c"].tolist() == [[1]]
+    labels = Axis((half, Column("bool", 1, b"\1", form="arrow", valid=b"\0")), (None, None))
+    table = from_bytes(Table("pandas.DataFrame", 1, labels, Axis((half,), (None,)), [half]).to_bytes())
+    assert table.native().shape == (1, 1)
+    assert made_by_hand(half, "numpy.ndarray", text("")).native().dtype.names
+    assert made_by_hand(half, "pyarrow.Table", half).native().column_names == ["0.5"]
+    for label in (Column("list", 1, detail=(half, 1)), lists_as_categories):
+        with pytest.raises(BadTable, match="label"):
+            made_by_hand(half, "pandas.Series", label)
+    with pytest.raises(BadTable, match="lists"):
+        made_by_hand(Column("list", 0, detail=(Column("bool", 0), 2**31)))

@@ -268,7 +268,8 @@ def pandas_axis(index: Any, to_plain: ToPlain) -> Axis:
     if hasattr(index, "levels"):
         levels = [index.get_level_values(number) for number in range(index.nlevels)]
         return Axis(
-            tuple(_pandas_column(str(name), each, to_plain) for name, each in zip(names, levels, strict=True)), names
+            tuple(_pandas_column(str(name), each, _labels(to_plain)) for name, each in zip(names, levels, strict=True)),
+            names,
         )
     if type(index).__name__ == "RangeIndex":
         return Axis((Column("range", len(index), detail=(index.start, index.step)),), names)
@@ -423,7 +424,7 @@ def _polars_column(name: str, values: Any, to_plain: ToPlain) -> Column:
         found = decimal_column(values.to_list(), valid, "", places, values.dtype.precision or MOST_DIGITS)
         if found is not None:
             return found
-    elif kind in ("List", "Array") and type(values.dtype.inner).__name__ not in ("Struct", "Object"):
+    elif kind in ("List", "Array") and _is_list_of_values(values.dtype):
         return _polars_lists(name, values, valid, to_plain)
     elif kind.lower() in FORMATS:
         return Column(kind.lower(), count, _polars_memory(values, FORMATS[kind.lower()]), valid=valid)
@@ -433,6 +434,14 @@ def _polars_column(name: str, values: Any, to_plain: ToPlain) -> Column:
     if (again := polars_values(polars, name, column).dtype) != values.dtype:
         _warn(name, values.dtype, again)
     return column
+
+
+def _is_list_of_values(dtype: Any) -> bool:
+    """Whether no records are in lists, and these are not nested too deep."""
+    count, inner = 0, dtype
+    while type(inner).__name__ in ("List", "Array"):
+        count, inner = count + 1, inner.inner
+    return count <= MOST_NESTED and type(inner).__name__ not in ("Struct", "Object")
 
 
 def _polars_lists(name: str, values: Any, valid: bytes | None, to_plain: ToPlain) -> Column:
@@ -525,6 +534,16 @@ def _is_record(kind: Any) -> bool:
     return bool(kinds.is_struct(kind) or kinds.is_map(kind))
 
 
+def _nested(kind: Any) -> int:
+    """Return how many lists are in one another."""
+    import pyarrow.types as kinds
+
+    count = 0
+    while kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
+        count, kind = count + 1, kind.value_type
+    return count
+
+
 def _without_layout(kind: Any) -> str:
     return re.sub("large_|_view", "", str(kind))
 
@@ -568,11 +587,11 @@ def _arrow_buffers(name: str, values: Any, to_plain: ToPlain) -> Column:
         form = "string" if kinds.is_large_string(of) else ""
         return Column("text" if is_text else "bytes", count, joined, numbers(lengths, 4), valid, form)
     is_list = kinds.is_list(of) or kinds.is_large_list(of)
-    if (is_list or kinds.is_fixed_size_list(of)) and not _is_record(of.value_type):
+    if (is_list or kinds.is_fixed_size_list(of)) and not _is_record(of.value_type) and _nested(of) <= MOST_NESTED:
         size = 0 if is_list else of.list_size
         items = values.flatten() if is_list else values.values[values.offset * size : (values.offset + count) * size]
         lengths = compute.list_value_length(values).fill_null(0).cast("uint32") if is_list else None
-        sizes = memoryview(b"") if lengths is None else numbers(lengths, 4)
+        sizes = numbers(lengths, 4) if lengths is not None else memoryview(b"" if size else bytes(4 * count))
         return Column("list", count, lengths=sizes, valid=valid, detail=(_arrow_column(name, items, to_plain), size))
     if kinds.is_boolean(of):
         return Column("bool", count, numbers(values.cast("uint8"), 1), valid=valid)

@@ -63,6 +63,9 @@ _PANDAS_DTYPE: Final = re.compile(r"(?:period|interval)\[[\w\-+:/, \[\]]{1,60}\]
 MOST_NESTED: Final = 8
 """Lists in lists."""
 
+MOST_SIZE: Final = 2**31 - 1
+"""Items of each list of a fixed size."""
+
 MOST_DIGITS: Final = 38
 """Of a decimal."""
 
@@ -496,7 +499,7 @@ class Buffers:
 def _is_fixed(detail: Any, length: int, depth: int) -> bool:
     match detail:
         case [int(size), int(count), list()] if type(size) is int is type(count) and depth < MOST_NESTED:
-            if size == 0 or (size > 0 and size * length == count):
+            if size == 0 or (0 < size <= MOST_SIZE and size * length == count):
                 return size > 0
     raise BadTable("the description of lists is not one")
 

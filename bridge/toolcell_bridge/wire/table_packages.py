@@ -5,6 +5,7 @@ Numbers keep the memory of their column: nothing is copied but what a package ca
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from toolcell_bridge.wire.columns import FORMS, NOT_A_TIME, TEXTS, Column, time_zone
@@ -78,7 +79,7 @@ def numpy_records(table: Any) -> Any:
     """Return an array of records of one dimension."""
     numpy = _needs("numpy")
     fields = {name: numpy_array(each, (table.length,)) for name, each in table.named_columns().items()}
-    made = numpy.empty(table.length, [(name, each.dtype) for name, each in fields.items()])
+    made = numpy.empty(table.length, {"names": [*fields], "formats": [each.dtype for each in fields.values()]})
     for name, values in fields.items():
         made[name] = values
     return made
@@ -157,8 +158,19 @@ def _pandas_index(numpy: Any, pandas: Any, axis: Any, length: int) -> Any:
         if levels[0].kind == "range":
             start, step = levels[0].detail
             return pandas.RangeIndex(start, start + step * length, step, name=names[0])
-        return pandas.Index(_pandas_values(numpy, pandas, levels[0]), name=names[0], copy=False)
-    return pandas.MultiIndex.from_arrays([_pandas_values(numpy, pandas, each) for each in levels], names=names)
+        return _pandas_labels(numpy, pandas, levels[0], names[0])
+    try:
+        return pandas.MultiIndex.from_arrays([_pandas_values(numpy, pandas, each) for each in levels], names=names)
+    except Exception:  # values that pandas does not sort
+        labels = [_pandas_objects(numpy, pandas, each.values()) for each in levels]
+        return pandas.MultiIndex.from_arrays(labels, names=names)
+
+
+def _pandas_labels(numpy: Any, pandas: Any, column: Column, name: Any = None) -> Any:
+    values = _pandas_values(numpy, pandas, column)
+    if str(values.dtype) == "float16":  # of which pandas makes no labels
+        values = values.astype("float32")
+    return pandas.Index(values, name=name, copy=False)
 
 
 def _pandas_values(numpy: Any, pandas: Any, column: Column) -> Any:
@@ -171,8 +183,8 @@ def _pandas_values(numpy: Any, pandas: Any, column: Column) -> Any:
         codes = (
             numpy.where(_missing(numpy, column), -1, _codes(numpy, column)) if column.valid else _codes(numpy, column)
         )
-        values = pandas.Index(_pandas_values(numpy, pandas, categories))
-        if not values.is_unique or values.hasnans:  # which pandas refuses
+        values = _pandas_labels(numpy, pandas, categories)
+        if not _are_categories(values):
             return _pandas_objects(numpy, pandas, column.values())
         return pandas.Categorical.from_codes(codes, categories=values, ordered=ordered)
     if kind == "text" and form in ("str", "string", "arrow", ""):
@@ -205,6 +217,14 @@ def _pandas_values(numpy: Any, pandas: Any, column: Column) -> Any:
             numpy, pandas, Column(kind, column.length, column.data, valid=column.valid, form="masked")
         )
     return numpy_array(column, (column.length,))
+
+
+def _are_categories(values: Any) -> bool:
+    """Whether pandas takes values as categories."""
+    try:
+        return values.is_unique and not values.hasnans
+    except TypeError:  # lists
+        return False
 
 
 def _pandas_objects(numpy: Any, pandas: Any, values: list[Any]) -> Any:
@@ -255,13 +275,18 @@ def _pandas_read(pandas: Any, column: Column) -> Any:
     texts = column.values()
     try:
         dtype = pandas.api.types.pandas_dtype(column.form)
-        if not hasattr(dtype, "closed"):
-            return pandas.PeriodIndex(texts, dtype=dtype).array
-        ends = [(None, None) if each is None else each[1:-1].split(", ") for each in texts]
-        left, right = (pandas.Index(list(each), dtype=dtype.subtype) for each in zip(*ends, strict=True))
-        return pandas.arrays.IntervalArray.from_arrays(left, right, dtype.closed, dtype=dtype)
-    except (TypeError, ValueError, OverflowError):
+        if hasattr(dtype, "closed"):
+            ends = [(None, None) if each is None else each[1:-1].split(", ") for each in texts]
+            sides = zip(*ends, strict=True) if ends else ((), ())
+            left, right = (pandas.Index(list(each), dtype=dtype.subtype) for each in sides)
+            made = pandas.arrays.IntervalArray.from_arrays(left, right, dtype.closed, dtype=dtype)
+        else:
+            made = pandas.PeriodIndex(texts, dtype=dtype).array
+        # Another text, such as "now", would be read as something that nobody saw.
+        is_same = all(text is None or str(each) == text for each, text in zip(made, texts, strict=True))
+    except Exception:  # whatever a text that is none provokes
         return None
+    return made if is_same else None
 
 
 # Arrow and polars
@@ -280,7 +305,9 @@ def arrow_object(table: Any) -> Any:
     if table.is_series and not table.index.says_something:
         return arrow.chunked_array([arrow_values(arrow, table.columns[0])])
     if table.kind == "pyarrow.Table":  # where two columns may have one name
-        return arrow.Table.from_arrays([arrow_values(arrow, each) for each in table.columns], list(table.labels))
+        return arrow.Table.from_arrays(
+            [arrow_values(arrow, each) for each in table.columns], list(map(str, table.labels))
+        )
     return arrow.table({name: arrow_values(arrow, each) for name, each in table.named_columns().items()})
 
 
@@ -295,7 +322,10 @@ def arrow_values(arrow: Any, column: Column) -> Any:
             arrow.type_for_alias(column.data_kind), length, [valid, arrow.py_buffer(column.data)]
         )
         codes = compute.if_else(compute.less(codes, 0), None, codes)
-        return arrow.DictionaryArray.from_arrays(codes, arrow_values(arrow, categories), ordered=ordered)
+        values = arrow_values(arrow, categories)
+        if len(values) and arrow.types.is_null(values.type):  # pyarrow reads past the end of those
+            return arrow.nulls(length)
+        return arrow.DictionaryArray.from_arrays(codes, values, ordered=ordered)
     if kind in TEXTS:
         is_large = memoryview(column.data).nbytes > _MOST_OF_INT32 or (kind == "text" and column.form == "string")
         offsets = arrow.py_buffer(_offsets(column, "int64" if is_large else "int32"))
@@ -368,11 +398,10 @@ def polars_values(polars: Any, name: str, column: Column) -> Any:
         digits, places = column.detail
         if 0 <= places <= digits:
             return polars.Series(name, column.values(), polars.Decimal(digits, places))
-    if (kind in TEXTS or kind == "list") and (arrow := _arrow_if_there()) is not None:
+    if kind in TEXTS and (arrow := _arrow_if_there()) is not None:
         return polars.Series(name, arrow_values(arrow, column))
     if kind == "list":
-        items, size = polars_values(polars, name, column.detail[0]).dtype, column.detail[1]
-        return polars.Series(name, column.values(), polars.Array(items, size) if size else polars.List(items))
+        return _polars_lists(polars, name, column)
     if kind in ("plain", "null", "range", "text", "bytes", "decimal") or kind.startswith("complex"):
         values = column.values()
         dtype = {"text": polars.String, "bytes": polars.Binary, "range": polars.Int64, "null": polars.Null}.get(kind)
@@ -397,6 +426,40 @@ def polars_values(polars: Any, name: str, column: Column) -> Any:
     return made
 
 
+def _polars_lists(polars: Any, name: str, column: Column) -> Any:
+    try:
+        if not _has_enum(column) and (arrow := _arrow_if_there()) is not None:
+            return polars.Series(name, arrow_values(arrow, _fit_for_polars(polars, column)))
+        inner, size = column.detail
+        items = polars_values(polars, name, inner)
+        plain = Column("plain", len(items), detail=items.to_list())
+        rows = replace(column, detail=(plain, size)).values()
+        return polars.Series(name, rows, polars.Array(items.dtype, size) if size else polars.List(items.dtype))
+    except (Exception, polars.exceptions.PanicException):  # what polars has no lists of
+        texts = [None if each is None else str(each) for each in column.values()]
+        return polars.Series(name, texts, dtype=polars.String)
+
+
+def _has_enum(column: Column) -> bool:
+    """Whether there is an Enum in lists, which is lost on the way through Arrow."""
+    while column.kind == "list":
+        column = column.detail[0]
+    return column.form == "enum"
+
+
+def _fit_for_polars(polars: Any, column: Column) -> Column:
+    """Return a column without the time zones that polars does not know."""
+    match column.kind:
+        case "list" | "category":
+            inner, other = column.detail
+            return replace(column, detail=(_fit_for_polars(polars, inner), other))
+        case "datetime":
+            unit, zone = column.detail
+            made = _polars_times(polars, "", _needs("numpy").zeros(1, dtype="int64"), column)
+            return replace(column, detail=(unit, zone and made.dtype.time_zone))
+    return column
+
+
 def _polars_times(polars: Any, name: str, numbers: Any, column: Column) -> Any:
     unit = column.detail if column.kind == "duration" else column.detail[0]
     if unit == "s":
@@ -407,7 +470,13 @@ def _polars_times(polars: Any, name: str, numbers: Any, column: Column) -> Any:
         return series.cast(polars.Duration(unit))
     made = series.cast(polars.Datetime(unit))
     zone = column.detail[1]
-    return made if zone is None else made.dt.replace_time_zone("UTC").dt.convert_time_zone(_zone_name(zone))
+    if zone is None:
+        return made
+    made = made.dt.replace_time_zone("UTC")
+    try:
+        return made.dt.convert_time_zone(_zone_name(zone))
+    except (polars.exceptions.PolarsError, polars.exceptions.PanicException):  # a name that polars does not know
+        return made
 
 
 def _zone_name(zone: str) -> str:

@@ -449,7 +449,8 @@ def _axis(header: list[Any], length: int, reader: Buffers) -> Generator[None, No
     for each in levels:
         yield
         column = yield from reader.column(each, length, may_count=len(levels) == 1)
-        if column.kind == "plain" and not _SCALARS.issuperset(map(type, column.detail)):
+        values: Column = column.detail[0] if column.kind == "category" else column
+        if values.kind == "list" or (values.kind == "plain" and not _SCALARS.issuperset(map(type, values.detail))):
             raise BadTable("a label is neither text nor a number")
         found.append(column)
     return Axis(tuple(found), tuple(names))
