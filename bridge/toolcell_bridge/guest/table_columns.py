@@ -16,12 +16,19 @@ from types import NoneType
 from typing import Any, Final
 
 from toolcell_bridge.guest.refusals import Refusal
-from toolcell_bridge.wire.columns import FORMATS, MOST_DIGITS, MOST_NESTED, UNITS, Column
+from toolcell_bridge.wire.columns import (
+    FIRST_DAY,
+    FORMATS,
+    MOST_DIGITS,
+    MOST_NESTED,
+    UNITS,
+    ZONE_NAME,
+    Column,
+    is_time_zone,
+)
 from toolcell_bridge.wire.table_packages import arrow_values, polars_values
 from toolcell_bridge.wire.tables import RECORDS, Array, Axis, Table
 
-_ZONE: Final = re.compile(r"(?!dateutil)[A-Za-z][\w+\-]*(?:/[A-Za-z][\w+\-]*){0,3}", re.ASCII)
-_FIRST_DAY: Final = date(1970, 1, 1).toordinal()
 _OWN_TYPE: Final = {bool: ("bool", "B"), int: ("int64", "q"), float: ("float64", "d")}
 
 ToPlain = Callable[[str, list[Any]], list[Any]]
@@ -32,6 +39,13 @@ def _warn(name: str, given: object, sent: object) -> None:
     """Say that values arrive as another type."""
     where = f"column {name!r}: " if name else ""
     warnings.warn(f"{where}values of type {given} arrive as {sent}", UserWarning, stacklevel=2)
+
+
+def _refusal(name: str, problem: str) -> Refusal:
+    """Return what refuses a value of a column."""
+    refusal = Refusal(problem)
+    refusal.steps += [name] if name else []
+    return refusal
 
 
 # Python's own values
@@ -46,7 +60,7 @@ def column_of(name: str, items: list[Any], to_plain: ToPlain, form: str = "objec
     if only is str:
         return text_column(name, items, valid, form)
     if only is date:
-        days = array("i", [0 if each is None else each.toordinal() - _FIRST_DAY for each in items])
+        days = array("i", [0 if each is None else each.toordinal() - FIRST_DAY for each in items])
         return Column("date", len(items), _bytes(days), valid=valid, form=form)
     if only in _OWN_TYPE:
         kind, code = _OWN_TYPE[only]
@@ -123,9 +137,7 @@ def text_column(name: str, items: Sequence[str | None], valid: bytes | None, for
         try:
             parts = list(map(str.encode, texts))
         except UnicodeEncodeError as exc:
-            refusal = Refusal(f"text holds a lone surrogate at index {exc.start}")
-            refusal.steps += [name] if name else []
-            raise refusal from None
+            raise _refusal(name, f"text holds a lone surrogate at index {exc.start}") from None
         data, lengths = b"".join(parts), array("I", map(len, parts))
     return Column("text", len(texts), data, _bytes(lengths), valid, form)
 
@@ -159,9 +171,7 @@ def array_of(value: Any, to_plain: ToPlain) -> Array | Table | None:
         import numpy
 
         missing = numpy.broadcast_to(numpy.ma.getmaskarray(value), value.shape).reshape(-1)
-        column = Column(
-            column.kind, column.length, column.data, column.lengths, _packed_bits(~missing), column.form, column.detail
-        )
+        column = replace(column, valid=_packed_bits(~missing))
     return Array("numpy.ma" if masked else "numpy", value.shape, column)
 
 
@@ -190,9 +200,7 @@ def numpy_column(name: str, values: Any, to_plain: ToPlain, form: str = "", vali
         _warn(name, values.dtype, wide)
         values = values.astype(wide)
     if values.dtype.name not in FORMATS:
-        refusal = Refusal(f"numpy's {values.dtype.name} has no form on the wire: convert it with astype()")
-        refusal.steps += [name] if name else []
-        raise refusal
+        raise _refusal(name, f"numpy's {values.dtype.name} has no form on the wire: convert it with astype()")
     return Column(values.dtype.name, count, _memory(values), valid=valid, form=form)
 
 
@@ -363,13 +371,11 @@ def _pandas_texts(name: str, values: Any, form: str) -> Column:
 def _zone(name: str, zone: Any) -> str:
     """Return a time zone's name, or its distance from UTC."""
     key = getattr(zone, "key", None) or getattr(zone, "zone", None) or str(zone)
-    if isinstance(key, str) and _ZONE.fullmatch(key) and not key.startswith("UTC+") and not key.startswith("UTC-"):
+    if isinstance(key, str) and ZONE_NAME.fullmatch(key) and not key.startswith("UTC+") and not key.startswith("UTC-"):
         return key
     offset = zone.utcoffset(None)
     if offset is None or offset % timedelta(minutes=1):
-        refusal = Refusal(f"the time zone {key!s:.40} has no name: convert it with tz_convert('UTC')")
-        refusal.steps += [name] if name else []
-        raise refusal
+        raise _refusal(name, f"the time zone {key!s:.40} has no name: convert it with tz_convert('UTC')")
     minutes = offset // timedelta(minutes=1)
     return f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02}:{abs(minutes) % 60:02}"
 
@@ -597,9 +603,7 @@ def _arrow_buffers(name: str, values: Any, to_plain: ToPlain) -> Column:
         return Column("bool", count, numbers(values.cast("uint8"), 1), valid=valid)
     if kinds.is_null(of):
         return Column("null", count, bytes(count))
-    if kinds.is_timestamp(of) and (
-        of.tz is None or _ZONE.fullmatch(of.tz) or re.fullmatch(r"[+-](?:[01]\d|2[0-3]):[0-5]\d", of.tz)
-    ):
+    if kinds.is_timestamp(of) and (of.tz is None or is_time_zone(of.tz)):
         return Column("datetime", count, numbers(values, 8), valid=valid, detail=(of.unit, of.tz))
     if kinds.is_duration(of):
         return Column("duration", count, numbers(values, 8), valid=valid, detail=of.unit)

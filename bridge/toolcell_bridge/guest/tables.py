@@ -10,8 +10,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from toolcell_bridge.guest.refusals import Refusal
 from toolcell_bridge.wire.messages import Plain
-from toolcell_bridge.wire.tables import TABLES as WIRE_TABLES
-from toolcell_bridge.wire.tables import Array, Table
+from toolcell_bridge.wire.tables import TABLES, Array, Table
 
 
 class Converter(Protocol):
@@ -90,7 +89,7 @@ _as_text: Final[Handler] = lambda to, value, depth: to.convert(str(value), depth
 _as_list: Final[Handler] = lambda to, value, depth: to.convert(value.tolist(), depth)  # noqa: E731
 _as_none: Final[Handler] = lambda to, value, depth: None  # noqa: E731
 
-TABLES: Final[dict[tuple[str, str], Handler]] = {
+HANDLERS: Final[dict[tuple[str, str], Handler]] = {
     ("numpy", "ndarray"): _array,
     ("numpy", "generic"): _scalar,
     ("numpy", "datetime64"): _datetime64,
@@ -119,7 +118,7 @@ TABLES: Final[dict[tuple[str, str], Handler]] = {
 
 def is_table(kind: type) -> bool:
     """Whether values of this class are data of a package: arrays, series and frames."""
-    return any((base.__module__.partition(".")[0], base.__qualname__) in TABLES for base in kind.__mro__)
+    return any((base.__module__.partition(".")[0], base.__qualname__) in HANDLERS for base in kind.__mro__)
 
 
 def native(value: Any) -> Any:
@@ -128,7 +127,7 @@ def native(value: Any) -> Any:
     Raises:
         ImportError: the package is not in this sandbox; the message says how to add it.
     """
-    if type(value) in WIRE_TABLES:
+    if type(value) in TABLES:
         return value.native()
     if type(value) is dict:
         return {name: native(each) for name, each in value.items()}

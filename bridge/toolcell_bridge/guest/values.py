@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 
 from toolcell_bridge.guest.placeholder import Placeholder, reference_of
 from toolcell_bridge.guest.refusals import Refusal, TooDeep, advice
-from toolcell_bridge.guest.tables import TABLE_IN_COLUMN, TABLES
+from toolcell_bridge.guest.tables import HANDLERS, TABLE_IN_COLUMN
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.messages import MAX_ELEMENTS, Plain
 from toolcell_bridge.wire.plain import MAX_DEPTH, is_sendable, pack_value, type_name
@@ -301,7 +301,7 @@ _BY_NAME: Final[dict[tuple[str, str], _Handler]] = {
     ("uuid", "UUID"): _as_text,
     ("zoneinfo", "ZoneInfo"): _as_text,
     ("ipaddress", "_IPAddressBase"): _as_text,
-    **TABLES,
+    **HANDLERS,
 }
 """The same by top-level package and class name, whatever module of the package the class is in."""
 

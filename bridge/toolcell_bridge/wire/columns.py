@@ -3,7 +3,7 @@
 The description of a column is plain data: `[kind, form, has_nulls, text_bytes, detail]`. Its buffers follow one another
 in little-endian order, each padded to `ALIGNMENT` bytes: the values, for text and bytes their lengths and then all of
 them joined, and one bit per row where rows are missing. Whatever a column says is checked before it is believed, so
-that reading one that was read by `Buffers` raises nothing.
+that reading one that was read by `ColumnReader` raises nothing.
 """
 
 from __future__ import annotations
@@ -84,11 +84,10 @@ _BITS: Final = [tuple(bool(byte >> bit & 1) for bit in range(8)) for byte in ran
 _CONTINUATION: Final = bytes(range(0x80, 0xC0))
 """Bytes of UTF-8 that no character begins with."""
 
-_ZONE: Final = re.compile(
-    r"(?!dateutil)[A-Za-z][\w+\-]*(?:/[A-Za-z][\w+\-]*){0,3}|[+-](?:[01]\d|2[0-3]):[0-5]\d", re.ASCII
-)
+ZONE_NAME: Final = re.compile(r"(?!dateutil)[A-Za-z][\w+\-]*(?:/[A-Za-z][\w+\-]*){0,3}", re.ASCII)
+ZONE_OFFSET: Final = re.compile(r"[+-](?:[01]\d|2[0-3]):[0-5]\d", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1)
-_FIRST_DAY: Final = date(1970, 1, 1).toordinal()
+FIRST_DAY: Final = date(1970, 1, 1).toordinal()
 
 
 class BadTable(ValueError):
@@ -350,6 +349,11 @@ def as_numbers(data: Buffer, code: str) -> memoryview[Any]:
     return numbers
 
 
+def is_time_zone(name: str) -> bool:
+    """Return whether a column may have such a time zone: a name, or a distance from UTC."""
+    return len(name) <= 64 and bool(ZONE_NAME.fullmatch(name) or ZONE_OFFSET.fullmatch(name))
+
+
 def time_zone(name: str | None) -> tzinfo | None:
     """Return a time zone by its name or its distance from UTC; UTC for one that this machine does not know."""
     if name is None:
@@ -388,7 +392,7 @@ def _duration(count: int, unit: str) -> timedelta | str | None:
 
 def _day(count: int) -> date | str:
     try:
-        return date.fromordinal(_FIRST_DAY + count)
+        return date.fromordinal(FIRST_DAY + count)
     except (ValueError, OverflowError):
         return f"{count} days after 1970-01-01"
 
@@ -403,7 +407,7 @@ def padding(size: int) -> int:
     return -size % ALIGNMENT
 
 
-class Buffers:
+class ColumnReader:
     """Reads columns from their descriptions and the bytes of their buffers, and checks them.
 
     Each step of a reader takes some milliseconds at most.
@@ -514,7 +518,7 @@ def _codes_of(detail: Any) -> str:
 def _checked_detail(kind: str, detail: Any, length: int) -> Any:
     match kind, detail:
         case "datetime", [str(unit), None | str() as zone] if unit in UNITS:
-            if zone is None or (len(zone) <= 64 and _ZONE.fullmatch(zone)):
+            if zone is None or is_time_zone(zone):
                 return unit, zone
         case "duration", str(unit) if unit in UNITS:
             return unit

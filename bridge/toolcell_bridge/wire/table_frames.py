@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Final
 
-from toolcell_bridge.wire.columns import Buffer, Buffers, padding
+from toolcell_bridge.wire.columns import Buffer, ColumnReader, padding
 from toolcell_bridge.wire.errors import RemoteProtocolError, ValueTooLarge
 from toolcell_bridge.wire.framing import FRAME_CURE, HEADER_BYTES, Part
 from toolcell_bridge.wire.plain import TABLE, check_plain_in_steps, pack
@@ -77,12 +77,12 @@ def unpack_with_tables(body: Buffer, most: int, deepest: int) -> Generator[None,
     if type(headers) is not list:
         raise RemoteProtocolError("no list of descriptions")
     yield from check_plain_in_steps(headers, "descriptions", 0, most, deepest)
-    buffers = Buffers(memoryview(body)[end + padding(HEADER_BYTES + end) :])
+    reader = ColumnReader(memoryview(body)[end + padding(HEADER_BYTES + end) :])
     tables: list[AnyTable] = []
     for header in headers:
         yield
-        tables.append((yield from read_table(header, buffers)))
-    buffers.check_end()
+        tables.append((yield from read_table(header, reader)))
+    reader.check_end()
     tables.reverse()
 
     def next_table(code: int, data: bytes) -> AnyTable:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Self, TypeAlias
 from msgpack import Packer, unpackb
 
 from toolcell_bridge.wire import table_packages
-from toolcell_bridge.wire.columns import MOST_EMPTY_ROWS, BadTable, Buffer, Buffers, Column, padding
+from toolcell_bridge.wire.columns import MOST_EMPTY_ROWS, BadTable, Buffer, Column, ColumnReader, padding
 from toolcell_bridge.wire.framing import Part
 from toolcell_bridge.wire.invisible import is_visible
 
@@ -386,7 +386,7 @@ def from_bytes(data: Buffer) -> AnyTable:
     start = _HEAD_BYTES + int.from_bytes(data[:_HEAD_BYTES], "big")
     try:
         header = unpackb(bytes(data[_HEAD_BYTES:start]))
-        reader = Buffers(memoryview(data)[start:])
+        reader = ColumnReader(memoryview(data)[start:])
         table = _whole(read_table(header, reader))
         reader.check_end()
     except BadTable:
@@ -405,7 +405,7 @@ def _whole(steps: Generator[None, None, AnyTable]) -> AnyTable:
             return table
 
 
-def read_table(header: object, reader: Buffers) -> Generator[None, None, AnyTable]:
+def read_table(header: object, reader: ColumnReader) -> Generator[None, None, AnyTable]:
     """Read an array or a table of its description and the next buffers, in steps.
 
     Raises:
@@ -437,7 +437,7 @@ def read_table(header: object, reader: Buffers) -> Generator[None, None, AnyTabl
     return Table(kind, length, rows, labels, found)
 
 
-def _axis(header: list[Any], length: int, reader: Buffers) -> Generator[None, None, Axis]:
+def _axis(header: list[Any], length: int, reader: ColumnReader) -> Generator[None, None, Axis]:
     match header:
         case [list(names), list(levels)] if len(names) == len(levels):
             pass
