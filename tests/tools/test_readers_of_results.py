@@ -31,7 +31,10 @@ from toolcell.tools import (
 )
 from toolcell.tools.model_calls import ToolCall
 from toolcell.tools.run_state import RunState
+from toolcell_bridge.wire.columns import Column
 from toolcell_bridge.wire.messages import Result, RunScript, ToolReturn
+from toolcell_bridge.wire.tables import Array
+from wire.table_examples import text as words
 
 pytestmark = pytest.mark.anyio
 
@@ -251,6 +254,32 @@ async def test_a_secret_is_in_no_field_of_a_result_and_in_no_event(leak: str, ho
     assert kinds >= {"tool_execution_start", "tool_execution_update", "tool_execution_end", "own"}
     assert [event for event in events if SECRET in event] == []
     assert SECRET not in repr([(result.to_dict(), result.text, result.details, result.error) for result in results])
+
+
+@pytest.mark.conforms("B-b5")
+async def test_a_secret_is_in_no_table_of_a_result_or_of_an_event() -> None:
+    codes = Column("category", 9_000, bytes(9_000), detail=(words(SECRET + "x" * 9_000), False))
+    tables = {
+        "whole": [Array("numpy", [1], words("harmless")), Array("numpy", [1], words("harmless"))],
+        "cell": [Array("numpy", [2], words(f"a {SECRET}", "b")), ["a [redacted]", "b"]],
+        "missing": [Array("numpy.ma", [1], words(SECRET, valid=b"\0")), [None]],
+        "large": [Array("numpy", [9_000], codes), "<Array of category, shape (9000,)>, in which a secret is"],
+    }
+    for given, expected in tables.values():
+        events: list[str] = []
+        registry = ToolRegistry()
+
+        @registry.tool
+        def act(ctx: ToolContext) -> Any:
+            """Return a table, and tell of it."""
+            ctx.emit("own", key=given)  # noqa: B023
+            return ToolResult(value=given, has_value=True)  # noqa: B023
+
+        run = RunContext(secrets=Secrets({"KEY": SECRET}))
+        run.events.subscribe(lambda event: events.append(event.to_json()))  # noqa: B023
+        result = await registry.dispatch("act", {}, context=run, origin=Origin.CODE)
+        assert result.value == expected
+        assert [event for event in events if SECRET in event] == []
 
 
 @pytest.mark.conforms("B-b5", "B-b6")

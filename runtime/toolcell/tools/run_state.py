@@ -21,12 +21,17 @@ from toolcell.tools.concurrency import Workers
 from toolcell.tools.jobs import JobTable
 from toolcell.tools.options import Origin
 from toolcell.tools.result import NO_USAGE, TokenUsage
+from toolcell_bridge import to_plain
 from toolcell_bridge.wire.frozen import frozen
+from toolcell_bridge.wire.tables import AnyTable, Array, Table
 
 PLAN_ORCHESTRATORS = 2
 """Steps of plans that run code or sub-agents at once: each may start an interpreter or many model calls."""
 REDACTED = "[redacted]"
 _MIN_SECRET_CHARS = 4
+
+_MAX_ROWS_BYTES = 1 << 22
+"""Most bytes of text in the rows that stand for a table with a secret."""
 
 
 def new_id() -> str:
@@ -81,7 +86,18 @@ class Secrets(Mapping[str, str]):
             return {self.redact_value(key): self.redact_value(item) for key, item in value.items()}
         if isinstance(value, list | tuple | set | frozenset):
             return [self.redact_value(item) for item in value]
+        if isinstance(value, Array | Table):
+            return self._redact_table(value)
         return value
+
+    def _redact_table(self, table: AnyTable) -> Any:
+        """Return the table, or its rows where a secret is in its bytes. Rows may have far more text than the table."""
+        data = table.to_bytes()
+        if not any(secret.encode("utf-8", "surrogatepass") in data for secret in self._hidden):
+            return table
+        if table.plain_bytes > _MAX_ROWS_BYTES:
+            return f"{table!r}, in which a secret is"
+        return self.redact_value(to_plain(table.plain()))
 
     def shown(self, value: Any) -> Any:
         """Do the same for anything that is shown to people; what cannot be looked through is not shown."""
