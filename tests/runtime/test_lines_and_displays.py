@@ -211,6 +211,9 @@ CURES = {
     "import urllib.request\nurllib.request.urlopen('http://example.com')": "a sandbox has no network",
     "import socket\nsocket.getaddrinfo('example.com', 80)": "a sandbox has no network",
     "import socket\nsocket.create_connection(('example.com', 80))": "a sandbox has no network",
+    "try: import tabulate\nexcept ImportError as exc: raise ImportError('use pip') from exc": "packages=['tabulate']",
+    "try: import jinja2\nexcept ImportError: raise AttributeError('.style requires jinja2')": "packages=['jinja2']",
+    "raise ImportError('no usable engine; use pip')": "--packages NAME",
     """
 import urllib.request
 

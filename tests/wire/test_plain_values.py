@@ -243,7 +243,7 @@ REFUSED: list[tuple[object, str]] = [
     ("a\ud800", r"value: text holds a lone surrogate at index 1"),
     ({"a": ["\udfff"]}, r"value\['a'\]\[0\]: text holds a lone surrogate"),
     ({"a": {"\ud800": 1}}, r"value\['a'\]: text holds a lone surrogate"),
-    ({(1, 2): 3}, r"value: a key is tuple, and keys have to be text"),
+    ({(1, 2): 3}, r"value: a key is tuple, and keys have to be text: send list"),
     ({"a": {b"k": 3}}, r"value\['a'\]: a key is bytes"),
     ({1: "a", "1": "b"}, r"value: two keys become '1'"),
     ({None: 1, "null": 2}, r"value: two keys become 'null'"),

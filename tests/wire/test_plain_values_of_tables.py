@@ -68,6 +68,7 @@ CURES: dict[str, tuple[Any, str]] = {
     "part of a figure": (made_by("matplotlib.artist", "Artist"), r"plt\.savefig"),
     "image": (made_by("PIL.Image", "Image"), r'x\.save\("image\.png"\)'),
     "query": (made_by("polars.lazyframe.frame", "LazyFrame"), r"x\.collect\(\)"),
+    "batches": (made_by("pyarrow.lib", "RecordBatchReader", __iter__=iter, __next__=next), r"x\.read_all\(\)"),
     "older frame": (made_by("elsewhere", "Frame", to_dicts=print), r"Frame is not data: send x\.to_dicts\(\)"),
     "tensor": (made_by("torch", "Tensor", tolist=print), r"Tensor is not data: send x\.tolist\(\)"),
     "matrix": (made_by("scipy.sparse", "csr_matrix", toarray=print), r"send x\.toarray\(\)"),

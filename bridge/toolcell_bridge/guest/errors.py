@@ -122,6 +122,10 @@ def cure_of(error: BaseException, text: str) -> str:
             return f"; it is a dict: write [{error.name!r}]"
         if type(error) in (TypeError, AttributeError) and (said := _coroutine(error, text)):
             return said
+        if isinstance(error, (ImportError, AttributeError)) and type(first := _first(error)) is ModuleNotFoundError:
+            return _missing_module(first.name)
+        if type(error) is ImportError and error.name is None:  # a library's own, about what it would need
+            return _chosen_by_host("NAME")
         return _network(error)
     except BaseException:  # a script can give an exception any attributes: the error itself counts
         pass
@@ -135,7 +139,10 @@ def _missing_module(given: object) -> str:
     if name in OWN_NAMES or _call_path(name):
         called = _call_path(name) or "tools.NAME"
         return f"; tools and call_tool are names of every script: write {called}(...), and no import"
-    package = OTHER_NAMES.get(name, name)
+    return _chosen_by_host(OTHER_NAMES.get(name, name))
+
+
+def _chosen_by_host(package: str) -> str:
     if SCRIPTS.chosen_by:
         return f"; the packages of a notebook are chosen with its kernel: {SCRIPTS.chosen_by} --packages {package}"
     return (
@@ -190,8 +197,8 @@ AWAITS_VALUE = (
 
 def _network(error: BaseException) -> str:
     """Cure an attempt to reach something over a network, also where a library raises an exception of its own for it."""
-    for _ in range(CAUSES if type(error).__module__ != "builtins" else 0):
-        error = error.__cause__ or error.__context__ or error
+    if type(error).__module__ != "builtins":
+        error = _first(error)
     if not isinstance(error, OSError):
         return ""
     code, traceback = "", error.__traceback__
@@ -204,8 +211,11 @@ def _network(error: BaseException) -> str:
     return f"; {NO_SOCKETS}" if code.endswith("/socket.py") and NO_SOCKETS not in str(error) else ""
 
 
-CAUSES = 20
-"""Exceptions that are looked at to find the first one."""
+def _first(error: BaseException) -> BaseException:
+    """Return the exception that led to this one, or itself."""
+    for _ in range(20):
+        error = error.__cause__ or error.__context__ or error
+    return error
 
 
 NO_SOCKETS = (

@@ -49,6 +49,7 @@ _BY_NAME: Final[dict[tuple[str, str], str]] = {
     ("polars", "LazyFrame"): "a query that was not run: send x.collect()",
     ("pandas", "BaseGroupBy"): "groups without an aggregation: send x.sum().reset_index(), or another one",
     ("pandas", "StylerRenderer"): "a styled frame: send x.data",
+    ("pyarrow", "RecordBatchReader"): "a table that was not read: send x.read_all()",
     ("types", "SimpleNamespace"): "SimpleNamespace is not data: send vars(x)",
     ("argparse", "Namespace"): "a namespace: send vars(x)",
     ("tools", "tool"): "a tool: call it, and send what it returns",

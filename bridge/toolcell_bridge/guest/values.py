@@ -151,7 +151,7 @@ class _Converter:
             case int() | float() as number:
                 return repr(number)
             case _:
-                raise Refusal(f"a key is {type_name(type(key))}, and keys have to be text")
+                raise Refusal(f"a key is {type_name(type(key))}, and keys have to be text: send list(x.items())")
 
     def items_of(self, depth: int) -> Callable[[str, list[Any]], list[Plain]]:
         """Return what converts the items of a column that have no kind in common."""
