@@ -305,7 +305,6 @@ SCRIPTS: dict[str, str] = {
         import io, sys
         sys.stdout = io.TextIOWrapper(sys.stdout.detach(), encoding="utf-8")
         print("to the new stream", sys.stdout.write_through)""",
-    "an exit code that is too large": "import sys\nsys.exit(1 << 80)",
     "destructors that use the script's names": """
         import helper, os
         LIMIT = 5
@@ -319,4 +318,5 @@ SCRIPTS: dict[str, str] = {
         with open("part.py", "w") as file:
             file.write("import os\\nclass Thing:\\n    def __del__(self): print('deleted', os.sep)\\nthing = Thing()\\n")
         import part""",
+    "an error in text that is executed": "exec('def fail():\\n    1 / 0')\nfail()",
 }

@@ -52,6 +52,12 @@ def test_a_hook_for_exceptions_is_given_the_traceback_of_the_script(run: Run, sc
     assert result.error.type == "ZeroDivisionError"
 
 
+def test_an_exit_code_that_is_too_large_is_255(run: Run) -> None:
+    result = run("import sys\nsys.exit(1 << 80)")
+    assert result.error is not None
+    assert result.error.exit_code == 255
+
+
 def test_trio_is_imported_although_it_names_a_method_that_sockets_do_not_have() -> None:
     pytest.importorskip("trio", reason="copies the trio of this interpreter")
     with SyncRuntime(packages=["trio"]) as runtime:

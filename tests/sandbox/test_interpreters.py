@@ -49,6 +49,9 @@ def test_a_guest_may_be_another_python_than_the_host(version: str, python: str) 
 
         failed = runtime.execute_code("def f(x):\n    return 1 / x\n\nf(0)")
         assert (failed.error and failed.error.type, failed.error and failed.error.line) == ("ZeroDivisionError", 2)
+        failed = runtime.execute_code("exec('1 / 0')")  # its code is named as that of `python -c`
+        assert failed.error is not None
+        assert "toolcell" not in failed.error.traceback
         blocked = runtime.execute_code("import os\nset_result(os.listdir('/root'))")
         assert (blocked.outcome, blocked.error and blocked.error.type) in (
             ("error", "PermissionError"),

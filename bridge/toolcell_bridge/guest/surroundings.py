@@ -86,6 +86,13 @@ def _fill_linecache(linecache: ModuleType) -> None:
         linecache.cache[name] = (len(_script.source), None, lines, name)
 
 
+def _begin_linecache(linecache: ModuleType) -> None:
+    """Python 3.13 notes the text of `python -c`, which started this interpreter, as that of `exec("...")`, too."""
+    linecache.cache.pop("<string>", None)
+    getattr(linecache, "_interactive_cache", {}).clear()
+    _fill_linecache(linecache)
+
+
 def _hide_our_code(warnings: ModuleType) -> None:
     """What warns with nothing of the script's below it would name our file. The interpreter names `sys` then."""
     nowhere = ("<sys>", 0) if sys.version_info >= (3, 13) else ("sys", 1)
@@ -181,7 +188,7 @@ CHANGES: dict[str, Callable[[ModuleType], None]] = {
     "joblib.externals.loky.backend.context": _know_processors,
     "joblib.externals.loky.backend.resource_tracker": _do_without_tracker,
     "joblib.parallel": _use_threads,
-    "linecache": _fill_linecache,
+    "linecache": _begin_linecache,
     "PIL.ImageShow": _show_images,
     "traceback": _hide_frames,
     "warnings": _hide_our_code,
