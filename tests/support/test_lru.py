@@ -16,7 +16,7 @@ def test_the_entry_that_was_put_or_used_least_recently_goes_first() -> None:
     assert lru.put("c", 3) == [2]
     assert lru.put("a", 4) == [] and list(lru.items()) == [("c", 3), ("a", 4)]
     assert lru.pop("c") == 3 and lru.pop("c") is None
-    assert lru.take_all() == [4] and len(lru) == 0
+    assert lru.pop("a") == 4 and len(lru) == 0
 
 
 def test_sizes_add_up_to_the_limit_and_the_latest_entry_always_stays() -> None:
@@ -29,7 +29,7 @@ def test_sizes_add_up_to_the_limit_and_the_latest_entry_always_stays() -> None:
     assert lru.put(3, []) == [second, first]
     assert lru.put(4, [0] * 100, 100) == [[]] and list(lru) == [4]
     assert lru.pop(4) is not None and lru.put(5, [], 5) == []
-    assert lru.take_all() == [[]] and lru.put(6, [], 5) == [] and len(lru) == 1
+    assert lru.pop(5) == [] and lru.put(6, [], 5) == [] and len(lru) == 1
 
 
 @given(st.lists(st.integers(0, 5)), st.integers(1, 4))

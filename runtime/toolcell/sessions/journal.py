@@ -522,7 +522,7 @@ class SessionJournal:
 
     # Opening and closing
 
-    def open(self, restores: Restores, steps: Iterable[SessionScript] = ()) -> RecordedState | None:
+    def open(self, restores: Restores) -> RecordedState | None:
         """Open the file of the session. Return what it says, if the session is to be restored and there is something.
 
         Raises:

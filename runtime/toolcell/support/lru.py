@@ -55,11 +55,6 @@ class Lru(Mapping[Key, Value], Generic[Key, Value]):
         self._resize(key, 0)
         return self._entries.pop(key, None)
 
-    def take_all(self) -> list[Value]:
-        """Remove all values and return them, the oldest first."""
-        entries, self._entries, self._sizes, self._size = self._entries, OrderedDict(), {}, 0.0
-        return [*entries.values()]
-
     def __getitem__(self, key: Key) -> Value:
         return self._entries[key]
 
