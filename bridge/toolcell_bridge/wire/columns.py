@@ -440,10 +440,10 @@ class ColumnReader:
             raise BadTable(f"{len(self._data) - self._at} bytes after the last buffer")
 
     def column(
-        self, header: object, length: int, *, may_count: bool = False, depth: int = 0
+        self, header: object, length: int, *, may_be_range: bool = False, depth: int = 0
     ) -> Generator[None, None, Column]:
-        """Read a column of so many rows. `may_count`: it may be a range, which has no bytes for its rows. `depth`: of
-        the lists that it is in.
+        """Read a column of so many rows. `may_be_range`: of a range, which has no bytes for its rows. `depth`: of the
+        lists that it is in.
 
         Raises:
             BadTable: the description is none, or contradicts the bytes.
@@ -469,7 +469,7 @@ class ColumnReader:
             lengths = b"" if _is_fixed(detail, length, depth) else self.take(_LENGTHS * length)
         elif kind == "category":
             data = self.take(length * struct.calcsize(FORMATS[_codes_of(detail)]))
-        elif kind != "plain" and not (kind == "range" and may_count):
+        elif kind != "plain" and not (kind == "range" and may_be_range):
             raise BadTable(f"a column of an unknown kind, {kind[:20]!r}")
         valid = self.take((length + 7) // 8) if has_nulls else None
         if kind == "category":

@@ -448,7 +448,7 @@ def _axis(header: list[Any], length: int, reader: ColumnReader) -> Generator[Non
     found = []
     for each in levels:
         yield
-        column = yield from reader.column(each, length, may_count=len(levels) == 1)
+        column = yield from reader.column(each, length, may_be_range=len(levels) == 1)
         values: Column = column.detail[0] if column.kind == "category" else column
         if values.kind == "list" or (values.kind == "plain" and not _SCALARS.issuperset(map(type, values.detail))):
             raise BadTable("a label is neither text nor a number")
