@@ -18,7 +18,7 @@ from egress.doors import TOKEN, Door, code_of, door
 from toolcell import Limits, ToolError, UsageError
 from toolcell.egress import Allow, Egress
 from toolcell.egress.echoes import Echoes, forms
-from toolcell.egress.request import PIECE_BYTES
+from toolcell.egress.overrides import PIECE_BYTES
 from toolcell.tools import MODEL, PLAN
 
 pytestmark = [

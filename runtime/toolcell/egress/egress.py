@@ -20,18 +20,9 @@ from toolcell.egress.answers import AnswerBody, Inflater, inflater_for
 from toolcell.egress.connector import GuardedBackend, httpcore, tls_context
 from toolcell.egress.echoes import Echoes
 from toolcell.egress.failures import CERTIFICATE, CONNECT, LIMIT, PROTOCOL, REFUSED, TIMEOUT, refused
+from toolcell.egress.overrides import check_long_form, check_override, destinations, head_of
 from toolcell.egress.packages import PackageIndex, ScriptPython, described, find_wheels, prepare_pip
-from toolcell.egress.request import (
-    HttpRequest,
-    check_long_form,
-    check_override,
-    destinations,
-    filled_body,
-    head_of,
-    read_request,
-    sent_headers,
-    sent_url,
-)
+from toolcell.egress.request import HttpRequest, filled_body, read_request, sent_headers, sent_url
 from toolcell.egress.resolver import AddressRules, Resolver, SystemResolver, checked_addresses
 from toolcell.egress.rules import PLACEHOLDER, SAFE, Allow, RuleBook
 from toolcell.egress.urls import Target
