@@ -13,7 +13,7 @@ from toolcell import PoolConfig, Runtime, ToolRegistry
 from toolcell.mcp.content import structured_value
 from toolcell.mcp.server import McpServer
 from toolcell.support.about_tables import table_with_rows
-from toolcell.tools.values import BadValue, copy_arguments
+from toolcell.tools.values import BadValue, copy_arguments, is_large
 from toolcell_bridge.wire.columns import Column
 from toolcell_bridge.wire.tables import Axis, Table
 from wire.table_examples import text
@@ -104,6 +104,10 @@ def test_rows_that_take_far_more_than_their_table_are_not_made(monkeypatch: pyte
         if column is not codes:
             with pytest.raises(BadValue, match="at most"):
                 copy_arguments({"a": table})
+    few_bytes = Table(
+        "polars.Series", 2_000, Axis(), Axis((text("n"),), (None,)), [Column("bool", 2_000, bytes(2_000))]
+    )
+    assert is_large({"a": few_bytes})  # its rows are made in a thread
     large = Column("category", 30_000, bytes(30_000), detail=(text("x" * 30_000), False))
     table = Table("polars.Series", 30_000, Axis(), Axis((text("n"),), (None,)), [large])
     assert "too many" in str(table_with_rows(table))

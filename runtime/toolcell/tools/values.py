@@ -324,7 +324,7 @@ def is_large(value: Any, most: int = LARGE_ELEMENTS, *, counts_bytes: bool = Tru
             elif isinstance(each, str) or (counts_bytes and isinstance(each, bytes)):
                 seen += len(each) // CHARS_PER_ELEMENT
             elif counts_bytes and isinstance(each, (Array, Table)):
-                seen += each.nbytes // CHARS_PER_ELEMENT
+                seen += max(each.nbytes // CHARS_PER_ELEMENT, each.cells)  # its rows may be made
             if seen > most:
                 return True
             if is_list:
