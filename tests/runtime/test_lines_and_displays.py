@@ -214,6 +214,8 @@ CURES = {
     "try: import tabulate\nexcept ImportError as exc: raise ImportError('use pip') from exc": "packages=['tabulate']",
     "try: import jinja2\nexcept ImportError: raise AttributeError('.style requires jinja2')": "packages=['jinja2']",
     "raise ImportError('no usable engine; use pip')": "--packages NAME",
+    "for n in range(12): open(f'{n:02}.csv', 'w')\nopen('sales.csv')": "has '00.csv', '01.csv',",
+    "import os\nfor name in os.listdir(): os.remove(name)\nopen('sales.csv')": "no files: its host gives them",
     """
 import urllib.request
 

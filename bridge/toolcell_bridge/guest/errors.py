@@ -116,6 +116,8 @@ def cure_of(error: BaseException, text: str) -> str:
             return _missing_module(error.name)
         if type(error) is NameError:
             return _tool_as_function(error.name)
+        if type(error) is FileNotFoundError and type(error.filename) is str:
+            return _missing_file(error.filename)
         if type(error) is OSError and error.errno == errno.ENOSPC:
             return f"; the run's limit {full_limit()} is used up"
         if type(error) is AttributeError and type(error.obj) is dict and error.name in error.obj:
@@ -149,6 +151,21 @@ def _chosen_by_host(package: str) -> str:
         f"; a sandbox has the packages that its host chose: Runtime(packages=[{package!r}]), or `toolcell run "
         f"--packages {package}`"
     )
+
+
+def _missing_file(path: str) -> str:
+    """Name the files that a script may have meant, which stands in the workspace and gave a name in it."""
+    if os.path.isabs(path) or os.getcwd() != SCRIPTS.workspace or not os.path.isdir(os.path.dirname(path) or "."):
+        return ""
+    names = sorted(each.name for each in os.scandir(".") if each.is_file() and not each.name.startswith("."))
+    if not names:
+        return "; the workspace has no files: its host gives them, with files=[...] or `toolcell run --file`"
+    more = f" and {len(names) - MOST_FILES} more" if len(names) > MOST_FILES else ""
+    return f"; the workspace has {', '.join(repr(each[:100]) for each in names[:MOST_FILES])}{more}"
+
+
+MOST_FILES = 10
+"""Files that are named to a script that looks for another."""
 
 
 def _tool_as_function(name: object) -> str:
