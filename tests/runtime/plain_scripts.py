@@ -319,4 +319,14 @@ SCRIPTS: dict[str, str] = {
             file.write("import os\\nclass Thing:\\n    def __del__(self): print('deleted', os.sep)\\nthing = Thing()\\n")
         import part""",
     "an error in text that is executed": "exec('def fail():\\n    1 / 0')\nfail()",
+    "the stream of bytes below stdout": """
+        import io, sys
+        stream = sys.stdout.buffer
+        print(stream.mode, stream.name, isinstance(stream, io.BufferedIOBase), stream.readable(), flush=True)
+        stream.raw.write(b"raw\\n")
+        for wrong in ("text", 3):
+            try:
+                stream.write(wrong)
+            except TypeError:
+                print("refused")""",
 }

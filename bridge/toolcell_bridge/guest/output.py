@@ -19,11 +19,23 @@ FLUSH_CHARS = 16 * 1024
 """Text longer than this is sent in pieces of this size."""
 
 
-class _RawBytes(io.RawIOBase):
+class _RawBytes(io.BufferedIOBase):
     """`sys.stdout.buffer`: bytes written there are decoded and join the same stream."""
 
     def __init__(self, text: LogStream) -> None:
         self._text = text
+
+    @property
+    def raw(self) -> _RawBytes:
+        return self
+
+    @property
+    def mode(self) -> str:
+        return "wb"
+
+    @property
+    def name(self) -> str:
+        return self._text.name
 
     def writable(self) -> bool:
         return True
@@ -32,7 +44,7 @@ class _RawBytes(io.RawIOBase):
         return self._text.fileno()
 
     def write(self, data: object) -> int:
-        raw = bytes(data)  # type: ignore[call-overload]
+        raw = bytes(memoryview(data))  # type: ignore[arg-type]  # of a number, bytes() makes zeros
         self._text.send_bytes(raw)
         return len(raw)
 
