@@ -403,6 +403,17 @@ def test_only_the_text_of_a_period_or_an_interval_is_read_as_one() -> None:
     pd.testing.assert_series_equal(sent(empty).native(), empty)  # type: ignore[union-attr]
 
 
+def test_periods_of_other_years_than_1_to_9999_arrive_as_text_and_are_named() -> None:
+    for months in ([-30_000, 0], [0, 120_000]):
+        periods = pd.Series(pd.arrays.PeriodArray(np.array(months), dtype="period[M]"), name="p")
+        for given in (periods, periods.to_frame().set_index("p")):
+            with pytest.warns(UserWarning, match=r"column '\w+': values of type period\[M\] arrive as text"):
+                sent(given)
+    pd.testing.assert_series_equal(sent(periods[:1]).native(), periods[:1])  # type: ignore[union-attr]
+    missing = pd.Series(pd.PeriodIndex([None, None], freq="M"))
+    pd.testing.assert_series_equal(sent(missing).native(), missing)  # type: ignore[union-attr]
+
+
 def test_odd_lists_of_arrow_and_polars_arrive_or_are_refused_by_name() -> None:
     pa, pl = pytest.importorskip("pyarrow"), pytest.importorskip("polars")
     enum = pl.Series([["a", None], None, []], dtype=pl.List(pl.Enum(["b", "a"])))

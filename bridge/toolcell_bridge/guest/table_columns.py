@@ -362,10 +362,18 @@ def _pandas_texts(name: str, values: Any, form: str) -> Column:
             pass  # some are missing
     missing = _as_array(values.isna())
     valid = None
+    if form.startswith("period") and not all(1 <= each.year <= 9999 for each in _extremes(values)):
+        _warn(name, form, "text")  # which pandas does not read
     if missing.any():
         valid = _packed_bits(~missing)
         items = ["" if gone else each for each, gone in zip(items, missing.tolist(), strict=True)]
     return text_column(name, items if is_text else list(map(str, items)), valid, form)
+
+
+def _extremes(values: Any) -> list[Any]:
+    """Return the first and the last value in time; nothing where all are missing."""
+    present = values.dropna()
+    return [present.min(), present.max()] if len(present) else []
 
 
 def _zone(name: str, zone: Any) -> str:
