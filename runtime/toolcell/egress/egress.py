@@ -123,8 +123,12 @@ class Egress:
                 raise UsageError(f"Allow({rule.host!r}): Egress(secrets=) has no {missing[0]!r:.80}")
         self.rules = rules
         self._book = RuleBook(rules)
-        self._resolver = resolver or SystemResolver()
-        self._echoes = Echoes(self._secrets)
+        self.addresses: AddressRules = self._book
+        """Decides which addresses the hosts of the rules may have."""
+        self.resolver = resolver or SystemResolver()
+        """Looks up hosts."""
+        self.echoes = Echoes(self._secrets)
+        """Finds its secrets."""
         self._paces = [TokenBucket(1 / rule.rate, max(1.0, rule.rate)) if rule.rate else None for rule in rules]
         self._lock = threading.Lock()
 
@@ -162,33 +166,23 @@ class Egress:
         """Return the tools of one runtime. `limits`: of runs that have none of their own."""
         return RequestTools(self, limits)
 
-    @property
-    def addresses(self) -> AddressRules:
-        """Decides which addresses the hosts of the rules may have."""
-        return self._book
-
-    @property
-    def resolver(self) -> Resolver:
-        """Looks up hosts."""
-        return self._resolver
-
     async def addresses_of(self, target: Target) -> list[str]:
         """Return the checked addresses of a host.
 
         Raises:
             ToolError: an address is refused, or the host is not known.
         """
-        return await checked_addresses(self._book, self._resolver, target.host, target.port)
+        return await checked_addresses(self._book, self.resolver, target.host, target.port)
 
     @property
     def labels(self) -> tuple[frozenset[str], frozenset[str]]:
         """Data-flow labels of all rules: where requests go, and what answers hold."""
         sends = frozenset(rule.sends for rule in self.rules)
-        return sends, frozenset[str]().union(*(labels(rule.reads) for rule in self.rules))
+        return sends, frozenset[str]().union(*(label_set(rule.reads) for rule in self.rules))
 
     def for_index(self) -> Egress:
         """Return where packages are looked for: nothing else may be reached from there."""
-        return Egress(*self.index.rules, secrets=self._secrets, resolver=self._resolver)
+        return Egress(*self.index.rules, secrets=self._secrets, resolver=self.resolver)
 
     def judge(self, request: HttpRequest) -> Allow:
         """Return the rule that allows a request.
@@ -213,11 +207,6 @@ class Egress:
         if rule.needs_approval(request.method):
             raise refused(f"{request}: somebody has to approve it, and only requests of scripts are asked about")
         return rule
-
-    @property
-    def echoes(self) -> Echoes:
-        """Finds its secrets."""
-        return self._echoes
 
     def filled(
         self, request: HttpRequest, rule: Allow, long_bytes: int | None = None
@@ -252,7 +241,7 @@ class Egress:
 
     def network(self) -> GuardedBackend:
         """Return what connects to the addresses that the rules allow."""
-        return GuardedBackend(self._book, self._resolver)
+        return GuardedBackend(self._book, self.resolver)
 
     def __repr__(self) -> str:
         return f"Egress({', '.join(repr(rule.host) for rule in self.rules)})"
@@ -449,7 +438,7 @@ class RequestTools:
                 idempotent=is_safe,
                 requires_approval=needs_approval,
                 sends=frozenset({rule.sends}),
-                reads=labels(rule.reads),
+                reads=label_set(rule.reads),
                 preview=None if is_safe else _collected,
                 blocking=False,
             )
@@ -679,7 +668,7 @@ class RequestTools:
         return ToolError(text, code=code, retryable=code in (CONNECT, TIMEOUT))
 
 
-def labels(given: str | Sequence[str]) -> frozenset[str]:
+def label_set(given: str | Sequence[str]) -> frozenset[str]:
     """Return labels of which one may be written as a text."""
     return frozenset((given,) if isinstance(given, str) else given)
 
