@@ -253,6 +253,14 @@ def test_an_error_that_no_network_would_mend_does_not_speak_of_one(runtime: Sync
     assert "network" not in error.message
 
 
+@pytest.mark.parametrize("source", ["from . import neighbour", "raise ImportError('this needs version 3')"])
+def test_an_import_that_no_package_would_mend_does_not_ask_for_one(runtime: SyncRuntime, source: str) -> None:
+    error = runtime.execute_code(source).error
+
+    assert error is not None and error.type == "ImportError"
+    assert "packages" not in error.message
+
+
 def test_a_mistake_in_a_session_says_it_too(runtime: SyncRuntime) -> None:
     with runtime.session() as session:
         for source, cure in CURES.items():
