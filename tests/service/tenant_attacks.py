@@ -201,20 +201,28 @@ DECISIONS = (
 )
 
 
-def keyed(code: str) -> Ask:
-    """Send bolt's Idempotency-Key."""
+def keyed(code: str, *before: str) -> Ask:
+    """Send bolt's Idempotency-Key with a script, and with others before it."""
 
     def ask(world: World) -> httpx.Response:
-        answer = world.ask("POST", "/v1/execute", headers={"Idempotency-Key": world.ids["key"]}, json={"code": code})
-        assert "Idempotency-Replayed" not in answer.headers
-        return answer
+        answers = [
+            world.ask("POST", "/v1/execute", headers={"Idempotency-Key": world.ids["key"]}, json={"code": each})
+            for each in (*before, code)
+        ]
+        assert "Idempotency-Replayed" not in answers[-1].headers
+        return answers[-1]
 
     return ask
 
 
 KEYS = (
     Attempt("bolt's Idempotency-Key with bolt's body", keyed("call_tool('vault_key')"), 200),
-    Attempt("bolt's Idempotency-Key with another body", keyed("1"), 422, "key_reused"),  # of the row above: acme's own
+    Attempt(
+        "bolt's Idempotency-Key with another body",
+        keyed("1", "call_tool('vault_key')"),  # acme's own is that of the row above
+        422,
+        "key_reused",
+    ),
 )
 
 TOOLS = (
