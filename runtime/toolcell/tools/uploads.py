@@ -92,7 +92,7 @@ class Uploads:
         name = args.get("upload")
         upload = self._open.pop(name, None) if isinstance(name, str) else None
         if upload is None:
-            if isinstance(name, str) and (upload := self._named.get(name)) is not None:
+            if (upload := self.get(name)) is not None:
                 upload.calls += 1
             return dict(args)
         if (found := self._named.setdefault(upload.name, upload)) is not upload:  # the same body again
@@ -102,20 +102,18 @@ class Uploads:
 
     def whole(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the arguments of a request with its body, unless it is a long one."""
-        name = args.get("upload")
-        upload = self._named.get(name) if isinstance(name, str) else None
+        upload = self.get(args.get("upload"))
         if upload is None or upload.size > INLINE_BYTES:
             return args
         return {**args, "body": upload.read(), "upload": None}
 
-    def get(self, name: str) -> Upload | None:
-        """Return a long upload by what stands for it."""
-        return self._named.get(name)
+    def get(self, name: object) -> Upload | None:
+        """Return a body that has all its parts by what stands for it."""
+        return self._named.get(name) if isinstance(name, str) else None
 
     def drop(self, args: Mapping[str, Any]) -> None:
         """Drop the long upload of a request that has its answer, unless another one is to send it."""
-        name = args.get("upload")
-        upload = self._named.get(name) if isinstance(name, str) else None
+        upload = self.get(args.get("upload"))
         if upload is None:
             return
         upload.calls -= 1
