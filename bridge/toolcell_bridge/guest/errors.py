@@ -126,10 +126,8 @@ def cure_of(error: BaseException, text: str) -> str:
             return said
         if isinstance(error, (ImportError, AttributeError)) and type(first := _first(error)) is ModuleNotFoundError:
             return _missing_module(first.name)
-        if (
-            type(error) is ImportError and error.name is None and ("install" in text or "pip" in text)
-        ):  # a library's own
-            return _chosen_by_host("NAME")
+        if type(error) is ImportError and error.name is None and any(word in text for word in ("install", "pip")):
+            return _chosen_by_host("NAME")  # a library names what it would need in words of its own
         return _network(error)
     except BaseException:  # a script can give an exception any attributes: the error itself counts
         pass

@@ -116,8 +116,7 @@ def decimal_column(
     if not all(each.is_finite() and abs(each.adjusted()) <= MOST_DIGITS for each in given):
         return None
     if places is None:
-        places = max((-int(each.as_tuple().exponent) for each in given), default=0)
-        places = max(places, 0)
+        places = max([0, *(-int(each.as_tuple().exponent) for each in given)])
     if places > MOST_DIGITS:
         return None
     numbers = [int(exact.scaleb(each, places)) for each in given]
