@@ -3,7 +3,7 @@
 import anyio
 
 from toolcell import Runtime
-from toolcell.tools import Approve, Block, Call, Modify, Reject, ToolRegistry, approval_hook
+from toolcell.tools import Approve, Block, Call, Deny, Edit, ToolRegistry, approval_hook
 
 registry = ToolRegistry()
 
@@ -31,10 +31,10 @@ def block_deletion(call: Call) -> Block | None:
     return Block("file deletion is disabled in this session") if call.name == "delete_file" else None
 
 
-def ask_the_user(call: Call) -> Approve | Reject | Modify:
+def ask_the_user(call: Call) -> Approve | Deny | Edit:
     if call.args["to"] == "mallory":
-        return Reject("not to mallory")
-    return Modify({**call.args, "euros": 100}) if call.args["euros"] > 100 else Approve()
+        return Deny("not to mallory")
+    return Edit({**call.args, "euros": 100}) if call.args["euros"] > 100 else Approve()
 
 
 registry.add_hook(approval_hook(ask_the_user))

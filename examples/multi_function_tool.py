@@ -7,7 +7,7 @@ import anyio
 from toolcell.tools import (
     Approve,
     Call,
-    Reject,
+    Deny,
     ToolContext,
     ToolDefinition,
     ToolOptions,
@@ -49,9 +49,9 @@ class Widgets:
         return ToolResult.of(sorted(self.shelf))
 
 
-def ask_the_user(call: Call) -> Approve | Reject:
+def ask_the_user(call: Call) -> Approve | Deny:
     print(f"  may {call.name} touch {call.args['name']}?")
-    return Reject("the user wants to keep 'gear'") if call.args["name"] == "gear" else Approve()
+    return Deny("the user wants to keep 'gear'") if call.args["name"] == "gear" else Approve()
 
 
 async def main() -> None:

@@ -24,8 +24,8 @@ from toolcell import (
     ToolRegistry,
     UsageError,
 )
-from toolcell.control import AlreadyMade, Deny, Edit, JournalConfig
-from toolcell.tools import Approve, Call, Reject, Rewrite, approval_hook
+from toolcell.control import AlreadyMade, JournalConfig
+from toolcell.tools import Approve, Call, Deny, Edit, Rewrite, approval_hook
 
 pytestmark = pytest.mark.isolation
 
@@ -169,7 +169,7 @@ def test_a_call_without_a_decision_suspends_again(opened: SyncRuntime, effects: 
 def test_deny_refuses_without_asking_and_ask_asks_the_hook(opened: SyncRuntime, effects: Effects) -> None:
     asked: list[str] = []
 
-    def ask(call: Call) -> Approve | Reject:
+    def ask(call: Call) -> Approve | Deny:
         asked.append(call.name)
         return Approve()
 

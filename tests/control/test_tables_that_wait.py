@@ -14,7 +14,7 @@ from toolcell.journal.tokens import make_token
 from toolcell.mcp.content import IN_PART, question, readable_only
 from toolcell.results import PendingCall, Table
 from toolcell.results.effects import Effect, effects_digest, shown_effects
-from toolcell.tools import Reject, ToolRegistry
+from toolcell.tools import Deny, ToolRegistry
 from toolcell_bridge import to_plain
 
 np: Any = pytest.importorskip("numpy")
@@ -107,7 +107,7 @@ def test_a_form_approves_a_frame_only_if_it_has_shown_all_of_it(rows: int) -> No
     assert form.requested_schema["properties"]["decision"]["enum"] == ["approve", "deny"][rows > 2 :]
     assert "DataFrame, " in form.message
     assert len(token) < 2000
-    assert readable_only({"call_1": Approve()}, token) == {"call_1": Reject(IN_PART) if rows > 2 else Approve()}
+    assert readable_only({"call_1": Approve()}, token) == {"call_1": Deny(IN_PART) if rows > 2 else Approve()}
 
 
 @pytest.mark.isolation

@@ -13,11 +13,11 @@ from toolcell.testing import FakeBackend
 from toolcell.tools import (
     Approve,
     Call,
+    Deny,
+    Edit,
     ErrorCode,
     Hook,
-    Modify,
     Override,
-    Reject,
     Rewrite,
     RunContext,
     Secrets,
@@ -61,12 +61,12 @@ APPROVALS: dict[str, tuple[list[Hook], list[str]]] = {
         [approval_hook(approves), Hook(before=lambda c: Rewrite(HARMFUL)), approval_hook(approves)],
         ["/etc/passwd"],
     ),
-    "modified": ([approval_hook(lambda c: Modify(HARMFUL))], ["/etc/passwd"]),
+    "modified": ([approval_hook(lambda c: Edit(HARMFUL))], ["/etc/passwd"]),
     "modified, then rewritten": (
-        [approval_hook(lambda c: Modify(HARMLESS)), Hook(before=lambda c: Rewrite(HARMFUL))],
+        [approval_hook(lambda c: Edit(HARMLESS)), Hook(before=lambda c: Rewrite(HARMFUL))],
         [],
     ),
-    "rejected": ([approval_hook(lambda c: Reject())], []),
+    "rejected": ([approval_hook(lambda c: Deny())], []),
 }
 
 

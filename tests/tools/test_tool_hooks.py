@@ -18,12 +18,12 @@ from toolcell.tools import (
     Approve,
     Block,
     Call,
+    Deny,
+    Edit,
     File,
     Hook,
     JobTable,
-    Modify,
     Override,
-    Reject,
     Rewrite,
     RunContext,
     Substitute,
@@ -495,7 +495,7 @@ async def test_a_processor_can_halt_the_run_with_an_answer_and_an_error_of_one_s
 
 @pytest.mark.conforms("G11", "A-b4")
 async def test_a_person_approves_rejects_or_changes_a_call_before_it_runs() -> None:
-    decisions: dict[int, Any] = {1: Approve(), 2: Reject("too risky"), 3: Modify({"a": 30}), 4: Reject(), 5: "what?"}
+    decisions: dict[int, Any] = {1: Approve(), 2: Deny("too risky"), 3: Edit({"a": 30}), 4: Deny(), 5: "what?"}
     registry, ran = adding(requires_approval=True)
 
     @registry.tool

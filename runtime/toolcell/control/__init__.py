@@ -11,7 +11,7 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from toolcell.control.decisions import AlreadyMade, Deny, Edit, ResumeDecision
+    from toolcell.control.decisions import AlreadyMade, ResumeDecision
     from toolcell.control.draft import Draft
     from toolcell.control.repair import RepairingScripts
     from toolcell.control.revert import bound_revert, revert_calls, revert_spec
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from toolcell.control.suspension import Denial
     from toolcell.control.turns import WAITS, SuspendingScripts, Turn, TurnApprovals
     from toolcell.journal.config import JournalConfig
-    from toolcell.tools.hooks import Approve
+    from toolcell.tools.hooks import Approve, Deny, Edit
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "toolcell.control.decisions": "AlreadyMade Deny Edit ResumeDecision",
+            "toolcell.control.decisions": "AlreadyMade ResumeDecision",
             "toolcell.control.draft": "Draft",
             "toolcell.control.repair": "RepairingScripts",
             "toolcell.control.revert": "bound_revert revert_calls revert_spec",
@@ -36,6 +36,6 @@ else:
             "toolcell.control.suspension": "Denial",
             "toolcell.control.turns": "WAITS SuspendingScripts Turn TurnApprovals",
             "toolcell.journal.config": "JournalConfig",
-            "toolcell.tools.hooks": "Approve",
+            "toolcell.tools.hooks": "Approve Deny Edit",
         },
     )

@@ -10,15 +10,9 @@ from toolcell.errors import UsageError
 from toolcell.journal.ledger import RecordedDecision
 from toolcell.results import PendingCall
 from toolcell.tools.checks import brief
-from toolcell.tools.hooks import Approve, Modify, Reject
+from toolcell.tools.hooks import Approve, Deny, Edit
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue
-
-Deny = Reject
-"""Refuse the call: the script gets a `ToolError` with the reason. The same class as `Reject` of hooks."""
-
-Edit = Modify
-"""Make the call with other arguments. The same class as `Modify` of hooks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +22,7 @@ class AlreadyMade:
     value: Any = None
 
 
-ResumeDecision = Approve | Reject | Modify | AlreadyMade
+ResumeDecision = Approve | Deny | Edit | AlreadyMade
 
 
 def recorded(decision: ResumeDecision, pending: PendingCall, is_in_doubt: bool = False) -> RecordedDecision:
@@ -41,24 +35,24 @@ def recorded(decision: ResumeDecision, pending: PendingCall, is_in_doubt: bool =
     match decision:
         case Approve():
             return RecordedDecision("approve", None, *about)
-        case Reject(reason):
+        case Deny(reason):
             return RecordedDecision("deny", reason, *about)
-        case Modify(args) if not is_in_doubt:
+        case Edit(args) if not is_in_doubt:
             return RecordedDecision("edit", _plain(dict(args), ident), *about)
         case AlreadyMade(value) if is_in_doubt:
             return RecordedDecision("made", _plain(value, ident), *about)
-        case Modify():
+        case Edit():
             raise UsageError(f"{ident} is in doubt: decide with Approve(), Deny(...) or AlreadyMade(result), not Edit")
         case AlreadyMade():
             raise UsageError(f"{ident} was not made: decide with Approve(), Deny(...) or Edit(...), not AlreadyMade")
     raise UsageError(f"the decision about {ident} is Approve(), Deny(...) or Edit(...), not {brief(decision)}")
 
 
-def answer_of(decision: RecordedDecision) -> Approve | Reject | Modify:
+def answer_of(decision: RecordedDecision) -> Approve | Deny | Edit:
     """Return a recorded decision as the pipeline takes it."""
     if decision.kind == "edit":
-        return Modify(decision.data)
-    return Approve() if decision.kind == "approve" else Reject(decision.data or "")
+        return Edit(decision.data)
+    return Approve() if decision.kind == "approve" else Deny(decision.data or "")
 
 
 def _plain(value: Any, ident: str) -> Any:

@@ -19,7 +19,7 @@ from toolcell.run.early_calls import EarlyCalls
 from toolcell.run.listed_calls import end_script_alone
 from toolcell.support.host_work import HostWork
 from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.hooks import Reject
+from toolcell.tools.hooks import Deny
 from toolcell.tools.options import Origin
 from toolcell.tools.registry import answer_from_record
 from toolcell.tools.result import Status, ToolResult
@@ -137,7 +137,7 @@ class JournaledCalls:
         if decision is None:
             args = dict(entry.args if entry.edited is None else entry.edited)
             digest = await digest_of_call(entry.tool, args)
-            refusal: Reject = await self._suspender.hold(entry, args, digest, IN_DOUBT)
+            refusal: Deny = await self._suspender.hold(entry, args, digest, IN_DOUBT)
             return _refusal(refusal.reason)
         return ToolResult.of(decision.data) if decision.kind == "made" else _refusal(decision.data)
 

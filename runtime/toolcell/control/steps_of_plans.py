@@ -15,7 +15,7 @@ from toolcell.journal.ledger import Journal, JournalEntry
 from toolcell.results import OutputFile, PendingCall, Suspension
 from toolcell.run.tool_bridge import failure
 from toolcell.tools.call import Call, CallObserver
-from toolcell.tools.hooks import Approve, Modify, Reject
+from toolcell.tools.hooks import Approve, Deny, Edit
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.codec import encode
@@ -98,16 +98,16 @@ class JournaledSteps:
         entry = self.journal.entry_of(call)
         return entry is not None and entry.decision is not None
 
-    async def decide(self, call: Call, /) -> Approve | Modify | Reject:
+    async def decide(self, call: Call, /) -> Approve | Edit | Deny:
         """Return what was decided about a step; without a decision, let it wait. The others of the plan go on."""
         entry = self.journal.entry_of(call)
         if entry is None or entry.is_started:
-            return Reject(f'tool "{call.name}" was refused: {BELOW}')
+            return Deny(f'tool "{call.name}" was refused: {BELOW}')
         decision, digest = entry.decision, call_digest(call.name, call.args)
         if decision is None or decision.reason != call.approval_reason:
-            return Reject(self._hold(entry, dict(call.args), call.approval_reason).message)
+            return Deny(self._hold(entry, dict(call.args), call.approval_reason).message)
         if decision.digest != digest:
-            return Reject("its arguments are not those that were decided about; it was not made")
+            return Deny("its arguments are not those that were decided about; it was not made")
         return answer_of(decision)
 
     def call_started(self, call: Call, /) -> Awaitable[None] | None:

@@ -23,7 +23,7 @@ from toolcell.results import ExecutionResult, Outcome
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
 from toolcell.support import arguments_text, clean, for_terminal
-from toolcell.tools import Approve, Call, Reject, ToolError, ToolRegistry, approval_hook
+from toolcell.tools import Approve, Call, Deny, ToolError, ToolRegistry, approval_hook
 from toolcell_bridge import CELL, NOTEBOOK_INPUT, NOTEBOOK_SHELL, SHOWN
 
 DAY_S: Final = 86_400
@@ -169,15 +169,15 @@ class Cells:
         # The name keeps a password out of the audit log.
         return {"password" if is_hidden else "text": await self._ask(for_terminal(prompt), is_hidden)}
 
-    async def _approve(self, call: Call) -> Approve | Reject:
+    async def _approve(self, call: Call) -> Approve | Deny:
         if self._ask is None:
-            return Reject(f"{call.name} needs a person's approval, and nobody answers questions of this notebook")
+            return Deny(f"{call.name} needs a person's approval, and nobody answers questions of this notebook")
         text = arguments_text(call.args)
         if not text.is_whole:
-            return Reject(f"the arguments of {call.name} are too long to be shown to whoever would approve them")
+            return Deny(f"the arguments of {call.name} are too long to be shown to whoever would approve them")
         prompt = f"[toolcell] Make the call {call.name}({', '.join(text.parts)})? {call.approval_reason} [y/N] "
         answer = await self._ask(for_terminal(clean(prompt)), False)
-        return Approve() if answer.strip().lower() in ("y", "yes") else Reject("the person at the notebook refused it")
+        return Approve() if answer.strip().lower() in ("y", "yes") else Deny("the person at the notebook refused it")
 
     # Cells.
 

@@ -21,7 +21,6 @@ from mcp_types import (
     TextResourceContents,
 )
 
-from toolcell.control import Deny
 from toolcell.results import Array, ExecutionResult, OutputFile, PendingCall, Suspension, Table
 from toolcell.support import (
     MAX_ARGS,
@@ -34,7 +33,7 @@ from toolcell.support import (
     left_out,
     table_with_rows,
 )
-from toolcell.tools import Approve, Reject, bytes_in, code_result, leaves_in, mentions_bytes, without_bytes
+from toolcell.tools import Approve, Deny, bytes_in, code_result, leaves_in, mentions_bytes, without_bytes
 from toolcell_bridge import picture_type
 
 VALUE_BYTES = 1 << 20
@@ -252,7 +251,7 @@ def readable_only(decisions: Mapping[str, Any], token: str) -> dict[str, Any]:
     }
 
 
-def decision(result: object) -> Approve | Reject:
+def decision(result: object) -> Approve | Deny:
     """Return what a person decided. Everything but an explicit approval is a refusal."""
     if not isinstance(result, ElicitResult):
         return Deny("nobody has decided about it")

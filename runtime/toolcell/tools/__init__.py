@@ -13,10 +13,10 @@ __all__ = [
     "MAX_STEPS", "MAX_VALUE_CHARS", "MIN_DESCRIPTION_CHARS", "MODEL", "NEEDS_APPROVAL", "NO_USAGE",
     "OF_THIS_PROCESS", "PLAN", "PROVIDERS", "RESERVED", "SEARCH_TOOL", "SHOWN_CHARS", "STOP_WORDS", "SUBAGENT",
     "TOOL_UPDATE", "WORK_PER_STEP", "AbandonedThreads", "AgentTool", "Approve", "ArgumentChecker", "AskUser", "Block",
-    "Budget", "Call", "CallObserver", "CallPolicy", "CallableTools", "CodeRuntime", "CompletionCallback", "Detail",
-    "EmbeddingProvider", "ErrorCode", "Event", "EventBus", "ExecuteCode", "File", "FunctionTool", "Hook", "Image",
-    "InvalidArguments", "Invoke", "JobTable", "MadeCalls", "Modify", "OnUser", "Origin", "Override",
-    "Part", "RegisteredTool", "RegistrySettings", "RegistryState", "Reject", "Reverts", "Rewrite", "RunContext",
+    "Budget", "Call", "CallObserver", "CallPolicy", "CallableTools", "CodeRuntime", "CompletionCallback", "Deny",
+    "Detail", "Edit", "EmbeddingProvider", "ErrorCode", "Event", "EventBus", "ExecuteCode", "File", "FunctionTool",
+    "Hook", "Image", "InvalidArguments", "Invoke", "JobTable", "MadeCalls", "OnUser", "Origin", "Override",
+    "Part", "RegisteredTool", "RegistrySettings", "RegistryState", "Reverts", "Rewrite", "RunContext",
     "RunScope", "SavedScript", "Secrets", "SimpleTool", "Status", "Substitute", "Text", "TokenUsage", "Tool",
     "ToolCall", "ToolContext", "ToolDefinition", "ToolDescriptionWarning", "ToolError", "ToolFailure", "ToolObject",
     "ToolOptions", "ToolRegistry", "ToolResult", "ToolSpec", "Upload", "ValueCheck", "abandoned_threads",
@@ -96,10 +96,10 @@ if TYPE_CHECKING:
     from toolcell.tools.hooks import (
         Approve,
         Block,
+        Deny,
+        Edit,
         Hook,
-        Modify,
         Override,
-        Reject,
         Rewrite,
         Substitute,
         approval_hook,
@@ -183,7 +183,7 @@ else:
             "toolcell.tools.events": "TOOL_UPDATE Event EventBus",
             "toolcell.tools.finalize": "as_result",
             "toolcell.tools.hooks": (
-                "Approve Block Hook Modify Override Reject Rewrite Substitute approval_hook is_approved_later withheld"
+                "Approve Block Deny Edit Hook Override Rewrite Substitute approval_hook is_approved_later withheld"
             ),
             "toolcell.tools.jobs": "JobTable open_jobs",
             "toolcell.tools.loading": "load_tools",

@@ -66,7 +66,7 @@ class Approvals(Protocol):
     """Decides about calls of tools that require approval, in the place of approval hooks."""
 
     async def decide(self, call: Call, /) -> Any:
-        """Return `Approve`, `Modify` or `Reject` for a checked call.
+        """Return `Approve`, `Edit` or `Deny` for a checked call.
 
         Raises:
             ToolAbort: the run ends here, for the decision to come later.

@@ -107,29 +107,29 @@ class Approve:
 
 
 @frozen
-class Reject:
+class Deny:
     """Refuse the call; the model reads the reason."""
 
     reason: str = ""
 
     def __post_init__(self) -> None:
-        check_kind("Reject(reason)", self.reason, str)
+        check_kind("Deny(reason)", self.reason, str)
 
 
 @frozen
-class Modify:
+class Edit:
     """Let the call run with other arguments."""
 
     args: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        check_kind("args of Modify, also called Edit,", self.args, Mapping)
+        check_kind("Edit(args)", self.args, Mapping)
 
 
-Decision = Approve | Reject | Modify
+Decision = Approve | Deny | Edit
 Approver = Callable[[Call], Decision | Awaitable[Decision]]
 OnHookError = Literal["block", "abort", "keep"]
-HookAnswer = Block | Rewrite | Substitute | Approve | Modify | None
+HookAnswer = Block | Rewrite | Substitute | Approve | Edit | None
 BeforeHook = Callable[[Call], HookAnswer | Awaitable[HookAnswer]]
 Change = Override | ToolResult | None
 AfterHook = Callable[[Call, ToolResult], Change | Awaitable[Change]]
@@ -171,9 +171,9 @@ def approval_hook(approver: Approver, *, timeout_s: float | None = None) -> Hook
         if not call.approval_reason or call.run.scope.approvals is not None or is_approved_later(call):
             return None
         match await maybe_await(approver(call)):
-            case Approve() | Modify() as decision:
+            case Approve() | Edit() as decision:
                 return decision
-            case Reject(reason):
+            case Deny(reason):
                 return Block(reason or f"a person refused this call of {call.name}")
             case decision:
                 return Block(f"no valid approval decision for {call.name}: {brief(decision)}")
@@ -201,11 +201,11 @@ async def hook_turn(run: RunContext) -> AsyncIterator[None]:
             in_hook.reset(token)
 
 
-_BEFORE_ANSWERS = "it may return None, Block(reason), Rewrite(args), Substitute(result), Approve() or Modify(args)"
+_BEFORE_ANSWERS = "it may return None, Block(reason), Rewrite(args), Substitute(result), Approve() or Edit(args)"
 _AFTER_ANSWERS = "it may return None, Override(...) or a ToolResult"
 
 
-async def ask_before(hook: CallHook, call: Call) -> ToolResult | Rewrite | Approve | Modify | None:
+async def ask_before(hook: CallHook, call: Call) -> ToolResult | Rewrite | Approve | Edit | None:
     """Return what a hook wants done about a call; a result answers the call in the tool's place."""
     if hook.before is None:
         return None
@@ -218,7 +218,7 @@ async def ask_before(hook: CallHook, call: Call) -> ToolResult | Rewrite | Appro
     match answer:
         case None:
             return None
-        case Rewrite() | Approve() | Modify():
+        case Rewrite() | Approve() | Edit():
             return answer
         case Substitute(result):
             return as_result(result)

@@ -28,8 +28,8 @@ from toolcell.tools.execution import ABORTED, cancelled, cut_short, execute
 from toolcell.tools.finalize import failure_of, finalize, show_user, with_repeat_hint
 from toolcell.tools.hooks import (
     Approve,
-    Modify,
-    Reject,
+    Deny,
+    Edit,
     Rewrite,
     ask_before,
     hook_turn,
@@ -325,7 +325,7 @@ async def _ask_hooks(hooks: tuple[CallHook, ...], call: Call, tool: RegisteredTo
             match await ask_before(hook, call):
                 case Approve():
                     approved = asked_about
-                case Modify(args):
+                case Edit(args):
                     refusal = await validate(call, tool, args)
                     approved = _fingerprint(call)
                 case Rewrite(args):
@@ -350,9 +350,9 @@ async def _ask_approvals(call: Call, tool: RegisteredTool) -> ToolResult | None:
     match await call.run.scope.approvals.decide(call):
         case Approve():
             refusal = None
-        case Modify(args):
+        case Edit(args):
             refusal = await validate(call, tool, args)
-        case Reject(reason):
+        case Deny(reason):
             refusal = refused_by_person(call, reason)
         case _:
             refusal = not_approved(call, False)

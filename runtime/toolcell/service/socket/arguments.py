@@ -9,7 +9,7 @@ from toolcell.config import Limits
 from toolcell.control import AlreadyMade, ResumeDecision
 from toolcell.errors import UsageError
 from toolcell.service.allowed import allowed_limits
-from toolcell.tools import Approve, Modify, Reject, brief
+from toolcell.tools import Approve, Deny, Edit, brief
 from toolcell_bridge import UnsendableValue, ValueTooLarge, to_plain
 
 Kind = TypeVar("Kind")
@@ -82,9 +82,9 @@ def plain_decision(decision: object) -> dict[str, Any]:
     match decision:
         case Approve():
             return {"kind": "approve"}
-        case Reject(reason):
+        case Deny(reason):
             return {"kind": "deny", "reason": reason}
-        case Modify(args):
+        case Edit(args):
             return {"kind": "edit", "args": dict(args)}
         case AlreadyMade(value):
             return {"kind": "made", "value": value}
@@ -114,9 +114,9 @@ def _decision(name: str, given: Any) -> ResumeDecision:
     if kind == "approve":
         return Approve()
     if kind == "deny" and isinstance(reason := given.get("reason", ""), str):
-        return Reject(reason)
+        return Deny(reason)
     if kind == "edit" and isinstance(args := given.get("args"), dict):
-        return Modify(args)
+        return Edit(args)
     if kind == "made":
         return AlreadyMade(given.get("value"))
     raise UsageError(f"the decision about {name:.80} is approve, deny, edit or made")
