@@ -148,7 +148,7 @@ class SpanSink:
         return {name: value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False)}
 
 
-def exporting_sink(exporter: Literal["otlp", "console"], *, capture_content: bool = False) -> SpanSink:
+def exporting_sink(exporter: Literal["otlp", "console"]) -> SpanSink:
     """Return a sink whose spans are exported to a collector or, as JSON, to stderr. Each is exported when it ends.
 
     Raises:
@@ -163,7 +163,7 @@ def exporting_sink(exporter: Literal["otlp", "console"], *, capture_content: boo
     made = ConsoleSpanExporter(out=sys.stderr) if exporter == "console" else _otlp_exporter()
     provider = TracerProvider(resource=Resource.create({"service.name": "toolcell"}))
     provider.add_span_processor(SimpleSpanProcessor(made))
-    return SpanSink(provider, capture_content=capture_content)
+    return SpanSink(provider)
 
 
 def _otlp_exporter() -> Any:

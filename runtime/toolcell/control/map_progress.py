@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 from toolcell.control.map_item import MapItem
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.progress import Progress
 
 REFRESHES: Final = 5
@@ -17,14 +16,14 @@ REFRESHES: Final = 5
 class MapProgress:
     """Counts the items that have ended, and those that failed."""
 
-    def __init__(self, name: str, total: int | None, console: Console | None = None) -> None:
+    def __init__(self, name: str, total: int | None) -> None:
         """`total`: None when nobody knows."""
         from rich.console import Console
 
         self.failed = 0
         self._name = name
         self._total = total
-        self._console = console or Console(stderr=True)
+        self._console = Console(stderr=True)
         self._bar: Progress | None = None
 
     def start(self) -> None:

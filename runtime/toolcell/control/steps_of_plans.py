@@ -40,11 +40,10 @@ class PlanRows(list[dict[str, Any]]):
 class JournaledSteps:
     """The `PlanRecord`, the `Approvals` and the `CallObserver` of one run of a plan."""
 
-    def __init__(self, journal: Journal, below: CallObserver | None = None, prefix: str = "") -> None:
-        """`below`: the observer that was there before. `prefix`: of the ids of calls that wait."""
+    def __init__(self, journal: Journal, below: CallObserver | None = None) -> None:
+        """`below`: the observer that was there before."""
         self.journal = journal
         self._below = below
-        self._prefix = prefix
         self._known = {entry.number: entry for entry in journal.entries}
         self.is_cut_short = False
 
@@ -87,7 +86,7 @@ class JournaledSteps:
     def _hold(self, entry: JournalEntry, args: dict[str, Any], reason: str) -> ToolResult:
         if self.journal.lost:
             return _blocked(f"it needs a decision, and the plan cannot be suspended: {self.journal.lost}")
-        ident, digest = f"{self._prefix}plan_step_{entry.number - 1}", call_digest(entry.tool, args)
+        ident, digest = f"plan_step_{entry.number - 1}", call_digest(entry.tool, args)
         entry.pending = PendingCall(ident, entry.tool, args=args, line=None, digest=digest, reason=reason)
         return _blocked(WAITS)
 

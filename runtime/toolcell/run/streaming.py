@@ -102,10 +102,9 @@ RunEvent = LogPrinted | ProgressReported | CallStarted | CallUpdated | CallEnded
 class _Feed(BackgroundTask):
     """The task of a run, and the queue between the run and its reader."""
 
-    def __init__(self, cancel: anyio.Event | None, max_events: int) -> None:
+    def __init__(self, cancel: anyio.Event | None) -> None:
         super().__init__("the Runtime was closed before the run had a result")
         self._end = cancel or anyio.Event()
-        self._max_events = max_events
         self._events: deque[RunEvent] = deque()
 
     def leave(self) -> None:
@@ -127,10 +126,10 @@ class _Feed(BackgroundTask):
         else:
             self._events.append(event)
         self.changed.notify()
-        return self._wait_for_room() if len(self._events) > self._max_events else None
+        return self._wait_for_room() if len(self._events) > QUEUE_EVENTS else None
 
     async def _wait_for_room(self) -> None:
-        while len(self._events) > self._max_events:
+        while len(self._events) > QUEUE_EVENTS:
             await self.changed.wait()
 
     def log(self, stream: str, text: str) -> Awaitable[None] | None:
@@ -143,7 +142,7 @@ class _Feed(BackgroundTask):
 
     def update(self, event: CallUpdated) -> None:
         """Take a tool's progress, if there is room: the tool does not wait."""
-        if len(self._events) < self._max_events and not self.is_left:
+        if len(self._events) < QUEUE_EVENTS and not self.is_left:
             self.put(event)
 
     def finish(self, result: ExecutionResult) -> None:
@@ -225,7 +224,6 @@ class RunStream(TaskReader[RunEvent]):
         execute: Callable[[RunOptions], Awaitable[ExecutionResult]],
         options: RunOptions,
         tasks: Callable[[], TaskGroup],
-        max_events: int = QUEUE_EVENTS,
     ) -> None:
         """`execute` runs the script with `options`, in a task of `tasks`.
 
@@ -235,7 +233,7 @@ class RunStream(TaskReader[RunEvent]):
         if options.on_log is not None or options.on_progress is not None:
             wrong = "on_log" if options.on_log is not None else "on_progress"
             raise UsageError(f"a stream has what is printed and reported as events; leave out {wrong}=")
-        self._feed = _Feed(options.cancel, max_events)
+        self._feed = _Feed(options.cancel)
         super().__init__(self._feed, LEAVE_S)
         self._execute, self._options, self._tasks = execute, options, tasks
 

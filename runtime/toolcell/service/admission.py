@@ -22,13 +22,10 @@ class Admission:
         places: int,
         queue: int,
         share: Callable[[str], Share],
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if places < 1 or queue < 0:
             raise UsageError(f"admission needs at least one place and a queue of 0 or more, not {places} and {queue}")
         self._queue = FairQueue(places, queue, share)
-        self._clock = clock
         self._is_closed = False
 
     @property
@@ -62,7 +59,7 @@ class Admission:
             raise self._busy("the service is closing", tenant)
         decided = anyio.Event()
         waiter = Waiter(tenant, decided.set)
-        self._queue.join(waiter, self._clock())
+        self._queue.join(waiter, time.monotonic())
         try:
             if waiter.ticket is Ticket.WAITS:
                 with anyio.move_on_after(deadline - anyio.current_time()):
@@ -73,7 +70,7 @@ class Admission:
                 raise self._busy("no place became free before the deadline", tenant)
             yield
         finally:
-            self._queue.leave(waiter, self._clock())
+            self._queue.leave(waiter, time.monotonic())
 
     def _busy(self, why: str, tenant: str) -> Problem:
         retry = self._queue.retry_after_s(tenant)

@@ -58,7 +58,7 @@ def check_tls(service: Service) -> None:
             raise UsageError(f"TLS: the certificate {cert} and the key {key} cannot be used: {exc}") from exc
 
 
-async def serve(app: Starlette, listener: socket.socket, on_event: Callable[[str], Any] = lambda text: None) -> None:
+async def serve(app: Starlette, listener: socket.socket, on_event: Callable[[str], Any]) -> None:
     """Serve until SIGTERM or SIGINT, or until cancelled. `on_event` gets a line for each step.
 
     Raises:

@@ -151,8 +151,8 @@ class TokenDatabase:
             )
             return self._get(connection, token_id)
 
-    def rotate(self, token_id: str, *, overlap_s: float = 86_400.0, lifetime_s: float | None = None) -> IssuedToken:
-        """Make a token in place of another, which goes on for `overlap_s`. None: it lives as long as the other did.
+    def rotate(self, token_id: str, *, overlap_s: float = 86_400.0) -> IssuedToken:
+        """Make a token in place of another, which goes on for `overlap_s`. It lives as long as the other did.
 
         Raises:
             UsageError: there is no such token, it has ended, it was rotated before, or an argument cannot be.
@@ -166,8 +166,7 @@ class TokenDatabase:
                 raise UsageError(f"token {token_id} is {state}, so nothing can take its place; create a new one")
             if old.replaced_by is not None:
                 raise UsageError(f"token {token_id} was rotated before; rotate {old.replaced_by}, or revoke {token_id}")
-            if lifetime_s is None and old.expires_at is not None:
-                lifetime_s = old.expires_at - old.created_at
+            lifetime_s = None if old.expires_at is None else old.expires_at - old.created_at
             new = TokenRecord(
                 "", old.tenant, name=old.name, scopes=old.scopes, created_at=now, expires_at=self._end_of(lifetime_s)
             )

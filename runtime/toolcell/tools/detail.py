@@ -41,16 +41,12 @@ def check_shown_chars(shown_chars: object) -> None:
     check_count("shown_chars", shown_chars, 0)
 
 
-def summary(description: str, columns: int = MAX_SUMMARY_CHARS) -> str:
-    """Return the first line of a description, cut."""
-    return one_line(description.strip().partition("\n")[0].strip(), columns)
-
-
 def signature_line(tool: Described) -> str:
     """Return a tool on one line: what it takes, what it returns, and what it is for."""
     definition, returns = tool
     signature = one_line(python_signature(definition, returns), MAX_SIGNATURE_CHARS)
-    return f"{signature}  # {summary(definition.description)}"
+    purpose = one_line(definition.description.strip().partition("\n")[0].strip(), MAX_SUMMARY_CHARS)
+    return f"{signature}  # {purpose}"
 
 
 def tools_text(tools: Sequence[Described], detail: Detail) -> str:

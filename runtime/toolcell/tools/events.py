@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import inspect
 import json
-import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import field, fields
 from typing import Any
 
-from toolcell.support import daemon_threads
 from toolcell.support.change_event import ChangeEvent
 from toolcell.support.log import logger_of
 from toolcell.tools.result import ToolResult
@@ -170,7 +168,7 @@ class EventBus:
         """Call `listener` with every event as it happens, in the emitting task; returns what unsubscribes it.
 
         An async listener is awaited by the call that emitted, before its next step. For quick functions: one that may
-        take its time belongs on `stream()` or `subscribe_thread()`.
+        take its time belongs on `stream()`.
         """
         self._listeners = (*self._listeners, listener)
         self.active = True
@@ -184,20 +182,6 @@ class EventBus:
     def stream(self, max_events: int = QUEUE_EVENTS) -> EventStream:
         """A bounded queue of everything from now on, to be read with `async for`."""
         return EventStream(self, max_events)
-
-    def subscribe_thread(self, listener: Listener, max_events: int = QUEUE_EVENTS) -> Callable[[], None]:
-        """Call `listener` on its own thread, fed by a bounded queue: a slow listener does not delay calls.
-
-        Returns what unsubscribes it, after it has seen what was queued.
-        """
-        pump = _ThreadPump(listener, max_events, self._note_error)
-        unsubscribe = self.subscribe(pump.put)
-
-        def stop() -> None:
-            unsubscribe()
-            pump.stop()
-
-        return stop
 
     def forward(self, event: Event) -> None:
         """Hand out an event of another bus, number and all."""
@@ -248,38 +232,3 @@ class EventBranch(EventBus):
         self._above.emit(**fields)
         self._seq += 1
         super().forward(Event(seq=self._seq, at=time.time(), **fields))
-
-
-class _ThreadPump:
-    """Carries events to a listener on a daemon thread."""
-
-    def __init__(self, listener: Listener, max_events: int, note_error: Callable[[BaseException], None]) -> None:
-        self._listener = listener
-        self._note_error = note_error
-        self._ready = threading.Condition()
-        self._backlog = _Backlog(max_events)
-        self._stopping = False
-        daemon_threads.start(self._run, name="toolcell-events")
-
-    def put(self, event: Event) -> None:
-        with self._ready:
-            self._backlog.put(event)
-            self._ready.notify()
-
-    def stop(self) -> None:
-        with self._ready:
-            self._stopping = True
-            self._ready.notify()
-
-    def _next(self) -> Event | None:
-        with self._ready:
-            while not self._backlog and not self._stopping:
-                self._ready.wait()
-            return self._backlog.take() if self._backlog else None
-
-    def _run(self) -> None:
-        while (event := self._next()) is not None:
-            try:
-                self._listener(event)
-            except (Exception, SystemExit) as exc:
-                self._note_error(exc)

@@ -38,10 +38,9 @@ def columns(kind: type[Any], *without: str) -> list[str]:
     return [each.name for each in fields(kind) if each.name not in without]
 
 
-def quoted(names: Sequence[str], table: str = "") -> str:
+def quoted(names: Sequence[str]) -> str:
     """Return column names for SQL. `references` is a word of SQL, so all are quoted."""
-    prefix = f"{table}." if table else ""
-    return ", ".join(f'{prefix}"{name}"' for name in names)
+    return ", ".join(f'"{name}"' for name in names)
 
 
 def to_row(record: Any, *without: str) -> tuple[Any, ...]:

@@ -17,24 +17,24 @@ from toolcell.sandbox.process.cgroup import Cgroup, CgroupFiles, CgroupUsage, V1
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-def find_cgroup(pid: int, container: str, *, proc: str = "/proc", root: Path = CGROUPS) -> Cgroup | None:
+def find_cgroup(pid: int, container: str) -> Cgroup | None:
     """Find the cgroup of a container whose first process is `pid`; None when it is not visible here.
 
     The container's id must be in the path: with a remote daemon, `pid` is another process of this machine.
     """
     try:
-        with open(f"{proc}/{pid}/cgroup", encoding="utf-8") as table:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8") as table:
             rows = [line.rstrip("\n").split(":", 2) for line in table]
     except OSError:
         return None
     named = {names: path for _, names, path in rows if container in path}
-    if "" in named and (root / "cgroup.controllers").exists():
-        directory = Path(f"{root}{_container_part(named[''], container)}")
+    if "" in named and (CGROUPS / "cgroup.controllers").exists():
+        directory = Path(f"{CGROUPS}{_container_part(named[''], container)}")
         return V2Cgroup(container, str(directory), CgroupFiles()) if (directory / "pids.current").exists() else None
     found: dict[str, str] = {}
     for names, path in named.items():
         for controller in names.split(","):
-            directory = Path(f"{root}/{controller}{_container_part(path, container)}")
+            directory = Path(f"{CGROUPS}/{controller}{_container_part(path, container)}")
             if controller in ("memory", "pids", "cpuacct") and directory.is_dir():
                 found[controller] = str(directory)
     return V1Cgroup(container, found, CgroupFiles()) if {"memory", "pids"} <= found.keys() else None

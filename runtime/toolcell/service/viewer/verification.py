@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,8 +39,7 @@ class Verification:
 class Verifications:
     """The newest check of each log. A log is checked once at a time."""
 
-    def __init__(self, run: Callable[..., object] = daemon_threads.start) -> None:
-        self._run = run
+    def __init__(self) -> None:
         self._newest: dict[Path, Verification] = {}
         self._lock = threading.Lock()
 
@@ -56,7 +54,7 @@ class Verifications:
             if newest is not None and not newest.is_done:
                 return newest
             check = self._newest[log.directory] = Verification(_bytes_of(log.directory))
-        self._run(_check, log, check, name="toolcell-verification")
+        daemon_threads.start(_check, log, check, name="toolcell-verification")
         return check
 
 

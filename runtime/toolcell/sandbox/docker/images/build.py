@@ -131,14 +131,14 @@ def _build_guest(
         return build(client, context, on.id, tag, labels, fresh=fresh, keep_stages=True, report=report)
 
 
-def renew(client: EngineClient, image: ImageRef, report: Report = silent) -> ImageRef:
+def renew(client: EngineClient, image: ImageRef) -> ImageRef:
     """Build a sandbox image again on its own base with this installation's guest. It takes seconds and no download.
 
     Raises:
         SandboxUnavailable: the base is gone, or the engine could not build.
     """
     again = build_shell if image.has_programs else build_python
-    return again(client, image.base, tag=image.tag, report=report)
+    return again(client, image.base, tag=image.tag)
 
 
 def build_data(client: EngineClient, on: ImageRef, *, fresh: bool = False, report: Report = silent) -> ImageRef:

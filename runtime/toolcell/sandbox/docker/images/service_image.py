@@ -29,7 +29,6 @@ def build_service(
     base: str | None = None,
     packages: Sequence[str] = (),
     *,
-    tag: str = reference.SERVICE_IMAGE,
     fresh: bool = False,
     report: Report = silent,
 ) -> ImageRef:
@@ -53,7 +52,9 @@ def build_service(
             reference.BASE: on.label,
             reference.PACKAGES: json.dumps(versions_in(site), sort_keys=True),
         }
-        return build(client, context, on.id, tag, labels, fresh=fresh, keep_stages=True, report=report)
+        return build(
+            client, context, on.id, reference.SERVICE_IMAGE, labels, fresh=fresh, keep_stages=True, report=report
+        )
 
 
 def requirements(python: ImagePython) -> list[str]:

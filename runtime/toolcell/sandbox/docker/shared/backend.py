@@ -209,11 +209,9 @@ class SharedContainers:
         policy: Policy,
         preload: Sequence[str],
         required: frozenset[str],
-        slots: int = SLOTS,
     ) -> None:
         self._engine, self._blueprint = engine, blueprint
         self._policy, self._preload, self._required = policy, tuple(preload), required
-        self._slots = slots
         self._processors = 0
         self._containers: list[tuple[Limits, SharedContainer]] = []
         self._starting = anyio.Lock()
@@ -252,14 +250,14 @@ class SharedContainers:
         client = self._engine.client
         if not self._processors:
             self._processors = max(1, int((await client.call(client.api.info)).get("NCPU") or 1))
-        config = shared_container_config(self._blueprint, limits, self._slots, self._processors)
+        config = shared_container_config(self._blueprint, limits, SLOTS, self._processors)
         container = SharedContainer(await self._engine.launch(config, self._blueprint), self._engine)
         settings = settings_frame(
             limits,
             self._policy,
             self._preload,
             rlimits_for(limits),
-            slots=slot_paths(self._slots),
+            slots=slot_paths(SLOTS),
             unscoped="landlock" not in self._required,
         )
         try:
