@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 from toolcell_bridge.wire.columns import Column
@@ -46,6 +47,7 @@ COLUMNS = [
     text("a", "", "c", valid=b"\x05", form="str"),
     text("2024-01", "x", "", form="period[M]"),
     text("(0, 1]", "(", "x", form="interval[int64, right]"),
+    replace(text("a", "", "c"), detail=10),
     WORDS,
 ]
 

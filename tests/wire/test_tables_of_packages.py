@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 from decimal import Decimal as D
 from typing import Any
 
@@ -29,6 +30,11 @@ def sent(value: Any) -> AnyTable:
     return message.value
 
 
+def sent_by_hand(table: AnyTable) -> Any:
+    """Return what is made of an encoding at the other end."""
+    return from_bytes(table.to_bytes()).native()
+
+
 ARRAYS = [
     np.arange(6).reshape(2, 3),
     np.arange(6.0).reshape(2, 3).T,
@@ -37,7 +43,10 @@ ARRAYS = [
     np.array([1 + 2j]),
     np.array([True, False]),
     np.array(["a", "bé", ""]),
+    np.array(["a"], dtype="U10"),
+    np.array([], dtype="U10"),
     np.array([b"ab", b"c"]),
+    np.array([b"ab"], dtype="S10"),
     np.array(["2024-01-01", "NaT"], dtype="M8[ns]"),
     np.array(["2024-01-01", "NaT"], dtype="M8[D]"),
     np.array([1, 2], dtype="m8[ms]"),
@@ -45,6 +54,8 @@ ARRAYS = [
     np.array(["a", None], dtype=object),
     np.zeros((0, 3)),
     np.ma.masked_array([1, 2], mask=[False, True]),
+    np.ma.masked_array(np.array(["a", "b"], dtype="U10"), mask=[False, True]),
+    np.ma.masked_array(np.array(["2024-01-01", "2024-01-02"], dtype="M8[D]"), mask=[False, True]),
 ]
 
 
@@ -59,7 +70,10 @@ def test_an_array_arrives_with_its_type_and_shape(array: Any) -> None:
 
 def test_other_bytes_and_units_become_the_nearest_ones() -> None:
     assert sent(np.arange(3, dtype=">i4")).native().tolist() == [0, 1, 2]
-    assert sent(np.array([1], dtype="m8[h]")).native().tolist() == [dt.timedelta(hours=1)]
+    with pytest.warns(UserWarning, match=r"timedelta64\[h\] arrive as timedelta64\[s\]"):
+        assert sent(np.array([1], dtype="m8[h]")).native().tolist() == [dt.timedelta(hours=1)]
+    with pytest.warns(UserWarning, match=r"datetime64\[25us\] arrive as datetime64\[us\]"):
+        assert sent(np.array([1], dtype="M8[25us]")).native() == np.array([25], dtype="M8[us]")
 
 
 def test_an_array_of_texts_of_uneven_lengths_is_one_of_objects() -> None:
@@ -69,6 +83,11 @@ def test_an_array_of_texts_of_uneven_lengths_is_one_of_objects() -> None:
     assert (found.dtype, found.tolist()) == (np.dtype(object), uneven.tolist())
     even = np.array(["x" * 1_000] * 1_000)
     assert sent(even).to_numpy().dtype == even.dtype
+    for texts in ([], ["a", "b"]):
+        far_too_wide = replace(text(*texts), detail=2**29 - 1)
+        assert sent_by_hand(Array("numpy", [len(texts)], far_too_wide)).nbytes < 100
+    narrower_than_its_texts = replace(text("abc"), detail=1)
+    assert sent_by_hand(Array("numpy", [1], narrower_than_its_texts)).tolist() == ["abc"]
 
 
 def test_arrays_in_a_column_are_lists_and_tables_in_it_are_refused_by_name() -> None:
@@ -182,6 +201,7 @@ RECORDS = [
     np.array([(1, 2.5), (3, np.nan)], dtype=[("x", "i4"), ("y", "f8")]),
     np.array([("a", b"b", "2024-01-01", True)], dtype=[("x", "U1"), ("y", "S1"), ("z", "M8[s]"), ("w", "?")]),
     np.zeros(0, dtype=[("x", "i4")]),
+    np.rec.array([("a", b"b")], dtype=[("x", "U10"), ("y", "S4")]),
 ]
 
 
@@ -189,6 +209,7 @@ RECORDS = [
 def test_records_of_numpy_arrive_with_their_fields(records: Any) -> None:
     table = sent(records)
     again = table.native()
+    assert type(again) is type(records)
     assert again.dtype == records.dtype
     assert again.tolist() == records.tolist() or np.isnan(again["y"][1])
     assert isinstance(table, Table)
@@ -206,6 +227,17 @@ def frames_of_other_types() -> dict[str, tuple[Any, str]]:
     with_attrs.attrs["unit"] = "kg"
     return {
         "longdouble": (np.array([0.5], dtype=np.longdouble), "float128 arrive as float64"),
+        "months": (np.array(["2024-01"], dtype="M8[M]"), r"datetime64\[M\] arrive as datetime64\[D\]"),
+        "a matrix": (np.array([[1]]).view(np.matrix), "matrix arrive as ndarray"),
+        "tuples as categories": (pd.DataFrame({"a": pd.Categorical([(1, 2)])}), "'a': .*tuples arrive as one of lists"),
+        "tuples as labels": (
+            pd.Series([1], pd.Index([(1, 2)], tupleize_cols=False)),
+            "'index': .*tuple arrive as text",
+        ),
+        "unsigned codes": (
+            arrow.DictionaryArray.from_arrays(arrow.array([0], "uint8"), arrow.array(["a"])),
+            "uint8 indices arrive as one of int32",
+        ),
         "records in records": (np.zeros(1, dtype=[("a", [("b", "i4")])]), "arrive as lists"),
         "decimals that are not numbers": (pd.DataFrame({"a": [D("nan"), D(1)]}), "'a': values of type Decimal"),
         "long decimals": (pd.DataFrame({"a": [D(10) ** 38]}), "'a': values of type Decimal arrive as text"),
@@ -335,6 +367,10 @@ def test_types_of_arrow_arrive_as_they_are() -> None:
         arrow.table({"v": arrow.array([[9, 9], [1, None], None, [3, 4]], arrow.list_(arrow.int16(), 2))[1:]}),
         arrow.table({"v": arrow.array([[9], [1, None], None, []], arrow.list_(arrow.int16()))[1:]}),
         arrow.table({"v": arrow.array([[["a"]], [["b"], None], None], arrow.list_(arrow.list_(arrow.string())))[1:]}),
+        *(
+            arrow.table({"c": arrow.DictionaryArray.from_arrays(arrow.array([0, None], kind), arrow.array(["a"]))})
+            for kind in (arrow.int8(), arrow.int16(), arrow.int32(), arrow.int64())
+        ),
         arrow.table({}),
     ]
     for table in tables:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from toolcell_bridge.guest.refusals import Refusal
 from toolcell_bridge.wire.columns import (
+    CODES,
     FIRST_DAY,
     FORMATS,
     MOST_DIGITS,
@@ -27,7 +28,7 @@ from toolcell_bridge.wire.columns import (
     is_time_zone,
 )
 from toolcell_bridge.wire.table_packages import arrow_values, polars_values
-from toolcell_bridge.wire.tables import RECORDS, Array, Axis, Table
+from toolcell_bridge.wire.tables import Array, Axis, Table
 
 _OWN_TYPE: Final = {bool: ("bool", "B"), int: ("int64", "q"), float: ("float64", "d")}
 
@@ -156,20 +157,26 @@ def _bytes(numbers: array[Any]) -> memoryview:
 
 def array_of(value: Any, to_plain: ToPlain) -> Array | Table | None:
     """Return an array of numpy, or None for one of records in records."""
+    kind = type(value).__name__
     masked = hasattr(value, "mask") and hasattr(value, "filled")
+    if kind not in ("ndarray", "memmap", "recarray") and not masked:
+        _warn("", kind, "ndarray")
     if value.dtype.kind == "V":
         fields = {name: value.dtype[name] for name in value.dtype.names or ()}
         if not fields or masked or value.ndim != 1 or any(each.kind == "V" for each in fields.values()):
             _warn("", value.dtype, "lists")
             return None
         columns = [numpy_column(name, _flat(value[name]), to_plain) for name in fields]
-        return Table(RECORDS, len(value), Axis(), _text_axis(list(fields)), columns)
+        made_as = "numpy.recarray" if kind == "recarray" else "numpy.ndarray"
+        return Table(made_as, len(value), Axis(), _text_axis(list(fields)), columns)
     numbers = value.data if masked else value
     column = numpy_column("", _flat(numbers), to_plain)
     if masked:
         import numpy
 
         missing = numpy.broadcast_to(numpy.ma.getmaskarray(value), value.shape).reshape(-1)
+        if column.kind == "date":
+            missing = missing | numpy.isnat(_flat(numbers))
         column = replace(column, valid=_packed_bits(~missing))
     return Array("numpy.ma" if masked else "numpy", value.shape, column)
 
@@ -186,12 +193,12 @@ def numpy_column(name: str, values: Any, to_plain: ToPlain, form: str = "", vali
     if kind == "O":
         return column_of(name, values.tolist(), to_plain)
     if kind == "U":
-        return text_column(name, values.tolist(), None, form)
+        return replace(text_column(name, values.tolist(), None, form), detail=values.dtype.itemsize // 4)
     if kind == "S":
-        items = values.tolist()
-        return Column("bytes", count, b"".join(items), _bytes(array("I", map(len, items))), valid, form)
+        items, width = values.tolist(), values.dtype.itemsize
+        return Column("bytes", count, b"".join(items), _bytes(array("I", map(len, items))), valid, form, width)
     if kind in "Mm":
-        return _numpy_times(values, form, valid)
+        return _numpy_times(name, values, form, valid)
     if kind == "T":
         return column_of(name, values.tolist(), to_plain, "object")
     wide = {"longdouble": "float64", "clongdouble": "complex128"}.get(values.dtype.type.__name__)
@@ -213,8 +220,8 @@ def _memory(values: Any) -> memoryview:
     return memoryview(values.view("uint8"))
 
 
-def _numpy_times(values: Any, form: str, valid: bytes | None) -> Column:
-    unit = str(values.dtype).partition("[")[2].rstrip("]")
+def _numpy_times(name: str, values: Any, form: str, valid: bytes | None) -> Column:
+    unit = str(values.dtype).partition("[")[2].rstrip("]").lstrip("0123456789")
     is_date = values.dtype.kind == "M"
     if is_date and unit in ("Y", "M", "W", "D"):
         import numpy
@@ -224,10 +231,15 @@ def _numpy_times(values: Any, form: str, valid: bytes | None) -> Column:
         if missing.any():
             valid, days = _packed_bits(~missing), numpy.where(missing, 0, days)
         if ((days >= -(2**31)) & (days < 2**31)).all():
+            if (given := str(values.dtype)) != "datetime64[D]":
+                _warn(name, given, "datetime64[D]")
             return Column("date", len(values), _memory(days.astype("int32")), valid=valid, form=form)
     if unit not in UNITS:
         unit = "ns" if unit in ("ps", "fs", "as") else "s"
-        values = values.astype(f"{'datetime64' if is_date else 'timedelta64'}[{unit}]")
+    wanted = f"{'datetime64' if is_date else 'timedelta64'}[{unit}]"
+    if (given := values.dtype.newbyteorder("<")) != wanted:
+        _warn(name, given, wanted)
+        values = values.astype(wanted)
     numbers = _memory(values.view("int64"))
     return Column(
         "datetime" if is_date else "duration",
@@ -285,9 +297,14 @@ def pandas_axis(index: Any, to_plain: ToPlain) -> Axis:
 
 def _labels(to_plain: ToPlain) -> ToPlain:
     """Convert labels that have no kind in common: what is not a scalar becomes text."""
-    return lambda name, items: to_plain(
-        name, [each if isinstance(each, (NoneType, bool, int, float, str)) else str(each) for each in items]
-    )
+
+    def convert(name: str, items: list[Any]) -> list[Any]:
+        labels = [each if isinstance(each, (NoneType, bool, int, float, str)) else str(each) for each in items]
+        for kind in {type(each).__name__ for each, text in zip(items, labels, strict=True) if each is not text}:
+            _warn(name, kind, "text")
+        return to_plain(name, labels)
+
+    return convert
 
 
 def _pandas_column(name: str, values: Any, to_plain: ToPlain) -> Column:
@@ -297,6 +314,8 @@ def _pandas_column(name: str, values: Any, to_plain: ToPlain) -> Column:
     if kind == "CategoricalDtype":
         held = values.array
         categories = _pandas_column(name, held.categories, to_plain)
+        if categories.kind == "plain" and any(isinstance(each, (list, dict)) for each in categories.detail):
+            _warn(name, "category of tuples", "one of lists")
         return Column("category", len(values), _memory(held.codes), detail=(categories, bool(held.ordered)))
     if kind == "DatetimeTZDtype":
         times = values.array.tz_convert("UTC").tz_localize(None)
@@ -584,9 +603,13 @@ def _arrow_buffers(name: str, values: Any, to_plain: ToPlain) -> Column:
     if kinds.is_dictionary(of) and kinds.is_nested(of.value_type):
         return _arrow_buffers(name, values.dictionary_decode(), to_plain)
     if kinds.is_dictionary(of):
-        codes = values.indices.cast("int32").fill_null(-1)
+        codes = values.indices if str(of.index_type) in CODES else values.indices.cast("int32")
         categories = _arrow_column(name, values.dictionary, to_plain)
-        return Column("category", count, numbers(codes, 4), detail=(categories, of.ordered))
+        held = numbers(codes.fill_null(-1), codes.type.bit_width // 8)
+        column = Column("category", count, held, detail=(categories, of.ordered))
+        if column.data_kind != str(of.index_type):
+            _warn(name, f"dictionary of {of.index_type} indices", f"one of {column.data_kind}")
+        return column
     if kinds.is_string(of) or kinds.is_large_string(of) or kinds.is_binary(of) or kinds.is_large_binary(of):
         is_text = kinds.is_string(of) or kinds.is_large_string(of)
         filled = values.fill_null("" if is_text else b"").cast(

@@ -64,7 +64,7 @@ MOST_NESTED: Final = 8
 """Lists in lists."""
 
 MOST_SIZE: Final = 2**31 - 1
-"""Items of each list of a fixed size."""
+"""Items of each list of a fixed size, and characters of a text of a fixed width."""
 
 MOST_DIGITS: Final = 38
 """Of a decimal."""
@@ -99,9 +99,10 @@ class Column:
     """Values of one kind.
 
     `data` has the values, or the joined text or bytes; `valid` has one bit per row, lowest first, if rows are missing.
-    `detail`: of a `datetime` its unit and time zone, of a `duration` its unit, of a `decimal` its digits and those
-    behind the point, of a `category` its categories and whether they are ordered, of a `list` the items of all rows and
-    how many each row has, or 0 if `lengths` says so, of a `range` start and step, of `plain` the list of plain data.
+    `detail`: of text and bytes of numpy the width of its type, of a `datetime` its unit and time zone, of a `duration`
+    its unit, of a `decimal` its digits and those behind the point, of a `category` its categories and whether they are
+    ordered, of a `list` the items of all rows and how many each row has, or 0 if `lengths` says so, of a `range` start
+    and step, of `plain` the list of plain data.
     """
 
     kind: str
@@ -194,7 +195,7 @@ class Column:
         """Kind of the numbers in `data`: of a category those of its codes."""
         if self.kind != "category":
             return self.kind
-        width = memoryview(self.data).nbytes // self.length if self.length else 1
+        width = memoryview(self.data).nbytes // self.length if self.length else 4
         return f"int{8 * width}"
 
     def buffers(self) -> Iterator[Buffer]:
@@ -525,6 +526,8 @@ def _checked_detail(kind: str, detail: Any, length: int) -> Any:
         case "decimal", [int(digits), int(places)]:
             if type(digits) is int is type(places) and 1 <= digits <= MOST_DIGITS and abs(places) <= MOST_DIGITS:
                 return digits, places
+        case "text" | "bytes", int(width) if type(width) is int and 0 <= width <= MOST_SIZE // 4:
+            return width
         case "range", [int(start), int(step)]:
             if type(start) is int is type(step) and abs(start) < 2**62 and 0 < abs(step) < 2**40:
                 return start, step

@@ -22,6 +22,8 @@ _MOST_OF_INT32: Final = 2**31 - 1
 _MOST_UNEVEN: Final = 16
 _SMALL_BYTES: Final = 1 << 24
 """So many times the bytes of its texts, and so many more, an array of text may take. A larger one is of objects."""
+_SMALL_WIDTH: Final = 1 << 16
+"""The same of an array whose width is not that of its longest text."""
 
 
 def _needs(package: str) -> Any:
@@ -48,14 +50,16 @@ def _needs(package: str) -> Any:
 def numpy_array(column: Column, shape: tuple[int, ...], *, is_masked: bool = False) -> Any:
     """Return an array of this shape. With missing values it is masked, or has objects."""
     numpy = _needs("numpy")
-    values = _numpy_values(numpy, column)
-    if column.kind == "date" and column.form == "":
+    is_date = column.kind == "date" and column.form == ""
+    if is_date:
         values = _numbers(numpy, column, "int32").astype("datetime64[D]")
-        if column.valid is not None:
-            values[_missing(numpy, column)] = "NaT"
-    elif is_masked:
+    else:
+        values = _numpy_values(numpy, replace(column, valid=None) if is_masked else column)
+    if is_masked:
         mask = _missing(numpy, column) if column.valid is not None else False
         values = numpy.ma.MaskedArray(values, mask=mask)
+    elif is_date and column.valid is not None:
+        values[_missing(numpy, column)] = "NaT"
     elif column.valid is not None and values.dtype != object:
         values = _object_array(numpy, column.values())
     return values.reshape(shape)
@@ -76,13 +80,13 @@ def numpy_table(table: Any) -> Any:
 
 
 def numpy_records(table: Any) -> Any:
-    """Return an array of records of one dimension."""
+    """Return an array of records of one dimension, or a recarray."""
     numpy = _needs("numpy")
     fields = {name: numpy_array(each, (table.length,)) for name, each in table.named_columns().items()}
     made = numpy.empty(table.length, {"names": [*fields], "formats": [each.dtype for each in fields.values()]})
     for name, values in fields.items():
         made[name] = values
-    return made
+    return made.view(numpy.recarray) if table.kind == "numpy.recarray" else made
 
 
 def _numpy_values(numpy: Any, column: Column) -> Any:
@@ -92,10 +96,9 @@ def _numpy_values(numpy: Any, column: Column) -> Any:
         start, step = column.detail
         return numpy.arange(start, start + step * column.length, step, dtype="int64")
     if kind in TEXTS or kind in ("plain", "null", "category", "date", "time", "decimal", "list"):
-        values = column.values()
-        if kind in TEXTS and column.form == "" and column.valid is None and _is_even(numpy, column):
-            return numpy.array(values, dtype="U" if kind == "text" else "S")
-        return _object_array(numpy, values)
+        if kind in TEXTS and column.form == "" and column.valid is None:
+            return _numpy_texts(numpy, column)
+        return _object_array(numpy, column.values())
     if kind == "datetime":
         return _numbers(numpy, column, f"datetime64[{column.detail[0]}]")
     if kind == "duration":
@@ -104,12 +107,17 @@ def _numpy_values(numpy: Any, column: Column) -> Any:
     return _object_array(numpy, column.values()) if column.form == "object" else values
 
 
-def _is_even(numpy: Any, column: Column) -> bool:
-    """Whether an array in which each text takes as much as the longest is not far larger than the texts."""
-    if not column.length:
-        return True
-    longest = int(numpy.frombuffer(column.lengths, dtype="uint32").max())
-    return column.length * longest <= _MOST_UNEVEN * memoryview(column.data).nbytes + _SMALL_BYTES
+def _numpy_texts(numpy: Any, column: Column) -> Any:
+    """Return texts in the width that they had, or in that of the longest; as objects, if both take far more memory."""
+    longest = int(_lengths(numpy, column).max(initial=0))
+    most = _MOST_UNEVEN * memoryview(column.data).nbytes + _SMALL_BYTES
+    if column.length * longest > most:
+        return _object_array(numpy, column.values())
+    code, size = ("U", 4) if column.kind == "text" else ("S", 1)
+    found, width = numpy.array(column.values(), dtype=code), column.detail or 0
+    if found.itemsize < size * width and max(1, column.length) * width <= _MOST_UNEVEN * column.nbytes + _SMALL_WIDTH:
+        return found.astype(f"{code}{width}")
+    return found
 
 
 def _numbers(numpy: Any, column: Column, dtype: str) -> Any:

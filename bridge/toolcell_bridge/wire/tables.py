@@ -26,9 +26,9 @@ SHOWN_CHARS: Final = 40
 
 ARRAYS: Final = frozenset({"numpy", "numpy.ma"})
 SERIES: Final = frozenset({"pandas.Series", "polars.Series", "pyarrow.Array"})
-RECORDS: Final = "numpy.ndarray"
-"""An array of records."""
-FRAMES: Final = frozenset({"pandas.DataFrame", "polars.DataFrame", "pyarrow.Table", RECORDS})
+RECORDS: Final = frozenset({"numpy.ndarray", "numpy.recarray"})
+"""Arrays of records."""
+FRAMES: Final = frozenset({"pandas.DataFrame", "polars.DataFrame", "pyarrow.Table"}) | RECORDS
 
 MOST_DIMENSIONS: Final = 32
 MOST_SIZE: Final = 2**40
@@ -298,7 +298,7 @@ class Table(_Encoded):
         Raises:
             ImportError: numpy is not installed.
         """
-        return (table_packages.numpy_records if self.kind == RECORDS else table_packages.numpy_table)(self)
+        return (table_packages.numpy_records if self.kind in RECORDS else table_packages.numpy_table)(self)
 
     def native(self) -> Any:
         """Return what was sent, in its own package."""
