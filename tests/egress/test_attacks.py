@@ -550,6 +550,25 @@ async def test_neither_sizes_nor_limits_tell_how_long_a_secret_is() -> None:
     assert [each.partition("127.0.0.1")[0] for each in short] == [each.partition("127.0.0.1")[0] for each in long]
 
 
+@pytest.mark.parametrize("coding", ["", "gzip"])
+async def test_an_answer_that_echoes_a_secret_does_not_tell_how_long_it_is(coding: str) -> None:
+    async def received(secret: str) -> list[object]:
+        content = b"[" + secret.encode() + b"]" + b"x\n" * 131_060
+        if coding:
+            content = zlib.compress(content, 0)
+        answer = page(content, "text/plain", "200 OK", *(["Content-Encoding: deflate"] if coding else []))
+        async with serve({"/": answer}) as site:
+            limits, rule = Limits(egress_bytes=270_000), of(site, secrets=["TOKEN"])
+            async with door(rule, secrets={"TOKEN": secret}, limits=limits) as run:
+                found = (await run.send(site.url(host="127.0.0.1"))).value
+                sent = [await run.send(site.url(host="127.0.0.1"), "POST", [], b"x" * size) for size in (7871, 1)]
+                return [len(found["body"]), found["rest"], [*dict(found["headers"])], [*map(code_of, sent)]]
+
+    short = await received("abcdef")
+    assert short == [262_129, None, ["Content-Type", "Content-Length"], ["EgressLimit", "EgressLimit"]]
+    assert await received("abcdef" * 10) == short
+
+
 async def test_a_few_placeholders_do_not_become_a_huge_request() -> None:
     async with serve({}) as site, door(of(site, secrets={"body": "{T}", "X": "{T}"}), secrets={"T": "x" * 4000}) as run:
         url = site.url(host="127.0.0.1")

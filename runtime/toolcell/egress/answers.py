@@ -14,6 +14,9 @@ from toolcell.errors import ToolError
 
 PIECE_BYTES: Final = 64 * 1024
 
+SLACK_BYTES: Final = 64 * 1024
+"""By which a compressed body may be longer than what it becomes: data that becomes nothing has no end."""
+
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _CODINGS: Final = frozenset({"gzip", "x-gzip", "deflate"})
 
@@ -99,14 +102,14 @@ class AnswerBody:
         echoes: Echoes,
         inflater: Inflater | None,
     ) -> None:
-        """`count`: is told how many bytes came, and raises when they are too many. `echoes`: what is taken out."""
+        """`count`: is told how many bytes a script gets; raises when they are too many. `echoes`: what is taken out."""
         self._pieces, self._close, self._count = pieces, close, count
         self._echoes, self._inflater = echoes, inflater
         self._buffer = bytearray()
         self._lock = anyio.Lock()
         """Of who reads: a script may read in several calls at once."""
-        self._received = self._made = self._counted = 0
-        """Bytes that came, those that they were decompressed to, and those that were counted."""
+        self._excess = -SLACK_BYTES
+        """Bytes that came, less those that they were decompressed to."""
         self._held = b""
         """May be the beginning of a secret."""
         self.is_at_end = False
@@ -141,8 +144,7 @@ class AnswerBody:
 
     async def _receive(self) -> None:
         if self._inflater is not None and (made := self._inflater.next_piece()):
-            self._made += len(made)
-            self._count_more()
+            self._excess -= len(made)
             self._add(made)
             return
         try:
@@ -150,31 +152,32 @@ class AnswerBody:
         except StopAsyncIteration:
             if self._inflater is not None and not self._inflater.is_whole:
                 raise ToolError("the body ended in the middle of its compression", code=PROTOCOL) from None
-            self._buffer += self._echoes.clean(self._held)
+            self._hand_over(self._echoes.clean(self._held))
             self._held, self.is_at_end = b"", True
             await self.aclose()
             return
-        self._received += len(piece)
-        self._count_more()
-        if self._inflater is not None:
-            self._inflater.feed(piece)
-        else:
+        if self._inflater is None:
             self._add(piece)
-
-    def _count_more(self) -> None:
-        """Count what came or what it became, whichever is more: data that becomes nothing has no end."""
-        size = max(self._received, self._made)
-        more, self._counted = size - self._counted, size
-        self._count(more)
+            return
+        self._inflater.feed(piece)
+        self._excess += len(piece)
+        if self._excess > 0:
+            self._count(self._excess)
+            self._excess = 0
 
     def _add(self, data: bytes) -> None:
         if not self._echoes:
-            self._buffer += data
+            self._hand_over(data)
             return
         data = self._echoes.clean(self._held + data)
         held = self._echoes.held_back(data)
-        self._buffer += data[: len(data) - held]
+        self._hand_over(data[: len(data) - held])
         self._held = data[len(data) - held :]
+
+    def _hand_over(self, data: bytes) -> None:
+        """Count what the script gets. What was received would tell it how long a secret is."""
+        self._count(len(data))
+        self._buffer += data
 
     @property
     def is_empty(self) -> bool:

@@ -6,29 +6,36 @@
 from __future__ import annotations
 
 import functools
+import math
 import ssl
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from typing import Any
 
 import anyio
 
 from toolcell.egress.resolver import AddressRules, Resolver, SystemResolver, checked_addresses
-from toolcell.errors import MissingPackage, ToolError
+from toolcell.egress.streams import AnswerStream, TcpStream, httpcore, httpx
+from toolcell.errors import ToolError
 
-try:
-    import httpcore as httpcore  # for the modules beside this one
-    import httpx
-except ModuleNotFoundError as exc:
-    raise MissingPackage("requests to the network need httpx: pip install 'toolcell[egress]'") from exc
+
+async def exchange(pool: httpcore.AsyncConnectionPool, request: httpcore.Request) -> httpcore.Response:
+    """Send a request on connections of a `GuardedBackend`; return its answer as soon as the head is there."""
+    response = await pool.handle_async_request(request)
+    response.extensions["network_stream"].end_head()
+    return response
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
     """Opens every connection of a transport, and only to addresses that the rules allow."""
 
-    def __init__(self, policy: AddressRules, resolver: Resolver) -> None:
+    def __init__(
+        self, policy: AddressRules, resolver: Resolver | None, connections: anyio.CapacityLimiter | None = None
+    ) -> None:
+        """`resolver`: None for the system's. `connections`: how many there may be, with those of others."""
         self._policy = policy
-        self._resolver = resolver
-        self._sockets = httpcore.AnyIOBackend()
+        self._resolver = resolver or SystemResolver()
+        self._connections = connections or anyio.CapacityLimiter(math.inf)
 
     async def connect_tcp(
         self,
@@ -44,17 +51,27 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
             ToolError: one of its addresses is refused, or the host is not known.
             ConnectTimeout: looking it up and trying its addresses took longer than `timeout` together.
         """
-        failure: Exception | None = None
+        failure: Exception = httpcore.ConnectTimeout("too many connections are open")
+
+        def release() -> None:
+            with suppress(RuntimeError):  # it was released before
+                self._connections.release_on_behalf_of(release)
+
         try:
             with anyio.fail_after(timeout):
+                await self._connections.acquire_on_behalf_of(release)
+                failure = httpcore.ConnectTimeout(f"no connection within {timeout} s")
                 for address in await checked_addresses(self._policy, self._resolver, host, port):
                     try:
-                        return await self._sockets.connect_tcp(address, port, timeout, local_address, socket_options)
-                    except (httpcore.ConnectError, httpcore.ConnectTimeout) as exc:
-                        failure = exc
-        except TimeoutError as exc:
-            failure = failure or httpcore.ConnectTimeout(exc)
-        assert failure is not None
+                        return AnswerStream(await TcpStream.connect(address, port), release)
+                    except OSError as exc:
+                        failure = httpcore.ConnectError(str(exc))
+        except TimeoutError:
+            pass
+        except BaseException:
+            release()
+            raise
+        release()
         raise failure
 
     async def connect_unix_socket(
@@ -84,23 +101,21 @@ class GuardedTransport(httpx.AsyncBaseTransport):
     """An httpx transport whose connections all go through `GuardedBackend`. Proxies and `.netrc` are not used."""
 
     def __init__(self, policy: AddressRules, resolver: Resolver | None = None) -> None:
-        backend = GuardedBackend(policy, resolver or SystemResolver())
         self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=tls_context(), max_keepalive_connections=0, network_backend=backend
+            ssl_context=tls_context(), max_keepalive_connections=0, network_backend=GuardedBackend(policy, resolver)
         )
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send one request; its redirects are answers like any other."""
         url = request.url
-        response = await self._pool.handle_async_request(
-            httpcore.Request(
-                method=request.method,
-                url=httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
-                headers=request.headers.raw,
-                content=request.stream,
-                extensions=request.extensions,
-            )
+        sent = httpcore.Request(
+            method=request.method,
+            url=httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
+            headers=request.headers.raw,
+            content=request.stream,
+            extensions=request.extensions,
         )
+        response = await exchange(self._pool, sent)
         return httpx.Response(response.status, headers=response.headers, stream=_ResponseStream(response))
 
     async def aclose(self) -> None:

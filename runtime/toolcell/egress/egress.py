@@ -17,7 +17,7 @@ import anyio
 
 from toolcell.config import Limits, Policy
 from toolcell.egress.answers import AnswerBody, Inflater, inflater_for
-from toolcell.egress.connector import GuardedBackend, httpcore, tls_context
+from toolcell.egress.connector import GuardedBackend, exchange, tls_context
 from toolcell.egress.echoes import Echoes
 from toolcell.egress.failures import CERTIFICATE, CONNECT, LIMIT, PROTOCOL, REFUSED, TIMEOUT, refused
 from toolcell.egress.overrides import check_long_form, check_override, destinations, head_of
@@ -25,6 +25,7 @@ from toolcell.egress.packages import PackageIndex, ScriptPython, described, find
 from toolcell.egress.request import HttpRequest, filled_body, read_request, sent_headers, sent_url
 from toolcell.egress.resolver import AddressRules, Resolver, SystemResolver, checked_addresses
 from toolcell.egress.rules import PLACEHOLDER, SAFE, Allow, RuleBook
+from toolcell.egress.streams import httpcore
 from toolcell.egress.urls import Target
 from toolcell.errors import PackageError, SandboxUnavailable, ToolError, UsageError
 from toolcell.support import TokenBucket, quiet_loggers
@@ -50,6 +51,8 @@ DEFAULT_TIMEOUT_S: Final = 60.0
 
 MAX_CONNECTIONS: Final = 100
 """Of one run."""
+MAX_OF_ALL: Final = 500
+"""Connections of all runs of a runtime. A host program often may have 1024 open files."""
 KEPT_CONNECTIONS: Final = 20
 KEPT_S: Final = 30.0
 
@@ -125,8 +128,8 @@ class Egress:
         self._book = RuleBook(rules)
         self.addresses: AddressRules = self._book
         """Decides which addresses the hosts of the rules may have."""
-        self.resolver = resolver or SystemResolver()
-        """Looks up hosts."""
+        self.resolver = resolver
+        """Looks up hosts; None for the system's."""
         self.echoes = Echoes(self._secrets)
         """Finds its secrets."""
         self._paces = [TokenBucket(1 / rule.rate, max(1.0, rule.rate)) if rule.rate else None for rule in rules]
@@ -172,7 +175,7 @@ class Egress:
         Raises:
             ToolError: an address is refused, or the host is not known.
         """
-        return await checked_addresses(self._book, self.resolver, target.host, target.port)
+        return await checked_addresses(self._book, self.resolver or SystemResolver(), target.host, target.port)
 
     @property
     def labels(self) -> tuple[frozenset[str], frozenset[str]]:
@@ -239,9 +242,9 @@ class Egress:
                 bucket.give_back(time.monotonic())
             raise
 
-    def network(self) -> GuardedBackend:
-        """Return what connects to the addresses that the rules allow."""
-        return GuardedBackend(self._book, self.resolver)
+    def network(self, connections: anyio.CapacityLimiter) -> GuardedBackend:
+        """Return what connects to the addresses that the rules allow. `connections`: how many there may be."""
+        return GuardedBackend(self._book, self.resolver, connections)
 
     def __repr__(self) -> str:
         return f"Egress({', '.join(repr(rule.host) for rule in self.rules)})"
@@ -345,6 +348,7 @@ class RequestTools:
     def __init__(self, egress: Egress, limits: Limits) -> None:
         self._egress, self._limits = egress, limits
         self._runs: weakref.WeakKeyDictionary[object, RunRequests] = weakref.WeakKeyDictionary()
+        self._connections = anyio.CapacityLimiter(MAX_OF_ALL)
         general = ToolOptions(listed=False, callable_from=frozenset({CODE}), timeout_s=math.inf)
         self._http = _tool(
             ToolSpec(
@@ -500,7 +504,7 @@ class RequestTools:
             max_connections=MAX_CONNECTIONS,
             max_keepalive_connections=kept,
             keepalive_expiry=KEPT_S,
-            network_backend=self._egress.network(),
+            network_backend=self._egress.network(self._connections),
         )
 
     @staticmethod
@@ -514,20 +518,19 @@ class RequestTools:
         target = request.target
         host = target.origin.partition("://")[2].removesuffix(f":{target.port}")
         timeouts = dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)
-        return await pool.handle_async_request(
-            httpcore.Request(
-                method=request.method,
-                url=httpcore.URL(
-                    scheme=target.scheme.encode(),
-                    host=host.encode(),
-                    port=target.port,
-                    target=f"{target.path}{target.query}".encode(),
-                ),
-                headers=headers,
-                content=content,
-                extensions={"timeout": timeouts},
-            )
+        sent = httpcore.Request(
+            method=request.method,
+            url=httpcore.URL(
+                scheme=target.scheme.encode(),
+                host=host.encode(),
+                port=target.port,
+                target=f"{target.path}{target.query}".encode(),
+            ),
+            headers=headers,
+            content=content,
+            extensions={"timeout": timeouts},
         )
+        return await exchange(pool, sent)
 
     async def _answer(
         self, request: HttpRequest, rule: Allow, run: RunRequests, response: httpcore.Response, *, can_keep: bool
@@ -552,7 +555,8 @@ class RequestTools:
 
             pieces = aiter(response.aiter_stream())
             body = AnswerBody(pieces, response.aclose, count=count, echoes=self._egress.echoes, inflater=inflater)
-            is_short = length.isdigit() and int(length) <= PART_BYTES
+            # Whether it is short is not decided by a length that has secrets in it
+            is_short = length.isdigit() and (bool(self._egress.echoes) or int(length) <= PART_BYTES)
             first = await body.read(PART_BYTES, fill=is_short or not can_keep)
             if body.failure is not None and not can_keep:
                 raise body.failure

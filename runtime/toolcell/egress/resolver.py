@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from typing import Protocol
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Final, Protocol
 
 import anyio
+import anyio.from_thread
+import anyio.lowlevel
 
 from toolcell.egress.addresses import IPAddress, address_of
 from toolcell.errors import ToolError
+from toolcell.support import daemon_threads
 
 MAX_ADDRESSES = 4
 """Most addresses of one host, that are tried one after the other."""
+
+MAX_LOOKUPS: Final = 4
+"""Of one resolver at once."""
 
 
 class Resolver(Protocol):
@@ -43,12 +51,46 @@ class AddressRules(Protocol):
 
 
 class SystemResolver:
-    """Asks the operating system."""
+    """Asks the operating system, in threads of its own. Used in one event loop.
+
+    A name whose servers do not answer takes a thread for half a minute, also when nobody waits any more. So each run
+    has its own resolver, and all of a loop have `daemon_threads.THREADS`.
+    """
+
+    def __init__(self) -> None:
+        self._slots = anyio.CapacityLimiter(MAX_LOOKUPS)
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
-        """Return every address of `host`."""
-        found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        """Return every address of `host`.
+
+        Cancellation: returns at once; the thread goes on, and counts.
+        """
+        found, done, token = Future[list[Any]](), anyio.Event(), anyio.lowlevel.current_token()
+        taken = list[anyio.CapacityLimiter]()
+
+        def end() -> None:
+            while taken:
+                taken.pop().release_on_behalf_of(found)
+            done.set()
+
+        def look_up() -> None:
+            try:
+                found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            except Exception as exc:
+                found.set_exception(exc)
+            with suppress(anyio.RunFinishedError):
+                anyio.from_thread.run_sync(end, token=token)
+
+        try:
+            for slots in (self._slots, daemon_threads.limiter_of(__name__)):
+                await slots.acquire_on_behalf_of(found)
+                taken.append(slots)
+            daemon_threads.start(look_up, name="toolcell resolver")
+        except BaseException:
+            end()
+            raise
+        await done.wait()
+        return list(dict.fromkeys(str(entry[4][0]) for entry in found.result()))
 
 
 async def checked_addresses(rules: AddressRules, resolver: Resolver, host: str, port: int) -> list[str]:

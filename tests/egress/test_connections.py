@@ -1,0 +1,133 @@
+"""Connections to servers: how many there are, how long names are looked up, and what servers send too early or for ever."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import pytest
+from anyio.abc import ByteStream
+
+from builtin.webkit import page, serve
+from egress.doors import Door, code_of, door
+from egress.test_attacks import of
+from egress.test_attacks import pytestmark as pytestmark
+from toolcell.builtin.web.policy import WebPolicy
+from toolcell.egress import Allow, egress
+from toolcell.egress.connector import GuardedTransport
+from toolcell.egress.resolver import MAX_LOOKUPS, SystemResolver
+from toolcell.egress.streams import MAX_HEAD_BYTES
+
+
+async def endless(stream: ByteStream) -> None:
+    while True:
+        await stream.send(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" * 1000)
+
+
+async def test_answers_that_only_announce_another_one_are_bounded() -> None:
+    async with serve({"/": endless}) as site, door(of(site)) as run:
+        with anyio.fail_after(20):
+            result = await run.send(site.url(host="127.0.0.1"))
+
+    assert code_of(result) == "EgressProtocolError"
+    assert f"no answer within {MAX_HEAD_BYTES} bytes" in result.message
+
+
+async def test_a_few_of_them_are_followed_by_the_answer_and_a_long_body() -> None:
+    hints = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" * 100
+    async with serve({"/": hints + page("x" * MAX_HEAD_BYTES * 2)}) as site, door(of(site)) as run:
+        found = (await run.send(site.url(host="127.0.0.1"))).value
+        size = len(found["body"])
+        while part := (await run.call("http_read", {"rest": found["rest"], "size": 1 << 18})).files[0].data:
+            size += len(part)
+
+    assert (found["status"], size) == (200, MAX_HEAD_BYTES * 2)
+
+
+@pytest.mark.parametrize("size", [200_000, 8_000_000])
+async def test_an_answer_that_comes_before_the_body_is_sent_is_the_answer(size: int) -> None:
+    async def hasty(stream: ByteStream) -> None:
+        await stream.send(page("too long", "text/plain", "413 Content Too Large", "Connection: close"))
+
+    async with serve({"/": hasty}) as site, door(of(site)) as run:
+        for _ in range(5):
+            answer = (await run.send(site.url(host="127.0.0.1"), "POST", **run.upload(b"x" * size))).value
+            assert (answer["status"], answer["body"]) == (413, b"too long")
+
+
+class SlowNames:
+    """An operating system that knows no name until it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.goes_on = threading.Event()
+
+    def getaddrinfo(self, host: str, *_more: Any, **_options: Any) -> Any:
+        if host.endswith(".slow.test"):
+            self.asked.append(host)
+            self.goes_on.wait(60)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 80))]
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowNames]:
+    made = SlowNames()
+    monkeypatch.setattr("toolcell.egress.resolver.socket.getaddrinfo", made.getaddrinfo)
+    yield made
+    made.goes_on.set()
+
+
+async def test_names_that_nobody_answers_hold_up_no_other_run(names: SlowNames) -> None:
+    async with door(Allow("*.slow.test"), Allow("quick.test")) as run:
+        other = Door(run.registry)
+        for number in range(2 * MAX_LOOKUPS):
+            assert code_of(await run.send(f"https://{number}.slow.test/", timeout_s=0.05)) == "EgressTimeout"
+        async with other.requests.until_end():
+            with anyio.fail_after(20):
+                refused = await other.send("https://quick.test/")
+
+    assert len(names.asked) == MAX_LOOKUPS  # those that nobody waits for any more count as well
+    assert "loopback" in refused.message
+
+
+async def test_a_resolver_goes_on_when_names_were_found(names: SlowNames) -> None:
+    resolver = SystemResolver()
+    for number in range(2 * MAX_LOOKUPS):
+        with anyio.move_on_after(0.05):
+            await resolver.resolve(f"{number}.slow.test", 443)
+    names.goes_on.set()
+    with anyio.fail_after(20):
+        assert await resolver.resolve("a.test", 443) == ["127.0.0.1"]
+
+
+async def test_the_connections_of_all_runs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(egress, "MAX_OF_ALL", 2)
+
+    async def silent(stream: ByteStream) -> None:
+        await stream.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
+        await stream.receive()
+
+    async with serve({"/": silent, "/b": page("b")}) as site, door(of(site)) as run:
+        other = Door(run.registry)
+        async with other.requests.until_end():
+            first, second = [(await run.send(site.url(host="127.0.0.1"))).value["rest"] for _ in range(2)]
+            refused = await other.send(site.url("/b", "127.0.0.1"), timeout_s=0.05)
+            for rest in (first, second):
+                await run.call("http_read", {"rest": rest, "size": 0})
+            sent = await other.send(site.url("/b", "127.0.0.1"))
+
+    assert code_of(refused) == "EgressTimeout" and "too many connections are open" in refused.message
+    assert sent.value["body"] == b"b"
+
+
+async def test_http_fetch_has_the_same_bounds() -> None:
+    import httpx
+
+    async with serve({"/": endless}) as site:
+        transport = GuardedTransport(WebPolicy(private=("127.0.0.1/32",), ports=None))
+        async with httpx.AsyncClient(transport=transport) as client:
+            with anyio.fail_after(20), pytest.raises(Exception, match="no answer within"):
+                await client.get(site.url(host="127.0.0.1"))
