@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from toolcell.kernel.folder import NotebookFolder
 from toolcell.kernel.kernel import KernelApp
 from toolcell.results import OutputFile
 
-from .conftest import Notebook
+from .conftest import PATIENCE_S, Notebook
 
 Start = Callable[..., Notebook]
 TOOLS = str(Path(__file__).with_name("tools.py"))
@@ -188,6 +189,34 @@ class TestTools:
         recorded = b"".join(path.read_bytes() for path in (tmp_path / "audit").rglob("*") if path.is_file())
         assert b"temperature('Rome'), tools" in recorded and b"typed-seen" in recorded
         assert b"typed-unseen" not in recorded
+
+    def test_an_answer_to_one_question_does_not_approve_what_another_asks(self, notebooks: Start) -> None:
+        client = (notebook := notebooks("--tools", TOOLS)).client
+        ident = client.execute(
+            "import threading\n"
+            "asking = threading.Thread(target=lambda: print('typed', input('continue? [y/n] ')))\nasking.start()\n"
+            "try: send_mail('mallory@example.com', 'secret')\nexcept Exception as exc: print(exc)\nasking.join()",
+            allow_stdin=True,
+        )
+
+        def answer(value: object, **about: Any) -> None:
+            client.stdin_channel.send(client.session.msg("input_reply", {"value": value}, **about))
+
+        first = client.get_stdin_msg(timeout=PATIENCE_S)
+        assert not client.stdin_channel.socket.poll(300), "there is one question at a time"
+        answer("n", parent=first)
+        second = client.get_stdin_msg(timeout=PATIENCE_S)
+        answer("y", parent=first)
+        client.stdin_channel.socket.send_multipart([b"<IDS|MSG>", b"forged", b"{}", b"{}", b"{}", b"{}"])
+        client.stdin_channel.socket.send_multipart([b"nothing"])
+        client.stdin_channel.send(client.session.msg("comm_msg", {"value": "y"}))
+        client.stdin_channel.send(client.session.msg("input_reply", b'["y"]', parent=second))
+        answer("n", parent=second)
+        shown = notebook.outcome_of(ident)
+
+        prompts = sorted(each["content"]["prompt"][:20] for each in (first, second))
+        assert prompts == ["[toolcell] Make the ", "continue? [y/n] "]
+        assert "typed n" in shown.text() and "refused" in shown.text(), shown
 
 
 @pytest.mark.isolation

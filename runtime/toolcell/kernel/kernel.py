@@ -60,6 +60,7 @@ class SandboxKernel(Kernel):
         self._history: list[tuple[int, int, str]] = []
         self._tasks = set[asyncio.Task[object]]()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._asking = asyncio.Lock()
         for name in ("comm_open", "comm_msg", "comm_close"):
             self.shell_handlers[name] = self._refuse_comm
 
@@ -193,14 +194,28 @@ class SandboxKernel(Kernel):
         return partial(self._ask, parent, ident)
 
     async def _ask(self, parent: Any, ident: Any, prompt: str, is_password: bool) -> str:
-        socket = self.stdin_socket
-        while self.session.recv(socket)[1] is not None:
-            pass  # an answer for which nobody waits any more
-        content = {"prompt": prompt, "password": is_password}
-        self.session.send(socket, "input_request", content, parent, ident=ident)
-        while (answer := self.session.recv(socket)[1]) is None:  # noqa: ASYNC110
-            await asyncio.sleep(ANSWER_S)
-        return str(answer["content"].get("value", ""))
+        """Ask the person at the notebook. One question at a time: `y` to one must not approve another."""
+        async with self._asking:
+            while self._received_on_stdin() is not None:
+                pass  # an answer for which nobody waits any more
+            content = {"prompt": prompt, "password": is_password}
+            question = self.session.send(self.stdin_socket, "input_request", content, parent, ident=ident)["msg_id"]
+            while True:
+                match self._received_on_stdin():
+                    case None:
+                        await asyncio.sleep(ANSWER_S)
+                    case {"msg_type": "input_reply", "parent_header": dict(about), "content": dict(content)}:
+                        if about.get("msg_id", question) == question:  # some front ends do not say what they answer
+                            return str(content.get("value", ""))
+
+    def _received_on_stdin(self) -> dict[str, Any] | None:
+        """Return the next message of the stdin channel, or None; {} for one that is malformed or not signed."""
+        try:
+            message: dict[str, Any] | None = self.session.recv(self.stdin_socket)[1]
+        except (ValueError, TypeError, LookupError) as exc:
+            self.log.warning("a message of the stdin channel was dropped: %s", exc)
+            return {}
+        return message
 
     # What front ends ask beside that.
 
