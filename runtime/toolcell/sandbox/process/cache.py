@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import stat
 import tempfile
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import platformdirs
 
-from toolcell.errors import PackageError
+from toolcell.errors import PackageError, SandboxUnavailable
 from toolcell.support import file_lock
+from toolcell.support.atomic import new_directory
 from toolcell.support.private_folder import make_private_folder
 
 
@@ -28,6 +32,30 @@ def default_cache_dir() -> Path:
         return Path(tempfile.gettempdir()) / f"toolcell-cache-{os.geteuid()}"
     except OSError:  # nothing here can be written; the error that follows says so
         return usual
+
+
+def entry_key(facts: Sequence[object]) -> str:
+    """Return the name of the entry that was made of these facts: it changes when one of them does."""
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def made_entry(entry: Path, what: str, fill: Callable[[Path], object]) -> Path:
+    """Keep an entry, which `fill` makes if it is not there, and return it. `what`: what it is, for the error.
+
+    Raises:
+        SandboxUnavailable: the cache cannot be written.
+    """
+    try:
+        if not keep(entry):
+            with new_directory(entry) as building:
+                fill(building)
+            keep(entry)
+    except OSError as exc:
+        raise SandboxUnavailable(
+            f"{what} cannot be kept in {entry.parent.parent}: {exc}; set XDG_CACHE_HOME to a directory that can be "
+            "written"
+        ) from exc
+    return entry
 
 
 _kept: dict[Path, int] = {}

@@ -6,17 +6,13 @@ copy has none, as in an editable install. One directory is also one mount instea
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.process.cache import keep
-from toolcell.support.atomic import new_directory
+from toolcell.sandbox.process.cache import entry_key, made_entry
 
 FORMAT = 1
 """Part of the key: goes up when the content of the directory changes."""
@@ -31,15 +27,8 @@ def build(packages: Mapping[str, Path], cache: Path) -> Path:
         SandboxUnavailable: the cache cannot be written.
     """
     sources = {name: _sources(folder) for name, folder in sorted(packages.items())}
-    target = cache / "guest" / _key(sources)
-    try:
-        if not keep(target):
-            with new_directory(target) as building:
-                _fill(building, packages, sources)
-            keep(target)
-    except OSError as exc:
-        raise SandboxUnavailable(f"the guest package cannot be kept in {cache}: {exc}") from exc
-    return target
+    entry = cache / "guest" / _key(sources)
+    return made_entry(entry, "the guest package", lambda building: _fill(building, packages, sources))
 
 
 def _sources(folder: Path) -> list[Path]:
@@ -52,7 +41,7 @@ def _key(sources: Mapping[str, list[Path]]) -> str:
         for path in paths:
             status = path.stat()
             facts.append((str(path), status.st_size, status.st_mtime_ns))
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+    return entry_key(facts)
 
 
 def _fill(building: Path, packages: Mapping[str, Path], sources: Mapping[str, list[Path]]) -> None:

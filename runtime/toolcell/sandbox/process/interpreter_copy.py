@@ -9,7 +9,6 @@ five times as large.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 import re
@@ -20,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.process.cache import keep
-from toolcell.support.atomic import link_or_copy, new_directory
+from toolcell.sandbox.process.cache import entry_key, made_entry
+from toolcell.support.atomic import link_or_copy
 from toolcell_bridge.wire.frozen import frozen
 
 if TYPE_CHECKING:
@@ -73,25 +72,23 @@ def build(
     """
     base = build(executable, library, platlibdir, None, extensions, cache) if packages is not None else None
     target = cache / "interpreters" / _key(executable, library, packages, extensions)
+
+    def fill(building: Path) -> None:
+        if base is not None:
+            shutil.copytree(base.root, building / "usr", copy_function=link_or_copy)
+        compiled = [*(shared_objects(packages) if packages is not None else ()), *extensions]
+        manifest = _fill(building, executable, library, platlibdir, compiled)
+        manifest |= {"python": f"Python {library.name.removeprefix('python')}"}
+        manifest |= {"packages": str(packages)} if packages is not None else {}
+        (building / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+        for folder, _, _ in os.walk(building):
+            os.chmod(folder, 0o755)
+
+    made_entry(target, "the copy of the interpreter", fill)
     try:
-        if not keep(target):
-            with new_directory(target) as building:
-                if base is not None:
-                    shutil.copytree(base.root, building / "usr", copy_function=link_or_copy)
-                compiled = [*(shared_objects(packages) if packages is not None else ()), *extensions]
-                manifest = _fill(building, executable, library, platlibdir, compiled)
-                manifest |= {"python": f"Python {library.name.removeprefix('python')}"}
-                manifest |= {"packages": str(packages)} if packages is not None else {}
-                (building / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-                for folder, _, _ in os.walk(building):
-                    os.chmod(folder, 0o755)
-            keep(target)
         manifest = json.loads((target / "manifest.json").read_text(encoding="utf-8"))
     except OSError as exc:
-        raise SandboxUnavailable(
-            f"the copy of the interpreter cannot be kept in {cache}: {exc}; set XDG_CACHE_HOME to a directory that can "
-            "be written"
-        ) from exc
+        raise SandboxUnavailable(f"the copy of the interpreter {target} cannot be read: {exc}") from exc
     return InterpreterCopy(target / "usr", manifest["libraries"], manifest["loader"])
 
 
@@ -115,7 +112,7 @@ def _key(executable: Path, library: Path, packages: Path | None, extensions: Seq
             facts += [status.st_mtime_ns, status.st_size]
         except OSError:
             facts.append("absent")
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+    return entry_key(facts)
 
 
 def _fill(building: Path, executable: Path, library: Path, platlibdir: str, compiled: Sequence[Path]) -> dict[str, str]:

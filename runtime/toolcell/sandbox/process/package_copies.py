@@ -23,7 +23,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from toolcell.errors import PackageError
-from toolcell.sandbox.process.cache import hold
+from toolcell.sandbox.process.cache import entry_key, hold
 from toolcell.sandbox.process.cache_entries import COPIES
 from toolcell.sandbox.process.package_installers import InstallProgress, PackageSource
 from toolcell.sandbox.process.package_sources import LEFT_OUT, TargetInterpreter, distributions_in
@@ -87,7 +87,7 @@ def ensure_copies(
         OSError: the cache cannot be written.
     """
     places = {source: cache / COPIES / _key(source, interpreter) for source in sources}
-    missing = [source for source, place in places.items() if _held(place, held) is None]
+    missing = [source for source, place in places.items() if _hold_copy(place, held) is None]
     with ExitStack() as stack:
         for source in missing:
             remove_tree(places[source])
@@ -106,22 +106,22 @@ def ensure_copies(
             _compile_bytecode(interpreter, list(sites.values()))
         for source in missing:
             _finish(sites[source], source)
-    found = [_held(place, held) for place in places.values()]
+    found = [_hold_copy(place, held) for place in places.values()]
     if None in found:
         raise PackageError(f"the packages in {cache} changed while they were copied; try again")
     return [copy for copy in found if copy is not None]
 
 
-def _held(place: Path, held: ExitStack) -> PackageCopy | None:
+def _hold_copy(place: Path, holding: ExitStack) -> PackageCopy | None:
     opened = hold(place)
     if opened is not None:
-        held.callback(os.close, opened)
+        holding.callback(os.close, opened)
     return read_copy(place)
 
 
 def _key(source: PackageSource, interpreter: TargetInterpreter) -> str:
     facts = [FORMAT, interpreter.version, interpreter.tag, source.name, source.identity]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+    return entry_key(facts)
 
 
 def read_copy(place: Path) -> PackageCopy | None:

@@ -30,7 +30,7 @@ from toolcell.config import package_name
 from toolcell.errors import PackageError
 from toolcell.sandbox.process import cache_entries
 from toolcell.sandbox.process import package_sources as sources
-from toolcell.sandbox.process.cache import default_cache_dir, keep, note_use, private_directory
+from toolcell.sandbox.process.cache import default_cache_dir, entry_key, keep, note_use, private_directory
 from toolcell.sandbox.process.package_copies import (
     DIR_MODE,
     PackageCopy,
@@ -149,7 +149,7 @@ class _Request:
         identities = [item.identity for item in self.wanted]
         asked = [FORMAT, self.interpreter.version, self.interpreter.tag, identities]
         found = sorted(self.installed.identities.values()) if isinstance(self.installed, sources.Installed) else None
-        return hashlib.sha256(json.dumps([asked, found]).encode()).hexdigest()[:32]
+        return entry_key([asked, found])
 
 
 def _build(cache: Path, request: _Request, progress: InstallProgress) -> None:

@@ -6,16 +6,13 @@ programs, and nothing else: no program that gives rights, opens a connection or 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.process.cache import keep
-from toolcell.support.atomic import new_directory
+from toolcell.sandbox.process.cache import entry_key, made_entry
 
 FORMAT = 1
 """Part of the key: goes up when the content of a copy changes."""
@@ -51,18 +48,8 @@ def build(cache: Path, interpreter: str) -> Path:
     found = {name: Path(os.path.realpath(path)) for name in NAMES if (path := shutil.which(name, path=PLACES))}
     if SHELL not in found:
         raise SandboxUnavailable(f"Policy(shell=True) needs the program {SHELL} of this machine, and {PLACES} has none")
-    target = cache / "programs" / _key(found, interpreter)
-    try:
-        if not keep(target):
-            with new_directory(target) as building:
-                _fill(building, found, interpreter)
-            keep(target)
-    except OSError as exc:
-        raise SandboxUnavailable(
-            f"the copy of the shell's programs cannot be kept in {cache}: {exc}; set XDG_CACHE_HOME to a directory "
-            "that can be written"
-        ) from exc
-    return target
+    entry = cache / "programs" / _key(found, interpreter)
+    return made_entry(entry, "the copy of the shell's programs", lambda building: _fill(building, found, interpreter))
 
 
 def _key(found: Mapping[str, Path], interpreter: str) -> str:
@@ -73,7 +60,7 @@ def _key(found: Mapping[str, Path], interpreter: str) -> str:
             facts += [str(path), status.st_mtime_ns, status.st_size]
         except OSError:
             facts.append("absent")
-    return hashlib.sha256(json.dumps([facts, sorted(found)]).encode()).hexdigest()[:32]
+    return entry_key([facts, sorted(found)])
 
 
 def _fill(building: Path, found: Mapping[str, Path], interpreter: str) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 
 from toolcell.errors import SandboxUnavailable, UsageError
-from toolcell.sandbox.process.cache import default_cache_dir, keep, private_directory
-from toolcell.support.atomic import new_directory
+from toolcell.sandbox.process.cache import default_cache_dir, entry_key, made_entry, private_directory
 
 FORMAT = 1
 """Part of the key: goes up when the content of a copy changes."""
@@ -25,15 +23,8 @@ def build() -> Path:
     status = program.stat()
     facts = [FORMAT, str(program), status.st_mtime_ns, status.st_size]
     cache = private_directory(default_cache_dir())
-    target = cache / "type-checker" / hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
-    try:
-        if not keep(target):
-            with new_directory(target) as building:
-                _fill(building, program)
-            keep(target)
-    except (OSError, ValueError) as exc:
-        raise SandboxUnavailable(f"the copy of the type checker cannot be kept in {cache}: {exc}") from exc
-    return target
+    entry = cache / "type-checker" / entry_key(facts)
+    return made_entry(entry, "the copy of the type checker", lambda building: _fill(building, program))
 
 
 def _installed() -> Path:
@@ -48,7 +39,10 @@ def _installed() -> Path:
 def _fill(building: Path, program: Path) -> None:
     from toolcell.sandbox.process import elf  # only a new copy needs pyelftools, whose import takes long
 
-    libraries = elf.closure([program], also=()).libs
+    try:
+        libraries = elf.closure([program], also=()).libs
+    except ValueError as exc:
+        raise SandboxUnavailable(f"the libraries of the type checker {program} cannot be found: {exc}") from exc
     wanted = {Path("bin", "ty"): program} | {Path("lib", name): path for name, path in libraries.items()}
     for target, source in wanted.items():
         (building / target).parent.mkdir(exist_ok=True, mode=0o755)
