@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -147,7 +148,16 @@ def test_doctor_names_each_missing_thing_with_its_remedy() -> None:
     assert len(lacks) == 7
     assert all(what and fix for what, fix in lacks)
     stale = ImageRef("sha256:1", reference.DEFAULT_IMAGE, "3.13.1", "0.0.1")
-    assert any("another installation's guest" in what for what, _ in doctor_docker.missing(INFO, {}, [stale]))
+    derived = replace(stale, tag=f"{reference.DERIVED_REPOSITORY}:0")
+    assert [what for what, _ in doctor_docker.missing(INFO, {}, [stale, derived])] == [
+        f"another installation's guest in {reference.DEFAULT_IMAGE}"
+    ]
+
+
+def test_doctor_counts_the_images_that_runtimes_made_for_their_packages() -> None:
+    made = [replace(IMAGE, tag=f"{reference.DERIVED_REPOSITORY}:{n}", size_bytes=150_000_000) for n in range(3)]
+    shown = dict(doctor_docker.lines(doctor_docker.describe("unix:///x", INFO, {}, [IMAGE, *made])))["  images"]
+    assert shown == f"{reference.DEFAULT_IMAGE} (56.7 MB), 3 with packages (450.0 MB): toolcell images list"
 
 
 def test_doctor_without_an_engine_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

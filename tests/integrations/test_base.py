@@ -14,7 +14,15 @@ from toolcell import Limits, Outcome, Runtime, SyncRuntime, ToolRegistry
 from toolcell.compat import all_definitions
 from toolcell.errors import MissingPackage, RegistrationError, UsageError
 from toolcell.integrations import base
-from toolcell.integrations.base import RuntimeOwner, SyncRuntimeOwner, framework_tool, text_for_model, tools_with
+from toolcell.integrations.base import (
+    RuntimeOwner,
+    SyncRuntimeOwner,
+    framework_tool,
+    program_output,
+    text_for_model,
+    tools_with,
+)
+from toolcell.results import LIMIT_OUTCOMES, ExecutionResult, Logs
 from toolcell.testing import FakeBackend
 
 ROOT = Path(__file__).parent.parent.parent
@@ -171,3 +179,12 @@ def test_a_runtime_of_the_wrong_kind_or_with_further_settings_is_refused(owner: 
         owner("process", {})
     with pytest.raises(UsageError, match="give limits to that"):
         owner(kind(**FAKE), {"limits": Limits()})
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_the_exit_code_of_a_run_that_a_limit_ended_is_never_that_of_a_script_that_failed(outcome: Outcome) -> None:
+    code = program_output(ExecutionResult("r1", outcome, None, False, Logs(()))).exit_code
+    if outcome in LIMIT_OUTCOMES:
+        assert code == (124 if outcome is Outcome.TIMEOUT else 137)
+    else:
+        assert (code == 0) is (outcome is Outcome.OK)

@@ -75,7 +75,7 @@ def missing(info: DaemonInfo, daemon: Mapping[str, Any], found: Sequence[ImageRe
         wanted.append(("the engine has no init for containers", "install tini (Debian: apt install tini)"))
     if not any(each.tag == reference.DEFAULT_IMAGE for each in found):
         wanted.append((f"no image {reference.DEFAULT_IMAGE}", reference.HOW_TO_BUILD))
-    if stale := [each.tag for each in found if not each.is_current]:
+    if stale := [each.tag for each in found if not each.is_current and not _is_derived(each.tag)]:
         wanted.append((f"another installation's guest in {', '.join(stale)}", reference.HOW_TO_BUILD))
     if "runsc" not in info.runtimes:
         wanted.append(("no gVisor", GET_GVISOR))
@@ -87,7 +87,11 @@ def lines(docker: Mapping[str, Any]) -> list[tuple[str, str]]:
     if docker["daemon"] is None:
         return [("docker", f"no engine at {docker['host']}")]
     runtimes = [f"{name} (default)" if name == docker["default_runtime"] else name for name in docker["runtimes"]]
-    images = [f"{each['tag']} ({decimal(each['size_bytes'])})" for each in docker["images"]]
+    images = [
+        f"{each['tag']} ({decimal(each['size_bytes'])})" for each in docker["images"] if not _is_derived(each["tag"])
+    ]
+    if derived := [each["size_bytes"] for each in docker["images"] if _is_derived(each["tag"])]:
+        images.append(f"{len(derived)} with packages ({decimal(sum(derived))}): toolcell images list")
     return [
         ("docker", f"{docker['daemon']}, API {docker['api']}, at {docker['host']}"),
         ("  cgroups", docker["cgroups"]),
@@ -95,3 +99,10 @@ def lines(docker: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("  runtimes", ", ".join(runtimes)),
         ("  images", ", ".join(images) or "none"),
     ]
+
+
+def _is_derived(tag: str) -> bool:
+    """Say whether a runtime made this image for its packages. It is made again when the guest has changed."""
+    from toolcell.sandbox.docker.images import reference
+
+    return tag.startswith(f"{reference.DERIVED_REPOSITORY}:")

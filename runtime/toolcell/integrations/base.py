@@ -17,7 +17,7 @@ import anyio
 from toolcell.agents.transcript import message_text, shown_images
 from toolcell.config import Limits
 from toolcell.errors import MissingPackage, ToolError, UsageError
-from toolcell.results import ExecutionResult, Outcome
+from toolcell.results import LIMIT_OUTCOMES, ExecutionResult, Outcome
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
 from toolcell.support import cut_text
@@ -273,23 +273,16 @@ class ProgramOutput:
     stderr: str
     """What was printed there, and what failed."""
     exit_code: int
-    """0; 124 after a timeout, 137 when another limit or a signal ended it, 130 when it was cancelled, otherwise 1, or
-    the script's own."""
+    """0; 124 after a timeout, 137 when another limit or a signal ended it, 130 when it was cancelled, otherwise the
+    script's own or 1."""
 
 
 _EXIT_CODES: Mapping[Outcome, int] = {
-    Outcome.OK: 0,
+    **dict.fromkeys((*LIMIT_OUTCOMES, Outcome.KILLED, Outcome.LOST, Outcome.PROTOCOL_ERROR), 137),
     Outcome.TIMEOUT: 124,
     Outcome.CANCELLED: 130,
-    Outcome.CPU_LIMIT: 137,
-    Outcome.MEMORY_LIMIT: 137,
-    Outcome.OUTPUT_LIMIT: 137,
-    Outcome.HOST_WORK_LIMIT: 137,
-    Outcome.KILLED: 137,
-    Outcome.LOST: 137,
-    Outcome.PROTOCOL_ERROR: 137,
 }
-"""As shells and `timeout` have them."""
+"""As shells and `timeout` have them; 1 for the other outcomes."""
 
 
 def program_output(result: ExecutionResult) -> ProgramOutput:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "AbandonedThread", "Array", "ByStatement", "CommitResult", "Divergence", "EagerReport", "Effect", "EffectResult",
-    "ErrorFrame", "ErrorInfo", "ExecutionResult", "Isolation", "LogEntry", "Logs", "Outcome", "OutputFile",
-    "PendingCall", "PlannedCall", "Preflight", "Repair", "RepairedCall", "RetractedText", "RevertResult",
+    "LIMIT_OUTCOMES", "AbandonedThread", "Array", "ByStatement", "CommitResult", "Divergence", "EagerReport",
+    "Effect", "EffectResult", "ErrorFrame", "ErrorInfo", "ExecutionResult", "Isolation", "LogEntry", "Logs", "Outcome",
+    "OutputFile", "PendingCall", "PlannedCall", "Preflight", "Repair", "RepairedCall", "RetractedText", "RevertResult",
     "RevertedCall", "SessionFile", "SessionReport", "Suspension", "Table", "ToolCallRecord", "Usage",
 ]  # fmt: skip
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         RevertResult,
     )
     from toolcell.results.result import (
+        LIMIT_OUTCOMES,
         AbandonedThread,
         Divergence,
         ErrorFrame,
@@ -55,8 +56,9 @@ else:
                 "CommitResult Effect EffectResult PlannedCall Preflight RevertResult RevertedCall"
             ),
             "toolcell.results.result": (
-                "AbandonedThread Divergence ErrorFrame ErrorInfo ExecutionResult Isolation LogEntry Logs Outcome "
-                "OutputFile PendingCall Repair RepairedCall SessionFile SessionReport Suspension ToolCallRecord Usage"
+                "LIMIT_OUTCOMES AbandonedThread Divergence ErrorFrame ErrorInfo ExecutionResult Isolation LogEntry "
+                "Logs Outcome OutputFile PendingCall Repair RepairedCall SessionFile SessionReport Suspension "
+                "ToolCallRecord Usage"
             ),
             "toolcell_bridge.wire.tables": "Array Table",
         },

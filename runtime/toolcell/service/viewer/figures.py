@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from toolcell.audit import UNFINISHED, Index, tool_table
-from toolcell.results import Outcome
+from toolcell.results import LIMIT_OUTCOMES, Outcome
 
 WINDOWS: Final = {"1h": 3600, "24h": 86_400, "7d": 7 * 86_400, "30d": 30 * 86_400, "all": 0}
 """Name to seconds; 0 is everything."""
 BUCKETS: Final = 48
-LIMIT_OUTCOMES: Final = [str(each) for each in Outcome if each is Outcome.TIMEOUT or str(each).endswith("_limit")]
 TOP: Final = 10
 
 
