@@ -58,6 +58,34 @@ def test_every_command_explains_itself() -> None:
         )  # for a person, and for a program
 
 
+def commands_with_limits() -> list[tuple[str, ...]]:
+    every = [typer.main.get_command(build([name])).commands[name] for name in COMMANDS]  # type: ignore[attr-defined]
+    inner = [((each.name, name), its) for each in every for name, its in getattr(each, "commands", {}).items()]
+    return [
+        names
+        for names, command in [*(((each.name,), each) for each in every), *inner]
+        if any(parameter.name == "wall_s" for parameter in command.params)
+    ]
+
+
+@pytest.mark.parametrize("names", commands_with_limits(), ids=" ".join)
+def test_every_command_with_limits_explains_them_and_cuts_no_word(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = " ".join(invoke(*names, "--help")[1].replace("│", " ").split())
+    assert arguments.described_limits()["wall_s"][:20] in text
+    assert "…" not in text
+
+
+def test_paragraphs_of_help_are_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in ("100", "50"):
+        monkeypatch.setenv("COLUMNS", columns)
+        lines = [line.strip() for line in invoke("audit", "--help")[1].splitlines()]
+        first = next(number for number, line in enumerate(lines) if line.startswith("DIR is the directory"))
+        assert all(len(line) > int(columns) - 18 for line in lines[first : lines.index("", first) - 1])
+
+
 def test_an_unknown_command_is_a_usage_error() -> None:
     assert invoke("nonsense")[0] == exits.USAGE
 

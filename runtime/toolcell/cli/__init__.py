@@ -82,9 +82,27 @@ def build(arguments: Sequence[str]) -> typer.Typer:
     for name, summary in COMMANDS.items():
         if name == called or is_completing:
             importlib.import_module(f"toolcell.cli.{name}").register(app, name)
+            _unwrap(app)
         else:
             app.command(name, help=summary)(_not_called)
     return app
+
+
+def _unwrap(app: typer.Typer) -> None:
+    """Join the lines of each paragraph of help: in its tables, typer breaks lines where the docstring does."""
+    for group in app.registered_groups:
+        if (inner := group.typer_instance) is not None:
+            inner.info.help = _unwrapped(inner.info.help)
+            _unwrap(inner)
+    for command in app.registered_commands:
+        command.help = _unwrapped(command.help or (command.callback and command.callback.__doc__))
+
+
+def _unwrapped(text: object) -> str | None:
+    import inspect
+    import re
+
+    return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(text)) if isinstance(text, str) else None
 
 
 def _global_options(version: bool = False) -> None:

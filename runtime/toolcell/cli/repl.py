@@ -17,7 +17,7 @@ from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
 from toolcell.cli.execution import Watch, showing_installation
 from toolcell.cli.flags import with_flags
 from toolcell.cli.places import output_folder, save_files
-from toolcell.cli.run import RuntimeFlags, tool_error_listener
+from toolcell.cli.run import NamingCommand, RuntimeFlags, tool_error_listener
 from toolcell.cli.terminal import reporting, safe, stderr, stdout, write_text
 from toolcell.config import Limits
 from toolcell.errors import UsageError
@@ -41,7 +41,7 @@ ReadScript = Callable[[], Awaitable[str]]
 
 def register(app: typer.Typer, name: str) -> None:
     """Add the command."""
-    app.command(name)(reporting(with_flags(repl)))
+    app.command(name, cls=NamingCommand)(reporting(with_flags(repl)))
 
 
 def repl(

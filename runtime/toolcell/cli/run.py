@@ -101,7 +101,11 @@ class RuntimeFlags:
     ] = None
     allow: Annotated[
         list[str] | None,
-        typer.Option("--allow", metavar="[METHOD,... ]HOST[/PATH]", help="Where the script may send HTTP requests."),
+        typer.Option(
+            "--allow",
+            metavar="RULE",
+            help="Where the script may send HTTP requests, such as 'api.example.com/v1' or 'GET,POST *.example.com'.",
+        ),
     ] = None
     allow_secret: Annotated[
         list[str] | None,
@@ -113,7 +117,7 @@ class RuntimeFlags:
     ] = None
     allow_package: Annotated[
         list[str] | None,
-        typer.Option("--allow-package", metavar="NAME", help="What the script may install with install_package(NAME)."),
+        typer.Option("--allow-package", metavar="NAME", help="A package that the script may install: install_package."),
     ] = None
     lint: Annotated[LintProfile, typer.Option("--lint", help="Refuse some Python before it runs. Not isolation.")] = (
         "off"
@@ -143,7 +147,7 @@ class RuntimeFlags:
     ] = False
     otel: Annotated[
         Literal["otlp", "console"] | None,
-        typer.Option("--otel", help="Export OpenTelemetry spans; otlp uses $OTEL_EXPORTER_OTLP_ENDPOINT."),
+        typer.Option("--otel", help="Export OpenTelemetry spans; OTEL_ variables configure otlp."),
     ] = None
 
     def options(self, builtins: BuiltinFlags) -> dict[str, Any]:

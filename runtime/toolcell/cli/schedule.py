@@ -22,7 +22,7 @@ from toolcell.cli import exits
 from toolcell.cli.builtin import BuiltinFlags, StorePlace, open_store, opened_dependencies
 from toolcell.cli.execution import Watch, run_watched
 from toolcell.cli.flags import with_flags
-from toolcell.cli.run import RuntimeFlags
+from toolcell.cli.run import NamingCommand, RuntimeFlags
 from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout
 from toolcell.config import Limits
 from toolcell.errors import UsageError
@@ -43,7 +43,7 @@ def register(app: typer.Typer, name: str) -> None:
     """Add the commands."""
     group = typer.Typer(no_args_is_help=True, help=SUMMARY)
     for command_name, command in (("list", list_actions), ("history", history), ("run", run)):
-        group.command(command_name)(reporting(with_flags(command)))
+        group.command(command_name, cls=NamingCommand)(reporting(with_flags(command)))
     app.add_typer(group, name=name)
 
 
