@@ -41,6 +41,22 @@ IN_TWO = (
     "lambda: 3",
     "[x for x in range(3)]",
     "raise ValueError('before')\n1",
+    "x = 5",
+    "x = [1]\nx[0] += 1",
+    "x: int = 5\ny: str = 'a'",
+    "for x in range(3):\n    x\n",
+    "x = 0\nif x:\n    set_result(1)\nelif not x:\n    set_result(2)\n",
+    "if True:\n    1\n\n\nclass A:\n    'A docstring.'\n    x = 1\n",
+    "def f():\n    return 1\n\n\ndef g():\n    return [\n        f(),\n    ]\n",
+    "'''A docstring.'''\nx = __doc__",
+    "x = 1\nfor y in (1, 0):\n    x / y",
+    "x = '''\ny = 1\n'''\ny = [\n    1,\n]\n# the end",
+    "x = set_result(1)",
+    "a = 1; a",
+    "*[1], 2",
+    "1, *[2]",
+    "x, *y = 1, 2\nassert not y, [*y, x]",
+    "assert 0, '*'",
 )
 
 
@@ -63,7 +79,7 @@ def outcome(codes: tuple[types.CodeType, ...]) -> tuple[Any, ...]:
         for code in before:
             eval(code, namespace)
         value = eval(last, namespace)
-        if before:
+        if before and value is not None:
             namespace[LAST] = value
     except Exception as exc:
         frames = traceback.extract_tb(exc.__traceback__)[1:]
@@ -72,6 +88,8 @@ def outcome(codes: tuple[types.CodeType, ...]) -> tuple[Any, ...]:
         name: each if isinstance(each, int | str | list | dict) else type(each) for name, each in namespace.items()
     }
     del kinds["__builtins__"]
+    if kinds.get(LAST) is types.NoneType:
+        del kinds[LAST]
     return kinds, results, raised
 
 
@@ -87,15 +105,22 @@ def test_most_scripts_that_end_with_an_expression_need_no_syntax_tree(source: st
     assert (LAST_RESULT in parts[1].co_names) == ("set_result" in source)
 
 
+@pytest.mark.parametrize("source", ["x = 5", "x = set_result(1)", "for x in range(3):\n    set_result(x)\n"])
+def test_most_scripts_that_end_with_another_statement_need_none(source: str) -> None:
+    parts = parse_in_two(source)
+    assert parts is not None
+    assert LAST_RESULT not in parts[1].co_names
+
+
 @pytest.mark.parametrize(
     "source",
     [
         "",
         "# nothing",
-        "x = 5",
-        "for x in range(3):\n    x\n",
         "a = 1; a",
         "*[1], 2",
+        "1, *[2]",
+        "x = '''\ny = 1'''",
         "x = '''\nset_result(1)'''",
         "print('''\nfor all''')",
         "x = 1 \\\n+ 2",

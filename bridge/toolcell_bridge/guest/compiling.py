@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _ast
+import re
 import types
 from collections.abc import Callable, Collection
 from typing import Any, Final
@@ -72,30 +73,41 @@ IS_COROUTINE: Final = 0x80
 
 SET_RESULT: Final = "set_result"
 
+MAY_HAVE_VALUE: Final = re.compile(r";|(^|,)\s*\*")
+"""Found in what `eval` refuses and what may have a value all the same: several statements in a line, of which the last
+is an expression, and a tuple of starred ones."""
+
 LOOKED_THROUGH: Final = 64
 """Most lines from the end in which the start of the last statement is looked for."""
 
 
 def parse_in_two(source: str, name: str = SCRIPT) -> tuple[types.CodeType, types.CodeType] | None:
-    """Compile a script that ends with an expression: what comes before it, and the expression. Its value is to be kept.
+    """Compile what comes before a script's last statement, and that statement: an expression's value is to be kept.
 
-    None where that is not certain; `parse` finds out. It makes a syntax tree, which has a class for each kind of node:
-    in a fresh sandbox these are 100 pages to copy first, half a millisecond.
+    None where it is not certain where that begins; `parse` finds out. It makes a syntax tree, which has a class for
+    each kind of node: in a fresh sandbox these are 100 pages to copy first, half a millisecond.
     """
     start = _start_of_last(source)
     if start is None or "__future__" in source or "\r" in source or "\f" in source:
         return None
     before, last = source[:start], source[start:]
     line = before.count("\n") + 1
+    is_value = True
     try:
-        # The expression first: where it is none, nothing was compiled that could warn twice.
-        value = compile("\n" * (line - 1) + last, name, "eval", TOP_LEVEL_AWAIT, dont_inherit=True)
+        # The last statement first: where it is none, nothing was compiled that could warn twice.
+        try:
+            value = compile("\n" * (line - 1) + last, name, "eval", TOP_LEVEL_AWAIT, dont_inherit=True)
+        except SyntaxError:
+            if MAY_HAVE_VALUE.search(last):
+                return None
+            is_value = False
+            value = compile("\n" * (line - 1) + last, name, "exec", TOP_LEVEL_AWAIT, dont_inherit=True)
         code = compile(before, name, "exec", TOP_LEVEL_AWAIT, dont_inherit=True)
     except Exception:  # which `parse` raises, if the script is to blame
         return None
     if (value.co_flags | code.co_flags) & IS_COROUTINE:
         return None
-    if SET_RESULT in last:
+    if is_value and SET_RESULT in last:
         if last.count(SET_RESULT) > 1 or not _is_one_call(value, last, line):
             return None
         value = value.replace(co_names=tuple([LAST_RESULT if each == SET_RESULT else each for each in value.co_names]))
