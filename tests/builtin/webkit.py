@@ -51,7 +51,7 @@ class Site:
                 head = b""
                 while b"\r\n\r\n" not in head:
                     head += await stream.receive()
-                self.requests.append(head.decode())
+                self.requests.append(head.decode(errors="replace"))
                 found = self.pages.get(head.split(b" ")[1].decode(), page("not here", status="404 Not Found"))
                 if isinstance(found, bytes):
                     await stream.send(found)

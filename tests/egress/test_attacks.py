@@ -18,7 +18,7 @@ from egress.doors import TOKEN, Door, code_of, door
 from toolcell import Limits, ToolError, UsageError
 from toolcell.egress import Allow, Egress
 from toolcell.egress.echoes import Echoes, forms
-from toolcell.egress.overrides import PIECE_BYTES
+from toolcell.egress.overrides import INFLATED_BYTES, PIECE_BYTES
 from toolcell.tools import MODEL, PLAN
 
 pytestmark = [
@@ -209,15 +209,39 @@ async def test_an_uploaded_form_does_not_ask_for_another_method(what: str, befor
             assert bool(site.requests) is not is_refused
 
 
-async def test_a_form_is_looked_through_without_a_type_and_refused_when_compressed() -> None:
+@pytest.mark.parametrize("what", ["a form", "a form in parts", "JSON"])
+@pytest.mark.parametrize("before", [0, 5 << 20], ids=["short", "long"])
+async def test_a_compressed_form_does_not_ask_for_another_method(what: str, before: int) -> None:
+    kind, body = FORMS[what]
+    headers = [["Content-Type", kind], ["Content-Encoding", "GZIP"]]
+    async with serve({}) as site, door(of(site, methods=["*"], approval="DELETE")) as run:
+        for form, code in ((b"&" + body, REFUSED), (b"&nothing", "sent")):
+            sent = run.upload(gzip.compress(b"x" * before + form, 1))
+            assert code_of(await run.send(site.url(host="127.0.0.1"), "POST", headers, **sent)) == code
+
+
+async def test_a_body_that_cannot_be_decompressed_is_no_form_that_is_sent() -> None:
+    form, packed = ["Content-Type", "application/x-www-form-urlencoded"], ["Content_Encoding", "gzip"]
+    bodies = {
+        "damaged": ([packed], b"\x1f\x8b..."),
+        "not compressed": ([packed], b"_method=DELETE"),
+        "another coding": ([["Content-Encoding", "br"]], b"..."),
+        "twice": ([["Content-Encoding", "gzip, gzip"]], gzip.compress(gzip.compress(b"a=1"))),
+        "a bomb": ([packed], gzip.compress(b"\0" * (INFLATED_BYTES + 1), 1)),
+    }
+    async with serve({}) as site, door(of(site, methods=["*"], approval="DELETE")) as run:
+        for what, (headers, body) in bodies.items():
+            for kind in (form, ["Content-Type", "application/json"]):
+                result = await run.send(site.url(host="127.0.0.1"), "POST", [kind, *headers], body)
+                assert code_of(result) == REFUSED, what
+    assert site.requests == []
+
+
+async def test_a_form_is_looked_through_without_a_type() -> None:
     form = ["Content-Type", "application/x-www-form-urlencoded"]
     async with serve({}) as site, door(of(site, methods=["*"], approval="DELETE")) as run:
-        refused = [
-            await run.send(site.url(host="127.0.0.1"), "POST", [], b"_method=DELETE"),
-            await run.send(site.url(host="127.0.0.1"), "POST", [form, ["Content_Encoding", "gzip"]], b"\x1f\x8b..."),
-        ]
-        assert [code_of(each) for each in refused] == [REFUSED] * 2
-        for headers in ([], [form], [["Content-Encoding", "gzip"]], [["Content-Type", "application/json; charset=x"]]):
+        assert code_of(await run.send(site.url(host="127.0.0.1"), "POST", [], b"_method=DELETE")) == REFUSED
+        for headers in ([], [form], [["Content-Encoding", "br"]], [["Content-Type", "application/json; charset=x"]]):
             assert code_of(await run.send(site.url(host="127.0.0.1"), "POST", headers, b"a=_method")) == "sent", headers
 
 

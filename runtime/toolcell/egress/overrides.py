@@ -12,6 +12,7 @@ from urllib.parse import unquote_plus
 
 import anyio.lowlevel
 
+from toolcell.egress.answers import Inflater
 from toolcell.egress.failures import refused
 from toolcell.egress.request import HttpRequest, header_key
 from toolcell.egress.urls import Target, parse_url
@@ -26,6 +27,9 @@ PLAIN_CHARSETS: Final = re.compile(r"utf-?8|(us-)?ascii|iso-?8859-\d+|latin-?1|w
 
 PIECE_BYTES: Final = 256 * 1024
 """Of a body that is looked through, at once."""
+
+INFLATED_BYTES: Final = 64 * 1024 * 1024
+"""Most that a compressed form may become."""
 
 NAME_BYTES: Final = 512
 """More than the longest spelling of a name with its value: it may lie on the border of two pieces."""
@@ -70,6 +74,8 @@ def check_override(request: HttpRequest) -> None:
     """
     _check_parameters(request, request.target.query.removeprefix("?").encode())
     kinds = _forms(request)
+    if _is_compressed(request):
+        return  # `check_long_form` looks through it
     if "parameters" in kinds:
         _check_parameters(request, request.body)
     for kind in kinds & _NAMES.keys():
@@ -95,16 +101,17 @@ def head_of(request: HttpRequest) -> HttpRequest:
 
 
 async def check_long_form(request: HttpRequest, upload: Upload | None) -> None:
-    """Check the same of a form that is long, or was uploaded.
+    """Check the same of a form that is long, compressed, or was uploaded.
 
     Raises:
-        ToolError: it asks for another method.
+        ToolError: it asks for another method, or is damaged.
     """
     kinds = _forms(request)
-    if not kinds or (upload is None and len(request.body) <= PIECE_BYTES):
+    if not kinds or (upload is None and len(request.body) <= PIECE_BYTES and not _is_compressed(request)):
         return
     parameters, before = b"", b""
-    for piece in _pieces(request, upload):
+    pieces = _pieces(request, upload)
+    for piece in _inflated(request, pieces) if _is_compressed(request) else pieces:
         if "parameters" in kinds:
             parameters = _check_more_parameters(request, parameters + piece)
         for kind in kinds & _NAMES.keys():
@@ -121,6 +128,20 @@ def _pieces(request: HttpRequest, upload: Upload | None) -> Iterator[bytes]:
         else:
             upload.file.seek(place)
             yield upload.file.read(PIECE_BYTES)
+
+
+def _inflated(request: HttpRequest, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    inflater, size = Inflater(), 0
+    for piece in pieces:
+        inflater.feed(piece)
+        try:
+            while made := inflater.next_piece():
+                size += len(made)
+                yield made
+                if size > INFLATED_BYTES:
+                    raise refused(f"{request}: its form becomes more than {INFLATED_BYTES} bytes; send it as it is")
+        except ToolError as exc:
+            raise refused(f"{request}: {exc.message}") from None
 
 
 def _check_more_parameters(request: HttpRequest, text: bytes) -> bytes:
@@ -144,12 +165,21 @@ def _forms(request: HttpRequest) -> set[str]:
     types = _values(request, "content-type")
     for each in types:
         form = "parts" if "multipart" in each else "parameters" if "form" in each else ""
-        if form and any(coding not in ("", "identity") for coding in _values(request, "content-encoding")):
-            raise refused(f"{request}: its form is compressed; send it as it is")
+        if (form or "json" in each) and (len(coded := _codings(request)) > 1 or coded[:1] not in ([], ["gzip"])):
+            raise refused(f"{request}: its body is compressed in another way than gzip; send it as it is")
         if form and not all(map(PLAIN_CHARSETS.fullmatch, _CHARSET.findall(each))):
             raise refused(f"{request}: the charset of its form is not one of those that are allowed; write it in UTF-8")
         found |= {form or ("json" if "json" in each else "other" if each.partition(";")[0].strip() else "parameters")}
     return (found or {"parameters"}) - {"other"}
+
+
+def _is_compressed(request: HttpRequest) -> bool:
+    return "gzip" in _codings(request)
+
+
+def _codings(request: HttpRequest) -> list[str]:
+    named = ",".join(_values(request, "content-encoding")).split(",")
+    return [each.strip() for each in named if each.strip() not in ("", "identity")]
 
 
 def _values(request: HttpRequest, key: str) -> list[str]:

@@ -20,6 +20,7 @@ from toolcell.builtin.web.robots import EVERYTHING, MAX_ROBOTS_BYTES, NOTHING, R
 from toolcell.egress.connector import GuardedTransport
 from toolcell.egress.echoes import Echoes
 from toolcell.egress.failures import REFUSED
+from toolcell.egress.overrides import check_long_form
 from toolcell.egress.request import HttpRequest
 from toolcell.egress.resolver import Resolver
 from toolcell.egress.urls import Target, parse_url
@@ -194,6 +195,7 @@ class Fetcher:
         if self._egress is not None:
             asked = HttpRequest(method=outgoing.method, target=target, headers=tuple(given.items()), body=content)
             rule = self._egress.judge_unasked(asked)
+            await check_long_form(asked, None)
             await self._egress.wait_for_turn(rule, left_s)
             content, headers = self._egress.filled(asked, rule if has_secrets else replace(rule, secrets=()))
             if rule.max_bytes is not None:
