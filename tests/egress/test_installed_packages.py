@@ -22,6 +22,7 @@ from toolcell import Limits, Policy, Runtime, ToolRegistry, UsageError
 from toolcell.audit import AuditConfig, AuditLog
 from toolcell.control import Approve, Draft
 from toolcell.egress import Allow, Egress, PackageIndex
+from toolcell.egress.egress import RunRequests
 from toolcell.egress.packages import PIP, ScriptPython
 from toolcell.errors import PackageError
 from toolcell.sandbox import prepare_packages
@@ -556,3 +557,14 @@ set_result([problems, glob.glob("/tmp/*"), [path for path in sys.path if "packag
     assert (left, path) == ([], [])
     assert limited.error is not None
     assert "egress_bytes" in limited.error.message
+
+
+def test_wheels_that_nobody_has_read_are_in_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = RunRequests(Limits())
+    names = [run.keep_wheel(b"abcde", "digest") for _ in range(2)]
+    assert [run.part_of_wheel(name, start, 3) for name in names for start in (0, 3)] == [b"abc", b"de"] * 2
+    assert run.wheels == {}
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "full"))
+    with pytest.raises(ToolError, match="cannot keep a wheel: No such file"):
+        run.keep_wheel(b"abcde", "digest")

@@ -6,12 +6,13 @@ import dataclasses
 import math
 import os
 import ssl
+import tempfile
 import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Self, TypeGuard
+from typing import IO, Any, Final, Self, TypeGuard
 
 import anyio
 
@@ -258,7 +259,8 @@ class RunRequests:
         self._requests = self._bytes = self._count = 0
         self._id = os.urandom(4).hex()
         self.rests: dict[str, AnswerBody] = {}
-        self.wheels: dict[str, bytes] = {}
+        self.wheels: dict[str, IO[bytes]] = {}
+        """In files: a script may have many found, and read none."""
         self.pool: httpcore.AsyncConnectionPool | None = None
         """Its own: what a server sends too much, or knows of a connection, is not for another run."""
 
@@ -300,25 +302,38 @@ class RunRequests:
         return name
 
     def keep_wheel(self, content: bytes, digest: str) -> str:
-        """Keep a wheel until it is read; return its name, by which other runs have the same content."""
+        """Keep a wheel until it is read; return its name, by which other runs have the same content.
+
+        Raises:
+            ToolError: there is no room for it.
+        """
         name = digest
         while name in self.wheels:  # another thread of the script reads it
             name += "+"
-        self.wheels[name] = content
+        try:
+            file = self.wheels[name] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with its last part, or the run)
+            file.write(content)
+            file.flush()
+        except OSError as exc:
+            raise ToolError(f"the host cannot keep a wheel: {exc.strerror}", code=LIMIT, retryable=True) from None
         return name
 
     def part_of_wheel(self, name: str, start: int, size: int) -> bytes:
         """Return a part of a wheel. It is dropped with its last."""
-        content = self.wheels[name]
-        if start + size >= len(content):
-            del self.wheels[name]
-        return content[start : start + size]
+        file = self.wheels[name]
+        file.seek(start)
+        part = file.read(size)
+        if not file.read(1):
+            self.wheels.pop(name).close()
+        return part
 
     async def aclose(self) -> None:
         """Drop what is left."""
-        rests, self.rests, self.wheels = self.rests, {}, {}
+        rests, wheels, self.rests, self.wheels = self.rests, self.wheels, {}, {}
         for body in rests.values():
             await body.aclose()
+        for file in wheels.values():
+            file.close()
         pool, self.pool = self.pool, None
         if pool is not None:
             await pool.aclose()
