@@ -52,7 +52,7 @@ HOSTILE = {
     "for _ in range(10**6): call_tool('double', number=1)": {"call_limit", "host_work_limit", "error"},
 }
 """Script to the outcomes that it may have, besides timeout: the machine may be slow."""
-LIMITS = {"wall_s": 2.0, "cpu_s": 1.0, "memory_bytes": 256 << 20}
+LIMITS: dict[str, Any] = {"wall_s": 2.0, "cpu_s": 1.0, "memory_bytes": 256 << 20}
 HEAD = "POST /v1/execute HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 SHARE = 0.1
 """Share of hostile scripts."""

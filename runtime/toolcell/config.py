@@ -9,23 +9,11 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
-
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
+from typing import Any, ClassVar, Literal, get_args
 
 from toolcell.errors import UsageError
 from toolcell.flows import Flow
-from toolcell.support.spelling import suggestion
-from toolcell.support.text import one_line
+from toolcell.settings import MAX_SHOWN_CHARS, SettingsModel, repr_of, setting
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -33,9 +21,6 @@ GIB = 1024 * MIB
 
 _UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", re.IGNORECASE)
-
-MAX_SHOWN_CHARS = 80
-"""Characters of a wrong value that an error message shows."""
 
 Layer = Literal[
     "user", "pid", "mount", "net", "ipc", "uts", "cgroup_ns",
@@ -75,64 +60,6 @@ def check_types_of(value: object) -> CheckTypes | None:
     return degree
 
 
-class SettingsModel(BaseModel):
-    """Settings that never change. A wrong name or value is a `UsageError` of one line."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    other_names: ClassVar[Mapping[str, str]] = {}
-    """Names that people give to a field elsewhere, with the field."""
-
-    def __init__(self, *values: Any, **settings: Any) -> None:
-        kind = type(self)
-        if values:
-            first = next(iter(kind.model_fields))
-            raise UsageError(f"{kind.__name__} takes its settings by name, such as {kind.__name__}({first}=...)")
-        try:
-            super().__init__(**settings)
-        except ValidationError as exc:
-            raise UsageError(f"{kind.__name__}: {_problems(exc, kind)}") from exc
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_bool_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and info.field_name and cls.model_fields[info.field_name].annotation is not bool:
-            raise ValueError("must not be a bool")
-        return value
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        kind = type(self).__name__
-        raise UsageError(
-            f"{kind} does not change; write .model_copy(update={{{name!r}: {_repr_of(value)}}}) for a copy"
-        )
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy, with `update` in it.
-
-        Raises:
-            UsageError: a name or value in `update` is wrong.
-        """
-        if update is None:
-            return super().model_copy(deep=deep)
-        given = {name: getattr(self, name) for name in self.model_fields_set}  # what has its default may depend on it
-        return type(self)(**{**given, **update})
-
-    @classmethod
-    def from_toml(cls, path: str | Path) -> Self:
-        """Load from a TOML file whose keys are this model's fields.
-
-        Raises:
-            UsageError: the file cannot be read, is not TOML, or a key or value is wrong.
-        """
-        import tomllib  # only for those who have such a file
-
-        try:
-            return cls(**tomllib.loads(Path(path).read_text(encoding="utf-8")))
-        except (UsageError, OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-            said = exc.strerror if isinstance(exc, OSError) else str(exc).removeprefix(f"{cls.__name__}: ")
-            raise UsageError(f"cannot load {cls.__name__} from {path}: {said}") from exc
-
-
 def parse_size(text: str) -> int:
     """Read a number of bytes such as 65536, 64k, 1.5GiB.
 
@@ -145,52 +72,6 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
-def _problems(exc: ValidationError, kind: type[SettingsModel]) -> str:
-    """Name each wrong value with its key and what it should be, on one line."""
-    found = [each for each in exc.errors() if each["type"] != "default_factory_not_called"]
-    return "; ".join(
-        f"{'.'.join(map(str, each['loc']))} = {_repr_of(each['input'])}: "
-        + (_unknown(str(each["loc"][-1]), kind) if each["type"] == "extra_forbidden" else _expected(each["msg"]))
-        for each in found
-    )
-
-
-def _expected(message: str) -> str:
-    """Return pydantic's message as the end of one of ours."""
-    text = message.removeprefix("Value error, ")
-    if text.startswith(("Input should be a valid frozenset", "Input should be a valid tuple")):
-        return "must be a list"
-    return text.replace("Input should be", "must be", 1)
-
-
-def _unknown(key: str, kind: type[SettingsModel]) -> str:
-    fields = list(kind.model_fields)
-    known = kind.other_names.get(key) or next((name for name in fields if name.startswith(f"{key}_")), None)
-    hint = f"did you mean {known}?" if known else suggestion(key, fields, f"the keys are {', '.join(fields)}")
-    return f"there is no such key; {hint}"
-
-
-def _repr_of(value: object) -> str:
-    return one_line(repr(value), MAX_SHOWN_CHARS)
-
-
-Settings = TypeVar("Settings", bound=SettingsModel)
-
-
-def settings_of(kind: type[Settings], given: Settings | None, name: str) -> Settings:
-    """Return the settings that were given as the argument `name`, or the defaults.
-
-    Raises:
-        UsageError: `given` is something else, such as a dict.
-    """
-    if given is None:
-        return kind()
-    if not isinstance(given, kind):
-        wanted, got = kind.__name__, type(given).__name__
-        raise UsageError(f"{name}= takes {wanted}, not {got} {_repr_of(given)}; write {name}={wanted}(...)")
-    return given
-
-
 def names_of(given: Iterable[object], name: str) -> tuple[str, ...]:
     """Return the names that were given as the argument `name`.
 
@@ -198,13 +79,13 @@ def names_of(given: Iterable[object], name: str) -> tuple[str, ...]:
         UsageError: `given` is one text, which would be taken apart into letters, or something in it is not a name.
     """
     if isinstance(given, str):
-        raise UsageError(f"{name}= takes a list of names, not the text {_repr_of(given)}; write {name}=[{given!r}]")
+        raise UsageError(f"{name}= takes a list of names, not the text {repr_of(given)}; write {name}=[{given!r}]")
     if not isinstance(given, Iterable):
-        raise UsageError(f"{name}= takes a list of names, not {type(given).__name__} {_repr_of(given)}")
+        raise UsageError(f"{name}= takes a list of names, not {type(given).__name__} {repr_of(given)}")
     names = []
     for each in given:
         if not isinstance(each, str) or not each.strip():
-            raise UsageError(f"{name}= takes a list of names, and {_repr_of(each)} is none")
+            raise UsageError(f"{name}= takes a list of names, and {repr_of(each)} is none")
         names.append(each)
     return tuple(names)
 
@@ -219,7 +100,7 @@ def package_name(requirement: str) -> str:
 class Limits(SettingsModel):
     """What one run may use. Each name ends in its unit. No value means 'unlimited'. Sizes may be text: `"64MiB"`."""
 
-    other_names = {
+    other_names: ClassVar = {
         "timeout": "wall_s", "timeout_s": "wall_s", "time_s": "wall_s", "max_time": "wall_s", "seconds": "wall_s",
         "cores": "cpu_cores", "cpus": "cpu_cores", "max_memory": "memory_bytes", "mem": "memory_bytes",
         "pids": "processes", "threads": "processes", "max_calls": "tool_calls", "calls": "tool_calls",
@@ -228,110 +109,109 @@ class Limits(SettingsModel):
         "file_bytes": "files_bytes",
     }  # fmt: skip
 
-    @field_validator("*", mode="before")
     @classmethod
-    def _sizes(cls, value: Any, info: ValidationInfo) -> Any:
-        is_size = isinstance(value, str) and info.field_name is not None and info.field_name.endswith("_bytes")
-        return parse_size(value) if is_size else value
+    def read(cls, name: str, value: Any) -> Any:
+        is_size = isinstance(value, str) and name.endswith("_bytes")
+        return parse_size(value) if is_size else super().read(name, value)
 
-    wall_s: PositiveFloat = Field(default=30.0, le=86_400)
+    wall_s: float = setting(default=30.0, gt=0, le=86_400)
     """Seconds that a run may take, including the time of its tools. Outcome `timeout`."""
 
-    cpu_s: PositiveFloat = Field(default=30.0, le=86_400)
+    cpu_s: float = setting(default=30.0, gt=0, le=86_400)
     """CPU seconds of the whole process tree. Outcome `cpu_limit`."""
 
-    cpu_cores: float | None = Field(default=None, ge=0.01, le=4096)
+    cpu_cores: float | None = setting(default=None, ge=0.01, le=4096)
     """Processors that the whole process tree may keep busy. A script that wants more is slowed down, not ended.
     Default None: no limit of its own; all sandboxes of the runtime share nine tenths of the machine with a cgroup; in
     Docker `cpus`. Where it cannot be enforced, a run that sets it raises `SandboxUnavailable`."""
 
-    memory_bytes: int = Field(default=512 * MIB, ge=32 * MIB)
+    memory_bytes: int = setting(default=512 * MIB, ge=32 * MIB)
     """Memory of the whole process tree, tmpfs files included. Swap is 0. Outcome `memory_limit`. Without a
     cgroup, processes are measured, and only `disk_bytes` bounds the files."""
 
-    processes: PositiveInt = Field(default=64, le=4096)
+    processes: int = setting(default=64, gt=0, le=4096)
     """Processes and threads alive at once, including the script's own. Outcome `process_limit`."""
 
-    open_files: int = Field(default=256, ge=16, le=65_536)
+    open_files: int = setting(default=256, ge=16, le=65_536)
     """Open descriptors of each process. Beyond it the script gets `OSError: Too many open files`."""
 
-    disk_bytes: int = Field(default=64 * MIB, ge=64 * KIB)
+    disk_bytes: int = setting(default=64 * MIB, ge=64 * KIB)
     """Bytes in the workspace, /tmp and /dev/shm together. Beyond it the script gets `OSError: No space left on
     device`."""
 
-    inodes: int = Field(default=4096, ge=16)
+    inodes: int = setting(default=4096, ge=16)
     """Files and directories in the workspace, /tmp and /dev/shm together."""
 
-    output_bytes: PositiveInt = 64 * KIB
+    output_bytes: int = setting(default=64 * KIB, gt=0)
     """Bytes kept of each stream, half from its beginning and half from its end. A mark shows where bytes between were
     dropped; this is not an error. Only output beyond `output_flood_bytes` ends the run."""
 
-    output_flood_bytes: PositiveInt = 256 * MIB
+    output_flood_bytes: int = setting(default=256 * MIB, gt=0)
     """Bytes that a run may print in total, kept or not. Outcome `output_limit`."""
 
-    frame_bytes: int = Field(default=8 * MIB, ge=4 * KIB, le=256 * MIB)
+    frame_bytes: int = setting(default=8 * MIB, ge=4 * KIB, le=256 * MIB)
     """Bytes of one message on the bridge, in either direction. A larger one from the guest is a `protocol_error`."""
 
-    message_elements: int = Field(default=2**18, ge=8192, le=2**20)
+    message_elements: int = setting(default=2**18, ge=8192, le=2**20)
     """Lists, dicts, and their items, keys and values in one message of the script: a result, the arguments of a call,
     progress. For more, the call raises in the script. The default takes the host's event loop some 50 ms."""
 
-    answer_elements: int = Field(default=2**20, ge=8192, le=2**20)
+    answer_elements: int = setting(default=2**20, ge=8192, le=2**20)
     """The same for one answer to the script. The call of a tool that returns more fails; its bytes count towards
     `frame_bytes`."""
 
-    result_bytes: int = Field(default=4 * MIB, ge=64)
+    result_bytes: int = setting(default=4 * MIB, ge=64)
     """Bytes of the encoded value given to `set_result`. For a larger value `set_result` raises in the script."""
 
-    files: int = Field(default=64, ge=0)
+    files: int = setting(default=64, ge=0)
     """Files that a run may return."""
 
-    files_bytes: int = Field(default=32 * MIB, ge=0)
+    files_bytes: int = setting(default=32 * MIB, ge=0)
     """Bytes of all returned files together. They count towards `host_work`: raise both for more than 500 MB."""
 
-    tool_calls: int = Field(default=1000, ge=0)
+    tool_calls: int = setting(default=1000, ge=0)
     """Tool calls that one run may make. The next call raises `ToolError` in the script. If that ends the run, the
     outcome is `call_limit`."""
 
-    call_args_bytes: int = Field(default=32 * MIB, ge=1024)
+    call_args_bytes: int = setting(default=32 * MIB, ge=1024)
     """Size of the arguments of all calls of one run together: the encoded bytes of each call, and 64 bytes for each
     element. Calls beyond it are refused."""
 
-    host_work: int = Field(default=512 * MIB, ge=64 * KIB)
+    host_work: int = setting(default=512 * MIB, ge=64 * KIB)
     """Work that a run's messages cause on the host: 1 for each byte, 64 for each list, dict, item and key, 256 for each
     message, and 64 for each value that the check of a call's arguments visits. 100 million take a second at most, and
     usually far less. Outcome `host_work_limit`."""
 
-    egress_requests: int = Field(default=1000, ge=0)
+    egress_requests: int = setting(default=1000, ge=0)
     """HTTP requests that the libraries of one run may send. The next one fails in the script. Needs `egress=`."""
 
-    egress_bytes: int = Field(default=256 * MIB, ge=0)
+    egress_bytes: int = setting(default=256 * MIB, ge=0)
     """Bytes of the bodies of these requests and their answers together, as sent and as decompressed by the host."""
 
-    concurrent_calls: PositiveInt = 10
+    concurrent_calls: int = setting(default=10, gt=0)
     """Tool calls of one run that execute at the same time. Further calls wait."""
 
 
 class PoolConfig(SettingsModel):
     """How many sandboxes the pool keeps."""
 
-    other_names = {"size": "warm", "min_size": "warm", "max": "cap", "max_size": "cap", "timeout": "start_s"}
+    other_names: ClassVar = {"size": "warm", "min_size": "warm", "max": "cap", "max_size": "cap", "timeout": "start_s"}
 
-    warm: int = Field(default=2, ge=0, le=1024)
+    warm: int = setting(default=2, ge=0, le=1024)
     """Sandboxes that are started in advance and wait for a script."""
 
-    cap: PositiveInt = Field(default=64, le=65_536)
+    cap: int = setting(default=64, gt=0, le=65_536)
     """Sandboxes alive at once, including busy ones. At the cap, `execute_code` waits until one ends. When all are held
     by scripts that wait for a script inside them, up to eight more are started for these."""
 
-    idle_s: PositiveFloat = 300.0
+    idle_s: float = setting(default=300.0, gt=0)
     """Age in seconds at which a warm sandbox is replaced."""
 
-    start_s: PositiveFloat = Field(default=30.0, le=3600)
+    start_s: float = setting(default=30.0, gt=0, le=3600)
     """Seconds in which a sandbox must start. It takes milliseconds; when none has started for this long, runs that
     wait for one raise `SandboxUnavailable`. Time in which every place of `cap` is busy does not count."""
 
-    held: int = Field(default=8, ge=0, le=1024)
+    held: int = setting(default=8, ge=0, le=1024)
     """Suspended runs whose sandboxes are kept for `hold_s` at once. They count for `cap`; one more, or a run that waits
     for a place, lets the oldest go. 0: none is kept."""
 
@@ -343,7 +223,7 @@ class Policy(SettingsModel):
     """How the process backend isolates. `full`: namespaces and a root file system of its own. `container`: less, for a
     container or pod that allows no namespaces; see docs/containers.md. Never chosen for you."""
 
-    require: frozenset[Layer] = Field(default_factory=lambda given: PROFILES[given.get("profile", "full")])
+    require: frozenset[Layer] = setting(default_factory=lambda given: PROFILES[given.get("profile", "full")])
     """Layers that must be live. If one is not, every run raises `SandboxUnavailable`; there is no silent downgrade. By
     default those of the profile."""
 
@@ -360,22 +240,22 @@ class Policy(SettingsModel):
     runs nothing of them, with `warn` the result has the findings, `off` (False) does not look. ty checks them in a
     sandbox of its own: pip install 'toolcell[types]'. None: `off`, and `warn` for an `Agent` where ty is installed."""
 
-    @field_validator("check_types", mode="before")
     @classmethod
-    def _degree(cls, value: Any) -> Any:
-        return check_types_of(value) if isinstance(value, bool) else value
+    def read(cls, name: str, value: Any) -> Any:
+        is_degree = name == "check_types" and isinstance(value, bool)
+        return check_types_of(value) if is_degree else super().read(name, value)
 
     seed: int | None = None
     """Seed for `random` and for numpy's legacy generator. None: fresh entropy."""
 
-    clock: float | None = Field(default=None, gt=-1e15, lt=1e15)
+    clock: float | None = setting(default=None, gt=-1e15, lt=1e15)
     """Start of the script's wall clock, in seconds since the epoch. The clock advances when the script sleeps, and when
     the script has read it a thousand times in between. Monotonic clocks are real. None: the real time."""
 
-    hash_seed: int | None = Field(default=None, ge=0, le=4_294_967_295)
+    hash_seed: int | None = setting(default=None, ge=0, le=4_294_967_295)
     """PYTHONHASHSEED of the sandbox's interpreter. None: a fresh one for each zygote."""
 
-    env: Mapping[str, str] = Field(default_factory=dict)
+    env: Mapping[str, str] = setting(default_factory=lambda _: {})
     """Environment variables of every script, in addition to HOME, TMPDIR, LANG and an empty PATH. The script can read
     them, so they must hold no secrets."""
 

@@ -11,11 +11,12 @@ from typing import Any, Final, Literal, get_args
 
 import anyio
 
-from toolcell.config import CheckTypes, Limits, LintProfile, check_types_of, settings_of
+from toolcell.config import CheckTypes, Limits, LintProfile, check_types_of
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult
 from toolcell.run.callbacks import OnLog, OnProgress, RunHandlers
 from toolcell.run.input_files import FileContent, FileInput
+from toolcell.settings import settings_of
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.checks import brief, check_one_of
 from toolcell.tools.placeholders import DryRun

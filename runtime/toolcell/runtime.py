@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 
-from toolcell.config import CheckTypes, Limits, LintProfile, Policy, PoolConfig, check_types_of, settings_of
+from toolcell.config import CheckTypes, Limits, LintProfile, Policy, PoolConfig, check_types_of
 from toolcell.control.script_checks import ScriptChecks
 from toolcell.control.script_runs import ScriptRuns
 from toolcell.errors import UsageError, warn_user
@@ -31,6 +31,7 @@ from toolcell.run.sandboxes import Sandboxes
 from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.environment import Environment
 from toolcell.sandbox.pool import Pool
+from toolcell.settings import settings_of
 from toolcell.support.keywords import check_keywords, keywords_known, keywords_of
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.tools import RunContext, ToolRegistry

@@ -181,7 +181,7 @@ def test_an_unknown_backend_is_the_callers_error() -> None:
         ({"limits": {}}, "limits= takes Limits, not dict {}; write limits=Limits(...)"),
         ({"policy": "strict"}, "policy= takes Policy, not str 'strict'; write policy=Policy(...)"),
         ({"pool": 4}, "pool= takes PoolConfig, not int 4; write pool=PoolConfig(...)"),
-        ({"pool": Limits}, "pool= takes PoolConfig, not ModelMetaclass <class 'toolcell.config.Limits'>; write "),
+        ({"pool": Limits}, "pool= takes PoolConfig, not type <class 'toolcell.config.Limits'>; write "),
         ({"packages": "pandas"}, "packages= takes a list of names, not the text 'pandas'; write packages=['pandas']"),
         ({"preload": "json"}, "preload= takes a list of names, not the text 'json'; write preload=['json']"),
         ({"registry": print}, "Runtime takes a ToolRegistry or a list of tools, not <built-in function print>; write "),

@@ -15,8 +15,9 @@ from typing_extensions import TypedDict
 
 from toolcell.compat import new_tool
 from toolcell.errors import RegistrationError
-from toolcell.tools import ToolContext, ToolDefinition, ToolRegistry, schema
-from toolcell.tools.schema import type_schema
+from toolcell.tools import ToolContext, ToolDefinition, ToolRegistry
+from toolcell.tools import type_schema as schema
+from toolcell.tools.type_schema import type_schema
 
 pytestmark = pytest.mark.anyio
 

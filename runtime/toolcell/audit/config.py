@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import AfterValidator
 
-from toolcell.config import KIB, MIB, SettingsModel
+from toolcell.config import KIB, MIB
+from toolcell.settings import SettingsModel, setting
 
 Keep = Literal["full", "digest", "omit"]
 """`full` records the value, `digest` its size and sha256, `omit` only that there was a value."""
@@ -18,6 +19,15 @@ SENSITIVE_NAMES: tuple[str, ...] = (
     "authorization", "credential", "credentials", "cookie", "cookies",
 )  # fmt: skip
 """A value is hidden when the letters of its key end with one of these: db_password, apiKey, x-auth-token."""
+
+
+def _compile(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as exc:
+            raise ValueError(f"{pattern!r} is not a regular expression: {exc}") from exc
+    return patterns
 
 
 class ToolContent(SettingsModel):
@@ -37,59 +47,49 @@ class AuditConfig(SettingsModel):
     """When records must have reached the disk. All of them survive a killed process. When the machine loses power,
     `checkpoint` loses the records after the last checkpoint, `always` loses none, `never` leaves it to the kernel."""
 
-    checkpoint_s: float = Field(default=1.0, gt=0, le=365 * 86400)
+    checkpoint_s: float = setting(default=1.0, gt=0, le=365 * 86400)
     """A record is signed at most this many seconds after it was written."""
 
-    checkpoint_records: PositiveInt = 5000
+    checkpoint_records: int = setting(default=5000, gt=0)
     """A record is signed after at most this many further records."""
 
     require_witness: bool = False
     """Take no records while a witness of the log has not kept its last head. Otherwise the failure is only recorded."""
 
-    segment_bytes: int = Field(default=16 * MIB, ge=4 * KIB, le=1024 * MIB)
+    segment_bytes: int = setting(default=16 * MIB, ge=4 * KIB, le=1024 * MIB)
     """A larger segment is closed, and the next one is created."""
 
-    keep_bytes: int | None = Field(default=None, ge=0)
+    keep_bytes: int | None = setting(default=None, ge=0)
     """Remove a chain's oldest segments while it is larger than this. The newest segment stays; None keeps all."""
 
-    keep_s: PositiveFloat | None = None
+    keep_s: float | None = setting(default=None, gt=0)
     """Remove segments whose newest record is older than this; None keeps all."""
 
-    tools: dict[str, ToolContent] = Field(default_factory=dict)
+    tools: dict[str, ToolContent] = setting(default_factory=lambda _: {})
     """By tool name or glob; the first match decides. Tools not named here are recorded in full."""
 
-    value_bytes: int = Field(default=64 * KIB, ge=64)
+    value_bytes: int = setting(default=64 * KIB, ge=64)
     """Larger arguments or results are recorded as size, sha256 and their beginning."""
 
-    source_bytes: int = Field(default=256 * KIB, ge=64)
+    source_bytes: int = setting(default=256 * KIB, ge=64)
     """The same for a script."""
 
-    logs_bytes: int = Field(default=128 * KIB, ge=64)
+    logs_bytes: int = setting(default=128 * KIB, ge=64)
     """The same for a script's output, both streams together."""
 
-    file_bytes: int = Field(default=64 * KIB, ge=0)
+    file_bytes: int = setting(default=64 * KIB, ge=0)
     """The same for each input file. Of returned files, only size and sha256 are recorded."""
 
     redact_names: tuple[str, ...] = SENSITIVE_NAMES
     """The values of these keys are never recorded; see `SENSITIVE_NAMES`."""
 
-    redact_patterns: tuple[str, ...] = ()
+    redact_patterns: Annotated[tuple[str, ...], AfterValidator(_compile)] = ()
     """Regular expressions to redact in every text, in addition to the built-in ones for well-known credentials. If an
     expression has a group, only the group is redacted."""
 
     repeatable: bool = True
     """Give each run its own seed, hash seed and clock where the policy sets none, so that a replay can repeat them.
     Everybody who reads the log can then compute every random number that a script drew."""
-
-    @field_validator("redact_patterns")
-    @classmethod
-    def _compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in patterns:
-            try:
-                re.compile(pattern)
-            except re.error as exc:
-                raise ValueError(f"{pattern!r} is not a regular expression: {exc}") from exc
-        return patterns
 
     def content_of(self, tool: str) -> ToolContent:
         """Return what is recorded of calls of `tool`."""

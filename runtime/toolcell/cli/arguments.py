@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from toolcell import config
 from toolcell.cli.terminal import safe, size, stderr
 from toolcell.config import Limits
 from toolcell.errors import UsageError
+from toolcell.settings import Setting
 from toolcell.support import one_line
 
 if TYPE_CHECKING:
@@ -147,6 +146,8 @@ def make_limits(file: Path | None, flags: dict[str, Any]) -> Limits:
 
 def as_flag(exc: UsageError) -> str:
     """Return what is wrong with a setting, with the name of its flag."""
+    from pydantic import ValidationError  # takes a tenth of a second
+
     if not isinstance(exc.__cause__, ValidationError):
         return str(exc)
     first = exc.__cause__.errors()[0]
@@ -171,10 +172,10 @@ def _file_flag() -> inspect.Parameter:
     return _parameter(LIMITS_FILE, Path | None, option)
 
 
-def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
+def _flag(name: str, field: Setting) -> inspect.Parameter:
     if name.endswith("bytes"):
         return _parameter(name, int | None, typer.Option(parser=parse_size, metavar="SIZE", **_PANEL))
-    kind = float | None if field.annotation in (float, float | None) else int | None
+    kind = float | None if "float" in field.annotation else int | None
     return _parameter(name, kind, typer.Option(**_PANEL))
 
 

@@ -51,7 +51,7 @@ def why_no_script_runs(required: Collection[str], profile: Profile) -> str:
     """Run a script in a real sandbox. Return what went wrong, or an empty text."""
     from toolcell.sync import SyncRuntime
 
-    policy = Policy.model_validate({"profile": profile, "require": required})
+    policy = Policy(profile=profile, require=frozenset(required))  # type: ignore[arg-type]  # names of layers
     try:
         with SyncRuntime(policy=policy, pool=PoolConfig(warm=0)) as runtime:
             result = runtime.execute_code("set_result(1)")

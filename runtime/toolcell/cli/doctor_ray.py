@@ -23,7 +23,7 @@ def examine(address: str, require: frozenset[str]) -> dict[str, Any]:
 async def _examine(address: str, require: frozenset[str]) -> dict[str, Any]:
     from toolcell.sandbox.ray import RayBackend
 
-    backend = RayBackend(address, policy=Policy(require=require))
+    backend = RayBackend(address, policy=Policy(require=require))  # type: ignore[arg-type]  # names of layers
     problem = ""
     try:
         await backend.open()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, PositiveFloat, PositiveInt
-
-from toolcell.config import SettingsModel
+from toolcell.settings import SettingsModel, setting
 
 
 class JournalConfig(SettingsModel):
@@ -15,16 +13,16 @@ class JournalConfig(SettingsModel):
     directory: Path
     """Belongs to the host alone: it holds scripts, arguments and answers as they are, and the key of the tokens."""
 
-    token_s: PositiveFloat = Field(default=7 * 86_400.0, le=366 * 86_400)
+    token_s: float = setting(default=7 * 86_400.0, gt=0, le=366 * 86_400)
     """Seconds until the token of a suspended run expires."""
 
-    keep_s: PositiveFloat = Field(default=14 * 86_400.0, le=3660 * 86_400)
+    keep_s: float = setting(default=14 * 86_400.0, gt=0, le=3660 * 86_400)
     """Seconds after which the journal of a run that is not under way is removed, when a Runtime opens."""
 
-    most_bytes: PositiveInt | None = None
+    most_bytes: int | None = setting(default=None, gt=0)
     """Bytes of all files in the directory. A run that would need more is refused. None: any number."""
 
-    most_files: PositiveInt | None = None
+    most_files: int | None = setting(default=None, gt=0)
     """Files in the directory. None: any number."""
 
     keep_ended: bool = True

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
 
-from pydantic import Field
-
-from toolcell.config import SettingsModel
 from toolcell.service.principal import Scope
+from toolcell.settings import SettingsModel, setting
 
 
 class OidcConfig(SettingsModel):
     """An issuer whose JWTs are taken, and what their claims mean here."""
 
-    issuer: str = Field(min_length=1, max_length=2000)
+    issuer: str = setting(min_length=1, max_length=2000)
     """Its address, exactly as it stands in the claim `iss`."""
 
-    audience: str = Field(min_length=1, max_length=2000)
+    audience: str = setting(min_length=1, max_length=2000)
     """What the claim `aud` must contain. JWTs for other services are refused."""
 
     jwks: str | None = None
@@ -39,8 +36,8 @@ class OidcConfig(SettingsModel):
     """Let in tenants without a table of their own; they get the `defaults`."""
 
 
-def check_networks(networks: Iterable[str]) -> None:
-    """Check addresses of proxies.
+def check_networks(networks: tuple[str, ...]) -> tuple[str, ...]:
+    """Check addresses of proxies, and return them.
 
     Raises:
         ValueError: one is neither an address nor a network.
@@ -50,3 +47,4 @@ def check_networks(networks: Iterable[str]) -> None:
             ipaddress.ip_network(each)
         except ValueError as exc:
             raise ValueError(f"trusted_proxies: {each!r:.80} is not an address or network ({exc})") from exc
+    return networks

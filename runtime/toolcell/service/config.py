@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 import platformdirs
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import AfterValidator
 
-from toolcell.config import GIB, KIB, MIB, Limits, Policy, PoolConfig, SettingsModel
+from toolcell.config import GIB, KIB, MIB, Limits, Policy, PoolConfig
 from toolcell.errors import UsageError
 from toolcell.quotas import Quota
 from toolcell.service.access_config import OidcConfig, check_networks
+from toolcell.settings import SettingsModel, setting
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Pattern for names of tenants. It is a folder's name, too."""
@@ -29,13 +30,13 @@ class TenantConfig(SettingsModel):
     backend: Literal["process", "docker"] = "process"
     """Where sandboxes are started."""
 
-    limits: Limits = Field(default_factory=Limits)
+    limits: Limits = setting(default=Limits())
     """Limits of each run. A request may ask for less, never for more."""
 
-    policy: Policy = Field(default_factory=Policy)
+    policy: Policy = setting(default=Policy())
     """Which isolation is required, and what scripts find in their environment."""
 
-    pool: PoolConfig = Field(default_factory=PoolConfig)
+    pool: PoolConfig = setting(default=PoolConfig())
     """How many sandboxes are kept."""
 
     python: str | None = None
@@ -50,7 +51,7 @@ class TenantConfig(SettingsModel):
     tools: tuple[str, ...] = ()
     """Files or modules whose tools scripts may call, as `toolcell run --tools` takes them."""
 
-    mcp: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    mcp: dict[str, dict[str, Any]] = setting(default_factory=lambda _: {})
     """MCP servers by name: `command` or `url`, and the other options of `add_mcp_server`."""
 
     allow: tuple[str, ...] = ()
@@ -69,31 +70,31 @@ class TenantConfig(SettingsModel):
     quota_by: Literal["subject", "tenant"] = "subject"
     """Whether each subject may use that much, or all of them together."""
 
-    concurrent_runs: PositiveInt = 64
+    concurrent_runs: int = setting(default=64, gt=0)
     """Runs at once. Further ones wait in the queue."""
 
-    queued_runs: int = Field(default=256, ge=0)
+    queued_runs: int = setting(default=256, ge=0)
     """Runs that wait. One more is refused, with the status 503."""
 
-    queue_s: PositiveFloat = Field(default=30.0, le=3600)
+    queue_s: float = setting(default=30.0, gt=0, le=3600)
     """Seconds that a run waits at most."""
 
-    receiving_bytes: int = Field(default=256 * MIB, ge=KIB)
+    receiving_bytes: int = setting(default=256 * MIB, ge=KIB)
     """Bytes of requests at once that are on their way or wait for a place. One more is refused, with the status 503."""
 
-    sessions: PositiveInt = 64
+    sessions: int = setting(default=64, gt=0)
     """Sessions that are open at once."""
 
-    files_s: PositiveFloat = Field(default=86_400.0, le=366 * 86_400)
+    files_s: float = setting(default=86_400.0, gt=0, le=366 * 86_400)
     """Seconds for which files that scripts returned can be fetched from `/v1/runs/{run_id}/files/{path}`."""
 
-    files_bytes: int = Field(default=256 * MIB, ge=0)
+    files_bytes: int = setting(default=256 * MIB, ge=0)
     """Bytes of returned files that are kept, in the state folder. The oldest make room. 0: none is kept."""
 
-    kept_bytes: PositiveInt = GIB
+    kept_bytes: int = setting(default=GIB, gt=0)
     """Bytes of the journals of runs that wait, and of drafts and sessions. One more is refused, with the status 429."""
 
-    kept_files: PositiveInt = 10_000
+    kept_files: int = setting(default=10_000, gt=0)
     """How many of these there are at most."""
 
     audit: Path | None = None
@@ -105,55 +106,67 @@ class TenantConfig(SettingsModel):
     in the state folder: `tenants/<name>/audit.key`; otherwise the user's own key."""
 
 
+def check_names(tenants: dict[str, TenantConfig]) -> dict[str, TenantConfig]:
+    """Check the names of tenants, and return their settings.
+
+    Raises:
+        ValueError: one cannot be a tenant's name.
+    """
+    for name in tenants:
+        if not NAME.fullmatch(name):
+            raise ValueError(f"the tenant name {name!r:.80} must be 1 to 64 letters, digits, - and _")
+    return tenants
+
+
 class ServiceConfig(SettingsModel):
     """Settings of the service: address, access, bounds and tenants."""
 
     other_names: ClassVar = {"bind": "host", "address": "host", "tenant": "tenants", "default": "defaults"}
 
     host: str = "127.0.0.1"
-    port: int = Field(default=8700, ge=0, le=65_535)
+    port: int = setting(default=8700, ge=0, le=65_535)
 
-    state: Path = Field(default_factory=default_state)
+    state: Path = setting(default_factory=lambda _: default_state())
     """Folder of what outlives the service: journals of runs and sessions, and what the service notes about requests."""
 
-    defaults: TenantConfig = Field(default_factory=TenantConfig)
+    defaults: TenantConfig = setting(default=TenantConfig())
     """What holds for each tenant where its own table says nothing."""
 
-    tenants: dict[str, TenantConfig] = Field(default_factory=dict)
+    tenants: Annotated[dict[str, TenantConfig], AfterValidator(check_names)] = setting(default_factory=lambda _: {})
     """Tenants with settings of their own, by name."""
 
-    body_bytes: int = Field(default=64 * MIB, ge=KIB)
+    body_bytes: int = setting(default=64 * MIB, ge=KIB)
     """Bytes of a request's body. A larger one is refused before it is read."""
 
-    receiving_bytes: int = Field(default=512 * MIB, ge=KIB)
+    receiving_bytes: int = setting(default=512 * MIB, ge=KIB)
     """Bytes of requests at once that are on their way or wait for a place, of all tenants together."""
 
-    answer_bytes: int = Field(default=64 * MIB, ge=MIB)
+    answer_bytes: int = setting(default=64 * MIB, ge=MIB)
     """Bytes of an answer. Of a larger one, contents of files, long texts and lists are left out, and it says so."""
 
-    body_s: PositiveFloat = Field(default=30.0, le=3600)
+    body_s: float = setting(default=30.0, gt=0, le=3600)
     """Seconds in which a body must arrive."""
 
-    head_s: PositiveFloat = Field(default=10.0, le=3600)
+    head_s: float = setting(default=10.0, gt=0, le=3600)
     """Seconds in which the line and the headers of a request must arrive, from when the connection is there."""
 
-    write_s: PositiveFloat = Field(default=60.0, le=3600)
+    write_s: float = setting(default=60.0, gt=0, le=3600)
     """Seconds after which the connection of a client that reads nothing of its answer is ended."""
 
-    connections: PositiveInt = 2048
+    connections: int = setting(default=2048, gt=0)
     """Connections at once, and at most half of what the process may open. For a further one, the oldest that has no
     request under way makes room; if there is none, it is answered with the status 503 and closed."""
 
-    heartbeat_s: PositiveFloat = Field(default=15.0, le=3600)
+    heartbeat_s: float = setting(default=15.0, gt=0, le=3600)
     """Seconds without an event after which a stream of events sends a comment."""
 
-    grace_s: float = Field(default=60.0, ge=0, le=3600)
+    grace_s: float = setting(default=60.0, ge=0, le=3600)
     """Seconds for which runs and sessions of a `Client` go on while it has no connection."""
 
-    socket_requests: int = Field(default=64, ge=8, le=4096)
+    socket_requests: int = setting(default=64, ge=8, le=4096)
     """Requests of one `Client` that are under way at once."""
 
-    drain_s: float = Field(default=30.0, ge=0, le=86_400)
+    drain_s: float = setting(default=30.0, ge=0, le=86_400)
     """Seconds in which runs may finish after SIGTERM. Then they are cancelled."""
 
     tokens: Path | None = None
@@ -168,47 +181,27 @@ class ServiceConfig(SettingsModel):
     tls_key: Path | None = None
     """Key of the certificate, as PEM."""
 
-    trusted_proxies: tuple[str, ...] = ()
+    trusted_proxies: Annotated[tuple[str, ...], AfterValidator(check_networks)] = ()
     """Addresses and networks of the proxies before the service. Of nobody else, X-Forwarded-For is believed."""
 
-    concurrent_runs: PositiveInt = 256
+    concurrent_runs: int = setting(default=256, gt=0)
     """Runs at once, of all tenants together."""
 
-    queued_runs: int = Field(default=1024, ge=0)
+    queued_runs: int = setting(default=1024, ge=0)
     """Runs that wait, of all tenants together."""
 
-    idempotency_s: PositiveFloat = Field(default=86_400.0, le=366 * 86_400)
+    idempotency_s: float = setting(default=86_400.0, gt=0, le=366 * 86_400)
     """Seconds in which a request with an Idempotency-Key is answered again, and not carried out again."""
 
-    idempotency_keys: PositiveInt = 100_000
+    idempotency_keys: int = setting(default=100_000, gt=0)
     """Keys of one tenant that are kept. One more is refused until the oldest is that old."""
 
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _proxies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        check_networks(value)
-        return value
-
-    @model_validator(mode="after")
-    def _tls(self) -> Self:
+    def check(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together")
-        return self
-
-    @model_validator(mode="after")
-    def _receiving(self) -> Self:
         least = min(self.receiving_bytes, *(each.receiving_bytes for each in (self.defaults, *self.tenants.values())))
         if least < self.body_bytes:
             raise ValueError(f"receiving_bytes = {least} has no room for one body of body_bytes = {self.body_bytes}")
-        return self
-
-    @field_validator("tenants")
-    @classmethod
-    def _names(cls, value: dict[str, TenantConfig]) -> dict[str, TenantConfig]:
-        for name in value:
-            if not NAME.fullmatch(name):
-                raise ValueError(f"the tenant name {name!r:.80} must be 1 to 64 letters, digits, - and _")
-        return value
 
     @property
     def folders(self) -> list[Path]:

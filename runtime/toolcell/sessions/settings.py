@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any, Final, Literal, TypeGuard
 
-from pydantic import Field, PositiveFloat, ValidationError
-
-from toolcell.config import Limits, SettingsModel
+from toolcell.config import Limits
 from toolcell.errors import UsageError
+from toolcell.settings import SettingsModel, setting
 
 TIMES: Final = 10
 """A session may use so many times what one script may, unless it is told otherwise."""
@@ -40,13 +39,13 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 class SessionSettings(SettingsModel):
     """How long a session lives, what all its scripts may use together, and how it goes on without its sandbox."""
 
-    idle_s: PositiveFloat = Field(default=600.0, le=7 * 86_400)
+    idle_s: float = setting(default=600.0, gt=0, le=7 * 86_400)
     """Seconds without a script after which the sandbox is destroyed. The next script gets a new one."""
 
-    cpu_s: PositiveFloat = Field(default=300.0, le=7 * 86_400)
+    cpu_s: float = setting(default=300.0, gt=0, le=7 * 86_400)
     """CPU seconds of all scripts."""
 
-    tool_calls: int = Field(default=10_000, ge=0)
+    tool_calls: int = setting(default=10_000, ge=0)
     """Tool calls of all scripts."""
 
     restore: Literal["journal", "empty"] = "journal"
@@ -61,10 +60,7 @@ def session_settings(limits: Limits, given: dict[str, Any]) -> SessionSettings:
         UsageError: one of them is wrong; names it.
     """
     defaults = {"cpu_s": TIMES * limits.cpu_s, "tool_calls": TIMES * limits.tool_calls}
-    try:
-        return SessionSettings(**(defaults | {name: value for name, value in given.items() if value is not None}))
-    except ValidationError as exc:
-        raise UsageError(f"session(): {exc}") from exc
+    return SessionSettings(**(defaults | {name: value for name, value in given.items() if value is not None}))
 
 
 def is_name(name: object) -> TypeGuard[str]:

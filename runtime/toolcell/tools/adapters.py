@@ -9,9 +9,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import fields, replace
-from typing import Any, Protocol, Self
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.support.spelling import suggestion
@@ -24,10 +22,12 @@ from toolcell.tools.encoded import Parts, decoded, mentions_bytes
 from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, ExecutionMode, ToolOptions
 from toolcell.tools.problems import ParameterError, Subschemas
 from toolcell.tools.result import ToolResult
-from toolcell.tools.schema import Signature, read_docstring, read_signature
 from toolcell.tools.spec import Decode, Invoke, ToolSpec
 from toolcell.tools.values import Path
 from toolcell_bridge.wire.frozen import frozen
+
+if TYPE_CHECKING:
+    from toolcell.tools.type_schema import Signature
 
 _OPTION_NAMES = frozenset(field.name for field in fields(ToolOptions))
 
@@ -222,6 +222,8 @@ def function_spec(
 ) -> ToolSpec:
     """Return the spec of a plain function: its name, docstring and signature are the definition."""
     check_function(name or str(getattr(function, "__name__", "")), function)
+    from toolcell.tools.type_schema import read_docstring, read_signature
+
     prose, described = read_docstring(function)
     signature = read_signature(function, ToolContext, ToolResult, described)
     chosen = name or str(getattr(function, "__name__", type(function).__name__))
@@ -244,6 +246,7 @@ def _decoder(signature: Signature) -> Decode | None:
     converters = tuple(signature.converters.items())
     if not converters:
         return None
+    from pydantic import ValidationError
 
     schemas = Subschemas(signature.parameters)
     properties = signature.parameters["properties"]

@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn, TypedDict
 
 from toolcell.errors import RegistrationError, warn_user
 from toolcell.tools.names import check_name, provider_name
-from toolcell.tools.schema import OF_RESULTS, record_schema, without_names_of_results
+from toolcell.tools.schema import OF_RESULTS, without_names_of_results
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.plain import pack_value
 
@@ -83,6 +83,8 @@ class ToolDefinition:
         Raises:
             RegistrationError: no such definition can be derived.
         """
+        from toolcell.tools.type_schema import record_schema
+
         definition = cls(name, description, record_schema(model))
         check_definition(definition)
         return definition

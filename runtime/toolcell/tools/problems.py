@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import pydantic
-
 from toolcell.errors import RegistrationError
 from toolcell.support.spelling import did_you_mean
 from toolcell.tools.schema_patterns import bounded, check_patterns, max_chars
@@ -28,6 +26,7 @@ from toolcell.tools.values import MAX_STEP_CHARS, Path, ValueProblem, is_large
 if TYPE_CHECKING:
     import jsonschema_rs
     from jsonschema_rs import Validator
+    from pydantic import ValidationError
 
 BACKTRACK_LIMIT = 20_000
 """Steps a pattern with lookaround may take; about a millisecond, then the value is refused."""
@@ -543,7 +542,7 @@ def list_names(names: Iterable[str]) -> str:
 class ParameterError(ValueError):
     """The type of one parameter refuses a value that fits its schema. Keeps pydantic's error until it is described."""
 
-    def __init__(self, name: str, error: pydantic.ValidationError) -> None:
+    def __init__(self, name: str, error: ValidationError) -> None:
         super().__init__(name)
         self.name = name
         self.error = error
@@ -551,10 +550,12 @@ class ParameterError(ValueError):
 
 def described(exc: ValueError | TypeError) -> str:
     """Say what a tool's own Python types found wrong with arguments that fit its schema."""
+    from pydantic import ValidationError
+
     above: Path = ()
     if isinstance(exc, ParameterError):
         above, exc = (exc.name,), exc.error
-    if not isinstance(exc, pydantic.ValidationError):
+    if not isinstance(exc, ValidationError):
         return str(exc)[:MAX_MESSAGE_CHARS]
     count = exc.error_count()
     text = f"{count} validation error{'s' if count > 1 else ''} for {exc.title[:MAX_STEP_CHARS]}"

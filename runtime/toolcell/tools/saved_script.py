@@ -18,7 +18,6 @@ from toolcell.tools.checks import brief, check_kind
 from toolcell.tools.definition import ToolDefinition, check_definition
 from toolcell.tools.names import MAX_NAME_CHARS, check_name, provider_name
 from toolcell.tools.options import ToolOptions
-from toolcell.tools.schema import record_schema
 from toolcell.tools.spec import RegisteredTool
 from toolcell.tools.stubs import declared, is_identifier, mapping
 from toolcell_bridge.guest.tools import GUEST_NAMES
@@ -157,6 +156,8 @@ def inputs_schema(name: str, inputs: object) -> Mapping[str, Any]:
     """
     if inputs is None:
         return NO_INPUTS
+    from toolcell.tools.type_schema import record_schema
+
     schema = record_schema(inputs) if isinstance(inputs, type) else inputs
     if not isinstance(schema, Mapping) or schema.get("type") != "object":
         kinds = 'a JSON Schema of "type": "object", a pydantic model, a dataclass or a TypedDict'

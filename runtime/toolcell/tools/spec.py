@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, final
 
-from pydantic import ValidationError
-
 from toolcell.errors import RegistrationError
 from toolcell.tools.arguments import ArgumentChecker, ArgumentError, CheckedArguments, Prepare
 from toolcell.tools.call import Call, RunContext
@@ -114,6 +112,8 @@ class RegisteredTool:
         try:
             return self.spec.decode(args, blobs)
         except (ValueError, TypeError) as exc:
+            from pydantic import ValidationError
+
             # pydantic's errors take many times the memory of what was sent: they are not kept.
             cause = None if isinstance(exc, ValidationError | ParameterError) else exc
             text = f'invalid tool arguments: validation failed for tool "{self.name}":\n  - {described(exc)}'

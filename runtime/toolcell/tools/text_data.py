@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from pydantic_core import from_json
-
 from toolcell.errors import RegistrationError
 from toolcell.support import daemon_threads
 from toolcell.support.text import one_line
@@ -62,6 +60,8 @@ def parse_json(text: str) -> tuple[Any, ParseMode]:
         return json.loads(text), ParseMode.REPAIRED
     except (ValueError, RecursionError):
         pass
+    from pydantic_core import from_json
+
     try:
         from_json(text)
     except TypeError:  # a lone surrogate
