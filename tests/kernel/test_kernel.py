@@ -82,6 +82,11 @@ class TestCells:
         assert "line 2" in shown.traceback and "\x1b[" in "".join(error["traceback"])
         assert shown.reply["status"] == "error" and shown.reply["traceback"] == error["traceback"]
 
+    @pytest.mark.parametrize("code", ["raise SystemExit", "import sys\nsys.exit(3)"])
+    def test_a_cell_that_exits_has_failed(self, plain: Notebook, code: str) -> None:
+        shown = plain.run(code)
+        assert shown.reply["status"] == "error" and shown.of("error")[0]["ename"] == "SystemExit"
+
     def test_a_syntax_error_is_one(self, plain: Notebook) -> None:
         assert plain.run("def").of("error")[0]["ename"] == "SyntaxError"
 
@@ -129,6 +134,18 @@ class TestMagics:
         assert captured.messages == []
         assert plain.run("taken.stdout").data == {"text/plain": "'unseen\\n'"}
 
+    def test_the_command_that_installs_may_be_pasted_into_a_shell(self, plain: Notebook) -> None:
+        said = plain.run("%pip install -q 'pandas>=2' \"a[b]\"").text("stderr")
+        assert "kernel install --packages 'pandas>=2,a[b]'" in said
+
+    def test_only_names_of_the_notebook_are_listed(self, notebooks: Start) -> None:
+        notebook = notebooks("--tools", str(Path(__file__).with_name("tools.py")))
+        assert notebook.run("listed = 1\n%who_ls").data == {"text/plain": "['listed']"}
+
+    def test_libraries_know_that_this_is_a_notebook(self, plain: Notebook) -> None:
+        shown = plain.run("shell = get_ipython()\ntype(shell).__name__, hasattr(shell, 'kernel')")
+        assert shown.data == {"text/plain": "('ZMQInteractiveShell', True)"}
+
     @pytest.mark.parametrize("line", ["%pip install pandas", "!pip install pandas", "!python -m pip install pandas"])
     def test_an_installation_says_what_to_do(self, plain: Notebook, line: str) -> None:
         shown = plain.run(line)
@@ -149,7 +166,18 @@ class TestMagics:
         assert "a sandbox has no network" in shown.traceback
 
     def test_a_program_is_refused_in_words(self, plain: Notebook) -> None:
-        for cell in ("!ls", "files = !ls", "%%bash\nls", "%sx ls"):
+        cells = (
+            "!ls",
+            "files = !ls",
+            "%%bash\nls",
+            "%sx ls",
+            "!!ls",
+            "%%perl\nls",
+            "%%python\n1",
+            "%edit",
+            "%pip list",
+        )
+        for cell in cells:
             shown = plain.run(cell)
             assert shown.reply["status"] == "error", cell
             assert "nothing can be executed in the sandbox" in shown.text("stderr"), cell

@@ -83,14 +83,18 @@ class TestCells:
         assert "ended with the cell: thread 'counter'" in shown.text("stderr")
         assert plain.run("has.is_set()").data == {"text/plain": "True"}
 
-    def test_a_thread_that_does_not_end_ends_with_its_sandbox_and_the_names_stay(self, plain: Notebook) -> None:
+    def test_a_thread_that_does_not_end_ends_with_its_sandbox_and_names_and_history_stay(self, plain: Notebook) -> None:
+        count = plain.run("'before'").reply["execution_count"]
         shown = plain.run(
             "import threading\nn = 5\nthreading.Thread(target=threading.Event().wait, name='stuck').start()"
         )
 
         assert shown.reply["status"] == "ok"
         assert "ended with the cell: thread 'stuck'" in shown.text("stderr")
-        assert plain.run("n, len(threading.enumerate())").data == {"text/plain": "(5, 1)"}
+        assert plain.run("n, len(threading.enumerate()), _").data == {"text/plain": "(5, 1, 'before')"}
+        assert plain.run(f"In[{count}], Out[{count}], __").data == {
+            "text/plain": """("'before'", 'before', 'before')"""
+        }
 
     def test_pdb_asks_in_the_notebook_and_is_interrupted(self, plain: Notebook) -> None:
         code = "import pdb\nlooked_at = 7\npdb.set_trace()\nlooked_at"

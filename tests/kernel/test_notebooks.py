@@ -32,6 +32,7 @@ NOTEBOOKS = {
         "import pandas as pd\ndf = pd.DataFrame({'city': ['Rome', 'Oslo', 'Rome'], 'degrees': [31.0, 17.5, 29.0]})\ndf",
         "df.groupby('city').degrees.agg(['mean', 'count'])",
         "df.describe()",
+        "pd.DataFrame([range(30)])",
         "df.style.set_uuid('x').format(precision=1)",
         "df.info()",
         "display(df.head(1), df.city)\ndf.missing_column",

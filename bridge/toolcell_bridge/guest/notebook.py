@@ -12,9 +12,11 @@ import contextlib
 import getpass
 import json
 import os
+import shlex
 import sys
 import types
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from IPython.core import page
@@ -71,7 +73,7 @@ class ShellRequests:
     """Answers what the kernel asks: to execute a cell, to complete or explain a name, whether a cell is complete."""
 
     def __init__(self, is_back: bool) -> None:
-        self._shell: NotebookShell | None = None
+        self._shell: ZMQInteractiveShell | None = None
         self._given: dict[str, Any] = {}
         """Tools that are names in cells."""
         # Which files the last cell in the other sandbox has changed is not known: the host compares them all.
@@ -93,6 +95,7 @@ class ShellRequests:
         shell = self._shell_in(namespace)
         shell.report, shell.call_tool, shell.interrupts = names["progress"], names["call_tool"], own_interrupts
         builtins.__dict__["display"] = shell.display
+        shell.user_ns_hidden |= names
         answers: dict[str, Callable[..., object]] = {
             "complete": self._complete,
             "inspect": self._inspect,
@@ -105,28 +108,30 @@ class ShellRequests:
             else:
                 shell.send("reply", content=answers[asked["kind"]](shell, source, asked))
             return
-        self._give_tools(namespace, names["tools"])
+        self._give_tools(shell, namespace, names["tools"])
         self._execute(shell, source, asked)
 
-    def _shell_in(self, namespace: dict[str, Any]) -> NotebookShell:
+    def _shell_in(self, namespace: dict[str, Any]) -> ZMQInteractiveShell:
         if self._shell is None:
             module: Any = sys.modules["__main__"]
-            self._shell = NotebookShell.instance(user_module=module, user_ns=namespace, config=CONFIG)
+            before = dict(namespace)
+            self._shell = ZMQInteractiveShell.instance(user_module=module, user_ns=namespace, config=CONFIG)
+            self._shell.go_on_from(before)
             if "matplotlib" in sys.modules:  # imported ahead, for another place to show figures in
                 self._shell.enable_matplotlib("inline")
         return self._shell
 
-    def _give_tools(self, namespace: dict[str, Any], tools: Any) -> None:
+    def _give_tools(self, shell: ZMQInteractiveShell, namespace: dict[str, Any], tools: Any) -> None:
         """Make the tools names of the notebook, but for those to which it has given a value."""
         for name in SCRIPTS.tools.split():
             first = name.partition(".")[0]
             if first == NOTEBOOK_INPUT or not first.isidentifier() or hasattr(builtins, first):
                 continue
             if first not in namespace or namespace[first] is self._given.get(first):
-                namespace[first] = self._given[first] = getattr(tools, first)
+                namespace[first] = self._given[first] = shell.user_ns_hidden[first] = getattr(tools, first)
 
     @staticmethod
-    def _execute(shell: NotebookShell, source: str, asked: dict[str, Any]) -> None:
+    def _execute(shell: ZMQInteractiveShell, source: str, asked: dict[str, Any]) -> None:
         shell.execution_count, shell.may_ask, shell.cut_short = asked["count"], asked["may_ask"], None
         shell.value_error = None
         shell.payload_manager.clear_payload()
@@ -134,7 +139,8 @@ class ShellRequests:
         error = result.error_before_exec or result.error_in_exec or shell.value_error
         wanted = asked["expressions"] if error is None else {}
         payload = shell.payload_manager.read_payload()
-        shell.send("reply", content={"payload": payload, "user_expressions": shell.user_expressions(wanted)})
+        values = shell.user_expressions(wanted)
+        shell.send("reply", content={"payload": payload, "user_expressions": values, "is_error": error is not None})
         if error is not None:
             raise error.with_traceback(_of_cell(error.__traceback__))
 
@@ -147,7 +153,7 @@ class ShellRequests:
             set_result(None, changed)
 
     @staticmethod
-    def _finish(shell: NotebookShell, _source: str, _asked: dict[str, Any]) -> dict[str, Any]:
+    def _finish(shell: ZMQInteractiveShell, _source: str, _asked: dict[str, Any]) -> dict[str, Any]:
         """Show what the last cell had no time for when it was interrupted."""
         cut_short, shell.cut_short = shell.cut_short, None
         if cut_short is not None:
@@ -156,7 +162,7 @@ class ShellRequests:
         return {}
 
     @staticmethod
-    def _complete(shell: NotebookShell, source: str, asked: dict[str, Any]) -> dict[str, Any]:
+    def _complete(shell: ZMQInteractiveShell, source: str, asked: dict[str, Any]) -> dict[str, Any]:
         at = asked["at"]
         with provisionalcompleter():
             found = list(rectify_completions(source, shell.Completer.completions(source, at)))[:MOST_COMPLETIONS]
@@ -171,7 +177,7 @@ class ShellRequests:
         }
 
     @staticmethod
-    def _inspect(shell: NotebookShell, source: str, asked: dict[str, Any]) -> dict[str, Any]:
+    def _inspect(shell: ZMQInteractiveShell, source: str, asked: dict[str, Any]) -> dict[str, Any]:
         try:
             found = shell.object_inspect_mime(
                 token_at_cursor(source, asked["at"]), detail_level=asked["detail"], omit_sections=asked["omit"]
@@ -181,7 +187,7 @@ class ShellRequests:
         return {"found": True, "data": {"text/plain": found["text/plain"]}, "metadata": {}}
 
     @staticmethod
-    def _is_complete(shell: NotebookShell, source: str, _asked: dict[str, Any]) -> dict[str, Any]:
+    def _is_complete(shell: ZMQInteractiveShell, source: str, _asked: dict[str, Any]) -> dict[str, Any]:
         status, blanks = shell.input_transformer_manager.check_complete(source)
         return {"status": status} | ({"indent": " " * blanks} if status == "incomplete" else {})
 
@@ -241,9 +247,13 @@ class ResultHook(DisplayHook):
         self._shown = {}, {}
 
 
-class NotebookShell(InteractiveShell):
-    """IPython's shell, which shows and asks by way of the host."""
+class ZMQInteractiveShell(InteractiveShell):
+    """IPython's shell, which shows and asks by way of the host.
 
+    Libraries know a notebook by the name of this class, which is ipykernel's, and by `kernel`.
+    """
+
+    kernel = None
     displayhook_class = Type(ResultHook)
     display_pub_class = Type(Publisher)
     compiler_class = Type(CellCompiler)
@@ -262,6 +272,16 @@ class NotebookShell(InteractiveShell):
         self.display = builtins.__dict__["display"]
         builtins.input = self.ask
         getpass.getpass = lambda prompt="Password: ", stream=None, **_: self.ask(prompt, is_password=True)
+
+    def go_on_from(self, before: Mapping[str, Any]) -> None:
+        """Take the cells and values of a shell in another sandbox, of which `before` has the names."""
+        cells, values = before.get("_ih"), before.get("_oh")
+        if isinstance(cells, list) and isinstance(values, dict):
+            history, hook = self.history_manager, self.displayhook
+            history.input_hist_parsed[:] = history.input_hist_raw[:] = cells
+            history.output_hist.update(values)
+            for name in ("_", "__", "___"):
+                self.user_ns[name] = hook.__dict__[name] = before.get(name, "")
 
     # To the host.
 
@@ -354,10 +374,10 @@ class NotebookShell(InteractiveShell):
         """Replace the magics that would start a program."""
         super().init_magics()
         for name in ("pip", "conda", "mamba", "micromamba", "uv"):
-            self.register_magic_function(self._refuse_install, "line", name)
-        self.register_magic_function(lambda line, cell="": self.system(line), "line_cell", "sx")
-        for name in ("bash", "sh", "script", "system"):
-            self.register_magic_function(lambda line, cell="": self.system(line), "line_cell", name)
+            self.register_magic_function(partial(self._refuse_program, name), "line", name)
+        programs = self.magics_manager.registry["ScriptMagics"].magics["cell"]
+        for name in (*programs, "sx", "system", "edit", "ed"):
+            self.register_magic_function(partial(self._refuse_program, name), "line_cell", name)
 
     def enable_gui(self, gui: Any = None) -> None:
         """Do nothing: figures are shown in their cell."""
@@ -366,7 +386,7 @@ class NotebookShell(InteractiveShell):
         """Refuse to run a program."""
         words = cmd.split()
         if "install" in words[:4]:
-            self._refuse_install(cmd)
+            self._refuse_install(words[words.index("install") + 1 :])
         raise UsageError(f"!{cmd.strip()[:80]}: {BLOCKED}")
 
     system_raw = system_piped = system
@@ -375,11 +395,15 @@ class NotebookShell(InteractiveShell):
         """Refuse to run a program."""
         self.system(cmd)
 
-    def _refuse_install(self, line: str) -> None:
-        names = [word for word in line.partition("install")[2].split() if not word.startswith("-")]
+    def _refuse_program(self, magic: str, line: str, cell: str = "") -> None:
+        self.system(f"{magic} {line}")
+
+    def _refuse_install(self, words: list[str]) -> None:
+        names = [word.strip("'\"") for word in words if not word.startswith("-")]
+        wanted = shlex.quote(",".join(names) or "NAME")
         raise UsageError(
             f"a sandbox has no network, so nothing is installed from a cell. Its packages are chosen with the kernel: "
-            f"{SCRIPTS.chosen_by} --packages {','.join(names) or 'NAME'}"
+            f"{SCRIPTS.chosen_by} --packages {wanted}"
         )
 
 
@@ -441,5 +465,15 @@ def _draw_without_thread(std: types.ModuleType) -> None:
     std.tqdm.monitor_interval = 0
 
 
-CHANGES: Final = {"plotly.io._renderers": _show_charts, "comm": _refuse_comms, "tqdm.std": _draw_without_thread}
+def _show_columns(pandas: Any) -> None:
+    """Imported ahead of the shell, pandas takes the notebook for a terminal of 80 characters."""
+    pandas.set_option("display.max_columns", 20)
+
+
+CHANGES: Final = {
+    "plotly.io._renderers": _show_charts,
+    "comm": _refuse_comms,
+    "tqdm.std": _draw_without_thread,
+    "pandas": _show_columns,
+}
 """By module: what is changed in it when it is imported."""

@@ -382,6 +382,8 @@ class _Showing:
                 return self.fail("SandboxLost", NEW_SANDBOX)
             for each in result.warnings:
                 self.print("stderr", f"warning: {each}\n")
+            if self.answer.get("is_error") and self._error:  # as `raise SystemExit`, which ends a script well
+                return {"status": "error", **self._error}
             orders = [_order(_mapping(each)) for each in _list(self.answer.get("payload"))]
             values = _mapping(self.answer.get("user_expressions"))
             return {
