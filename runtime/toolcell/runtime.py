@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from toolcell.results.effects import CommitResult, Preflight, RevertResult
     from toolcell.run.streaming import RunStream
     from toolcell.sessions.eager_run import EagerRun
-    from toolcell.sessions.keeper import Sessions
     from toolcell.sessions.session import Session
+    from toolcell.sessions.sessions import Sessions
 
 
 class Runtime(OpenedInBlock):
@@ -168,7 +168,7 @@ class Runtime(OpenedInBlock):
         """Its sessions."""
         if self._sessions is None:
             from toolcell.sessions.host import SessionHost
-            from toolcell.sessions.keeper import Sessions
+            from toolcell.sessions.sessions import Sessions
 
             host = SessionHost(
                 runs=self.runs,

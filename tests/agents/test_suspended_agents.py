@@ -12,7 +12,7 @@ from toolcell import Agent, PoolConfig, ResumeError, Runtime, ToolRegistry, Usag
 from toolcell.agents import ToolLoopResult
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.control import AlreadyMade, Approve, Deny, Edit
-from toolcell.control.turns import Turn, TurnApprovals
+from toolcell.control.agent_turns import Turn, TurnApprovals
 from toolcell.flows import Flow
 from toolcell.journal.store import JournalStore
 from toolcell.tools import Rewrite

@@ -10,7 +10,7 @@ import pytest
 
 from toolcell import SyncRuntime, UsageError
 from toolcell.control import Approve, Edit
-from toolcell.journal.tokens import make_token
+from toolcell.journal.approval_tokens import make_token
 from toolcell.mcp.content import IN_PART, question, readable_only
 from toolcell.results import PendingCall, Table
 from toolcell.results.effects import Effect, effects_digest, shown_effects

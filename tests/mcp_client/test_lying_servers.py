@@ -19,8 +19,8 @@ from toolcell.mcp.client import McpClient
 from toolcell.mcp.definitions import MAX_DESCRIPTION_CHARS, local_name
 from toolcell.mcp.requests import defaults_of
 from toolcell.tools import ToolRegistry
+from toolcell.tools.foreign_definitions import MAX_SCHEMA_BYTES
 from toolcell.tools.result import ToolResult
-from toolcell.tools.strangers import MAX_SCHEMA_BYTES
 
 from .conftest import HERE, a_tool, raw, until
 

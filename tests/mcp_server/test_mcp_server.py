@@ -16,7 +16,7 @@ from mcp.shared.exceptions import MCPError
 
 from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
 from toolcell.control import Deny
-from toolcell.journal.tokens import make_token
+from toolcell.journal.approval_tokens import make_token
 from toolcell.mcp.content import IN_PART, question, readable_only
 from toolcell.mcp.listing import code_text
 from toolcell.mcp.server import INSTRUCTIONS, McpServer

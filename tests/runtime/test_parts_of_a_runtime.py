@@ -13,7 +13,7 @@ import pytest
 
 from toolcell import Limits, Misconfigured, Outcome, Policy, PoolConfig, RunContext, ToolRegistry, UsageError
 from toolcell.results import ExecutionResult
-from toolcell.run.held import HeldRun
+from toolcell.run.held_runs import HeldRun
 from toolcell.run.request import Script
 from toolcell.run.runs import PreparedRun, Runs
 from toolcell.run.sandboxes import Sandboxes
@@ -74,7 +74,7 @@ UNUSED = (
     "toolcell.control.preflight",
     "toolcell.control.type_check",
     "toolcell.control.type_checkers",
-    "toolcell.control.turns",
+    "toolcell.control.agent_turns",
     "toolcell.run.streaming",
     "toolcell.tools.plan",
     "toolcell.tools.script_folder",

@@ -12,7 +12,7 @@ import pytest
 from typing_extensions import TypedDict
 
 from toolcell.tools import Origin, ToolRegistry
-from toolcell.tools.encoded import BASE64, place_bytes
+from toolcell.tools.bytes_arguments import BASE64, place_bytes
 from toolcell.tools.problems import Subschemas
 
 pytestmark = pytest.mark.anyio

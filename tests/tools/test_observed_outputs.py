@@ -15,7 +15,7 @@ from toolcell.control.type_check import described, stubs_of
 from toolcell.errors import UsageError
 from toolcell.journal.identity import registry_digest, tool_digests
 from toolcell.tools import Origin, RunContext, ToolRegistry
-from toolcell.tools.observed import MAX_FIELDS, MAX_RESULTS, MAX_VISITED, ObservedOutput
+from toolcell.tools.observed_output import MAX_FIELDS, MAX_RESULTS, MAX_VISITED, ObservedOutput
 from toolcell.tools.stubs import OBSERVED
 from tools.toolkit import FakeRuntime
 

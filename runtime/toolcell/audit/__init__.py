@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from toolcell.audit import key_ranges, receipt
     from toolcell.audit.config import AuditConfig, ToolContent
     from toolcell.audit.credentials import REDACTED
-    from toolcell.audit.diff import MISSING_CALL
     from toolcell.audit.events import lines_of, time_of, unreadable_line
     from toolcell.audit.filters import Filter, Place
     from toolcell.audit.format import LOG_FILE, BadInput, begun_segments, chain_directories, read_log_id
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
     from toolcell.audit.reader import UNFINISHED, RecordedCall, RecordedRun, jsonable
     from toolcell.audit.receipt import ReceiptCheck
     from toolcell.audit.recorder import Recorder
+    from toolcell.audit.replay_diff import MISSING_CALL
     from toolcell.audit.replays import Replay, replay, runtime_options, script_calls
     from toolcell.audit.retention import expired_segments
     from toolcell.audit.run_diff import RunChange, compare_runs
@@ -78,7 +78,7 @@ else:
         {
             "toolcell.audit.config": "AuditConfig ToolContent",
             "toolcell.audit.credentials": "REDACTED",
-            "toolcell.audit.diff": "MISSING_CALL",
+            "toolcell.audit.replay_diff": "MISSING_CALL",
             "toolcell.audit.events": "lines_of time_of unreadable_line",
             "toolcell.audit.filters": "Filter Place",
             "toolcell.audit.format": "LOG_FILE BadInput begun_segments chain_directories read_log_id",

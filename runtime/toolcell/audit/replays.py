@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, Protocol
 
-from toolcell.audit.diff import MISSING_CALL, Comparison, clean_value
 from toolcell.audit.reader import RecordedCall, RecordedRun
 from toolcell.audit.redact import Redactor
+from toolcell.audit.replay_diff import MISSING_CALL, Comparison, clean_value
 from toolcell.config import Limits, Policy
 from toolcell.errors import ToolAbort, UsageError
 from toolcell.journal.replay import CallReplay, NewCall, RecordedTurn

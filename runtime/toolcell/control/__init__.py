@@ -11,6 +11,7 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from toolcell.control.agent_turns import WAITS, SuspendingScripts, Turn, TurnApprovals
     from toolcell.control.decisions import AlreadyMade, ResumeDecision
     from toolcell.control.draft import Draft
     from toolcell.control.repair import RepairingScripts
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from toolcell.control.saved_script_check import ScriptReport, check_scripts
     from toolcell.control.steps_of_plans import PlanRows
     from toolcell.control.suspension import Denial
-    from toolcell.control.turns import WAITS, SuspendingScripts, Turn, TurnApprovals
     from toolcell.journal.config import JournalConfig
     from toolcell.tools.hooks import Approve, Deny, Edit
 else:
@@ -34,7 +34,7 @@ else:
             "toolcell.control.saved_script_check": "ScriptReport check_scripts",
             "toolcell.control.steps_of_plans": "PlanRows",
             "toolcell.control.suspension": "Denial",
-            "toolcell.control.turns": "WAITS SuspendingScripts Turn TurnApprovals",
+            "toolcell.control.agent_turns": "WAITS SuspendingScripts Turn TurnApprovals",
             "toolcell.journal.config": "JournalConfig",
             "toolcell.tools.hooks": "Approve Deny Edit",
         },

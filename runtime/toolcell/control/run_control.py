@@ -15,7 +15,7 @@ from toolcell.options import OnApproval, Refresh
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.result import SCRIPT_OUTCOMES
 from toolcell.run.early_calls import EarlyCalls
-from toolcell.run.held import HeldRun
+from toolcell.run.held_runs import HeldRun
 from toolcell.run.listed_calls import without_secrets
 from toolcell.support.host_work import HostWork
 from toolcell.tools.call import CallableTools, RunContext

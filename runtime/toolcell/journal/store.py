@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 
 from toolcell.errors import QuotaExceeded, ResumeError, UsageError
 from toolcell.flows import Labels
+from toolcell.journal.approval_tokens import make_token, read_token
 from toolcell.journal.config import JournalConfig
 from toolcell.journal.directory import KEY_BYTES, SUFFIX, make_private, remove_old, shared_key
 from toolcell.journal.disk_budget import DiskBudget
@@ -25,7 +26,6 @@ from toolcell.journal.identity import registry_digest, tool_digests
 from toolcell.journal.ledger import Journal, JournalEntry, RecordedDecision, pending_of
 from toolcell.journal.marks import marks_directory
 from toolcell.journal.records import BEFORE_CALLS, LoadedRun, RunRecords, load_run
-from toolcell.journal.tokens import make_token, read_token
 from toolcell.results import ExecutionResult, Suspension
 from toolcell.results.call_list import FINISHED_BYTES, FINISHED_RUNS, CallList, FinishedRuns, finished_runs
 from toolcell.results.effects import Preflight

@@ -10,7 +10,7 @@ from typing import Any, Final
 from toolcell.errors import RunEnded
 from toolcell.results import ExecutionResult
 from toolcell.results.call_list import CallList, FinishedRuns, ListedCall
-from toolcell.run.held import HeldRun
+from toolcell.run.held_runs import HeldRun
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.options import Origin
 from toolcell.tools.result import ToolResult

@@ -18,7 +18,7 @@ from toolcell.results.effects import Preflight
 from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
 from toolcell.run.calls import ThreadsLeft
 from toolcell.run.feed import ROOM_BYTES, ScriptFeed
-from toolcell.run.held import HeldRun
+from toolcell.run.held_runs import HeldRun
 from toolcell.run.input_files import guest_files
 from toolcell.run.returned_files import Sink
 from toolcell.sandbox.backend import GuestFile

@@ -21,7 +21,7 @@ from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
 from toolcell.run.connection import GuestConnection
 from toolcell.run.early_calls import EarlyCalls
 from toolcell.run.feed import ScriptFeed
-from toolcell.run.held import HeldRun
+from toolcell.run.held_runs import HeldRun
 from toolcell.run.observer import NULL_OBSERVER, RunRecorder
 from toolcell.run.request import RunRequest, Script, are_large, run_message
 from toolcell.run.sandboxes import Sandboxes

@@ -16,7 +16,7 @@ from toolcell.config import Limits, PoolConfig
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import ExecutionResult
 from toolcell.run.connection import GuestConnection
-from toolcell.run.held import HeldRun, HeldRuns
+from toolcell.run.held_runs import HeldRun, HeldRuns
 from toolcell.run.monitor import RunMonitor
 from toolcell.run.nested import Holding, NestedRuns
 from toolcell.run.observer import RunObserver

@@ -21,14 +21,14 @@ from toolcell.run import FileContent, FileInput, OnLog, OnProgress, RunStream
 from toolcell.service.client_base import AskingClient
 from toolcell.service.client_session import ClientSession
 from toolcell.service.socket.arguments import plain_decisions
-from toolcell.service.socket.asked import (
-    asked_limits,
-    asked_run,
-    asked_script,
-    asked_token,
-)
 from toolcell.service.socket.link import ServiceLink, socket_url
 from toolcell.service.socket.values import reference_to
+from toolcell.service.socket.wire_arguments import (
+    wire_limits,
+    wire_run,
+    wire_script,
+    wire_token,
+)
 from toolcell.support import Lifetime, OpenedInBlock, check_keywords, keywords_known, keywords_of
 from toolcell.tools import (
     CallableTools,
@@ -176,7 +176,7 @@ class Client(OpenedInBlock, AskingClient, CodeRuntime):
     async def _execute_script(self, source: str, options: RunOptions) -> ExecutionResult:
         result = await self._ask(
             "execute_code",
-            asked_run(source, options),
+            wire_run(source, options),
             "result",
             tools=options.tools,
             context=options.context,
@@ -220,16 +220,16 @@ class Client(OpenedInBlock, AskingClient, CodeRuntime):
             plain = to_plain(plan_of(steps)["steps"], "steps")
         except (UnsendableValue, ValueTooLarge) as exc:
             raise UsageError(str(exc)) from exc
-        asked = {"steps": plain, "on_approval": on_approval}
-        rows = await self._ask("execute_plan", asked, "plan", tools=options.tools, context=options.context)
+        arguments = {"steps": plain, "on_approval": on_approval}
+        rows = await self._ask("execute_plan", arguments, "plan", tools=options.tools, context=options.context)
         assert isinstance(rows, PlanRows)
         return rows
 
     @keywords_known
     async def preflight(self, source: str, *, tools: Tools = None, limits: Limits | None = None) -> Preflight:
         """Return the calls that a script can make; see `Runtime.preflight`."""
-        asked = {"source": asked_script(source, None)["source"], "limits": asked_limits(limits)}
-        found = await self._ask("preflight", asked, "preflight", tools=tools, makes_calls=False, offers=True)
+        arguments = {"source": wire_script(source, None)["source"], "limits": wire_limits(limits)}
+        found = await self._ask("preflight", arguments, "preflight", tools=tools, makes_calls=False, offers=True)
         assert isinstance(found, Preflight)
         return found
 
@@ -249,9 +249,9 @@ class Client(OpenedInBlock, AskingClient, CodeRuntime):
     ) -> ExecutionResult:
         """Resume a suspended run; see `Runtime.resume`."""
         options = RunOptions(tools=tools, context=context, cancel=cancel, on_log=on_log, on_progress=on_progress)
-        asked = {"token": asked_token(token), "decisions": plain_decisions(decisions)}
+        arguments = {"token": wire_token(token), "decisions": plain_decisions(decisions)}
         result = await self._ask(
-            "resume", asked, "result", tools=options.tools, context=options.context, handlers=options.handlers
+            "resume", arguments, "result", tools=options.tools, context=options.context, handlers=options.handlers
         )
         assert isinstance(result, ExecutionResult)
         return result
@@ -271,13 +271,13 @@ class Client(OpenedInBlock, AskingClient, CodeRuntime):
         RunOptions(context=context)  # checks it
         if not isinstance(draft, ExecutionResult | str):
             raise UsageError(f"commit takes the result of a dry run or a draft_id, not {brief(draft)}")
-        asked = {
+        arguments = {
             "draft": draft if isinstance(draft, str) else reference_to(draft),
             "approve": approve if isinstance(approve, str) else list(approve),
             "recheck": recheck,
             "decisions": plain_decisions(decisions),
         }
-        made = await self._ask("commit", asked, "commit", tools=tools, context=context)
+        made = await self._ask("commit", arguments, "commit", tools=tools, context=context)
         assert isinstance(made, CommitResult)
         return made
 
@@ -289,8 +289,8 @@ class Client(OpenedInBlock, AskingClient, CodeRuntime):
         RunOptions(context=context)  # checks it
         if not isinstance(result, ExecutionResult | CommitResult | PlanRows):
             raise UsageError(f"revert takes the result of a run, a plan or a commit, not {brief(result)}")
-        asked = {"result": reference_to(result)}
-        undone = await self._ask("revert", asked, "revert", context=context)
+        arguments = {"result": reference_to(result)}
+        undone = await self._ask("revert", arguments, "revert", context=context)
         assert isinstance(undone, RevertResult)
         return undone
 
@@ -334,12 +334,12 @@ class Client(OpenedInBlock, AskingClient, CodeRuntime):
     ) -> ClientSession:
         """Return a session, to be opened with `async with`: its scripts share a sandbox; see `Runtime.session`."""
         RunOptions(context=context)  # checks it
-        asked = {
+        arguments = {
             "name": name,
-            "limits": asked_limits(limits),
+            "limits": wire_limits(limits),
             "cpu_s": None if cpu_s is None else float(cpu_s),
             "idle_s": None if idle_s is None else float(idle_s),
             "tool_calls": tool_calls,
             "restore": restore,
         }
-        return ClientSession(self, asked, tools, context)
+        return ClientSession(self, arguments, tools, context)

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from toolcell.errors import ServiceError, ServiceUnavailable, UsageError
 from toolcell.run import NO_HANDLERS, RunHandlers
-from toolcell.service.socket.asked import asked_context, given_only
 from toolcell.service.socket.caller_tools import CallerTools
 from toolcell.service.socket.exchange import Exchange
 from toolcell.service.socket.link import ServiceLink
@@ -16,6 +15,7 @@ from toolcell.service.socket.messages import Ask
 from toolcell.service.socket.offer import offer_key, offered_tools
 from toolcell.service.socket.streams import StreamLost
 from toolcell.service.socket.values import READERS
+from toolcell.service.socket.wire_arguments import given_only, wire_context
 from toolcell.support import Lifetime, Lru
 from toolcell.tools import OF_THIS_PROCESS, AbandonedThreads, RunContext, ToolRegistry, registry_of
 from toolcell_bridge import RemoteProtocolError, UnsendableValue, ValueTooLarge
@@ -71,7 +71,7 @@ class AskingClient:
         caller = CallerTools(registry, context)
         plain = given_only(arguments)
         if makes_calls:
-            plain |= given_only({"context": asked_context(context), "notes_calls": caller.is_heard or None})
+            plain |= given_only({"context": wire_context(context), "notes_calls": caller.is_heard or None})
         plain |= {"wants_logs": True} if handlers.on_log is not None else {}
         plain |= {"wants_progress": True} if handlers.on_progress is not None else {}
         for _ in range(ATTEMPTS):

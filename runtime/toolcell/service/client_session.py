@@ -15,8 +15,8 @@ from toolcell.options import OnApproval, RunOptions
 from toolcell.results import ExecutionResult, SessionFile, Suspension
 from toolcell.run import FileContent, FileInput, OnLog, OnProgress, RunStream
 from toolcell.service.socket.arguments import plain_decisions
-from toolcell.service.socket.asked import asked_files, asked_run, asked_token
 from toolcell.service.socket.values import READERS
+from toolcell.service.socket.wire_arguments import wire_files, wire_run, wire_token
 from toolcell.support import OpenedInBlock, check_keywords, keywords_known, keywords_of
 from toolcell.tools import CallableTools, RunContext
 
@@ -24,9 +24,9 @@ from toolcell.tools import CallableTools, RunContext
 class ClientSession(OpenedInBlock):
     """A sandbox that stays at the service. It has the methods of `Session`."""
 
-    def __init__(self, client: Any, asked: Mapping[str, Any], tools: Any = None, context: RunContext | None = None):
-        """`asked`: what its session is opened with. A `Client` makes it."""
-        self._client, self._asked, self._tools, self._context = client, asked, tools, context
+    def __init__(self, client: Any, arguments: Mapping[str, Any], tools: Any = None, context: RunContext | None = None):
+        """`arguments`: what its session is opened with. A `Client` makes it."""
+        self._client, self._arguments, self._tools, self._context = client, arguments, tools, context
         self._number = 0
         self._home = ""
         """The client's session with the service: this one ends with it."""
@@ -71,12 +71,12 @@ class ClientSession(OpenedInBlock):
         """Start the sandbox; see `Session.open`."""
         if self._number:
             raise UsageError(f"session {self.id!r} was opened already; session() makes another one")
-        await self._open_as("session.open", self._asked)
+        await self._open_as("session.open", self._arguments)
 
-    async def _open_as(self, method: str, asked: Mapping[str, Any], session: str = "") -> None:
+    async def _open_as(self, method: str, arguments: Mapping[str, Any], session: str = "") -> None:
         opened = await self._client._ask(
             method,
-            asked,
+            arguments,
             "state",
             tools=self._tools,
             makes_calls=False,
@@ -101,11 +101,11 @@ class ClientSession(OpenedInBlock):
             await self.open()
         return self
 
-    async def _does(self, method: str, kind: str, asked: Mapping[str, Any], **options: Any) -> Any:
+    async def _does(self, method: str, kind: str, arguments: Mapping[str, Any], **options: Any) -> Any:
         if not self._number:
             raise SessionError(f"session {self.id!r} is not open; use it as `async with client.session() as session:`")
         options.setdefault("makes_calls", False)
-        given = {"session": self._number, **asked}
+        given = {"session": self._number, **arguments}
         try:
             answer = await self._client._ask(f"session.{method}", given, "state", session=self._home, **options)
         except ServiceError as exc:
@@ -153,7 +153,7 @@ class ClientSession(OpenedInBlock):
         return await self._execute_script(source, options)
 
     async def _execute_script(self, source: str, options: RunOptions) -> ExecutionResult:
-        return await self._run("execute_code", asked_run(source, options), options)
+        return await self._run("execute_code", wire_run(source, options), options)
 
     def stream(self, source: str, **options: Any) -> RunStream:
         """Run a script as `execute_code` does, and return what happens as events; see `Session.stream`."""
@@ -175,14 +175,14 @@ class ClientSession(OpenedInBlock):
     ) -> ExecutionResult:
         """Carry the script on that waits; see `Session.resume`."""
         options = RunOptions(tools=tools, context=context, cancel=cancel, on_log=on_log, on_progress=on_progress)
-        asked = {"token": asked_token(token), "decisions": plain_decisions(decisions)}
-        return await self._run("resume", asked, options)
+        arguments = {"token": wire_token(token), "decisions": plain_decisions(decisions)}
+        return await self._run("resume", arguments, options)
 
-    async def _run(self, method: str, asked: Mapping[str, Any], options: RunOptions) -> ExecutionResult:
+    async def _run(self, method: str, arguments: Mapping[str, Any], options: RunOptions) -> ExecutionResult:
         result = await self._does(
             method,
             "result",
-            asked,
+            arguments,
             makes_calls=True,
             tools=options.tools if options.tools is not None else self._tools,
             context=options.context or self._context,
@@ -205,7 +205,7 @@ class ClientSession(OpenedInBlock):
 
     async def put_files(self, files: Iterable[FileInput] | Mapping[str, FileContent]) -> None:
         """Write files to the workspace; see `Session.put_files`."""
-        await self._does("put_files", "nothing", {"files": asked_files(files)})
+        await self._does("put_files", "nothing", {"files": wire_files(files)})
 
     async def files(self) -> tuple[SessionFile, ...]:
         """List the files in the workspace; see `Session.files`."""
@@ -232,6 +232,6 @@ class ClientSession(OpenedInBlock):
         """Return another open session with the same state; see `Session.fork`."""
         if not self._number:
             raise SessionError(f"session {self.id!r} is not open; use it as `async with client.session() as session:`")
-        copy = ClientSession(self._client, self._asked, self._tools, self._context)
+        copy = ClientSession(self._client, self._arguments, self._tools, self._context)
         await copy._open_as("session.fork", {"session": self._number, "name": name}, self._home)
         return copy

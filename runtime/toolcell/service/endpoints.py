@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from toolcell.service.authentication import principal_of
 from toolcell.service.bodies import check_json, of_query, parsed_body, read_body
-from toolcell.service.keyed import HEADER, Asked
+from toolcell.service.idempotent_requests import HEADER, KeyedRequest
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
 from toolcell.service.receiving import Reservation
@@ -127,10 +127,10 @@ class Endpoint:
         if not self.is_keyed:
             raise Problem(400, "invalid_key", "The Idempotency-Key is wrong", f"{self.path} takes no Idempotency-Key")
         run_id = request.path.get("run_id", request.run_id)  # a run that is carried on keeps its id
-        asked = Asked(
+        asked = KeyedRequest(
             request.http, request.principal, request.tenant, sent=request.sent, run_id=run_id, began=request.began
         )
-        return await request.service.keyed.answer(asked, lambda http: self._handled(replace(request, http=http)))
+        return await request.service.idempotent.answer(asked, lambda http: self._handled(replace(request, http=http)))
 
     async def _checked(self, http: Request, service: Service, principal: Principal, held: Reservation) -> ApiRequest:
         _check_path(http.path_params)

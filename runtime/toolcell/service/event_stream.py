@@ -30,7 +30,7 @@ from toolcell.service.endpoints import ApiRequest
 from toolcell.service.problems import Problem, problem_in
 from toolcell.service.results import result_members
 from toolcell.service.running import under_way, wait_gone
-from toolcell.service.under_way import RunUnderWay
+from toolcell.service.runs_under_way import RunUnderWay
 
 MEDIA_TYPE: Final = "text/event-stream"
 

@@ -16,14 +16,14 @@ from toolcell.service.authenticators import make_authenticator
 from toolcell.service.config import ServiceConfig
 from toolcell.service.fair_queue import Share
 from toolcell.service.idempotency import IdempotencyStore
-from toolcell.service.keyed import KeyedRequests
+from toolcell.service.idempotent_requests import IdempotentRequests
 from toolcell.service.metrics import Metrics, TenantState
 from toolcell.service.principal import Principal
 from toolcell.service.receiving import Receiving
 from toolcell.service.revocations import Revocations
+from toolcell.service.runs_under_way import RunsUnderWay
 from toolcell.service.socket.callers import Callers
 from toolcell.service.tenants import Tenants
-from toolcell.service.under_way import RunsUnderWay
 from toolcell.support import OpenedInBlock
 from toolcell.tools import ToolRegistry
 
@@ -44,7 +44,7 @@ class Service(OpenedInBlock):
         self.tenants = Tenants(self.config, registry, self.metrics.watch)
         self.authenticator = make_authenticator(self.config)
         self.admission = Admission(self.config.concurrent_runs, self.config.queued_runs, lru_cache(SHARES)(self._share))
-        self.keyed = KeyedRequests(self._keys())
+        self.idempotent = IdempotentRequests(self._keys())
         self.runs = RunsUnderWay()
         self.receiving = Receiving(self.config.receiving_bytes, lambda name: self.config.tenant(name).receiving_bytes)
         self.revocations = Revocations()
@@ -79,8 +79,8 @@ class Service(OpenedInBlock):
             raise UsageError(f"the state folder {folder} cannot be used: {exc.strerror or exc}") from exc
         self._stack.callback(self.authenticator.close)
         self._stack.push_async_callback(self.tenants.close)
-        await self.keyed.open()
-        self._stack.push_async_callback(self.keyed.close)
+        await self.idempotent.open()
+        self._stack.push_async_callback(self.idempotent.close)
         self._stack.push_async_callback(self.callers.close)
         self._stack.callback(self.revocations.close)
         self._is_open = True

@@ -17,10 +17,10 @@ from toolcell.runtime import Runtime
 from toolcell.service.answering import Answers
 from toolcell.service.config import ServiceConfig, TenantConfig
 from toolcell.service.downloads import DownloadStore
-from toolcell.service.recorded import RecordedRuns
+from toolcell.service.recorded_runs import RecordedRuns
 from toolcell.service.replays import Replays
 from toolcell.service.sessions import TenantSessions
-from toolcell.service.waiting import Waiting
+from toolcell.service.tenant_journals import TenantJournals
 from toolcell.tools import ToolRegistry, load_tools
 
 
@@ -40,7 +40,7 @@ class Tenant:
         self.name, self.config, self.registry, self.runtime = name, config, registry, runtime
         self.files, self.replays, self.answers = files, replays, answers
         self.sessions = TenantSessions(runtime, config.sessions)
-        self.waiting = Waiting(runtime)
+        self.journals = TenantJournals(runtime)
         self.recorded = RecordedRuns(config.audit, config.audit_key) if config.audit is not None else None
         """The runs in its audit log; None when it has none."""
 

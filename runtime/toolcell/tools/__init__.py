@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
     from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
     from toolcell.tools.batch import ends_run
+    from toolcell.tools.bytes_arguments import mentions_bytes
     from toolcell.tools.call import Call, CallableTools, CallObserver, CompletionCallback, OnUser, RunContext, RunScope
     from toolcell.tools.checks import (
         brief,
@@ -90,9 +91,9 @@ if TYPE_CHECKING:
     from toolcell.tools.definition import MIN_DESCRIPTION_CHARS, ToolDefinition, ToolDescriptionWarning
     from toolcell.tools.detail import DETAILS, SHOWN_CHARS, Detail, check_shown_chars, shown_within
     from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider, checked_vectors, embed_texts, nearest, score_of
-    from toolcell.tools.encoded import mentions_bytes
     from toolcell.tools.events import TOOL_UPDATE, Event, EventBus
     from toolcell.tools.finalize import as_result
+    from toolcell.tools.foreign_definitions import HIDDEN, bounded_schema, safe_text
     from toolcell.tools.hooks import (
         Approve,
         Block,
@@ -146,7 +147,6 @@ if TYPE_CHECKING:
     from toolcell.tools.script_folder import load_scripts
     from toolcell.tools.search import FOUND, MAX_FOUND, is_large, search_spec
     from toolcell.tools.spec import Invoke, RegisteredTool, ToolSpec, compile_tool
-    from toolcell.tools.strangers import HIDDEN, bounded_schema, safe_text
     from toolcell.tools.stubs import declared, python_stubs
     from toolcell.tools.text_data import check_of, strict_json
     from toolcell.tools.uploads import Upload
@@ -179,7 +179,7 @@ else:
             "toolcell.tools.definition": "MIN_DESCRIPTION_CHARS ToolDefinition ToolDescriptionWarning",
             "toolcell.tools.detail": "DETAILS SHOWN_CHARS Detail check_shown_chars shown_within",
             "toolcell.tools.embeddings": "PROVIDERS EmbeddingProvider checked_vectors embed_texts nearest score_of",
-            "toolcell.tools.encoded": "mentions_bytes",
+            "toolcell.tools.bytes_arguments": "mentions_bytes",
             "toolcell.tools.events": "TOOL_UPDATE Event EventBus",
             "toolcell.tools.finalize": "as_result",
             "toolcell.tools.hooks": (
@@ -208,7 +208,7 @@ else:
             "toolcell.tools.search": "FOUND MAX_FOUND is_large search_spec",
             "toolcell.tools.spec": "Invoke RegisteredTool ToolSpec compile_tool",
             "toolcell.tools.schema_patterns": "MAX_COMPILE_WORK patterns_work",
-            "toolcell.tools.strangers": "HIDDEN bounded_schema safe_text",
+            "toolcell.tools.foreign_definitions": "HIDDEN bounded_schema safe_text",
             "toolcell.tools.stubs": "declared python_stubs",
             "toolcell.tools.text_data": "check_of strict_json",
             "toolcell.tools.uploads": "Upload",

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.support.spelling import suggestion
 from toolcell.tools.arguments import Prepare
+from toolcell.tools.bytes_arguments import Parts, decoded, mentions_bytes
 from toolcell.tools.checks import brief
 from toolcell.tools.concurrency import run_in_thread
 from toolcell.tools.context import ToolContext, new_view, setting, view_class
 from toolcell.tools.definition import ToolDefinition, check_definition
-from toolcell.tools.encoded import Parts, decoded, mentions_bytes
 from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, ExecutionMode, ToolOptions
 from toolcell.tools.problems import ParameterError, Subschemas
 from toolcell.tools.result import ToolResult

@@ -14,11 +14,11 @@ from typing import Any
 
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.support.spelling import closest
+from toolcell.tools.bytes_arguments import place_bytes
 from toolcell.tools.checks import text_of
 from toolcell.tools.coercion import Change, Coercer, Mended, closed_properties
 from toolcell.tools.concurrency import maybe_await, passes_on
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.encoded import place_bytes
 from toolcell.tools.options import Coercion, Extras
 from toolcell.tools.problems import (
     MAX_DESCRIBED_WORK,

@@ -38,7 +38,7 @@ from toolcell.tools.hooks import (
     refused_by_person,
     show_after_hooks,
 )
-from toolcell.tools.observed import note_result
+from toolcell.tools.observed_output import note_result
 from toolcell.tools.options import Origin
 from toolcell.tools.problems import list_names
 from toolcell.tools.registry_state import RegistryState, permits_all

@@ -32,7 +32,7 @@ from toolcell.tools.events import EventBus
 from toolcell.tools.hooks import BeforeHook, Hook
 from toolcell.tools.model_calls import ToolCall, unique_ids
 from toolcell.tools.names import TakenNames, check_collisions
-from toolcell.tools.observed import with_observed
+from toolcell.tools.observed_output import with_observed
 from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, Origin
 from toolcell.tools.pipeline import answer_call, refuse, run_call
 from toolcell.tools.policy import CallPolicy

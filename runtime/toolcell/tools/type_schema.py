@@ -22,7 +22,7 @@ from typing_extensions import is_typeddict
 
 from toolcell.errors import RegistrationError
 from toolcell.support.lru import Lru
-from toolcell.tools.encoded import BASE64
+from toolcell.tools.bytes_arguments import BASE64
 from toolcell.tools.schema import OF_RESULTS, Schema, clean_schema, optional_schema
 from toolcell.tools.table_arguments import table_maker, table_schema, table_type
 from toolcell.tools.values import json_copy

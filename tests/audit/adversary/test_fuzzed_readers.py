@@ -17,12 +17,12 @@ from audit.ledger import Ledger
 from audit.record_examples import EXAMPLES
 from toolcell.audit import receipt, records
 from toolcell.audit.config import AuditConfig
-from toolcell.audit.diff import Comparison
 from toolcell.audit.filters import Filter
 from toolcell.audit.format import MAGIC, encode_frame, segment_path, split_segment
 from toolcell.audit.otel import SpanSink
 from toolcell.audit.query import Index
 from toolcell.audit.reader import RecordedRun
+from toolcell.audit.replay_diff import Comparison
 from toolcell.audit.replays import AnsweringTools, recorded_result, runtime_options, script_calls
 from toolcell.audit.retention import expired_segments
 from toolcell.audit.run_diff import compare_runs

@@ -10,12 +10,12 @@ from starlette.responses import Response
 from toolcell.service.endpoints import ApiRequest, Endpoint
 from toolcell.service.event_stream import RunEventStream, wants_events
 from toolcell.service.principal import Scope
-from toolcell.service.requested import script_options
 from toolcell.service.results import kept_result
 from toolcell.service.routes.answers import RunResult
 from toolcell.service.routes.models import ExecuteRequest
+from toolcell.service.run_arguments import script_options
 from toolcell.service.running import run_for
-from toolcell.service.under_way import RunUnderWay
+from toolcell.service.runs_under_way import RunUnderWay
 
 
 async def execute(request: ApiRequest) -> Response | Mapping[str, Any]:

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from toolcell.service.endpoints import json_response
-from toolcell.service.under_way import RETRY_S
+from toolcell.service.runs_under_way import RETRY_S
 
 
 async def healthz(request: Request) -> Response:

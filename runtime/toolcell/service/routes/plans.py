@@ -8,10 +8,10 @@ from typing import Any
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.service.endpoints import ApiRequest, Endpoint
 from toolcell.service.principal import Scope
-from toolcell.service.requested import chosen_tools, context_of
 from toolcell.service.results import kept_result
 from toolcell.service.routes.answers import PlanResult
 from toolcell.service.routes.models import PlanRequest
+from toolcell.service.run_arguments import chosen_tools, context_of
 from toolcell.service.running import run_for
 
 

@@ -11,13 +11,13 @@ from toolcell.audit import Filter
 from toolcell.service.endpoints import BYTES, ApiRequest, Endpoint
 from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem
-from toolcell.service.recorded import RecordedRuns
-from toolcell.service.requested import replay_context
+from toolcell.service.recorded_runs import RecordedRuns
 from toolcell.service.routes.answers import RecordedRunAnswer, ReplayAnswer, RunList
 from toolcell.service.routes.models import ReplayRequest, RunsQuery
 from toolcell.service.routes.sessions import download
+from toolcell.service.run_arguments import replay_context
 from toolcell.service.running import run_for
-from toolcell.service.under_way import RunUnderWay
+from toolcell.service.runs_under_way import RunUnderWay
 
 
 async def list_runs(request: ApiRequest) -> Mapping[str, Any]:

@@ -10,7 +10,6 @@ from toolcell.results import CommitResult, Suspension
 from toolcell.service.endpoints import ApiRequest, Endpoint
 from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem
-from toolcell.service.requested import context_of
 from toolcell.service.results import kept_result, plain
 from toolcell.service.routes.answers import CommitAnswer, RevertAnswer, RunResult, SuspendedRun, SuspendedRuns
 from toolcell.service.routes.models import (
@@ -22,8 +21,9 @@ from toolcell.service.routes.models import (
     DenyCall,
     EditCall,
 )
+from toolcell.service.run_arguments import context_of
 from toolcell.service.running import run_for
-from toolcell.service.under_way import RunUnderWay
+from toolcell.service.runs_under_way import RunUnderWay
 from toolcell.tools import Approve
 
 
@@ -34,7 +34,7 @@ def suspended_members(waits: Suspension) -> dict[str, Any]:
 
 async def list_suspended(request: ApiRequest) -> Mapping[str, Any]:
     """List what waits."""
-    found = request.tenant.waiting
+    found = request.tenant.journals
     waiting = [suspended_members(each) for each in await found.suspended()]
     return {"suspended": waiting, "interrupted": await found.interrupted()}
 
@@ -48,7 +48,7 @@ async def decide(request: ApiRequest) -> Mapping[str, Any]:
     """Decide about the calls that a run waits for, and carry it on."""
     given: DecideRequest = request.body
     tenant, ident = request.tenant, request.path["run_id"]
-    is_interrupted = ident in await tenant.waiting.interrupted()
+    is_interrupted = ident in await tenant.journals.interrupted()
     token = ident if is_interrupted else await _waiting(request)
     decisions = {name: _decision(each) for name, each in given.decisions.items()}
     await _reopen_session(request, ident)
@@ -62,14 +62,14 @@ async def decide(request: ApiRequest) -> Mapping[str, Any]:
 
 async def _reopen_session(request: ApiRequest, ident: str) -> None:
     """Restore the session whose script waits, if there is one: it is carried on there."""
-    name = await request.tenant.waiting.session_of(ident)
+    name = await request.tenant.journals.session_of(ident)
     if name:
         await request.tenant.sessions.get(name)
 
 
 async def _waiting(request: ApiRequest) -> Suspension:
     ident = request.path["run_id"]
-    for each in await request.tenant.waiting.suspended():
+    for each in await request.tenant.journals.suspended():
         if each.run_id == ident:
             return each
     detail = f"no run {ident!r:.80} waits for a decision: it was decided about already, has ended, or never was"

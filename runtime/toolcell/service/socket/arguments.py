@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 from toolcell.config import Limits
 from toolcell.control import AlreadyMade, ResumeDecision
 from toolcell.errors import UsageError
-from toolcell.service.allowed import allowed_limits
+from toolcell.service.tenant_limits import allowed_limits
 from toolcell.tools import Approve, Deny, Edit, brief
 from toolcell_bridge import UnsendableValue, ValueTooLarge, to_plain
 

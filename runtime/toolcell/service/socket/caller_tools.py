@@ -48,22 +48,27 @@ class CallerTools:
         """Somebody wants to know of calls that the tools do not see."""
         return self.context.observer is not None or self.context.events.active
 
-    async def make(self, asked: AskTool) -> ToolResult:
+    async def make(self, tool_call: AskTool) -> ToolResult:
         """Make a call, or what belongs to one.
 
         Raises:
             ToolAbort, AuditError: as from `ToolRegistry.dispatch`.
         """
-        context = self._context_of(asked.run_id)
-        if asked.kind == "revert":
-            return await self._revert(asked, context)
+        context = self._context_of(tool_call.run_id)
+        if tool_call.kind == "revert":
+            return await self._revert(tool_call, context)
         state = self.tools.state
-        if asked.kind == "preview":
-            state = self._with_preview(state, asked.tool)
-        if asked.is_approved or asked.kind == "preview":
+        if tool_call.kind == "preview":
+            state = self._with_preview(state, tool_call.tool)
+        if tool_call.is_approved or tool_call.kind == "preview":
             context = context.within(approvals=_Approved())
         call = self.tools.new_call(
-            asked.tool, asked.arguments, asked.call_id, self._origin(asked.origin), context, step=asked.step
+            tool_call.tool,
+            tool_call.arguments,
+            tool_call.call_id,
+            self._origin(tool_call.origin),
+            context,
+            step=tool_call.step,
         )
         return await run_call(state, call)
 
@@ -102,12 +107,12 @@ class CallerTools:
         spec = replace(tool.spec, invoke=keyword_invoke(tool.options.preview, None, tool.options.blocking))
         return replace(state, tools={name: RegisteredTool(spec, tool.checker, tool.aliases, tool.identity)})
 
-    async def _revert(self, asked: AskTool, context: RunContext) -> ToolResult:
-        tool = self._find_tool(asked.tool)
+    async def _revert(self, tool_call: AskTool, context: RunContext) -> ToolResult:
+        tool = self._find_tool(tool_call.tool)
         assert tool.options.revert is not None
-        given: Any = asked.arguments.get("args")
+        given: Any = tool_call.arguments.get("args")
         args: dict[str, Any] = given if isinstance(given, dict) else {}
-        function = bound_revert(tool.options.revert, args, asked.arguments.get("result"))
+        function = bound_revert(tool.options.revert, args, tool_call.arguments.get("result"))
         spec = revert_spec(tool.name, function, tool.options.timeout_s)
         return await ToolRegistry([spec]).execute(spec.definition.name, {"args": args}, context=context)
 

@@ -33,8 +33,8 @@ from toolcell.service.socket.messages import (
 )
 from toolcell.service.socket.methods import METHODS, Method
 from toolcell.service.socket.remote_tools import line_of_request
-from toolcell.service.socket.request import ServedRequest
-from toolcell.service.socket.served import ServedSession
+from toolcell.service.socket.served_request import ServedRequest
+from toolcell.service.socket.served_session import ServedSession
 from toolcell.service.socket.streams import SaidGoodbye, Stream, StreamLost, Streams, Transport
 from toolcell.service.tenants import Tenant
 from toolcell_bridge import RemoteProtocolError, UnsendableValue, ValueTooLarge

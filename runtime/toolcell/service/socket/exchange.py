@@ -99,8 +99,8 @@ class Exchange:
                     await self._tell(self._handlers.on_log, stream, text)
                 case Reported(value):
                     await self._tell(self._handlers.on_progress, value)
-                case AskTool() as asked:
-                    self._begin_call(asked)
+                case AskTool() as tool_call:
+                    self._begin_call(tool_call)
                 case DropTool(ident):
                     if (task := self._calls.get(ident)) is not None:
                         task.cancel()
@@ -143,25 +143,25 @@ class Exchange:
 
     # Calls
 
-    def _begin_call(self, asked: AskTool) -> None:
-        task = asyncio.get_running_loop().create_task(self._serve_call(asked))
-        self._calls[asked.id] = task
-        task.add_done_callback(lambda _: self._calls.pop(asked.id, None))
+    def _begin_call(self, tool_call: AskTool) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve_call(tool_call))
+        self._calls[tool_call.id] = task
+        task.add_done_callback(lambda _: self._calls.pop(tool_call.id, None))
 
-    async def _serve_call(self, asked: AskTool) -> None:
+    async def _serve_call(self, tool_call: AskTool) -> None:
         began = time.perf_counter()
         number = len(self.records)
-        if asked.kind == "call":
-            args = asked.arguments
+        if tool_call.kind == "call":
+            args = tool_call.arguments
             self.records.append(
-                ToolCallRecord(f"call_{asked.id}", asked.tool, args, "pending", started_s=began - self._began)
+                ToolCallRecord(f"call_{tool_call.id}", tool_call.tool, args, "pending", started_s=began - self._began)
             )
         status = "error"
         try:
-            result = await self._tools.make(asked)
+            result = await self._tools.make(tool_call)
             status, plain = "ok" if not result.is_error else "error", plain_answer(result)
         except asyncio.CancelledError:
-            if asked.kind == "call":
+            if tool_call.kind == "call":
                 self._record(number, "cancelled", began)
             raise
         except (ToolAbort, AuditError) as exc:
@@ -170,9 +170,9 @@ class Exchange:
             plain = {"status": "error", "abort": str(exc).encode("utf-8", "replace").decode()[:4000]}
         except Exception as exc:
             plain = plain_answer(failed_answer(exc))
-        if asked.kind == "call":
+        if tool_call.kind == "call":
             self._record(number, status, began)
-        self._send_answer(asked.id, plain)
+        self._send_answer(tool_call.id, plain)
 
     def _record(self, number: int, status: str, began: float) -> None:
         took_s = time.perf_counter() - began

@@ -9,8 +9,8 @@ from typing import Any, Final
 from toolcell.service.authentication import check_may
 from toolcell.service.principal import Scope
 from toolcell.service.socket.arguments import Arguments
-from toolcell.service.socket.request import ServedRequest
-from toolcell.service.socket.served import ServedSession
+from toolcell.service.socket.served_request import ServedRequest
+from toolcell.service.socket.served_session import ServedSession
 from toolcell.service.socket.values import plain_record, plain_rows, referred
 from toolcell.support import daemon_threads
 
@@ -93,12 +93,12 @@ async def _revert(served: ServedSession, request: ServedRequest, given: Argument
 
 async def _suspended_runs(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
     given.end()
-    return [plain_record(each) for each in await served.tenant.waiting.suspended()]
+    return [plain_record(each) for each in await served.tenant.journals.suspended()]
 
 
 async def _interrupted_runs(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
     given.end()
-    return await served.tenant.waiting.interrupted()
+    return await served.tenant.journals.interrupted()
 
 
 async def _kept_sessions(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:

@@ -19,8 +19,8 @@ from toolcell.service.endpoints import ApiRequest
 from toolcell.service.log_reader import LogReader
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
-from toolcell.service.requested import replay_context
 from toolcell.service.revocations import AskWho
+from toolcell.service.run_arguments import replay_context
 from toolcell.service.running import under_way
 from toolcell.service.service import Service
 from toolcell.service.tenants import Tenant

@@ -11,10 +11,10 @@ from toolcell.audit import shown_text
 from toolcell.errors import ToolcellError, UsageError
 from toolcell.run import CallEnded, CallStarted, LogPrinted, RunFinished
 from toolcell.service.problems import Problem
-from toolcell.service.requested import context_of
 from toolcell.service.routes.sessions import session_members
+from toolcell.service.run_arguments import context_of
 from toolcell.service.running import under_way
-from toolcell.service.under_way import RunUnderWay
+from toolcell.service.runs_under_way import RunUnderWay
 from toolcell.service.viewer.downloads import as_download, as_image, image_kind
 from toolcell.service.viewer.events import event_stream
 from toolcell.service.viewer.live_runs import LiveRun, Reader, Tell

@@ -13,7 +13,7 @@ from toolcell.audit import Index, shown_text
 from toolcell.control import Deny, Edit, ResumeDecision
 from toolcell.errors import ToolcellError, UsageError
 from toolcell.results import ExecutionResult, PendingCall, Suspension
-from toolcell.service.requested import context_of
+from toolcell.service.run_arguments import context_of
 from toolcell.service.running import under_way
 from toolcell.service.viewer.rendering import MAX_TEXT_CHARS
 from toolcell.service.viewer.service_host import host_of
@@ -33,7 +33,7 @@ TOO_LONG = (
 async def waiting(visit: Visit) -> Response:
     """Show everything that waits."""
     tenant = await host_of(visit).tenant_of(visit.visitor)
-    found = tenant.waiting
+    found = tenant.journals
     suspended, drafts = await found.suspended(), await found.drafts()
 
     def shown() -> tuple[list[Any], list[Any]]:
@@ -78,7 +78,7 @@ async def decide(visit: Visit) -> Response:
     """Carry a suspended run on with what the person decided about its calls."""
     ident = visit.request.path_params["ident"]
     api = await host_of(visit).api_request(visit)
-    found = next((each for each in await api.tenant.waiting.suspended() if each.run_id == ident), None)
+    found = next((each for each in await api.tenant.journals.suspended() if each.run_id == ident), None)
     if found is None:
         raise PageMissing("no such run waits: it was decided about already, or has ended")
     decisions = {call.id: _decision(call, number, visit) for number, call in enumerate(found.calls)}
@@ -89,7 +89,7 @@ async def carry_on(visit: Visit) -> Response:
     """Carry an interrupted run on."""
     ident = visit.request.path_params["ident"]
     api = await host_of(visit).api_request(visit)
-    if ident not in await api.tenant.waiting.interrupted():
+    if ident not in await api.tenant.journals.interrupted():
         raise PageMissing("no such run was interrupted, or it was carried on already")
     return await _carried_on(visit, ident, {})
 
@@ -97,7 +97,7 @@ async def carry_on(visit: Visit) -> Response:
 async def _carried_on(visit: Visit, token: Suspension | str, decisions: dict[str, ResumeDecision]) -> Response:
     api = await host_of(visit).api_request(visit)
     runtime = api.tenant.runtime
-    if name := await api.tenant.waiting.session_of(token if isinstance(token, str) else token.run_id):
+    if name := await api.tenant.journals.session_of(token if isinstance(token, str) else token.run_id):
         await api.tenant.sessions.get(name)  # its script is carried on there
     async with under_way(api) as run:
         options: dict[str, Any] = {"context": context_of(api), "cancel": run.cancel}
@@ -157,7 +157,7 @@ async def commit(visit: Visit) -> Response:
     ident = visit.request.path_params["ident"]
     api = await host_of(visit).api_request(visit)
     runtime = api.tenant.runtime
-    draft = next((each for each in await api.tenant.waiting.drafts() if each.id == ident), None)
+    draft = next((each for each in await api.tenant.journals.drafts() if each.id == ident), None)
     if draft is None:
         raise PageMissing("there is no such draft: it was committed already, or has expired")
     effects = [each.id for each in draft.effects]

@@ -16,10 +16,10 @@ from typing import Any, Final
 from toolcell.control.decisions import ResumeDecision, answer_of, check_ids, recorded
 from toolcell.control.suspension import IN_DOUBT
 from toolcell.errors import ResumeError
+from toolcell.journal.approval_tokens import OF_AGENT, foreign_text, make_token, read_token
 from toolcell.journal.identity import digest_of_call, registry_digest, tool_digests
 from toolcell.journal.ledger import RecordedDecision
 from toolcell.journal.store import JournalStore
-from toolcell.journal.tokens import OF_AGENT, foreign_text, make_token, read_token
 from toolcell.results import ExecutionResult, PendingCall, Suspension
 from toolcell.support.log import logger_of
 from toolcell.support.private_folder import make_private_folder

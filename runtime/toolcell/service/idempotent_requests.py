@@ -27,13 +27,13 @@ from toolcell.service.idempotency import (
     StillRunning,
     digest_of,
 )
-from toolcell.service.interrupted import interrupted_problem
+from toolcell.service.interrupted_runs import interrupted_problem
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem, problem_in
 from toolcell.service.tenants import Tenant
 from toolcell.support import CONNECTION, Lifetime, daemon_threads, logger_of
 
-logger = logger_of("toolcell.service.keyed")
+logger = logger_of("toolcell.service.idempotent_requests")
 
 HEADER: Final = "idempotency-key"
 """Source: draft-ietf-httpapi-idempotency-key-header."""
@@ -47,7 +47,7 @@ CarryOut = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class KeyedRequest:
     """What is asked with a key."""
 
     http: Request
@@ -68,13 +68,13 @@ class _UnderWay:
     answer: Response | Problem | None = None
 
 
-class KeyedRequests:
+class IdempotentRequests:
     """The requests of a service that have keys."""
 
     def __init__(self, store: IdempotencyStore) -> None:
         self._store = store
         self._here: dict[tuple[str, str], _UnderWay] = {}
-        self._lifetime = Lifetime("KeyedRequests", self._open)
+        self._lifetime = Lifetime("IdempotentRequests", self._open)
 
     async def open(self) -> None:
         """Open the store."""
@@ -90,7 +90,7 @@ class KeyedRequests:
         self._tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(self._tasks.cancel_scope.cancel)
 
-    async def answer(self, request: Asked, carry_out: CarryOut) -> Response:
+    async def answer(self, request: KeyedRequest, carry_out: CarryOut) -> Response:
         """Carry a request out if its key is new; otherwise answer with what became of the one that had it.
 
         Raises:
@@ -144,7 +144,7 @@ class KeyedRequests:
             await found.ended.wait()
         return found.ended.is_set()
 
-    async def _begin(self, request: Asked, key: str, carry_out: CarryOut) -> Response:
+    async def _begin(self, request: KeyedRequest, key: str, carry_out: CarryOut) -> Response:
         # Between the note in the store and this task there is no await: the note is always followed by the work.
         under_way = self._here[request.tenant.name, key] = _UnderWay()
         self._tasks.start_soon(self._carry_out, request, key, carry_out, under_way)
@@ -153,7 +153,7 @@ class KeyedRequests:
             return under_way.answer
         raise under_way.answer or _in_progress(request.run_id)
 
-    async def _carry_out(self, request: Asked, key: str, carry_out: CarryOut, under_way: _UnderWay) -> None:
+    async def _carry_out(self, request: KeyedRequest, key: str, carry_out: CarryOut, under_way: _UnderWay) -> None:
         try:
             answer, is_final = await self._answer_of(request, carry_out)
             kept = answer.response() if isinstance(answer, Problem) else answer
@@ -164,7 +164,7 @@ class KeyedRequests:
             del self._here[request.tenant.name, key]
             under_way.ended.set()
 
-    async def _answer_of(self, request: Asked, carry_out: CarryOut) -> tuple[Response | Problem, bool]:
+    async def _answer_of(self, request: KeyedRequest, carry_out: CarryOut) -> tuple[Response | Problem, bool]:
         """Return the answer, and whether it is final: anything may have been done before it."""
         is_about_start = False
         try:

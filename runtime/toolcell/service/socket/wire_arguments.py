@@ -18,7 +18,7 @@ LARGEST: Final = Limits(frame_bytes=256 * 1024 * 1024)
 """Limits by which a script is looked at before it is sent: the service knows the true ones."""
 
 
-def asked_script(source: str, inputs: Mapping[str, Any] | None) -> dict[str, Any]:
+def wire_script(source: str, inputs: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a script and its inputs.
 
     Raises:
@@ -28,15 +28,15 @@ def asked_script(source: str, inputs: Mapping[str, Any] | None) -> dict[str, Any
     return {"source": message.source, "inputs": message.inputs or None}
 
 
-def asked_run(source: str, options: RunOptions) -> dict[str, Any]:
+def wire_run(source: str, options: RunOptions) -> dict[str, Any]:
     """Return a script with everything that the service gets of its options. What is None is not sent.
 
     Raises:
         UsageError: something of it cannot be sent; names it.
     """
-    return asked_script(source, options.inputs) | {
-        "files": asked_files(options.files),
-        "limits": asked_limits(options.limits),
+    return wire_script(source, options.inputs) | {
+        "files": wire_files(options.files),
+        "limits": wire_limits(options.limits),
         "lint": options.lint,
         "seed": options.seed,
         "clock": None if options.clock is None else float(options.clock),
@@ -50,7 +50,7 @@ def asked_run(source: str, options: RunOptions) -> dict[str, Any]:
     }
 
 
-def asked_files(files: Iterable[FileInput] | Mapping[str, FileContent]) -> list[list[Any]] | None:
+def wire_files(files: Iterable[FileInput] | Mapping[str, FileContent]) -> list[list[Any]] | None:
     """Return input files.
 
     Raises:
@@ -60,7 +60,7 @@ def asked_files(files: Iterable[FileInput] | Mapping[str, FileContent]) -> list[
     return found or None
 
 
-def asked_limits(limits: Limits | None) -> dict[str, Any] | None:
+def wire_limits(limits: Limits | None) -> dict[str, Any] | None:
     """Return the limits that somebody has set; of the others, the service has its own."""
     if limits is None:
         return None
@@ -68,14 +68,14 @@ def asked_limits(limits: Limits | None) -> dict[str, Any] | None:
     return {name: getattr(known, name) for name in known.model_fields_set}
 
 
-def asked_context(context: RunContext | None) -> dict[str, Any] | None:
+def wire_context(context: RunContext | None) -> dict[str, Any] | None:
     """Return what of a context is for the service. All else stays here, its secrets and its hooks above all."""
     if context is None:
         return None
     return {name: value for name in WHO if (value := getattr(context, name))} or None
 
 
-def asked_token(token: str | Suspension) -> str:
+def wire_token(token: str | Suspension) -> str:
     """Return the token of a suspended run."""
     found = token.to_json() if isinstance(token, Suspension) else token
     if not isinstance(found, str):

@@ -12,7 +12,7 @@ from anyio.abc import TaskGroup
 
 from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable, UsageError
-from toolcell.journal.tokens import run_of
+from toolcell.journal.approval_tokens import run_of
 from toolcell.results import Suspension
 from toolcell.sessions.host import SessionHost
 from toolcell.settings import settings_of

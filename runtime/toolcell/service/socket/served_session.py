@@ -16,7 +16,7 @@ from toolcell.service.principal import Principal
 from toolcell.service.problems import Problem
 from toolcell.service.socket.arguments import Arguments
 from toolcell.service.socket.remote_tools import remote_registry
-from toolcell.service.socket.request import CallTeller, ServedRequest
+from toolcell.service.socket.served_request import CallTeller, ServedRequest
 from toolcell.service.socket.values import plain_record
 from toolcell.service.tenants import Tenant
 from toolcell.sessions import Session

@@ -1,4 +1,4 @@
-"""What waits for a person in one tenant. A thread looks, one request of the tenant at a time: it may be very much."""
+"""What the journals of one tenant say of its runs. A thread looks, one request at a time: it may be very much."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 Found = TypeVar("Found")
 
 
-class Waiting:
-    """The runs and drafts of a tenant that wait."""
+class TenantJournals:
+    """Reads the journals of a tenant."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime

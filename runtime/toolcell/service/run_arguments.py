@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from toolcell.audit import RecordedRun
-from toolcell.service.allowed import allowed_limits
 from toolcell.service.authentication import check_may
 from toolcell.service.endpoints import ApiRequest
 from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem
 from toolcell.service.routes.models import ExecuteRequest, InputFile, ScriptRequest
+from toolcell.service.tenant_limits import allowed_limits
 from toolcell.service.tenants import Tenant
 from toolcell.tools import RunContext, ToolRegistry
 

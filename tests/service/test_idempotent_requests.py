@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from toolcell import ToolRegistry
 from toolcell.service import ServiceConfig, create_app
 from toolcell.service.config import TenantConfig
-from toolcell.service.keyed import wanted_wait_s
+from toolcell.service.idempotent_requests import wanted_wait_s
 from toolcell.service.principal import Scope
 from toolcell.service.tokens import TokenDatabase
 
