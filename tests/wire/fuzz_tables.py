@@ -27,7 +27,7 @@ import numpy  # noqa: F401  # its checks are those of a host that has imported i
 
 from toolcell_bridge.wire import columns
 from toolcell_bridge.wire.codec import decode, encode
-from toolcell_bridge.wire.columns import FORMATS
+from toolcell_bridge.wire.columns import FIXED
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.framing import HEADER_BYTES
 from toolcell_bridge.wire.messages import MAX_GUEST_ELEMENTS, Message, Result
@@ -61,7 +61,7 @@ POOL: list[Any] = [
         ["us", None],
     ),
     *("us", "s", "UTC", "+05:30", "+99:99", "../../etc/passwd", "dateutil//etc/passwd", "Europe/Nowhere", "Europe"),
-    *(*FORMATS, "text", "bytes", "category", "range", "plain", "pandas.DataFrame", "pandas.Series", "numpy", "array"),
+    *(*FIXED, "text", "bytes", "category", "range", "plain", "pandas.DataFrame", "pandas.Series", "numpy", "array"),
     *(
         "masked",
         "str",

@@ -19,7 +19,7 @@ from toolcell_bridge.guest.refusals import Refusal
 from toolcell_bridge.wire.columns import (
     CODES,
     FIRST_DAY,
-    FORMATS,
+    FIXED,
     MOST_DIGITS,
     MOST_NESTED,
     UNITS,
@@ -205,7 +205,7 @@ def numpy_column(name: str, values: Any, to_plain: ToPlain, form: str = "", vali
     if wide is not None:
         _warn(name, values.dtype, wide)
         values = values.astype(wide)
-    if values.dtype.name not in FORMATS:
+    if values.dtype.name not in FIXED:
         raise _refusal(name, f"numpy's {values.dtype.name} has no form on the wire: convert it with astype()")
     return Column(values.dtype.name, count, _memory(values), valid=valid, form=form)
 
@@ -439,18 +439,10 @@ def _polars_column(name: str, values: Any, to_plain: ToPlain) -> Column:
         return Column("bytes", count, b"".join(items), _bytes(array("I", map(len, items))), valid)
     if kind in ("Categorical", "Enum"):
         return _polars_coded(values)
-    if kind == "Boolean":
-        return Column("bool", count, _polars_memory(values, "B"), valid=valid)
-    if kind == "Datetime":
-        zone = values.dtype.time_zone
-        numbers = _polars_memory(values.to_physical(), "q")
-        return Column("datetime", count, numbers, valid=valid, detail=(values.dtype.time_unit, zone))
-    if kind == "Duration":
-        numbers = _polars_memory(values.to_physical(), "q")
-        return Column("duration", count, numbers, valid=valid, detail=values.dtype.time_unit)
-    if kind in ("Date", "Time"):
-        numbers = _polars_memory(values.to_physical(), "i" if kind == "Date" else "q")
-        return Column(kind.lower(), count, numbers, valid=valid)
+    fixed = "bool" if kind == "Boolean" else kind.lower()
+    if fixed in FIXED and kind != "Decimal":
+        numbers = _polars_memory(values.to_physical(), FIXED[fixed].code)
+        return Column(fixed, count, numbers, valid=valid, detail=FIXED[fixed].of_polars(values.dtype))
     if kind == "Decimal":
         places = values.dtype.scale
         found = decimal_column(values.to_list(), valid, "", places, values.dtype.precision or MOST_DIGITS)
@@ -458,8 +450,6 @@ def _polars_column(name: str, values: Any, to_plain: ToPlain) -> Column:
             return found
     elif kind in ("List", "Array") and _is_list_of_values(values.dtype):
         return _polars_lists(name, values, valid, to_plain)
-    elif kind.lower() in FORMATS:
-        return Column(kind.lower(), count, _polars_memory(values, FORMATS[kind.lower()]), valid=valid)
     import polars
 
     column = Column("plain", count, form="object", detail=to_plain(name, values.to_list()))
@@ -644,6 +634,6 @@ def _arrow_buffers(name: str, values: Any, to_plain: ToPlain) -> Column:
     if kinds.is_time(of):
         return Column("time", count, numbers(values.cast(arrow.time64("ns")), 8), valid=valid)
     kind = {"halffloat": "float16", "float": "float32", "double": "float64"}.get(str(of), str(of))
-    if kind in FORMATS and (kinds.is_integer(of) or kinds.is_floating(of)):
+    if kind in FIXED and (kinds.is_integer(of) or kinds.is_floating(of)):
         return Column(kind, count, numbers(values, of.bit_width // 8), valid=valid)
     return Column("plain", count, form="object", detail=to_plain(name, values.to_pylist()))

@@ -13,9 +13,10 @@ import re
 import struct
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from functools import partial
 from io import BytesIO, StringIO
 from itertools import accumulate, chain, islice
 from operator import itemgetter
@@ -25,35 +26,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 ALIGNMENT: Final = 8
 
-FORMATS: Final = {
-    "bool": "B",
-    "int8": "b",
-    "int16": "h",
-    "int32": "i",
-    "int64": "q",
-    "uint8": "B",
-    "uint16": "H",
-    "uint32": "I",
-    "uint64": "Q",
-    "float16": "e",
-    "float32": "f",
-    "float64": "d",
-    "complex64": "f",
-    "complex128": "d",
-    "datetime": "q",
-    "duration": "q",
-    "date": "i",
-    "time": "q",
-    "decimal": "16s",
-    "null": "B",
-}
-"""Kinds of fixed width, and the format of `struct` of their values. A complex number is two of them. A `datetime` or
-`duration` counts units, a `date` days, a `time` nanoseconds; the first three count from 1970-01-01. A `decimal` is a
-whole number of 16 bytes that counts its last place."""
-
 TEXTS: Final = frozenset({"text", "bytes"})
-COMPLEX: Final = frozenset({"complex64", "complex128"})
 CODES: Final = frozenset({"int8", "int16", "int32", "int64"})
+"""Kinds of the codes of categories."""
 
 FORMS: Final = frozenset({"", "object", "masked", "str", "string", "arrow", "enum", "array"})
 """How a package keeps a column, where it can in more than one way: as objects of Python, with a mask, ..."""
@@ -117,23 +92,20 @@ class Column:
     def dtype(self) -> str:
         """What people call the type."""
         match self.kind:
-            case "datetime":
-                unit, zone = self.detail
-                return f"datetime[{unit}, {zone}]" if zone else f"datetime[{unit}]"
-            case "duration":
-                return f"duration[{self.detail}]"
-            case "decimal":
-                return "decimal({}, {})".format(*self.detail)
             case "list":
                 items, size = self.detail
                 return f"list[{items.dtype}, {size}]" if size else f"list[{items.dtype}]"
-            case "range":
-                return "int64"
-            case "plain":
-                return "object"
+            case "range" | "plain":
+                return "int64" if self.kind == "range" else "object"
             case "text" if self.form not in FORMS:
                 return self.form
-        return self.kind
+        known = FIXED.get(self.kind)
+        return self.kind if known is None or self.detail is None else known.dtype(self.detail)
+
+    @property
+    def inner(self) -> Column | None:
+        """The categories, or the items of all lists; None for other kinds."""
+        return self.detail[0] if self.kind in ("category", "list") else None
 
     @property
     def elements(self) -> int:
@@ -157,7 +129,7 @@ class Column:
     @property
     def cells(self) -> int:
         """Values of Python that it has, with those in lists and the categories."""
-        return self.length + (int(self.detail[0].cells) if self.kind in ("category", "list") else 0)
+        return self.length + (0 if self.inner is None else self.inner.cells)
 
     @property
     def text_bytes(self) -> int:
@@ -178,15 +150,12 @@ class Column:
         match self.kind:
             case "category":
                 categories, ordered = self.detail
-                codes = self.data_kind
-                detail: Any = [ordered, codes, categories.length, categories.header()]
+                detail: Any = [ordered, self.data_kind, categories.length, categories.header()]
             case "list":
                 items, size = self.detail
                 detail = [size, items.length, items.header()]
-            case "datetime" | "decimal" | "range":
-                detail = list(self.detail)
             case _:
-                detail = self.detail
+                detail = list(self.detail) if type(self.detail) is tuple else self.detail
         size = memoryview(self.data).nbytes if self.kind in TEXTS else 0
         return [self.kind, self.form, self.valid is not None, size, detail]
 
@@ -200,14 +169,11 @@ class Column:
 
     def buffers(self) -> Iterator[Buffer]:
         """Yield the buffers in order."""
-        if self.kind in TEXTS or (self.kind == "list" and not self.detail[1]):
-            yield self.lengths
-        if self.kind not in ("range", "plain", "list"):
-            yield self.data
+        yield from (self.lengths, self.data)
         if self.valid is not None:
             yield self.valid
-        if self.kind in ("category", "list"):
-            yield from self.detail[0].buffers()
+        if self.inner is not None:
+            yield from self.inner.buffers()
 
     def is_valid(self, row: int) -> bool:
         """Return whether a row has a value."""
@@ -277,8 +243,6 @@ class Column:
             case "range":
                 first, step = self.detail
                 return [first + step * row for row in range(start, stop)]
-            case "null":
-                return [None] * (stop - start)
             case "text":
                 return [text for piece, lengths in self._pieces(start, stop, at) for text in _texts(piece, lengths)]
             case "bytes":
@@ -288,32 +252,12 @@ class Column:
                 codes = self._numbers(start, stop)
                 category = self._categories(codes)
                 return [None if code < 0 else category(code) for code in codes]
-            case "decimal":
-                return _decimals(memoryview(self.data).cast("B")[16 * start : 16 * stop], self.detail[1])
+        known = FIXED[self.kind]
         numbers = self._numbers(start, stop)
-        match self.kind:
-            case "bool":
-                return [each != 0 for each in numbers]
-            case "datetime":
-                unit, zone = self.detail
-                known = time_zone(zone)
-                return [_moment(each, unit, known) for each in numbers]
-            case "duration":
-                return [_duration(each, self.detail) for each in numbers]
-            case "date":
-                return [_day(each) for each in numbers]
-            case "time":
-                return [_time(each) for each in numbers]
-        return numbers
+        return numbers if known.value is None else list(map(known.value(self.detail), numbers))
 
     def _numbers(self, start: int, stop: int) -> list[Any]:
-        code = FORMATS[self.data_kind]
-        if self.kind in COMPLEX:
-            parts = as_numbers(self.data, code)[2 * start : 2 * stop].tolist()
-            return [complex(*each) for each in zip(parts[::2], parts[1::2], strict=True)]
-        if code == "e":
-            return list(struct.unpack(f"<{stop - start}e", memoryview(self.data).cast("B")[2 * start : 2 * stop]))
-        return as_numbers(self.data, code)[start:stop].tolist()
+        return FIXED[self.data_kind].numbers(self.data, start, stop)
 
     def _pieces(self, start: int, stop: int, at: int) -> Iterator[tuple[bytes, list[int]]]:
         """Yield the bytes of some rows, and the lengths of each, for a number of rows at a time. `at`: of the first."""
@@ -332,22 +276,15 @@ def _texts(data: bytes, lengths: list[int]) -> Iterator[str]:
     return map(bytes.decode, map(BytesIO(data).read, lengths))
 
 
-def _decimals(data: memoryview, places: int) -> list[Any]:
-    from decimal import Context, Decimal
-
-    exact = Context(prec=2 * MOST_DIGITS)
-    return [exact.scaleb(Decimal(number), -places) for number in _whole_numbers(data)]
-
-
-def _whole_numbers(data: memoryview) -> Iterator[int]:
-    read = int.from_bytes
-    return (read(data[at : at + 16], "little", signed=True) for at in range(0, len(data), 16))
-
-
 def as_numbers(data: Buffer, code: str) -> memoryview[Any]:
     """Return a buffer as numbers of a format of `struct`, without a copy."""
     numbers: memoryview[Any] = memoryview(data).cast("B").cast(code)  # type: ignore[call-overload]
     return numbers
+
+
+def _whole_numbers(data: memoryview, start: int, stop: int) -> list[int]:
+    read = int.from_bytes
+    return [read(data[at : at + 16], "little", signed=True) for at in range(16 * start, 16 * stop, 16)]
 
 
 def is_time_zone(name: str) -> bool:
@@ -401,6 +338,125 @@ def _day(count: int) -> date | str:
 def _time(count: int) -> time:
     micros = count // 1000
     return time(micros // 3_600_000_000, micros // 60_000_000 % 60, micros // 10**6 % 60, micros % 10**6)
+
+
+def _decimal(places: int) -> Callable[[int], Any]:
+    from decimal import Context, Decimal
+
+    exact = Context(prec=2 * MOST_DIGITS)
+    return lambda number: exact.scaleb(Decimal(number), -places)
+
+
+def _is_moment(detail: Any) -> bool:
+    match detail:
+        case [str(unit), None | str() as zone]:
+            return unit in UNITS and (zone is None or is_time_zone(zone))
+    return False
+
+
+def _is_decimal(detail: Any) -> bool:
+    match detail:
+        case [int(digits), int(places)] if type(digits) is int is type(places):
+            return 1 <= digits <= MOST_DIGITS and abs(places) <= MOST_DIGITS
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class FixedWidth:
+    """A kind of values of one width: what may be said of them, and what Python and each package make of them.
+
+    Each is a number of a format of `struct`, or `parts` of them. The functions take the detail of a column.
+    """
+
+    code: str
+    parts: int = 1
+    read: Callable[[memoryview, int, int], list[Any]] | None = None
+    """Reads some of the numbers, where `struct` has no array of them."""
+    value: Callable[[Any], Callable[[Any], Any]] | None = None
+    """Returns what makes the value of a number."""
+    is_detail: Callable[[Any], bool] = lambda detail: detail is None
+    check: Callable[[Buffer, int, Any], Generator[None, None, None]] | None = None
+    """Checks all numbers; takes the detail last."""
+    dtype: Callable[[Any], str] = str
+    """What people call the type."""
+    numpy: str = ""
+    """The type in numpy, with the detail as `{0}`; empty where an array has objects."""
+    arrow: Callable[[Any, Any], Any] | None = None
+    """Returns the type in pyarrow; None: the name of the kind."""
+    polars: str = ""
+    """The type in polars: empty where it is that of numpy."""
+    of_polars: Callable[[Any], Any] = lambda _: None
+    """Returns the detail of a type of polars."""
+
+    @property
+    def width(self) -> int:
+        """Bytes of each value."""
+        return struct.calcsize(self.code) * self.parts
+
+    def numbers(self, data: Buffer, start: int, stop: int) -> list[Any]:
+        """Return some of the numbers."""
+        if self.read is not None:
+            return self.read(memoryview(data).cast("B"), start, stop)
+        parts = as_numbers(data, self.code)[self.parts * start : self.parts * stop].tolist()
+        return parts if self.parts == 1 else [complex(*each) for each in zip(parts[::2], parts[1::2], strict=True)]
+
+
+NUMBERS: Final = {
+    **{f"int{8 << place}": code for place, code in enumerate("bhiq")},
+    **{f"uint{8 << place}": code for place, code in enumerate("BHIQ")},
+    "float32": "f",
+    "float64": "d",
+}
+"""Numbers that Python and numpy have in the same form, and their formats."""
+FIXED: Final[Mapping[str, FixedWidth]] = {
+    **{name: FixedWidth(code, numpy=name) for name, code in NUMBERS.items()},
+    "bool": FixedWidth("B", value=lambda _: bool, numpy="bool"),
+    "float16": FixedWidth(
+        "e",
+        read=lambda data, start, stop: list(struct.unpack(f"<{stop - start}e", data[2 * start : 2 * stop])),
+        numpy="float16",
+    ),
+    "complex64": FixedWidth("f", parts=2, numpy="complex64"),
+    "complex128": FixedWidth("d", parts=2, numpy="complex128"),
+    "datetime": FixedWidth(
+        "q",
+        value=lambda detail: partial(_moment, unit=detail[0], zone=time_zone(detail[1])),
+        is_detail=_is_moment,
+        dtype=lambda detail: f"datetime[{', '.join(filter(None, detail))}]",
+        numpy="datetime64[{0[0]}]",
+        arrow=lambda arrow, detail: arrow.timestamp(detail[0], tz=detail[1]),
+        of_polars=lambda of: (of.time_unit, of.time_zone),
+    ),
+    "duration": FixedWidth(
+        "q",
+        value=lambda unit: partial(_duration, unit=unit),
+        is_detail=lambda unit: type(unit) is str and unit in UNITS,
+        dtype=lambda unit: f"duration[{unit}]",
+        numpy="timedelta64[{0}]",
+        arrow=lambda arrow, unit: arrow.duration(unit),
+        of_polars=lambda of: of.time_unit,
+    ),
+    "date": FixedWidth("i", value=lambda _: _day, arrow=lambda arrow, _: arrow.date32(), polars="Date"),
+    "time": FixedWidth(
+        "q",
+        value=lambda _: _time,
+        check=lambda data, _, __: _check_range(data, "q", 0, 86_400 * 10**9 - 1),
+        arrow=lambda arrow, _: arrow.time64("ns"),
+        polars="Time",
+    ),
+    "decimal": FixedWidth(
+        "16s",
+        read=_whole_numbers,
+        value=lambda detail: _decimal(detail[1]),
+        is_detail=_is_decimal,
+        check=lambda data, count, detail: _check_digits(data, count, detail[0]),
+        dtype=lambda detail: "decimal({}, {})".format(*detail),
+        arrow=lambda arrow, detail: arrow.decimal128(*detail),
+    ),
+    "null": FixedWidth("B", value=lambda _: lambda _: None),
+}
+"""Kinds of fixed width. A `datetime` or `duration` counts units, a `date` days, a `time` nanoseconds; the first three
+count from 1970-01-01. A `decimal` is a whole number that counts its last place."""
 
 
 def padding(size: int) -> int:
@@ -464,12 +520,12 @@ class ColumnReader:
             lengths = self.take(_LENGTHS * length)
             data = self.take(text_bytes)
             yield from _check_texts(data, lengths, kind == "text")
-        elif kind in FORMATS:
-            data = self.take(length * struct.calcsize(FORMATS[kind]) * (2 if kind in COMPLEX else 1))
+        elif kind in FIXED:
+            data = self.take(length * FIXED[kind].width)
         elif kind == "list":
             lengths = b"" if _is_fixed(detail, length, depth) else self.take(_LENGTHS * length)
         elif kind == "category":
-            data = self.take(length * struct.calcsize(FORMATS[_codes_of(detail)]))
+            data = self.take(length * FIXED[_codes_of(detail)].width)
         elif kind != "plain" and not (kind == "range" and may_be_range):
             raise BadTable(f"a column of an unknown kind, {kind[:20]!r}")
         valid = self.take((length + 7) // 8) if has_nulls else None
@@ -479,10 +535,8 @@ class ColumnReader:
             detail = yield from self._items(detail, lengths, depth)
         else:
             detail = _checked_detail(kind, detail, length)
-        if kind == "time":
-            yield from _check_range(data, "q", 0, 86_400 * 10**9 - 1)
-        elif kind == "decimal":
-            yield from _check_digits(memoryview(data).cast("B"), detail[0])
+        if kind in FIXED and (check := FIXED[kind].check) is not None:
+            yield from check(data, length, detail)
         return Column(kind, length, data, lengths, valid, form, detail)
 
     def _categories(self, detail: Any, codes: Buffer) -> Generator[None, None, tuple[Column, bool]]:
@@ -490,7 +544,7 @@ class ColumnReader:
         if isinstance(header, list) and header[:1] in (["category"], ["list"]):
             raise BadTable("categories of categories or lists")
         categories = yield from self.column(header, count)
-        yield from _check_range(codes, FORMATS[kind], -1, count - 1)
+        yield from _check_range(codes, NUMBERS[kind], -1, count - 1)
         return categories, ordered
 
     def _items(self, detail: Any, lengths: Buffer, depth: int) -> Generator[None, None, tuple[Column, int]]:
@@ -517,26 +571,18 @@ def _codes_of(detail: Any) -> str:
 
 
 def _checked_detail(kind: str, detail: Any, length: int) -> Any:
+    """Return what a description says of a column, whose lists are tuples unless they are data."""
     match kind, detail:
-        case "datetime", [str(unit), None | str() as zone] if unit in UNITS:
-            if zone is None or is_time_zone(zone):
-                return unit, zone
-        case "duration", str(unit) if unit in UNITS:
-            return unit
-        case "decimal", [int(digits), int(places)]:
-            if type(digits) is int is type(places) and 1 <= digits <= MOST_DIGITS and abs(places) <= MOST_DIGITS:
-                return digits, places
-        case "text" | "bytes", int(width) if type(width) is int and 0 <= width <= MOST_SIZE // 4:
-            return width
+        case (("text" | "bytes"), None | int()):
+            if detail is None or (type(detail) is int and 0 <= detail <= MOST_SIZE // 4):
+                return detail
         case "range", [int(start), int(step)]:
             if type(start) is int is type(step) and abs(start) < 2**62 and 0 < abs(step) < 2**40:
                 return start, step
         case "plain", list() if len(detail) == length:
             return detail
-        case (("datetime" | "duration" | "decimal" | "range" | "plain"), _):
-            pass
-        case _, None:
-            return None
+        case _ if kind in FIXED and FIXED[kind].is_detail(detail):
+            return tuple(detail) if type(detail) is list else detail
     raise BadTable(f"the description of a {kind[:20]} column is not one")
 
 
@@ -562,11 +608,12 @@ def _check_range(data: Buffer, code: str, least: int, most: int) -> Generator[No
             raise BadTable(f"a number that is not in {least} to {most}")
 
 
-def _check_digits(data: memoryview, digits: Any) -> Generator[None, None, None]:
-    step, end = 16 * _PIECE_ROWS, 10**digits
-    for at in range(0, len(data), step):
+def _check_digits(data: Buffer, count: int, digits: Any) -> Generator[None, None, None]:
+    whole = memoryview(data)
+    end = 10**digits
+    for at in range(0, count, _PIECE_ROWS):
         yield
-        if not all(-end < each < end for each in _whole_numbers(data[at : at + step])):
+        if not all(-end < each < end for each in _whole_numbers(whole, at, min(at + _PIECE_ROWS, count))):
             raise BadTable("a decimal with more digits than announced")
 
 

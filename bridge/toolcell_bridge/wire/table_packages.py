@@ -8,14 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from toolcell_bridge.wire.columns import FORMS, NOT_A_TIME, TEXTS, Column, time_zone
+from toolcell_bridge.wire.columns import FIXED, FORMS, NOT_A_TIME, NUMBERS, TEXTS, Column, time_zone
 
-_PANDAS_MASKED: Final = {
-    "bool": "boolean", "int8": "Int8", "int16": "Int16", "int32": "Int32", "int64": "Int64", "uint8": "UInt8",
-    "uint16": "UInt16", "uint32": "UInt32", "uint64": "UInt64", "float32": "Float32", "float64": "Float64",
-}  # fmt: skip
-
-
+_PANDAS_MASKED: Final = frozenset({"bool", *NUMBERS})
 _NUMBERS: Final = frozenset("biufc")
 _MOST_OF_INT32: Final = 2**31 - 1
 
@@ -95,16 +90,12 @@ def _numpy_values(numpy: Any, column: Column) -> Any:
     if kind == "range":
         start, step = column.detail
         return numpy.arange(start, start + step * column.length, step, dtype="int64")
-    if kind in TEXTS or kind in ("plain", "null", "category", "date", "time", "decimal", "list"):
-        if kind in TEXTS and column.form == "" and column.valid is None:
-            return _numpy_texts(numpy, column)
-        return _object_array(numpy, column.values())
-    if kind == "datetime":
-        return _numbers(numpy, column, f"datetime64[{column.detail[0]}]")
-    if kind == "duration":
-        return _numbers(numpy, column, f"timedelta64[{column.detail}]")
-    values = _numbers(numpy, column, kind)
-    return _object_array(numpy, column.values()) if column.form == "object" else values
+    if kind in TEXTS and column.form == "" and column.valid is None:
+        return _numpy_texts(numpy, column)
+    known = FIXED.get(kind)
+    dtype = "" if known is None else known.numpy.format(column.detail)
+    is_kept = dtype and (column.form != "object" or kind in ("datetime", "duration"))
+    return _numbers(numpy, column, dtype) if is_kept else _object_array(numpy, column.values())
 
 
 def _numpy_texts(numpy: Any, column: Column) -> Any:
@@ -199,8 +190,9 @@ def _pandas_values(numpy: Any, pandas: Any, column: Column) -> Any:
         return _pandas_text(numpy, pandas, column, form)
     if kind == "text" and form not in FORMS and (read := _pandas_read(pandas, column)) is not None:
         return read
-    if form == "masked" and kind in _PANDAS_MASKED:
-        missing = _missing(numpy, column) if column.valid is not None else numpy.zeros(column.length, dtype=bool)
+    is_float, has_nulls = kind.startswith("float"), column.valid is not None
+    if kind in _PANDAS_MASKED and (form == "masked" or (has_nulls and not is_float and form != "object")):
+        missing = _missing(numpy, column) if has_nulls else numpy.zeros(column.length, dtype=bool)
         kinds = pandas.arrays
         maker = kinds.BooleanArray if kind == "bool" else kinds.FloatingArray if "f" in kind else kinds.IntegerArray
         return maker(_numbers(numpy, column, kind), missing)
@@ -212,7 +204,7 @@ def _pandas_values(numpy: Any, pandas: Any, column: Column) -> Any:
         return pandas.DatetimeIndex(values).tz_localize("UTC").tz_convert(time_zone(zone)).array
     if kind == "duration":
         return _with_nat(numpy, column)
-    if column.valid is not None and kind.startswith("float") and form != "object":
+    if has_nulls and is_float and form != "object":
         values = _numbers(numpy, column, kind).copy()
         values[_missing(numpy, column)] = numpy.nan
         return values
@@ -220,10 +212,6 @@ def _pandas_values(numpy: Any, pandas: Any, column: Column) -> Any:
         return _pandas_objects(numpy, pandas, _numpy_arrays(numpy, column))
     if kind in ("date", "time", "decimal", "list", "plain", "null", "text", "bytes") or form == "object":
         return _pandas_objects(numpy, pandas, column.values())
-    if column.valid is not None and kind in _PANDAS_MASKED:
-        return _pandas_values(
-            numpy, pandas, Column(kind, column.length, column.data, valid=column.valid, form="masked")
-        )
     return numpy_array(column, (column.length,))
 
 
@@ -358,14 +346,8 @@ def arrow_values(arrow: Any, column: Column) -> Any:
             return arrow.array([str(each) if isinstance(each, complex) else each for each in values])
         except (arrow.ArrowException, TypeError, ValueError, OverflowError):  # values of several kinds
             return arrow.array([None if each is None else str(each) for each in values])
-    types = {
-        "datetime": lambda: arrow.timestamp(column.detail[0], tz=column.detail[1]),
-        "duration": lambda: arrow.duration(column.detail),
-        "date": arrow.date32,
-        "time": lambda: arrow.time64("ns"),
-        "decimal": lambda: arrow.decimal128(*column.detail),
-    }
-    made_of = types[kind]() if kind in types else arrow.type_for_alias(kind)
+    known = FIXED[kind]
+    made_of = arrow.type_for_alias(kind) if known.arrow is None else known.arrow(arrow, column.detail)
     made = arrow.Array.from_buffers(made_of, length, [valid, arrow.py_buffer(column.data)])
     if kind in ("datetime", "duration"):
         numbers = made.view(arrow.int64())
@@ -419,10 +401,9 @@ def polars_values(polars: Any, name: str, column: Column) -> Any:
             return polars.Series(name, values, strict=True)
         except Exception:  # values of several kinds
             return polars.Series(name, [None if each is None else str(each) for each in values], dtype=polars.String)
-    numpy = _needs("numpy")
-    if kind in ("date", "time"):
-        numbers = polars.Series(name, _numbers(numpy, column, "int32" if kind == "date" else "int64"))
-        made = numbers.cast(polars.Date if kind == "date" else polars.Time)
+    numpy, known = _needs("numpy"), FIXED[kind]
+    if known.polars:
+        made = polars.Series(name, _numbers(numpy, column, known.code)).cast(getattr(polars, known.polars))
     else:
         values = _numpy_values(numpy, Column(kind, column.length, column.data, detail=column.detail))
         if values.dtype.kind in "mM":
