@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +15,11 @@ import pytest
 
 from egress.guest.http_server import serving
 from toolcell.config import Limits
+from toolcell.kernel import folder as folder_module
 from toolcell.kernel.folder import NotebookFolder
 from toolcell.kernel.kernel import KernelApp
 from toolcell.results import OutputFile
+from toolcell.support import atomic
 
 from .conftest import PATIENCE_S, Notebook
 
@@ -51,7 +56,69 @@ class TestFolder:
         copied = NotebookFolder(folder).copied(Limits(disk_bytes=1 << 20))
 
         assert sorted(copied.files) == ["b.txt", "data/a.csv"]
-        assert "large.bin" in copied.problem and "--disk-bytes" in copied.problem
+        assert "large.bin" in copied.problems[0] and "--disk-bytes" in copied.problems[0]
+
+    def test_what_changes_while_it_is_copied_is_copied_as_it_is_read_or_left_out(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever happens to a file happens when its folder has been listed."""
+        for name in ("grows", "shrinks", "vanishes", "becomes-a-link", "becomes-a-pipe", "becomes-a-folder"):
+            (folder / name).write_text("12345678")
+        for name in ("becomes", "goes"):
+            (folder / name).mkdir()
+            (folder / name / "a.csv").write_text("x")
+        listed = folder_module._entries
+
+        def change_after(root: int, at: tuple[str, ...]) -> list[tuple[str, bool]]:
+            found = listed(root, at)
+            if at:
+                return found
+            (folder / "grows").write_text("1" * 40_000)
+            (folder / "shrinks").write_text("1")
+            for name in ("vanishes", "becomes-a-link", "becomes-a-pipe", "becomes-a-folder"):
+                (folder / name).unlink()
+            (folder / "becomes-a-link").symlink_to(tmp_path / "outside.txt")
+            os.mkfifo(folder / "becomes-a-pipe")
+            (folder / "becomes-a-folder").mkdir()
+            shutil.rmtree(folder / "becomes")
+            (folder / "becomes").symlink_to(tmp_path)
+            shutil.rmtree(folder / "goes")
+            return found
+
+        monkeypatch.setattr(folder_module, "_entries", change_after)
+        before = len(os.listdir("/proc/self/fd"))
+        copied = NotebookFolder(folder).copied(Limits(disk_bytes=1 << 16))
+
+        assert sorted(copied.files) == ["b.txt", "data/a.csv", "shrinks"] and copied.files["shrinks"] == b"1"
+        assert copied.left_out == ("grows",)
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    def test_names_that_a_workspace_cannot_have_are_said(self, folder: Path) -> None:
+        (folder / "a\\b").write_text("1")
+        (folder / os.fsdecode(b"\xff.txt")).write_text("1")
+        copied = NotebookFolder(folder).copied(Limits())
+
+        assert sorted(copied.files) == ["b.txt", "data/a.csv"] and len(copied.unfit) == 2
+        assert copied.problems[0].encode() and "UTF-8" in copied.problems[0]
+
+    def test_folders_may_nest_deeply(self, folder: Path, tmp_path: Path) -> None:
+        at = os.open(folder, os.O_DIRECTORY)
+        for _ in range(1500):
+            os.mkdir("d", dir_fd=at)
+            deeper = os.open("d", os.O_DIRECTORY, dir_fd=at)
+            os.close(at)
+            at = deeper
+        os.close(os.open("f", os.O_CREAT, dir_fd=at))
+        os.close(at)
+        assert "d/" * 1500 + "f" in NotebookFolder(folder).copied(Limits()).files
+
+    def test_another_folder_hides_what_has_its_name(self, folder: Path, tmp_path: Path) -> None:
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "b.csv").write_text("b")
+        (tmp_path / "b.txt").mkdir()
+        (tmp_path / "b.txt" / "c").write_text("c")
+        both = NotebookFolder(folder, (tmp_path / "data", tmp_path / "b.txt"))
+        assert sorted(both.copied(Limits()).files) == ["b.txt/c", "data/b.csv"]
 
     def test_a_home_is_not_copied(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOME", str(folder / "data"))
@@ -63,8 +130,8 @@ class TestFolder:
         (other / "c.txt").write_text("c")
         both = NotebookFolder(folder, (other,), is_saved=True)
 
-        assert both.copied(Limits()).files["inputs/c.txt"] == other / "c.txt"
-        assert "read only" in both.save([written("inputs/d.txt", b"d")])[0]
+        assert both.copied(Limits()).files["inputs/c.txt"] == b"c"
+        assert "read only" in both.save([written("inputs/d.txt", b"d")], Limits())[0]
 
     @pytest.mark.parametrize(
         "name",
@@ -83,31 +150,84 @@ class TestFolder:
         (folder / "link").symlink_to(tmp_path)
         before = sorted(tmp_path.rglob("*"))
 
-        assert len(NotebookFolder(folder, is_saved=True).save([written(name, b"x")])) == 1
+        assert len(NotebookFolder(folder, is_saved=True).save([written(name, b"x")], Limits())) == 1
         assert sorted(tmp_path.rglob("*")) == before
 
     def test_only_files_of_this_kernel_are_replaced(self, folder: Path) -> None:
         saved = NotebookFolder(folder, is_saved=True)
         long = "n" * 251 + ".txt"
 
-        assert saved.save([written("new/c.txt", b"1"), written(long, b"3"), written("é" * 127, b"4")]) == []
+        assert saved.save([written("new/c.txt", b"1"), written(long, b"3"), written("é" * 127, b"4")], Limits()) == []
         assert (folder / long).read_text() == "3"
-        assert saved.save([written("new/c.txt", b"2")]) == []
+        assert saved.save([written("new/c.txt", b"2")], Limits()) == []
         assert (folder / "new" / "c.txt").read_bytes() == b"2"
-        assert "is there" in saved.save([written("b.txt", b"2")])[0]
+        assert "is there" in saved.save([written("b.txt", b"2")], Limits())[0]
         assert (folder / "b.txt").read_text() == "b"
-        assert "is there" in saved.save([written("link.txt", b"2")])[0]
+        assert "is there" in saved.save([written("link.txt", b"2")], Limits())[0]
 
     def test_what_somebody_has_changed_or_made_anew_is_not_replaced(self, folder: Path) -> None:
         saved = NotebookFolder(folder, is_saved=True)
-        saved.save([written("c.txt", b"1"), written("d.txt", b"1")])
+        saved.save([written("c.txt", b"1"), written("d.txt", b"1")], Limits())
         (folder / "c.txt").write_text("p")
         (folder / "d.txt").unlink()
 
-        assert "somebody has changed it" in saved.save([written("c.txt", b"2")])[0]
+        assert "somebody has changed it" in saved.save([written("c.txt", b"2")], Limits())[0]
         assert (folder / "c.txt").read_text() == "p"
-        assert saved.save([written("d.txt", b"2")]) == []
+        assert saved.save([written("d.txt", b"2")], Limits()) == []
         assert (folder / "d.txt").read_text() == "2"
+
+    def test_what_somebody_changes_while_a_file_is_written_stays(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        saved = NotebookFolder(folder, is_saved=True)
+        saved.save([written("c.txt", b"1")], Limits())
+        opened = atomic._open_draft
+
+        def edit(draft: Path, mode: int) -> tuple[int, bool]:
+            (folder / "c.txt").write_text("of somebody else")
+            return opened(draft, mode)
+
+        monkeypatch.setattr(atomic, "_open_draft", edit)
+        assert "somebody has changed it" in saved.save([written("c.txt", b"2")], Limits())[0]
+        assert (folder / "c.txt").read_text() == "of somebody else"
+
+    @pytest.mark.parametrize("is_there", [False, True])
+    def test_a_kernel_that_is_killed_while_it_writes_leaves_nothing_half_written(
+        self, folder: Path, is_there: bool
+    ) -> None:
+        killed = (
+            "import io, os, pathlib, signal, sys\n"
+            "from toolcell.config import Limits\nfrom toolcell.kernel.folder import NotebookFolder\n"
+            "from toolcell.results import OutputFile\nfrom toolcell.support import atomic\n"
+            "saved = NotebookFolder(pathlib.Path(sys.argv[1]), is_saved=True)\n"
+            "def save(data): saved.save([OutputFile('new/c.bin', 'a/b', len(data), data)], Limits())\n"
+            "if sys.argv[2] == 'True': save(b'before')\n"
+            "class Killed(io.FileIO):\n"
+            "    def write(self, data):\n"
+            "        super().write(data[:1000])\n        os.kill(os.getpid(), signal.SIGKILL)\n"
+            "atomic.open = lambda descriptor, mode: Killed(descriptor, mode)\n"
+            "save(bytes(5000))"
+        )
+        done = subprocess.run([sys.executable, "-c", killed, str(folder), str(is_there)])
+
+        assert done.returncode == -signal.SIGKILL
+        assert [(each.name, each.read_text()) for each in (folder / "new").iterdir()] == [
+            ("c.bin", "before")
+        ] * is_there
+
+    def test_cells_cannot_fill_the_disk_of_the_host(self, folder: Path) -> None:
+        saved, limits = NotebookFolder(folder, is_saved=True), Limits(disk_bytes=1 << 16, inodes=16)
+
+        assert saved.save([written("1", bytes(60_000)), written("2", bytes(5536))], limits) == []
+        assert saved.save([written("2", bytes(5535))], limits) == []
+        assert "--disk-bytes" in saved.save([written("3", bytes(2))], limits)[0]
+        assert saved.save([written("1", b""), *(written(f"{at}", b"x") for at in range(3, 17))], limits) == []
+        assert "--inodes" in saved.save([written("17", b"x")], limits)[0]
+        assert saved.save([written("4", b"again")], limits) == []
+
+    def test_what_is_wrong_with_many_files_is_said_in_few_lines(self, folder: Path) -> None:
+        said = NotebookFolder(folder, is_saved=True).save([written(f".{at}", b"") for at in range(1000)], Limits())
+        assert len(said) == 11 and said[-1] == "990 more files were not saved"
 
 
 @pytest.mark.isolation

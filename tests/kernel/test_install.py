@@ -44,6 +44,7 @@ def test_flags_are_those_of_the_kernel_and_paths_are_absolute(jupyter: Path, tmp
     ("flags", "said"),
     [
         (["--mount", "nothing-like-it"], "there is no such folder"),
+        (["--mount", "/usr/lib", "--mount", "/var/lib"], "'lib' is taken"),
         (["--tools", "nothing_like_it.py"], "nothing_like_it.py"),
         (["--name", "no name"], "cannot be installed"),
         (["--wall-s", "-1"], "--wall-s"),

@@ -50,13 +50,18 @@ class FolderFlags:
         """Return the folder of the notebook: Jupyter starts a kernel there.
 
         Raises:
-            UsageError: a folder does not exist.
+            UsageError: a folder does not exist, or would have the name of another one.
         """
         from toolcell.kernel.folder import NotebookFolder
 
+        names = set[str]()
         for each in self.mounts or ():
             if not each.is_dir():
                 raise UsageError(f"--mount {each}: there is no such folder")
+            name = each.resolve().name
+            if not name or name in names:
+                raise UsageError(f"--mount {each}: the workspace needs a name for it, and {name!r} is taken or empty")
+            names.add(name)
         return NotebookFolder(Path.cwd(), tuple(self.mounts or ()), is_saved=self.save)
 
 

@@ -61,7 +61,7 @@ NEW_SANDBOX: Final = (
     "The sandbox is gone, with all names and files of this notebook: run its cells again from the first."
 )
 
-NO_FILES: Final = FolderCopy({}, ())
+NO_FILES: Final = FolderCopy({})
 
 ABOUT_INPUT: Final = "Ask the person at the notebook for a line of text, as input() and getpass() do."
 
@@ -216,7 +216,7 @@ class Cells:
     async def _save(self, folder: NotebookFolder, showing: _Showing) -> None:
         """Copy back what the cell has written."""
         result = await self._ask_shell(showing, "", kind="changed_files")
-        for problem in folder.save(result.files) if result is not None else ():
+        for problem in folder.save(result.files, self.limits) if result is not None else ():
             showing.print("stderr", f"[toolcell] {problem}\n")
 
     async def complete(self, source: str, at: int) -> dict[str, Any]:
@@ -290,8 +290,8 @@ class Cells:
             if is_back and result.session is not None and result.session.began == "empty":
                 self._has_shell = False
                 showing.print("stderr", f"[toolcell] {NEW_SANDBOX}\n")
-            if copy.problem:
-                showing.print("stderr", f"[toolcell] {copy.problem}\n")
+            for problem in copy.problems:
+                showing.print("stderr", f"[toolcell] {problem}\n")
         return session
 
 

@@ -9,8 +9,8 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from toolcell.support.private_folder import make_private_folder
@@ -39,25 +39,50 @@ def new_directory(target: Path, prefix: str = ".building-") -> Iterator[Path]:
         remove_tree(building)
 
 
-def write_file(target: Path, content: bytes, *, mode: int = 0o600, replace: bool = True) -> None:
+def write_file(
+    target: Path,
+    content: bytes,
+    *,
+    mode: int = 0o600,
+    replace: bool = True,
+    may_replace: Callable[[], bool] | None = None,
+) -> None:
     """Write a file that appears whole at `target`. By default only its owner may read it.
 
+    `may_replace` is asked instead of `replace`, once the content is written. A process that is killed leaves nothing
+    half-written where the file system has files without names, as those of Linux do.
+
     Raises:
-        FileExistsError: `target` exists, and `replace` is false.
+        FileExistsError: `target` exists, and must not be replaced.
         OSError: it cannot be written; nothing is left.
     """
     start = target.name[:40]  # the whole may be as long as a name can be
     draft = target.with_name(f".{start}.{os.getpid()}.{os.urandom(4).hex()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), mode)
+    descriptor, is_nameless = _open_draft(draft, mode)
     try:
         with open(descriptor, "wb") as file:
             file.write(content)
+            file.flush()
+            if may_replace is not None:
+                replace = may_replace()
+            if is_nameless:
+                # With a descriptor the link is followed; it is not used, as the path is absolute.
+                os.link(f"/proc/self/fd/{descriptor}", draft if replace else target, src_dir_fd=descriptor)
         if replace:
             os.replace(draft, target)
-        else:
+        elif not is_nameless:
             os.link(draft, target)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _open_draft(draft: Path, mode: int) -> tuple[int, bool]:
+    """Open a new file; return its descriptor, and whether it has no name yet."""
+    flags = os.O_WRONLY | getattr(os, "O_CLOEXEC", 0)
+    with suppress(OSError):
+        if os.path.isdir("/proc/self/fd"):
+            return os.open(draft.parent, flags | os.O_TMPFILE, mode), True
+    return os.open(draft, flags | os.O_CREAT | os.O_EXCL, mode), False
 
 
 def write_named(path: str | Path, lines: Iterable[str]) -> None:
