@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from audit.ledger import Ledger
 from toolcell.audit import records
-from toolcell.audit.credentials import PREFIXED, REDACTED
+from toolcell.audit.credentials import PREFIXED
 from toolcell.audit.log import AuditLog
-from toolcell.audit.redact import MIN_HALF_CHARS, Redactor
+from toolcell.audit.redact import Redactor
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.run.printed_text import Capture
 from toolcell.support import packing
+from toolcell.support.secrets import MIN_HALF_CHARS, REDACTED
 from toolcell.tools import RunContext, Secrets
 
 

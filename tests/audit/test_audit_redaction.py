@@ -17,10 +17,10 @@ from audit.ledger import Ledger
 from toolcell.audit import records
 from toolcell.audit.config import AuditConfig, ToolContent
 from toolcell.audit.credentials import CREDENTIALS as RULES
-from toolcell.audit.credentials import REDACTED
 from toolcell.audit.redact import Redactor
 from toolcell.errors import UsageError
 from toolcell.support import packing
+from toolcell.support.secrets import REDACTED
 from toolcell.tools import RunContext, Secrets
 from toolcell_bridge import to_plain
 from toolcell_bridge.wire.columns import Column

@@ -17,8 +17,9 @@ from builtin.webkit import Names, Site, page, redirect, serve
 from egress.doors import TOKEN, Door, code_of, door
 from toolcell import Limits, ToolError, UsageError
 from toolcell.egress import Allow, Egress
-from toolcell.egress.echoes import Echoes, forms
+from toolcell.egress.echoes import Echoes
 from toolcell.egress.overrides import INFLATED_BYTES, PIECE_BYTES
+from toolcell.support.secret_forms import forms_of
 from toolcell.tools import MODEL, PLAN
 
 pytestmark = [
@@ -807,7 +808,7 @@ def test_a_rule_about_too_much_or_nothing_is_an_error_of_the_program(host: str) 
 @pytest.mark.parametrize("secret", [TOKEN, "/" * 20, "'" * 43, "<&" * 50])
 def test_no_form_of_a_secret_is_longer_than_what_waits_for_it(secret: str) -> None:
     waits = Echoes({"TOKEN": secret}).held_back(b"?" * 5000)
-    assert max(map(len, forms(secret))) <= waits
+    assert max(map(len, forms_of(secret))) <= waits
 
 
 def test_a_rule_names_secrets_that_there_are() -> None:

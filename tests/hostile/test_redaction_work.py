@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hostile.attacks import SECRETS
 from toolcell.audit import cutting
 from toolcell.audit.cutting import MAX_PIECES
-from toolcell.audit.literals import PIECE_BYTES, LiteralSearch
-from toolcell.audit.redact import SMALL_BYTES, Redactor
+from toolcell.audit.redact import Redactor
 from toolcell.support import packing
+from toolcell.support.literals import PIECE_BYTES, LiteralSearch
 
 REDACTOR = Redactor(["hunter22", "\u20acuro and more"])
 WORDS = sorted(literal for rules in (REDACTOR._rules_of, REDACTOR.words) for literal in rules)
@@ -79,8 +79,8 @@ def test_the_search_of_large_data_finds_what_is_there_wherever_it_is(
 
 def test_every_literal_is_found_in_large_data_at_the_edge_of_each_piece() -> None:
     for anchor, literal in REDACTOR._anchors.items():
-        for before in (0, SMALL_BYTES, PIECE_BYTES - len(literal), PIECE_BYTES - 1, PIECE_BYTES):
-            text = b"\x00" * before + literal + b"\x00" * SMALL_BYTES
+        for before in (0, 4096, PIECE_BYTES - len(literal), PIECE_BYTES - 1, PIECE_BYTES):
+            text = b"\x00" * before + literal + b"\x00" * 4096
             assert anchor in REDACTOR._anchors_in(text), (literal, before)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "ABORTED", "BROKEN", "LOG_FILE", "MISSING_CALL", "REDACTED", "TRUSTS", "TRUST_TEXTS", "UNFINISHED", "UNSIGNED",
+    "ABORTED", "BROKEN", "LOG_FILE", "MISSING_CALL", "TRUSTS", "TRUST_TEXTS", "UNFINISHED", "UNSIGNED",
     "UNVERIFIED", "VERIFIED", "WHERE_KEYS_ARE", "AuditConfig", "AuditEvent", "AuditLog", "BadInput",
     "Ed25519Signer", "FileWitness", "Filter", "HmacKey", "Index", "Match", "Place", "ReceiptCheck", "RecordedCall",
     "RecordedRun", "Recorder", "Replay", "Report", "RunChange", "RunSummary", "Searched", "ShownCall", "ShownLine",
@@ -23,7 +23,6 @@ __all__ = [
 if TYPE_CHECKING:
     from toolcell.audit import key_ranges, receipt
     from toolcell.audit.config import AuditConfig, ToolContent
-    from toolcell.audit.credentials import REDACTED
     from toolcell.audit.events import lines_of, time_of, unreadable_line
     from toolcell.audit.filters import Filter, Place
     from toolcell.audit.format import LOG_FILE, BadInput, begun_segments, chain_directories, read_log_id
@@ -77,7 +76,6 @@ else:
         __name__,
         {
             "toolcell.audit.config": "AuditConfig ToolContent",
-            "toolcell.audit.credentials": "REDACTED",
             "toolcell.audit.replay_diff": "MISSING_CALL",
             "toolcell.audit.events": "lines_of time_of unreadable_line",
             "toolcell.audit.filters": "Filter Place",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-REDACTED: Final = "[redacted]"
+from toolcell.support.secrets import hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,6 @@ def _hide(match: re.Match[str]) -> str:
     else:
         start, end = 0, len(whole)
     return f"{whole[:start]}{hidden(whole[start:end])}{whole[end:]}"
-
-
-def hidden(text: str) -> str:
-    """Return what stands for a hidden text, on as many lines."""
-    return REDACTED + "\n" * text.count("\n")
 
 
 # Texts come from guests, so no pattern here may take quadratic time. Each pattern starts at a literal that its own

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from toolcell.audit.credentials import REDACTED
 from toolcell.support.packing import pack, unpack
+from toolcell.support.secrets import REDACTED
 from toolcell_bridge.wire.tables import Array, Table
 
 MAX_DEPTH: Final = 100

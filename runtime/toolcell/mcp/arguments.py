@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 
-from toolcell.audit import REDACTED
 from toolcell.errors import UsageError
-from toolcell.mcp.login import Login
+from toolcell.mcp.login import MIN_SECRET_CHARS, Login
 from toolcell.mcp.oauth import auth_of
 from toolcell.mcp.transports import HttpTransport, ProcessTransport
+from toolcell.support import search_for
 from toolcell.tools import check_kind
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ Transport = ProcessTransport | HttpTransport
 VARIABLE = re.compile(r"\$\{[\s{]*[A-Za-z_][^{}$]*\}+|\$\{\s*(?i:env|input):[^{}]*$")
 """What the files of MCP clients have in place of a value: `${NAME}`, `${{NAME}}`, `${env:NAME}`, `${input:NAME}`; also
 one of the last two without its end."""
-MIN_SECRET_CHARS = 8
-"""Fewest characters of a value that is hidden; a shorter one, such as a port, would be found in many texts."""
 
 
 def transport_of(
@@ -111,12 +109,10 @@ def hiding(
     A server that fails may say which token it was given.
     """
     values = {part for value in (given or {}).values() for part in (str(value), *str(value).split())}
-    secrets = [each for each in values if len(each) >= MIN_SECRET_CHARS and not os.path.exists(each)]
-    secrets.sort(key=len, reverse=True)
+    secrets = frozenset(each for each in values if len(each) >= MIN_SECRET_CHARS and not os.path.exists(each))
 
     def hide(text: str) -> str:
-        for each in secrets:
-            text = text.replace(each, REDACTED)
+        text = search_for(secrets).hide(text)[0]
         text = egress.echoes.clean_text(text) if egress is not None else text
         return login.hide(text) if login is not None else text
 

@@ -25,13 +25,15 @@ from toolcell.mcp.oauth import Auth, OAuth
 from toolcell.mcp.providers import PersonProvider, Provider, person_provider, program_provider
 from toolcell.mcp.requests import called
 from toolcell.mcp.tokens import KeptLogin, store_of
-from toolcell.support import quiet_loggers
+from toolcell.support import quiet_loggers, search_for
 from toolcell.tools import safe_text
 
 MAX_TRIES = 3
 """Most tries of one request: as it is, with a refreshed token, after a login."""
 MAX_STEP_UPS = 10
 """Logins for more rights, of one client: a server could ask without end."""
+MIN_SECRET_CHARS = 8
+"""Fewest characters of a value that is hidden; a shorter one, such as a port, would be found in many texts."""
 MAX_SCOPE_CHARS = 2_000
 MAX_PROBLEM_CHARS = 500
 
@@ -79,9 +81,7 @@ class Login(httpx2.Auth):
         kept = self._kept.kept
         secrets = [kept.tokens.access_token, kept.tokens.refresh_token] if kept.tokens else []
         secrets += [kept.client.client_secret] if kept.client else []
-        for each in secrets:
-            text = text.replace(each, "[redacted]") if each and len(each) >= 8 else text
-        return text
+        return search_for(frozenset(each for each in secrets if each and len(each) >= MIN_SECRET_CHARS)).hide(text)[0]
 
     async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
         """Send a request with a token, and again with another one when the server wants that."""

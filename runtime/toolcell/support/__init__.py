@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "CONNECTION", "ELEMENT_WORK", "ELSEWHERE", "MAX_ARGS", "MAX_ASKED_CHARS", "ChangeEvent", "HttpLimits",
-    "HttpServer", "Lifetime", "Lru", "OpenedInBlock", "SqliteDatabase", "TimeSlice", "TokenBucket", "TooLong",
-    "about_bytes_in_slices", "allow_connections", "arguments_text", "as_one_line", "bounded_protocol",
-    "bracketed", "changed", "check_keywords", "clean", "closest", "counted", "cut_text", "daemon_threads",
-    "did_you_mean", "exact_json_bytes", "exact_json_text", "for_terminal", "from_exact", "fused_ranks", "importing",
-    "is_locked", "is_loopback", "is_small", "json_size", "json_start", "json_text", "keywords_known",
-    "keywords_of", "lazy_names", "left_out", "listening", "lock", "logger_of", "make_private_folder",
-    "one_line", "parse_time", "quiet_from_here", "quiet_loggers", "read_regular_file", "shown_findings",
+    "CONNECTION", "ELEMENT_WORK", "ELSEWHERE", "LONGEST_FORM", "MAX_ARGS", "MAX_ASKED_CHARS", "ChangeEvent",
+    "HttpLimits", "HttpServer", "Lifetime", "Lru", "OpenedInBlock", "SecretSearch", "SqliteDatabase", "TimeSlice",
+    "TokenBucket", "TooLong", "about_bytes_in_slices", "allow_connections", "arguments_text", "as_one_line",
+    "bounded_protocol", "bracketed", "changed", "check_keywords", "clean", "closest", "counted", "cut_text",
+    "daemon_threads", "did_you_mean", "exact_json_bytes", "exact_json_text", "for_terminal", "from_exact",
+    "fused_ranks", "importing", "is_locked", "is_loopback", "is_small", "json_size", "json_start", "json_text",
+    "keywords_known", "keywords_of", "lazy_names", "left_out", "listening", "lock", "logger_of", "make_private_folder",
+    "one_line", "parse_time", "quiet_from_here", "quiet_loggers", "read_regular_file", "search_for", "shown_findings",
     "suggestion", "table_text", "table_with_rows", "url_of", "wait_for", "with_line", "write_file", "write_named",
 ]  # fmt: skip
 
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from toolcell.support.private_folder import make_private_folder
     from toolcell.support.quiet import quiet_from_here, quiet_loggers
     from toolcell.support.ranking import fused_ranks
+    from toolcell.support.secret_forms import LONGEST_FORM
+    from toolcell.support.secrets import SecretSearch, search_for
     from toolcell.support.spelling import closest, did_you_mean, suggestion
     from toolcell.support.sqlite import SqliteDatabase
     from toolcell.support.text import (
@@ -89,6 +91,8 @@ else:
             "toolcell.support.private_folder": "make_private_folder",
             "toolcell.support.quiet": "quiet_from_here quiet_loggers",
             "toolcell.support.ranking": "fused_ranks",
+            "toolcell.support.secret_forms": "LONGEST_FORM",
+            "toolcell.support.secrets": "SecretSearch search_for",
             "toolcell.support.spelling": "closest did_you_mean suggestion",
             "toolcell.support.sqlite": "SqliteDatabase",
             "toolcell.support.text": (

@@ -14,7 +14,7 @@ from toolcell.tools.call import Call
 from toolcell.tools.call_log import MAX_NAME_CHARS, args_for_log, logger
 from toolcell.tools.checks import text_of
 from toolcell.tools.concurrency import maybe_await, passes_on
-from toolcell.tools.parts import File, Image, Text, described_bytes, part_data
+from toolcell.tools.parts import File, Image, Part, Text, described_bytes, part_data
 from toolcell.tools.result import ErrorCode, Status, ToolFailure, ToolResult, of_plain, of_text, to_json
 from toolcell.tools.run_state import NO_SECRETS, Secrets
 from toolcell.tools.values import MAX_INTEGER, MIN_INTEGER, bytes_in, plain_or_text, plain_value
@@ -200,15 +200,33 @@ class _Room:
 
 
 def _redacted(result: ToolResult, secrets: Secrets) -> ToolResult:
-    parts = tuple(Text(secrets.redact(part.text)) if isinstance(part, Text) else part for part in result.parts)
+    parts = tuple(_part_without(part, secrets) for part in result.parts)
+    files = tuple(_file_without(file, secrets) for file in result.files)
     error = result.error
     if error is not None:
+        code, message = secrets.redact(error.code), secrets.redact(error.message)
         error_details = secrets.redact_value(plain_or_text(dict(error.details)))
-        error = ToolFailure(error.code, secrets.redact(error.message), error.retryable, error_details)
+        error = ToolFailure(code, message, error.retryable, error_details)
     value = secrets.redact_value(result.value) if result.has_value else None
     for_user = secrets.redact(result.for_user) if result.for_user else result.for_user
     details = None if result.details is None else secrets.redact_value(plain_or_text(result.details))
-    return dataclasses.replace(result, parts=parts, error=error, value=value, for_user=for_user, details=details)
+    return dataclasses.replace(
+        result, parts=parts, files=files, error=error, value=value, for_user=for_user, details=details
+    )
+
+
+def _part_without(part: Part, secrets: Secrets) -> Part:
+    match part:
+        case Text(text):
+            return Text(secrets.redact(text))
+        case Image(data, media_type):
+            return Image(secrets.redact_bytes(data), media_type)
+        case File():
+            return _file_without(part, secrets)
+
+
+def _file_without(file: File, secrets: Secrets) -> File:
+    return File(secrets.redact(file.name), secrets.redact_bytes(file.data), file.media_type)
 
 
 def with_repeat_hint(call: Call, result: ToolResult, limit: int) -> ToolResult:

@@ -10,28 +10,23 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import anyio
 
 from toolcell.errors import ToolAbort, UsageError
 from toolcell.flows import Labels, labels_of
+from toolcell.support.secrets import SecretSearch, SecretWalk, check_secret, search_for
 from toolcell.tools.checks import check_count
 from toolcell.tools.concurrency import Workers
 from toolcell.tools.jobs import JobTable
 from toolcell.tools.options import Origin
 from toolcell.tools.result import NO_USAGE, TokenUsage
-from toolcell_bridge import to_plain
 from toolcell_bridge.wire.frozen import frozen
-from toolcell_bridge.wire.tables import AnyTable, Array, Table
 
 PLAN_ORCHESTRATORS = 2
 """Steps of plans that run code or sub-agents at once: each may start an interpreter or many model calls."""
-REDACTED = "[redacted]"
-_MIN_SECRET_CHARS = 4
-
-_MAX_ROWS_BYTES = 1 << 22
-"""Most bytes of text in the rows that stand for a table with a secret."""
 
 
 def new_id() -> str:
@@ -49,15 +44,12 @@ class Secrets(Mapping[str, str]):
     __unsendable__ = "secrets: return what the model may know"
 
     def __init__(self, values: Mapping[str, str] | None = None) -> None:
-        self._values = dict(values or {})
-        for name, value in self._values.items():
-            if not isinstance(value, str):
-                raise UsageError(f"the secret {name!r} must be a str, not {type(value).__name__}")
-            if len(value) < _MIN_SECRET_CHARS:
-                many = f"at least {_MIN_SECRET_CHARS} characters, and has {len(value)}"
-                raise UsageError(f"the secret {name!r} needs {many}: it would be found in nearly every text")
-        # Longest first, so that a secret containing another is removed whole.
-        self._hidden = tuple(sorted(self._values.values(), key=len, reverse=True))
+        given = dict(values or {})
+        self._values = {name: check_secret(f"the secret {name!r}", value) for name, value in given.items()}
+
+    @cached_property
+    def _search(self) -> SecretSearch:
+        return search_for(frozenset(self._values.values()))
 
     def __getitem__(self, name: str) -> str:
         return self._values[name]
@@ -72,32 +64,18 @@ class Secrets(Mapping[str, str]):
         return f"Secrets({', '.join(self._values)})"
 
     def redact(self, text: str) -> str:
-        """Return `text` with every secret of at least four characters replaced."""
-        for secret in self._hidden:
-            if secret in text:
-                text = text.replace(secret, REDACTED)
-        return text
+        """Return `text` with every secret replaced, in whatever form it is there."""
+        return self._search.hide(text)[0]
+
+    def redact_bytes(self, data: bytes) -> bytes:
+        """Do the same in bytes."""
+        return self._search.hide_in_bytes(data)[0]
 
     def redact_value(self, value: Any) -> Any:
-        """Do the same for every string in plain data."""
-        if isinstance(value, str):
-            return self.redact(value)
-        if isinstance(value, Mapping):
-            return {self.redact_value(key): self.redact_value(item) for key, item in value.items()}
-        if isinstance(value, list | tuple | set | frozenset):
-            return [self.redact_value(item) for item in value]
-        if isinstance(value, Array | Table):
-            return self._redact_table(value)
-        return value
-
-    def _redact_table(self, table: AnyTable) -> Any:
-        """Return the table, or its rows where a secret is in its bytes. Rows may have far more text than the table."""
-        data = table.to_bytes()
-        if not any(secret.encode("utf-8", "surrogatepass") in data for secret in self._hidden):
-            return table
-        if table.plain_bytes > _MAX_ROWS_BYTES:
-            return f"{table!r}, in which a secret is"
-        return self.redact_value(to_plain(table.plain()))
+        """Do the same in plain data: text, bytes, keys, numbers, arrays and tables."""
+        walk = SecretWalk(self._search)
+        cleaned = walk.value(value)
+        return cleaned if walk.count else value
 
     def shown(self, value: Any) -> Any:
         """Do the same for anything that is shown to people; what cannot be looked through is not shown."""

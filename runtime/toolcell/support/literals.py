@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from pydantic_core import SchemaValidator, core_schema
-
 PIECE_BYTES: Final = 64 * 1024
 
 MAX_TOGETHER_BYTES: Final = 64 * 1024
@@ -55,4 +53,6 @@ class LiteralSearch:
 
 
 def _automaton(pattern: str) -> Callable[[str], bool]:
+    from pydantic_core import SchemaValidator, core_schema  # only large data needs it
+
     return SchemaValidator(core_schema.str_schema(pattern=pattern)).isinstance_python

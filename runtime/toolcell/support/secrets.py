@@ -1,0 +1,288 @@
+"""Decide what is a secret in a value, for all who hide some: runs, the audit log, and what servers send back.
+
+A secret is found in every form (`forms_of`) in text and bytes, as a number if it consists of digits, and in every part
+of a table. This module writes nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any, Final
+
+from toolcell.errors import UsageError
+from toolcell.support.literals import LiteralSearch
+from toolcell.support.packing import Unrecordable
+from toolcell.support.secret_forms import MIN_SECRET_CHARS, forms_of, numbers_of
+from toolcell_bridge.wire.columns import Column
+from toolcell_bridge.wire.tables import AnyTable, Array, Table
+
+REDACTED: Final = "[redacted]"
+
+MIN_HALF_CHARS: Final = 8
+"""So much of a secret is hidden where the rest of it was cut off."""
+
+MAX_ROWS_BYTES: Final = 1 << 22
+"""Most bytes of text in the rows that stand for a table with a secret."""
+
+LITERAL_BYTES: Final = 12
+"""Of each form, so many are looked for in all data, and the rest of it where they occur."""
+
+DIRECT_WORK: Final = 1 << 18
+"""Bytes times literals. Less is searched for each literal by itself: to make an automaton takes longer."""
+
+PIECE_CHARS: Final = 1 << 16
+_KEY_CHARS: Final = MIN_SECRET_CHARS
+
+
+def check_secret(what: str, secret: object) -> str:
+    """Return a secret that is to be hidden.
+
+    Raises:
+        UsageError: it is not text, or has fewer than `MIN_SECRET_CHARS` characters.
+    """
+    if not isinstance(secret, str):
+        raise UsageError(f"{what} must be a str, not {type(secret).__name__}")
+    if len(secret) < MIN_SECRET_CHARS:
+        many = f"at least {MIN_SECRET_CHARS} characters, and has {len(secret)}"
+        raise UsageError(f"{what} needs {many}: it would be found in nearly every text")
+    return str(secret)
+
+
+def hidden(text: str, mark: str = REDACTED) -> str:
+    """Return what stands for a hidden text, on as many lines."""
+    return mark + "\n" * text.count("\n")
+
+
+class SecretSearch:
+    """Finds secrets in text, bytes and numbers. Takes time that is linear in the text, however many secrets there are.
+
+    Immutable; made once for the same secrets by `search_for`.
+    """
+
+    def __init__(self, marks: Mapping[str, str], *, with_halves: bool = False) -> None:
+        """`marks`: for each secret what stands in its place. `with_halves`: find also the first half of a secret, for
+        texts that were cut. Where a script sees what is hidden, it could guess a secret by halves.
+        """
+        self._marks: dict[str, str] = {}
+        self.numbers: set[Decimal | float] = set()
+        for secret, mark in marks.items():
+            bare = secret.strip("\r\n")  # a file's last line break is often lost
+            bare = bare if len(bare) >= MIN_SECRET_CHARS else secret
+            self._marks |= dict.fromkeys(forms_of(bare), mark)
+            self.numbers |= numbers_of(bare)
+        self.forms = sorted(self._marks)
+        half = (lambda form: form[: max(MIN_HALF_CHARS, (len(form) + 1) // 2)]) if with_halves else str
+        self._starts = sorted({half(form) for form in self.forms})
+        self._shorter = _longest_prefixes(self._starts)
+        self._keys = {start[:_KEY_CHARS] for start in self._starts}
+        self.longest = max(map(len, self.forms), default=0)
+        starts = {start.encode("utf-8", "surrogatepass") for start in self._starts}
+        starts |= {start.encode("latin-1") for start in self._starts if not start.isascii() and max(start) <= "\xff"}
+        self._literals = tuple(sorted({start[:LITERAL_BYTES] for start in starts}))
+        self._occurs = LiteralSearch(self._literals)
+
+    def __bool__(self) -> bool:
+        return bool(self._marks)
+
+    def may_be_in(self, data: bytes) -> bool:
+        """True when data, or text as UTF-8, holds the beginning of a form. False: it holds no secret."""
+        if len(data) * len(self._literals) > DIRECT_WORK:
+            return self._occurs(data)
+        return any(literal in data for literal in self._literals)
+
+    def hide(self, text: str) -> tuple[str, int]:
+        """Return a text without secrets, and how many were removed."""
+        if not self._marks or not self.may_be_in(text.encode("utf-8", "surrogatepass")):
+            return text, 0
+        pieces: list[str] = []
+        end = 0
+        for start, stop, mark in self._found(text):
+            pieces += (text[end:start], hidden(text[start:stop], mark))
+            end = stop
+        return "".join((*pieces, text[end:])), len(pieces) // 2
+
+    def hide_in_bytes(self, data: bytes) -> tuple[bytes, int]:
+        """Do the same in bytes."""
+        if not self._marks or not self.may_be_in(data):
+            return data, 0
+        text, count = self.hide(data.decode("latin-1"))
+        return text.encode("latin-1", "replace"), count
+
+    def _found(self, text: str) -> Iterator[tuple[int, int, str]]:
+        """Yield start, end and mark of what is to be hidden. Secrets that overlap are one."""
+        first = end = 0
+        mark = ""
+        for at in self._candidates(text):
+            stop, its_mark = self._match(text, at)
+            if stop <= end:
+                continue
+            if at < end:
+                end = stop
+                continue
+            if end:
+                yield first, end, mark
+            first, end, mark = at, stop, its_mark
+        if end:
+            yield first, end, mark
+
+    def _candidates(self, text: str) -> Iterator[int]:
+        keys = self._keys
+        for start in range(0, len(text), PIECE_CHARS):
+            piece = text[start : start + PIECE_CHARS + LITERAL_BYTES]
+            if self.may_be_in(piece.encode("utf-8", "surrogatepass")):
+                stop = min(len(text), start + PIECE_CHARS)
+                yield from [at for at in range(start, stop) if text[at : at + _KEY_CHARS] in keys]
+
+    def _match(self, text: str, at: int) -> tuple[int, str]:
+        """Return where the longest secret that begins at a place ends, and its mark; 0 if none does."""
+        here = text[at : at + self.longest]
+        index = bisect_right(self._starts, here) - 1
+        while index >= 0 and not here.startswith(self._starts[index]):
+            index = self._shorter[index]
+        if index < 0:
+            return 0, ""
+        start = self._starts[index]
+        if (mark := self._marks.get(start)) is not None:
+            return at + len(start), mark
+        place = bisect_right(self.forms, here)
+        size, form = max((_common(here, form), form) for form in self.forms[max(0, place - 1) : place + 1])
+        return at + max(size, len(start)), self._marks[form]
+
+    def is_number(self, number: complex | Decimal) -> bool:
+        """True when a secret of digits is this number."""
+        if type(number) is complex:
+            return number.real in self.numbers or number.imag in self.numbers
+        return number in self.numbers
+
+
+def _longest_prefixes(sorted_texts: list[str]) -> list[int]:
+    """Return for each text the index of the longest other one that it begins with; -1 if there is none."""
+    found: list[int] = []
+    for index, text in enumerate(sorted_texts):
+        above = index - 1
+        while above >= 0 and not text.startswith(sorted_texts[above]):
+            above = found[above]
+        found.append(above)
+    return found
+
+
+def _common(one: str, other: str) -> int:
+    """Return how many characters two texts have in common at their beginning."""
+    pairs = zip(one, other, strict=False)
+    return next((size for size, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+@functools.lru_cache(maxsize=32)
+def search_for(secrets: frozenset[str], *, with_halves: bool = False) -> SecretSearch:
+    """Return the search for secrets in whose place `REDACTED` stands."""
+    return SecretSearch(dict.fromkeys(secrets, REDACTED), with_halves=with_halves)
+
+
+class SecretWalk:
+    """One pass over one value; counts what it removes."""
+
+    def __init__(
+        self,
+        secrets: SecretSearch,
+        *,
+        hide_more: Callable[[str], tuple[str, int]] | None = None,
+        names_a_secret: Callable[[Any], bool] | None = None,
+    ) -> None:
+        """`hide_more`: in each text and cell, too. `names_a_secret`: of a key whose value is hidden whatever it is."""
+        self._secrets, self._hide_more = secrets, hide_more
+        self._names_a_secret = names_a_secret or (lambda key: False)
+        self.count = 0
+
+    def value(self, value: Any) -> Any:
+        """Return plain data without secrets."""
+        match value:
+            case str():
+                return self.text(value)
+            case None | bool():
+                return value
+            case int() | float() | complex() | Decimal():
+                is_secret = self._secrets.is_number(value)
+                self.count += is_secret
+                return REDACTED if is_secret else value
+            case Mapping():
+                return {self.value(key): self._entry(key, item) for key, item in value.items()}
+            case list() | tuple() | set() | frozenset():
+                return [self.value(item) for item in value]
+            case bytes() | bytearray() | memoryview():
+                return self._bytes(bytes(value))
+            case Array() | Table():
+                return self._table(value)
+            case Unrecordable():
+                return Unrecordable(self.text(value.type), self.text(value.text))
+        return value
+
+    def _entry(self, key: Any, item: Any) -> Any:
+        if item is not None and type(item) is not bool and self._names_a_secret(key):
+            self.count += item != REDACTED
+            return REDACTED
+        return self.value(item)
+
+    def _bytes(self, data: bytes) -> bytes:
+        data, count = self._secrets.hide_in_bytes(data)
+        self.count += count
+        return data if self._hide_more is None else self.text(data.decode("latin-1")).encode("latin-1", "replace")
+
+    def _table(self, table: AnyTable) -> Any:
+        """Return the table, or what stands for it where there are no tables if something is removed from it.
+
+        Rows may have far more text than the table: each has that of its category.
+        """
+        before = self.count
+        if isinstance(table, Table):
+            for label in (*table.axis.names, *table.index.names):
+                self.value(label)
+            for name, column in table.named_columns().items():
+                self.value(name)
+                self.count += column.length if self._names_a_secret(name) else 0
+            levels = table.index.levels if table.index.says_something else ()
+            columns: tuple[Column, ...] = (*levels, *table.axis.levels, *table.columns)
+        else:
+            columns = (table.column,)
+        for column in columns:
+            self._column(column)
+        if self.count == before:
+            return table
+        self.count = before
+        if table.plain_bytes > MAX_ROWS_BYTES:
+            self.count += 1
+            return f"{self.text(repr(table))}: a secret is in it, so it is not shown"
+        rows = self.value(table.plain())
+        self.count = max(self.count, before + 1)  # what was found may be in none of the rows
+        return rows
+
+    def _column(self, column: Column) -> None:
+        """Count what is to be removed from a column: also where values are missing, and in categories without rows."""
+        self.text(column.dtype)
+        match column.kind:
+            case "category" | "list":
+                self._column(column.detail[0])
+            case "text" | "bytes":  # cells follow one another there with nothing in between
+                self.count += self._secrets.hide_in_bytes(bytes(column.data))[1]
+                if self._hide_more is not None:
+                    self.value(replace(column, valid=None).values())
+            case "plain":
+                self.value(column.detail)
+            case kind if self._secrets.numbers and kind not in ("null", "bool"):
+                values = replace(column, valid=None).values()
+                if kind == "range" or kind.startswith(("int", "uint", "float")):
+                    self.count += not self._secrets.numbers.isdisjoint(values)
+                else:
+                    self.value(values)
+
+    def text(self, text: str) -> str:
+        """Return a text without secrets."""
+        text, count = self._secrets.hide(text)
+        self.count += count
+        if self._hide_more is not None:
+            text, count = self._hide_more(text)
+            self.count += count
+        return text
