@@ -636,7 +636,7 @@ class Runtime(OpenedInBlock):
 
     def kept_sessions(self) -> list[str]:
         """Return the names of sessions with a journal here: each can be restored, or is open."""
-        return self.sessions.kept()
+        return self.sessions.kept_names()
 
     def session_of(self, ident: str) -> str:
         """Return the name of the session of a waiting run; empty if it is not part of one."""

@@ -77,7 +77,7 @@ set_result(first, files=['out.txt'])
 
 
 def held(runtime: SyncRuntime) -> int:
-    return len(runtime.runtime.sandboxes.held)
+    return len(runtime.runtime.sandboxes.held_runs)
 
 
 def suspended(
@@ -226,7 +226,7 @@ def test_no_time_passes_for_a_held_run(opened: SyncRuntime, effects: Effects) ->
 
 def test_time_before_it_was_held_counts(opened: SyncRuntime, effects: Effects) -> None:
     result = suspended(opened, effects, limits=Limits(wall_s=30))
-    (run,) = opened.runtime.sandboxes.held._runs.values()
+    (run,) = opened.runtime.sandboxes.held_runs._runs.values()
     assert run.connection is not None and run.connection.spent_s == result.usage.wall_s
     run.connection.spent_s = 30.0
     done = resume(opened, effects, result)
@@ -249,7 +249,7 @@ burn()
 def test_cpu_time_counts_in_all_and_nothing_is_used_while_it_is_held(opened: SyncRuntime, effects: Effects) -> None:
     spins = "import threading\nthreading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()\n"
     result = suspended(opened, effects, f"{spins}call_tool('pay', to='ada')", limits=Limits(cpu_s=20, wall_s=300))
-    (run,) = opened.runtime.sandboxes.held._runs.values()
+    (run,) = opened.runtime.sandboxes.held_runs._runs.values()
     assert run.connection is not None
     sandbox = run.connection.sandbox
     time.sleep(0.1)  # a signal to stop takes a moment
@@ -289,7 +289,7 @@ def test_after_its_time_a_run_is_carried_on_by_its_journal(runtime: SyncRuntime,
 
 def test_a_sandbox_that_died_is_replaced(runtime: SyncRuntime, effects: Effects) -> None:
     result = suspended(runtime, effects, SAME)
-    (run,) = runtime.runtime.sandboxes.held._runs.values()
+    (run,) = runtime.runtime.sandboxes.held_runs._runs.values()
     assert run.connection is not None
     run.connection.sandbox.kill()
     while run.connection.sandbox.is_alive():
@@ -336,7 +336,7 @@ async def test_nothing_is_held_while_somebody_waits_for_its_place(anyio_backend:
                     await anyio.sleep(0.01)
                 gate.set()
         assert results["first"].outcome is Outcome.SUSPENDED and results["second"].value == 2
-        assert not len(runtime.sandboxes.held)
+        assert not len(runtime.sandboxes.held_runs)
 
 
 def test_the_pool_says_how_many_are_held(effects: Effects) -> None:
@@ -477,7 +477,7 @@ async def test_a_resume_that_is_cancelled_leaves_nothing_and_is_carried_on(
             "call_tool('pay', to='a')\ncall_tool('stick', n=1)\n'end'", on_approval="suspend", hold_s=600
         )
         token = result.suspension
-        assert token is not None and len(runtime.sandboxes.held) == 1
+        assert token is not None and len(runtime.sandboxes.held_runs) == 1
         cancel, ended = anyio.Event(), list[Outcome]()
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
@@ -490,7 +490,7 @@ async def test_a_resume_that_is_cancelled_leaves_nothing_and_is_carried_on(
                 await began.wait()
                 scope.cancel() if how == "scope" else cancel.set()
         assert ended == ([Outcome.CANCELLED] if how == "event" else [])
-        assert runtime.pool is not None and not len(runtime.sandboxes.held)
+        assert runtime.pool is not None and not len(runtime.sandboxes.held_runs)
         with anyio.fail_after(120):
             while runtime.pool.busy:
                 await anyio.sleep(0.01)
@@ -615,7 +615,7 @@ async def pay() -> None:
     "Send money to somebody."
 with SyncRuntime(registry, pool=PoolConfig(warm=0)) as runtime:
     runtime.execute_code("call_tool('pay')", on_approval="suspend", hold_s=600)
-    assert len(runtime.runtime.sandboxes.held) == 1
+    assert len(runtime.runtime.sandboxes.held_runs) == 1
     print(*[each.pid for each in psutil.Process().children(recursive=True)], flush=True)
     sys.stdin.read()
 """

@@ -29,7 +29,7 @@ def test_runs_are_held_in_containers(docker_image: ImageRef, mode: Literal["sing
         result, left = suspended(runtime, effects), suspended(runtime, other, SAME)
         assert held(runtime) == 2
         assert resume(runtime, effects, result).ok
-        (run,) = runtime.runtime.sandboxes.held._runs.values()
+        (run,) = runtime.runtime.sandboxes.held_runs._runs.values()
         assert run.connection is not None
         runtime._opened().run_sync(run.connection.sandbox.kill)
         carried_on(runtime, other, left)

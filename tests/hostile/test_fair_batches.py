@@ -213,13 +213,13 @@ async def test_no_time_passes_while_whoever_shares_a_slice_waits_for_the_outside
     monkeypatch.setattr(time_slice, "time", SimpleNamespace(perf_counter=lambda: now))
 
     shared.until = now + 1.0
-    shared.rest()
+    shared.pause()
     now += 500.0
-    shared.rest()  # another task waits, too
-    shared.work()
+    shared.pause()  # another task waits, too
+    shared.resume()
     assert shared.until == now + 1.0
 
-    shared.work()  # a second one, which shares what is left
+    shared.resume()  # a second one, which shares what is left
     now += 2.0
     assert shared.until < now
     await shared.give_way()

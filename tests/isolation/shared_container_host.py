@@ -88,7 +88,7 @@ class Container:
                 case Data(channel, piece):
                     self.received[channel] += piece
                     if channel not in self.unread:
-                        self.write(self._mux.took(channel, len(piece)))
+                        self.write(self._mux.credit_for(channel, len(piece)))
                 case StreamEnded(channel):
                     self.ended.add(channel)
                 case Control(body):

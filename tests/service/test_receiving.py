@@ -41,11 +41,11 @@ def test_no_tenant_and_all_together_never_hold_more_than_they_may(steps: list[tu
         else:
             held[tenant, number].take(size * MIB)
         for each in "abc":
-            assert sum(one.held for (whose, _), one in held.items() if whose == each) <= 30 * MIB
-        assert receiving.held == sum(one.held for one in held.values()) <= 60 * MIB + 3 * FLOOR_BYTES
+            assert sum(one.held_bytes for (whose, _), one in held.items() if whose == each) <= 30 * MIB
+        assert receiving.held_bytes == sum(one.held_bytes for one in held.values()) <= 60 * MIB + 3 * FLOOR_BYTES
     for each in held.values():
         each.give_back()
-    assert receiving.held == 0
+    assert receiving.held_bytes == 0
 
 
 def served(receiving: Receiving) -> tuple[Streams, list[Stream]]:
@@ -75,9 +75,9 @@ def test_unfinished_messages_of_a_client_are_bounded_together() -> None:
                 streams.receive(part(request, number, False, bytes(PART_BYTES)))
                 while streams.next_frame() is not None:
                     pass
-    assert 2 * MIB < receiving.held <= 3 * MIB
+    assert 2 * MIB < receiving.held_bytes <= 3 * MIB
     streams.lose_all("over")
-    assert receiving.held == 0
+    assert receiving.held_bytes == 0
 
 
 def test_a_message_counts_until_its_request_has_its_place() -> None:
@@ -85,13 +85,13 @@ def test_a_message_counts_until_its_request_has_its_place() -> None:
     streams, begun = served(receiving)
     streams.receive(part(1, 1, True, b"x" * 1000))
     begun[0].take()
-    assert receiving.held == 1000
+    assert receiving.held_bytes == 1000
     begun[0].admitted()
-    assert receiving.held == 0
+    assert receiving.held_bytes == 0
     streams.receive(part(1, 2, True, b"y" * 500))
-    assert receiving.held == 500
+    assert receiving.held_bytes == 500
     begun[0].take()
-    assert receiving.held == 0
+    assert receiving.held_bytes == 0
 
 
 @pytest.mark.isolation
@@ -112,7 +112,7 @@ async def test_bodies_that_never_end_are_bounded_and_keep_no_other_tenant_out(tm
             _, writer = await asyncio.open_connection("127.0.0.1", int(host.rpartition(":")[2]))
             writer.write((HEAD.format(host, hostile) + f"Content-Length: {MIB}\r\n\r\n").encode() + bytes(MIB - 1024))
             writers.append(writer)
-        await until(lambda: service.receiving.held > 3 * MIB)
+        await until(lambda: service.receiving.held_bytes > 3 * MIB)
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:
 
             def ask(token: str) -> Any:
@@ -123,11 +123,11 @@ async def test_bodies_that_never_end_are_bounded_and_keep_no_other_tenant_out(tm
             assert (refused.status_code, refused.json()["code"]) == (503, "busy_receiving")
             assert "Retry-After" in refused.headers
             assert (await ask(polite)).json()["value"] == 2
-            assert service.receiving.held <= 4 * MIB
+            assert service.receiving.held_bytes <= 4 * MIB
             for writer in writers:
                 writer.close()
-            await until(lambda: service.receiving.held == 0)
+            await until(lambda: service.receiving.held_bytes == 0)
             assert (await ask(hostile)).json()["value"] == 2
         async with Client(url, token=hostile) as remote:
             assert (await remote.execute_code("len(x)", inputs={"x": "x" * 500 * KIB})).value == 500 * KIB
-        await until(lambda: service.receiving.held == 0)
+        await until(lambda: service.receiving.held_bytes == 0)

@@ -381,7 +381,7 @@ def test_a_paused_session_is_forked_by_value(runtime: SyncRuntime) -> None:
         value(session, "x = [1]")
         assert session.pause()
         session.fork().close()
-        assert session.session._state.kept is not None
+        assert session.session._state.kept_state is not None
         back = session.execute_code("x")
     assert (back.value, began(back)) == ([1], "live")
 

@@ -115,12 +115,12 @@ def test_what_is_unread_never_exceeds_the_window_and_nothing_is_lost(moves: list
             unread[event.channel] += len(event.data)
         written[channel] += size
         if reads:
-            near.receive_data(far.took(channel, unread[channel]))
+            near.receive_data(far.credit_for(channel, unread[channel]))
             unread[channel] = 0
         assert unread[channel] <= WINDOW
 
     for channel in CHANNELS:
-        near.receive_data(far.took(channel, unread[channel]))
+        near.receive_data(far.credit_for(channel, unread[channel]))
         assert near.room(channel) > WINDOW // 2, "a reader that took everything lets its writer go on"
 
 
@@ -137,8 +137,8 @@ def test_a_writer_is_told_when_there_is_room_again() -> None:
     near, far = opened(), opened()
     far.receive_data(near.data(1, bytes(WINDOW)))
 
-    assert far.took(1, WINDOW // 2 - 1) == b""
-    assert near.receive_data(far.took(1, 1)) == [Room(1)]
+    assert far.credit_for(1, WINDOW // 2 - 1) == b""
+    assert near.receive_data(far.credit_for(1, 1)) == [Room(1)]
     assert near.room(1) == WINDOW // 2
 
 
@@ -194,7 +194,7 @@ def test_late_frames_of_a_closed_channel_are_dropped() -> None:
     assert joined(mux.receive_data(wire)) == {1: b"in time"}
     assert mux.room(2) == 0
     assert mux.end(2) == b""
-    assert mux.took(2, 1) == b""
+    assert mux.credit_for(2, 1) == b""
 
 
 @pytest.mark.parametrize("channel", [0, 6, 7, 2**32])
@@ -205,7 +205,7 @@ def test_a_channel_number_is_never_used_again(channel: int) -> None:
 
 def test_taking_what_never_came_is_our_own_mistake() -> None:
     with pytest.raises(LocalProtocolError, match="1 bytes taken"):
-        opened().took(1, 1)
+        opened().credit_for(1, 1)
 
 
 @pytest.mark.parametrize("size", [0, CONTROL_BYTES + 1])

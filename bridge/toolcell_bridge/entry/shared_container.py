@@ -160,7 +160,7 @@ class GuestProxy:
             guest.unsent += piece
             return
         sent = _write(guest.ends[0], piece)
-        self._out += self._mux.took(channel, sent)
+        self._out += self._mux.credit_for(channel, sent)
         if sent < len(piece):
             guest.unsent += piece[sent:]
             self._poll.modify(guest.ends[0], guest.interest(0))
@@ -168,7 +168,7 @@ class GuestProxy:
     def _send_rest(self, guest: GuestDescriptors) -> None:
         sent = _write(guest.ends[0], guest.unsent)
         del guest.unsent[:sent]
-        self._out += self._mux.took(guest.number * CHANNEL_STRIDE, sent)
+        self._out += self._mux.credit_for(guest.number * CHANNEL_STRIDE, sent)
         if not guest.unsent:
             self._poll.modify(guest.ends[0], guest.interest(0))
 

@@ -79,11 +79,11 @@ Event = Data | Room | StreamEnded | Control
 
 
 class _Channel:
-    __slots__ = ("has_ended", "held", "room", "taken")
+    __slots__ = ("has_ended", "received", "room", "taken")
 
     def __init__(self, window_bytes: int) -> None:
         self.room = window_bytes  # we may send this many
-        self.held = 0  # received and not yet credited back to the other end
+        self.received = 0  # and not yet credited back to the other end
         self.taken = 0  # of those: already taken by our reader
         self.has_ended = False
 
@@ -150,7 +150,7 @@ class Mux:
             raise LocalProtocolError(f"control message of {len(body)} bytes, 1 to {CONTROL_BYTES} are allowed")
         return _HEADER.pack(0, _CONTROL << 24 | len(body)) + body
 
-    def took(self, channel: int, count: int) -> bytes:
+    def credit_for(self, channel: int, count: int) -> bytes:
         """Record that our reader took `count` received bytes; returns a credit frame when one is due.
 
         Raises:
@@ -160,13 +160,13 @@ class Mux:
         if found is None:
             return b""
         found.taken += count
-        if found.taken > found.held:
-            raise LocalProtocolError(f"{found.taken} bytes taken on channel {channel}, {found.held} were received")
+        if found.taken > found.received:
+            raise LocalProtocolError(f"{found.taken} bytes taken on channel {channel}, {found.received} were received")
         # Credit is sent for half a window: a frame for every read would double the traffic.
         if 2 * found.taken < self._window_bytes or found.has_ended:
             return b""
         credit, found.taken = found.taken, 0
-        found.held -= credit
+        found.received -= credit
         return _HEADER.pack(channel, _CREDIT_KIND << 24 | _CREDIT.size) + _CREDIT.pack(credit)
 
     def receive_data(self, data: bytes) -> list[Event]:
@@ -230,11 +230,11 @@ class Mux:
         if found is not None:
             if found.has_ended:
                 raise RemoteProtocolError(f"data on channel {channel} after its end")
-            if found.held + length > self._window_bytes:
+            if found.received + length > self._window_bytes:
                 raise RemoteProtocolError(
-                    f"channel {channel}: {found.held} + {length} bytes exceed the window of {self._window_bytes}"
+                    f"channel {channel}: {found.received} + {length} bytes exceed the window of {self._window_bytes}"
                 )
-            found.held += length
+            found.received += length
         self._channel, self._left = channel, length
 
     def _deliver(self, piece: bytes, events: list[Event]) -> None:

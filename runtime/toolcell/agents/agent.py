@@ -228,8 +228,8 @@ class Agent:
             run = run.within(approvals=approvals)
         elif self._on_approval == "deny":
             run = run.within(approvals=Denial(DENIED))
-        ident, made = (approvals.run_id if approvals is not None else "") or run.run_id, MadeCalls(run.scope.made)
-        own = run.within(made=made).child(check_types=run.check_types or "warn")
+        ident, made = (approvals.run_id if approvals is not None else "") or run.run_id, MadeCalls(run.scope.made_calls)
+        own = run.within(made_calls=made).child(check_types=run.check_types or "warn")
         try:
             loop = LoopRun(replace(self._config, tools=tools), self.messages, own, approvals)
             result = replace(await loop.run(), run_id=ident)

@@ -172,7 +172,13 @@ def _are_planned(call: Call, planned: Call, tool: RegisteredTool) -> bool:
 async def again(call: Call, args: Any, call_id: str, run: RunContext, dry_run: Any) -> ToolResult:
     """Make a call of a dry run again, for the same user and under the same rules, with `args` and in another run."""
     lineage = Lineage(call.run.scope.lineage.origins)
-    scope = {"made": run.scope.made, "requests": None, "work": None, "parent_call_id": None, "lineage": lineage}
+    scope = {
+        "made_calls": run.scope.made_calls,
+        "requests": None,
+        "work": None,
+        "parent_call_id": None,
+        "lineage": lineage,
+    }
     context = call.run.within(**scope).child(
         run_id=run.run_id,
         observer=run.observer,

@@ -99,7 +99,7 @@ class DryRuns:
             elif decisions:
                 raise UsageError("decisions= are about effects in doubt, and this draft has none")
             made = MadeCalls()
-            given = (context or RunContext(run_id=os.urandom(16).hex())).within(made=made)
+            given = (context or RunContext(run_id=os.urandom(16).hex())).within(made_calls=made)
             share_labels(given)
             found.state = COMMITTING
             try:

@@ -74,7 +74,7 @@ class JournaledCalls:
             AuditError: the call could not be recorded.
         """
         suspender, recorded = self._suspender, None
-        suspender.asked += 1
+        suspender.calls_asked += 1
         suspender.active += 1
         try:
             if self._journal.replay is not None:

@@ -114,10 +114,10 @@ class PlanRuns:
         journal: Journal,
         header: Mapping[str, Any] | None,
     ) -> tuple[PlanRows, JournaledSteps | None]:
-        made, record = MadeCalls(context.scope.made), None
+        made, record = MadeCalls(context.scope.made_calls), None
         try:
             with self._runs.observed(
-                context.within(abandoned=self._runs.abandoned, made=made, runtime=self._runs.runtime), "plan"
+                context.within(abandoned=self._runs.abandoned, made_calls=made, runtime=self._runs.runtime), "plan"
             ) as run:
                 run = self._runs.under_rules(run)
                 if header is not None:

@@ -54,7 +54,7 @@ class RunControl:
         self.journal = journal
         self.answer = journal.answer
         """Takes the answer to a call before it is sent."""
-        self.held: HeldRun | None = None
+        self.held_run: HeldRun | None = None
         """The run with which this one goes on, if its sandbox was kept."""
         suspender = Suspender(journal)
         self._calls = JournaledCalls(

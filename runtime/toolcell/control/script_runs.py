@@ -120,7 +120,7 @@ class ScriptRuns:
         from toolcell.control.script_header import script_of
 
         sandboxes, header, control = self._runs.sandboxes, journal.header, None
-        held = sandboxes.held.take(journal.id)
+        held = sandboxes.held_runs.take(journal.id)
         journal.begin_again()
         context = context or RunContext(run_id=f"{journal.id}.{os.urandom(4).hex()}")
         try:
@@ -135,10 +135,10 @@ class ScriptRuns:
                 refresh=header["refresh"],
                 repaired=header["repairs"],
             )
-            control.held = held
+            control.held_run = held
             return await self._runs.execute(prepared, control, handlers)
         finally:
             if control is None:
                 self._journals().put_down(journal)
             if held is not None:
-                await sandboxes.held.end(held)
+                await sandboxes.held_runs.end(held)

@@ -52,7 +52,7 @@ class Suspender:
         self._journal = journal
         self.active = 0
         """Calls of the script that are not answered."""
-        self.asked = 0
+        self.calls_asked = 0
         """Calls of the script in all."""
         self.divergence: Any = None
 
@@ -94,8 +94,8 @@ class Suspender:
             f"call_{entry.number}", entry.tool, args=args, line=None, digest=digest, reason=reason
         )
         seen = -1
-        while seen != self.asked or self.active > len(pending_of(self._journal.current.values())):
-            seen = self.asked
+        while seen != self.calls_asked or self.active > len(pending_of(self._journal.current.values())):
+            seen = self.calls_asked
             await anyio.sleep(SETTLE_S)
         raise RunEnded("it waits for a decision", Outcome.SUSPENDED)
 

@@ -22,7 +22,7 @@ ANSWER_BYTES: Final = 64 << 20
 class ListedCalls:
     """Makes the calls of one run, and lists them. A `RunJournal`."""
 
-    held: HeldRun | None = None
+    held_run: HeldRun | None = None
     start_early = None
     """A run with early calls has a journal."""
 

@@ -121,7 +121,7 @@ class RunRequest:
 
     hold_s: float = 0.0
     """How long its sandbox is kept when it is suspended."""
-    held: HeldRun | None = None
+    held_run: HeldRun | None = None
     """The suspended run that goes on, if its sandbox was kept."""
     feed: ScriptFeed | None = None
     """Brings the text of the script in parts; `message` has none then."""

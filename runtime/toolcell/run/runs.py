@@ -71,7 +71,7 @@ class RunJournal(Protocol):
         """Context of the run's calls."""
 
     @property
-    def held(self) -> HeldRun | None:
+    def held_run(self) -> HeldRun | None:
         """The run with which this one goes on, if its sandbox was kept."""
 
     @property
@@ -135,7 +135,7 @@ class PreparedRun:
     tools: CallableTools
     context: RunContext
     """Context of its calls, under the rules of the runtime."""
-    made: MadeCalls
+    made_calls: MadeCalls
     """What its calls have made that can be reverted."""
 
 
@@ -278,15 +278,17 @@ class Runs:
         message = await daemon_threads.run_sync(make_message) if is_large else make_message()
         above = context.scope.work if context is not None and context.scope.scripts else None
         work, abandoned = HostWork(limits.host_work, above=above), AbandonedThreads(self.abandoned)
-        made = MadeCalls(context.scope.made if context is not None else None)
+        made = MadeCalls(context.scope.made_calls if context is not None else None)
         requests = context.scope.requests if above is not None and context is not None else None
         if requests is None and tools.makes_requests:
             requests = OpenRequests(limits.egress_bytes)
         if context is None:
-            scope = RunScope(work=work, abandoned=abandoned, made=made, runtime=self.runtime, requests=requests)
+            scope = RunScope(work=work, abandoned=abandoned, made_calls=made, runtime=self.runtime, requests=requests)
             context = RunContext(run_id=os.urandom(16).hex(), scope=scope)
         else:
-            context = context.within(work=work, abandoned=abandoned, made=made, runtime=self.runtime, requests=requests)
+            context = context.within(
+                work=work, abandoned=abandoned, made_calls=made, runtime=self.runtime, requests=requests
+            )
         if limits is not self.limits:
             context = context.child(limits=limits)  # of saved scripts that it calls, too
         context = self.under_rules(context)
@@ -303,7 +305,7 @@ class Runs:
             feed=feed,
             is_large=is_large,
         )
-        return PreparedRun(script=script, request=request, tools=tools, context=context, made=made)
+        return PreparedRun(script=script, request=request, tools=tools, context=context, made_calls=made)
 
     async def execute(
         self,
@@ -329,7 +331,7 @@ class Runs:
             handlers=handlers,
             journal_id=journal.journal_id,
             on_answer=journal.answer,
-            held=journal.held,
+            held_run=journal.held_run,
         )
         observer, started = NULL_OBSERVER, time.perf_counter()
         try:
@@ -353,14 +355,14 @@ class Runs:
             if script.preflight is not None:
                 result = changed(result, preflight=script.preflight)
         except BaseException as exc:
-            self.sandboxes.held.drop(journal.journal_id)
+            self.sandboxes.held_runs.drop(journal.journal_id)
             count_cpu(context, min(script.limits.cpu_s, time.perf_counter() - started))  # nobody measured it
             journal.abandon()
             observer.on_failure(exc)
             raise
-        held = journal.held
+        held = journal.held_run
         count_cpu(context, result.usage.cpu_s - (held.cpu_s if held is not None else 0.0))
-        self._reverts.keep(result.journal_id, run.made)
+        self._reverts.keep(result.journal_id, run.made_calls)
         observer.on_end(result)
         self.tell_end(result)
         return result

@@ -41,7 +41,7 @@ class Sandboxes:
         self._clock = StartClock(config.start_s)
         self.monitor = RunMonitor()
         self.nested = NestedRuns()
-        self.held = HeldRuns(config.held, self.let_go)
+        self.held_runs = HeldRuns(config.held, self.let_go)
         self.pool: Pool[GuestConnection] | None = None
         """None before the runtime is opened."""
 
@@ -51,7 +51,7 @@ class Sandboxes:
         Raises:
             SandboxUnavailable: none can be started on this machine.
         """
-        self.held.open(tasks)
+        self.held_runs.open(tasks)
         tasks.start_soon(self.monitor.tick)
         assert self.pool is not None
         await self.pool.open(tasks)
@@ -68,7 +68,7 @@ class Sandboxes:
             cap=possible_cap(config.cap, self._environment.descriptors_per_sandbox),
             idle_s=config.idle_s,
             clock=self._clock,
-            make_room=self.held.make_room,
+            make_room=self.held_runs.make_room,
         )
 
     async def end_runs(self, why: str) -> None:
@@ -76,7 +76,7 @@ class Sandboxes:
         assert self.pool is not None
         self.pool.refuse()
         try:
-            await self.held.close()
+            await self.held_runs.close()
         finally:
             await self.monitor.abort_all(why)
 
@@ -157,8 +157,8 @@ class Sandboxes:
 
     async def _sandbox_for(self, request: RunRequest) -> GuestConnection:
         """Return the sandbox of a held run, or one of its own."""
-        if (before := request.held) is not None:
-            connection = await self.held.go_on(before)
+        if (before := request.held_run) is not None:
+            connection = await self.held_runs.go_on(before)
             if connection is not None:
                 return connection
         # A sandbox of the pool will do if its limits can be lowered to those of the run.
@@ -171,7 +171,7 @@ class Sandboxes:
             await connection.sandbox.prepare(request.limits)
         except OSError as exc:
             raise unavailable(exc) from exc
-        if request.hold_s and self.held.can_hold:
+        if request.hold_s and self.held_runs.can_hold:
             connection.record()
 
     def _keep(self, connection: GuestConnection, request: RunRequest, result: ExecutionResult) -> bool:
@@ -180,7 +180,7 @@ class Sandboxes:
         if connection.place == "extra" or (connection.place == "pool" and self.pool.is_short):
             return False
         connection.spent_s = result.usage.wall_s
-        return self.held.keep(request.journal_id, request.hold_s, HeldRun(connection, result.usage.cpu_s))
+        return self.held_runs.keep(request.journal_id, request.hold_s, HeldRun(connection, result.usage.cpu_s))
 
     async def _connect(self, limits: Limits | None = None) -> GuestConnection:
         """Start a sandbox and wait for its Hello. A shortage of the machine fails this start only."""

@@ -126,12 +126,12 @@ class SocketStream:
         assert self._loop is not None
         assert self._turn is not None
         self._waiter = self._loop.create_future()
-        self._turn.rest()
+        self._turn.pause()
         try:
             await self._waiter
         finally:
             self._waiter = None
-        self._turn.work()
+        self._turn.resume()
 
     def _register(self) -> bool:
         """Have the event loop read the socket; False where it cannot."""

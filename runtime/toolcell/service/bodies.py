@@ -28,8 +28,8 @@ _ELEMENT: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]', re.DOTALL)
 """A text, or the beginning of something else. It matches every text, so it never goes back."""
 
 
-async def read_body(request: Request, max_bytes: int, max_s: float, held: Reservation) -> bytes:
-    """Return the body. `held` has its bytes, from when they come.
+async def read_body(request: Request, max_bytes: int, max_s: float, reservation: Reservation) -> bytes:
+    """Return the body. `reservation` has its bytes, from when they come.
 
     Raises:
         Problem: it is too large (413) or too slow (408), or too much is on its way (503).
@@ -44,7 +44,7 @@ async def read_body(request: Request, max_bytes: int, max_s: float, held: Reserv
                 body += chunk
                 if len(body) > max_bytes:
                     raise _too_large(f"more than {max_bytes} bytes", max_bytes)
-                if why := held.take(len(chunk)):
+                if why := reservation.take(len(chunk)):
                     headers = {"Retry-After": "1", "Connection": "close"}
                     raise Problem(503, "busy_receiving", "Too much is on its way", f"{why}; try again", headers=headers)
         except ClientDisconnect:

@@ -58,7 +58,7 @@ class ApiRequest:
     """The body as it came, where the endpoint has a `body` model."""
     run_id: str = field(default_factory=new_id)
     """Id of the run that it begins, if it begins one."""
-    held: Reservation | None = None
+    reservation: Reservation | None = None
     """What it holds of the bytes that its tenant may send at once."""
     began: anyio.Event = field(default_factory=anyio.Event)
     """Set when it has begun: from then on, something may have been done for it."""
@@ -107,14 +107,14 @@ class Endpoint:
         async def answer(http: Request) -> Response:
             service: Service = http.app.state.service
             principal = await principal_of(http, *self.scopes)
-            held = service.receiving.reservation(principal.tenant)
+            reservation = service.receiving.reservation(principal.tenant)
             try:
-                request = await self._checked(http, service, principal, held)
+                request = await self._checked(http, service, principal, reservation)
                 if HEADER not in http.headers or self.method in ("GET", "PUT", "DELETE"):
                     return await self._handled(request)
                 return await self._once(request)
             finally:
-                held.give_back()
+                reservation.give_back()
 
         return Route(self.path, answer, methods=[self.method])
 
@@ -132,13 +132,15 @@ class Endpoint:
         )
         return await request.service.idempotent.answer(asked, lambda http: self._handled(replace(request, http=http)))
 
-    async def _checked(self, http: Request, service: Service, principal: Principal, held: Reservation) -> ApiRequest:
+    async def _checked(
+        self, http: Request, service: Service, principal: Principal, reservation: Reservation
+    ) -> ApiRequest:
         _check_path(http.path_params)
         query = of_query(self.query, http)
         body, sent = None, b""
         if self.body is not None:
             check_json(http)
-            sent = await read_body(http, service.config.body_bytes, service.config.body_s, held)
+            sent = await read_body(http, service.config.body_bytes, service.config.body_s, reservation)
             body = await parsed_body(self.body, sent)
         tenant = await service.tenants.get(principal.tenant)
         return ApiRequest(
@@ -150,7 +152,7 @@ class Endpoint:
             query=query,
             ask_who=partial(principal_of, http),
             sent=sent,
-            held=held,
+            reservation=reservation,
         )
 
 

@@ -22,7 +22,7 @@ class Receiving:
         self._held: dict[str, int] = {}
 
     @property
-    def held(self) -> int:
+    def held_bytes(self) -> int:
         """The bytes of all."""
         return sum(self._held.values())
 
@@ -35,7 +35,7 @@ class Receiving:
         own, most = self._held.get(tenant, 0), self._most_of(tenant)
         if own + size > most:
             return f"this tenant may send {most} bytes at once, and {own} are on their way or wait for a place"
-        if self.held + size > self._most and own + size > FLOOR_BYTES:
+        if self.held_bytes + size > self._most and own + size > FLOOR_BYTES:
             return f"the service takes {self._most} bytes at once, and so many are on their way"
         self._held[tenant] = own + size
         return ""
@@ -54,17 +54,17 @@ class Reservation:
 
     def __init__(self, receiving: Receiving, tenant: str) -> None:
         self._receiving, self._tenant = receiving, tenant
-        self.held = 0
+        self.held_bytes = 0
 
     def take(self, size: int) -> str:
         """Hold so many bytes more, and return an empty text; or hold none, and return why."""
         why = self._receiving.take(self._tenant, size)
-        self.held += 0 if why else size
+        self.held_bytes += 0 if why else size
         return why
 
     def give_back(self, size: int | None = None) -> None:
         """Hold so many bytes less; none at all with None. Safe to call twice."""
-        size = self.held if size is None else min(size, self.held)
-        self.held -= size
+        size = self.held_bytes if size is None else min(size, self.held_bytes)
+        self.held_bytes -= size
         if size:
             self._receiving.give_back(self._tenant, size)

@@ -33,8 +33,8 @@ async def under_way(request: ApiRequest) -> AsyncIterator[RunUnderWay]:
         await _while_wanted(request.http, stack.enter_async_context(service.admission.slot(tenant.name, deadline)))
         with service.runs.one(tenant.name, request.principal.subject) as run:
             request.began.set()
-            if request.held is not None:
-                request.held.give_back()
+            if request.reservation is not None:
+                request.reservation.give_back()
             with service.revocations.ending(request.principal, request.ask_who, run.refuse):
                 yield run
 

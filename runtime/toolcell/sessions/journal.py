@@ -78,7 +78,7 @@ class History:
 
     base: KeptState | None
     """The state by value from which `steps` go on; None: they begin with the first script."""
-    kept: KeptState | None
+    kept_state: KeptState | None
     """The latest state by value: steps before it need not be run again."""
     steps: tuple[SessionScript, ...]
     context: RunContext | None = None
@@ -164,7 +164,7 @@ UNREPEATABLE, STATE = "unrepeatable", "state"
 class RecordedTools:
     """The tools that a script was told of (`CallableTools`). None is called: the journal of the script answers."""
 
-    told: tuple[ToolDefinition, ...]
+    definitions_shown: tuple[ToolDefinition, ...]
     returned: Mapping[str, Mapping[str, Any] | None]
     makes_requests: bool
 
@@ -174,7 +174,7 @@ class RecordedTools:
 
     def names(self, origin: Origin = Origin.CODE) -> list[str]:
         """Return the names of the tools."""
-        return [each.name for each in self.told]
+        return [each.name for each in self.definitions_shown]
 
     def names_text(self, origin: Origin = Origin.CODE) -> str:
         """Return the same names as one text."""
@@ -182,7 +182,7 @@ class RecordedTools:
 
     def definitions(self, origin: Origin = Origin.CODE) -> list[ToolDefinition]:
         """Return what the script was told of them."""
-        return list(self.told)
+        return list(self.definitions_shown)
 
     def returns(self, name: str) -> Mapping[str, Any] | None:
         """Return the schema of what a tool returns, where it was known."""
@@ -220,7 +220,7 @@ class RecordedState:
     """What scripts were told of each tool last."""
     steps: list[SessionScript] = field(default_factory=list)
     base: KeptState | None = None
-    kept: KeptState | None = None
+    kept_state: KeptState | None = None
     folder: Path = Path()
     """In which states by value are."""
     position: int = 0
@@ -386,10 +386,10 @@ def _state_kept(
         kept = KeptState(position, tuple(lost), StateFile.at(state.folder / file, digest))
     except OSError as exc:  # replaced by a later one, or lost
         if is_base:
-            state.base, state.kept, state.steps = None, None, []
+            state.base, state.kept_state, state.steps = None, None, []
             state.not_repeatable = f"the file with its state cannot be opened: {exc}"
         return
-    state.kept = kept
+    state.kept_state = kept
     if is_base:
         state.base, state.position, state.steps, state.not_repeatable = kept, position, [], ""
 

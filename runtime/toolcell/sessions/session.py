@@ -498,8 +498,8 @@ class ExclusiveUse:
 
     __slots__ = ("_become_idle", "_check", "_lock")
 
-    def __init__(self, lock: anyio.Lock, check: Callable[[], None], rest: Callable[[], None]) -> None:
-        self._lock, self._check, self._become_idle = lock, check, rest
+    def __init__(self, lock: anyio.Lock, check: Callable[[], None], become_idle: Callable[[], None]) -> None:
+        self._lock, self._check, self._become_idle = lock, check, become_idle
 
     async def __aenter__(self) -> None:
         self._check()

@@ -108,7 +108,7 @@ class Sessions:
 
     # Making and forgetting them
 
-    def kept(self) -> list[str]:
+    def kept_names(self) -> list[str]:
         """Return the names of sessions with a journal here: each can be restored, or is open."""
         from toolcell.sessions.journal import recorded_names
 

@@ -91,7 +91,7 @@ class SessionState:
         self.connection: GuestConnection | None = None
         self._base = history.base
         """The state by value from which `steps` go on; None: they begin with the first script."""
-        self.kept = history.kept
+        self.kept_state = history.kept_state
         """The latest state by value."""
         self.steps = list(history.steps)
         self._steps_bytes = sum(step.size() for step in self.steps)
@@ -138,7 +138,7 @@ class SessionState:
                 self._note_used()
             return False
         self.steps, self.position, self.not_repeatable = kept.steps, kept.position, kept.not_repeatable
-        self._base, self.kept = kept.base, kept.kept
+        self._base, self.kept_state = kept.base, kept.kept_state
         self._steps_bytes = sum(step.size() for step in self.steps)
         self.labels.add(kept.labels)
         self._ended_cpu_s, self.used_calls = kept.cpu_s, kept.calls
@@ -149,14 +149,14 @@ class SessionState:
             self._base = self.journal.note_state(self._base, is_base=True)
         for step in self.steps:
             self.journal.note_step(step, (0.0, 0), self.labels.names)
-        if self.kept is not None:
-            is_base = self._base is not None and self._base.position == self.kept.position
-            self.kept = self._base if is_base else self.journal.note_state(self.kept, is_base=False)
+        if self.kept_state is not None:
+            is_base = self._base is not None and self._base.position == self.kept_state.position
+            self.kept_state = self._base if is_base else self.journal.note_state(self.kept_state, is_base=False)
 
     @property
     def history(self) -> History:
         """From what another session can rebuild the state."""
-        return History(self._base, self.kept, tuple(self.steps), self._last_context)
+        return History(self._base, self.kept_state, tuple(self.steps), self._last_context)
 
     # Running.
 
@@ -420,7 +420,7 @@ class SessionState:
         try:
             await self._bring_back(context, tools)
             first = self.position - len(self.steps) + 1
-            kept = self.kept
+            kept = self.kept_state
             done = kept.position if kept is not None else 0
             for number, step in enumerate(self.steps, first):
                 if number > done:
@@ -434,7 +434,7 @@ class SessionState:
 
     async def _begin_again(self, context: RunContext | None, tools: CallableTools | None) -> Began:
         """Start a sandbox of a session that keeps no state but that of a script whose threads did not end."""
-        kept, self.kept = self.kept, None
+        kept, self.kept_state = self.kept_state, None
         await self._start()
         if kept is not None:
             try:
@@ -457,7 +457,7 @@ class SessionState:
         """
         while True:
             await self._start()
-            kept = self.kept
+            kept = self.kept_state
             if kept is None:
                 return
             try:
@@ -471,7 +471,7 @@ class SessionState:
                         f"the state of session {self._id!r} cannot be brought back: {exc}; reset() begins again"
                     ) from exc
                 logger.warning("session %s: its scripts are run again: %s", self._id, exc)
-                self.kept = self._base
+                self.kept_state = self._base
 
     async def _load(self, kept: KeptState, context: RunContext | None, tools: CallableTools | None) -> None:
         """Have the sandbox bring a state back.
@@ -505,7 +505,11 @@ class SessionState:
         """
         connection = self.connection
         is_there = connection is not None and connection.is_usable and self.settings.restore == "journal"
-        if not is_there or not self.position or (self.kept is not None and self.kept.position == self.position):
+        if (
+            not is_there
+            or not self.position
+            or (self.kept_state is not None and self.kept_state.position == self.position)
+        ):
             return
         was_unrepeatable = self.not_repeatable
         await self._go_on()
@@ -518,14 +522,14 @@ class SessionState:
             if lost and not was_unrepeatable:
                 return
             kept = KeptState(self.position, lost, file)
-            self.kept = await daemon_threads.run_sync(
+            self.kept_state = await daemon_threads.run_sync(
                 partial(self.journal.note_state, kept, is_base=bool(was_unrepeatable))
             )
         except (SessionError, QuotaExceeded, OSError) as exc:
             logger.info("session %s: its state is not kept by value: %s", self._id, exc)
         else:
             if was_unrepeatable:
-                self._base, was_unrepeatable = self.kept, ""
+                self._base, was_unrepeatable = self.kept_state, ""
         finally:
             self.not_repeatable = was_unrepeatable
 
@@ -560,9 +564,9 @@ class SessionState:
         `is_base`: running the scripts again does not lead to it.
         """
         await self.drop()
-        self.kept = await daemon_threads.run_sync(partial(self.journal.note_state, kept, is_base=is_base))
+        self.kept_state = await daemon_threads.run_sync(partial(self.journal.note_state, kept, is_base=is_base))
         if is_base:
-            self._base = self.kept
+            self._base = self.kept_state
 
     async def put_down(self) -> None:
         """Keep the state by value where it can be, and destroy the sandbox."""
@@ -623,7 +627,7 @@ class SessionState:
         self.labels = Labels()
         self._note_used()
         self.steps, self._steps_bytes, self.position, self.not_repeatable = [], 0, 0, ""
-        self._base = self.kept = None
+        self._base = self.kept_state = None
 
     # What was used and read, and what is left. All of it counts, also of what left no state.
 

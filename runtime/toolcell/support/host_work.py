@@ -77,7 +77,7 @@ class HostWork:
     """Bytes that were uploaded and are among the arguments of calls now. The limits of requests are for them."""
     tool_calls: int = sys.maxsize
     """Calls that the run may make, together with the saved scripts that run in it."""
-    made: int = 0
+    calls_made: int = 0
     """Calls that they have made."""
     above: HostWork | None = None
     """Work of the run that this one is a part of, as the run of a saved script is."""
@@ -86,7 +86,7 @@ class HostWork:
         """Return None while one more call may be made, or the limit that has been reached."""
         run: HostWork | None = self
         while run is not None:
-            if run.made >= run.tool_calls:
+            if run.calls_made >= run.tool_calls:
                 return run.tool_calls
             run = run.above
         return None
@@ -95,5 +95,5 @@ class HostWork:
         """Count a call, here and in the runs above."""
         run: HostWork | None = self
         while run is not None:
-            run.made += 1
+            run.calls_made += 1
             run = run.above

@@ -49,7 +49,7 @@ class TimeSlice:
         self._left_s = None
         self.until = time.perf_counter() + SLICE_S
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """The caller is about to wait for the outside: until somebody works, no time of the slice passes.
 
         A caller that waits without this loses time to nobody, and gives way sooner than it has to.
@@ -57,7 +57,7 @@ class TimeSlice:
         if self._left_s is None:
             self._left_s = self.until - time.perf_counter()
 
-    def work(self) -> None:
+    def resume(self) -> None:
         """The caller has waited, and works again with what is left of the slice."""
         if self._left_s is not None:
             self.until, self._left_s = time.perf_counter() + self._left_s, None

@@ -178,7 +178,7 @@ class RunScope:
     """Hooks of the agents above; they see calls before the registry's own."""
     approvals: Approvals | None = None
     """Decides about calls that no hook approved; approval hooks are not asked then. None: approval hooks decide."""
-    made: MadeCalls | None = None
+    made_calls: MadeCalls | None = None
     """Where calls of tools that write are noted, so that they can be reverted."""
     policies: tuple[CallPolicy, ...] = ()
     """Policies of the agents above: a child may never call more than its parent."""

@@ -123,10 +123,10 @@ async def perform(state: RegistryState, call: Call, tool: RegisteredTool) -> Too
         result = await _await_job(call, result, job_id, state.settings.pending_wait_s)
     call.duration_s = time.perf_counter() - call.started_s
     result = finalize(result, call, call.duration_s, job_id)
-    if call.run.scope.made is not None and (
+    if call.run.scope.made_calls is not None and (
         call.run.dry_run is None or not call.run.dry_run.key
     ):  # else it is a preview
-        call.run.scope.made.add(call, result)
+        call.run.scope.made_calls.add(call, result)
     if not (state.hooks or call.run.scope.hooks):  # else nobody gets it before the after hooks have seen it
         call.result = result
     if call.run.events.active:

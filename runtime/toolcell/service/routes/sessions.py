@@ -90,8 +90,8 @@ async def put_files(request: ApiRequest) -> Response:
 async def put_file(request: ApiRequest) -> Response:
     """Write one file to the workspace: the body is its content."""
     session, config = await _session(request), request.service.config
-    assert request.held is not None
-    content = await read_body(request.http, config.body_bytes, config.body_s, request.held)
+    assert request.reservation is not None
+    content = await read_body(request.http, config.body_bytes, config.body_s, request.reservation)
     await run_for(request, lambda run: session.put_files([(request.path["path"], content)]))
     return Response(status_code=204)
 

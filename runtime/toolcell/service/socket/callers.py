@@ -19,6 +19,7 @@ from toolcell.service.problems import Problem
 from toolcell.service.receiving import Receiving
 from toolcell.service.revocations import AskWho, Revocations, check_same
 from toolcell.service.socket.arguments import Arguments
+from toolcell.service.socket.caller_session import CallerSession
 from toolcell.service.socket.failures import failed
 from toolcell.service.socket.messages import (
     CALLER_MESSAGES,
@@ -34,7 +35,6 @@ from toolcell.service.socket.messages import (
 from toolcell.service.socket.methods import METHODS, Method
 from toolcell.service.socket.remote_tools import line_of_request
 from toolcell.service.socket.served_request import ServedRequest
-from toolcell.service.socket.served_session import ServedSession
 from toolcell.service.socket.streams import SaidGoodbye, Stream, StreamLost, Streams, Transport
 from toolcell.service.tenants import Tenant
 from toolcell_bridge import RemoteProtocolError, UnsendableValue, ValueTooLarge
@@ -58,14 +58,14 @@ class Caller:
         name: str,
         principal: Principal,
         ask_who: AskWho,
-        served: ServedSession,
+        session: CallerSession,
         place: PlaceForRun,
         folders: Sequence[Path],
         **bounds: Any,
     ) -> None:
         """`folders`: the service's own, which no message names. `bounds`: as for `Streams`."""
         self.name, self.principal = name, principal
-        self._served, self._place, self._folders = served, place, folders
+        self._session, self._place, self._folders = session, place, folders
         self.streams = Streams(SERVICE_MESSAGES, CALLER_MESSAGES, on_request=self._begin, **bounds)
         self.home = secrets.token_hex(8)
         self.ask_who = ask_who
@@ -87,7 +87,7 @@ class Caller:
         self.streams.lose_all(reason)
         while self._tasks:
             await asyncio.wait(self._tasks)
-        await self._served.close()
+        await self._session.close()
 
     def _begin(self, stream: Stream) -> None:
         if self.is_over:
@@ -137,12 +137,12 @@ class Caller:
         request.arguments.clear()  # files and inputs are kept once, where they are used
         if not method.is_run:
             request.stream.admitted()
-            return await method.handler(self._served, request, arguments)
+            return await method.handler(self._session, request, arguments)
         async with self._place(self.principal) as cancel:
             request.stream.admitted()
             passing = asyncio.create_task(_pass_on(cancel, request.cancel))
             try:
-                return await method.handler(self._served, request, arguments)
+                return await method.handler(self._session, request, arguments)
             finally:
                 passing.cancel()
 
@@ -194,7 +194,7 @@ class Callers:
             name=name,
             principal=principal,
             ask_who=ask_who,
-            served=ServedSession(principal, tenant),
+            session=CallerSession(principal, tenant),
             place=self._place,
             folders=self._folders,
             message_bytes=self._message_bytes,

@@ -9,12 +9,12 @@ from typing import Any, Final
 from toolcell.service.authentication import check_may
 from toolcell.service.principal import Scope
 from toolcell.service.socket.arguments import Arguments
+from toolcell.service.socket.caller_session import CallerSession
 from toolcell.service.socket.served_request import ServedRequest
-from toolcell.service.socket.served_session import ServedSession
 from toolcell.service.socket.values import plain_record, plain_rows, referred
 from toolcell.support import daemon_threads
 
-Handler = Callable[[ServedSession, ServedRequest, Arguments], Awaitable[Any]]
+Handler = Callable[[CallerSession, ServedRequest, Arguments], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,15 @@ class Method:
     """It takes a place among the tenant's runs."""
 
 
-async def _offer(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+async def _offer(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
     number = given.take("toolset", int)
     tools, with_own = given.take("tools", list), given.take("with_own", bool, default=False)
     given.end()
-    await served.offer(number, tools, with_own)
+    await caller.offer(number, tools, with_own)
 
 
-async def _execute_code(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
-    options = served.run_options(request, given)
+async def _execute_code(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
+    options = caller.run_options(request, given)
     options |= {
         "seed": given.take("seed", int),
         "clock": given.take("clock", float),
@@ -46,134 +46,134 @@ async def _execute_code(served: ServedSession, request: ServedRequest, given: Ar
     }
     given.end()
     if options["repairs"] is not None:
-        check_may(served.principal, Scope.READ)  # its calls are answered with what that run was told
-    return plain_record(await served.runtime.execute_code(**options))
+        check_may(caller.principal, Scope.READ)  # its calls are answered with what that run was told
+    return plain_record(await caller.runtime.execute_code(**options))
 
 
-async def _execute_plan(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+async def _execute_plan(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
     steps, on_approval = given.take("steps", list), given.take("on_approval", str, default="ask")
-    common = served.common(request, given)
+    common = caller.common(request, given)
     given.end()
-    return plain_rows(await served.runtime.execute_plan(steps, on_approval=on_approval, **common))
+    return plain_rows(await caller.runtime.execute_plan(steps, on_approval=on_approval, **common))
 
 
-async def _preflight(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
-    source, limits = given.take("source", str), given.limits(served.runtime.limits)
-    common = served.common(request, given)
+async def _preflight(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
+    source, limits = given.take("source", str), given.limits(caller.runtime.limits)
+    common = caller.common(request, given)
     given.end()
-    checks, tools = served.runtime.checks, served.runtime.runs.tools(common["tools"])
+    checks, tools = caller.runtime.checks, caller.runtime.runs.tools(common["tools"])
     return plain_record(await checks.preflight(source, tools, limits, common["context"]))
 
 
-async def _resume(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+async def _resume(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
     token, decisions = given.take("token", str), given.decisions()
-    common = served.common(request, given) | served.handlers(request, given)
+    common = caller.common(request, given) | caller.handlers(request, given)
     given.end()
-    return plain_record(await served.runtime.resume(token, decisions, **common))
+    return plain_record(await caller.runtime.resume(token, decisions, **common))
 
 
-async def _commit(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+async def _commit(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
     draft, approve = given.take("draft", str, dict), given.take("approve", str, list, default="all")
     decisions: Any
     recheck, decisions = given.take("recheck", bool, default=False), given.decisions()
-    common = served.common(request, given)
+    common = caller.common(request, given)
     given.end()
     found = draft if isinstance(draft, str) else referred(draft)
-    made = await served.runtime.commit(found, approve, recheck=recheck, decisions=decisions, **common)
+    made = await caller.runtime.commit(found, approve, recheck=recheck, decisions=decisions, **common)
     return plain_record(made)
 
 
-async def _revert(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+async def _revert(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
     result = given.take("result", dict)
-    context = served.context(request, given)
+    context = caller.context(request, given)
     given.take("toolset", int)
     given.end()
-    return plain_record(await served.runtime.revert(referred(result), context=context))
+    return plain_record(await caller.runtime.revert(referred(result), context=context))
 
 
-async def _suspended_runs(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+async def _suspended_runs(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
     given.end()
-    return [plain_record(each) for each in await served.tenant.journals.suspended()]
+    return [plain_record(each) for each in await caller.tenant.journals.suspended()]
 
 
-async def _interrupted_runs(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+async def _interrupted_runs(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
     given.end()
-    return await served.tenant.journals.interrupted()
+    return await caller.tenant.journals.interrupted()
 
 
-async def _kept_sessions(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+async def _kept_sessions(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
     given.end()
-    return await daemon_threads.run_sync(served.runtime.kept_sessions)
+    return await daemon_threads.run_sync(caller.runtime.kept_sessions)
 
 
-async def _forget_session(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+async def _forget_session(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
     name = given.take("name", str)
     given.end()
-    served.runtime.forget_session(name)
+    caller.runtime.forget_session(name)
 
 
-async def _open_session(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
-    name, limits = given.take("name", str), given.limits(served.runtime.limits)
+async def _open_session(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
+    name, limits = given.take("name", str), given.limits(caller.runtime.limits)
     options = {
         "idle_s": given.take("idle_s", float),
         "cpu_s": given.take("cpu_s", float),
         "tool_calls": given.take("tool_calls", int),
         "restore": given.take("restore", str, bool),
-        "tools": served.tools(given),
+        "tools": caller.tools(given),
     }
     given.end()
-    return await served.open_session(served.runtime.session(name, limits=limits, **options))
+    return await caller.open_session(caller.runtime.session(name, limits=limits, **options))
 
 
-async def _session_execute_code(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
-    session = served.session(given)
-    options = served.run_options(request, given, session.limits)
+async def _session_execute_code(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
+    session = caller.session(given)
+    options = caller.run_options(request, given, session.limits)
     given.end()
-    return served.with_state(session, plain_record(await session.execute_code(**options)))
+    return caller.with_state(session, plain_record(await session.execute_code(**options)))
 
 
-async def _session_resume(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
-    session = served.session(given)
+async def _session_resume(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
+    session = caller.session(given)
     token, decisions = given.take("token", str), given.decisions()
-    common = served.common(request, given) | served.handlers(request, given)
+    common = caller.common(request, given) | caller.handlers(request, given)
     given.end()
-    return served.with_state(session, plain_record(await session.resume(token, decisions, **common)))
+    return caller.with_state(session, plain_record(await session.resume(token, decisions, **common)))
 
 
-async def _session_put_files(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
-    session, files = served.session(given), given.files()
+async def _session_put_files(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
+    session, files = caller.session(given), given.files()
     given.end()
     await session.put_files(files)
-    return served.with_state(session, None)
+    return caller.with_state(session, None)
 
 
-async def _session_read_file(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
-    session, name = served.session(given), given.take("name", str)
+async def _session_read_file(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
+    session, name = caller.session(given), given.take("name", str)
     given.end()
-    return served.with_state(session, await session.read_file(name))
+    return caller.with_state(session, await session.read_file(name))
 
 
-async def _session_fork(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
-    session, name = served.session(given), given.take("name", str)
+async def _session_fork(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
+    session, name = caller.session(given), given.take("name", str)
     given.end()
-    return await served.open_session(await session.fork(name))
+    return await caller.open_session(await session.fork(name))
 
 
 def _session_does(name: str) -> Handler:
     """Return the handler of a method of a session that takes nothing."""
 
-    async def handler(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
-        session = served.session(given)
+    async def handler(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
+        session = caller.session(given)
         given.end()
-        return served.with_state(session, plain_record(await getattr(session, name)()))
+        return caller.with_state(session, plain_record(await getattr(session, name)()))
 
     return handler
 
 
-async def _session_close(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+async def _session_close(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
     number = given.take("session", int)
     given.end()
-    await served.close_session(number)
+    await caller.close_session(number)
 
 
 METHODS: Final[Mapping[str, Method]] = {

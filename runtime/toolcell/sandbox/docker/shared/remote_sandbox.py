@@ -101,7 +101,7 @@ class CarriedChannel:
             await self._container.wait_for(lambda: bool(bridge.data) or bridge.is_over)
         data = bridge.take()
         self.received_bytes += len(data)
-        if data and (credit := self._container.mux.took(self._number * CHANNEL_STRIDE, len(data))):
+        if data and (credit := self._container.mux.credit_for(self._number * CHANNEL_STRIDE, len(data))):
             await self._container.send(credit)
         return data
 
@@ -135,7 +135,7 @@ class CarriedChannel:
     def _take_raw(self, descriptor: int) -> bytes:
         data = self.received[descriptor].take()
         if data:
-            self._container.post(self._container.mux.took(self._number * CHANNEL_STRIDE + descriptor, len(data)))
+            self._container.post(self._container.mux.credit_for(self._number * CHANNEL_STRIDE + descriptor, len(data)))
         return data
 
 

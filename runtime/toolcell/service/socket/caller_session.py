@@ -1,4 +1,4 @@
-"""`ServedSession`: what a caller's session has at the service: its tools, its open sessions, its tenant's runtime."""
+"""`CallerSession`: what a caller's session has at the service: its tools, its open sessions, its tenant's runtime."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_TOOLSETS: Final = 16
 """That a caller may have offered at once. The one that was not used for longest is forgotten."""
 
 
-class ServedSession:
+class CallerSession:
     """Session of one principal. It ends with the caller's session, and everything in it ends then."""
 
     def __init__(self, principal: Principal, tenant: Tenant) -> None:
