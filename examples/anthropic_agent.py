@@ -1,4 +1,7 @@
-"""Shows an agent of Anthropic's SDK that writes code. It reads ANTHROPIC_API_KEY and ANTHROPIC_BASE_URL."""
+"""Shows an agent of Anthropic's SDK that writes code. It reads ANTHROPIC_API_KEY and ANTHROPIC_BASE_URL.
+
+Needs `pip install 'toolcell[anthropic]'`.
+"""
 
 import os
 

@@ -1,6 +1,6 @@
 """Shows approval over HTTP: one process takes the script and ends, another one approves and carries it on, hours later.
 
-Serve it: `JOURNALS=folder uvicorn approve_over_http:app`.
+Serve it: `JOURNALS=folder uvicorn approve_over_http:app`. Needs `pip install fastapi httpx uvicorn`.
 """
 
 import os

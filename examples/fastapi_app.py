@@ -1,4 +1,7 @@
-"""Shows a web app: one runtime for the app's life, one sandbox per request. Serve it: `uvicorn fastapi_app:app`."""
+"""Shows a web app: one runtime for the app's life, one sandbox per request. Serve it: `uvicorn fastapi_app:app`.
+
+Needs `pip install fastapi httpx uvicorn`.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,7 @@
-"""Shows frames as values: a DataFrame goes in, a tool takes and returns one, and a table comes out as what it is."""
+"""Shows frames as values: a DataFrame goes in, a tool takes and returns one, and a table comes out as what it is.
+
+Needs `pip install pandas`.
+"""
 
 import pandas as pd
 

@@ -1,4 +1,7 @@
-"""Shows an agent of OpenAI's SDK that writes code. It reads OPENAI_API_KEY and OPENAI_BASE_URL."""
+"""Shows an agent of OpenAI's SDK that writes code. It reads OPENAI_API_KEY and OPENAI_BASE_URL.
+
+Needs `pip install 'toolcell[openai]'`.
+"""
 
 import os
 

@@ -1,4 +1,7 @@
-"""The service in a program of yours: `create_app` is an ASGI application, asked here by a client in this process."""
+"""The service in a program of yours: `create_app` is an ASGI application, asked here by a client in this process.
+
+Needs `pip install 'toolcell[service]'`.
+"""
 
 import json
 import tempfile

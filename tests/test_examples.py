@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,29 @@ def each_example() -> list[object]:
     found = sorted((ROOT / "examples").glob("*.py"))
     marks = {path: () if path.name == QUICK else (pytest.mark.thorough,) for path in found}
     return [pytest.param(path, id=path.name, marks=marks[path]) for path in found]
+
+
+def modules_of(path: Path) -> set[str]:
+    """Return the modules that an example imports: those of the standard library and of a plain install are left out."""
+    named = [each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.Import | ast.ImportFrom)]
+    found = {
+        name.partition(".")[0]
+        for each in named
+        for name in ([each.module or ""] if isinstance(each, ast.ImportFrom) else [alias.name for alias in each.names])
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    plain = {re.split(r"[^\w-]", each)[0].replace("-", "_") for each in project["dependencies"]}
+    return found - sys.stdlib_module_names - plain - {"toolcell", "toolcell_bridge"}
+
+
+def test_an_example_that_needs_more_than_a_plain_install_says_what_to_install() -> None:
+    needy = {
+        path: ast.get_docstring(ast.parse(path.read_text()))
+        for path in (ROOT / "examples").glob("*.py")
+        if modules_of(path)
+    }
+    assert len(needy) > 3
+    assert [path.name for path, about in needy.items() if "pip install" not in (about or "")] == []
 
 
 @pytest.mark.parametrize("path", each_example())

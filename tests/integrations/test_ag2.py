@@ -14,7 +14,7 @@ import pytest
 from integrations.cities import area, audited_calls, nothing_left_behind, registry_of_cities
 from integrations.conftest import needs, run_example
 from toolcell import Limits, Runtime
-from toolcell.errors import RegistrationError, UsageError
+from toolcell.errors import RegistrationError, ToolError, UsageError
 
 needs("ag2")
 
@@ -77,6 +77,17 @@ async def test_the_model_is_told_of_the_tools_and_what_failed() -> None:
         )
         [told] = await results(await agent.ask("?"))
     assert "ToolError: Tool 'area' failed: KeyError: 'nowhere'" in told and told.endswith("[exit code: 1]")
+
+
+async def test_a_failed_tool_is_named_with_its_class_once() -> None:
+    @tool
+    def refuse() -> str:
+        """Refuse to answer."""
+        raise ToolError("not today")
+
+    async with environment([], tools=[refuse]) as opened:
+        [told] = await results(await coder(opened, asks("tools.refuse()")).ask("?"))
+    assert "ToolError: Tool 'refuse' failed: not today" in told
 
 
 async def test_each_conversation_has_a_session_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

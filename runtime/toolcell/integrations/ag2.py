@@ -163,7 +163,8 @@ def _value(event: Any) -> Any:
         ToolError: the tool failed, or its middleware answered with something else than a result.
     """
     if isinstance(event, ToolErrorEvent):
-        raise ToolError(f"{type(event.error).__name__}: {text_of(event.error)}") from event.error
+        named = "" if isinstance(event.error, ToolError) else f"{type(event.error).__name__}: "
+        raise ToolError(f"{named}{text_of(event.error)}") from event.error
     if not isinstance(event, ToolResultEvent):
         raise ToolError(f"the call cannot be made from code: {type(event).__name__}")
     values = [_part(part) for part in event.result.parts]
