@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -11,16 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 from mcp.client.client import Client as McpClient
 from mcp.client.stdio import StdioServerParameters
 
 from builtin.webkit import Site
+from cli.test_cli_repl_terminal import PROMPT, Terminal
 from egress.package_index import index, opened
 from sandbox.test_ray_placement import backend_of, node_of
 from service.client_serving import serving
 from toolcell import Agent, Policy, PoolConfig, Runtime, SandboxUnavailable, ToolRegistry
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.builtin import ScheduledAction, SqliteStore
 from toolcell.config import DEFAULT_LAYERS
 from toolcell.egress import Egress, PackageIndex, egress
 from toolcell.errors import PackageError
@@ -115,6 +119,46 @@ async def test_the_command_line_allows_packages(wheels: list[Path]) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["value"] == INSTALLED
     assert answer.structured_content["value"] == INSTALLED
+
+
+TOOLS = """
+from toolcell import ToolRegistry
+registry = ToolRegistry()
+registry.save_script("install", {source!r}, description="Install.", folder="scripts")
+"""
+
+
+async def test_a_schedule_calls_a_saved_script_that_installs(wheels: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(TOOLS.format(source=INSTALL))
+    store = SqliteStore(str(tmp_path / "toolcell.db"), vectors="numpy")
+    calls_of_it = json.dumps([{"tool": "install", "params": {}}])
+    due = ScheduledAction(description="Go", schedule="08:00 daily", tool_calls=calls_of_it, next_run=1_700_000_000)
+    await store.create_scheduled_action(due)
+    await store.close()
+    async with index(*wheels) as site:
+        place = [sys.executable, "-c", PROGRAM, site.url("/simple/", "127.0.0.1")]
+        flags = ["--once", "--tools", "tools.py", "--allow-package", "humanize"]
+        done = await anyio.run_process(
+            [*place, "schedule", "run", "--json", *flags], stderr=subprocess.PIPE, check=False, cwd=tmp_path
+        )
+
+    made = json.loads(done.stdout)
+    assert (made["status"], "[14, true]" in made["detail"]) == ("done", True), done
+
+
+async def test_what_is_typed_in_the_repl_is_installed(wheels: list[Path], tmp_path: Path) -> None:
+    async with index(*wheels) as site:
+
+        def typed() -> None:
+            flags = ["--allow-package", "humanize", "--history", str(tmp_path / "history")]
+            place = ["-c", PROGRAM, site.url("/simple/", "127.0.0.1")]
+            with contextlib.closing(Terminal(*place, "repl", *flags)) as terminal:
+                terminal.wait(PROMPT)
+                terminal.run("install_package('tiny-pkg')\r", "tiny-pkg is not allowed")
+                terminal.run("install_package('humanize'); import humanize\r", "import humanize\r")
+                terminal.run("[humanize.twice()]\r", "[14]")
+
+        await anyio.to_thread.run_sync(typed)
 
 
 @asynccontextmanager

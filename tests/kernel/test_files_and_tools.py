@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 
 from egress.guest.http_server import serving
+from egress.package_index import index, two_packages
 from toolcell.config import Limits
 from toolcell.kernel import folder as folder_module
 from toolcell.kernel.folder import NotebookFolder
@@ -285,6 +287,29 @@ class TestRequests:
 
         assert sent.data == {"text/plain": "('/echo', 'Bearer {SOME_TOKEN}', False)"}
         assert refused.reply["ename"] == "URLError"
+
+    def test_a_cell_installs_what_the_kernel_was_installed_with(
+        self, notebooks: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        with (
+            start_blocking_portal() as portal,
+            portal.wrap_async_context_manager(index(*two_packages(tmp_path))) as site,
+        ):
+            url = site.url("/simple/", "127.0.0.1")
+            (tmp_path / "sitecustomize.py").write_text(
+                f"from toolcell.egress import PackageIndex\nPackageIndex.__init__.__kwdefaults__['url'] = {url!r}"
+            )
+            monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+            notebook = notebooks("--allow-package", "humanize")
+            told = notebook.run("%pip install humanize").text("stderr")
+            notebook.run("install_package('humanize')")
+            refused = notebook.run("install_package('tiny')").of("error")[0]["evalue"]
+            notebook.run("import humanize")
+            shown = notebook.run("humanize.twice()").data
+
+        assert "--packages humanize" in told and "install_package('humanize')" in told
+        assert "tiny is not allowed" in refused
+        assert shown == {"text/plain": "14"}
 
 
 @pytest.mark.isolation

@@ -399,11 +399,11 @@ class ZMQInteractiveShell(InteractiveShell):
         self.system(f"{magic} {line}")
 
     def _refuse_install(self, words: list[str]) -> None:
-        names = [word.strip("'\"") for word in words if not word.startswith("-")]
-        wanted = shlex.quote(",".join(names) or "NAME")
+        names = [word.strip("'\"") for word in words if not word.startswith("-")] or ["NAME"]
+        wanted = shlex.quote(",".join(names))
         raise UsageError(
-            f"a sandbox has no network, so nothing is installed from a cell. Its packages are chosen with the kernel: "
-            f"{SCRIPTS.chosen_by} --packages {wanted}"
+            f"a sandbox has no network, so pip installs nothing from a cell. Its packages are chosen with the kernel: "
+            f"{SCRIPTS.chosen_by} --packages {wanted}; with --allow-package, a cell may call install_package({names[0]!r})"
         )
 
 
