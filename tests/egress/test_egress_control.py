@@ -15,6 +15,7 @@ from builtin.webkit import Site, page, serve
 from egress.doors import SEND
 from egress.replays import replayed
 from toolcell import Flow, Limits, Outcome, Policy, Quota, Quotas, RunContext, Runtime, ToolRegistry
+from toolcell.audit import AuditConfig, AuditLog
 from toolcell.control import Approve
 from toolcell.egress import Allow, Egress
 from toolcell.results import ExecutionResult
@@ -334,6 +335,22 @@ set_result([answers, send("https://evil.test/")["failed"]])
     calls = [call.tool for call in recorded.calls]
     assert calls == ["http", "http", "http"]
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
+
+
+async def test_a_replay_says_how_to_record_answers_that_are_too_long_for_the_log(tmp_path: Path) -> None:
+    text = "set_result(len(send(site + 'long')['body']))"
+    for folder, config in (("short", AuditConfig()), ("long", AuditConfig(value_bytes=131072))):
+        async with opened(audit=AuditLog(tmp_path / folder, config=config)) as (site, runtime):
+            site.pages["/long"] = page("x" * 100_000)
+            await run(runtime, site, text)
+            source = script(site, text)
+        _, again = await replayed(tmp_path / folder, source)
+        if folder == "short":
+            assert again.divergence is not None
+            assert "call 1, http, was not recorded (size)" in again.divergence.message
+            assert "AuditConfig(value_bytes=131072)" in again.divergence.message
+        else:
+            assert again.ok, again.divergence
 
 
 async def test_sessions_send_requests_too() -> None:

@@ -278,6 +278,9 @@ class AnsweringTools:
         if given is None and is_answered(call):
             if (missing := call.end_extra.get("value_cut")) is not None:
                 why = f"the answer of call {index}, {call.tool}, was not recorded ({missing['why']})"
+                if missing["why"] == "size":
+                    enough = 1 << missing["bytes"].bit_length()
+                    why += f": it has {missing['bytes']} bytes; AuditConfig(value_bytes={enough}) records such answers"
                 self._diverge("no_answer", why, index, expected=missing)
             given = recorded_result(call)
         return await self.replay.answer(ident, new, given)
