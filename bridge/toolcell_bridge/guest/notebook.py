@@ -403,7 +403,8 @@ class ZMQInteractiveShell(InteractiveShell):
         wanted = shlex.quote(",".join(names))
         raise UsageError(
             f"a sandbox has no network, so pip installs nothing from a cell. Its packages are chosen with the kernel: "
-            f"{SCRIPTS.chosen_by} --packages {wanted}; with --allow-package, a cell may call install_package({names[0]!r})"
+            f"{SCRIPTS.chosen_by} --packages {wanted}; with --allow-package, a cell may call "
+            f"install_package({names[0]!r})"
         )
 
 
