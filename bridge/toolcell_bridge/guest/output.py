@@ -59,7 +59,8 @@ class LogStream(io.TextIOBase):
         self._channel = channel
         self._stream = stream
         self._errors = "backslashreplace"
-        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self._decoder: codecs.IncrementalDecoder | None = None
+        """Of what is written as bytes; few scripts do."""
         self.buffer = _RawBytes(self)
 
     @property
@@ -125,8 +126,15 @@ class LogStream(io.TextIOBase):
             self._send(text)
         return len(text)
 
+    def end(self) -> None:
+        """Send what a script has begun to write as bytes and did not finish."""
+        if self._decoder is not None:
+            self.send_bytes(b"", is_last=True)
+
     def send_bytes(self, data: bytes, is_last: bool = False) -> None:
         """Send bytes as text. A character may come in two pieces; the first one waits, unless it `is_last`."""
+        if self._decoder is None:
+            self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         if text := self._decoder.decode(data, is_last):
             self._send(text)
 
@@ -153,9 +161,9 @@ def capture(channel: Channel) -> None:
 
 
 def end() -> None:
-    """Send what a script has begun to write as bytes and did not finish."""
+    """End the streams of a script."""
     for stream in _streams:
-        stream.send_bytes(b"", is_last=True)
+        stream.end()
 
 
 _streams = list[LogStream]()

@@ -104,10 +104,9 @@ class ScriptFinalizer:
 
         Never raises. Before `begin`, in a rehearsal, it looks for the same and ends nothing.
         """
+        if self._is_over():
+            return
         if self._hooks < 0:
-            if len(threading._active) == 1:  # type: ignore[attr-defined]  # else it would end the threads of its process
-                self._join(wait_for)
-            self.has_hooks()
             _has_finalizers(gc.get_objects())
             return
         try:
@@ -122,6 +121,17 @@ class ScriptFinalizer:
             self._destroy(take_main, kept)
         except BaseException as exc:
             tracebacks.report_ignored(HERE, exc)
+
+    def _is_over(self) -> bool:
+        """Whether there is certainly nothing to end, as after nearly all scripts."""
+        try:
+            return (
+                not self.has_hooks()
+                and len(threading._active) == 1  # type: ignore[attr-defined]
+                and _harmless.issuperset(map(type, gc.get_objects()))
+            )
+        except BaseException:  # memory is short, or the script has changed one of these; the steps below report it
+            return False
 
     @staticmethod
     def _join(wait_for: Callable[[list[str]], object]) -> None:
@@ -187,8 +197,6 @@ def _let_go(modules: list[ModuleType]) -> list[ref[_Mark]]:
 
 
 def _has_finalizers(objects: list[object]) -> bool:
-    if _harmless.issuperset(map(type, objects)):
-        return False
     found = False
     for kind in set(map(type, objects)) - _harmless:
         if any("__del__" in vars(base) for base in type.mro(kind)):

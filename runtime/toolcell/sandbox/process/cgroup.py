@@ -21,7 +21,8 @@ _FIRST_WAIT_S = 0.0005
 _LONGEST_WAIT_S = 0.05
 
 MOST_KEPT = 16
-"""Sandboxes whose cgroup files stay open, six each: those of sessions whose scripts follow each other."""
+"""Sandboxes whose cgroup files stay open, six each at most: those that wait for a run, and those of sessions whose
+scripts follow each other."""
 
 REMEMBERED_BYTES = 8 << 20
 """Names that take less may stay: after an ordinary run the kernel keeps less than 2 MiB."""

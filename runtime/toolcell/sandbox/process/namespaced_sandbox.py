@@ -116,6 +116,10 @@ class ProcessSandbox(SandboxDefaults):
             # Without a cgroup the watch is what bounds memory: a start that cannot have one fails.
             with suppress(*GONE):
                 self._tree = TreeWatch(self.pid, self.limits.memory_bytes)
+        else:
+            # What the end of a run reads is opened now, while nobody waits.
+            self.measure_often(True)
+            self.sample(brief=True)
 
     @functools.cached_property
     def pid(self) -> int:
