@@ -26,6 +26,8 @@ from toolcell import (
     UsageError,
 )
 from toolcell.control import Approve, Deny
+from toolcell.journal import identity
+from toolcell.journal.identity import canonical
 from toolcell.sync import SyncSession
 
 pytestmark = pytest.mark.isolation
@@ -425,3 +427,20 @@ def test_a_session_whose_host_is_killed_makes_every_effect_once(tmp_path: Path, 
     assert done.returncode == 0 and done.stdout.strip() == "[True, ['a', 'b', 'c', 'd']]"
     assert (tmp_path / "ledger").read_text().split() == ["a", "b", "c", "d"]
     assert not [name for name in os.listdir(tmp_path / "runs") if name.endswith(".journal")]
+
+
+def test_a_script_of_a_session_on_disk_does_not_describe_its_tools_again(
+    on_disk: SyncRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def described_once(text: str) -> str:
+        """Be described in no other test."""
+        return text
+
+    described: list[Any] = []
+    monkeypatch.setattr(identity, "canonical", lambda schema: described.append(schema) or canonical(schema))
+    with on_disk.session("s") as session:
+        session.execute_code("x = 1", tools=[described_once])
+        assert described
+        described.clear()
+        assert session.execute_code("x", tools=[described_once]).value == 1
+    assert described == []

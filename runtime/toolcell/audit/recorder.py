@@ -24,7 +24,6 @@ from toolcell.support import daemon_threads
 from toolcell.support.lru import Lru
 from toolcell.support.packing import text_digest, value_digest
 from toolcell.tools.options import Origin
-from toolcell.tools.search import returns_of
 
 if TYPE_CHECKING:
     from toolcell.config import Limits, Policy
@@ -234,7 +233,7 @@ class Recorder:
 
 def _defined(registry: CallableTools, tool: ToolDefinition) -> list[Any]:
     """Shape: [name, description, parameters], and what it returns where it says so."""
-    returns = returns_of(registry, tool.name)
+    returns = registry.returns(tool.name)
     return [tool.name, tool.description, tool.parameters] + ([dict(returns)] if returns is not None else [])
 
 

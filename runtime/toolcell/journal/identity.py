@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,6 +13,7 @@ import anyio.lowlevel
 from toolcell.support import daemon_threads
 from toolcell.support.packing import bytes_digest, pack
 from toolcell.tools.call import CallableTools
+from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, Origin, ToolOptions
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.spec import RegisteredTool
@@ -70,10 +72,16 @@ def tool_digests(tools: CallableTools, origin: Origin = Origin.CODE) -> dict[str
     found = {}
     for each in tools.definitions(origin):
         options = options_of(tools, each.name)
-        rules: list[Any] = [options.read_only, options.idempotent, options.requires_approval]
-        rules += [sorted(options.reads), sorted(options.sends)]
-        found[each.name] = bytes_digest(pack([each.name, canonical(each.parameters), rules]))
+        rules = (options.read_only, options.idempotent, options.requires_approval)
+        found[each.name] = _tool_digest(each, rules, options.reads, options.sends)
     return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _tool_digest(
+    tool: ToolDefinition, rules: tuple[bool | None, ...], reads: frozenset[str], sends: frozenset[str]
+) -> str:
+    return bytes_digest(pack([tool.name, canonical(tool.parameters), [*rules, sorted(reads), sorted(sends)]]))
 
 
 def registry_digest(digests: dict[str, str]) -> str:

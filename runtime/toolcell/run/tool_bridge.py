@@ -15,7 +15,7 @@ from toolcell.tools.call import CallableTools
 from toolcell.tools.detail import tools_text
 from toolcell.tools.finalize import is_unexpected, told_failure
 from toolcell.tools.result import ErrorCode, ToolResult
-from toolcell.tools.search import FOUND, MAX_FOUND, SMALL, find, named_of, returns_of
+from toolcell.tools.search import FOUND, MAX_FOUND, SMALL, find, named_of
 from toolcell.tools.uploads import Uploads
 from toolcell_bridge.guest.tools import LIST_TOOLS
 from toolcell_bridge.guest.values import to_plain
@@ -119,7 +119,7 @@ class ToolBridge:
             definitions = named_of(definitions, _names(wanted["names"]))
         if (detail := wanted.get("detail")) is None:
             return [tool_row(each) for each in definitions]
-        return tools_text([(each, returns_of(self._registry, each.name)) for each in definitions], detail)
+        return tools_text([(each, self._registry.returns(each.name)) for each in definitions], detail)
 
 
 def _add_to_upload(uploads: Uploads, call: CallTool) -> Answer:

@@ -33,7 +33,6 @@ from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.options import Origin
 from toolcell.tools.result import ToolResult
-from toolcell.tools.search import returns_of
 from toolcell_bridge.guest.tool_names import name_meant
 from toolcell_bridge.wire.messages import RunScript
 from toolcell_bridge.wire.requests import HTTP, INSTALL_PACKAGE
@@ -308,7 +307,7 @@ class SessionJournalFile:
 
     def _write_tools(self, tools: CallableTools) -> None:
         """Record what scripts are told of these tools, as far as the file does not say it."""
-        known = {each.name: (each, returns_of(tools, each.name)) for each in tools.definitions(Origin.CODE)}
+        known = {each.name: (each, tools.returns(each.name)) for each in tools.definitions(Origin.CODE)}
         new = {name: tool for name, tool in known.items() if self._tools.get(name) != tool}
         if new:
             rows = [

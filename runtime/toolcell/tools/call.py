@@ -121,6 +121,10 @@ class CallableTools(Protocol):
         """Return the definitions that a caller from `origin` sees."""
         ...
 
+    def returns(self, name: str) -> Mapping[str, Any] | None:
+        """Return the schema of what a tool returns; None where it says nothing."""
+        ...
+
     def registered_name(self, name: str) -> str:
         """Return the registered name behind one that a provider was given in its place; else `name` itself."""
         ...

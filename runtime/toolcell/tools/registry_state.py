@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, fields, replace
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from toolcell.errors import UsageError
 from toolcell.support.spelling import suggestion
@@ -84,6 +84,15 @@ def settings_of(given: RegistrySettings | None, changes: Mapping[str, Any]) -> R
     return replace(given or RegistrySettings(), **changes)
 
 
+class Visible(NamedTuple):
+    """What callers from one origin see under some rules."""
+
+    rules: list[tuple[int, bool]]
+    tools: tuple[RegisteredTool, ...]
+    names: str
+    """With a space between two."""
+
+
 @frozen(kw_only=True)
 class RegistryState:
     """One moment of a registry."""
@@ -97,8 +106,8 @@ class RegistryState:
     """The tools have the types of results that were observed until a snapshot was made. They stay as they are."""
     _permissions: dict[tuple[str, Origin], tuple[int, bool]] = field(default_factory=dict, init=False, compare=False)
     """Decisions on registered names, each with the version of the rules it was made under."""
-    _names: dict[Origin, tuple[list[tuple[int, bool]], str]] = field(default_factory=dict, init=False, compare=False)
-    """What callers see, as `names_text` has it, with the rules that this was decided under. Every run asks for it."""
+    _visible: dict[Origin, Visible] = field(default_factory=dict, init=False, compare=False)
+    """What callers see. Every run asks for it."""
 
     def permits(self, tool: RegisteredTool, origin: Origin) -> bool:
         """Return whether a call from `origin` passes this registry's rules."""
@@ -111,11 +120,22 @@ class RegistryState:
             self._permissions[tool.name, origin] = known
         return known[1]
 
-    def visible(self, origin: Origin, policies: tuple[CallPolicy, ...] = ()) -> Iterator[RegisteredTool]:
-        """Iterate over the tools that a caller from `origin` sees, in order of registration.
+    def visible(self, origin: Origin, policies: tuple[CallPolicy, ...] = ()) -> Iterable[RegisteredTool]:
+        """Return the tools that a caller from `origin` sees, in order of registration.
 
         `policies`: rules besides the registry's own.
         """
+        return self._find_visible(origin, policies) if policies else self._seen(origin).tools
+
+    def _seen(self, origin: Origin) -> Visible:
+        rules = [(policy.version, policy.advertise_blocked) for policy in self.policies]
+        known = self._visible.get(origin)
+        if known is None or known.rules != rules:
+            tools = tuple(self._find_visible(origin, ()))
+            known = self._visible[origin] = Visible(rules, tools, " ".join([tool.name for tool in tools]))
+        return known
+
+    def _find_visible(self, origin: Origin, policies: tuple[CallPolicy, ...]) -> Iterator[RegisteredTool]:
         advertised = all(policy.advertise_blocked for policy in (*policies, *self.policies))
         for tool in self.tools.values():
             if not (tool.options.listed and tool.options.allows(origin)):
@@ -132,11 +152,7 @@ class RegistryState:
 
     def names_text(self, origin: Origin) -> str:
         """Return the names of the tools that a caller from `origin` sees, with a space between two."""
-        rules = [(policy.version, policy.advertise_blocked) for policy in self.policies]
-        known = self._names.get(origin)
-        if known is None or known[0] != rules:
-            known = self._names[origin] = rules, " ".join([tool.name for tool in self.visible(origin)])
-        return known[1]
+        return self._seen(origin).names
 
     def definition(self, tool: RegisteredTool, policies: tuple[CallPolicy, ...] = ()) -> ToolDefinition:
         """Return the definition of one tool that a model sees, given everything else on offer."""

@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 from toolcell.errors import UsageError
 from toolcell.support import daemon_threads
@@ -132,19 +132,6 @@ def _scorer(texts: Sequence[list[str]]) -> Callable[[list[str]], Sequence[float]
         return [sum(weight * text[word] / (1 + text[word]) for word, weight in weights.items()) for text in counted]
 
     return scores
-
-
-@runtime_checkable
-class KnowsReturns(Protocol):
-    """Tools that know more than their definitions."""
-
-    def returns(self, name: str) -> Mapping[str, Any] | None:
-        """Return the schema of what a tool returns; None where it says nothing."""
-
-
-def returns_of(tools: object, name: str) -> Mapping[str, Any] | None:
-    """Return the schema of what a tool returns, as far as these tools know."""
-    return tools.returns(name) if isinstance(tools, KnowsReturns) else None
 
 
 _indexes = Recent[ToolIndex](8)
