@@ -13,8 +13,8 @@ from agents.test_providers import provider, sleep
 from toolcell import UsageError
 from toolcell.agents import Agent, RetryPolicy, ToolLoopConfig, run_tool_loop, user
 from toolcell.agents.providers.anthropic import to_anthropic
+from toolcell.agents.providers.retries import as_provider_error
 from toolcell.agents.providers.scripted import ScriptedModel
-from toolcell.agents.providers.sdk import as_provider_error
 
 pytestmark = [
     pytest.mark.anyio,

@@ -19,8 +19,8 @@ from toolcell.agents import (
     user,
 )
 from toolcell.agents.providers.provider import assistant
+from toolcell.agents.providers.retries import as_provider_error, send_with_retries
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.agents.providers.sdk import as_provider_error, send_with_retries
 from toolcell.agents.transcript import compacted, repaired
 from toolcell.errors import UsageError
 from toolcell.tools import Budget, RunContext, ToolContext, ToolRegistry, ToolResult

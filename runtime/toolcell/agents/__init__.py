@@ -10,7 +10,7 @@ from toolcell.agents.processors import Halt, Processor
 from toolcell.agents.providers.anthropic import AnthropicProvider
 from toolcell.agents.providers.openai import OpenAIProvider
 from toolcell.agents.providers.provider import Message, ModelResponse, Provider, ProviderError, assistant, system, user
-from toolcell.agents.providers.sdk import RetryPolicy
+from toolcell.agents.providers.retries import RetryPolicy
 
 __all__ = [
     "Agent", "AnthropicProvider", "Halt", "Message", "ModelResponse", "Network", "OpenAIProvider", "Processor",

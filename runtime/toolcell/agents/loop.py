@@ -42,7 +42,7 @@ from toolcell.agents.providers.provider import (
     assistant,
     user,
 )
-from toolcell.agents.providers.sdk import MISUSE_STATUSES, RetryPolicy, send_with_retries
+from toolcell.agents.providers.retries import MISUSE_STATUSES, RetryPolicy, send_with_retries
 from toolcell.agents.trace import StepTrace, step_trace
 from toolcell.agents.transcript import (
     MAX_TRANSCRIPT_CHARS,

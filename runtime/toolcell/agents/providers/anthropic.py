@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from toolcell.agents.providers.provider import Message, ModelResponse, OnText, ProviderError, read_usage
-from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator, reported_error
+from toolcell.agents.providers.retries import reported_error
+from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator
 from toolcell.tools import TokenUsage, ToolCall, ToolDefinition
 
 MAX_TOKENS = 4096

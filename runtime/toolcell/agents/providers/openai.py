@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from toolcell.agents.providers.provider import REFUSED, Message, ModelResponse, OnText, ProviderError, read_usage
-from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator, reported_error
+from toolcell.agents.providers.retries import reported_error
+from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator
 from toolcell.tools import NO_USAGE, ToolCall, ToolDefinition
 
 _OWN_KEYS = frozenset({"is_error", "images", "extra", "finish_reason", "labels"})
