@@ -189,7 +189,7 @@ class McpCatalogue:
             except (RegistrationError, UsageError) as exc:
                 self.report_broken(tool.name, str(exc))
                 continue
-            size += len(made.definition.description) + len(made.definition._parameters_json)
+            size += made.definition.size_chars
             pinned = self._selection.pins.get(tool.name)
             theirs, is_taken = self._registry.get(made.definition.name)
             is_taken = is_taken and theirs is not self.tools.get(tool.name)

@@ -102,6 +102,11 @@ class ToolDefinition:
         return schema
 
     @property
+    def size_chars(self) -> int:
+        """How many characters of a request it takes, about."""
+        return len(self.name) + len(self.description) + len(self._parameters_json)
+
+    @property
     def has_names_of_results(self) -> bool:
         """True when the two differ."""
         return self._checked_json != self._parameters_json

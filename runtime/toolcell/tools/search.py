@@ -217,7 +217,7 @@ def listed_within(tools: Sequence[RegisteredTool], shown_chars: int, found: Iter
     if not is_large(tools, shown_chars) or not any(map(is_search, tools)):
         return tools
     kept, room = {tool.name for tool in tools if is_lasting(tool)}, shown_chars
-    size = {tool.name: size_of(tool.definition) for tool in tools if tool.name not in kept}
+    size = {tool.name: tool.definition.size_chars for tool in tools if tool.name not in kept}
     for name in reversed([*found]):
         if name in size and name not in kept and size[name] <= room:
             kept.add(name)
@@ -227,17 +227,12 @@ def listed_within(tools: Sequence[RegisteredTool], shown_chars: int, found: Iter
 
 def is_large(tools: Iterable[RegisteredTool], shown_chars: int) -> bool:
     """Return whether the definitions of these tools have more than so many characters."""
-    return sum(size_of(tool.definition) for tool in tools if not is_lasting(tool)) > shown_chars
+    return sum(tool.definition.size_chars for tool in tools if not is_lasting(tool)) > shown_chars
 
 
 def is_lasting(tool: RegisteredTool) -> bool:
     """Return whether a tool is shown however large the catalogue is."""
     return tool.options.orchestrates or is_search(tool)
-
-
-def size_of(definition: ToolDefinition) -> int:
-    """Return how many characters of a request a definition takes, about."""
-    return len(definition.name) + len(definition.description) + len(definition._parameters_json)
 
 
 SEARCH_TEXT: Final = "Find tools by what they do. Returns those that fit, the best first."
