@@ -65,7 +65,7 @@ class Measurement:
     has_tail: bool = False
     """A comparison of trees shows its p95 too."""
     is_own: bool = False
-    """Of what toolcell alone has."""
+    """It measures what toolcell alone has."""
 
 
 async def run(competitor: Competitor, workload: Workload) -> list[float]:

@@ -85,7 +85,7 @@ def names_of(given: Iterable[object], name: str) -> tuple[str, ...]:
     names = []
     for each in given:
         if not isinstance(each, str) or not each.strip():
-            raise UsageError(f"{name}= takes a list of names, and {repr_of(each)} is none")
+            raise UsageError(f"{name}= takes a list of names, and {repr_of(each)} is not a name")
         names.append(each)
     return tuple(names)
 

@@ -117,7 +117,7 @@ def check_on_approval(value: object) -> None:
     """Check the argument `on_approval`.
 
     Raises:
-        UsageError: it is none of its values.
+        UsageError: it is not one of its values.
     """
     if value not in get_args(OnApproval):
         raise UsageError(f'on_approval must be "ask", "deny" or "suspend", not {brief(value)}')

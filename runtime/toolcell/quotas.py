@@ -32,7 +32,7 @@ Resource = Literal["runs", "calls", "cpu_s"]
 @fields_known
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one key may use in any `per_s` seconds. None is no limit."""
+    """What one key may use in any `per_s` seconds. None means no limit."""
 
     runs: int | None = None
     """Scripts and plans."""

@@ -35,7 +35,7 @@ def test_a_run_and_a_tool_call_take_few_function_calls() -> None:
 
 
 OWN_BOUNDS = {"run without calls": Calls(222, 156), "one more tool call": Calls(99, 82)}
-"""Of toolcell's own functions. How often the event loop turns meanwhile depends on the machine: a call during which the
+"""Calls of toolcell's own functions. How often the event loop turns meanwhile depends on the machine: a call during which the
 host always sleeps has 97, one whose answers are there before has 79. Where there is no cgroup, the files of a process
 are read instead, which are more."""
 

@@ -103,8 +103,8 @@ RUNTIMES: dict[str, Mistake] = {
     "an unknown backend": (lambda: Runtime(backend="proces"), "'proces'", '"process", "docker"'),
     "a backend's class": (lambda: Runtime(backend=threading.Event), "class Event", "write Event()"),  # type: ignore[arg-type]
     "one package": (lambda: Runtime(packages="pandas"), "'pandas'", "packages=['pandas']"),
-    "a package that is not a name": (lambda: Runtime(packages=[3]), "3 is none", "list of names"),  # type: ignore[list-item]
-    "an empty name": (lambda: Runtime(preload=[""]), "'' is none", "list of names"),
+    "a package that is not a name": (lambda: Runtime(packages=[3]), "3 is not a name", "list of names"),  # type: ignore[list-item]
+    "an empty name": (lambda: Runtime(preload=[""]), "'' is not a name", "list of names"),
     "a version for python": (lambda: Runtime(python=3.11), "3.11", "path of an interpreter"),  # type: ignore[arg-type]
     "a flag for audit": (lambda: Runtime(audit=True), "True", "a folder or an AuditLog"),  # type: ignore[arg-type]
     "a flag for journal": (lambda: Runtime(journal=True), "True", "journal='journals/'"),  # type: ignore[arg-type]

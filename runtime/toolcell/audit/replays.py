@@ -92,7 +92,7 @@ def runtime_options(run: RecordedRun) -> dict[str, Any]:
     """Return the arguments for a `Runtime` that can repeat a run.
 
     Raises:
-        UsageError: the recorded limits or policy are none that a runtime takes.
+        UsageError: a runtime does not take the recorded limits or policy.
     """
     environment = run.isolation.get("environment") or {}
     known = {name: value for name, value in run.limits.items() if name in Limits.model_fields}

@@ -160,7 +160,7 @@ class Turn:
         Raises:
             ResumeError: the token is none, was changed, is from elsewhere, has expired or was used; or conversation or
                 tools are others. Nothing was made.
-            UsageError: a decision is about a call that does not wait for one, or is none for such a call.
+            UsageError: a decision is about a call that does not wait for one, or does not fit such a call.
         """
         text = given.to_json() if isinstance(given, Suspension) else given
         try:

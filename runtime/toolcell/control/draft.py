@@ -137,7 +137,7 @@ class Draft:
     def concluded(self, call: Call, result: ToolResult, /) -> None:
         """Remember what a tool that reads has returned, so that a commit can look whether it is still so.
 
-        A call whose preview failed is none of the effects: the script was told that it fails.
+        A call whose preview failed is not an effect: the script was told that it fails.
         """
         if call.is_executed and result.is_error and self.approves(call):
             failed = [each for each in self.collected if each.call is call]

@@ -107,7 +107,7 @@ class AnswerBody:
         self._echoes, self._inflater = echoes, inflater
         self._buffer = bytearray()
         self._lock = anyio.Lock()
-        """Of who reads: a script may read in several calls at once."""
+        """Held by the reader: a script may read in several calls at once."""
         self._excess = -SLACK_BYTES
         """Bytes that came, less those that they were decompressed to."""
         self._held = b""

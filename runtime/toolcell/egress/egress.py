@@ -51,14 +51,14 @@ DEFAULT_TIMEOUT_S: Final = 60.0
 """To connect, and between two pieces of an answer, when the library does not say."""
 
 MAX_CONNECTIONS: Final = 100
-"""Of one run."""
+"""Connections of one run."""
 MAX_OF_ALL: Final = 500
 """Connections of all runs of a runtime. A host program often may have 1024 open files."""
 KEPT_CONNECTIONS: Final = 20
 KEPT_S: Final = 30.0
 
 MAX_RESOLVERS: Final = 2
-"""Of one runtime, at once."""
+"""Resolvers of one runtime that work at once."""
 
 MAX_RESTS: Final = 64
 """Answers of one run that are being read at once."""

@@ -26,7 +26,7 @@ PLAIN_CHARSETS: Final = re.compile(r"utf-?8|(us-)?ascii|iso-?8859-\d+|latin-?1|w
 """In which names are written as in ASCII."""
 
 PIECE_BYTES: Final = 256 * 1024
-"""Of a body that is looked through, at once."""
+"""Part of a body that is looked through at once."""
 
 INFLATED_BYTES: Final = 64 * 1024 * 1024
 """Most that a compressed form may become."""

@@ -35,10 +35,10 @@ PIP: Final = "pip>=23.1"
 """The first with `install --report` and a digest of each file."""
 
 MAX_WHEELS: Final = 32
-"""Of one call, dependencies included."""
+"""Wheels of one call, dependencies included."""
 
 MAX_BYTES: Final = 64 * MIB
-"""Of the wheels of one call together."""
+"""Size of the wheels of one call together."""
 
 MAX_NAME: Final = 200
 """Characters of a requirement."""
@@ -76,7 +76,7 @@ class PackageIndex:
     these versions."""
     _: KW_ONLY
     url: str = PYPI
-    """Of the simple API."""
+    """Address of the simple API."""
     rules: Sequence[Allow] = ()
     """Where index and wheels are. Empty: PyPI's hosts, or the host of `url`."""
     approval: bool = False

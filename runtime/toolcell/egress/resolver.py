@@ -23,7 +23,7 @@ MAX_ADDRESSES = 4
 """Most addresses of one host, that are tried one after the other."""
 
 MAX_LOOKUPS: Final = 4
-"""Of one resolver at once."""
+"""Look-ups of one resolver at once."""
 
 
 class Resolver(Protocol):

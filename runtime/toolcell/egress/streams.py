@@ -24,7 +24,7 @@ except ModuleNotFoundError as exc:
     raise MissingPackage("requests to the network need httpx: pip install 'toolcell[egress]'") from exc
 
 MAX_HEAD_BYTES: Final = 256 * 1024
-"""Of an answer, with those of status 1xx before it: a server may send any number of them."""
+"""Heads of an answer, including those of status 1xx before it: a server may send any number of them."""
 
 _INFO: Final[dict[str, Any]] = {
     "ssl_object": TLSAttribute.ssl_object,

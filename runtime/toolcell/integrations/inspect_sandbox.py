@@ -294,7 +294,7 @@ def _settings(config: BaseModel | str | None) -> ToolcellSandbox:
     """Return the settings of a task.
 
     Raises:
-        UsageError: they are none of ours, or their file cannot be read.
+        UsageError: they are not ours, or their file cannot be read.
     """
     if config is None:
         return ToolcellSandbox()

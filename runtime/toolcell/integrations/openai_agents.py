@@ -375,7 +375,7 @@ class _ScriptModel(Model):
 
     def stream_response(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
         """Refuse: the tool does not stream the agent behind it."""
-        raise UsageError("a script is no answer of a model that could be streamed; stream the agent that runs it")
+        raise UsageError("the answer of this model is a script and cannot be streamed; stream the agent that runs it")
 
 
 def _response(result: ExecutionResult) -> ModelResponse:

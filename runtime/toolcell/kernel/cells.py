@@ -51,7 +51,7 @@ ANSWERING_S: Final = 20.0
 
 MOST_COMPLETIONS: Final = 500
 MOST_CHARACTERS: Final = 1000
-"""Of one completion."""
+"""Length of one completion."""
 TYPES: Final = "_jupyter_types_experimental"
 
 BEGIN: Final = f'__import__("{NOTEBOOK_SHELL}", fromlist=["x"]).begin({{!r}}, {{!r}})'

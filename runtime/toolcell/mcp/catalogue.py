@@ -64,7 +64,7 @@ class Selection:
     """Whether a tool that cannot be registered is left out, or its server refused."""
 
     def offers(self, name: str) -> bool:
-        """Return whether a tool is offered. Case is no way around `deny`."""
+        """Return whether a tool is offered. `deny` ignores case."""
         if any(fnmatch.fnmatchcase(name.casefold(), glob.casefold()) for glob in self.deny):
             return False
         return not self.allow or any(fnmatch.fnmatchcase(name, glob) for glob in self.allow)
@@ -94,7 +94,7 @@ class McpCatalogue:
             logger.warning("MCP server %s: %s", self._namespace, problem)
 
     def report_broken(self, name: str, problem: str) -> None:
-        """Leave out a tool that cannot be registered, unless it is none of those that are offered.
+        """Leave out a tool that cannot be registered, if it is one of those that are offered.
 
         Raises:
             McpServerError: such a tool refuses its server.

@@ -15,8 +15,8 @@ Made = TypeVar("Made")
 
 PAUSED_STEPS: Final = 1024
 COLLECTED_STEPS: Final = 128
-"""Of so many steps in a row, about eight of the largest messages, the collector sees nothing, and then it sees so many:
-the host's garbage that came in between has become old with them, and would not be looked for."""
+"""The collector is off for `PAUSED_STEPS` in a row, about eight of the largest messages, and then on for this many.
+Otherwise the host's own garbage of that time would have become old, and would not be looked for."""
 
 CHECKED_STEPS: Final = 64
 """After so many, look again whether the host has frozen its own objects: they would be thawed. Counting takes time."""

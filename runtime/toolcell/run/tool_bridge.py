@@ -123,7 +123,7 @@ class ToolBridge:
 
 
 def _add_to_upload(uploads: Uploads, call: CallTool) -> Answer:
-    """Keep a part of a body. It has no effect, so it is no call of a tool; the request that sends it is one."""
+    """Keep a part of a body. It has no effect, so it does not count as a call; the request that sends it is one."""
     try:
         return ToolReturn(call.id, uploads.add(call.args.get("upload"), call.args.get("data")))
     except ToolError as exc:

@@ -67,7 +67,7 @@ FORWARDED: Final = (
 def _not_local(headers: Mapping[str, str], client: str) -> str:
     """Say why a request is not one of a program of this machine; empty if it is one.
 
-    A web page that a browser of this machine shows is none: its name may lead here (Host), and it says so (Origin).
+    A web page in a local browser does not count as one: its name may lead here (Host), and it says so (Origin).
     """
     host = headers.get("host", "")
     if not is_loopback(client):

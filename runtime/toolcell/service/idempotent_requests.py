@@ -94,7 +94,7 @@ class IdempotentRequests:
         """Carry a request out if its key is new; otherwise answer with what became of the one that had it.
 
         Raises:
-            Problem: the key is none (400), was used for another request (422), its request is under way (409) or was
+            Problem: the key is malformed (400), was used for another request (422), its request is under way or was
                 interrupted (409), or the tenant has too many keys (429).
         """
         tenant, key = request.tenant.name, key_of(request.http)

@@ -35,7 +35,7 @@ class RecordedRuns:
         """Return the newest runs that are selected, and the cursor of those before them.
 
         Raises:
-            Problem: the cursor is none (422).
+            Problem: the cursor is malformed (422).
         """
         limit = wanted.limit or 0
         changes: dict[str, Any] = {"before": _position(cursor) if cursor is not None else None, "limit": limit + 1}

@@ -78,7 +78,7 @@ def bounded(run: RecordedRun, trust: str, most: Limits, packages: Collection[str
 
 
 def _lower(recorded: object, most: object) -> object:
-    """Return the lower one of two limits. None is no limit."""
+    """Return the lower one of two limits. None means no limit."""
     if isinstance(recorded, int | float) and isinstance(most, int | float):
         return min(recorded, most)
     return most if recorded is None else recorded

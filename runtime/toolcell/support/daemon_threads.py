@@ -78,7 +78,7 @@ def limiter_of(purpose: str) -> anyio.CapacityLimiter:
 
 
 def _module_of(function: Any) -> str:
-    """Return the module that a function is of, or "" if it is none of ours: the number of limiters is bounded."""
+    """Return the module that a function is of, or "" if it is not ours: the number of limiters is bounded."""
     while isinstance(function, functools.partial):
         function = function.func
     name = str(getattr(function, "__module__", ""))

@@ -29,7 +29,7 @@ MAX_ROWS_BYTES: Final = 1 << 22
 """Most bytes of text in the rows that stand for a table with a secret."""
 
 LITERAL_BYTES: Final = 12
-"""Of each form, so many are looked for in all data, and the rest of it where they occur."""
+"""Bytes of each form that are looked for in all data. Where they occur, the rest of the form is compared."""
 
 DIRECT_WORK: Final = 1 << 18
 """Bytes times literals. Less is searched for each literal by itself: to make an automaton takes longer."""

@@ -19,7 +19,7 @@ def parse_time(text: str, zone: tzinfo | None = None) -> int:
     `zone`: of a date or time that names none; None for the machine's own.
 
     Raises:
-        UsageError: the text is none of these.
+        UsageError: the text has another form.
     """
     text = text.strip()
     if match := _AGO.fullmatch(text):

@@ -181,7 +181,7 @@ class Coercer:
         self._active: set[int] = set()
         """Pairs that are being mended. A part that refers to itself for the same value adds nothing."""
         self._outcomes: dict[int, Any] = {}
-        """Of containers inside unions, by identity of the part and of the container: the outcome and the container, or
+        """Outcomes of containers inside unions, by identity of part and container: the outcome and the container, or
         the container alone where nothing was mended. It is kept, so that its identity stays its own."""
 
     @property

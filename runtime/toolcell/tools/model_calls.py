@@ -41,7 +41,7 @@ class ToolCall:
         An object of an SDK is read as the dict that it dumps.
 
         Raises:
-            UsageError: it is none of these.
+            UsageError: it has another form.
         """
         if isinstance(call, cls):
             return call

@@ -71,7 +71,7 @@ class ToolOptions:
     revert: Callable[..., Any] | None = None
     """Undoes a call: `revert(args, result)`, with what the tool received and returned."""
     timeout_s: float | None = None
-    """Seconds one call may take; None is the registry's default, `math.inf` is no limit."""
+    """Seconds one call may take; None is the registry's default, `math.inf` means no limit."""
     max_result_bytes: int | None = None
     """Larger data, images and files are an error; longer text, of errors too, is cut. None: no limit."""
     listed: bool = True
@@ -81,7 +81,7 @@ class ToolOptions:
     exclusive_group: str | None = None
     """Calls of tools in one group never overlap."""
     max_concurrency: int | None = None
-    """Calls of this tool at once; None is no limit of its own."""
+    """Calls of this tool at once; None means no limit of its own."""
     mode: ExecutionMode = ""
     returns: Mapping[str, Any] | None = None
     """JSON Schema of the structured result."""

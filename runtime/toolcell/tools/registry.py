@@ -316,7 +316,7 @@ class ToolRegistry:
         """Offer one of these tools in place of the one before.
 
         Raises:
-            RegistrationError: a tool of that name is none of these.
+            RegistrationError: a tool of that name is of another kind.
         """
         name = spec.definition.name
         known = self._state.tools.get(name)

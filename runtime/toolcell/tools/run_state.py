@@ -90,7 +90,7 @@ NO_SECRETS = Secrets()
 
 @dataclass(slots=True)
 class Budget:
-    """What a run and all its sub-agents may use together. None is no limit."""
+    """What a run and all its sub-agents may use together. None means no limit."""
 
     tool_calls: int | None = None
     tokens: int | None = None

@@ -29,8 +29,8 @@ VISITS_PER_STATE: Final = 0.17
 MAX_CHARS: Final = 100_000_000
 """More than any text has."""
 _LOOKAROUND_CHARS: Final = 10_000
-"""Of a text whose pattern has one state and lookaround. Source: `(?=[ab])[ab]*a[ab]{n}[cd]` takes a nanosecond for each
-state and pair of characters."""
+"""Length of a text whose pattern has one state and lookaround. Source: `(?=[ab])[ab]*a[ab]{n}[cd]` takes a nanosecond
+for each state and pair of characters."""
 
 BACKTRACKS = re.compile(r"\(\?<?[=!]|\(\?>|\\[1-9k]|[*+?}]\+")
 """What needs the engine that goes back: lookaround, backreferences, atomic groups."""

@@ -273,7 +273,7 @@ def plain_value(value: Any) -> Any:
 
 
 def plain_or_text(value: Any) -> Any:
-    """Return anything as plain data; what is none becomes its text. For logs and user interfaces."""
+    """Return anything as plain data; what cannot be becomes its text. For logs and user interfaces."""
     try:
         return plain_value(value)
     except ValueError:

@@ -57,7 +57,7 @@ class ModelResponse:
         """Convert a provider's answer: a ModelResponse, a text, or a dict with `content` and `tool_calls`.
 
         Raises:
-            ProviderError: `answer` is none of these.
+            ProviderError: `answer` is something else.
         """
         match answer:
             case cls():

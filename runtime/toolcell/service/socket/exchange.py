@@ -109,7 +109,7 @@ class Exchange:
                 case (Finished() | RequestFailed()) as last:
                     return last
                 case other:
-                    raise RemoteProtocolError(f"{type(other).__name__} is no answer")
+                    raise RemoteProtocolError(f"{type(other).__name__} is not an answer")
 
     async def _tell(self, callback: Any, *values: Any) -> None:
         if callback is None or self._failure is not None:

@@ -40,7 +40,7 @@ def wanted_of(params: Mapping[str, str]) -> tuple[Filter, dict[str, str]]:
     """Return the filter that an address asks for, and its fields.
 
     Raises:
-        UsageError: a value is none of those that are possible.
+        UsageError: a value is not one of the possible ones.
     """
     asked = {name: value[:200] for name in FIELDS if (value := params.get(name, "").strip())}
     for name, known in (("outcome", OUTCOMES), ("trust", TRUSTS)):
