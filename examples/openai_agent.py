@@ -8,8 +8,7 @@ import os
 import anyio
 
 from toolcell import Runtime, ToolRegistry
-from toolcell.agents import Agent
-from toolcell.agents.providers.openai import OpenAIProvider
+from toolcell.agents import Agent, OpenAIProvider
 
 registry = ToolRegistry()
 

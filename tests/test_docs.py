@@ -44,6 +44,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 MEASURED = ("one run, one call", "tool call round trip", "runs/s, 4 clients")
 """The measurements of which the README has figures, in its order."""
 
+IMPORTED = re.compile(r"^ *from (toolcell(?:\.\w+)+) import (\([^)]*\)|.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 PROGRAM = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
@@ -73,6 +74,14 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert target.exists(), link
         if fragment:
             assert fragment in map(anchor, HEADING.findall(target.read_text(encoding="utf-8"))), link
+
+
+@pytest.mark.parametrize("path", [*PAGES, *sorted((ROOT / "examples").rglob("*.py"))], ids=lambda path: path.name)
+def test_what_a_package_offers_is_imported_from_the_package(path: Path) -> None:
+    for module, names in IMPORTED.findall(path.read_text(encoding="utf-8")):
+        package = module.rpartition(".")[0]
+        offered = set() if package == "toolcell" else set(getattr(importlib.import_module(package), "__all__", ()))
+        assert not offered & set(re.findall(r"\w+", names)), f"import {names} from {package}"
 
 
 def test_examples_on_pages_are_the_files() -> None:

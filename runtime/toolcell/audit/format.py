@@ -217,7 +217,7 @@ def segment_path(chain: Path, number: int) -> Path:
 
 
 def chain_directories(log: Path) -> list[Path]:
-    """Return the directories of a log's chains, by name. Links do not count: they would choose where files are written."""
+    """Return the directories of a log's chains, by name. Links do not count: they would choose where to write."""
     try:
         found = sorted(entry for entry in log.iterdir() if _CHAIN.fullmatch(entry.name))
         return [entry for entry in found if entry.is_dir() and not entry.is_symlink()]
