@@ -13,6 +13,7 @@ from toolcell import ExecutionResult, Limits, Outcome, PoolConfig, Runtime, Sync
 from toolcell.errors import SessionError
 from toolcell.sessions.sandbox import SessionSandbox
 from toolcell.sync import SyncSession
+from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 
 pytestmark = pytest.mark.isolation
 
@@ -457,6 +458,52 @@ async def test_interrupt_ends_the_script_under_way_and_no_other(anyio_backend: s
 
     assert result.outcome is Outcome.CANCELLED and result.error is not None and result.error.line in (2, 3)
     assert after.value == 1
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_the_state_stays_when_an_interrupted_script_has_to_end_something_first(anyio_backend: str) -> None:
+    """As a function written in C, which notices no signal."""
+    running = anyio.Event()
+    source = (
+        f"import signal, time\nx = 1\nsignals = [{INTERRUPT_SIGNAL}]\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, signals)\nprogress(1)\ntime.sleep(0.5)\n"
+        "signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)\nwhile True: pass"
+    )
+    async with Runtime(pool=PoolConfig(warm=0)) as runtime, runtime.session() as session:
+
+        async def interrupt() -> None:
+            await running.wait()
+            assert await session.interrupt()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(interrupt)
+            result = await session.execute_code(source, on_progress=lambda _: running.set())
+        after = await session.execute_code("x")
+
+    assert (result.outcome, after.value) == (Outcome.CANCELLED, 1)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_session_that_is_closed_does_not_wait_for_what_was_interrupted(
+    anyio_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolcell.sessions.session.INTERRUPT_S", 10_000.0)
+    running = anyio.Event()
+    results: list[ExecutionResult] = []
+    async with Runtime(pool=PoolConfig(warm=0)) as runtime, runtime.session() as session:
+
+        async def run() -> None:
+            source = "progress(1)\nwhile True:\n    try:\n        while True: pass\n    except BaseException: pass"
+            results.append(await session.execute_code(source, on_progress=lambda _: running.set()))
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run)
+                await running.wait()
+                assert await session.interrupt()
+                await session.close()
+
+    assert results[0].outcome is Outcome.CANCELLED
 
 
 @pytest.mark.conforms("Q35")

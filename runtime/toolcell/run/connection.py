@@ -51,6 +51,8 @@ class GuestConnection:
         """It serves a session: a run that is stopped is interrupted first, and the sandbox killed if that fails."""
         self.was_interrupted = False
         """The script was interrupted; whether it ends is not known yet."""
+        self.patience_s = 0.0
+        """How long it may take to end at least, where that is longer than a sandbox's `interrupted_s`."""
         self.is_held = False
         """The script was suspended, and its sandbox is to be kept for `rewound`."""
         self.spent_s = 0.0
@@ -143,7 +145,7 @@ class GuestConnection:
     def begin_run(self) -> None:
         """Begin a run: forget why the one before stopped, and count bytes from here."""
         self.stopped, self.was_asked, self.was_interrupted, self.leftover = None, False, False, None
-        self.is_held = False
+        self.is_held, self.patience_s = False, 0.0
         self._sent_before, self._received_before = self._stream.sent_bytes, self._stream.received_bytes
 
     def stop(self, reason: StopReason) -> None:

@@ -6,6 +6,8 @@ it has not ended a moment later, the sandbox is killed.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import anyio
 
 from toolcell.errors import SandboxUnavailable
@@ -22,20 +24,26 @@ DRAIN_S = 0.25
 SIGNALS = 10
 """How often it is told meanwhile: it may be sending a message, which must not be torn."""
 
+SELDOM_S = 0.5
+"""Where it is waited for longer, it is told at longer intervals, up to this one: it may be cleaning up."""
+
 
 async def interrupt(connection: GuestConnection, output: RunOutput) -> int | None:
     """Interrupt the script and wait until it has ended; return the line it was at. Otherwise kill the sandbox."""
     done: Done | None = None
     sandbox = connection.sandbox
-    wait_s = sandbox.interrupted_s
-    with anyio.move_on_after(wait_s):
-        try:
-            while done is None and sandbox.is_alive():
-                sandbox.interrupt()
-                with anyio.move_on_after(wait_s / SIGNALS):
-                    done = await read_done(connection, output)
-        except RemoteProtocolError:
-            pass
+    started, pause_s, told = connection.now(), sandbox.interrupted_s / SIGNALS, 0
+    with suppress(RemoteProtocolError):
+        while done is None and sandbox.is_alive():
+            left_s = started + max(sandbox.interrupted_s, connection.patience_s) - connection.now()
+            if left_s <= 0:
+                break
+            sandbox.interrupt()
+            told += 1
+            if told > SIGNALS:
+                pause_s = min(2 * pause_s, SELDOM_S)
+            with anyio.move_on_after(min(pause_s, left_s)):
+                done = await read_done(connection, output)
     if done is None:
         sandbox.kill()
         return None

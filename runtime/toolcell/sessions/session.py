@@ -36,6 +36,9 @@ from toolcell.support.keywords import check_keywords, keywords_known, keywords_o
 from toolcell.support.lifetime import OpenedInBlock
 from toolcell.tools.call import CallableTools, RunContext
 
+INTERRUPT_S = 10.0
+"""How long a script may take to end that somebody interrupts: what runs in C, as a product of matrices, ends first."""
+
 LISTING = (
     '[[__import__("os").path.relpath(__import__("os").path.join(folder, name), OUTPUT_DIR), '
     '__import__("os").lstat(__import__("os").path.join(folder, name)).st_size] '
@@ -359,11 +362,14 @@ class Session(OpenedInBlock):
             self._state.abandon()
 
     async def interrupt(self) -> bool:
-        """Interrupt the running script: it gets a KeyboardInterrupt; its outcome is `cancelled`. False if none runs."""
+        """Interrupt the running script: it gets a KeyboardInterrupt; its outcome is `cancelled`. False if none runs.
+
+        The state is kept if the script ends within 10 s.
+        """
         if self._life != "open":
             return False
         self._host.runs.check_open()
-        return self._state.stop(CANCELLED)
+        return self._state.stop(CANCELLED, patience_s=INTERRUPT_S)
 
     # Files in the workspace. They are put there, listed and read by scripts of ours.
 

@@ -341,11 +341,15 @@ class SessionState:
                 await self.drop()
             raise
 
-    def stop(self, why: str) -> bool:
-        """Interrupt the script under way; False when none runs."""
+    def stop(self, why: str, *, patience_s: float = 0.0) -> bool:
+        """Interrupt the script under way; False when none runs. `patience_s`: how long it may take to end."""
         connection = self.connection
-        if connection is None or self.idle_since is not None or connection.stopped is not None:
+        if connection is None or self.idle_since is not None:
             return False
+        if connection.stopped is not None:  # whoever closes the session does not wait as long
+            connection.patience_s = min(connection.patience_s, patience_s)
+            return False
+        connection.patience_s = patience_s
         connection.stop(Aborted(why))
         return True
 
