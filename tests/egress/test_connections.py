@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import anyio
+import anyio.abc
 import pytest
 from anyio.abc import ByteStream
 
-from builtin.webkit import page, serve
+from builtin.webkit import Site, page, serve
 from egress.doors import Door, code_of, door
 from egress.test_attacks import of
 from egress.test_attacks import pytestmark as pytestmark
@@ -56,6 +57,25 @@ async def test_an_answer_that_comes_before_the_body_is_sent_is_the_answer(size: 
         for _ in range(5):
             answer = (await run.send(site.url(host="127.0.0.1"), "POST", **run.upload(b"x" * size))).value
             assert (answer["status"], answer["body"]) == (413, b"too long")
+
+
+async def test_an_address_of_ipv6_is_reached_as_its_rule_says() -> None:
+    try:
+        listener = await anyio.create_tcp_listener(local_host="::1")
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    port = listener.extra(anyio.abc.SocketAttribute.local_port)
+    site = Site({"/": page("six")}, port)
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, site.answer)
+        async with door(Allow("http://[::1]", ports=[port])) as run:
+            answer = await run.send(f"http://[0:0:0:0:0:0:0:1]:{port}/")
+        async with door(Allow("http://[::2]", ports=[port]), Allow("https://[::ffff:7f00:1]")) as run:
+            assert code_of(await run.send(f"http://[::1]:{port}/")) == "EgressRefused"
+        tasks.cancel_scope.cancel()
+
+    assert answer.value["body"] == b"six"
+    assert f"Host: [::1]:{port}\r\n" in site.requests[0]
 
 
 class SlowNames:
@@ -119,7 +139,7 @@ async def test_the_connections_of_all_runs_are_bounded(monkeypatch: pytest.Monke
                 await run.call("http_read", {"rest": rest, "size": 0})
             sent = await other.send(site.url("/b", "127.0.0.1"))
 
-    assert code_of(refused) == "EgressTimeout" and "too many connections are open" in refused.message
+    assert code_of(refused) == "EgressTimeout" and "within 0.05 s: too many are open" in refused.message
     assert sent.value["body"] == b"b"
 
 

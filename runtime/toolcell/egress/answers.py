@@ -84,12 +84,6 @@ def inflater_for(encoding: str) -> Inflater | None:
     return Inflater()
 
 
-def acceptable(encodings: str) -> str:
-    """Return what is left of Accept-Encoding when the body is looked through for secrets."""
-    asked = [each.strip() for each in encodings.split(",")]
-    return ", ".join(each for each in asked if each.partition(";")[0].strip().lower() in _CODINGS) or "identity"
-
-
 class AnswerBody:
     """One body that is being received."""
 
@@ -119,12 +113,15 @@ class AnswerBody:
     async def read(self, size: int, *, fill: bool = False) -> bytes:
         """Return the next bytes, at most `size`; b"" at the end. `fill`: as many, unless it ends or fails before.
 
+        So it is for a compressed body: in which pieces it comes would tell how well a secret in it is compressed with
+        what the script had the server write beside it.
+
         Raises:
             Exception: the connection failed before anything came.
             ToolError: the body is damaged, or there is too much of it.
         """
         async with self._lock:
-            return await self._read(size, fill)
+            return await self._read(size, fill or self._inflater is not None)
 
     async def _read(self, size: int, fill: bool) -> bytes:
         while not self.is_at_end and len(self._buffer) < (size if fill else 1):

@@ -51,7 +51,8 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
             ToolError: one of its addresses is refused, or the host is not known.
             ConnectTimeout: looking it up and trying its addresses took longer than `timeout` together.
         """
-        failure: Exception = httpcore.ConnectTimeout("too many connections are open")
+        many = "" if self._connections.available_tokens else ": too many are open"
+        failure: Exception = httpcore.ConnectTimeout(f"no connection within {timeout} s{many}")
 
         def release() -> None:
             with suppress(RuntimeError):  # it was released before
@@ -60,7 +61,6 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         try:
             with anyio.fail_after(timeout):
                 await self._connections.acquire_on_behalf_of(release)
-                failure = httpcore.ConnectTimeout(f"no connection within {timeout} s")
                 for address in await checked_addresses(self._policy, self._resolver, host, port):
                     try:
                         return AnswerStream(await TcpStream.connect(address, port), release)

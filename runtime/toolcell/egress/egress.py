@@ -20,7 +20,7 @@ from toolcell.config import Limits, Policy
 from toolcell.egress.answers import AnswerBody, Inflater, inflater_for
 from toolcell.egress.connector import GuardedBackend, exchange, tls_context
 from toolcell.egress.echoes import Echoes
-from toolcell.egress.failures import CERTIFICATE, CONNECT, LIMIT, PROTOCOL, REFUSED, TIMEOUT, refused
+from toolcell.egress.failures import CERTIFICATE, CONNECT, LIMIT, PROTOCOL, REFUSED, RESET, TIMEOUT, refused
 from toolcell.egress.overrides import check_long_form, check_override, destinations, head_of
 from toolcell.egress.packages import PackageIndex, ScriptPython, described, find_wheels, prepare_pip
 from toolcell.egress.request import HttpRequest, filled_body, read_request, sent_headers, sent_url
@@ -531,13 +531,12 @@ class RequestTools:
         timeout_s: float,
     ) -> httpcore.Response:
         target = request.target
-        host = target.origin.partition("://")[2].removesuffix(f":{target.port}")
         timeouts = dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)
         sent = httpcore.Request(
             method=request.method,
             url=httpcore.URL(
                 scheme=target.scheme.encode(),
-                host=host.encode(),
+                host=target.host.encode(),
                 port=target.port,
                 target=f"{target.path}{target.query}".encode(),
             ),
@@ -559,6 +558,8 @@ class RequestTools:
             length = next((value for name, value in headers if name.lower() == "content-length"), "")
             if request.method != "HEAD":
                 headers, inflater = self._readable(headers)
+            elif self._egress.echoes and any(name.lower() == "content-encoding" for name, _ in headers):
+                headers = [each for each in headers if each[0].lower() != "content-length"]
             received = 0
 
             def count(size: int) -> None:
@@ -678,7 +679,9 @@ class RequestTools:
         except (httpcore.ConnectError, OSError) as exc:
             is_unproven = isinstance(exc.__context__, ssl.SSLCertVerificationError)
             raise self._failed(request, exc, CERTIFICATE if is_unproven else CONNECT) from None
-        except (httpcore.NetworkError, httpcore.ProtocolError) as exc:
+        except httpcore.NetworkError as exc:
+            raise self._failed(request, exc, RESET) from None
+        except httpcore.ProtocolError as exc:
             raise self._failed(request, exc, PROTOCOL) from None
 
     def _failed(self, request: object, exc: Exception, code: str) -> ToolError:

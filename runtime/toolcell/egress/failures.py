@@ -15,6 +15,8 @@ CERTIFICATE: Final = "EgressCertificateError"
 TIMEOUT: Final = "EgressTimeout"
 PROTOCOL: Final = "EgressProtocolError"
 """The answer is broken, or ended early."""
+RESET: Final = "EgressConnectionReset"
+"""The other side broke the connection."""
 LIMIT: Final = "EgressLimit"
 
 

@@ -257,9 +257,9 @@ def _written(host: str) -> tuple[str, str]:
     form = 'a host such as "api.example.com", "*.example.com" or "http://10.0.0.7"'
     check_kind("Allow(host)", host, str)
     scheme, _, name = host.rpartition("://")
-    is_wild = name.startswith("*.")
+    is_wild, is_bare = name.startswith("*."), name.count(":") > 1 and not name.startswith("[")
     try:
-        target = parse_url(f"https://{name[2:] if is_wild else f'[{name}]' if name.count(':') > 1 else name}/")
+        target = parse_url(f"https://{name[2:] if is_wild else f'[{name}]' if is_bare else name}/")
     except ToolError as exc:
         raise UsageError(f"Allow takes {form}, not {host!r:.100}: {exc}") from None
     is_plain_host = target.port == DEFAULT_PORTS["https"] and target.path == "/" and not target.query

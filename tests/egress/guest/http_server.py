@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import socket
 import ssl
+import struct
 import threading
 import zlib
 from collections.abc import Iterator
@@ -180,6 +182,21 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def answer_hang_up(self) -> None:
+        self.close_connection = True
+
+    def answer_reset(self, part: bytes = b"") -> None:
+        self.wfile.write(part)
+        self.server.pause()  # type: ignore[attr-defined]
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+        self.close_connection = True
+
+    def answer_reset_in_body(self) -> None:
+        self.answer_reset(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nabc")
+
+    def answer_hasty(self) -> None:
+        self.head(413, ("Content-Length", "8"), ("Connection", "close"))
+        self.wfile.write(b"too long")
         self.close_connection = True
 
     def answer_slow_head(self) -> None:

@@ -156,6 +156,10 @@ URLLIB: Final = {
         from urllib.request import urlopen
         return failure(lambda: urlopen(BASE + "/hang-up"))
     """,
+    "a connection that is reset": """
+        from urllib.request import urlopen
+        return [failure(lambda: urlopen(BASE + path).read()) for path in ("/reset", "/reset-in-body")]
+    """,
     "a timeout": """
         from urllib.request import urlopen
         return [
@@ -336,6 +340,14 @@ REQUESTS: Final = {
         import requests
         return failure(lambda: requests.get(BASE + "/hang-up"))
     """,
+    "a connection that is reset": """
+        import requests
+        return [failure(lambda: requests.get(BASE + path)) for path in ("/reset", "/reset-in-body")]
+    """,
+    "an answer before the body is sent": """
+        import requests
+        return requests.post(BASE + "/hasty", data=b"x" * 4_000_000).text
+    """,
     "a timeout": """
         import requests
         return [failure(lambda: requests.get(BASE + "/slow-head", timeout=0.3)),
@@ -514,6 +526,14 @@ HTTPX: Final = {
         import httpx
         return failure(lambda: httpx.get(BASE + "/hang-up"))
     """,
+    "a connection that is reset": """
+        import httpx
+        return [failure(lambda: httpx.get(BASE + path)) for path in ("/reset", "/reset-in-body")]
+    """,
+    "an answer before the body is sent": """
+        import httpx
+        return httpx.post(BASE + "/hasty", content=b"x" * 4_000_000).text
+    """,
     "a timeout": """
         import httpx
         return [failure(lambda: httpx.get(BASE + "/slow-head", timeout=0.3)),
@@ -567,7 +587,7 @@ ASYNC_HTTPX: Final = {
     "broken answers": """
         import httpx
         async with httpx.AsyncClient() as client:
-            paths = ("/short", "/short-chunks", "/garbage", "/hang-up", "/bad-gzip")
+            paths = ("/short", "/short-chunks", "/garbage", "/hang-up", "/bad-gzip", "/reset", "/reset-in-body")
             return [await failure_of(client.get(BASE + path)) for path in paths]
     """,
     "no connection": """
@@ -694,7 +714,8 @@ AIOHTTP: Final = {
             async with session.get(BASE + path) as answer:
                 return await answer.read()
         async with aiohttp.ClientSession() as session:
-            return [await failure_of(read(path)) for path in ("/short", "/short-chunks", "/hang-up", "/bad-gzip")]
+            paths = ("/short", "/short-chunks", "/hang-up", "/bad-gzip", "/reset", "/reset-in-body")
+            return [await failure_of(read(path)) for path in paths]
     """,
     "a timeout": """
         import aiohttp

@@ -30,6 +30,7 @@ class Cause(enum.Enum):
     CERTIFICATE = "the certificate of the other side is not valid"
     TIMEOUT = "the other side took too long"
     PROTOCOL = "the other side sent no valid answer"
+    RESET = "the other side broke the connection"
     BROKEN = "the connection ended before the answer did"
 
 
@@ -39,6 +40,7 @@ CAUSES: Final = {
     "EgressCertificateError": Cause.CERTIFICATE,
     "EgressTimeout": Cause.TIMEOUT,
     "EgressProtocolError": Cause.PROTOCOL,
+    "EgressConnectionReset": Cause.RESET,
     "EgressLimit": Cause.BROKEN,
 }
 """By the code of the call that failed. Any other code: the host refused the call."""
@@ -300,7 +302,8 @@ class HttpConnection:
             self.is_ended = True
             if exc.cause is Cause.PROTOCOL and self._answer_is_framed:
                 return  # the library finds that bytes are missing, and says so in its own words
-            raise EgressFailed(exc.cause if exc.cause is Cause.TIMEOUT else Cause.BROKEN, exc.message) from None
+            cause = exc.cause if exc.cause in (Cause.TIMEOUT, Cause.RESET) else Cause.BROKEN
+            raise EgressFailed(cause, exc.message) from None
         self._rest = rest if part else None
         self._add(part)
 

@@ -141,6 +141,7 @@ def _httpcore_errors(module: ModuleType) -> Callable[[EgressFailed], Exception]:
         Cause.CERTIFICATE: errors["ConnectError"],
         Cause.TIMEOUT: errors["ReadTimeout"],
         Cause.PROTOCOL: errors["RemoteProtocolError"],
+        Cause.RESET: errors["ReadError"],
         Cause.BROKEN: errors["ReadError"],
     }
 

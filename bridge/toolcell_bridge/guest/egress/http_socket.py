@@ -11,7 +11,12 @@ from typing import Any, Final
 from toolcell_bridge.guest.egress.connection import Cause, EgressFailed, HttpConnection, Steps
 from toolcell_bridge.guest.egress.host_calls import HostCalls
 
-ERRNOS: Final = {Cause.CONNECT: errno.ECONNREFUSED, Cause.BROKEN: errno.ECONNABORTED, Cause.PROTOCOL: errno.ECONNRESET}
+ERRNOS: Final = {
+    Cause.CONNECT: errno.ECONNREFUSED,
+    Cause.BROKEN: errno.ECONNABORTED,
+    Cause.PROTOCOL: errno.ECONNRESET,
+    Cause.RESET: errno.ECONNRESET,
+}
 
 Translate = Callable[[EgressFailed], Exception]
 """Returns what a library raises in place of a failure."""
