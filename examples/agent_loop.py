@@ -4,7 +4,7 @@ import anyio
 
 from toolcell import Limits, Runtime
 from toolcell.agents import Agent
-from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.testing import ScriptedModel, calls
 from toolcell.tools import Event, ToolRegistry
 
 registry = ToolRegistry()

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from toolcell import Agent, ToolDefinition, ToolResult
-from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.testing import ScriptedModel, calls
 from toolcell.tools import AgentTool, Block, Call, Event, Text
 
 

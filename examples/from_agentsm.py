@@ -3,8 +3,8 @@
 from typing import Any
 
 from toolcell import Agent, ToolRegistry
-from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.compat import Err, Ok
+from toolcell.testing import ScriptedModel, calls
 from toolcell.tools import Tool
 
 search = (

@@ -3,8 +3,8 @@
 import json
 
 from toolcell import Agent, Runtime, ToolContext, ToolDefinition, ToolRegistry, ToolResult
-from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.compat import to_content_error
+from toolcell.testing import ScriptedModel, calls
 
 CITY = {
     "type": "object",

@@ -7,8 +7,8 @@ import anyio
 
 from toolcell import ToolContext, ToolRegistry, ToolResult
 from toolcell.agents import ToolLoopConfig, run_tool_loop, user
-from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.compat import execute_with_context, get_summaries, register_or_replace, to_for_llm
+from toolcell.testing import ScriptedModel, calls
 
 PATH = {"path": {"type": "string", "description": "Path to the file to read"}}
 TEXT = {"text": {"type": "string", "description": "What to say"}}

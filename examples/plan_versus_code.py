@@ -9,7 +9,7 @@ import anyio
 
 from toolcell import Runtime
 from toolcell.agents import Agent
-from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.testing import ScriptedModel, calls
 from toolcell.tools import ToolRegistry
 
 TOOL_S, SAMPLING_S = 0.05, 0.1

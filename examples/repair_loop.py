@@ -3,7 +3,7 @@
 import anyio
 
 from toolcell import Agent, Runtime, ToolRegistry
-from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.testing import ScriptedModel, calls
 
 registry = ToolRegistry()
 sent: list[str] = []

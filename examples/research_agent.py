@@ -11,7 +11,6 @@ import httpx
 
 from toolcell import Runtime, ToolRegistry
 from toolcell.agents import Agent
-from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.builtin import (
     DataTools,
     Files,
@@ -26,6 +25,7 @@ from toolcell.builtin import (
     WebSearch,
 )
 from toolcell.builtin.web.engines import SearchHit
+from toolcell.testing import ScriptedModel, calls
 
 PAGES = {
     "/prices": "<h1>Heat pump prices</h1><p>A heat pump costs 14,000 euros, 8 % less than last year.</p>",

@@ -3,7 +3,7 @@
 import anyio
 
 from toolcell.agents import Agent
-from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.testing import ScriptedModel, calls
 from toolcell.tools import Event
 
 

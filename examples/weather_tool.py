@@ -5,7 +5,7 @@ import json
 import anyio
 
 from toolcell.agents import Agent
-from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.testing import ScriptedModel, calls
 from toolcell.tools import ToolError, ToolRegistry
 
 registry = ToolRegistry()

@@ -128,7 +128,7 @@ def test_the_agent_of_the_readme_runs_with_a_scripted_model() -> None:
     script = "set_result(sum(each['euros'] for each in tools.sales(month='2026-10')))"
     answers = f"[calls(('execute_code', {{'code': {script!r}}})), 'We earned 10 euros.']"
     scripted = source.replace("OpenAIProvider()", f"ScriptedModel({answers})").replace(
-        "import anyio\n", "import anyio\nfrom toolcell.agents.providers.scripted import ScriptedModel, calls\n"
+        "import anyio\n", "import anyio\nfrom toolcell.testing import ScriptedModel, calls\n"
     )
     done = subprocess.run([sys.executable, "-c", scripted], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "We earned 10 euros.\n"

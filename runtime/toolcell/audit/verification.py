@@ -353,7 +353,8 @@ def _add_chain(report: Report, path: Path, check: ChainCheck, strict: bool) -> N
     report.notes.extend(f"chain {path.name}: {note}" for note in check.notes)
     if not chain.is_closed and not check.findings:
         why = "it is being written" if written else "its writer was killed, or its end was cut off"
-        message = f"chain {path.name} is not closed ({why}); {chain.unsigned} records at its end are not signed"
+        signed = f"{chain.unsigned} records at its end are not" if chain.unsigned else "all records in it are"
+        message = f"chain {path.name} is not closed ({why}); {signed} signed"
         if strict:
             report.findings.append(Finding(NOT_CLOSED, path.name, check.segment, check.seq, None, message))
         else:

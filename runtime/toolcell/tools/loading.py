@@ -28,7 +28,8 @@ def load_tools(source: str) -> ToolRegistry:
     if attribute:
         value = getattr(module, attribute, None)
         if not isinstance(value, ToolRegistry):
-            raise UsageError(f"--tools {source}: {attribute} is {_kind(value)}, not a ToolRegistry")
+            found = "missing" if value is None else f"a {type(value).__name__}, not a ToolRegistry"
+            raise UsageError(f"--tools {source}: {attribute} is {found}; --tools {target} takes all that is there")
         return value
     registries = {name: value for name, value in vars(module).items() if isinstance(value, ToolRegistry)}
     distinct = {id(value): value for value in registries.values()}
@@ -42,10 +43,6 @@ def load_tools(source: str) -> ToolRegistry:
 def _split(source: str) -> tuple[str, str]:
     target, _, attribute = source.rpartition(":")
     return (target, attribute) if target and attribute.isidentifier() else (source, "")
-
-
-def _kind(value: object) -> str:
-    return "missing" if value is None else f"a {type(value).__name__}"
 
 
 def _load(target: str) -> ModuleType:
