@@ -85,7 +85,7 @@ UNUSED = (
 class Kept:
     """A journal that keeps what it is told, and answers nothing."""
 
-    held: HeldRun | None = None
+    held_run: HeldRun | None = None
     journal_id = "own"
 
     def __init__(self, run: PreparedRun) -> None:

@@ -78,7 +78,7 @@ class ScriptRuns:
         is_durable = self._is_durable and context.dry_run is None and not script.is_fed
         is_repeatable = is_durable or options.on_approval == "suspend"
         is_decided = options.on_approval != "ask" or context.scope.approvals is not None
-        is_plain = repaired is None and context.dry_run is None and run.request.feed is None
+        is_plain = repaired is None and context.dry_run is None and run.feed is None
         if is_plain and not (is_repeatable or is_decided):
             return ListedCalls(run.tools, context, self._finished)
         from toolcell.control.run_control import RunControl
@@ -92,8 +92,8 @@ class ScriptRuns:
         journal.share_labels(context.state.labels)
         if is_repeatable:
             journal.header = header_of(
-                source=run.request.message.source,
-                inputs=run.request.message.inputs,
+                source=run.message.source,
+                inputs=run.message.inputs,
                 script=script,
                 tools=run.tools,
                 on_approval=options.on_approval,

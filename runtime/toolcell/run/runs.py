@@ -44,7 +44,7 @@ from toolcell.tools.reverts import MadeCalls, Reverts
 from toolcell.tools.spec import RegisteredTool
 from toolcell.tools.uploads import OpenRequests
 from toolcell_bridge.wire.frozen import frozen
-from toolcell_bridge.wire.messages import CallTool
+from toolcell_bridge.wire.messages import CallTool, RunScript
 
 if TYPE_CHECKING:
     from toolcell.quotas import Quotas
@@ -130,13 +130,18 @@ class PreparedRun:
     """A run that can begin: its message is made, and its quotas have counted it."""
 
     script: Script
-    request: RunRequest
-    """What its sandbox is asked; nothing of its journal yet."""
+    message: RunScript
+    """What its sandbox is sent."""
+    work: HostWork
+    made_calls: MadeCalls
+    """What its calls have made that can be reverted."""
     tools: CallableTools
     context: RunContext
     """Context of its calls, under the rules of the runtime."""
-    made_calls: MadeCalls
-    """What its calls have made that can be reverted."""
+    feed: ScriptFeed | None = None
+    """Brings the text of the script in parts; `message` has none then."""
+    is_large: bool = False
+    """A thread packs its inputs."""
 
 
 class Runs:
@@ -292,20 +297,16 @@ class Runs:
         if limits is not self.limits:
             context = context.child(limits=limits)  # of saved scripts that it calls, too
         context = self.under_rules(context)
-        request = RunRequest(
+        return PreparedRun(
+            script=script,
             message=message,
-            limits=limits,
-            files=script.files,
-            sink=script.sink,
-            run_id=context.run_id,
             work=work,
-            threads_left=abandoned,
-            dry_run=context.dry_run.key if context.dry_run is not None else "",
-            hold_s=script.hold_s,
+            made_calls=made,
+            tools=tools,
+            context=context,
             feed=feed,
             is_large=is_large,
         )
-        return PreparedRun(script=script, request=request, tools=tools, context=context, made_calls=made)
 
     async def execute(
         self,
@@ -323,15 +324,24 @@ class Runs:
 
         Cancellation: the sandbox is killed with everything in it.
         """
-        script, feed, context = run.script, run.request.feed, journal.context
-        work = run.request.work
-        assert work is not None
-        request = changed(
-            run.request,
+        script, feed, work, context = run.script, run.feed, run.work, journal.context
+        dry_run = run.context.dry_run
+        request = RunRequest(
+            message=run.message,
+            limits=script.limits,
+            files=script.files,
+            run_id=run.context.run_id,
             handlers=handlers,
+            work=work,
+            threads_left=run.context.scope.abandoned,
             journal_id=journal.journal_id,
             on_answer=journal.answer,
+            dry_run=dry_run.key if dry_run is not None else "",
+            hold_s=script.hold_s,
             held_run=journal.held_run,
+            feed=feed,
+            is_large=run.is_large,
+            sink=script.sink,
         )
         observer, started = NULL_OBSERVER, time.perf_counter()
         try:

@@ -188,7 +188,7 @@ class SessionState:
         store = ScriptEnd(journals) if is_kept else None
 
         prepared = await self._host.runs.prepare(script, tools, context)
-        journal = self.journal.journal(prepared.request.message, script, tools, on_approval)
+        journal = self.journal.journal(prepared.message, script, tools, on_approval)
         control = RunControl(
             store=store or journals, journal=journal, tools=tools, context=prepared.context, on_approval=on_approval
         )
@@ -260,7 +260,7 @@ class SessionState:
         self.used_calls += len(result.calls)
         left = connection.leftover
         ended, stuck = (leftover_names(left.ended), leftover_names(left.stuck)) if left is not None else ((), ())
-        error, script = result.error, as_sent(script, run.request.message, result.eager)
+        error, script = result.error, as_sent(script, run.message, result.eager)
         try:
             kept = await self._kept_beside_threads(script.number, run.tools, context) if stuck else None
             lost = await self._drop_if_lost(result) if kept is None else ""
@@ -320,7 +320,8 @@ class SessionState:
 
     def _context(self, given: RunContext | None, part: str) -> RunContext:
         run_id = f"{self._id}.{part}.{os.urandom(4).hex()}"
-        context = (given or RunContext()).within(session_id=self._id).child(run_id=run_id)
+        given = given or RunContext(run_id=run_id)
+        context = given.child(run_id=run_id, scope=changed(given.scope, session_id=self._id))
         context.state.labels.join(self.labels)
         return context
 
@@ -380,13 +381,14 @@ class SessionState:
     async def _keep(self, step: SessionScript) -> None:
         used_cpu_s = self._ended_cpu_s + self._sandbox.latest_cpu_s  # measured at the end of the script
         note = partial(self.journal.note_step, step, (used_cpu_s, self.used_calls), self.labels.names)
-        if step.size() > LONG_BYTES and self.journal.is_on_disk:
+        size = step.size()
+        if size > LONG_BYTES and self.journal.is_on_disk:
             with anyio.CancelScope(shield=True):  # else a script that has run would be missing
                 await daemon_threads.run_sync(note)
         else:
             note()
         self.steps.append(step)
-        self._steps_bytes += step.size()
+        self._steps_bytes += size
         if step.journal.lost:
             self.not_repeatable = self.not_repeatable or step.journal.lost
         if self._steps_bytes > REPEATED_BYTES:

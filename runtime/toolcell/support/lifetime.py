@@ -71,6 +71,8 @@ class Lifetime:
             Misconfigured: it is not open, or belongs to another event loop or to the parent process.
         """
         life = self._life
+        if life is not None and life.is_usable and life.pid == _pid and life.here() is life.place:
+            return
         if life is None or life.is_over:
             raise Misconfigured(
                 f"this {self._name} is not open; use it as `async with {self._name}(...)`, or await its open() first"
@@ -84,8 +86,7 @@ class Lifetime:
             raise Misconfigured(
                 f"this {self._name} was opened in another event loop; use it in that one, or open one in each loop"
             )
-        if not life.is_usable:
-            raise Misconfigured(f"this {self._name} is not open: it is being {life.state}") from life.problem
+        raise Misconfigured(f"this {self._name} is not open: it is being {life.state}") from life.problem
 
     async def open(self) -> None:
         """Enter it in a task of its own, and wait until that is done.

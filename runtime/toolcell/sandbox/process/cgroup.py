@@ -358,7 +358,7 @@ def _absent(error: OSError, file: Path | str) -> OSError:
 
 def _field(text: str, key: str) -> int:
     """Read one of the lines "key number"."""
-    return next(int(number) for name, _, number in (line.partition(" ") for line in text.splitlines()) if name == key)
+    return int(dict(map(str.split, text.splitlines()))[key])
 
 
 def _optional_number(files: CgroupFiles, file: Path | str) -> int | None:
