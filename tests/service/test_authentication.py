@@ -18,12 +18,12 @@ from service.issuer import AUDIENCE, ISSUER, Issuer, jwk_of, unsigned
 from toolcell.errors import UsageError
 from toolcell.service import attempts, jwks
 from toolcell.service.attempts import Attempts, network_of
+from toolcell.service.authenticators import TokenAuthenticator
 from toolcell.service.bearer import BearerAuthenticator
 from toolcell.service.jwks import KeySet, read_keys
 from toolcell.service.jwt_authenticator import JwtAuthenticator
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
-from toolcell.service.token_authenticator import TokenAuthenticator
 from toolcell.service.tokens import TokenDatabase
 
 pytestmark = pytest.mark.anyio

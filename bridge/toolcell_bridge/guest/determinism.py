@@ -104,10 +104,10 @@ def set_clock(now: float) -> None:
     """Start the script's clock. Monotonic clocks and the times of files stay real."""
     _clock.set(now)
     time.time, time.time_ns, time.sleep = _clock.read, _clock.read_ns, _clock.sleep  # type: ignore[assignment]
-    time.gmtime, time.localtime = _told_gmtime, _told_localtime  # type: ignore[assignment]
-    time.strftime = _told_strftime
-    time.ctime, time.asctime = _told_ctime, _told_asctime  # type: ignore[assignment]
-    time.clock_gettime, time.clock_gettime_ns = _told_gettime, _told_gettime_ns
+    time.gmtime, time.localtime = _fixed_gmtime, _fixed_localtime  # type: ignore[assignment]
+    time.strftime = _fixed_strftime
+    time.ctime, time.asctime = _fixed_ctime, _fixed_asctime  # type: ignore[assignment]
+    time.clock_gettime, time.clock_gettime_ns = _fixed_gettime, _fixed_gettime_ns
     datetime.datetime = _StandIn  # type: ignore[misc]
     ExtensionFileLoader.create_module = _create_with_real_datetime  # type: ignore[assignment]
     ExtensionFileLoader.exec_module = _exec_with_real_datetime  # type: ignore[assignment]
@@ -133,31 +133,31 @@ def _exec_with_real_datetime(loader: ExtensionFileLoader, module: Any) -> None:
         datetime.datetime = seen  # type: ignore[misc]
 
 
-def _told_gmtime(seconds: float | None = None, /) -> time.struct_time:
+def _fixed_gmtime(seconds: float | None = None, /) -> time.struct_time:
     return _gmtime(_clock.read() if seconds is None else seconds)
 
 
-def _told_localtime(seconds: float | None = None, /) -> time.struct_time:
+def _fixed_localtime(seconds: float | None = None, /) -> time.struct_time:
     return _localtime(_clock.read() if seconds is None else seconds)
 
 
-def _told_strftime(form: str, when: Any = None, /) -> str:
-    return _strftime(form, _told_localtime() if when is None else when)
+def _fixed_strftime(form: str, when: Any = None, /) -> str:
+    return _strftime(form, _fixed_localtime() if when is None else when)
 
 
-def _told_asctime(when: Any = None, /) -> str:
-    return _strftime("%a %b %e %H:%M:%S %Y", _told_localtime() if when is None else when)
+def _fixed_asctime(when: Any = None, /) -> str:
+    return _strftime("%a %b %e %H:%M:%S %Y", _fixed_localtime() if when is None else when)
 
 
-def _told_ctime(seconds: float | None = None, /) -> str:
-    return _told_asctime(_told_localtime(seconds))
+def _fixed_ctime(seconds: float | None = None, /) -> str:
+    return _fixed_asctime(_fixed_localtime(seconds))
 
 
-def _told_gettime(clock: int, /) -> float:
+def _fixed_gettime(clock: int, /) -> float:
     return _clock.read() if clock == time.CLOCK_REALTIME else _clock_gettime(clock)
 
 
-def _told_gettime_ns(clock: int, /) -> int:
+def _fixed_gettime_ns(clock: int, /) -> int:
     return _clock.read_ns() if clock == time.CLOCK_REALTIME else _clock_gettime_ns(clock)
 
 
@@ -177,7 +177,7 @@ def _seed_python(number: int) -> None:
     _seed_random(_entropy, number)
     os.urandom = _entropy.randbytes
     if hasattr(os, "getrandom"):
-        os.getrandom = _told_getrandom
+        os.getrandom = _fixed_getrandom
     random._urandom = _entropy.randbytes  # type: ignore[attr-defined]
     random.Random.seed = _seed  # type: ignore[method-assign]
     random.seed(number)
@@ -186,7 +186,7 @@ def _seed_python(number: int) -> None:
     _uuid._node = _entropy.getrandbits(48) | 1 << 40
 
 
-def _told_getrandom(size: int, flags: int = 0) -> bytes:
+def _fixed_getrandom(size: int, flags: int = 0) -> bytes:
     return _entropy.randbytes(size)
 
 

@@ -18,8 +18,8 @@ MOST_OF_A_NAME: Final = 1000
 
 
 @contextmanager
-def output_folder(flag: str, folder: Path | None) -> Iterator[None]:
-    """Make a folder that is written to at the end. What was made and stays empty is removed again.
+def output_folder(folder: Path | None) -> Iterator[None]:
+    """Make the folder of `--output-dir`. What was made and stays empty is removed at the end.
 
     Raises:
         UsageError: it cannot be made, or no file can be written there.
@@ -31,7 +31,7 @@ def output_folder(flag: str, folder: Path | None) -> Iterator[None]:
             _check_writable(folder)
     except OSError as exc:
         _remove_empty(made)
-        raise UsageError(f"{flag} {folder}: no file can be written there: {exc.strerror}") from exc
+        raise UsageError(f"--output-dir {folder}: no file can be written there: {exc.strerror}") from exc
     try:
         yield
     finally:

@@ -71,7 +71,7 @@ def repl(
                 read = repl_input.reader(tool_names(runtime), history)
                 await run_repl(runtime, read, stdout(), stderr(), output_dir)
 
-    with output_folder("--output-dir", output_dir):
+    with output_folder(output_dir):
         options = settings.options(builtins) | {"limits": limits}
         anyio.run(converse)
 

@@ -232,7 +232,7 @@ def run(
         raise UsageError("name a SCRIPT or give it with -c CODE" + ("" if code is None else ", not both"))
     source = code if code is not None else read_script(script or "")
     arguments = {"inputs": parse_inputs(inputs or ()), "files": read_files(put_files or ())}
-    with output_folder("--output-dir", output_dir):
+    with output_folder(output_dir):
         # The document is all that may reach stdout. A tool, or the file that defines it, may print too.
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
             result = execute(source, settings.options(builtins) | {"limits": limits}, arguments, servers)

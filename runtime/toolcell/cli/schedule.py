@@ -101,7 +101,7 @@ def history(
         return
     table = _table("due (UTC)", "status", "run", "detail")
     for each in runs:
-        told = safe(one_line(told_in_short(each.detail), MAX_DETAIL_CHARS))
+        told = safe(one_line(short_detail(each.detail), MAX_DETAIL_CHARS))
         table.add_row(_utc(each.due_at), _status(each), safe(each.id), told)
     stdout().print(table)
 
@@ -152,7 +152,7 @@ def run(
         raise typer.Exit(exits.FAILED)
 
 
-def told_in_short(detail: str) -> str:
+def short_detail(detail: str) -> str:
     """Return the results in a run's detail as text; a detail that is something else stays as it is."""
     try:
         rows = json.loads(detail)

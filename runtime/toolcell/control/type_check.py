@@ -229,7 +229,7 @@ def described(tools: CallableTools) -> list[Described]:
 
 def stubs_of(given: list[Described]) -> str:
     """Return what every script with these tools finds, as the text of a `.pyi` file."""
-    module = checked_module(given, "tools").replace("\nclass tools:\n", "\nclass tools(metaclass=_Tools):\n", 1)
+    module = checked_module(given).replace("\nclass tools:\n", "\nclass tools(metaclass=_Tools):\n", 1)
     names = [NAMES.get(name, f"{name}: Any") for name in sorted(GUEST_NAMES - {"tools"})]
     return "\n".join([_HELPERS, *names, module if given else "tools: Any", ""])
 

@@ -248,14 +248,14 @@ def python_module(tools: Iterable[Described], asynchronous: bool = False) -> str
     return "\n\n\n".join(filter(None, (types.imports(text), text)))
 
 
-def checked_module(tools: Iterable[Described], name: str) -> str:
-    """Write the stubs that scripts are checked against: all tools in one class of this `name`.
+def checked_module(tools: Iterable[Described]) -> str:
+    """Write the stubs that scripts are checked against: all tools in one class `tools`.
 
     They take what a sandbox takes: values in order, and any mapping or sequence of the right kind.
     """
     given = [*tools]
     types = _types(given, lenient=True)
-    text = _write_stubs(given, types, False, name)
+    text = _write_stubs(given, types, False, "tools")
     return "\n".join((types.imports(text), text))
 
 

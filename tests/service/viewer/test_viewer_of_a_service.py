@@ -17,8 +17,7 @@ from toolcell.service.config import ServiceConfig, TenantConfig
 from toolcell.service.principal import Scope
 from toolcell.service.tokens import TokenDatabase
 from toolcell.service.viewer import app, login_page, logins, pool_page, sessions_pages, waiting_page
-from toolcell.service.viewer.events import event_stream
-from toolcell.service.viewer.live_runs import LiveRuns, Reader
+from toolcell.service.viewer.live_runs import LiveRuns, Reader, event_stream
 from toolcell.service.viewer.logins import IDLE_S, LONGEST_S, Logins
 from toolcell.service.viewer.site import form
 

@@ -82,7 +82,7 @@ class ProcessBackend(BackendDefaults):
         """
         self._cgroups, self._settings = cgroup_manager.discover(), None
         if isinstance(self._cgroups, CgroupManager):
-            self._cgroups.reap_orphans(within_s=1.0)
+            self._cgroups.reap_orphans()
         self._spawned = self._spawn_zygote()
 
     async def open(self) -> None:

@@ -106,11 +106,11 @@ class CgroupManager:
         """End every cgroup made here and the host's directory; False when a process does not die in time."""
         return self._end(self.folder, within_s)
 
-    def reap_orphans(self, within_s: float = 5.0) -> list[str]:
+    def reap_orphans(self) -> list[str]:
         """Kill and remove what dead hosts left behind; returns the directories that are gone."""
         found = {child.name for base in self._bases() for child in self._files.children(base)}
         orphans = sorted(name for name in found if is_orphan(name))
-        return [name for name in orphans if self._end(name, within_s)]
+        return [name for name in orphans if self._end(name, within_s=1.0)]
 
     def _bases(self) -> tuple[Path, ...]:
         match self._location:

@@ -89,16 +89,16 @@ def resolve(
     key = request.key
     cache = private_directory(cache_dir or default_cache_dir())
     environments = cache / cache_entries.ENVIRONMENTS
-    if found := _kept(environments / key):
+    if found := _kept_environment(environments / key):
         return found
     make_private_folder(environments)
     progress = InstallProgress()
     with _building(environments / f"{key}.lock", progress):
-        if found := _kept(environments / key):
+        if found := _kept_environment(environments / key):
             return found
         _clear(environments, key)
         _build(cache, request, progress)
-        found = _kept(environments / key)
+        found = _kept_environment(environments / key)
     if found is None:
         raise PackageError(f"the package environment {environments / key} changed while it was built")
     cache_entries.prune(cache)
@@ -123,7 +123,7 @@ def _building(lock: Path, progress: InstallProgress) -> Iterator[None]:
         raise PackageError(f"cannot build the package environment in {lock.parent}: {exc}{makes_room}") from exc
 
 
-def _kept(entry: Path) -> PackageEnvironment | None:
+def _kept_environment(entry: Path) -> PackageEnvironment | None:
     """Return an environment that is whole, and keep it from being removed while this process lives."""
     if not keep(entry):
         return None

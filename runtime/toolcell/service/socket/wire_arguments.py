@@ -42,9 +42,9 @@ def wire_run(source: str, options: RunOptions) -> dict[str, Any]:
         "clock": None if options.clock is None else float(options.clock),
         "on_approval": options.on_approval,
         "hold_s": float(options.hold_s) or None,
-        "repairs": asked_repairs(options.repairs),
+        "repairs": wire_repairs(options.repairs),
         "refresh": options.refresh or None,
-        "dry_run": asked_dry_run(options.dry_run) or None,
+        "dry_run": wire_dry_run(options.dry_run) or None,
         "preflight": bool(options.preflight) or None,
         "check_types": check_types_of(options.check_types),
     }
@@ -83,7 +83,7 @@ def wire_token(token: str | Suspension) -> str:
     return found
 
 
-def asked_repairs(repairs: ExecutionResult | str | None) -> str | None:
+def wire_repairs(repairs: ExecutionResult | str | None) -> str | None:
     """Return the id of the run that is repaired."""
     if isinstance(repairs, ExecutionResult):
         return repairs.journal_id or repairs.run_id
@@ -92,7 +92,7 @@ def asked_repairs(repairs: ExecutionResult | str | None) -> str | None:
     return repairs
 
 
-def asked_dry_run(dry_run: object) -> bool:
+def wire_dry_run(dry_run: object) -> bool:
     """Return whether calls that write are collected."""
     if not isinstance(dry_run, bool):
         raise UsageError(
