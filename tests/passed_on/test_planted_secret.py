@@ -286,6 +286,21 @@ async def test_variables_of_a_script_that_failed_do_not_show_what_its_caller_gav
     assert MARK in shown(result.error.frames) and SECRET not in shown(result.error.frames)
 
 
+@pytest.mark.anyio
+async def test_calls_and_effects_do_not_show_what_a_script_was_given(tmp_path: Path) -> None:
+    registry, source = careless(), "call_tool('waits', note=key)"
+    async with Runtime(registry, pool=PoolConfig(warm=0), journal=tmp_path) as runtime:
+        given: dict[str, Any] = {"inputs": {"key": SECRET}, "on_approval": "suspend"}
+        run = RunContext(secrets=Secrets({"key": SECRET}))
+        waiting = await runtime.execute_code(source, context=run, **given)
+        heard = [event async for event in runtime.stream(source, inputs={"key": SECRET}, context=run)]
+        dry = await runtime.execute_code(source, inputs={"key": SECRET}, context=run, dry_run=True)
+        made = await runtime.commit(dry, context=run)
+
+    for way in (waiting.calls, heard, dry.calls, dry.effects, made, made.effects):
+        assert MARK in shown(way) and SECRET not in shown(way), way
+
+
 SERVER = """
 import json, os, sys
 token = os.environ["TOKEN"]

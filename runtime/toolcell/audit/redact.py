@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -41,10 +42,14 @@ _WORDS: Final = ("passw", "passphrase", "secret", "token", "api", "access", "pri
 _SEPARATORS: Final = re.compile(r"[^A-Za-z]+")
 
 
-def _overlap(text: str, following: str) -> int:
-    """Return how many of the last characters of a text are the first of another, if there are enough."""
-    most = min(len(text), len(following))
-    return next((size for size in range(most, MIN_OVERLAP_CHARS - 1, -1) if text.endswith(following[:size])), 0)
+def _overlap(text: str, forms: Sequence[str], longest: int) -> int:
+    """Return how many of the last characters of a text are the first of one of the sorted forms; 0 if too few."""
+    for size in range(min(len(text), longest), MIN_OVERLAP_CHARS - 1, -1):
+        end = text[-size:]
+        place = bisect_left(forms, end)
+        if place < len(forms) and forms[place].startswith(end):
+            return size
+    return 0
 
 
 class Redactor:
@@ -135,7 +140,7 @@ class Redactor:
     def without_end(self, text: str) -> str:
         """Return a text that goes on elsewhere without what may be half of a secret at its end."""
         text = self.clean_all(text)
-        longest = max((_overlap(text, form) for form in self._search.forms), default=0)
+        longest = _overlap(text, self._search.forms, self._search.longest)
         run = _LAST_RUN.search(text, max(0, len(text) - MAX_RUN_CHARS))
         longest = max(longest, len(run[0]) if run is not None else 0)
         return text[: len(text) - longest] + hidden(text[len(text) - longest :]) if longest else text
@@ -145,7 +150,8 @@ class Redactor:
         key_end = text.find("-----END ")
         if key_end >= 0 and "-----BEGIN " not in text[:key_end]:
             text = hidden(text[:key_end]) + text[key_end:]
-        longest = max((_overlap(form, text) for form in self._search.forms), default=0)
+        backwards = sorted(form[::-1] for form in self._search.forms)
+        longest = _overlap(text[: self._search.longest][::-1], backwards, self._search.longest)
         run = _FIRST_RUN.match(text)
         longest = max(longest, len(run[0]) if run is not None else 0)
         return hidden(text[:longest]) + text[longest:] if longest else text

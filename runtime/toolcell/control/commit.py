@@ -114,7 +114,7 @@ class Commit:
         rows, is_stopped = list[EffectResult](), False
         for each in self._draft.collected:
             ident, call, error = each.id, each.call, ""
-            args = with_results(dict(call.args), self._draft.key, self.results)
+            args = self._run.secrets.shown(with_results(dict(call.args), self._draft.key, self.results))
             status: EffectStatus = "not approved" if ident not in chosen else "not made"
             if status == "not made" and not is_stopped:
                 status, error = await self._one(each)

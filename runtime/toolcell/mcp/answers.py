@@ -61,7 +61,7 @@ def as_tool_result(
     if check is not None:
         if value is None:
             return _invalid(server, "it declares an output schema and sent no structured content")
-        if (problem := _mismatch(check, value)) is not None:
+        if (problem := _mismatch(check, value, hide)) is not None:
             return _invalid(server, problem)
     if value is not None:
         if is_wrapped and isinstance(value, dict):
@@ -109,12 +109,12 @@ def _invalid(server: str, problem: str) -> ToolResult:
     return ToolResult.fail(message, code=INVALID_RESULT)
 
 
-def _mismatch(check: ValueCheck, value: Any) -> str | None:
+def _mismatch(check: ValueCheck, value: Any, hide: Callable[[str], str]) -> str | None:
     problem = check.problem(value)
     if problem is None:
         return None
-    place = "/".join(map(str, problem.path))[:200]
-    return f"it does not fit the declared schema at {place or 'its root'}: {safe_text(problem.message, 300)}"
+    place = hide("/".join(map(str, problem.path)))[:200]
+    return f"it does not fit the declared schema at {place or 'its root'}: {safe_text(hide(problem.message), 300)}"
 
 
 def _part(block: Any, number: int) -> Part:

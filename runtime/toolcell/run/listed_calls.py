@@ -92,11 +92,19 @@ def end_script_alone(exc: RunEnded, context: RunContext | None) -> None:
 
 
 def without_secrets(result: ExecutionResult, context: RunContext) -> ExecutionResult:
-    """Return the result without the secrets of the run in the local variables of its error."""
-    if result.error is None or not result.error.frames or not len(context.secrets):
+    """Return the result without the secrets of the run in the calls and the local variables of its error."""
+    secrets = context.secrets
+    if not secrets:
+        return result
+    calls = tuple(
+        dataclasses.replace(call, name=secrets.redact(call.name), args=secrets.shown(call.args))
+        for call in result.calls
+    )
+    result = dataclasses.replace(result, calls=calls)
+    if result.error is None or not result.error.frames:
         return result
     frames = tuple(
-        dataclasses.replace(frame, locals={name: context.secrets.redact(text) for name, text in frame.locals.items()})
+        dataclasses.replace(frame, locals={name: secrets.redact(text) for name, text in frame.locals.items()})
         for frame in result.error.frames
     )
     return dataclasses.replace(result, error=dataclasses.replace(result.error, frames=frames))

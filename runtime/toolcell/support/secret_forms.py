@@ -13,11 +13,9 @@ from decimal import Decimal
 from typing import Final
 from urllib.parse import quote, quote_plus
 
-MIN_SECRET_CHARS: Final = 4
-"""A shorter value would be found in nearly every text."""
-
 MIN_BASE64_CHARS: Final = 5
-"""Fewer characters would be found in many texts."""
+MIN_NUMBER_CHARS: Final = 4
+"""Fewer characters would be found in many values."""
 
 LONGEST_FORM: Final = 8
 """Most characters of a form for each byte of a secret: a quotation mark, escaped three times."""
@@ -52,7 +50,7 @@ def forms_of(secret: str) -> set[str]:
     """Return the forms of a secret. Those of bytes that are not UTF-8 are read as Latin-1, one character for a byte."""
     raw = secret.encode("utf-8", "surrogatepass")
     texts = {secret, *_escaped(secret), *_in_urls(raw), raw.hex(), raw.hex().upper()}
-    texts |= {secret.replace("\n", "\r\n"), *_in_base64(raw)}
+    texts |= {*(secret.replace("\n", between) for between in ("\r\n", " ", "")), *_in_base64(raw)}
     as_bytes = [form.encode("utf-8", "surrogatepass") for form in texts if not form.isascii()]
     as_bytes += [secret.encode(coding, "surrogatepass") for coding in ("utf-16-le", "utf-16-be")]
     return texts.union(form.decode("latin-1") for form in as_bytes)
@@ -96,4 +94,4 @@ def numbers_of(secret: str) -> set[Decimal | float]:
     if abs(exact) < MOST_FLOAT32:
         found.add(float(struct.unpack("f", struct.pack("f", exact))[0]))
     signed = {sign * number for number in found for sign in (1, -1) if math.isfinite(number)}
-    return {number for number in signed if len(f"{Decimal(number).normalize():f}".strip("-")) >= MIN_SECRET_CHARS}
+    return {number for number in signed if len(f"{Decimal(number).normalize():f}".strip("-")) >= MIN_NUMBER_CHARS}

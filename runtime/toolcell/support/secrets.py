@@ -16,11 +16,14 @@ from typing import Any, Final
 from toolcell.errors import UsageError
 from toolcell.support.literals import LiteralSearch
 from toolcell.support.packing import Unrecordable
-from toolcell.support.secret_forms import MIN_SECRET_CHARS, forms_of, numbers_of
+from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.columns import Column
 from toolcell_bridge.wire.tables import AnyTable, Array, Table
 
 REDACTED: Final = "[redacted]"
+
+MIN_SECRET_CHARS: Final = 4
+"""A shorter value would be found in nearly every text."""
 
 MIN_HALF_CHARS: Final = 8
 """So much of a secret is hidden where the rest of it was cut off."""
@@ -67,12 +70,14 @@ class SecretSearch:
         """`marks`: for each secret what stands in its place. `with_halves`: find also the first half of a secret, for
         texts that were cut. Where a script sees what is hidden, it could guess a secret by halves.
         """
+        from toolcell.support.secret_forms import forms_of, numbers_of  # most runs have no secrets
+
         self._marks: dict[str, str] = {}
         self.numbers: set[Decimal | float] = set()
         for secret, mark in marks.items():
             bare = secret.strip("\r\n")  # a file's last line break is often lost
             bare = bare if len(bare) >= MIN_SECRET_CHARS else secret
-            self._marks |= dict.fromkeys(forms_of(bare), mark)
+            self._marks |= {form: mark for form in forms_of(bare) if len(form) >= MIN_SECRET_CHARS}
             self.numbers |= numbers_of(bare)
         self.forms = sorted(self._marks)
         half = (lambda form: form[: max(MIN_HALF_CHARS, (len(form) + 1) // 2)]) if with_halves else str
@@ -218,7 +223,17 @@ class SecretWalk:
                 return self._table(value)
             case Unrecordable():
                 return Unrecordable(self.text(value.type), self.text(value.text))
-        return value
+        return self._object(value)
+
+    def _object(self, value: Any) -> Any:
+        """Return anything else as it is, or what a reader would see of it if a secret is there."""
+        before = self.count
+        try:
+            plain = to_plain(value)
+        except (ValueError, TypeError):
+            plain = value
+        cleaned = self.text(str(value)) if plain is value else self.value(plain)
+        return value if self.count == before else cleaned
 
     def _entry(self, key: Any, item: Any) -> Any:
         if item is not None and type(item) is not bool and self._names_a_secret(key):

@@ -27,7 +27,7 @@ from toolcell.support.log import logger_of
 from toolcell.tools.call import Call, RunContext
 from toolcell.tools.concurrency import maybe_await
 from toolcell.tools.events import TOOL_UPDATE
-from toolcell.tools.finalize import finalize, show_user
+from toolcell.tools.finalize import finalize, finalize_soon, show_user
 from toolcell.tools.hooks import after_hooks, show_after_hooks
 from toolcell.tools.jobs import Job, Work, contained
 from toolcell.tools.options import Origin
@@ -207,9 +207,9 @@ class ToolContext:
 
 async def concluded(call: Call, result: ToolResult) -> ToolResult:
     """Return the result of background work as everybody gets it: bounded, redacted, and seen by the after hooks."""
-    result = finalize(await with_data(call.name, call.options, result), call, 0.0)
+    result = await finalize_soon(await with_data(call.name, call.options, result), call, 0.0)
     shown = await show_after_hooks(call, result)
-    result = result if shown is result else finalize(shown, call, 0.0)
+    result = result if shown is result else await finalize_soon(shown, call, 0.0)
     await show_user(call, result)
     return result
 

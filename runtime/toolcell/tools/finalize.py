@@ -6,9 +6,12 @@ Decides, and tells the user; it never runs a tool.
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from typing import Any
 
 from toolcell.errors import ToolError
+from toolcell.support import daemon_threads
+from toolcell.support.host_work import LONG_BYTES, about_bytes_in_slices
 from toolcell.support.text import cut_bytes
 from toolcell.tools.call import Call
 from toolcell.tools.call_log import MAX_NAME_CHARS, args_for_log, logger
@@ -146,6 +149,17 @@ def finalize(result: ToolResult, call: Call, duration_s: float, job_id: str | No
     if result.status is Status.PENDING and result.job_id is None and job_id is not None:
         result = dataclasses.replace(result, job_id=job_id)
     return result.stamped(call.call_id, call.name, int(duration_s * 1e6) / 1000, truncated)
+
+
+async def finalize_soon(result: ToolResult, call: Call, duration_s: float, job_id: str | None = None) -> ToolResult:
+    """Do the same as `finalize`, and keep the event loop free while a large result is looked through for secrets."""
+    if call.run.secrets:
+        parts = map(part_data, (*result.parts, *result.files))
+        size = await about_bytes_in_slices([result.value, result.details, result.for_user, *parts])
+        if size > LONG_BYTES:
+            with suppress(MemoryError):  # there is none for a thread
+                return await daemon_threads.run_sync(finalize, result, call, duration_s, job_id)
+    return finalize(result, call, duration_s, job_id)
 
 
 async def show_user(call: Call, result: ToolResult) -> None:

@@ -25,7 +25,7 @@ from toolcell.tools.call_log import MAX_NAME_CHARS, log_end, log_start, logger
 from toolcell.tools.concurrency import maybe_await, passes_on
 from toolcell.tools.events import TOOL_END, TOOL_FINISHED, TOOL_START
 from toolcell.tools.execution import ABORTED, cancelled, cut_short, execute
-from toolcell.tools.finalize import failure_of, finalize, show_user, with_repeat_hint
+from toolcell.tools.finalize import failure_of, finalize, finalize_soon, show_user, with_repeat_hint
 from toolcell.tools.hooks import (
     Approve,
     Deny,
@@ -122,7 +122,7 @@ async def perform(state: RegistryState, call: Call, tool: RegisteredTool) -> Too
     if result.status is Status.PENDING:
         result = await _await_job(call, result, job_id, state.settings.pending_wait_s)
     call.duration_s = time.perf_counter() - call.started_s
-    result = finalize(result, call, call.duration_s, job_id)
+    result = await finalize_soon(result, call, call.duration_s, job_id)
     if call.run.scope.made_calls is not None and (
         call.run.dry_run is None or not call.run.dry_run.key
     ):  # else it is a preview
@@ -141,7 +141,7 @@ async def conclude(state: RegistryState, call: Call, result: ToolResult) -> Tool
         result = finalize(result, call, 0.0)
     elif (state.hooks or run.scope.hooks) and not call.is_shown:
         shown = await _until_cut_short(call, show_after_hooks(call, result))
-        result = result if shown is result else finalize(shown, call, call.duration_s)
+        result = result if shown is result else await finalize_soon(shown, call, call.duration_s)
     if run.scope.on_user is not None and call.is_executed and not call.is_shown and call.origin in _TOOL_OF_ORIGIN:
         await show_user(call, result)
     if not run.scope.is_shared and (result.status is not Status.OK or run.state.failures):
@@ -169,7 +169,7 @@ async def answer_call(call: Call, answer: ToolResult | Awaitable[ToolResult], no
         given = await _record_start(call, None)
         if given is None:
             given = answer if isinstance(answer, ToolResult) else await answer
-        result = finalize(given, call, 0.0)
+        result = await finalize_soon(given, call, 0.0)
         await _end(call, result)
         return result
     except BaseException as exc:
