@@ -33,6 +33,22 @@ set_result(text.value.count(b"<heap nr="))
 """
 """Results in the number of glibc's heaps for nine threads. Joblib counts physical processors, if need be with `lscpu`."""
 
+JOBS = """
+import joblib, threading
+from multiprocessing.pool import ThreadPool
+both = threading.Barrier(2)
+def meet(number):
+    both.wait(30)
+    return number
+jobs = {backend: [joblib.delayed(meet)(number) for number in range(2)] for backend in (None, "loky", "threading")}
+assert joblib.Parallel(n_jobs=-1)(joblib.delayed(abs)(-number) for number in range(2)) == [0, 1]
+jobs["multiprocessing"] = [joblib.delayed(abs)(-number) for number in range(2)]
+found = [joblib.Parallel(n_jobs=2, backend=backend)(each) for backend, each in jobs.items()]
+with ThreadPool(2) as pool:
+    set_result([*found, pool.map(meet, range(2), 1)])
+"""
+"""Jobs that meet, as only two at once can."""
+
 PROGRAMS = {
     "its user has a name": """
         import getpass, grp, os, pwd

@@ -12,7 +12,7 @@ from toolcell import Outcome, Policy, SyncRuntime
 from toolcell.testing.contract.termination import OWN_SIGNALS
 
 from .conftest import Run
-from .plain_python import LIBRARIES, PROGRAMS, died_of
+from .plain_python import JOBS, LIBRARIES, PROGRAMS, died_of
 
 pytestmark = pytest.mark.isolation
 
@@ -40,6 +40,14 @@ def test_libraries_keep_few_heaps_and_look_for_no_programs(policy: Policy) -> No
         result = runtime.execute_code(LIBRARIES)
     assert result.value == 2, result.error
     assert "physical cores" not in result.logs.stderr
+
+
+@pytest.mark.parametrize("profile", ["full", "container"])
+def test_joblib_works_in_threads_and_says_nothing(profile: Any) -> None:
+    pytest.importorskip("joblib", reason="copies the joblib of this interpreter")
+    with SyncRuntime(policy=Policy(profile=profile), packages=["joblib"]) as runtime:
+        result = runtime.execute_code(JOBS)
+    assert (result.value, result.logs.stderr) == ([[0, 1]] * 5, ""), result.error
 
 
 @pytest.mark.parametrize("script", ["1 / 0", "import asyncio\nawait asyncio.sleep(0)\n1 / 0"])

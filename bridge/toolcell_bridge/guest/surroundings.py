@@ -30,6 +30,8 @@ NO_MANAGER = (
     "Value or Array"
 )
 
+SERIAL_JOBS = "joblib will operate in serial mode"
+
 
 def install() -> None:
     """Prepare what is the same for every script. Runs before the fork."""
@@ -99,6 +101,8 @@ def _hide_our_code(warnings: ModuleType) -> None:
     show = warnings._showwarnmsg
 
     def _showwarnmsg(message: Any) -> None:
+        if str(message.message).endswith(SERIAL_JOBS):  # `_allow_threads` sees to it that they are not
+            return
         if message.filename.startswith(tracebacks.OWN_FOLDER):
             message.filename, message.lineno, message.line = *nowhere, None
         show(message)
@@ -145,9 +149,37 @@ def _explain_managers(managers: ModuleType) -> None:
     managers.BaseManager.start = start
 
 
+def _do_without_semaphores(pool: ModuleType) -> None:
+    """A pool of threads makes a queue for processes, whose locks need semaphores. Locks of threads do for it."""
+    import threading
+    from multiprocessing.queues import SimpleQueue
+
+    class Context:
+        Lock = staticmethod(threading.Lock)
+
+        def SimpleQueue(self) -> Any:
+            return SimpleQueue(ctx=self)
+
+    def begin(self: Any, processes: int | None = None, initializer: Any = None, initargs: Any = ()) -> None:
+        pool.Pool.__init__(self, processes, initializer, initargs, context=Context())
+
+    pool.ThreadPool.__init__ = begin
+
+
+def _allow_threads(helpers: ModuleType) -> None:
+    """Joblib starts no thread where there are no semaphores, although its threads need none."""
+    if helpers.mp is None and os.environ.get("JOBLIB_MULTIPROCESSING", "1") != "0":
+        import multiprocessing
+        from multiprocessing.context import assert_spawning
+
+        helpers.__dict__.update(mp=multiprocessing, assert_spawning=assert_spawning, has_no_semaphores=True)
+
+
 def _use_threads(parallel: ModuleType) -> None:
     """Joblib's default starts programs. Its threads work, and call tools."""
     parallel.register_parallel_backend("loky", parallel.ThreadingBackend, make_default=True)
+    if hasattr(sys.modules["joblib._multiprocessing_helpers"], "has_no_semaphores"):
+        parallel.register_parallel_backend("multiprocessing", parallel.ThreadingBackend)
 
 
 def _show_charts(renderers: ModuleType) -> None:
@@ -179,12 +211,14 @@ def _display(value: object) -> None:
 
 
 def _know_processors(context: ModuleType) -> None:
-    """Loky runs `lscpu` to count physical cores."""
+    """Loky runs `lscpu` to count physical cores, and reads files of cgroups."""
     context.__dict__["physical_cores_cache"] = os.cpu_count() or 1
+    context.__dict__["_cpu_count_cgroup"] = lambda count: count
 
 
 CHANGES: dict[str, Callable[[ModuleType], None]] = {
     "inspect": _hide_outer_frames,
+    "joblib._multiprocessing_helpers": _allow_threads,
     "joblib.externals.loky.backend.context": _know_processors,
     "joblib.externals.loky.backend.resource_tracker": _do_without_tracker,
     "joblib.parallel": _use_threads,
@@ -194,6 +228,7 @@ CHANGES: dict[str, Callable[[ModuleType], None]] = {
     "warnings": _hide_our_code,
     "plotly.io._renderers": _show_charts,
     "multiprocessing.resource_tracker": _do_without_tracker,
+    "multiprocessing.pool": _do_without_semaphores,
     "multiprocessing.managers": _explain_managers,
 }
 """What is done to a module after its import."""
