@@ -10,7 +10,7 @@ import warnings
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import date, timedelta
+from datetime import date, time, timedelta
 from itertools import chain, repeat
 from types import NoneType
 from typing import Any, Final
@@ -63,17 +63,19 @@ def column_of(name: str, items: list[Any], to_plain: ToPlain, form: str = "objec
     if only is date:
         days = array("i", [0 if each is None else each.toordinal() - FIRST_DAY for each in items])
         return Column("date", len(items), _bytes(days), valid=valid, form=form)
+    if only is time and not any(each.tzinfo for each in items if each is not None):
+        times = array("q", [0 if each is None else _nanoseconds(each) for each in items])
+        return Column("time", len(items), _bytes(times), valid=valid, form=form)
     if only in _OWN_TYPE:
         kind, code = _OWN_TYPE[only]
         try:
             numbers = array(code, [0 if each is None else each for each in items])
         except OverflowError:
-            return Column("plain", len(items), form="object", detail=to_plain(name, items))
+            return _plain_column(name, items, to_plain)
         return Column(kind, len(items), _bytes(numbers), valid=valid, form=form)
     if (only.__module__, only.__name__) == ("decimal", "Decimal"):
         if (found := decimal_column(items, valid, form)) is not None:
             return found
-        _warn(name, "Decimal", "text")
     elif only is list or (only.__module__, only.__name__) == ("numpy", "ndarray"):
         rows = [each for each in items if each is not None]
         inner = _items_of_lists(name, rows, to_plain, depth) if only is list else _items_of_arrays(name, rows, to_plain)
@@ -81,7 +83,21 @@ def column_of(name: str, items: list[Any], to_plain: ToPlain, form: str = "objec
             lengths = array("I", [0 if each is None else len(each) for each in items])
             form = form if only is list else "array"
             return Column("list", len(items), lengths=_bytes(lengths), valid=valid, form=form, detail=(inner, 0))
-    return Column("plain", len(items), form="object", detail=to_plain(name, items))
+    return _plain_column(name, items, to_plain)
+
+
+def _plain_column(name: str, items: list[Any], to_plain: ToPlain) -> Column:
+    """Return a column of plain data, and say which values are converted for it, but for numbers of numpy."""
+    detail = to_plain(name, items)
+    for given, sent in {(type(each), type(as_sent)) for each, as_sent in zip(items, detail, strict=True)}:
+        if sent is not NoneType and not issubclass(given, sent) and given.__module__ != "numpy":
+            _warn(name, given.__name__, sent.__name__)
+    return Column("plain", len(items), form="object", detail=detail)
+
+
+def _nanoseconds(moment: time) -> int:
+    seconds = 3600 * moment.hour + 60 * moment.minute + moment.second
+    return 1000 * (1_000_000 * seconds + moment.microsecond)
 
 
 def _items_of_lists(name: str, rows: list[list[Any]], to_plain: ToPlain, depth: int) -> Column | None:
@@ -175,6 +191,8 @@ def array_of(value: Any, to_plain: ToPlain) -> Array | Table | None:
         import numpy
 
         missing = numpy.broadcast_to(numpy.ma.getmaskarray(value), value.shape).reshape(-1)
+        if str(value.fill_value) != str(numpy.ma.default_fill_value(value.dtype)):
+            warnings.warn("the fill_value of a masked array is not sent", UserWarning, stacklevel=2)
         if column.kind == "date":
             missing = missing | numpy.isnat(_flat(numbers))
         column = replace(column, valid=_packed_bits(~missing))
@@ -297,14 +315,9 @@ def pandas_axis(index: Any, to_plain: ToPlain) -> Axis:
 
 def _labels(to_plain: ToPlain) -> ToPlain:
     """Convert labels that have no kind in common: what is not a scalar becomes text."""
-
-    def convert(name: str, items: list[Any]) -> list[Any]:
-        labels = [each if isinstance(each, (NoneType, bool, int, float, str)) else str(each) for each in items]
-        for kind in {type(each).__name__ for each, text in zip(items, labels, strict=True) if each is not text}:
-            _warn(name, kind, "text")
-        return to_plain(name, labels)
-
-    return convert
+    return lambda name, items: to_plain(
+        name, [each if isinstance(each, (NoneType, bool, int, float, str)) else str(each) for each in items]
+    )
 
 
 def _pandas_column(name: str, values: Any, to_plain: ToPlain) -> Column:
@@ -314,8 +327,6 @@ def _pandas_column(name: str, values: Any, to_plain: ToPlain) -> Column:
     if kind == "CategoricalDtype":
         held = values.array
         categories = _pandas_column(name, held.categories, to_plain)
-        if categories.kind == "plain" and any(isinstance(each, (list, dict)) for each in categories.detail):
-            _warn(name, "category of tuples", "one of lists")
         return Column("category", len(values), _memory(held.codes), detail=(categories, bool(held.ordered)))
     if kind == "DatetimeTZDtype":
         times = values.array.tz_convert("UTC").tz_localize(None)
@@ -525,7 +536,8 @@ def _polars_coded(values: Any) -> Column:
 
 def arrow_table(value: Any, to_plain: ToPlain) -> Table:
     """Return a table or a record batch of pyarrow."""
-    if set(value.schema.metadata or ()) - {b"pandas"}:
+    metadata = value.schema.metadata or {}
+    if set(metadata) - {b"pandas"} or b'"index_columns": ["' in metadata.get(b"pandas", b""):
         warnings.warn("the metadata of a schema are not sent", UserWarning, stacklevel=2)
     columns = [
         _arrow_column(str(name), each, to_plain) for name, each in zip(value.schema.names, value.columns, strict=True)
