@@ -105,7 +105,9 @@ def opened(place: str) -> Iterator[Callable[..., ExecutionResult]]:
     """Yield what runs a script in a place."""
     settings: dict[str, Any] = {}
     if place in ("docker", "forked"):
-        settings["backend"] = DockerBackend(mode="forked" if place == "forked" else "single", packages=PACKAGES)
+        settings["backend"] = DockerBackend(
+            mode="forked" if place == "forked" else "single", packages=PACKAGES, preload=PACKAGES
+        )
     else:
         settings["packages"] = PACKAGES
     with SyncRuntime(limits=LIMITS, **settings) as runtime:
