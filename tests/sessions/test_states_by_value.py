@@ -289,6 +289,16 @@ def test_arrays_and_frames_are_brought_back_and_can_be_written_to() -> None:
     assert back.value[1:] == [False, [2, 2], 2, True, 7]
 
 
+@pytest.mark.slow
+def test_what_is_of_a_class_whose_module_was_not_imported_is_brought_back() -> None:
+    records = pytest.importorskip("numpy").rec.array([(1, 2.5)], names="a, b")
+    with SyncRuntime(packages=["numpy"]) as runtime, runtime.session() as session:
+        assert session.execute_code("y = x", inputs={"x": records}).ok
+        session.put_down()
+        back = session.execute_code("[type(y).__name__, y.tolist(), y.a.tolist(), repr(y)[:4]]")
+    assert (back.value, began(back)) == (["recarray", [[1, 2.5]], [1], "rec."], "value"), back.error
+
+
 LOST = (
     "import socket, sqlite3, threading\ngen = (i for i in [1])\nhandle = open('f', 'w')\ndb = sqlite3.connect(':memory:')\n"
     "lock = threading.Lock()\nkept = [1, 2]\ndef f(): return gen\nholder = {'deep': [lock]}\nn = 0\nwhile True: n += 1"

@@ -293,6 +293,8 @@ def _pickler_class(place: Place, roots: list[str]) -> Any:
                 return (object.__new__, (kind,), vars(value)) if isinstance(reduced, str) else reduced
             elif self._is_named(value):
                 raise TypeError("of its own it is only a name of the script")
+            if isinstance(value, type) and value.__module__ not in (MAIN, *sys.modules):
+                _import_home(value)
             reduced = super().reducer_override(value)
             if isinstance(reduced, tuple) and reduced[0] is cloudpickle._make_skeleton_class:
                 return _class, reduced[:2], *reduced[2:]
@@ -355,6 +357,14 @@ def _has_home(value: Any) -> bool:
     for name in getattr(value, "__qualname__", value.__name__).split("."):
         found = getattr(found, name, None)
     return found is value
+
+
+def _import_home(kind: type) -> None:
+    """Import the module of a class that was made elsewhere, as numpy's `recarray` was: cloudpickle only looks there."""
+    try:
+        importlib.import_module(kind.__module__)
+    except Exception:  # a module that is not there: the class itself is kept
+        return
 
 
 def _class(make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
