@@ -224,13 +224,22 @@ def test_a_runtime_loads_sessions_commits_and_quotas_when_they_are_used_first() 
     assert fresh(code) == "[]"
 
 
-def test_a_runtime_without_tools_loads_few_packages_of_others() -> None:
-    code = "import sys; from toolcell import Limits, Runtime; Runtime(limits=Limits(wall_s=5)); print(*sys.modules)"
+def test_a_runtime_with_plain_tools_loads_few_packages_of_others() -> None:
+    code = """
+import sys
+from toolcell import Limits, Runtime
+def look(query: str, limit: int = 10, tags: list[str] | None = None) -> dict[str, float]:
+    "Look for something and return how often it was found where."
+    return {}
+Runtime([look], limits=Limits(wall_s=5))
+print(*sys.modules)
+"""
     loaded = fresh(code).split()
     before = fresh("import sys; print(*sys.modules)").split()
     of_others = set(packages_distributions()) & {name.partition(".")[0] for name in set(loaded) - set(before)}
 
-    assert of_others - {"toolcell", "toolcell_bridge"} <= {"anyio", "sniffio", "msgpack", "typing_extensions"}
+    few = {"anyio", "sniffio", "msgpack", "typing_extensions", "jsonschema_rs"}
+    assert of_others - {"toolcell", "toolcell_bridge"} <= few
     assert "anyio" in of_others
 
 

@@ -7,16 +7,18 @@ import enum
 import json
 from dataclasses import dataclass
 from datetime import date
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from toolcell.compat import new_tool
 from toolcell.errors import RegistrationError
 from toolcell.tools import ToolContext, ToolDefinition, ToolRegistry
-from toolcell.tools import type_schema as schema
+from toolcell.tools.pydantic_schema import described_schema
 from toolcell.tools.type_schema import type_schema
 
 pytestmark = pytest.mark.anyio
@@ -217,20 +219,26 @@ def test_the_schema_of_a_type_is_the_same_each_time_whatever_its_caller_does_to_
     for branch in first.get("anyOf", []):
         branch["description"] = "changed"
 
-    assert type_schema(annotation, mode) == made == schema._made_schema(annotation, mode)
-    assert schema._is_built_in(annotation)
+    assert type_schema(annotation, mode) == made
+
+
+BUILT_IN = st.recursive(
+    st.sampled_from([str, int, float, bool, bytes, list, dict, object, Any, None]),
+    lambda inner: st.one_of(
+        inner.map(lambda each: list[each]),  # type: ignore[valid-type]
+        st.tuples(st.sampled_from([str, int, bytes, bool, Any]), inner).map(lambda pair: dict[pair]),  # type: ignore[misc, valid-type]
+        st.lists(inner, min_size=1, max_size=3).map(lambda each: Union[tuple(each)]),  # noqa: UP007
+    ),
+    max_leaves=6,
+)
+
+
+@given(BUILT_IN, st.sampled_from(["validation", "serialization"]))
+def test_types_made_of_built_in_ones_have_the_schemas_that_pydantic_makes(annotation: Any, mode: Any) -> None:
+    assert json.dumps(type_schema(annotation, mode)) == json.dumps(described_schema(annotation, mode))
 
 
 def test_unions_in_another_order_have_their_own_schemas() -> None:
     orders = [type_schema(each)["anyOf"] for each in (int | str, str | int, int | str)]
 
     assert orders[0] == orders[2] == [*reversed(orders[1])]
-
-
-class str_of_mine:
-    """A type that is not built in."""
-
-
-@pytest.mark.parametrize("annotation", [Literal[1], Annotated[str, "x"], list[str_of_mine], tuple[int, int]], ids=str)
-def test_types_that_are_not_made_of_built_in_ones_are_not_remembered(annotation: Any) -> None:
-    assert not schema._is_built_in(annotation)

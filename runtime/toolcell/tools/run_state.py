@@ -6,7 +6,7 @@ Knows no single call. One `RunState` belongs to one event loop.
 from __future__ import annotations
 
 import math
-import uuid
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ PLAN_ORCHESTRATORS = 2
 
 def new_id() -> str:
     """Return a fresh id for a run."""
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
 
 
 class Secrets(Mapping[str, str]):

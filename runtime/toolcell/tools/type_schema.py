@@ -1,108 +1,63 @@
-"""JSON Schemas out of Python types and signatures.
-
-pydantic describes each type; what it adds for itself is taken away again. It takes a tenth of a second to import, so
-this module is imported when a function or a type becomes a tool.
-"""
+"""JSON Schemas out of Python types and signatures."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, PydanticUserError, TypeAdapter
-from pydantic.errors import PydanticSchemaGenerationError
-from pydantic.fields import FieldInfo
-from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import PydanticUndefined, to_jsonable_python
 from typing_extensions import is_typeddict
 
 from toolcell.errors import RegistrationError
-from toolcell.support.lru import Lru
 from toolcell.tools.bytes_arguments import BASE64
-from toolcell.tools.schema import OF_RESULTS, Schema, clean_schema, optional_schema
+from toolcell.tools.schema import Schema, optional_schema
 from toolcell.tools.table_arguments import table_maker, table_schema, table_type
 from toolcell.tools.values import json_copy
 from toolcell_bridge.wire.frozen import frozen
 
-
-class _Described(GenerateJsonSchema):
-    """pydantic's description of types, with bytes as base64 text. Rules about their length are left to pydantic.
-
-    As arguments ("validation") a duration may be seconds too: that is what scripts and results have. As results
-    ("serialization") types are what `to_plain` makes of them: serializers count inside models of pydantic only.
-    """
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._models = 0
-        """Those that the described type is inside of."""
-
-    def generate_inner(self, schema: Any) -> Schema:
-        is_dumped = schema["type"] in ("model", "dataclass") and hasattr(schema["cls"], "__pydantic_serializer__")
-        self._models += is_dumped
-        try:
-            return super().generate_inner(schema)
-        finally:
-            self._models -= is_dumped
-
-    def ser_schema(self, schema: Any) -> Schema | None:
-        return super().ser_schema(schema) if self._models else None
-
-    def bytes_schema(self, schema: Any) -> Schema:
-        return dict(BASE64)
-
-    def timedelta_schema(self, schema: Any) -> Schema:
-        if self.mode == "serialization":
-            return {"type": "number"}
-        return {"type": ["number", "string"], "format": "duration"}
-
-    def field_is_required(self, field: Any, total: bool) -> bool:
-        if self.mode == "validation" or field["type"] == "typed-dict-field":
-            return super().field_is_required(field, total)
-        return "serialization_exclude_if" not in field
-
-    def model_fields_schema(self, schema: Any) -> Schema:
-        return self._with_names_of_results(super().model_fields_schema(schema), schema, schema["fields"].items())
-
-    def dataclass_args_schema(self, schema: Any) -> Schema:
-        fields = [(field["name"], field) for field in schema["fields"]]
-        return self._with_names_of_results(super().dataclass_args_schema(schema), schema, fields)
-
-    def _with_names_of_results(self, described: Schema, schema: Any, fields: Iterable[tuple[str, Any]]) -> Schema:
-        if self.mode == "serialization":
-            return described
-        names: dict[str, str | None]
-        names = {field.get("serialization_alias", name): _argument_name(name, field) for name, field in fields}
-        names |= {each.get("alias", each["property_name"]): None for each in schema.get("computed_fields", ())}
-        others = [[*each] for each in names.items() if each[0] not in described.get("properties", ())]
-        return {**described, OF_RESULTS: others} if others else described
+_BUILT_IN: Final[dict[int, Schema]] = {
+    id(str): {"type": "string"},
+    id(int): {"type": "integer"},
+    id(float): {"type": "number"},
+    id(bool): {"type": "boolean"},
+    id(bytes): dict(sorted(BASE64.items())),
+    id(list): {"items": {}, "type": "array"},
+    id(dict): {"additionalProperties": True, "type": "object"},
+    id(object): {},
+    id(Any): {},
+    id(type(None)): {"type": "null"},
+    id(None): {"type": "null"},
+}
+"""By the id of a type: some types of others have no hash, or are equal to what they are not."""
+_KEYS: Final = frozenset(map(id, (str, int, float, bool, object, Any)))
+"""Keys of a dict that its schema says nothing of."""
 
 
-def _argument_name(name: str, field: Mapping[str, Any]) -> str:
-    """Return what a field is called in arguments: its alias, of several the first that is one name."""
-    alias = field.get("validation_alias", name)
-    if isinstance(alias, str):
-        return alias
-    paths = [path if isinstance(path, list) else [path] for path in alias]
-    return next((path[0] for path in paths if len(path) == 1), name)
-
-
-_BUILT_IN = frozenset(map(id, (str, int, float, bool, bytes, list, dict, object, Any, type(None), None)))
-
-_known_schemas: Lru[tuple[str, str], Schema] = Lru(1000)
-"""By mode and text of a type that is made of built-in ones. As a key the type itself would not do: unions that have the
-same members in another order are equal, and their schemas are not."""
-
-
-def _is_built_in(annotation: Any) -> bool:
-    origin = get_origin(annotation)
+def _built_in_schema(annotation: Any) -> Schema | None:
+    """Return the schema of a type that is made of built-in ones, as pydantic would describe it; None for others."""
+    origin, args = get_origin(annotation), get_args(annotation)
     if origin is None:
-        return id(annotation) in _BUILT_IN
-    return origin in (list, dict, Union, types.UnionType) and all(map(_is_built_in, get_args(annotation)))
+        known = _BUILT_IN.get(id(annotation))
+        return None if known is None else json_copy(known)
+    if origin not in (list, dict, Union, types.UnionType) or (origin is dict and id(args[0]) not in _KEYS):
+        return None
+    parts: list[Schema] = []
+    for each in args:
+        if (part := _built_in_schema(each)) is None:
+            return None
+        parts.append(part)
+    if origin is list:
+        return {"items": parts[0], "type": "array"}
+    if origin is dict:
+        return {"additionalProperties": parts[1] or True, "type": "object"}
+    branches = [part for at, part in enumerate(parts) if part not in parts[:at] and part != {"type": "null"}]
+    if {"type": "null"} in parts:
+        branches.append({"type": "null"})
+    return branches[0] if len(branches) == 1 else {"anyOf": branches}
 
 
 def type_schema(annotation: Any, mode: Literal["validation", "serialization"] = "validation") -> Schema:
@@ -111,20 +66,11 @@ def type_schema(annotation: Any, mode: Literal["validation", "serialization"] = 
     Raises:
         RegistrationError: the type has none.
     """
-    if not _is_built_in(annotation):
-        return _made_schema(annotation, mode)
-    key = mode, repr(annotation)
-    if (known := _known_schemas.get(key)) is None:
-        _known_schemas.put(key, known := _made_schema(annotation, mode))
-    schema: Schema = json_copy(known)
-    return schema
+    if (built_in := _built_in_schema(annotation)) is not None:
+        return built_in
+    from toolcell.tools.pydantic_schema import described_schema
 
-
-def _made_schema(annotation: Any, mode: Literal["validation", "serialization"]) -> Schema:
-    try:
-        return clean_schema(TypeAdapter(annotation).json_schema(schema_generator=_Described, mode=mode))
-    except (PydanticUserError, PydanticSchemaGenerationError, TypeError, NameError) as exc:
-        raise RegistrationError(f"type {annotation!r} has no JSON Schema: {str(exc).splitlines()[0]:.200}") from exc
+    return described_schema(annotation, mode)
 
 
 def record_schema(record: Any) -> Schema:
@@ -133,6 +79,8 @@ def record_schema(record: Any) -> Schema:
     Raises:
         RegistrationError: it is not a record, or cannot be described inline.
     """
+    from pydantic import BaseModel
+
     is_record = isinstance(record, type) and (
         issubclass(record, BaseModel) or dataclasses.is_dataclass(record) or is_typeddict(record)
     )
@@ -159,6 +107,9 @@ def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
         each.arg_name.lstrip("*"): " ".join(each.description.split()) for each in parsed.params if each.description
     }
     return (parsed.description or "").strip(), described
+
+
+_NO_DEFAULT: Final = inspect.Parameter.empty
 
 
 @frozen
@@ -200,12 +151,12 @@ def read_signature(
             continue
         hint, default = _default(parameter, hint)
         properties[name] = _property(function, name, hint, default, descriptions.get(name))
-        if default is PydanticUndefined:
+        if default is _NO_DEFAULT:
             required.append(name)
         if (table := table_type(hint)) is not None:
             converters[name] = table_maker(name, table)
         elif not _is_plain_type(hint):
-            converters[name] = TypeAdapter(hint).validate_python
+            converters[name] = _converter(hint)
     schema: Schema = {"type": "object", "properties": properties}
     if required:
         schema["required"] = required
@@ -257,9 +208,32 @@ def _name(function: Callable[..., Any]) -> str:
 def _default(parameter: inspect.Parameter, hint: Any) -> tuple[Any, Any]:
     """Unpack `= Field(...)` defaults, pydantic's way of writing constraints."""
     default = parameter.default
-    if isinstance(default, FieldInfo):
-        return Annotated[hint, default], default.get_default(call_default_factory=True, validated_data={})
-    return hint, PydanticUndefined if default is parameter.empty else default
+    if not _is_field(default):
+        return hint, default
+    from pydantic_core import PydanticUndefined
+
+    value = default.get_default(call_default_factory=True, validated_data={})
+    return Annotated[hint, default], _NO_DEFAULT if value is PydanticUndefined else value
+
+
+def _is_field(value: Any) -> bool:
+    """True for pydantic's `Field(...)`. Whoever has made one has imported pydantic."""
+    fields = sys.modules.get("pydantic.fields")
+    return fields is not None and isinstance(value, fields.FieldInfo)
+
+
+def _converter(hint: Any) -> Callable[[Any], Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(hint).validate_python
+
+
+def _jsonable(default: Any) -> Any:
+    if type(default) in _PLAIN_TYPES:
+        return default
+    from pydantic_core import to_jsonable_python
+
+    return to_jsonable_python(default, fallback=str)
 
 
 def _property(function: Callable[..., Any], name: str, hint: Any, default: Any, description: str | None) -> Schema:
@@ -268,10 +242,10 @@ def _property(function: Callable[..., Any], name: str, hint: Any, default: Any, 
     except RegistrationError as exc:
         raise RegistrationError(f"{_name(function)}: parameter {name!r}: {exc}") from exc
     schema.pop("default", None)
-    if default is not PydanticUndefined:
+    if default is not _NO_DEFAULT:
         schema = optional_schema(schema)
         if default is not None:
-            schema["default"] = to_jsonable_python(default, fallback=str)
+            schema["default"] = _jsonable(default)
     if description and "description" not in schema:
         schema["description"] = description
     return schema
@@ -305,6 +279,6 @@ def _is_plain_type(hint: Any) -> bool:
 
 def _transforms(metadata: Any) -> bool:
     """True for pydantic validators, which may change a value; constraints only check it."""
-    if isinstance(metadata, FieldInfo):
+    if _is_field(metadata):
         return any(_transforms(inner) for inner in metadata.metadata)
     return hasattr(metadata, "__get_pydantic_core_schema__") or hasattr(metadata, "func")

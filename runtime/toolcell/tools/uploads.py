@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import IO, Any, Final
@@ -27,6 +26,8 @@ class Upload:
     """One body. The first part is in memory, more of them are in a file without a name."""
 
     def __init__(self) -> None:
+        import tempfile  # with all that it imports, three milliseconds
+
         self.file: IO[bytes] = tempfile.SpooledTemporaryFile(PART_BYTES)  # noqa: SIM115 (closed by `Uploads`)
         self.size = 0
         self.calls = 0

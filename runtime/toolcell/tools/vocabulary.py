@@ -15,7 +15,8 @@ MAX_WORD_CHARS: Final = 64
 MAX_QUERY_WORDS: Final = 64
 
 _WORD: Final = re.compile(r"[^\W_]+")
-_UNSPACED: Final = re.compile(r"([\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]+)")
+_UNSPACED: Final = r"([\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]+)"
+"""`re` compiles it when it is first used, which takes a millisecond."""
 
 STOP_WORDS: Final = frozenset(
     [
@@ -108,7 +109,7 @@ def words(text: str) -> list[str]:
 
 
 def _spaced(run: str) -> list[str]:
-    parts = _UNSPACED.split(run)  # every second one has no spaces
+    parts = re.split(_UNSPACED, run)  # every second one has no spaces
     found = [part[:MAX_WORD_CHARS] for part in parts[::2] if part]
     for part in parts[1::2]:
         found += [part[at : at + 2] for at in range(len(part) - 1)] or [part]
