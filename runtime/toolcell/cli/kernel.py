@@ -19,6 +19,7 @@ from toolcell.config import Limits
 from toolcell.errors import UsageError
 
 if TYPE_CHECKING:
+    from toolcell.kernel.cells import Cells
     from toolcell.kernel.folder import NotebookFolder
 
 SUMMARY = """A Jupyter kernel whose cells run in a sandbox: for JupyterLab, VS Code, nbclient, papermill and others."""
@@ -118,10 +119,14 @@ def start(
     limits: Limits,
 ) -> None:
     """Serve a notebook. Jupyter starts it."""
-    from toolcell.kernel.cells import Cells
     from toolcell.kernel.kernel import start as serve
 
-    serve(str(connection_file), Cells(_options(settings, builtins, limits), files.folder()))
+    def make_cells() -> Cells:
+        from toolcell.kernel.cells import Cells
+
+        return Cells(_options(settings, builtins, limits), files.folder())
+
+    serve(str(connection_file), make_cells)
 
 
 def _options(settings: RuntimeFlags, builtins: BuiltinFlags, limits: Limits) -> dict[str, Any]:

@@ -11,10 +11,9 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from toolcell.errors import MissingPackage, ToolcellError
-from toolcell.kernel.cells import Ask, Cell, Cells
 from toolcell_bridge import __version__
 
 try:
@@ -25,20 +24,29 @@ try:
 except ModuleNotFoundError as exc:
     raise MissingPackage(f"a kernel needs {exc.name}, which is not installed: pip install 'toolcell[jupyter]'") from exc
 
+if TYPE_CHECKING:
+    from toolcell.kernel.cells import Ask, Cells
+
 ANSWER_S: Final = 0.02
 """How often stdin is looked at while somebody is asked."""
 
 
-def start(connection_file: str, cells: Cells) -> None:
-    """Serve a notebook until its front end ends it."""
+def start(connection_file: str, make_cells: Callable[[], Cells]) -> None:
+    """Serve a notebook until its front end ends it.
+
+    Front ends connect while the cells are made, with all that this imports. One that asks before it has every
+    connection waits in vain for a while, and asks again.
+    """
     app = KernelApp.instance()
-    app.cells = cells
     app.initialize(["-f", connection_file])
+    app.kernel.cells = make_cells()
     app.start()
 
 
 class SandboxKernel(Kernel):
     """Passes on what front ends ask, and what cells show."""
+
+    cells: Cells
 
     implementation = "toolcell"
     implementation_version = __version__
@@ -55,7 +63,6 @@ class SandboxKernel(Kernel):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._cells: Cells = self.parent.cells
         self._next = 1
         self._history: list[tuple[int, int, str]] = []
         self._tasks = set[asyncio.Task[object]]()
@@ -99,7 +106,7 @@ class SandboxKernel(Kernel):
 
     async def _open(self) -> None:
         try:
-            await self._cells.open()
+            await self.cells.open()
         except ToolcellError as exc:  # the first cell says it to the person
             self.log.error("%s", exc)
 
@@ -110,7 +117,7 @@ class SandboxKernel(Kernel):
         """See `pre_handler_hook`."""
 
     def _interrupt(self) -> None:
-        self._begin(self._cells.interrupt())
+        self._begin(self.cells.interrupt())
 
     def _begin(self, work: Coroutine[Any, Any, object]) -> None:
         assert self._loop is not None
@@ -132,7 +139,7 @@ class SandboxKernel(Kernel):
 
     async def _close(self) -> None:
         try:
-            await self._cells.close()
+            await self.cells.close()
         except Exception:
             self.log.exception("the sandbox could not be ended in an orderly way")
 
@@ -152,6 +159,8 @@ class SandboxKernel(Kernel):
         """Execute a cell."""
         if asyncio.get_running_loop() is not self._loop:
             return _refusal("cells are executed one after the other, so they are taken on the shell channel only")
+        from toolcell.kernel.cells import Cell
+
         expressions = {} if user_expressions is None else user_expressions
         if not isinstance(code, str) or not isinstance(expressions, dict):
             return _refusal("an execute_request has a text as its code, and an object as its user_expressions")
@@ -167,7 +176,7 @@ class SandboxKernel(Kernel):
             may_ask=bool(allow_stdin),
             expressions={name: str(source) for name, source in expressions.items()},
         )
-        reply = await self._cells.execute(cell, self._publisher(cell.is_silent), self._asker())
+        reply = await self.cells.execute(cell, self._publisher(cell.is_silent), self._asker())
         return {"execution_count": count, "payload": [], "user_expressions": {}, **reply}
 
     def _abort_queues(self, subshell_id: str | None = None) -> None:
@@ -222,7 +231,7 @@ class SandboxKernel(Kernel):
     async def do_complete(self, code: object, cursor_pos: object) -> dict[str, Any]:
         """Complete a name, in the sandbox."""
         source = _text(code)
-        return {"status": "ok", **await self._cells.complete(source, _place(source, cursor_pos))}
+        return {"status": "ok", **await self.cells.complete(source, _place(source, cursor_pos))}
 
     async def do_inspect(
         self, code: object, cursor_pos: object, detail_level: object = 0, omit_sections: object = ()
@@ -230,12 +239,12 @@ class SandboxKernel(Kernel):
         """Explain a name, in the sandbox."""
         source = _text(code)
         omit = sorted(map(str, omit_sections)) if isinstance(omit_sections, (list, set, tuple)) else []
-        found = await self._cells.inspect(source, _place(source, cursor_pos), int(detail_level == 1), omit)
+        found = await self.cells.inspect(source, _place(source, cursor_pos), int(detail_level == 1), omit)
         return {"status": "ok", **found}
 
     async def do_is_complete(self, code: object) -> dict[str, Any]:
         """Say whether a cell is whole. The sandbox parses it."""
-        return await self._cells.is_complete(_text(code))
+        return await self.cells.is_complete(_text(code))
 
     async def do_history(
         self,
@@ -290,7 +299,6 @@ class KernelApp(IPKernelApp):
     name = "toolcell-kernel"
     kernel_class = SandboxKernel
     outstream_class = None
-    cells: Cells
 
     def init_path(self) -> None:
         """Leave out the notebook's folder: modules in it are for the sandbox alone."""
