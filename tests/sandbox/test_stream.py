@@ -9,6 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from toolcell.sandbox import stream as streams
 from toolcell.sandbox.stream import SocketStream
 
 pytestmark = pytest.mark.anyio
@@ -61,3 +62,25 @@ async def test_a_closed_stream_says_so_to_whoever_waits(ends: tuple[SocketStream
             stream.close()
 
     assert ended == [b""]
+
+
+async def test_only_a_peer_that_has_answered_is_looked_at_before_sleeping(
+    ends: tuple[SocketStream, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, peer = ends
+    looks: list[int] = []
+    monkeypatch.setattr(streams, "sched_yield", lambda: looks.append(1))
+    await stream.send(b"script")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stream.receive)
+        await anyio.wait_all_tasks_blocked()
+        assert not looks
+        peer.sendall(b"call")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stream.receive)
+        await anyio.wait_all_tasks_blocked()
+        assert looks
+        peer.sendall(b"done")
+    stream.close()

@@ -56,6 +56,8 @@ class SocketStream:
         self._sock = sock
         self._writing: anyio.Event | None = None
         self._misses = 0
+        self._has_answered = False
+        """The peer has sent something since it was sent something."""
         self.is_looked_at = True
         """Whether a wait looks again before it sleeps. In vain where the peer waits for somebody else first."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -89,9 +91,10 @@ class SocketStream:
                 return b""
             if until > 0:
                 self._misses = 0
-            self.received_bytes += len(data)
-            return data
-        data, self._early = self._early, b""
+            break
+        else:
+            data, self._early = self._early, b""
+        self._has_answered = self.sent_bytes > 0
         self.received_bytes += len(data)
         return data
 
@@ -110,7 +113,7 @@ class SocketStream:
 
     def _look_until(self, now: float) -> float:
         """Return when to give up and sleep; negative for at once."""
-        if not (self.is_looked_at and self.sent_bytes) or len(_awake) > 1:
+        if not (self.is_looked_at and self._has_answered) or len(_awake) > 1:
             return -1.0
         if self._misses >= MISSES:
             self._misses += 1
