@@ -17,7 +17,7 @@ from egress.doors import Door, code_of, door
 from egress.test_attacks import of
 from egress.test_attacks import pytestmark as pytestmark
 from toolcell.builtin.web.policy import WebPolicy
-from toolcell.egress import Allow, egress
+from toolcell.egress import Allow, sending
 from toolcell.egress.connector import GuardedTransport
 from toolcell.egress.resolver import MAX_LOOKUPS, SystemResolver
 from toolcell.egress.streams import MAX_HEAD_BYTES
@@ -124,7 +124,7 @@ async def test_a_resolver_goes_on_when_names_were_found(names: SlowNames) -> Non
 
 
 async def test_the_connections_of_all_runs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(egress, "MAX_OF_ALL", 2)
+    monkeypatch.setattr(sending, "MAX_OF_ALL", 2)
 
     async def silent(stream: ByteStream) -> None:
         await stream.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")

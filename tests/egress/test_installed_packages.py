@@ -22,8 +22,8 @@ from toolcell import Limits, Policy, Runtime, ToolRegistry, UsageError
 from toolcell.audit import AuditConfig, AuditLog
 from toolcell.control import Approve, Draft
 from toolcell.egress import Allow, Egress, PackageIndex
-from toolcell.egress.egress import RunRequests
 from toolcell.egress.packages import PIP, ScriptPython
+from toolcell.egress.run_requests import RunRequests
 from toolcell.errors import PackageError
 from toolcell.sandbox import prepare_packages
 from toolcell.sandbox.process import packages

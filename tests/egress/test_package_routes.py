@@ -26,7 +26,7 @@ from toolcell import Agent, Policy, PoolConfig, Runtime, SandboxUnavailable, Too
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.builtin import ScheduledAction, SqliteStore
 from toolcell.config import DEFAULT_LAYERS
-from toolcell.egress import Egress, PackageIndex, egress
+from toolcell.egress import Egress, PackageIndex, request_tools
 from toolcell.errors import PackageError
 from toolcell.mcp.server import McpServer
 from toolcell.sandbox.process.backend import ProcessBackend
@@ -225,7 +225,7 @@ async def test_a_script_on_a_node_installs_what_pip_found_here(
 async def test_pip_is_isolated_as_scripts_are_also_when_another_process_commits(
     wheels: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry, required, find_wheels = ToolRegistry(), list[Any](), egress.find_wheels
+    registry, required, find_wheels = ToolRegistry(), list[Any](), request_tools.find_wheels
 
     @registry.tool
     def send(value: int) -> None:
@@ -235,7 +235,7 @@ async def test_pip_is_isolated_as_scripts_are_also_when_another_process_commits(
         required.append(policy.require)
         return await find_wheels(*args, policy=policy, **options)
 
-    monkeypatch.setattr(egress, "find_wheels", find)
+    monkeypatch.setattr(request_tools, "find_wheels", find)
     policy = Policy(require=DEFAULT_LAYERS - {"landlock"})
     options = {"registry": registry, "policy": policy, "journal": tmp_path / "journal"}
     async with opened(wheels, "humanize", **options) as (site, runtime):
@@ -255,7 +255,7 @@ async def test_a_machine_on_which_pip_cannot_run_says_why(
     async def fail(*_: Any, **__: Any) -> None:
         raise failure
 
-    monkeypatch.setattr(egress, "find_wheels", fail)
+    monkeypatch.setattr(request_tools, "find_wheels", fail)
     async with opened(wheels, "humanize") as (_, runtime):
         result = await runtime.execute_code("install_package('humanize')")
 

@@ -276,3 +276,8 @@ def _methods(what: str, given: str | Sequence[str]) -> tuple[str, ...]:
         if name != "*" and (not _METHOD.fullmatch(name) or name in NEVER):
             raise UsageError(f'Allow({what}) has methods such as "GET", or "*" for all, not {name!r:.80}')
     return names
+
+
+def label_set(given: str | Sequence[str]) -> frozenset[str]:
+    """Return labels of which one may be written as a text."""
+    return frozenset((given,) if isinstance(given, str) else given)

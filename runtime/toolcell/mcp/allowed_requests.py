@@ -21,7 +21,7 @@ class AllowedTransport(httpx2.AsyncBaseTransport):
     """Sends what the rules allow. Proxies of the environment are not used."""
 
     def __init__(self, egress: Egress) -> None:
-        self._egress = egress
+        self._allowed = egress.allowed
         self._inner = httpx2.AsyncHTTPTransport()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -35,15 +35,15 @@ class AllowedTransport(httpx2.AsyncBaseTransport):
             asked = HttpRequest(
                 method=request.method, target=target, headers=tuple(request.headers.multi_items()), body=b""
             )
-            rule = self._egress.judge_unasked(asked)
+            rule = self._allowed.judge_unasked(asked)
             size = int(request.headers.get("content-length", "0"))
-            _, headers = self._egress.filled(asked, rule, size)
-            await self._egress.wait_for_turn(rule, TURN_S)
-            addresses = await self._egress.addresses_of(target)
+            _, headers = self._allowed.filled(asked, rule, size)
+            await self._allowed.wait_for_turn(rule, TURN_S)
+            addresses = await self._allowed.addresses_of(target)
         except ToolError as exc:
             raise httpx2.ConnectError(exc.message) from None
         response = await send_to(self._inner, addresses, request, headers)
-        return without_secrets(response, self._egress.echoes)
+        return without_secrets(response, self._allowed.echoes)
 
     async def aclose(self) -> None:
         """Close every connection."""

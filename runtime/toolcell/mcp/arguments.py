@@ -113,7 +113,7 @@ def hiding(
 
     def hide(text: str) -> str:
         text = search_for(secrets).hide(text)[0]
-        text = egress.echoes.clean_text(text) if egress is not None else text
+        text = egress.allowed.echoes.clean_text(text) if egress is not None else text
         return login.hide(text) if login is not None else text
 
     return hide

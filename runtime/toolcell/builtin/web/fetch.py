@@ -100,7 +100,7 @@ class Fetcher:
         """`transport`: sends the requests in place of the guarded one, and is not closed. For tests."""
         self.policy = policy or WebPolicy()
         self._egress = self.policy.egress
-        self._echoes = Echoes({}) if self._egress is None else self._egress.echoes
+        self._echoes = Echoes({}) if self._egress is None else self._egress.allowed.echoes
         self._resolver = resolver
         self._transport = transport
         self._pace = HostPace(self.policy.interval_s)
@@ -139,8 +139,8 @@ class Fetcher:
             yield self._transport
             return
         egress = self._egress
-        rules = self.policy if egress is None else egress.addresses
-        transport = GuardedTransport(rules, self._resolver or (None if egress is None else egress.resolver))
+        rules = self.policy if egress is None else egress.allowed.addresses
+        transport = GuardedTransport(rules, self._resolver or (None if egress is None else egress.allowed.resolver))
         try:
             with quiet_loggers(*_TELLING):
                 yield transport
@@ -194,10 +194,10 @@ class Fetcher:
         headers, content = [(name.encode(), value.encode()) for name, value in given.items()], outgoing.body
         if self._egress is not None:
             asked = HttpRequest(method=outgoing.method, target=target, headers=tuple(given.items()), body=content)
-            rule = self._egress.judge_unasked(asked)
+            rule = self._egress.allowed.judge_unasked(asked)
             await check_long_form(asked, None)
-            await self._egress.wait_for_turn(rule, left_s)
-            content, headers = self._egress.filled(asked, rule if has_secrets else replace(rule, secrets=()))
+            await self._egress.allowed.wait_for_turn(rule, left_s)
+            content, headers = self._egress.allowed.filled(asked, rule if has_secrets else replace(rule, secrets=()))
             if rule.max_bytes is not None:
                 max_bytes = min(max_bytes, rule.max_bytes)
         request = httpx.Request(outgoing.method, str(target), headers=headers, content=content or None)
