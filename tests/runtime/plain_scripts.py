@@ -91,6 +91,14 @@ SCRIPTS: dict[str, str] = {
         sys.excepthook = hook
         print("before")
         sys.stderr.flush()""",
+    "a hook for exceptions that exits": """
+        import sys
+        sys.excepthook = lambda *error: sys.exit("of the hook")
+        1 / 0""",
+    "a hook for exceptions that exits without an error": """
+        import sys
+        sys.excepthook = lambda *error: sys.exit(0)
+        1 / 0""",
     "a hook of threads": """
         import threading
         threading.excepthook = lambda args: print("hook:", args.exc_type.__name__)
@@ -288,6 +296,14 @@ SCRIPTS: dict[str, str] = {
         def outer():
             inner()
         outer()""",
+    "the stack of a task": """
+        import asyncio
+        async def inner():
+            for limit in (None, 1, 2):
+                print([each.f_code.co_name for each in asyncio.current_task().get_stack(limit=limit)])
+        async def outer():
+            await inner()
+        asyncio.run(outer())""",
     "the stack of a thread": """
         import threading, traceback
         def work(): print([each.name for each in traceback.extract_stack()][-1])

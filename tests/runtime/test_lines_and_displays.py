@@ -194,6 +194,15 @@ def test_a_coroutine_that_is_never_awaited_names_no_file_of_ours(runtime: SyncRu
     assert "toolcell" not in result.logs.stderr
 
 
+def test_what_a_script_was_warned_of_is_not_repeated_when_its_value_is_drawn(runtime: SyncRuntime) -> None:
+    source = (
+        "import warnings\nclass Drawn:\n    def _repr_html_(self):\n"
+        "        warnings.warn('of the drawing', stacklevel=2)\n        return '<b>x</b>'\n"
+        "drawn = Drawn()\ndrawn._repr_html_()\ndrawn"
+    )
+    assert runtime.execute_code(source).logs.stderr.count("UserWarning: of the drawing") == 1
+
+
 CURES = {
     "import asyncio\nasync with asyncio.TaskGroup() as group: group.create_task(tools.rows())": "call_tool_async",
     "import json\njson.dumps(call_tool_async('double', n=1))": "await it first",

@@ -236,17 +236,22 @@ class Runner:
                 raise OSError(self._put_error)
             self._execute(run)
         except SystemExit as exc:
-            if exc.code is None or exc.code == 0:
-                return Done(True, None)
-            return Done(False, errors.describe(exc, self._text(run)))
+            return self._exited(exc, run)
         except Denied as exc:
             return Done(False, exc.error)
         except BaseException as exc:
-            is_printed = tracebacks.call_excepthook(exc)
+            try:
+                is_printed = tracebacks.call_excepthook(exc)
+            except SystemExit as of_hook:
+                return self._exited(of_hook, run)
             if self._channel.fileno < 0 and self._is_serving and not is_printed:
                 sys.stderr.write(tracebacks.format_exception(exc))
             return Done(False, errors.describe(exc, self._text(run)))
         return Done(True, None)
+
+    def _exited(self, error: SystemExit, run: RunScript) -> Done:
+        is_ok = error.code is None or error.code == 0
+        return Done(is_ok, None if is_ok else errors.describe(error, self._text(run)))
 
     def _wait_for(self, names: list[str]) -> None:
         """Send what has to be there if the wait never ends, and tell the host what is waited for."""

@@ -98,13 +98,17 @@ def _begin_linecache(linecache: ModuleType) -> None:
 def _hide_our_code(warnings: ModuleType) -> None:
     """What warns with nothing of the script's below it would name our file. The interpreter names `sys` then."""
     nowhere = ("<sys>", 0) if sys.version_info >= (3, 13) else ("sys", 1)
-    show = warnings._showwarnmsg
+    show, shown = warnings._showwarnmsg, set[str]()
 
     def _showwarnmsg(message: Any) -> None:
-        if str(message.message).endswith(SERIAL_JOBS):  # `_allow_threads` sees to it that they are not
+        text = str(message.message)
+        if text.endswith(SERIAL_JOBS):  # `_allow_threads` sees to it that they are not
             return
         if message.filename.startswith(tracebacks.OWN_FOLDER):
+            if text in shown:  # as of a figure that the script has saved, and that is drawn once more
+                return
             message.filename, message.lineno, message.line = *nowhere, None
+        shown.add(text)
         show(message)
 
     warnings.__dict__["_showwarnmsg"] = _showwarnmsg
@@ -121,6 +125,19 @@ def _hide_frames(traceback: ModuleType) -> None:
 
     walk = traceback.walk_stack
     traceback.__dict__["walk_stack"] = walk_stack
+
+
+def _hide_frames_of_task(base_tasks: ModuleType) -> None:
+    """The same for `asyncio.Task.print_stack`. A task that has failed has a traceback, which is trimmed already."""
+
+    def _task_get_stack(task: Any, limit: int | None) -> list[FrameType]:
+        if task.done():
+            return found(task, limit)  # type: ignore[no-any-return]
+        frames = tracebacks.frames_of_script(found(task, None)[::-1])
+        return frames[:limit][::-1]
+
+    found = base_tasks._task_get_stack
+    base_tasks.__dict__["_task_get_stack"] = _task_get_stack
 
 
 def _hide_outer_frames(inspect: ModuleType) -> None:
@@ -217,6 +234,7 @@ def _know_processors(context: ModuleType) -> None:
 
 
 CHANGES: dict[str, Callable[[ModuleType], None]] = {
+    "asyncio.base_tasks": _hide_frames_of_task,
     "inspect": _hide_outer_frames,
     "joblib._multiprocessing_helpers": _allow_threads,
     "joblib.externals.loky.backend.context": _know_processors,

@@ -219,7 +219,11 @@ def frames_of_script(frames: list[FrameType]) -> list[FrameType]:
 
 
 def call_excepthook(error: BaseException) -> bool:
-    """Call the script's own `sys.excepthook`; False when it has none."""
+    """Call the script's own `sys.excepthook`; False when it has none.
+
+    Raises:
+        SystemExit: the hook has ended the script in its own way.
+    """
     hook = getattr(sys, "excepthook", _excepthook)
     if hook is _excepthook:
         return False
@@ -227,7 +231,7 @@ def call_excepthook(error: BaseException) -> bool:
     try:
         hook(type(error), error, error.__traceback__)
     except SystemExit:
-        pass
+        raise
     except BaseException as exc:
         if exc.__context__ is error:  # it is being handled here, and not in the script
             exc.__context__ = None
