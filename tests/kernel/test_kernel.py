@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from toolcell.kernel import spec
 from toolcell.kernel.cells import Cell, Cells
 
 from .conftest import PATIENCE_S, Notebook
@@ -329,6 +333,51 @@ class TestEnds:
         assert notebook.run("forgotten").reply["ename"] == "NameError"
         notebook.manager.shutdown_kernel()
         assert not notebook.manager.is_alive()
+
+    @pytest.mark.parametrize("victim", ["kernel", "server"])
+    def test_nothing_is_left_of_a_kernel_when_it_or_its_server_is_killed(
+        self, jupyter: Path, tmp_path: Path, victim: str
+    ) -> None:
+        spec.install("toolcell-killed", ["--save"], for_user=True)
+        with subprocess.Popen(
+            [sys.executable, "-c", SERVER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        ) as server:
+            assert server.stdout is not None
+            kernel = int(server.stdout.readline().removeprefix("kernel "))
+            sandboxes = cgroups_of(kernel)
+            inside = {
+                pid for group in sandboxes for each in group.rglob("cgroup.procs") for pid in each.read_text().split()
+            }
+            assert inside or not sandboxes
+            try:
+                os.kill(kernel if victim == "kernel" else server.pid, signal.SIGKILL)
+                until = time.monotonic() + PATIENCE_S
+                while cgroups_of(kernel) or any(os.path.exists(f"/proc/{pid}/exe") for pid in (kernel, *inside)):
+                    assert time.monotonic() < until, (cgroups_of(kernel), inside)
+                    time.sleep(0.05)
+            finally:
+                server.kill()
+
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["written.txt"]
+
+
+SERVER = """
+import sys, time
+from jupyter_client.manager import start_new_kernel
+manager, client = start_new_kernel(kernel_name="toolcell-killed", cwd=sys.argv[1])
+client.execute_interactive("open('written.txt', 'w').write('w');", timeout=90)
+client.execute("print('go')\\nwhile True: pass")
+while client.get_iopub_msg(timeout=90)["msg_type"] != "stream": pass
+print("kernel", manager.provisioner.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def cgroups_of(kernel: int) -> list[Path]:
+    """Return the cgroups of sandboxes that a kernel has started."""
+    return [
+        Path(at, each) for at, names, _ in os.walk("/sys/fs/cgroup") for each in names if f"toolcell-{kernel}-" in each
+    ]
 
 
 class TestAnswersOfAGuest:

@@ -228,6 +228,19 @@ class TestMalformed:
         about = plain.ask("inspect_request", code="print", cursor_pos=place, detail_level="x")
         assert about["found"]
 
+    @pytest.mark.parametrize("kind", ["complete_request", "inspect_request", "is_complete_request"])
+    def test_the_sandbox_is_asked_by_the_main_thread_alone(self, plain: Notebook, kind: str) -> None:
+        content = {"code": "pri", "cursor_pos": 3}
+        message = plain.client.session.msg(kind, content)
+        plain.client.control_channel.send(message)
+        ident = message["header"]["msg_id"]
+
+        assert plain.ask_control("kernel_info_request")["status"] == "ok", "and the answer to what came before it"
+        while (shown := plain.client.get_iopub_msg(timeout=PATIENCE_S))["parent_header"].get("msg_id") != ident:
+            pass
+        assert shown["msg_type"] == "status" and not plain.client.control_channel.msg_ready()
+        assert plain.ask(kind, **content)["status"] in ("ok", "unknown", "complete")
+
     def test_what_cannot_be_answered_does_not_end_the_kernel(self, plain: Notebook) -> None:
         for kind, content in (
             ("execute_request", {}),

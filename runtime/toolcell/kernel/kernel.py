@@ -70,6 +70,8 @@ class SandboxKernel(Kernel):
         self._asking = asyncio.Lock()
         for name in ("comm_open", "comm_msg", "comm_close"):
             self.shell_handlers[name] = self._refuse_comm
+        for name in ("complete_request", "inspect_request", "is_complete_request"):
+            del self.control_handlers[name]  # that channel has a thread, and the sandbox is the main thread's
 
     # Numbers of cells: the base class counts by itself, also cells that are not to be counted.
 

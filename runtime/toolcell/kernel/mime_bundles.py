@@ -23,11 +23,11 @@ PLOTLY_SERVER: Final = "https://plot.ly"
 
 ELEMENTS: Final = re.compile(
     r"a|abbr|b|blockquote|br|caption|center|code|col|colgroup|dd|del|details|div|dl|dt|em|font|h[1-6]|hr|i|img|ins|kbd|"
-    r"li|mark|ol|p|pre|q|s|samp|small|span|strike|strong|sub|summary|sup|table|tbody|td|tfoot|th|thead|tr|tt|u|ul|var"
+    r"li|mark|meter|ol|p|pre|progress|q|s|samp|small|span|strike|strong|sub|summary|sup|table|tbody|td|tfoot|th|thead|tr|tt|u|ul|var"
 )
 ATTRIBUTES: Final = re.compile(
-    r"align|alt|bgcolor|border|cellpadding|cellspacing|class|color|colspan|dir|height|id|lang|open|role|rowspan|scope|"
-    r"size|span|start|title|valign|width"
+    r"align|alt|bgcolor|border|cellpadding|cellspacing|class|color|colspan|dir|height|id|lang|max|min|open|role|rowspan|scope|"
+    r"size|span|start|title|valign|value|width"
 )
 
 _ATTRIBUTE: Final = r"""([a-z][a-z0-9_-]*)(?:\s*=\s*("[^"<>]*"|'[^'<>]*'|[a-z0-9_.#%-]+))?"""
@@ -35,7 +35,9 @@ _TAG: Final = re.compile(rf"<(/?)([a-z][a-z0-9]*)((?:\s+{_ATTRIBUTE})*)\s*/?>", 
 _ATTRIBUTES: Final = re.compile(rf"\s+{_ATTRIBUTE}", re.IGNORECASE)
 _STYLE: Final = re.compile(r"<style(?: scoped(?:=\"\")?| type=\"text/css\")*>([^<]*)</style>", re.IGNORECASE)
 _UNFIT: Final = re.compile(
-    r"url\s*\(|image|src\s*\(|cross-fade|expression|behavior|binding|position\s*:|//|[\\@&]", re.IGNORECASE
+    r"url\s*\(|image|src\s*\(|cross-fade|expression|behavior|binding|//|[\\@&]|"
+    r"position\s*:|z-index|transform|translate|scale|shadow|outline|filter|calc|(?<![\w-])-\s*[\d.]",
+    re.IGNORECASE,
 )
 """In a style: what may load something, hide that it does, or cover the page."""
 
@@ -67,7 +69,7 @@ FRAME: Final = (
 )
 RULES: Final = (
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-    'img-src data:; font-src data:">'
+    'img-src data:; media-src data:; font-src data:">'
 )
 
 
