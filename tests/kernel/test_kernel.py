@@ -257,6 +257,17 @@ class TestInput:
         assert shown.data == {"text/plain": "('Bo', 'secret')"}
         assert plain.asked == [{"prompt": "name? ", "password": False}, {"prompt": "word? ", "password": True}]
 
+    @pytest.mark.parametrize("named", ["question", "cell", "nothing"])
+    def test_an_answer_names_its_question_or_the_cell_or_nothing(self, plain: Notebook, named: str) -> None:
+        session = plain.client.session
+        request = session.msg("execute_request", {"code": "input()", "allow_stdin": True, "user_expressions": {}})
+        plain.client.shell_channel.send(request)
+        question = plain.client.get_stdin_msg(timeout=PATIENCE_S)
+        about = {"question": question, "cell": request, "nothing": None}[named]
+        plain.client.stdin_channel.send(session.msg("input_reply", {"value": "typed"}, parent=about))
+
+        assert plain.outcome_of(request["header"]["msg_id"]).data == {"text/plain": "'typed'"}
+
     def test_where_nobody_answers_it_is_an_error_at_once(self, plain: Notebook) -> None:
         assert plain.run("input()").of("error")[0]["ename"] == "StdinNotImplementedError"
 

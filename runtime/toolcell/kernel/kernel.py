@@ -211,12 +211,14 @@ class SandboxKernel(Kernel):
                 pass  # an answer for which nobody waits any more
             content = {"prompt": prompt, "password": is_password}
             question = self.session.send(self.stdin_socket, "input_request", content, parent, ident=ident)["msg_id"]
+            of_cell = parent.get("header", {}).get("msg_id")
             while True:
                 match self._received_on_stdin():
                     case None:
                         await asyncio.sleep(ANSWER_S)
                     case {"msg_type": "input_reply", "parent_header": dict(about), "content": dict(content)}:
-                        if about.get("msg_id", question) == question:  # some front ends do not say what they answer
+                        # Some front ends do not say what they answer, or name the cell.
+                        if about.get("msg_id", question) in (question, of_cell):
                             return str(content.get("value", ""))
 
     def _received_on_stdin(self) -> dict[str, Any] | None:
