@@ -305,7 +305,8 @@ SERVER = """
 import json, os, sys
 token = os.environ["TOKEN"]
 tools = [{"name": name, "description": "What it does for you", "inputSchema": {"type": "object"}}
-         for name in ("error", "failure", "broken")]
+         for name in ("error", "failure", "broken", "wrong")]
+tools[-1]["outputSchema"] = {"type": "object", "properties": {"n": {"type": "integer"}}}
 for line in sys.stdin:
     request = json.loads(line)
     method = request["method"]
@@ -323,6 +324,8 @@ for line in sys.stdin:
         answer["error"] = {"code": -32601, "message": "no such method"}
     elif request["params"]["name"] == "error":
         answer["error"] = {"code": -32005, "message": "bad token " + token}
+    elif request["params"]["name"] == "wrong":
+        answer["result"] = {"content": [], "structuredContent": {"n": "bad token " + token}}
     elif request["params"]["name"] == "failure":
         answer["result"] = {"content": [{"type": "text", "text": "bad token " + token}], "isError": True}
     else:
@@ -332,7 +335,7 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.parametrize("tool", ["error", "failure", "broken"])
+@pytest.mark.parametrize("tool", ["error", "failure", "broken", "wrong"])
 @pytest.mark.anyio
 async def test_an_mcp_servers_error_does_not_show_what_it_was_given(tool: str, tmp_path: Path) -> None:
     registry, program = ToolRegistry(), tmp_path / "server.py"
