@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "ABORTED", "BROKEN", "LOG_FILE", "MISSING_CALL", "TRUSTS", "TRUST_TEXTS", "UNFINISHED", "UNSIGNED",
-    "UNVERIFIED", "VERIFIED", "WHERE_KEYS_ARE", "AuditConfig", "AuditEvent", "AuditLog", "BadInput",
-    "Ed25519Signer", "FileWitness", "Filter", "HmacKey", "Index", "Match", "Place", "ReceiptCheck", "RecordedCall",
-    "RecordedRun", "Recorder", "Replay", "Report", "RunChange", "RunSummary", "Searched", "ShownCall", "ShownLine",
-    "Signer", "Sink", "SpanSink", "ToolContent", "Verifier", "Witness", "begun_segments", "chain_directories",
-    "compare_runs", "default_key_path", "end_ns", "expired_segments", "exporting_sink", "jsonable", "key_ranges",
-    "lines_of", "load_heads", "load_signer", "load_verifier", "read_log_id", "receipt", "replay", "retired_keys",
-    "runtime_options", "save_private", "saved_heads", "script_calls", "search", "shown_calls", "shown_facts",
-    "shown_files", "shown_lines", "shown_output", "shown_results", "shown_text", "time_of", "to_html", "tool_table",
+    "ABORTED", "BROKEN", "LOG_FILE", "MISSING_CALL", "TRUSTS", "TRUST_TEXTS", "UNFINISHED", "UNSIGNED", "UNVERIFIED",
+    "VERIFIED", "WHERE_KEYS_ARE", "AuditConfig", "AuditEvent", "AuditLog", "BadInput", "Ed25519Signer", "FileWitness",
+    "Filter", "HmacKey", "Index", "Match", "Place", "ReceiptCheck", "RecordedCall", "RecordedRun", "Recorder",
+    "Replay", "Report", "RunChange", "RunSummary", "Searched", "ShownCall", "ShownLine", "Signer", "Sink", "SpanSink",
+    "ToolContent", "Verifier", "Witness", "begun_segments", "chain_directories", "compare_runs", "default_key_path",
+    "end_ns", "expired_segments", "exporting_sink", "json_line", "jsonable", "key_ranges", "lines_of", "load_heads",
+    "load_signer", "load_verifier", "read_log_id", "receipt", "replay", "retired_keys", "runtime_options",
+    "save_private", "saved_heads", "script_calls", "search", "shown_calls", "shown_facts", "shown_files",
+    "shown_lines", "shown_output", "shown_results", "shown_text", "time_of", "to_html", "tool_table",
     "unreadable_line", "verify", "visible", "witness_of",
 ]  # fmt: skip
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from toolcell.audit.log import AuditLog
     from toolcell.audit.otel import SpanSink, exporting_sink
     from toolcell.audit.query import BROKEN, TRUSTS, UNSIGNED, UNVERIFIED, VERIFIED, Index, RunSummary
-    from toolcell.audit.reader import UNFINISHED, RecordedCall, RecordedRun, jsonable
+    from toolcell.audit.reader import UNFINISHED, RecordedCall, RecordedRun, json_line, jsonable
     from toolcell.audit.receipt import ReceiptCheck
     from toolcell.audit.recorder import Recorder
     from toolcell.audit.replay_diff import MISSING_CALL
@@ -92,7 +92,7 @@ else:
             "toolcell.audit.log": "AuditLog",
             "toolcell.audit.otel": "SpanSink exporting_sink",
             "toolcell.audit.query": "BROKEN TRUSTS UNSIGNED UNVERIFIED VERIFIED Index RunSummary",
-            "toolcell.audit.reader": "UNFINISHED RecordedCall RecordedRun jsonable",
+            "toolcell.audit.reader": "UNFINISHED RecordedCall RecordedRun json_line jsonable",
             "toolcell.audit.receipt": "ReceiptCheck",
             "toolcell.audit.recorder": "Recorder",
             "toolcell.audit.replays": "Replay replay runtime_options script_calls",

@@ -7,14 +7,13 @@ only on request, and then redacted as in the log.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from toolcell.audit import records
-from toolcell.audit.reader import jsonable
+from toolcell.audit.reader import json_line
 from toolcell.audit.sinks import AuditEvent
 from toolcell.errors import UsageError
 
@@ -145,7 +144,7 @@ class SpanSink:
         value = cut if value is None else value
         if not self._capture_content or value is None:
             return {}
-        return {name: value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False)}
+        return {name: value if isinstance(value, str) else json_line(value)}
 
 
 def exporting_sink(exporter: Literal["otlp", "console"]) -> SpanSink:

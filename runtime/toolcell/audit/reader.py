@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import heapq
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -358,6 +359,11 @@ def ended_call(started: RecordedCall, fields: Mapping[str, Any], record: Record)
 
 MAX_DEPTH: Final = 100
 """What is nested deeper is not shown: JSON encoders, and readers of JSON, have a limit of their own."""
+
+
+def json_line(value: Any) -> str:
+    """Return recorded data as JSON on one line."""
+    return json.dumps(jsonable(value), ensure_ascii=False)
 
 
 def jsonable(value: Any, depth: int = 0, *, tables: Callable[[AnyTable], Any] = str) -> Any:

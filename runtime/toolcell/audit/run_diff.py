@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from toolcell.audit.reader import RecordedCall, RecordedRun, jsonable
+from toolcell.audit.reader import RecordedCall, RecordedRun, json_line, jsonable
 from toolcell.support.packing import pack
 
 MAX_LINES: Final = 2000
@@ -90,7 +89,7 @@ def _end_changes(first: RecordedRun, second: RecordedRun) -> Iterator[RunChange]
 
 
 def _call_text(call: RecordedCall) -> str:
-    return f"{call.tool}({json.dumps(jsonable(call.args), ensure_ascii=False)})"
+    return f"{call.tool}({json_line(call.args)})"
 
 
 def _printed(run: RecordedRun, stream: str) -> str:

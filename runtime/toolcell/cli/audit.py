@@ -31,6 +31,7 @@ from toolcell.audit import (
     RunSummary,
     Searched,
     compare_runs,
+    json_line,
     jsonable,
     lines_of,
     read_log_id,
@@ -326,7 +327,7 @@ def show_changes(runs: list[RunSummary], changes: list[RunChange], full: bool, c
                 console.print(Text(f"  ... {len(change.lines) - len(shown)} more lines: --full", "dim"))
             continue
         for sign, value, style in (("-", change.first, "red"), ("+", change.second, "green")):
-            console.print(safe(f"  {sign} {one_line(audit_terminal.as_json(value), 1 << 30 if full else 200)}", style))
+            console.print(safe(f"  {sign} {one_line(json_line(value), 1 << 30 if full else 200)}", style))
 
 
 # tail
@@ -359,7 +360,6 @@ def tail(
 
 def write_lines(runs: list[RunSummary]) -> None:
     """Write one JSON object per line."""
-    import json
 
     for run in runs:
         sys.stdout.write(json.dumps(run.to_dict()) + "\n")
@@ -567,10 +567,10 @@ class Steps:
         self._is_on = self._is_on or index >= self._start
         if not self._is_on:
             return
-        answer = jsonable(call.value) if call.code is None else f"{call.code}: {call.message}"
-        shown = safe(f"{call.tool}({one_line(json.dumps(jsonable(call.args), ensure_ascii=False), 90)})", "cyan")
+        answer = call.value if call.code is None else f"{call.code}: {call.message}"
+        shown = safe(f"{call.tool}({one_line(json_line(call.args), 90)})", "cyan")
         self._console.print(Text.assemble((f"{index:>4}  ", "dim"), shown, (f"  line {call.line}", "dim")))
-        self._console.print(safe(f"      -> {one_line(json.dumps(answer, ensure_ascii=False), 110)}"))
+        self._console.print(safe(f"      -> {one_line(json_line(answer), 110)}"))
 
     def log(self, stream: str, text: str) -> None:
         """The script printed something."""
@@ -617,7 +617,7 @@ def _show_divergence(found: Divergence, recorded: str | None, source: str | None
     console.print()
     for name, value, style in (("expected", found.expected, "green"), ("got", found.got, "red")):
         console.print(Text(f"{name:<9}", style), end="")
-        write_text(console, one_line(json.dumps(jsonable(value), ensure_ascii=False), 500))
+        write_text(console, one_line(json_line(value), 500))
 
 
 def _quote(title: str, source: str | None, line: int | None, console: Console) -> None:

@@ -5,7 +5,6 @@ All text in a record is untrusted, so all of it passes `safe` and `one_line`.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -42,7 +41,7 @@ from toolcell.audit import (
     RunSummary,
     Verifier,
     default_key_path,
-    jsonable,
+    json_line,
     load_verifier,
     read_log_id,
     retired_keys,
@@ -348,7 +347,7 @@ def _facts(run: RecordedRun) -> Iterable[tuple[str, str]]:
         yield "repeat", f"seed {policy['seed']}, clock {policy['clock']}, hash seed {policy.get('hash_seed')}"
         yield "script", f"sha256 {run.sha256}"
     if run.start.get("inputs"):
-        yield "inputs", as_json(run.start["inputs"])
+        yield "inputs", json_line(run.start["inputs"])
     for name, length, sha256, _ in run.start.get("files") or ():
         yield "file", f"{name}, {size(length)}, sha256 {sha256}"
     if redacted := (run.start.get("more") or {}).get("redacted"):
@@ -412,11 +411,11 @@ def _depths(calls: Iterable[RecordedCall]) -> dict[int, int]:
 
 def _show_call(call: RecordedCall, console: Console, most: int) -> None:
     more = call.start_extra
-    args = as_json(call.args) if "args_cut" not in more else _cut(more["args_cut"])
+    args = json_line(call.args) if "args_cut" not in more else _cut(more["args_cut"])
     origin = "" if call.origin == "code" else f"{one_line(call.origin, 40)}  "
     console.print(Text.assemble("       ", safe(origin, "dim"), safe(one_line(args, most), "dim")))
     for change in more.get("coerced") or ():
-        console.print(safe(f"       mended {one_line(as_json(change), most)}", "dim"))
+        console.print(safe(f"       mended {one_line(json_line(change), most)}", "dim"))
     is_substituted = more.get("verdict") == "substituted"
     if is_substituted:
         console.print(Text("       answered by a hook, the tool did not run", "yellow"))
@@ -424,7 +423,7 @@ def _show_call(call: RecordedCall, console: Console, most: int) -> None:
         console.print(safe(f"       refused: {one_line(str(more.get('why', '')), most)}", "red"))
     elif call.status in _GOOD:
         missing = call.end_extra.get("value_cut")
-        answer = _cut(missing) if missing else as_json(call.value)
+        answer = _cut(missing) if missing else json_line(call.value)
         console.print(Text.assemble("       ", ("-> ", "dim"), safe(one_line(answer, most))))
     elif call.is_finished:
         console.print(safe(f"       {call.code}: {one_line(call.message, most)}", "red"))
@@ -458,7 +457,7 @@ def _show_end(run: RecordedRun, console: Console, most: int) -> None:
         return
     if end.get("has_value"):
         missing = (end.get("more") or {}).get("value_cut")
-        value = _cut(missing) if missing else as_json(end["value"])
+        value = _cut(missing) if missing else json_line(end["value"])
         console.print(Text.assemble(("result  ", "bold"), safe(one_line(value, most))))
         if end["value_sha256"]:
             console.print(safe(f"        sha256 {end['value_sha256']}", "dim"))
@@ -472,11 +471,6 @@ def _show_end(run: RecordedRun, console: Console, most: int) -> None:
     if usage:
         used = f"cpu {duration(usage['cpu_s'] or 0)}, {size(usage['peak_memory_bytes'] or 0)}"
         console.print(Text(f"used    {used}, waited {duration(usage['start_s'])} for its sandbox", "dim"))
-
-
-def as_json(value: Any) -> str:
-    """Return recorded data as JSON on one line."""
-    return json.dumps(jsonable(value), ensure_ascii=False)
 
 
 # Counts
