@@ -21,8 +21,10 @@ _FIRST_WAIT_S = 0.0005
 _LONGEST_WAIT_S = 0.05
 
 MOST_KEPT = 16
-"""Sandboxes whose cgroup files stay open, six each at most: those that wait for a run, and those of sessions whose
-scripts follow each other."""
+"""Sandboxes whose cgroup files stay open, six each: those of sessions whose scripts follow each other."""
+
+MOST_KEPT_AHEAD = 3
+"""The same while others wait for their run. Where descriptors are short, these have to fit beside all sandboxes."""
 
 REMEMBERED_BYTES = 8 << 20
 """Names that take less may stay: after an ordinary run the kernel keeps less than 2 MiB."""
@@ -159,12 +161,12 @@ class Cgroup(abc.ABC):
         """Count the processes and threads that were refused for the limit of this cgroup."""
         return _field(self._files.read(f"{self._pids}/pids.events"), "max")
 
-    def keep_open(self, is_kept: bool) -> None:
+    def keep_open(self, is_kept: bool, most: int = MOST_KEPT) -> None:
         """Keep the files that measurements read open, or close them. Not while another thread measures."""
         if isinstance(self._files, KeptFiles):
             if not is_kept:
                 self._files = self._files.close()
-        elif is_kept and type(self._files) is CgroupFiles and KeptFiles.in_use < MOST_KEPT:
+        elif is_kept and type(self._files) is CgroupFiles and KeptFiles.in_use < most:
             self._files = KeptFiles(self._files)
 
     def count_processes(self) -> int:

@@ -18,7 +18,7 @@ from toolcell.config import MIB, Limits
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import INTERRUPTED_S, Exit, Sample, SandboxDefaults
 from toolcell.sandbox.interpreter import plan_rlimits
-from toolcell.sandbox.process.cgroup import REMEMBERED_BYTES, Cgroup
+from toolcell.sandbox.process.cgroup import MOST_KEPT_AHEAD, REMEMBERED_BYTES, Cgroup
 from toolcell.sandbox.process.cgroup_manager import CgroupManager
 from toolcell.sandbox.process.namespaced_zygote import NamespacedProcess
 from toolcell.sandbox.process.signals import GONE, signal_all, tree_of
@@ -116,9 +116,9 @@ class ProcessSandbox(SandboxDefaults):
             # Without a cgroup the watch is what bounds memory: a start that cannot have one fails.
             with suppress(*GONE):
                 self._tree = TreeWatch(self.pid, self.limits.memory_bytes)
-        else:
+        elif self._cgroup is not None:
             # What the end of a run reads is opened now, while nobody waits.
-            self.measure_often(True)
+            self._cgroup.keep_open(True, most=MOST_KEPT_AHEAD)
             self.sample(brief=True)
 
     @functools.cached_property
