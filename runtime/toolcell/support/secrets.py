@@ -34,6 +34,9 @@ MAX_ROWS_BYTES: Final = 1 << 22
 LITERAL_BYTES: Final = 12
 """Bytes of each form that are looked for in all data. Where they occur, the rest of the form is compared."""
 
+LITERAL_WORK: Final = 256
+"""What it costs to begin a search for one literal, in bytes."""
+
 DIRECT_WORK: Final = 1 << 18
 """Bytes times literals. Less is searched for each literal by itself: to make an automaton takes longer."""
 
@@ -95,7 +98,7 @@ class SecretSearch:
 
     def may_be_in(self, data: bytes) -> bool:
         """True when data, or text as UTF-8, holds the beginning of a form. False: it holds no secret."""
-        if len(data) * len(self._literals) > DIRECT_WORK:
+        if (len(data) + LITERAL_WORK) * len(self._literals) > DIRECT_WORK:
             return self._occurs(data)
         return any(literal in data for literal in self._literals)
 
