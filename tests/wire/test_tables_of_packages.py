@@ -438,6 +438,13 @@ def test_categories_that_are_all_missing_do_not_crash_arrow(categories: Column) 
             assert repr(table.to_polars())
 
 
+def test_a_long_category_of_many_rows_is_read_once() -> None:
+    polars = pytest.importorskip("polars")
+    column = Column("category", 1 << 20, bytes(1 << 20), detail=(text("x" * (1 << 22)), False))
+    made = Table("polars.Series", column.length, Axis(), Axis((text("v"),), (None,)), [column]).native()
+    assert (made.dtype, made.null_count(), made.to_physical().n_unique()) == (polars.Categorical, 0, 1)
+
+
 def test_only_the_text_of_a_period_or_an_interval_is_read_as_one() -> None:
     """Whoever looks at the text sees what a tool receives."""
     for form, honest, others in (

@@ -383,7 +383,9 @@ def polars_values(polars: Any, name: str, column: Column) -> Any:
         if column.valid is not None:
             codes = codes.set(polars.Series(_missing(numpy, column)), None)
         is_enum = column.form == "enum" and texts.is_unique().all() and not texts.null_count()
-        return texts.gather(codes.set(codes < 0, None)).cast(polars.Enum(texts) if is_enum else polars.Categorical)
+        # Cast first: else each row's text would be hashed, and a category of 4 MB may be in a million rows.
+        made = texts.cast(polars.Enum(texts) if is_enum else polars.Categorical)
+        return made.gather(codes.set(codes < 0, None))
     if kind == "decimal":
         digits, places = column.detail
         if 0 <= places <= digits:
