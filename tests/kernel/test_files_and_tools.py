@@ -155,7 +155,7 @@ class TestFolder:
         assert len(NotebookFolder(folder, is_saved=True).save([written(name, b"x")], Limits())) == 1
         assert sorted(tmp_path.rglob("*")) == before
 
-    def test_only_files_of_this_kernel_are_replaced(self, folder: Path) -> None:
+    def test_only_files_of_kernels_are_replaced(self, folder: Path) -> None:
         saved = NotebookFolder(folder, is_saved=True)
         long = "n" * 251 + ".txt"
 
@@ -166,6 +166,25 @@ class TestFolder:
         assert "is there" in saved.save([written("b.txt", b"2")], Limits())[0]
         assert (folder / "b.txt").read_text() == "b"
         assert "is there" in saved.save([written("link.txt", b"2")], Limits())[0]
+
+    def test_a_kernel_that_is_restarted_replaces_what_was_saved_before(self, folder: Path) -> None:
+        try:
+            os.setxattr(folder / "b.txt", "user.tried", b"")
+        except OSError as exc:
+            pytest.skip(f"files keep no attributes here: {exc}")
+        before = NotebookFolder(folder, is_saved=True)
+        before.save([written("c.txt", b"1"), written("d.txt", b"1"), written("e.txt", b"1")], Limits())
+        (folder / "d.txt").write_text("p")
+        (folder / "f.txt").write_text("1")
+        (folder / "f.txt").replace(folder / "e.txt")
+
+        restarted = NotebookFolder(folder, is_saved=True)
+        assert restarted.save([written("c.txt", b"2")], Limits()) == []
+        assert before.save([written("c.txt", b"3")], Limits()) == []
+        assert (folder / "c.txt").read_text() == "3"
+        for name in ("b.txt", "d.txt", "e.txt"):
+            assert "somebody has changed it" in restarted.save([written(name, b"2")], Limits())[0]
+        assert [(folder / name).read_text() for name in ("b.txt", "d.txt", "e.txt")] == ["b", "p", "1"]
 
     def test_what_somebody_has_changed_or_made_anew_is_not_replaced(self, folder: Path) -> None:
         saved = NotebookFolder(folder, is_saved=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ from toolcell.support import clean, read_regular_file, write_file
 
 NAMED: Final = 10
 """Files that a message names."""
+
+MARK: Final = "user.toolcell.saved"
+"""Extended attribute of a file that a kernel has written: what it wrote. It is for the next kernel in this folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +51,34 @@ class FolderCopy:
 
 @dataclass(frozen=True, slots=True)
 class SavedFile:
-    """What this kernel has written."""
+    """What a kernel has written."""
 
-    digest: bytes
     size: int
+    digest: str
+
+    @classmethod
+    def of(cls, data: bytes) -> SavedFile:
+        """Describe a file of these bytes."""
+        return cls(len(data), sha256(data).hexdigest())
+
+    @classmethod
+    def marked(cls, path: Path) -> SavedFile | None:
+        """Return what the file says of itself; None where no kernel has written it, or file systems keep no marks."""
+        if sys.platform == "linux":
+            with suppress(OSError, ValueError):
+                size, digest = os.getxattr(path, MARK, follow_symlinks=False).decode().split()
+                return cls(int(size), digest)
+        return None
+
+    def mark(self, path: Path) -> None:
+        """Keep this with the file, where its file system can."""
+        if sys.platform == "linux":
+            with suppress(OSError):
+                os.setxattr(path, MARK, f"{self.size} {self.digest}".encode(), follow_symlinks=False)
+
+    def is_still(self, path: Path) -> bool:
+        """Whether the file holds what was written."""
+        return SavedFile.of(_content(path, self.size)) == self
 
 
 @dataclass
@@ -63,7 +91,7 @@ class NotebookFolder:
     is_saved: bool = False
     """What cells write is copied back."""
     _own: dict[str, SavedFile] = field(default_factory=dict)
-    """Files that were written back, by name: these are replaced, unless somebody has changed them."""
+    """Files that this kernel has written back, by name."""
 
     def copied(self, limits: Limits) -> FolderCopy:
         """Read what is copied: half of the room for files is left to the cells.
@@ -130,10 +158,11 @@ class NotebookFolder:
                 return ""
             write_file(target, data, mode=0o644, may_replace=partial(self._is_own, name, target))
         except FileExistsError:
-            return "a file of this name is there, and this kernel has not written it, or somebody has changed it since"
+            return "a file of this name is there, and no kernel has written it, or somebody has changed it since"
         except OSError as exc:
             return exc.strerror or str(exc)
-        self._own[name] = SavedFile(sha256(data).digest(), len(data))
+        self._own[name] = SavedFile.of(data)
+        self._own[name].mark(target)
         return ""
 
     def _lack_of_room(self, name: str, size: int, limits: Limits) -> str:
@@ -147,9 +176,9 @@ class NotebookFolder:
         return ""
 
     def _is_own(self, name: str, target: Path) -> bool:
-        """Whether a file is as this kernel has written it."""
-        own = self._own.get(name)
-        return own is not None and sha256(_content(target, own.size)).digest() == own.digest
+        """Whether a file is as this kernel, or one before it, has written it."""
+        own = SavedFile.marked(target) or self._own.get(name)
+        return own is not None and own.is_still(target)
 
 
 def _has(path: Path, data: bytes) -> bool:
