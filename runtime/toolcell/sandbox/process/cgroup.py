@@ -58,7 +58,8 @@ class CgroupFiles:
         os.rmdir(directory)
 
     def children(self, directory: Path) -> list[Path]:
-        return [Path(entry.path) for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]
+        with os.scandir(directory) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
 
     def read(self, file: Path | str) -> str:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
