@@ -128,6 +128,12 @@ def test_a_file_is_not_put_where_a_script_made_something_else_and_the_session_go
 NO_VALUE = "no_value = (i for i in range(9))"
 """A generator cannot be kept by value: a session with it is rebuilt by running its scripts again."""
 
+NOTICES_NO_SIGNAL = (
+    f"import signal, time\nsignals = [{INTERRUPT_SIGNAL}]\nsignal.pthread_sigmask(signal.SIG_BLOCK, signals)\n"
+    "progress(1)\ntime.sleep(0.5)\nsignal.pthread_sigmask(signal.SIG_UNBLOCK, signals)"
+)
+"""As a function written in C that takes half a second."""
+
 
 @pytest.mark.parametrize(
     ("source", "limits", "outcome"),
@@ -136,10 +142,11 @@ NO_VALUE = "no_value = (i for i in range(9))"
         ("k = 1\nimport time\ntime.sleep(60)", Limits(wall_s=0.2), Outcome.TIMEOUT),
         ("k = 1\ncall_tool('wait_for_ever')", Limits(wall_s=0.2), Outcome.TIMEOUT),
         ("k = 1\nawait call_tool_async('wait_for_ever')", Limits(wall_s=0.2), Outcome.TIMEOUT),
+        (f"k = 1\n{NOTICES_NO_SIGNAL}\nwhile True: pass", Limits(wall_s=0.2), Outcome.TIMEOUT),
         ("k = 1\nwhile True: k += 1", Limits(cpu_s=0.2), Outcome.CPU_LIMIT),
         ("k = 1\nwhile True: print('x' * 999)", Limits(output_flood_bytes=100_000), Outcome.OUTPUT_LIMIT),
     ],
-    ids=["a loop", "a sleep", "a call", "an async call", "CPU time", "output"],
+    ids=["a loop", "a sleep", "a call", "an async call", "a function in C", "CPU time", "output"],
 )
 def test_a_script_past_a_limit_is_interrupted_and_the_session_keeps_its_state(
     session: SyncSession, source: str, limits: Limits, outcome: Outcome
@@ -462,13 +469,8 @@ async def test_interrupt_ends_the_script_under_way_and_no_other(anyio_backend: s
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_the_state_stays_when_an_interrupted_script_has_to_end_something_first(anyio_backend: str) -> None:
-    """As a function written in C, which notices no signal."""
     running = anyio.Event()
-    source = (
-        f"import signal, time\nx = 1\nsignals = [{INTERRUPT_SIGNAL}]\n"
-        "signal.pthread_sigmask(signal.SIG_BLOCK, signals)\nprogress(1)\ntime.sleep(0.5)\n"
-        "signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)\nwhile True: pass"
-    )
+    source = f"x = 1\n{NOTICES_NO_SIGNAL}\nwhile True: pass"
     async with Runtime(pool=PoolConfig(warm=0)) as runtime, runtime.session() as session:
 
         async def interrupt() -> None:

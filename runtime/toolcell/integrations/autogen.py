@@ -107,7 +107,7 @@ class ToolcellSessionCodeExecutor(CodeExecutor):
         The exit code is 0, 124 after a timeout, 137 after another limit, otherwise 1 or the script's own.
 
         Raises:
-            asyncio.CancelledError: the token was cancelled. The state is kept if the code ends within 100 ms.
+            asyncio.CancelledError: the token was cancelled. The state is kept if the code ends within a second.
             SandboxUnavailable: no sandbox could be started.
         """
         await self.start()

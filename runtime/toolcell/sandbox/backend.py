@@ -20,8 +20,9 @@ from toolcell_bridge.wire.frozen import frozen
 ANSWER_S = 0.03
 """How long to wait for a script that was asked for its line; it answers in a fraction of a millisecond."""
 
-INTERRUPTED_S = 0.1
-"""How long to wait for the end of a script that was interrupted. Most take less than a millisecond."""
+INTERRUPTED_S = 1.0
+"""How long to wait for the end of a script that was interrupted. Most take less than a millisecond, but functions
+written in C return first, and a session that waits for less loses its state on a busy machine."""
 
 
 @frozen

@@ -233,7 +233,7 @@ class Session(OpenedInBlock):
         With `dry_run` the script runs in a copy of the session, rebuilt from the journal, and leaves nothing in it.
 
         A script that fails leaves behind what Python would. One past a limit, or cancelled, is interrupted: its
-        outcome says so, and the state is kept if it ends within 100 ms. Otherwise the session loses its sandbox, and
+        outcome says so, and the state is kept if it ends within a second. Otherwise the session loses its sandbox, and
         `result.session.lost` says why.
 
         Raises:
@@ -300,7 +300,7 @@ class Session(OpenedInBlock):
     def stream(self, source: str, **options: Any) -> RunStream:
         """Run a script as `execute_code` does, and return what happens as events; see `Runtime.stream`.
 
-        Leaving the loop early interrupts the script. The state is kept if it ends within 100 ms.
+        Leaving the loop early interrupts the script. The state is kept if it ends within a second.
         """
         self._check_open()
         check_keywords("stream", options, keywords_of(type(self).execute_code))

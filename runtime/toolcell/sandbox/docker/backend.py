@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 from toolcell.config import Limits, Policy, names_of
 from toolcell.errors import SandboxUnavailable, UsageError
-from toolcell.sandbox.backend import BackendDefaults, Exit, Sample, Sandbox, SandboxDefaults
+from toolcell.sandbox.backend import INTERRUPTED_S, BackendDefaults, Exit, Sample, Sandbox, SandboxDefaults
 from toolcell.sandbox.docker.container import Container
 from toolcell.sandbox.docker.engine import Engine
 from toolcell.sandbox.docker.hardening import (
@@ -137,8 +137,7 @@ class DockerSandbox(SandboxDefaults):
         self._container.ask_line()
         return True
 
-    interrupted_s = 1.0
-    """How long the daemon and an interrupted script of a session may take."""
+    interrupted_s = INTERRUPTED_S
 
     def interrupt(self) -> None:
         """Interrupt the script of a session."""
