@@ -332,7 +332,10 @@ class TestEnds:
 
     def test_a_sandbox_that_ends_by_itself_says_so_and_the_next_cell_runs(self, plain: Notebook) -> None:
         assert plain.run("import os\nos._exit(3)").reply["ename"] == "killed"
-        assert plain.run("'again'").data == {"text/plain": "'again'"}
+        again = plain.run("'again'")
+        count = again.reply["execution_count"]
+        assert again.data == {"text/plain": "'again'"}
+        assert plain.run(f"In[{count}], Out[{count}]").data == {"text/plain": """("'again'", 'again')"""}
 
     @pytest.mark.thorough
     def test_a_restart_forgets_names_and_a_shutdown_leaves_no_process(self, notebooks: Start) -> None:

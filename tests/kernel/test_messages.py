@@ -113,6 +113,7 @@ class TestCells:
 
         assert plain.outcome_of(ident).reply["status"] == "error"
         assert plain.run("'alive'").data == {"text/plain": "'alive'"}
+        assert len(plain.run("1 / 0").of("error")) == 1
 
     def test_the_history_is_written_to_a_file_of_the_workspace(self, plain: Notebook) -> None:
         plain.run("written_down = 'þ'")

@@ -134,8 +134,14 @@ class ShellRequests:
     def _execute(shell: ZMQInteractiveShell, source: str, asked: dict[str, Any]) -> None:
         shell.execution_count, shell.may_ask, shell.cut_short = asked["count"], asked["may_ask"], None
         shell.value_error = None
+        for cells in (shell.history_manager.input_hist_parsed, shell.history_manager.input_hist_raw):
+            cells += [""] * (asked["count"] - len(cells))  # those of a sandbox that was lost
         shell.payload_manager.clear_payload()
-        result = shell.run_cell(source, store_history=asked["is_kept"], silent=asked["is_silent"])
+        hook = sys.excepthook
+        try:
+            result = shell.run_cell(source, store_history=asked["is_kept"], silent=asked["is_silent"])
+        finally:
+            sys.excepthook = hook  # IPython leaves its own when an `await` is interrupted
         error = result.error_before_exec or result.error_in_exec or shell.value_error
         wanted = asked["expressions"] if error is None else {}
         payload = shell.payload_manager.read_payload()
