@@ -80,7 +80,9 @@ def test_a_plan_whose_steps_are_approved_ends_as_one_that_never_waited(runtime: 
     tool = direct.registry.registered("pay")
     assert tool is not None
     direct.registry.register(tool.spec, requires_approval=False, replace=True)
-    assert done.value == runtime.execute_plan(STEPS[:4], tools=direct.registry)
+    never_waited = runtime.execute_plan(STEPS[:4], tools=direct.registry)
+    assert done.value[:3] == never_waited[:3]
+    assert {**done.value[3], "result": ...} == {**never_waited[3], "result": ...}  # a count; bob may be paid meanwhile
 
 
 def test_used_foreign_and_changed_tokens_of_a_plan_are_refused(

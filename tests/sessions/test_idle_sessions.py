@@ -40,8 +40,18 @@ async def until_stopped(number: int) -> None:
     assert len(stopped()) == number
 
 
+of_other_tests = set[psutil.Process]()
+"""Processes that were there before: a notebook of the tests before may be paused."""
+
+
+@pytest.fixture(autouse=True)
+def _of_other_tests() -> None:
+    of_other_tests.clear()
+    of_other_tests.update(psutil.Process().children(recursive=True))
+
+
 def stopped() -> list[int]:
-    found = psutil.Process().children(recursive=True)
+    found = set(psutil.Process().children(recursive=True)) - of_other_tests
     return [each.pid for each in found if each.is_running() and status(each) == psutil.STATUS_STOPPED]
 
 
@@ -184,7 +194,7 @@ def test_a_unified_cgroup_is_frozen_by_the_kernel_and_an_old_kernel_says_that_it
 
 def test_files_that_stay_open_are_read_as_they_are_now_and_closed_with_their_cgroup(tmp_path: Path) -> None:
     (tmp_path / "pids.current").write_text("3\n")
-    before = len(os.listdir("/proc/self/fd"))
+    before, others = len(os.listdir("/proc/self/fd")), KeptFiles.in_use
     cgroups = [V2Cgroup(f"s{number}", str(tmp_path), CgroupFiles()) for number in range(MOST_KEPT + 2)]
     for cgroup in cgroups:
         cgroup.keep_open(True)
@@ -192,8 +202,8 @@ def test_files_that_stay_open_are_read_as_they_are_now_and_closed_with_their_cgr
     (tmp_path / "pids.current").write_text("4\n")
 
     assert {cgroup.count_processes() for cgroup in cgroups} == {4}
-    assert len(os.listdir("/proc/self/fd")) == before + MOST_KEPT
+    assert len(os.listdir("/proc/self/fd")) == before + MOST_KEPT - others
     for cgroup in cgroups:
         cgroup.keep_open(False)
         cgroup.keep_open(False)
-    assert len(os.listdir("/proc/self/fd")) == before and KeptFiles.in_use == 0
+    assert len(os.listdir("/proc/self/fd")) == before and KeptFiles.in_use == others
