@@ -22,7 +22,7 @@ from toolcell.audit.redact import Redactor
 from toolcell.egress.echoes import Echoes
 from toolcell.mcp.arguments import hiding
 from toolcell.support.secret_forms import forms_of
-from toolcell.support.secrets import REDACTED, SecretSearch
+from toolcell.support.secrets import MIN_SECRET_CHARS, REDACTED, SecretSearch
 from toolcell.tools import File, Image, RunContext, Secrets, ToolContext, ToolRegistry, ToolResult
 from toolcell_bridge import to_plain
 
@@ -255,7 +255,7 @@ def test_who_sees_what_is_hidden_cannot_guess_a_secret_by_halves() -> None:
     assert Redactor([secret]).clean_all(guesses) == [REDACTED] * 8
 
 
-words = st.text('abcé\n"', min_size=4, max_size=9).filter(str.strip)  # what stands for a secret keeps line breaks
+words = st.text('abcé\n"', min_size=4, max_size=9).filter(lambda text: len(text.strip("\n")) >= MIN_SECRET_CHARS)
 
 
 @given(st.lists(words, min_size=1, max_size=4), st.lists(st.text('abcé\n"', max_size=9), max_size=6), st.booleans())

@@ -25,6 +25,9 @@ REDACTED: Final = "[redacted]"
 MIN_SECRET_CHARS: Final = 4
 """A shorter value would be found in nearly every text."""
 
+LINE_BREAKS: Final = "\r\n"
+"""Not looked for around a secret: the last one of a file is often lost."""
+
 MIN_HALF_CHARS: Final = 8
 """So much of a secret is hidden where the rest of it was cut off."""
 
@@ -48,12 +51,12 @@ def check_secret(what: str, secret: object) -> str:
     """Return a secret that is to be hidden.
 
     Raises:
-        UsageError: it is not text, or has fewer than `MIN_SECRET_CHARS` characters.
+        UsageError: it is not text, or has fewer than `MIN_SECRET_CHARS` characters, without line breaks around it.
     """
     if not isinstance(secret, str):
         raise UsageError(f"{what} must be a str, not {type(secret).__name__}")
-    if len(secret) < MIN_SECRET_CHARS:
-        many = f"at least {MIN_SECRET_CHARS} characters, and has {len(secret)}"
+    if (size := len(secret.strip(LINE_BREAKS))) < MIN_SECRET_CHARS:
+        many = f"at least {MIN_SECRET_CHARS} characters, and has {size}"
         raise UsageError(f"{what} needs {many}: it would be found in nearly every text")
     return str(secret)
 
@@ -78,8 +81,7 @@ class SecretSearch:
         self._marks: dict[str, str] = {}
         self.numbers: set[Decimal | float] = set()
         for secret, mark in marks.items():
-            bare = secret.strip("\r\n")  # a file's last line break is often lost
-            bare = bare if len(bare) >= MIN_SECRET_CHARS else secret
+            bare = secret.strip(LINE_BREAKS)
             self._marks |= {form: mark for form in forms_of(bare) if len(form) >= MIN_SECRET_CHARS}
             self.numbers |= numbers_of(bare)
         self.forms = sorted(self._marks)
