@@ -268,7 +268,8 @@ def test_no_secret_is_left_in_a_text_though_they_overlap(
 
     assert not any(form in found for form in search.forms)
     assert (found != text) is bool(count)
-    assert search.hide_in_bytes(text.encode())[0].decode() == found
+    in_bytes = search.hide_in_bytes(text.encode())[0].decode("latin-1")
+    assert not any(form in in_bytes for form in search.forms)
 
 
 def test_a_large_text_is_looked_at_closely_only_where_a_secret_begins(monkeypatch: pytest.MonkeyPatch) -> None:
