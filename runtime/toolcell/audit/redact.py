@@ -150,8 +150,7 @@ class Redactor:
         key_end = text.find("-----END ")
         if key_end >= 0 and "-----BEGIN " not in text[:key_end]:
             text = hidden(text[:key_end]) + text[key_end:]
-        backwards = sorted(form[::-1] for form in self._search.forms)
-        longest = _overlap(text[: self._search.longest][::-1], backwards, self._search.longest)
+        longest = _overlap(text[: self._search.longest][::-1], self._search.reversed_forms, self._search.longest)
         run = _FIRST_RUN.match(text)
         longest = max(longest, len(run[0]) if run is not None else 0)
         return hidden(text[:longest]) + text[longest:] if longest else text

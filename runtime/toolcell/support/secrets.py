@@ -98,6 +98,11 @@ class SecretSearch:
     def __bool__(self) -> bool:
         return bool(self._marks)
 
+    @functools.cached_property
+    def reversed_forms(self) -> list[str]:
+        """The forms from their ends to their beginnings, sorted as such."""
+        return sorted(form[::-1] for form in self.forms)
+
     def may_be_in(self, data: bytes) -> bool:
         """True when data, or text as UTF-8, holds the beginning of a form. False: it holds no secret."""
         if (len(data) + LITERAL_WORK) * len(self._literals) > DIRECT_WORK:
