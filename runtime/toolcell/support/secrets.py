@@ -100,7 +100,7 @@ class SecretSearch:
 
     @functools.cached_property
     def reversed_forms(self) -> list[str]:
-        """The forms from their ends to their beginnings, sorted as such."""
+        """The forms read backwards, from last character to first, sorted as such."""
         return sorted(form[::-1] for form in self.forms)
 
     def may_be_in(self, data: bytes) -> bool:
