@@ -17,6 +17,7 @@ from toolcell.audit.redact import Redactor
 from toolcell.audit.replay_diff import MISSING_CALL, Comparison, clean_value
 from toolcell.config import Limits, Policy
 from toolcell.errors import ToolAbort, UsageError
+from toolcell.journal.recorded_tools import RecordedTools
 from toolcell.journal.replay import CallReplay, NewCall, RecordedTurn
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.eager import ByStatement
@@ -29,8 +30,6 @@ from toolcell.tools.options import Origin
 from toolcell.tools.placeholders import RecordedDryRun
 from toolcell.tools.registry import answer_from_record
 from toolcell.tools.result import Status, ToolFailure, ToolResult
-from toolcell_bridge.guest.tool_names import name_meant
-from toolcell_bridge.wire.requests import HTTP, INSTALL_PACKAGE
 
 NO_END: Final = (
     "no end is recorded to compare (it is under way, or its host was killed); the calls agree as far as recorded"
@@ -173,10 +172,10 @@ async def replay(
     )
 
 
-class AnsweringTools:
-    """What a run needs of a registry (`CallableTools`), answered from the record of another run of the same script.
+class AnsweringTools(RecordedTools):
+    """The tools of a recorded run, which answer as they did then.
 
-    No tool is called. A log sees the calls all the same, each with a note that its answer comes from a record.
+    A log sees the calls all the same, each with a note that its answer comes from a record.
     """
 
     def __init__(
@@ -189,47 +188,19 @@ class AnsweringTools:
     ) -> None:
         self._comparison = comparison or Comparison(run)
         self.expected = script_calls(run)
+        super().__init__(
+            [ToolDefinition(*each[:3]) for each in run.definitions],
+            {each[0]: each[3] for each in run.definitions if len(each) > 3 and isinstance(each[3], dict)},
+            [call.tool for call in self.expected.values()],
+        )
         turns = (_turn(ident, call) for ident, call in self.expected.items())
         self.replay = CallReplay(turns, _missing, lambda _: ToolAbort("the replay differs from the record"))
         self._has_end = bool(run.end) and run.outcome != str(Outcome.SUSPENDED)
         self._why_it_ends = "the run was suspended" if run.end else "its host was killed"
         self._note = f"answered from the record of run {run.id}; the tool did not run"
-        self._definitions = [ToolDefinition(*each[:3]) for each in run.definitions]
-        self._returns = {each[0]: each[3] for each in run.definitions if len(each) > 3 and isinstance(each[3], dict)}
         self._answers = answers
         self._until = until
         self._on_call = on_call
-
-    # What a run needs of a registry
-
-    def snapshot(self) -> AnsweringTools:
-        """Return itself: a record does not change."""
-        return self
-
-    def names(self, origin: Origin = Origin.CODE) -> list[str]:
-        """Return the names of the tools that the script was told of."""
-        return [each.name for each in self._definitions]
-
-    def names_text(self, origin: Origin = Origin.CODE) -> str:
-        """Return the same names as one text."""
-        return " ".join(self.names(origin))
-
-    def definitions(self, origin: Origin = Origin.CODE) -> list[ToolDefinition]:
-        """Return what the script was told of them."""
-        return self._definitions
-
-    def returns(self, name: str) -> Mapping[str, Any] | None:
-        """Return the schema of what a tool returned, where its record has one."""
-        return self._returns.get(name)
-
-    def registered_name(self, name: str) -> str:
-        """Return the name that the record has for one that a provider was given in its place; else `name` itself."""
-        return name_meant(name, [*self.names(), *(call.tool for call in self.expected.values())])
-
-    @property
-    def makes_requests(self) -> bool:
-        """True when the script has sent a request, or installed a package."""
-        return any(call.tool in (HTTP, INSTALL_PACKAGE) for call in self.expected.values())
 
     async def dispatch(
         self,

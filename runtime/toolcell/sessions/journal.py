@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from json import dumps, loads
 from pathlib import Path
@@ -19,6 +19,7 @@ from toolcell.control.script_header import header_of, script_of
 from toolcell.errors import ResumeError, SessionError, UsageError
 from toolcell.journal.file import Damaged, JournalFile, OlderCopy, RecordKind, Table
 from toolcell.journal.ledger import Journal, JournalEntry
+from toolcell.journal.recorded_tools import RecordedTools
 from toolcell.journal.store import JournalStore
 from toolcell.options import OnApproval
 from toolcell.results import ExecutionResult, Outcome, Suspension
@@ -32,10 +33,7 @@ from toolcell.support.packing import pack
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.options import Origin
-from toolcell.tools.result import ToolResult
-from toolcell_bridge.guest.tool_names import name_meant
 from toolcell_bridge.wire.messages import RunScript
-from toolcell_bridge.wire.requests import HTTP, INSTALL_PACKAGE
 
 logger = logger_of("toolcell.sessions")
 
@@ -157,51 +155,6 @@ def difference(step: SessionScript, again: ExecutionResult) -> str:
 
 OPENED, BEGUN, TOOLS, STEP, USED = "opened", "begun", "tools", "step", "used"
 UNREPEATABLE, STATE = "unrepeatable", "state"
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedTools:
-    """The tools that a script was told of (`CallableTools`). None is called: the journal of the script answers."""
-
-    definitions_shown: tuple[ToolDefinition, ...]
-    returned: Mapping[str, Mapping[str, Any] | None]
-    makes_requests: bool
-
-    def snapshot(self) -> RecordedTools:
-        """Return itself: a record does not change."""
-        return self
-
-    def names(self, origin: Origin = Origin.CODE) -> list[str]:
-        """Return the names of the tools."""
-        return [each.name for each in self.definitions_shown]
-
-    def names_text(self, origin: Origin = Origin.CODE) -> str:
-        """Return the same names as one text."""
-        return " ".join(self.names())
-
-    def definitions(self, origin: Origin = Origin.CODE) -> list[ToolDefinition]:
-        """Return what the script was told of them."""
-        return list(self.definitions_shown)
-
-    def returns(self, name: str) -> Mapping[str, Any] | None:
-        """Return the schema of what a tool returns, where it was known."""
-        return self.returned.get(name)
-
-    def registered_name(self, name: str) -> str:
-        """Return the recorded name for one that a provider was given in its place; else `name` itself."""
-        return name_meant(name, self.names())
-
-    async def dispatch(
-        self,
-        name: str,
-        args: Mapping[str, Any] | str,
-        *,
-        call_id: str = "",
-        origin: Origin | None = None,
-        context: RunContext | None = None,
-    ) -> ToolResult:
-        """Raise: no tool is called."""
-        raise SessionError("no tool is called while a state is rebuilt")
 
 
 KnownTool = tuple[ToolDefinition, Mapping[str, Any] | None]
@@ -454,9 +407,9 @@ def _step(
         journal.size += len(answer or b"")
     known = {name: state.tools.get(name) or (ToolDefinition(name, NOT_RECORDED), None) for name in header["tools"]}
     tools = RecordedTools(
-        tuple(definition for definition, _ in known.values()),
+        [definition for definition, _ in known.values()],
         {name: returned for name, (_, returned) in known.items()},
-        any(each.tool in (HTTP, INSTALL_PACKAGE) for each in journal.entries),
+        [each.tool for each in journal.entries],
     )
     return SessionScript(script_of(header, state.position), tools, journal, Outcome(outcome), None)
 
@@ -565,9 +518,7 @@ class SessionJournal:
         """Forget everything."""
         self.abandon()
         self._key, self._broken = os.urandom(8).hex(), ""
-        if self._file is not None:
-            with self._writing():
-                self._file.begin(self._key)
+        self._write(lambda file: file.begin(self._key))
 
     # Scripts
 
@@ -604,8 +555,7 @@ class SessionJournal:
         journal.header = self._header_of(message.source, message.inputs, script, tools, on_approval)
         if self._file is not None:
             self._store.write(journal)
-            with self._writing():
-                self._file.write_begun(journal.id)
+            self._write(lambda file: file.write_begun(journal.id))
         return journal
 
     def _header_of(
@@ -632,18 +582,13 @@ class SessionJournal:
     def note_step(self, step: SessionScript, used: tuple[float, int], labels: Iterable[str]) -> None:
         """Record a script that has left its state."""
         if self._file is not None:
-            with self._writing():
-                script = step.script
-                header = step.journal.header or self._header_of(
-                    script.source, dict(script.inputs or {}), script, step.tools, "ask"
-                )
-                self._file.write_step(step, header, used, labels)
+            script, header = step.script, step.journal.header
+            header = header or self._header_of(script.source, dict(script.inputs or {}), script, step.tools, "ask")
+            self._write(lambda file: file.write_step(step, header, used, labels))
 
     def note_used(self, used: tuple[float, int], labels: Iterable[str]) -> None:
         """Record what the session has used and read, without a script that has left its state."""
-        if self._file is not None:
-            with self._writing():
-                self._file.write_used(used, labels)
+        self._write(lambda file: file.write_used(used, labels))
 
     def waiting_used(self) -> tuple[frozenset[str], int]:
         """Return the labels of the script that waits, and how many calls it has made.
@@ -674,9 +619,7 @@ class SessionJournal:
 
     def note_unrepeatable(self, why: str) -> None:
         """Record that the state cannot be rebuilt."""
-        if self._file is not None:
-            with self._writing():
-                self._file.write_unrepeatable(why)
+        self._write(lambda file: file.write_unrepeatable(why))
 
     def abandon(self) -> None:
         """Give up the script that waits. What it has made stays made."""
@@ -684,12 +627,14 @@ class SessionJournal:
             self._store.remove(self._waiting_id)
             self.waiting = ""
 
-    def _writing(self) -> _Writing:
-        return _Writing(self)
-
-    def failed(self, exc: OSError) -> None:
-        """The file could not be written: it does not have what the session has done since."""
-        self._broken = f"the journal of session {self._id!r} could not be written: {exc}"
+    def _write(self, write: Callable[[SessionJournalFile], None]) -> None:
+        """Write to the file, if there is one. The result of a script that ran is returned also if that fails."""
+        if self._file is None:
+            return
+        try:
+            write(self._file)
+        except OSError as exc:  # it does not have what the session has done since
+            self._broken = f"the journal of session {self._id!r} could not be written: {exc}"
 
 
 def _nothing_kept(name: str, names: list[str]) -> str:
@@ -699,19 +644,3 @@ def _nothing_kept(name: str, names: list[str]) -> str:
         f"restore=True: there is no journal of a session named {name!r}; there are those of {shown or 'none'}; "
         'restore="if_kept" begins anew when there is none'
     )
-
-
-class _Writing:
-    """Takes note when the file cannot be written. The result of a script that ran is returned all the same."""
-
-    def __init__(self, record: SessionJournal) -> None:
-        self._record = record
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> bool:
-        if isinstance(exc, OSError):
-            self._record.failed(exc)
-            return True
-        return False
