@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from toolcell.errors import ResumeError, UsageError
 from toolcell.journal.file import JournalFile
 from toolcell.journal.marks import remove_old_marks
+from toolcell.support.atomic import write_file
 from toolcell.support.private_file import open_to_others, read_regular_file
 from toolcell.support.private_folder import make_private_folder
 
@@ -57,14 +59,8 @@ def shared_key(folder: Path) -> bytes:
     """
     path = folder / KEY
     if not os.path.lexists(path):
-        part = path.with_name(f"{KEY}.{os.getpid()}.{os.urandom(4).hex()}")
-        part.touch(mode=0o600)
-        part.write_bytes(os.urandom(KEY_BYTES))
-        try:
-            os.link(part, path)  # whole, or not at all
-        except FileExistsError:
-            pass
-        part.unlink()
+        with suppress(FileExistsError):
+            write_file(path, os.urandom(KEY_BYTES), replace=False)
     try:
         key = read_regular_file(path, KEY_BYTES + 1, is_private=True)
     except PermissionError as exc:

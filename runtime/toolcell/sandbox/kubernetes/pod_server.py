@@ -13,6 +13,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import msgpack
@@ -24,6 +25,7 @@ from toolcell.sandbox.kubernetes.relay import ADDRESS_FILE, SOCKET_FILE, pod_dir
 from toolcell.sandbox.node.connection import NodeConnection, NodeService
 from toolcell.sandbox.node.secure_channel import context_of_node
 from toolcell.sandbox.process.contained_backend import ContainedBackend
+from toolcell.support.atomic import write_file
 
 PORT: Final = 8750
 """At which callers inside the cluster may connect, where the pod listens there."""
@@ -140,7 +142,8 @@ class PodServer:
         try:
             if port:
                 servers.append(await loop.create_server(partial(NodeConnection, remote), None, port))
-            publish_address(directory, PodAddress(toolcell.__version__, key, port, certificate))
+            address = PodAddress(toolcell.__version__, key, port, certificate)
+            write_file(Path(directory, ADDRESS_FILE), address.pack())  # which a relay reads
             await self._open_wanted()
         finally:
             for server in servers:
@@ -152,14 +155,6 @@ class PodServer:
             await backend.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=END_S)
-
-
-def publish_address(directory: str, address: PodAddress) -> None:
-    """Write what a relay reads. It is whole when it is there."""
-    path = os.path.join(directory, ADDRESS_FILE)
-    with open(os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(address.pack())
-    os.rename(f"{path}.new", path)
 
 
 async def run(directory: str, port: int, is_alone: bool) -> None:
