@@ -1,16 +1,21 @@
 """Show a result as HTML, for notebooks: no style sheet, no script, no request to anywhere.
 
 Everything in a result is hostile text. The template escapes it, and what a browser hides or reorders is spelled out.
+What a file is, its content says, and not the script that made it. HTML and everything unknown is only saved: a browser
+never renders it.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from toolcell.results.html_files import shown_files
 from toolcell.support.exact_json import json_text
 from toolcell.support.text import clean, cut_text
+from toolcell_bridge.guest.pictures import picture_type
 from toolcell_bridge.wire.tables import Array, Table
 
 if TYPE_CHECKING:
@@ -20,6 +25,19 @@ MAX_TEXT_CHARS: Final = 20_000
 MAX_ROWS: Final = 50
 MAX_COLUMNS: Final = 20
 MAX_CELL_CHARS: Final = 200
+MAX_FILE_CHARS: Final = 5_000
+MAX_SHOWN_BYTES: Final = 4 << 20
+"""Most bytes of all files together: a notebook keeps them."""
+
+SIGNATURES: Final = (
+    (0, b"RIFF", 8, b"WAVE", "audio/wav"),
+    (0, b"ID3", 0, b"", "audio/mpeg"),
+    (0, b"fLaC", 0, b"", "audio/flac"),
+    (0, b"OggS", 0, b"", "audio/ogg"),
+    (4, b"ftyp", 0, b"", "video/mp4"),
+    (0, b"\x1aE\xdf\xa3", 0, b"", "video/webm"),
+)
+"""Two places and the bytes that stand there, and the media type."""
 
 _TEMPLATE: Final = """\
 <div>
@@ -66,7 +84,7 @@ def result_html(result: Any) -> str:
             (call.name, call.line or "", call.status, f"{call.duration_s * 1000:.1f}", _cell(call.args))
             for call in result.calls[:MAX_ROWS]
         ],
-        files=[*shown_files(result.files)],
+        files=[*_shown_files(result.files)],
     )
 
 
@@ -111,3 +129,65 @@ def _error(result: Any) -> str:
         return ""
     where = f"line {result.error.line}: " if result.error.line else ""
     return _short(result.error.traceback or f"{where}{result.error.type}: {result.error.message}")
+
+
+# Files
+
+
+@dataclass(frozen=True, slots=True)
+class _ShownFile:
+    """One file."""
+
+    name: str
+    about: str
+    """Media type and size, or what went wrong."""
+    kind: str = ""
+    """`image`, `audio` or `video`."""
+    url: str = ""
+    """URL of an image, sound or film: a `data:` URL."""
+    saved: str = ""
+    """A `data:` URL of any other file, as bytes, which a browser only saves."""
+    text: str = ""
+    """The beginning of a text."""
+
+
+def _shown_files(files: Iterable[Any]) -> Iterator[_ShownFile]:
+    """Yield what is shown of each `OutputFile`."""
+    room = MAX_SHOWN_BYTES
+    for each in files:
+        about, data = each.problem or f"{each.media_type}, {each.size} bytes", each.data
+        if data is None or len(data) > room:
+            yield _ShownFile(each.name, about)
+            continue
+        room -= len(data)
+        packed = base64.b64encode(data).decode("ascii")
+        media_type = _media_type(data)
+        yield _ShownFile(
+            each.name,
+            about,
+            kind=media_type.partition("/")[0],
+            url=f"data:{media_type};base64,{packed}" if media_type else "",
+            saved="" if media_type else f"data:application/octet-stream;base64,{packed}",
+            text="" if media_type else _text_beginning(data),
+        )
+
+
+def _media_type(data: bytes) -> str:
+    """Return the media type of a picture, sound or film, or an empty text."""
+    if picture := picture_type(data):
+        return picture
+    for start, first, then, second, media_type in SIGNATURES:
+        if data.startswith(first, start) and data.startswith(second, then):
+            return media_type
+    # As an image, an SVG runs no script and loads nothing.
+    head = data[:1024].lstrip(b"\xef\xbb\xbf \t\r\n")
+    is_svg = head.startswith(b"<svg") or (head.startswith((b"<?xml", b"<!DOCTYPE svg")) and b"<svg" in head)
+    return "image/svg+xml" if is_svg else ""
+
+
+def _text_beginning(data: bytes) -> str:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return ""
+    return "" if "\0" in text else cut_text(text, MAX_FILE_CHARS)[0]
