@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     )
     from toolcell.audit.log import AuditLog
     from toolcell.audit.otel import SpanSink, exporting_sink
-    from toolcell.audit.query import BROKEN, TRUSTS, UNSIGNED, UNVERIFIED, VERIFIED, Index, RunSummary
+    from toolcell.audit.query import BROKEN, TRUSTS, UNSIGNED, UNVERIFIED, VERIFIED, Index, RunSummary, tool_table
     from toolcell.audit.reader import UNFINISHED, RecordedCall, RecordedRun, json_line, jsonable
     from toolcell.audit.receipt import ReceiptCheck
     from toolcell.audit.recorder import Recorder
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
     from toolcell.audit.signatures import load_heads, saved_heads
     from toolcell.audit.sinks import AuditEvent, Sink
     from toolcell.audit.text_search import Match, Searched, search
-    from toolcell.audit.tool_figures import tool_table
     from toolcell.audit.verification import Report, verify
     from toolcell.audit.witness import FileWitness, Witness
     from toolcell.audit.witness_places import witness_of
@@ -91,7 +90,7 @@ else:
             ),
             "toolcell.audit.log": "AuditLog",
             "toolcell.audit.otel": "SpanSink exporting_sink",
-            "toolcell.audit.query": "BROKEN TRUSTS UNSIGNED UNVERIFIED VERIFIED Index RunSummary",
+            "toolcell.audit.query": "BROKEN TRUSTS UNSIGNED UNVERIFIED VERIFIED Index RunSummary tool_table",
             "toolcell.audit.reader": "UNFINISHED RecordedCall RecordedRun json_line jsonable",
             "toolcell.audit.receipt": "ReceiptCheck",
             "toolcell.audit.recorder": "Recorder",
@@ -102,7 +101,6 @@ else:
             "toolcell.audit.signatures": "load_heads saved_heads",
             "toolcell.audit.sinks": "AuditEvent Sink",
             "toolcell.audit.text_search": "Match Searched search",
-            "toolcell.audit.tool_figures": "tool_table",
             "toolcell.audit.verification": "Report verify",
             "toolcell.audit.witness": "FileWitness Witness",
             "toolcell.audit.witness_places": "witness_of",

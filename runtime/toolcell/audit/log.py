@@ -175,12 +175,6 @@ class AuditLog:
         return self._chain is not None
 
     @property
-    def is_idle(self) -> bool:
-        """True when every record is signed and the signing thread waits for the next one."""
-        with self._lock:
-            return not self._is_signing_awake and self._chain is not None and not self._chain.unsigned_records
-
-    @property
     def chain(self) -> str:
         """Name of the chain being written."""
         return self._writable().name
