@@ -310,7 +310,7 @@ def _unreachable(error: BaseException, address: str) -> str:
     at = f" at {address}" if address else ""
     if address.startswith("ssh://"):
         return f"no Docker daemon answers{at} ({error}): see that `ssh {address} docker version` works and asks nothing"
-    if any(isinstance(each, PermissionError) for each in causes) or "Permission denied" in str(error):
+    if any(isinstance(each, PermissionError) for each in causes):
         return f"this user may not talk to the Docker daemon{at}: join the group of its socket, or run rootless Docker"
     if short := next((each.errno for each in causes if isinstance(each, OSError) and each.errno in REMEDIES), None):
         return f"the Docker daemon{at} cannot be asked: {describe(short, '')}"
