@@ -23,15 +23,12 @@ from toolcell.run.input_files import guest_files
 from toolcell.run.returned_files import Sink
 from toolcell.sandbox.backend import GuestFile
 from toolcell.support.host_work import HostWork
-from toolcell.support.log import logger_of
 from toolcell_bridge.guest.placeholder import DRY_RUN
 from toolcell_bridge.guest.tools import GUEST_NAMES
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue
 from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.messages import PutFile, RunScript
-
-logger = logger_of(__name__)
 
 MAX_SHOWN_CHARS = 10_000
 """Most characters of a source that cannot be sent, in the record of its run."""

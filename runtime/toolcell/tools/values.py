@@ -13,14 +13,11 @@ from dataclasses import field
 from types import MappingProxyType
 from typing import Any
 
-from toolcell.support.log import logger_of
 from toolcell.tools.checks import brief, text_of
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.tables import AnyTable, Array, Table
-
-logger = logger_of("toolcell.tools")
 
 MAX_DEPTH = 64
 """Nesting of arguments and results. The bridge accepts as much; no sensible schema comes near."""
