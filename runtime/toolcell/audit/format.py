@@ -33,7 +33,7 @@ from typing import Any, BinaryIO, Final
 from toolcell.errors import AuditError, UsageError
 from toolcell.journal.frames import CUT_SHORT, HEADER, Layout
 from toolcell.support.atomic import write_file
-from toolcell.support.private_folder import make_private_folder
+from toolcell.support.private_files import make_private_folder
 
 MAGIC: Final = b"TCAUDIT\x02"
 """First bytes of a segment. The last byte is the format's version."""

@@ -18,8 +18,7 @@ import platformdirs
 
 from toolcell.errors import AuditError, UsageError
 from toolcell.support.atomic import write_file
-from toolcell.support.private_file import read_regular_file
-from toolcell.support.private_folder import make_private_folder
+from toolcell.support.private_files import make_private_folder, read_regular_file
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

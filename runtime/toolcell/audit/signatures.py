@@ -18,7 +18,7 @@ from toolcell.audit.format import PRUNE_FILE, BadInput, json_bytes, read_small_f
 from toolcell.errors import AuditError
 from toolcell.support.atomic import write_file
 from toolcell.support.packing import pack
-from toolcell.support.private_folder import make_private_folder
+from toolcell.support.private_files import make_private_folder
 
 if TYPE_CHECKING:
     from toolcell.audit.keys import Signer, Verifier

@@ -22,7 +22,7 @@ from toolcell.journal.ledger import RecordedDecision
 from toolcell.journal.store import JournalStore
 from toolcell.results import ExecutionResult, PendingCall, Suspension
 from toolcell.support.log import logger_of
-from toolcell.support.private_folder import make_private_folder
+from toolcell.support.private_files import make_private_folder
 from toolcell.tools.call import Call, CallableTools, RunContext
 from toolcell.tools.code import ExecuteCode
 from toolcell.tools.context import current

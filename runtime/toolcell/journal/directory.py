@@ -11,8 +11,7 @@ from toolcell.errors import ResumeError, UsageError
 from toolcell.journal.file import JournalFile
 from toolcell.journal.marks import remove_old_marks
 from toolcell.support.atomic import write_file
-from toolcell.support.private_file import open_to_others, read_regular_file
-from toolcell.support.private_folder import make_private_folder
+from toolcell.support.private_files import make_private_folder, open_to_others, read_regular_file
 
 KEY: Final = "key"
 KEY_BYTES: Final = 32

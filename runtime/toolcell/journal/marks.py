@@ -16,7 +16,7 @@ from typing import Final
 import platformdirs
 
 from toolcell.support.log import logger_of
-from toolcell.support.private_folder import make_private_folder
+from toolcell.support.private_files import make_private_folder
 
 logger = logger_of("toolcell.control")
 

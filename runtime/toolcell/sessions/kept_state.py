@@ -22,7 +22,7 @@ from toolcell.errors import SessionError
 from toolcell.results import ExecutionResult
 from toolcell.run.request import Script
 from toolcell.sandbox.backend import GuestFile
-from toolcell.support.private_file import open_regular_file
+from toolcell.support.private_files import open_regular_file
 from toolcell.support.text import for_terminal
 from toolcell_bridge.wire.messages import CLOUDPICKLE_FILE, STATE_FILE
 

@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from toolcell.support.lifetime import Lifetime, OpenedInBlock
     from toolcell.support.log import logger_of
     from toolcell.support.lru import Lru
-    from toolcell.support.private_file import read_regular_file
-    from toolcell.support.private_folder import make_private_folder
+    from toolcell.support.private_files import make_private_folder, read_regular_file
     from toolcell.support.quiet import quiet_from_here, quiet_loggers
     from toolcell.support.ranking import fused_ranks
     from toolcell.support.secret_forms import LONGEST_FORM
@@ -87,8 +86,7 @@ else:
             "toolcell.support.lifetime": "Lifetime OpenedInBlock",
             "toolcell.support.log": "logger_of",
             "toolcell.support.lru": "Lru",
-            "toolcell.support.private_file": "read_regular_file",
-            "toolcell.support.private_folder": "make_private_folder",
+            "toolcell.support.private_files": "make_private_folder read_regular_file",
             "toolcell.support.quiet": "quiet_from_here quiet_loggers",
             "toolcell.support.ranking": "fused_ranks",
             "toolcell.support.secret_forms": "LONGEST_FORM",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from toolcell.support.private_folder import make_private_folder
+from toolcell.support.private_files import make_private_folder
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import platformdirs
 from toolcell.errors import PackageError, SandboxUnavailable
 from toolcell.support import file_lock
 from toolcell.support.atomic import new_directory
-from toolcell.support.private_folder import make_private_folder
+from toolcell.support.private_files import make_private_folder
 
 
 def default_cache_dir() -> Path:

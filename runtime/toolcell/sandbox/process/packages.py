@@ -42,7 +42,7 @@ from toolcell.sandbox.process.package_copies import (
 from toolcell.sandbox.process.package_installers import InstallProgress, of_installed, resolved
 from toolcell.support import file_lock
 from toolcell.support.atomic import link_or_copy, new_directory, remove_tree
-from toolcell.support.private_folder import make_private_folder
+from toolcell.support.private_files import make_private_folder
 
 FORMAT = 2
 """Part of every key: a change of layout makes new entries instead of misreading old ones."""

@@ -1,4 +1,4 @@
-"""Files that strangers may have put there: regular ones are read, and private ones only if they are private."""
+"""Files and folders for their owner alone, and files that strangers may have put there: regular ones are read."""
 
 from __future__ import annotations
 
@@ -42,3 +42,25 @@ def read_regular_file(path: Path, limit: int, *, is_private: bool = False, may_b
         if is_private and (problem := open_to_others(os.fstat(file.fileno()))):
             raise PermissionError(errno.EACCES, problem, str(path))
         return file.read(limit)
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder and what is missing above it, each for its owner alone, whatever the umask is.
+
+    `mkdir(mode=, parents=True)` gives the mode to the last one only. What is there stays as it is.
+
+    Raises:
+        OSError: one cannot be made, or is not a folder.
+    """
+    if folder.is_dir():
+        return
+    for each in reversed((folder, *folder.parents)):
+        try:
+            os.mkdir(each, 0o700)
+        except FileExistsError:
+            pass
+        except OSError:
+            if not each.is_dir():  # such as a file system that can only be read
+                raise
+    if not folder.is_dir():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
