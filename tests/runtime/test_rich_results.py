@@ -185,6 +185,44 @@ def test_a_run_returns_what_its_last_value_shows_unless_it_sets_its_result(runti
     assert without.ok and not without.files and "was not kept as the result" in without.logs.text
 
 
+HTML_ALONE = {
+    "text": ("def __repr__(self): return 'a table'", "a table\n"),
+    "no text of its own": ("pass", ""),
+    "text that fails": ("def __repr__(self): raise SystemExit(3)", ""),
+    "a picture too": (f"def _repr_png_(self): return {PNG!r}\n  def __repr__(self): return 'x'", ""),
+}
+
+
+@pytest.mark.isolation
+@pytest.mark.parametrize("case", HTML_ALONE)
+def test_the_text_of_a_last_value_that_has_html_alone_is_printed(runtime: SyncRuntime, case: str) -> None:
+    method, printed = HTML_ALONE[case]
+    result = runtime.execute_code(f"class Shown:\n  def _repr_html_(self): return '<b>'\n  {method}\nShown()")
+    assert (result.ok, result.has_value, result.logs.text) == (True, False, printed), result.error
+    assert result.files[-1].name == "result.html"
+
+
+@pytest.mark.isolation
+def test_a_query_as_last_value_is_named_beside_its_html(runtime: SyncRuntime) -> None:
+    members = (
+        "{'__module__': 'polars.lazyframe.frame', '_repr_html_': lambda self: '<b>', '__repr__': lambda self: 'x'}"
+    )
+    result = runtime.execute_code(f"type('LazyFrame', (), {members})()")
+    assert [file.name for file in result.files] == ["result.html"], result.error
+    assert not result.has_value and result.logs.stdout == ""
+    assert (
+        "was not kept as the result: cannot send result: a query that was not run: send x.collect()"
+        in result.logs.stderr
+    )
+
+
+@pytest.mark.isolation
+def test_the_types_of_a_frame_are_text(runtime: SyncRuntime) -> None:
+    result = runtime.execute_code("import pandas as pd\npd.DataFrame({'n': [1], 't': pd.to_datetime(['2026'])}).dtypes")
+    assert result.ok and result.value.tolist()[0] == "int64" and result.value.tolist()[1].startswith("datetime64[")
+    assert "values of type Int64DType arrive as str" in result.logs.stderr
+
+
 @pytest.mark.parametrize("size", [0, 1, 4, 5, 8, 9, 1000])
 def test_a_part_of_a_file_is_divided_to_fit_into_a_message(size: int) -> None:
     problem, part = FileProblem("a", 0, "missing"), FilePart("b", "text/plain", b"x" * size, True)

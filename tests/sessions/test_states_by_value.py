@@ -227,6 +227,7 @@ CASES = {
         [2, 4, 6, True, True],
     ),
     "standard output": ("import sys\nout = sys.stdout\np = print", "p('hello')\nout is sys.stdout", True),
+    "memory": ("v = memoryview(b'ab')", "[type(v).__name__, v.tolist()]", ["memoryview", [97, 98]]),
     "logger": ("import logging\nlog = logging.getLogger('x')", "log is logging.getLogger('x')", True),
     "annotations": ("x: int = 1", "__annotations__ == {'x': int}", True),
     "time": (
@@ -301,7 +302,8 @@ def test_what_is_of_a_class_whose_module_was_not_imported_is_brought_back() -> N
 
 LOST = (
     "import socket, sqlite3, threading\ngen = (i for i in [1])\nhandle = open('f', 'w')\ndb = sqlite3.connect(':memory:')\n"
-    "lock = threading.Lock()\nkept = [1, 2]\ndef f(): return gen\nholder = {'deep': [lock]}\nn = 0\nwhile True: n += 1"
+    "lock = threading.Lock()\nkept = [1, 2]\ndef f(): return gen\nholder = {'deep': [lock]}\n"
+    "view = memoryview(bytearray(b'ab'))\nn = 0\nwhile True: n += 1"
 )
 
 
@@ -321,7 +323,7 @@ def test_what_cannot_be_kept_is_named_with_its_reason_and_the_rest_is_there(runt
     assert back.session is not None
     assert began(back) == "value"
     names = [each.partition(":")[0] for each in back.session.forgotten]
-    assert sorted(names) == ["db", "gen", "handle", "holder", "lock"]
+    assert sorted(names) == ["db", "gen", "handle", "holder", "lock", "view"]
     assert "generator" in next(each for each in back.session.forgotten if each.startswith("gen"))
     assert later.session is not None
     assert not later.session.forgotten

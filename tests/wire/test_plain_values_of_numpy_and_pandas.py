@@ -36,8 +36,11 @@ CONVERTED: list[tuple[object, object]] = [
     (np.timedelta64(5, "m"), 300.0),
     (np.timedelta64("NaT"), None),
     (np.array([(1, 0.5)], dtype=[("a", "i4"), ("b", "f8")])[0], [1, 0.5]),
+    (np.dtype("f8"), "float64"),
+    (np.ma.masked, None),
     # numpy arrays
     (np.array(3), 3),
+    (np.ma.masked_array(1, True), None),
     # numpy in containers, and as keys
     ({"mean": np.float64(0.5), "n": np.int64(3)}, {"mean": 0.5, "n": 3}),
     ({np.int64(1): "a", np.str_("k"): "b"}, {"1": "a", "k": "b"}),
@@ -50,6 +53,8 @@ CONVERTED: list[tuple[object, object]] = [
     (pd.Period("2024-01"), "2024-01"),
     (pd.Interval(0, 1), "(0, 1]"),
     ({pd.Timestamp("2024-01-02"): 1}, {"2024-01-02T00:00:00": 1}),
+    (pd.CategoricalDtype(["a"]), "category"),
+    (pd.DatetimeTZDtype(tz="UTC"), "datetime64[ns, UTC]"),
     # pandas columns
     (pd.Categorical(["a"]), ["a"]),
     (pd.array([1, None], dtype="Int64"), [1, None]),
@@ -71,10 +76,10 @@ REFUSED: list[tuple[object, str]] = [
     (np.complex128(1j), "value: complex numbers"),
     (np.array([[1, object()]], dtype=object), r"value\[1\]: object is not data"),
     (np.array(["\ud800"]), r"value: text holds a lone surrogate"),
-    (np.timedelta64(5, "M"), "value: timedelta64 failed to be converted"),
-    (np.dtype("i4"), "is not data"),
+    (np.timedelta64(5, "M"), r"value: months and years have no fixed number of seconds: send str\(x\)"),
     (np.float64, "a class is not data"),
     (pd.Series([1, 1j], dtype=object, name="n"), r"value\['n'\]\[1\]: complex numbers"),
+    (pd.Series([2**70]), r"value\[0\]: int does not fit"),
     (pd.DataFrame({"a": [1, object()]}), r"value\['a'\]\[1\]: object is not data"),
     (pd.DataFrame({"a": ["\ud800"]}, dtype=object), r"value\['a'\]: text holds"),
 ]

@@ -47,9 +47,17 @@ _BY_NAME: Final[dict[tuple[str, str], str]] = {
     ("matplotlib", "Artist"): 'part of a figure: plt.savefig("chart.png")' + _IN_A_FILE.format(name="chart.png"),
     ("PIL", "Image"): 'an image: x.save("image.png")' + _IN_A_FILE.format(name="image.png"),
     ("polars", "LazyFrame"): "a query that was not run: send x.collect()",
+    ("polars", "LazyGroupBy"): "groups without an aggregation: send x.agg(...).collect()",
+    ("polars", "GroupBy"): "groups without an aggregation: send x.agg(...)",
+    ("polars", "Expr"): "an expression: send what df.select(x) returns",
     ("pandas", "BaseGroupBy"): "groups without an aggregation: send x.sum().reset_index(), or another one",
+    ("pandas", "BaseWindow"): "windows without an aggregation: send x.sum(), or another one",
     ("pandas", "StylerRenderer"): "a styled frame: send x.data",
     ("pyarrow", "RecordBatchReader"): "a table that was not read: send x.read_all()",
+    ("pyarrow", "Dataset"): "a table that was not read: send x.to_table()",
+    ("pyarrow", "TableGroupBy"): "groups without an aggregation: send x.aggregate(...)",
+    ("_duckdb", "DuckDBPyConnection"): "a connection: send x.fetchall(), or another way to get its rows",
+    ("h5py", "Dataset"): "an array in a file: send x[()]",
     ("types", "SimpleNamespace"): "SimpleNamespace is not data: send vars(x)",
     ("argparse", "Namespace"): "a namespace: send vars(x)",
     ("tools", "tool"): "a tool: call it, and send what it returns",
@@ -59,12 +67,20 @@ _BY_NAME: Final[dict[tuple[str, str], str]] = {
 _BY_METHOD: Final = ("to_dicts", "to_dict", "to_pylist", "to_list", "tolist", "toarray", "asdict", "_asdict")
 
 
+def has_cure(kind: type) -> bool:
+    """Return whether it is known of this class what to send in place of its values."""
+    return _cure(kind) is not None
+
+
+def _cure(kind: type) -> str | None:
+    names = ((base.__module__.partition(".")[0], base.__qualname__) for base in kind.__mro__)
+    return next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
+
+
 def advice(kind: type) -> str:
     """Return why a value of this class cannot be sent, with what to send where that is known."""
-    for base in kind.__mro__:
-        known = _BY_NAME.get((base.__module__.partition(".")[0], base.__qualname__))
-        if known is not None:
-            return known
+    if (known := _cure(kind)) is not None:
+        return known
     for refused, text in _BY_CLASS.items():
         if issubclass(kind, refused):
             return text
@@ -73,4 +89,5 @@ def advice(kind: type) -> str:
             return f"{type_name(kind)} is not data: send x.{name}()"
     if issubclass(kind, (FunctionType, BuiltinFunctionType, MethodType)):
         return f"{type_name(kind)} is not data: call it, and send what it returns"
-    return f"{type_name(kind)} is not data: send what is in it, such as vars(x), or str(x)"
+    has_names = kind.__dictoffset__ != 0
+    return f"{type_name(kind)} is not data: send what is in it{', such as vars(x)' * has_names}, or str(x)"

@@ -24,7 +24,9 @@ MOST_PROBLEMS = 10
 
 PROBLEM_CHARS = 300
 
-METHODS = (("_repr_png_", "png", "image/png"), ("_repr_html_", "html", "text/html"))
+HTML = "text/html"
+
+METHODS = (("_repr_png_", "png", "image/png"), ("_repr_html_", "html", HTML))
 """What objects have that notebooks show."""
 
 PLAIN = frozenset(
@@ -92,6 +94,14 @@ class Display:
         self.made += made
         if not any(isinstance(message, FilePart) and message.media_type.startswith("image/") for message in made):
             sys.stdout.write(f"{value!r}\n")
+
+
+def text_of(value: object) -> str:
+    """Return the text of a value of which there is HTML alone. It is empty if its class has no text of its own."""
+    try:
+        return "" if type(value).__repr__ is object.__repr__ else repr(value)
+    except (Exception, SystemExit):  # its HTML is shown all the same
+        return ""
 
 
 def _of_display(value: object, name: str) -> Iterator[Shown]:
@@ -220,7 +230,7 @@ def _content(made: object, media_type: str) -> bytes | None:
         made = made[0]
     if made is None or not made:
         return None
-    if media_type == "text/html" and isinstance(made, str):
+    if media_type == HTML and isinstance(made, str):
         return made.encode("utf-8", "xmlcharrefreplace")
     if type(made) is Picture or (media_type == "image/png" and isinstance(made, bytes) and made.startswith(PNG)):
         return made

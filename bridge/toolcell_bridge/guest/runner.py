@@ -18,6 +18,8 @@ from toolcell_bridge.guest.channel import Channel, ChannelClosed
 from toolcell_bridge.guest.compiling import IS_COROUTINE, LAST, LAST_RESULT, WHOLE, Denied, Part, parse, parse_in_two
 from toolcell_bridge.guest.notebook_words import CELL
 from toolcell_bridge.guest.placeholder import DRY_RUN, GuestDryRun
+from toolcell_bridge.guest.refusals import has_cure
+from toolcell_bridge.guest.rich import HTML
 from toolcell_bridge.guest.script_end import ScriptFinalizer, write_out_files
 from toolcell_bridge.guest.scripts import SCRIPT, SCRIPTS
 from toolcell_bridge.guest.source import plain_source
@@ -488,21 +490,22 @@ class Runner:
                 problem = exc
             finally:
                 self._is_last = False
-        is_shown = has_pictures and self._show(value, run)
-        # What is not data was never to be sent. A table was, whatever is shown of it.
-        if problem is not None and not (
-            is_shown and isinstance(problem, UnsendableValue) and not is_table(type(value))
-        ):
-            sys.stderr.write(f"[toolcell] the last expression's value was not kept as the result: {problem}\n")
+        shown = self._show(value, run) if has_pictures else frozenset()
+        if problem is None:
+            return
+        # What is not data was never to be sent. A table was, and so was a query, whatever is shown of it.
+        if shown and isinstance(problem, UnsendableValue) and not is_table(type(value)) and not has_cure(type(value)):
+            if shown == {HTML} and (text := rich.text_of(value)):
+                sys.stdout.write(text + "\n")
+            return
+        sys.stderr.write(f"[toolcell] the last expression's value was not kept as the result: {problem}\n")
 
-    def _show(self, value: Any, run: RunScript) -> bool:
-        """Return pictures, HTML and open figures as files; say whether there was one."""
-        is_shown = False
-        made = rich.show(value, self._prefix(run), run.files, run.files_bytes)
+    def _show(self, value: Any, run: RunScript) -> frozenset[str]:
+        """Return pictures, HTML and open figures as files. The result is their media types."""
+        made = list(rich.show(value, self._prefix(run), run.files, run.files_bytes))
         for message in files.in_pieces(made, self._channel.frame_bytes):
             self._send_file(message)
-            is_shown = is_shown or isinstance(message, FilePart)
-        return is_shown
+        return frozenset(message.media_type for message in made if isinstance(message, FilePart))
 
     def _prefix(self, run: RunScript) -> str:
         """What the names of the files begin with that are made of what a script of a session shows."""

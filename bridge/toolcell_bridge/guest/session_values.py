@@ -273,6 +273,10 @@ def _pickler_class(place: Place, roots: list[str]) -> Any:
                 return getattr, (sys, "stdout")
             elif issubclass(kind, io.IOBase) and not issubclass(kind, io.BytesIO | io.StringIO):
                 raise TypeError("an open file")
+            elif kind is memoryview:
+                if not value.readonly or value.format != "B" or value.ndim != 1:
+                    raise TypeError("a view of the memory of another object")
+                return memoryview, (value.tobytes(),)
             elif kind is functools._lru_cache_wrapper and not _has_home(value):
                 return _cached, (value.__wrapped__, value.cache_parameters())
             elif kind is functools.cached_property:

@@ -292,7 +292,7 @@ def pandas_frame(value: Any, to_plain: ToPlain) -> Table:
 
 def pandas_series(value: Any, to_plain: ToPlain) -> Table:
     """Return a Series."""
-    column = _pandas_column(str(value.name), value, to_plain)
+    column = _pandas_column("" if value.name is None else str(value.name), value, to_plain)
     label = value.name if isinstance(value.name, tuple) else (value.name,)
     levels = tuple(column_of("name", [each], _labels(to_plain)) for each in label)
     axis = Axis(levels, tuple(repeat(None, len(levels))))

@@ -35,7 +35,8 @@ Handler: TypeAlias = Callable[[Any, Any, int], Plain]
 
 def _array(to: Converter, value: Any, depth: int) -> Plain:
     if not value.shape:
-        return to.convert(value[()], depth)
+        item = value[()]
+        return None if item is value else to.convert(item, depth)  # numpy's `masked` is its own item
     to.can_hold(value.nbytes)
     made: Array | Table | None = None if to.in_column else _table_columns().array_of(value, to.items_of(depth))
     if made is None:  # one in a column, or of records in records
@@ -59,7 +60,12 @@ def _datetime64(to: Converter, value: Any, depth: int) -> Plain:
 
 
 def _timedelta64(to: Converter, value: Any, depth: int) -> Plain:
-    return None if str(value) == "NaT" else float(value / type(value)(1, "s"))
+    if str(value) == "NaT":
+        return None
+    try:
+        return float(value / type(value)(1, "s"))
+    except TypeError:
+        raise Refusal("months and years have no fixed number of seconds: send str(x)") from None
 
 
 def _made_by(maker: str) -> Handler:
@@ -94,6 +100,7 @@ HANDLERS: Final[dict[tuple[str, str], Handler]] = {
     ("numpy", "generic"): _scalar,
     ("numpy", "datetime64"): _datetime64,
     ("numpy", "timedelta64"): _timedelta64,
+    ("numpy", "dtype"): _as_text,
     ("pandas", "DataFrame"): _made_by("pandas_frame"),
     ("pandas", "Series"): _made_by("pandas_series"),
     ("pandas", "Index"): _as_list,
@@ -102,14 +109,17 @@ HANDLERS: Final[dict[tuple[str, str], Handler]] = {
     ("pandas", "Timedelta"): lambda to, value, depth: float(value.total_seconds()),
     ("pandas", "Period"): _as_text,
     ("pandas", "Interval"): _as_text,
+    ("pandas", "ExtensionDtype"): _as_text,
     ("pandas", "NaTType"): _as_none,
     ("pandas", "NAType"): _as_none,
+    ("polars", "DataType"): _as_text,
     ("polars", "DataFrame"): _made_by("polars_frame"),
     ("polars", "Series"): _made_by("polars_series"),
     ("pyarrow", "Table"): _made_by("arrow_table"),
     ("pyarrow", "RecordBatch"): _made_by("arrow_table"),
     ("pyarrow", "Array"): _made_by("arrow_array"),
     ("pyarrow", "ChunkedArray"): _made_by("arrow_array"),
+    ("pyarrow", "DataType"): _as_text,
     ("pyarrow", "Scalar"): lambda to, value, depth: to.convert(value.as_py(), depth),
     ("sqlite3", "Row"): _row,
 }
