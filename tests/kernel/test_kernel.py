@@ -163,6 +163,8 @@ class TestMagics:
 
         assert command in notebook.run("%pip install nothing-like-it").text("stderr")
         assert command.replace("-like-", "_like_") in notebook.run("import nothing_like_it").traceback
+        told = notebook.run("install_package('nothing-like-it')").traceback
+        assert command in told and "with --allow-package nothing-like-it, a cell may install it" in told
 
     def test_a_cell_that_looks_for_a_network_is_told_that_there_is_none(self, plain: Notebook) -> None:
         shown = plain.run("import socket\nsocket.create_connection(('127.0.0.1', 9))")

@@ -14,7 +14,11 @@ from .conftest import Run
 pytestmark = pytest.mark.isolation
 
 CURES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
-    "a package": ("import pandas", {}, ("No module named 'pandas'", "packages=['pandas']", "--packages pandas")),
+    "a package": (
+        "import pandas",
+        {},
+        ("No module named 'pandas'", "packages=['pandas']", "--packages pandas", "a service"),
+    ),
     "a package of another name": ("import sklearn.svm", {}, ("packages=['scikit-learn']",)),
     "a tool as a function": ("add(1)", {}, ("name 'add' is not defined; tools are called as tools.add(...)",)),
     "an unknown tool to import": ("from tools import ad", {}, ("cannot import name 'ad'",)),

@@ -145,11 +145,22 @@ def _missing_module(given: object) -> str:
 
 
 def _chosen_by_host(package: str) -> str:
+    """Say how a package is added. A sandbox knows of a notebook's kernel, but not which other program its host is."""
     if SCRIPTS.chosen_by:
         return f"; the packages of a notebook are chosen with its kernel: {SCRIPTS.chosen_by} --packages {package}"
     return (
-        f"; a sandbox has the packages that its host chose: Runtime(packages=[{package!r}]), or `toolcell run "
-        f"--packages {package}`"
+        f"; a sandbox has the packages that its host chose: Runtime(packages=[{package!r}]) in a program, --packages "
+        f"{package} with a toolcell command, `packages` in the settings of a service"
+    )
+
+
+def _allowed_by_host(package: str) -> str:
+    """Say how a script may be allowed to install a package."""
+    if SCRIPTS.chosen_by:
+        return f"; with --allow-package {package}, a cell may install it"
+    return (
+        f"; with Egress(packages=[{package!r}]), --allow-package {package} or `allow_packages`, a script may install "
+        "it if it is pure Python"
     )
 
 
@@ -341,11 +352,8 @@ def install_package(name: str) -> None:
         RuntimeError: it cannot be imported; the message says who can change that.
     """
     if not can_import(name):
-        raise not_installed(
-            name,
-            "a sandbox has no network; the program that runs this script chooses its packages, with "
-            f"Runtime(packages=[{_bare(name)!r}])",
-        )
+        bare = _bare(name)
+        raise not_installed(name, f"a sandbox has no network{_chosen_by_host(bare)}{_allowed_by_host(bare)}")
 
 
 def can_import(name: str) -> bool:

@@ -102,9 +102,9 @@ class PackageIndex:
         if own is None:
             known = f"; allowed: {', '.join(self.requirements)}" if self.requirements else ""
             name = wanted.name
-            raise refused(f'the package {name} is not allowed; Egress(packages=["{name}"]) would allow it{known}')
+            raise refused(f"the package {name} is not allowed; {_allowed_by(name)}{known}")
         if more := sorted(wanted.extras - own.extras):
-            raise refused(f'{wanted} is not allowed; Egress(packages=["{wanted.name}[{more[0]}]"]) would allow it')
+            raise refused(f"{wanted} is not allowed; {_allowed_by(f'{wanted.name}[{more[0]}]')}")
         wanted.specifier &= own.specifier
         return str(wanted)
 
@@ -115,6 +115,11 @@ class PackageIndex:
     def constraints(self) -> list[str]:
         """The versions of what is listed, for what is installed with something else."""
         return [f"{each.name}{each.specifier}" for each in self._allowed() if each.specifier]
+
+
+def _allowed_by(package: str) -> str:
+    """Say what lets scripts install a package, in a program, on the command line and in a service."""
+    return f'Egress(packages=["{package}"]), --allow-package {package} or `allow_packages` of a service would allow it'
 
 
 def _parsed(text: object, error: type[ToolError | UsageError]) -> Requirement:

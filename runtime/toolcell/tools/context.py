@@ -121,7 +121,7 @@ class ToolContext:
 
     @property
     def logger(self) -> logging.Logger:
-        """The run's logger."""
+        """The run's logger, which is the program's: what a tool writes to it is not searched for secrets."""
         return self.call.run.logger
 
     @property

@@ -35,7 +35,9 @@ def new_id() -> str:
 
 
 class Secrets(Mapping[str, str]):
-    """Values that tools may use but nobody may read: they are removed from text for models and logs.
+    """Values that tools may use but nobody may read: they are removed from results, events and records of calls.
+
+    What a tool itself writes elsewhere, to `ctx.logger` too, is not searched for them.
 
     Raises:
         UsageError: a value is not text, or has fewer than four characters: it would be found in nearly every text.
