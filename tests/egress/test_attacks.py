@@ -122,6 +122,20 @@ async def test_methods_that_are_not_listed_are_refused(method: str) -> None:
     assert site.requests == []
 
 
+async def test_a_rule_for_all_methods_allows_none_that_echoes_or_makes_a_tunnel() -> None:
+    async with serve({}) as site, door(of(site, methods="*", secrets=["TOKEN"]), secrets={"TOKEN": TOKEN}) as run:
+        sent = {
+            method: code_of(await run.send(site.url(host="127.0.0.1"), method))
+            for method in ("DELETE", "PROPFIND", "CONNECT", "TRACE", "TRACK")
+        }
+
+    assert sent == {"DELETE": "sent", "PROPFIND": "sent", **dict.fromkeys(("CONNECT", "TRACE", "TRACK"), REFUSED)}
+    assert len(site.requests) == 2
+    for method in ("CONNECT", "TRACE", "TRACK"):
+        with pytest.raises(UsageError, match="methods such as"):
+            Allow("api.example.com", methods=[method])
+
+
 HEADERS = {
     "another host": ["Host", "evil.test"],
     "a length that is not the body's": ["Content-Length", "0"],

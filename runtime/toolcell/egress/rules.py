@@ -20,8 +20,8 @@ from toolcell.tools import check_count, check_kind
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing: a dry run makes them."""
 
-NEVER: Final = frozenset({"CONNECT", "TRACE"})
-"""CONNECT makes a tunnel, TRACE returns what was sent."""
+NEVER: Final = frozenset({"CONNECT", "TRACE", "TRACK"})
+"""CONNECT makes a tunnel, the others return what was sent. Source: forbidden methods of the Fetch standard."""
 
 PLACEHOLDER: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """Stands for the secret of this name."""
