@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from toolcell import PoolConfig, Runtime
 from toolcell.audit.redact import Redactor
 from toolcell.egress.echoes import Echoes
 from toolcell.mcp.arguments import hiding
@@ -165,6 +166,34 @@ async def test_a_large_result_is_looked_through_outside_of_the_event_loop(
         result = await registry.dispatch(kind.replace(" ", "_"), {}, context=run)
         assert result.whole_text.count(REDACTED) == 1 and "quoted" not in result.whole_text
 
+    assert threads == {size < 100}
+
+
+@pytest.mark.parametrize("size", [10, 2_000_000])
+async def test_long_calls_of_a_run_that_has_ended_are_looked_through_outside_of_the_event_loop(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, threads, hide = ToolRegistry(), set[bool](), SecretSearch.hide
+
+    def note(self: SecretSearch, text: str) -> tuple[str, int]:
+        if len(text) > size:
+            threads.add(threading.current_thread() is threading.main_thread())
+        return hide(self, text)
+
+    @registry.tool
+    async def put(data: list[str]) -> str:
+        """Take texts, which may be long."""
+        return "taken"
+
+    monkeypatch.setattr(SecretSearch, "hide", note)
+    source, given = "call_tool('put', data=['x' * size + key])", {"size": size, "key": SECRET}
+    run = RunContext(secrets=Secrets({"KEY": SECRET}))
+    async with Runtime(registry, pool=PoolConfig(warm=0)) as runtime:
+        ran = await runtime.execute_code(source, inputs=given, context=run)
+        draft = await runtime.execute_code(source, inputs=given, context=run, dry_run=True)
+
+    for way in (ran.calls, draft.calls, draft.effects):
+        assert REDACTED in str(way) and "quoted" not in str(way)
     assert threads == {size < 100}
 
 

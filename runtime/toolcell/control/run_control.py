@@ -16,7 +16,6 @@ from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.result import SCRIPT_OUTCOMES
 from toolcell.run.early_calls import EarlyCalls
 from toolcell.run.held_runs import HeldRun
-from toolcell.run.listed_calls import without_secrets
 from toolcell.support.host_work import HostWork
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.placeholders import DryRun
@@ -84,7 +83,6 @@ class RunControl:
     def finish(self, result: ExecutionResult) -> ExecutionResult:
         """Return the result with what its journal adds, and keep the journal for what may come after."""
         outcome, self.journal.labels = result.outcome, self.journal.run_labels.names
-        result = without_secrets(result, self.context)
         if (draft := self._draft) is not None:  # its journal is not kept: what it has was not made
             return draft.finish(result, self._first_effect, lambda call: self.journal.entry_of(call) is not None)
         if self.journal.replay is not None or outcome in (Outcome.SUSPENDED, Outcome.DIVERGED):

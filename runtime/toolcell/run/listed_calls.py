@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any, Final
@@ -79,7 +78,7 @@ class ListedCalls:
             found.labels = self.context.state.labels.names
             found.size += 0 if work is None else work.calls + work.uploaded
             self._finished.put(found.id, (result.run_id, found), found.size)
-        return without_secrets(result, self.context)
+        return result
 
     def abandon(self) -> None:
         """The run has no result, and cannot be repaired."""
@@ -89,22 +88,3 @@ def end_script_alone(exc: RunEnded, context: RunContext | None) -> None:
     """Let what ended a script not end the agent's run around it."""
     if context is not None and context.state.abort is exc:
         context.state.abort = None
-
-
-def without_secrets(result: ExecutionResult, context: RunContext) -> ExecutionResult:
-    """Return the result without the secrets of the run in the calls and the local variables of its error."""
-    secrets = context.secrets
-    if not secrets:
-        return result
-    calls = tuple(
-        dataclasses.replace(call, name=secrets.redact(call.name), args=secrets.shown(call.args))
-        for call in result.calls
-    )
-    result = dataclasses.replace(result, calls=calls)
-    if result.error is None or not result.error.frames:
-        return result
-    frames = tuple(
-        dataclasses.replace(frame, locals={name: secrets.redact(text) for name, text in frame.locals.items()})
-        for frame in result.error.frames
-    )
-    return dataclasses.replace(result, error=dataclasses.replace(result.error, frames=frames))

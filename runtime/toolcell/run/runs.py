@@ -5,11 +5,12 @@ Whoever runs a script prepares it, which makes its message, then says what its j
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -32,7 +33,7 @@ from toolcell.support.copies import changed
 from toolcell.support.host_work import LONG_BYTES, HostWork
 from toolcell.support.lifetime import Lifetime
 from toolcell.support.log import logger_of
-from toolcell.tools import Origin, RunContext, ToolRegistry
+from toolcell.tools import Origin, RunContext, Secrets, ToolRegistry
 from toolcell.tools.call import CallableTools, RunScope
 from toolcell.tools.concurrency import OF_THIS_PROCESS, AbandonedThreads
 from toolcell.tools.context import share_labels
@@ -359,6 +360,7 @@ class Runs:
             bridge = ToolBridge(run.tools, context, observer, journal.dispatch)
             async with open_jobs(context.state, self._tasks), open_requests(context.scope.requests):
                 ran = await self.sandboxes.run(request, bridge, observer, own)
+                ran = await _without_secrets(ran, context, work)
                 is_kept = ran.outcome is Outcome.SUSPENDED or context.dry_run is not None
                 is_long = is_kept and work.calls > LONG_BYTES
                 result = await daemon_threads.run_sync(journal.finish, ran) if is_long else journal.finish(ran)
@@ -406,3 +408,31 @@ def replay_seed(seed: int | None, clock: float | None) -> tuple[int, float]:
     if seed is None:
         seed = int.from_bytes(os.urandom(6), "big")
     return seed, round(time.time(), 6) if clock is None else clock
+
+
+async def _without_secrets(result: ExecutionResult, context: RunContext, work: HostWork) -> ExecutionResult:
+    """Return the result without the secrets of the run in the calls and the local variables of its error.
+
+    `work`: of the run. The event loop stays free while long calls are looked through.
+    """
+    if not context.secrets:
+        return result
+    if work.calls + work.uploaded > LONG_BYTES:
+        with suppress(MemoryError):  # there is none for a thread
+            return await daemon_threads.run_sync(_looked_through, result, context.secrets)
+    return _looked_through(result, context.secrets)
+
+
+def _looked_through(result: ExecutionResult, secrets: Secrets) -> ExecutionResult:
+    calls = tuple(
+        dataclasses.replace(call, name=secrets.redact(call.name), args=secrets.shown(call.args))
+        for call in result.calls
+    )
+    result = dataclasses.replace(result, calls=calls)
+    if result.error is None or not result.error.frames:
+        return result
+    frames = tuple(
+        dataclasses.replace(frame, locals={name: secrets.redact(text) for name, text in frame.locals.items()})
+        for frame in result.error.frames
+    )
+    return dataclasses.replace(result, error=dataclasses.replace(result.error, frames=frames))
