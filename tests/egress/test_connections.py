@@ -13,7 +13,7 @@ import pytest
 from anyio.abc import ByteStream
 
 from builtin.webkit import Site, page, serve
-from egress.doors import Door, code_of, door
+from egress.doors import TOKEN, Door, code_of, door
 from egress.test_attacks import of
 from egress.test_attacks import pytestmark as pytestmark
 from toolcell.builtin.web.policy import WebPolicy
@@ -151,3 +151,16 @@ async def test_http_fetch_has_the_same_bounds() -> None:
         async with httpx.AsyncClient(transport=transport) as client:
             with anyio.fail_after(20), pytest.raises(Exception, match="no answer within"):
                 await client.get(site.url(host="127.0.0.1"))
+
+
+@pytest.mark.parametrize("secrets", [None, {"TOKEN": TOKEN}])
+@pytest.mark.parametrize("body", [b"", b"3\r\nabc\r\n", b"5\r\nabc"])
+async def test_an_answer_whose_body_breaks_off_has_its_head(body: bytes, secrets: dict[str, str] | None) -> None:
+    head = b"HTTP/1.1 207 Multi-Status\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with serve({"/": head + body}) as site, door(of(site), secrets=secrets) as run:
+        answer = (await run.send(site.url(host="127.0.0.1"))).value
+        more = await run.call("http_read", {"rest": answer["rest"], "size": 10})
+
+    assert answer["status"] == 207
+    assert answer["body"] == (b"" if secrets else body[3:6])
+    assert code_of(more) == "EgressProtocolError"

@@ -127,7 +127,12 @@ class Sender:
             body = AnswerBody(pieces, response.aclose, count=count, echoes=self._allowed.echoes, inflater=inflater)
             # Whether it is short is not decided by a length that has secrets in it
             is_short = length.isdigit() and (bool(self._allowed.echoes) or int(length) <= PART_BYTES)
-            first = await body.read(PART_BYTES, fill=is_short or not can_keep)
+            try:
+                first = await body.read(PART_BYTES, fill=is_short or not can_keep)
+            except Exception:
+                if body.failure is None:
+                    raise
+                first = b""  # there is an answer, and the library finds out when it reads the body
             if body.failure is not None and not can_keep:
                 raise body.failure
             is_over = body.is_empty

@@ -177,6 +177,11 @@ class Handler(BaseHTTPRequestHandler):
         self.chunk(b"only this")
         self.close_connection = True
 
+    def answer_no_body(self, length: str = "1000") -> None:
+        self.head(200, ("Content-Length", length) if length.isdigit() else ("Transfer-Encoding", "chunked"))
+        self.server.pause()  # type: ignore[attr-defined]
+        self.close_connection = True
+
     def answer_garbage(self) -> None:
         self.wfile.write(b"this is not HTTP\r\n\r\n")
         self.close_connection = True

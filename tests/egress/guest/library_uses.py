@@ -49,6 +49,8 @@ async def measured_of(parts):
         size += len(part)
     return [size, digest.hexdigest()]
 
+SHORT = ("/short", "/short-chunks", "/no-body", "/no-body/chunked")
+
 answers = {}
 for feature, body in USES.items():
     is_async = "await " in body or "async " in body
@@ -150,7 +152,7 @@ URLLIB: Final = {
     """,
     "a short answer": """
         from urllib.request import urlopen
-        return [failure(lambda: urlopen(BASE + "/short").read()), failure(lambda: urlopen(BASE + "/short-chunks").read())]
+        return [failure(lambda: urlopen(BASE + path).read()) for path in SHORT]
     """,
     "a hang-up": """
         from urllib.request import urlopen
@@ -326,7 +328,7 @@ REQUESTS: Final = {
     """,
     "a short answer": """
         import requests
-        return [failure(lambda: requests.get(BASE + "/short")), failure(lambda: requests.get(BASE + "/short-chunks"))]
+        return [failure(lambda: requests.get(BASE + path)) for path in SHORT]
     """,
     "a broken compression": """
         import requests
@@ -512,7 +514,7 @@ HTTPX: Final = {
     """,
     "a short answer": """
         import httpx
-        return [failure(lambda: httpx.get(BASE + "/short")), failure(lambda: httpx.get(BASE + "/short-chunks"))]
+        return [failure(lambda: httpx.get(BASE + path)) for path in SHORT]
     """,
     "a broken compression": """
         import httpx
@@ -587,7 +589,7 @@ ASYNC_HTTPX: Final = {
     "broken answers": """
         import httpx
         async with httpx.AsyncClient() as client:
-            paths = ("/short", "/short-chunks", "/garbage", "/hang-up", "/bad-gzip", "/reset", "/reset-in-body")
+            paths = (*SHORT, "/garbage", "/hang-up", "/bad-gzip", "/reset", "/reset-in-body")
             return [await failure_of(client.get(BASE + path)) for path in paths]
     """,
     "no connection": """
@@ -714,7 +716,7 @@ AIOHTTP: Final = {
             async with session.get(BASE + path) as answer:
                 return await answer.read()
         async with aiohttp.ClientSession() as session:
-            paths = ("/short", "/short-chunks", "/hang-up", "/bad-gzip", "/reset", "/reset-in-body")
+            paths = (*SHORT, "/hang-up", "/bad-gzip", "/reset", "/reset-in-body")
             return [await failure_of(read(path)) for path in paths]
     """,
     "a timeout": """
