@@ -157,12 +157,15 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.docker
 @pytest.mark.anyio
+@pytest.mark.parametrize("stopped", [False, True], ids=["all run", "its watcher is stopped"])
 async def test_nothing_is_left_of_a_host_that_was_killed_while_scripts_ran(
-    client: EngineClient, docker_image: ImageRef
+    client: EngineClient, docker_image: ImageRef, stopped: bool
 ) -> None:
     host = Host(docker_image.id, "running")
     assert [host.line(), host.line()] == ["running", "running"]
     assert len(await containers_of(client, LABEL_BACKEND, host.key)) >= 2
+    if stopped:
+        os.kill(host.watcher, signal.SIGSTOP)
 
     host.kill()
 

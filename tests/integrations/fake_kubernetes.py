@@ -98,7 +98,7 @@ class ProcessKubelet:
         shutil.rmtree(home, ignore_errors=True)
 
     def running(self) -> set[str]:
-        return {name for name, (process, _, _) in self.pods.items() if process.poll() is None}
+        return {name for name, (process, _, _) in tuple(self.pods.items()) if process.poll() is None}
 
 
 class DockerKubelet:

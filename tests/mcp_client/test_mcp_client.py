@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import psutil
 import pytest
 
 from toolcell import Runtime, SyncRuntime
@@ -164,26 +165,37 @@ async def test_nothing_of_a_server_is_left_after_it_was_closed(tmp_path: Path) -
 
 
 HOST = """
-import anyio, sys
+import anyio, signal, sys
 from toolcell.tools import ToolRegistry
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
 async def main():
-    await ToolRegistry().add_mcp_server("s", command=sys.argv[1:])
+    registry = ToolRegistry()
+    await registry.add_mcp_server("s", command=sys.argv[1:])
     print("ready", flush=True)
-    await anyio.sleep_forever()
+    try:
+        await anyio.sleep_forever()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await registry.close()
 anyio.run(main)
 """
 
 
-async def test_nothing_of_a_server_is_left_after_its_host_was_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped", [False, True], ids=["all run", "its supervisor is stopped"])
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT], ids=["killed", "closed"])
+async def test_nothing_of_a_server_is_left_after_its_host(end: signal.Signals, stopped: bool, tmp_path: Path) -> None:
     command = raw(spawn=str(tmp_path / "pids"))
     host = started([sys.executable, "-c", HOST, *command])
     assert host.stdout is not None
     with host, host.stdout:
         assert host.stdout.readline() == b"ready\n"
         pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
-        host.send_signal(signal.SIGKILL)
+        (supervisor,) = psutil.Process(host.pid).children()
+        if stopped:
+            supervisor.suspend()
+        host.send_signal(end)
 
-    await until(lambda: not any(map(is_running, pids)))
+    await until(lambda: not any(map(is_running, [*pids, supervisor.pid])))
 
 
 def started(command: list[str]) -> subprocess.Popen[bytes]:

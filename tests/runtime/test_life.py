@@ -355,8 +355,9 @@ def test_a_script_costs_one_process_and_a_plan_none(registry: ToolRegistry) -> N
 
 
 HOST = """
-import sys, anyio
+import signal, sys, anyio
 from toolcell import Runtime, PoolConfig, ToolRegistry
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
 registry = ToolRegistry()
 @registry.tool
 async def echo(q: int) -> int:
@@ -434,8 +435,9 @@ def test_nothing_outlives_a_host_that_is_killed(moment: int, tmp_path: Path) -> 
 
 
 @pytest.mark.family
-@pytest.mark.parametrize("stopped", ["zygote", "launcher", "both"])
-def test_a_stopped_zygote_does_not_outlive_a_host_that_is_killed(stopped: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT], ids=["killed", "closed"])
+@pytest.mark.parametrize("stopped", ["zygote", "launcher", "both", "everything"])
+def test_nothing_that_was_stopped_outlives_its_host(stopped: str, end: signal.Signals, tmp_path: Path) -> None:
     host = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(HOST)],
         stdout=subprocess.PIPE,
@@ -447,10 +449,14 @@ def test_a_stopped_zygote_does_not_outlive_a_host_that_is_killed(stopped: str, t
         below = psutil.Process(host.pid).children(recursive=True)
         (launcher,) = psutil.Process(host.pid).children()
         (zygote,) = launcher.children()
-        for process in {"zygote": [zygote], "launcher": [launcher], "both": [zygote, launcher]}[stopped]:
-            process.suspend()
+        both = [zygote, launcher]
+        for process in {"zygote": [zygote], "launcher": [launcher], "both": both, "everything": below}[stopped]:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+        host.send_signal(end)
+        host.wait(60)
     finally:
-        host.send_signal(signal.SIGKILL)
+        host.kill()
         host.wait()
         host.stdout.close()
 

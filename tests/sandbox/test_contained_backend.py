@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +18,10 @@ import pytest
 from toolcell import Limits, Outcome, Policy, PoolConfig, Runtime, SyncRuntime, ToolRegistry
 from toolcell.config import CONTAINER_LAYERS, DEFAULT_LAYERS
 from toolcell.errors import SandboxUnavailable, UsageError
+from toolcell.sandbox.process import contained_sandbox
 from toolcell.sandbox.process import zygote as zygotes
+from toolcell.sandbox.process.contained_zygote import ContainedZygote
+from toolcell_bridge.entry.process_usage import ProcessUsage
 from toolcell_bridge.entry.supervisor import FileRoom, excess
 from toolcell_bridge.isolation import landlock
 from toolcell_bridge.isolation.apply_in_container import METADATA, beside_other_files
@@ -27,8 +31,9 @@ from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS
 CONTAINER = Policy(profile="container")
 
 HOST = """
-import json, os, sys, tempfile
+import signal
 from toolcell import Policy, PoolConfig, SyncRuntime
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
 runtime = SyncRuntime(policy=Policy(profile="container"), pool=PoolConfig(warm=1)).__enter__()
 say = lambda stream, text: print(text, flush=True)
 runtime.execute_code("import os, time\\nif os.fork() == 0: os.setsid()\\nprint(os.getcwd(), flush=True)\\ntime.sleep(300)", on_log=say)
@@ -114,28 +119,63 @@ def test_limits_of_a_run_hold_in_a_warm_sandbox() -> None:
     assert "Too many open files" in result.error.message
 
 
+def below(process: psutil.Process) -> list[psutil.Process]:
+    return process.children(recursive=True)
+
+
+@pytest.mark.family
 @pytest.mark.isolation
 @scoped
-@pytest.mark.family
-@pytest.mark.parametrize("stopped", [False, True], ids=["all run", "its zygote is stopped"])
-def test_nothing_is_left_of_a_host_that_was_killed(stopped: bool) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True) as host:
+@pytest.mark.parametrize("end", ["closed", "the host is killed", "the zygote is killed"])
+@pytest.mark.parametrize("stopped", ["supervisors", "zygote", "supervisors and zygote", "everything", "nothing"])
+def test_nothing_outlives_a_host_or_a_zygote(stopped: str, end: str) -> None:
+    """The attack: another process of the user stops what ends a sandbox."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as host:
         assert host.stdout is not None
         workspace = Path(host.stdout.readline().strip())
-        below = psutil.Process(host.pid).children(recursive=True)
-        assert len(below) >= 4  # zygote, supervisor, script and its child
-        if stopped:
-            psutil.Process(host.pid).children()[0].suspend()
-        host.kill()
+        found = below(psutil.Process(host.pid))
+        (zygote,) = psutil.Process(host.pid).children()
+        supervisors = zygote.children()
+        assert len(found) >= 4  # zygote, supervisor, script and its child
+        stops = {"supervisors": supervisors, "zygote": [zygote], "everything": found, "nothing": []}
+        for process in stops.get(stopped, [*supervisors, zygote]):
+            process.suspend()
+        if "zygote" in end:
+            host.send_signal(signal.SIGSTOP)  # it does nothing for them
+            zygote.kill()
+            _, alive = psutil.wait_procs([process for process in found if process != zygote], timeout=60)
+            host.send_signal(signal.SIGCONT)
+            assert alive == []
+        host.send_signal(signal.SIGKILL if "host" in end else signal.SIGINT)
 
-    gone, alive = psutil.wait_procs(below, timeout=30)
+    _, alive = psutil.wait_procs(found, timeout=60)
     assert alive == []
-    assert len(gone) == len(below)
-    assert not workspace.parents[2].exists()
+    assert "zygote" in end or not workspace.parents[2].exists()
 
 
-SLACK_S = 4.0
-"""For a busy machine. It is less than a sandbox may take to be reaped."""
+@pytest.mark.isolation
+def test_a_zygote_is_killed_with_what_it_did_not_tell_of(tmp_path: Path) -> None:
+    """A supervisor that was just forked has not asked for a signal at the death of its zygote."""
+    zygote = subprocess.Popen(
+        [sys.executable, "-c", "import os, signal\nos.fork()\nos.kill(os.getpid(), signal.SIGSTOP)"]
+    )
+    ours, theirs = socket.socketpair()
+    with theirs:
+        handle = ContainedZygote(zygote, ours, str(tmp_path / "base"), ProcessUsage())
+        try:
+            while not (found := below(psutil.Process(zygote.pid))) or found[0].status() != psutil.STATUS_STOPPED:
+                time.sleep(0.01)
+        finally:
+            handle.kill()
+
+    _, alive = psutil.wait_procs(found, timeout=60)
+    assert alive == []
+
+
+WAITED_S = 60.0
+"""Less than a run is made to wait here for the end of a sandbox that is not reported."""
 
 
 @pytest.mark.slow
@@ -147,21 +187,22 @@ async def test_a_stopped_zygote_delays_no_run_past_its_limits_and_fails_a_start_
 ) -> None:
     me = psutil.Process()
     before = me.children()
-    async with Runtime(policy=CONTAINER, pool=PoolConfig(warm=0, start_s=1)) as runtime:
+    monkeypatch.setattr(contained_sandbox, "END_S", 2 * WAITED_S)
+    async with Runtime(policy=CONTAINER, pool=PoolConfig(warm=0, start_s=5)) as runtime:
 
         def stop(stream: str, text: str) -> None:
             for child in me.children():
                 if child not in before:
                     child.suspend()
 
-        begun = time.monotonic()
-        source = "print(1, flush=True)\nimport time\ntime.sleep(60)"
-        result = await runtime.execute_code(source, limits=Limits(wall_s=1), on_log=stop)
+        assert await first_result(runtime) == 1
+        source = "print(1, flush=True)\nimport time\ntime.sleep(600)"
+        with anyio.fail_after(WAITED_S):
+            result = await runtime.execute_code(source, limits=Limits(wall_s=1), on_log=stop)
         assert result.outcome is Outcome.TIMEOUT
-        assert time.monotonic() - begun < 1 + SLACK_S
 
         (zygote,) = [child for child in me.children() if child not in before]
-        with pytest.raises(SandboxUnavailable, match="within 1 s"):
+        with pytest.raises(SandboxUnavailable, match="within 5 s"):
             await runtime.execute_code("pass")
         monkeypatch.setattr(zygotes, "ANSWER_S", 0.5)
         assert await first_result(runtime) == 1
@@ -179,17 +220,16 @@ while True: time.sleep(60)
 """
 
 
-def below(process: psutil.Process) -> list[psutil.Process]:
-    return process.children(recursive=True)
-
-
 @pytest.mark.isolation
 @scoped
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_supervisor_that_was_stopped_outlives_no_run_and_takes_no_other_run_with_it(anyio_backend: str) -> None:
+async def test_a_supervisor_that_was_stopped_outlives_no_run_and_takes_no_other_run_with_it(
+    anyio_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The attack: another process of the user stops what ends a sandbox."""
     me, stopped = psutil.Process(), []
     before = me.children()
+    monkeypatch.setattr(contained_sandbox, "END_S", 2 * WAITED_S)
     async with Runtime(policy=CONTAINER, pool=PoolConfig(warm=0)) as runtime, runtime.session() as beside:
         assert (await beside.execute_code("x = 1")).ok
         (zygote,) = [child for child in me.children() if child not in before]
@@ -202,12 +242,11 @@ async def test_a_supervisor_that_was_stopped_outlives_no_run_and_takes_no_other_
             stopped.extend([supervisor, *below(supervisor)])
             supervisor.suspend()
 
-        begun = time.monotonic()
-        result = await runtime.execute_code(STAYING, limits=Limits(wall_s=0.5), on_log=stop)
+        with anyio.fail_after(WAITED_S):
+            result = await runtime.execute_code(STAYING, limits=Limits(wall_s=0.5), on_log=stop)
         assert result.outcome is Outcome.TIMEOUT
-        assert time.monotonic() - begun < 0.5 + SLACK_S
         assert len(stopped) >= 3
-        _, alive = psutil.wait_procs(stopped, timeout=10)
+        _, alive = psutil.wait_procs(stopped, timeout=60)
         assert alive == []
         assert (await beside.execute_code("x")).value == 1
         assert zygote.is_running()
@@ -231,34 +270,14 @@ async def test_a_supervisor_that_was_killed_leaves_nothing_below_it(anyio_backen
 
         result = await runtime.execute_code(STAYING, limits=Limits(wall_s=20), on_log=kill)
         assert not result.ok
-        _, alive = psutil.wait_procs(found, timeout=10)
+        _, alive = psutil.wait_procs(found, timeout=60)
         assert alive == []
         assert await first_result(runtime) == 1
 
 
-@pytest.mark.family
-@pytest.mark.isolation
-@scoped
-@pytest.mark.parametrize("end", ["closed", "killed"])
-def test_a_supervisor_and_a_zygote_that_were_stopped_outlive_no_host(end: str) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as host:
-        assert host.stdout is not None
-        host.stdout.readline()
-        found = below(psutil.Process(host.pid))
-        (zygote,) = psutil.Process(host.pid).children()
-        for process in (*zygote.children(), zygote):
-            process.suspend()
-        host.send_signal(signal.SIGINT if end == "closed" else signal.SIGKILL)
-
-    _, alive = psutil.wait_procs(found, timeout=30)
-    assert alive == []
-
-
 async def first_result(runtime: Runtime) -> object:
     """First result of a script that is tried until it has a sandbox: another zygote may take longer than `start_s`."""
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while True:
             with suppress(SandboxUnavailable):
                 return (await runtime.execute_code("set_result(1)")).value

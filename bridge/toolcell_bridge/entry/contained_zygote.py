@@ -75,6 +75,7 @@ END_INTERVAL_S = 0.005
 
 def main(control_fd: int) -> None:
     """Entry point: read the settings and serve until the host hangs up. Never returns."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGCONT)  # if it is stopped when the host is killed, it goes on, to clean up
     control = socket.socket(fileno=move_up(control_fd))
     settings = msgpack.unpackb(control.recv(SETTINGS_BYTES))
     sys.path[:] = settings["sys_path"]
@@ -87,7 +88,6 @@ def main(control_fd: int) -> None:
         isolation = ContainerIsolation.prepare(policy, [(path, landlock.READ) for path in settings["readable"]])
         if isolation.abi < SCOPES_SINCE and not settings.get("unscoped"):
             raise OSError(NEEDS_SCOPES.format(isolation.abi))
-        prctl(PR_SET_PDEATHSIG, signal.SIGCONT)  # if it is stopped when the host is killed, it goes on, to clean up
         zygote = SharedZygote(settings, control, isolation, FreshDirectories(base), adopts=not settings.get("unscoped"))
         gc.enable()  # it was off since the interpreter's start
         zygote.serve()

@@ -101,6 +101,7 @@ def _launch(control: _socket.socket, plan: dict[str, object]) -> int:
     else:
         unshare(CLONE_NEWNS)
         uids = gids = id_map(0, ids[0], ids[1])
+    prctl(PR_SET_PDEATHSIG, SIGCONT)  # a user namespace of its own would clear it
     # Survives the pivot: the procfs of the old root, through which maps are written from now on.
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     os.set_inheritable(proc, True)
@@ -118,7 +119,6 @@ def _launch(control: _socket.socket, plan: dict[str, object]) -> int:
     os.write(mapped[1], b"1")
     os.close(mapped[1])
     os.close(proc)
-    prctl(PR_SET_PDEATHSIG, SIGCONT)
     return pid
 
 

@@ -113,6 +113,7 @@ def supervise(
     """
     code = 1
     try:
+        prctl(PR_SET_PDEATHSIG, signal.SIGCONT)  # if it is stopped when the zygote is killed, it goes on, to clean up
         rules = (descriptor for descriptor, _ in isolation.rows)
         wake = _close_inherited((slot.zygote, slot.control, *slot.streams, *rules))
         set_no_new_privileges()

@@ -32,6 +32,12 @@ def _stop(signum: int, frame: FrameType | None) -> NoReturn:
     raise _Stop
 
 
+def _stop_without(host: int) -> None:
+    """Stop if the host is gone."""
+    if os.getppid() != host:
+        raise _Stop
+
+
 def _children() -> list[int]:
     """Return the processes whose parent is this one."""
     found = []
@@ -60,9 +66,10 @@ def main(host: int, command: list[str]) -> int:
         signal.signal(number, _stop)
     status, server = 0, 0
     try:
-        _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != host:
-            return 0  # it was killed before
+        signal.signal(signal.SIGCONT, lambda *_: _stop_without(host))
+        # Of all signals this one also reaches a process that somebody has stopped.
+        _prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
+        _stop_without(host)  # it may have been killed before
         server = os.fork()
         if not server:
             _exec(command)
@@ -75,7 +82,7 @@ def main(host: int, command: list[str]) -> int:
                 break
     except _Stop:
         pass
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCONT):
         signal.signal(number, signal.SIG_IGN)
     if server:
         os.kill(server, signal.SIGKILL)
@@ -85,7 +92,7 @@ def main(host: int, command: list[str]) -> int:
 
 def _exec(command: list[str]) -> NoReturn:
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCONT):
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)

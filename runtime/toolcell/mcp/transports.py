@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -48,7 +49,9 @@ if TYPE_CHECKING:
     from toolcell.egress import Egress
 
 STOP_S = 2.0
-"""What a server may take to end after its input was closed, and its supervisor after it was told to."""
+"""What a server may take to end after its input was closed."""
+END_S = 20.0
+"""What its supervisor may take after it was told to: milliseconds, but for a machine that stands still."""
 MAX_SAID_BYTES = 500
 """Most bytes of what a server writes to stderr, in a message about its end."""
 MAX_KEPT_BYTES = 8 * 1024
@@ -238,11 +241,12 @@ async def _stop(process: Process) -> None:
     assert process.stdin is not None
     with contextlib.suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
         await process.stdin.aclose()
-    for end in (None, process.terminate, process.kill):
-        if end is not None:
-            with contextlib.suppress(ProcessLookupError):
-                end()
-        with anyio.move_on_after(STOP_S):
+    # SIGCONT: one that somebody has stopped ends too. Killed, it would leave what the server has started.
+    for signals, patience_s in (((), STOP_S), ((signal.SIGTERM, signal.SIGCONT), END_S), ((signal.SIGKILL,), STOP_S)):
+        with contextlib.suppress(ProcessLookupError):
+            for number in signals:
+                process.send_signal(number)
+        with anyio.move_on_after(patience_s):
             await process.wait()
             break
     with contextlib.suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -187,6 +188,10 @@ class Watcher:
 def main(arguments: Sequence[str]) -> None:
     """Run the watcher: wait until the host ends, then remove its containers."""
     backend, host_pid, docker_host = arguments
+    if sys.platform == "linux":
+        from toolcell_bridge.isolation.syscalls import PR_SET_PDEATHSIG, prctl
+
+        prctl(PR_SET_PDEATHSIG, signal.SIGCONT)  # if it is stopped when the host is killed, it goes on, to clean up
     if wait_for_end(0, int(host_pid)):
         sweep(backend, docker_host or None)
     os._exit(0)

@@ -210,8 +210,15 @@ class ContainedZygote(ZygoteHandle[ContainedProcess]):
         while not child.is_lowered and not child.is_over:
             await self.wait_for(child.changed.wait)
 
+    def _kill_process(self) -> None:
+        """Kill it after everything below it. Stopped, it makes nothing new and adopts what loses its parent."""
+        self._process.send_signal(signal.SIGSTOP)
+        with suppress(OSError):  # no descriptor is left
+            signal_all(lambda: tree_of(self.pid)[1:], signal.SIGKILL)
+        super()._kill_process()
+
     def abort(self) -> None:
-        """Kill it at once, and what its sandboxes have left: a supervisor that is stopped does not notice its end."""
+        """Kill it at once, and what its sandboxes have left when somebody else has killed it."""
         super().abort()
         while self._left:
             self._left.pop().end_by_force()

@@ -189,7 +189,7 @@ class ZygoteHandle(ABC, Generic[Child]):
             self._control.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             # Nothing has been overlooked while this process itself was busy.
-            self._process.kill()
+            self._kill_process()
             self._mark_dead(f"the zygote did not answer for {waited_s:.0f} s and was killed; was it stopped?")
         except OSError:
             return  # `listen` finds that it is gone
@@ -273,9 +273,13 @@ class ZygoteHandle(ABC, Generic[Child]):
     def abort(self) -> None:
         """Kill it at once while somebody listens to it. Safe to call twice."""
         if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait(END_S)
+            self._kill_process()
+            with suppress(subprocess.TimeoutExpired):  # of a machine in distress: it ends later
+                self._process.wait(END_S)
         self._mark_dead("the zygote was closed")
+
+    def _kill_process(self) -> None:
+        self._process.kill()
 
     def _close_descriptors(self) -> None:
         self._control.close()
