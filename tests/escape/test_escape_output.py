@@ -49,7 +49,7 @@ def flood_source(kind: str) -> str:
 def test_a_flood_of_output_is_cut_counted_and_ended(kind: str, victim: Victim) -> None:
     plain = outside("import sys\nsys.stdout.reconfigure(errors='surrogatepass')\n" + flood_source(kind), bound=400)
     assert len(plain.output) >= 400
-    limits = {"output_bytes": OUTPUT_BYTES, "output_flood_bytes": MIB, "wall_s": 20}
+    limits = {"output_bytes": OUTPUT_BYTES, "output_flood_bytes": MIB, "wall_s": 240, "cpu_s": 240}
     inside = victim.run(flood_source(kind), bound=10**9, limits=limits)
     assert inside.outcome == "output_limit"
     kept = inside.result.logs
