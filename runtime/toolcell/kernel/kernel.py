@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from toolcell.errors import MissingPackage, ToolcellError
+from toolcell.errors import MissingPackage, ToolcellError, UsageError
 from toolcell_bridge import __version__
 
 try:
@@ -29,6 +29,16 @@ if TYPE_CHECKING:
 
 ANSWER_S: Final = 0.02
 """How often stdin is looked at while somebody is asked."""
+
+MOST_CHARACTERS: Final = 1000
+"""Length of a pattern for cells of the history. The host's loop waits for the search."""
+
+OF_MAIN_THREAD: Final = ("execute_request", "complete_request", "inspect_request", "is_complete_request")
+"""What the sandbox answers."""
+NOT_OFFERED: Final = ("debug_request", "create_subshell_request", "delete_subshell_request", "list_subshell_request")
+
+Handler = Callable[[Any, Any, dict[str, Any]], Awaitable[None]]
+"""Takes the socket for the reply, who asks, and the request."""
 
 
 def start(connection_file: str, make_cells: Callable[[], Cells]) -> None:
@@ -68,10 +78,14 @@ class SandboxKernel(Kernel):
         self._tasks = set[asyncio.Task[object]]()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asking = asyncio.Lock()
+        for name in OF_MAIN_THREAD:  # the control channel has a thread of its own
+            self.control_handlers[name] = partial(_refuse, "it is answered on the shell channel only")
+        for name in NOT_OFFERED:
+            self.control_handlers[name] = partial(_refuse, "this kernel has no debugger and no subshells")
+        for handlers in (self.shell_handlers, self.control_handlers):
+            handlers |= {name: partial(self._answer, handler) for name, handler in handlers.items()}
         for name in ("comm_open", "comm_msg", "comm_close"):
             self.shell_handlers[name] = self._refuse_comm
-        for name in ("complete_request", "inspect_request", "is_complete_request"):
-            del self.control_handlers[name]  # that channel has a thread, and the sandbox is the main thread's
 
     # Numbers of cells: the base class counts by itself, also cells that are not to be counted.
 
@@ -145,27 +159,42 @@ class SandboxKernel(Kernel):
         except Exception:
             self.log.exception("the sandbox could not be ended in an orderly way")
 
+    async def _answer(self, handler: Handler, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Handle a request. The base class would not answer one that is malformed, and its front end would wait."""
+        try:
+            await handler(stream, ident, parent)
+        except Exception as exc:
+            kind = parent["header"]["msg_type"]
+            self.log.warning("%s is refused", kind, exc_info=True)
+            refusal = _refusal(f"the {kind} cannot be answered: {type(exc).__name__}: {exc}")
+            self.session.send(stream, kind.removesuffix("request") + "reply", refusal, parent, ident)
+
     # Cells.
+
+    async def execute_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Execute a cell, unless its request is malformed."""
+        match parent:
+            case {"metadata": dict(), "content": {"code": str()} as content} if isinstance(
+                content.get("user_expressions"), dict | None
+            ):
+                await super().execute_request(stream, ident, parent)
+            case _:
+                raise UsageError("it has a text as its code, and an object as its user_expressions")
 
     async def do_execute(
         self,
-        code: object,
+        code: str,
         silent: object,
         store_history: object = True,
-        user_expressions: object = None,
+        user_expressions: dict[str, object] | None = None,
         allow_stdin: object = False,
         *,
         cell_meta: Any = None,
         cell_id: Any = None,
     ) -> dict[str, Any]:
         """Execute a cell."""
-        if asyncio.get_running_loop() is not self._loop:
-            return _refusal("cells are executed one after the other, so they are taken on the shell channel only")
         from toolcell.kernel.cells import Cell
 
-        expressions = {} if user_expressions is None else user_expressions
-        if not isinstance(code, str) or not isinstance(expressions, dict):
-            return _refusal("an execute_request has a text as its code, and an object as its user_expressions")
         count, is_kept = self._next, bool(store_history and not silent)
         if is_kept:
             self._next += 1
@@ -176,7 +205,7 @@ class SandboxKernel(Kernel):
             is_kept=is_kept,
             is_silent=bool(silent),
             may_ask=bool(allow_stdin),
-            expressions={name: str(source) for name, source in expressions.items()},
+            expressions={name: str(source) for name, source in (user_expressions or {}).items()},
         )
         reply = await self.cells.execute(cell, self._publisher(cell.is_silent), self._asker())
         return {"execution_count": count, "payload": [], "user_expressions": {}, **reply}
@@ -265,6 +294,10 @@ class SandboxKernel(Kernel):
         """Return cells of this kernel. Nothing is kept of others, and no outputs."""
         from fnmatch import fnmatchcase
 
+        if hist_access_type not in ("range", "tail", "search") or len(pattern or "") > MOST_CHARACTERS:
+            raise UsageError(
+                f"hist_access_type is range, tail or search, and a pattern has at most {MOST_CHARACTERS} characters"
+            )
         found = list(self._history)
         if hist_access_type == "range":
             found = [each for each in found if (start or 0) <= each[1] and (stop is None or each[1] < stop)]
@@ -288,8 +321,14 @@ def _refusal(said: str) -> dict[str, Any]:
     return {"status": "error", "ename": "UsageError", "evalue": said, "traceback": [said]}
 
 
+async def _refuse(said: str, _stream: Any, _ident: Any, _parent: Any) -> None:
+    raise UsageError(said)
+
+
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        raise UsageError("code is not a text")
+    return value
 
 
 def _place(source: str, value: object) -> int:
