@@ -186,7 +186,13 @@ class TestMagics:
         for cell in cells:
             shown = plain.run(cell)
             assert shown.reply["status"] == "error", cell
-            assert "nothing can be executed in the sandbox" in shown.text("stderr"), cell
+            said = shown.text("stderr")
+            assert "use Python's own modules" in said and "nothing can be executed in the sandbox" in said, cell
+
+    def test_tools_are_named_in_place_of_a_program_where_there_are_any(self, notebooks: Start) -> None:
+        notebook = notebooks("--tools", str(Path(__file__).with_name("tools.py")))
+        assert "use call_tool() instead" in notebook.run("!ls").text("stderr")
+        assert "use call_tool() instead" in notebook.run("import os\nos.system('ls')").traceback
 
     def test_a_question_mark_opens_the_pager(self, plain: Notebook) -> None:
         (page,) = plain.run("print?").reply["payload"]

@@ -97,6 +97,43 @@ class TestCells:
             "text/plain": """("'before'", 'before', 'before')"""
         }
 
+    def test_a_cell_says_what_is_gone_when_its_sandbox_was_replaced(self, notebooks: Start) -> None:
+        notebook = notebooks()
+        notebook.run(
+            "%precision 2\nimport threading\nkept = 1.0\nstuck = threading.Event()\n"
+            "threading.Thread(target=stuck.wait).start()"
+        )
+        notebook.ask("complete_request", code="ke", cursor_pos=2)  # it has nowhere to say so
+        shown = notebook.run("kept")
+
+        assert shown.of("execute_result")[0]["data"] == {"text/plain": "1.0"}
+        said = shown.text("stderr")
+        assert "Settings are as at the start" in said and "gone with the last sandbox: stuck: " in said
+        assert said.count("gone with the last sandbox") == 1, said
+        assert notebook.run("kept").text("stderr") == ""
+
+    def test_a_sandbox_that_is_lost_while_nothing_runs_is_told_to_the_next_cell(self, notebooks: Start) -> None:
+        notebook = notebooks()
+        notebook.run("class Odd:\n    def __dir__(self): import os; os._exit(3)\nodd = Odd()")
+        notebook.ask("complete_request", code="odd.a", cursor_pos=5)
+        notebook.ask("complete_request", code="pri", cursor_pos=3)
+
+        assert "run its cells again from the first" in notebook.run("1").text("stderr")
+
+    def test_threads_of_an_event_loop_end_with_their_cell_and_the_next_cell_has_others(self, plain: Notebook) -> None:
+        for _ in range(2):
+            shown = plain.run("import asyncio\nawait asyncio.to_thread(sum, [1, 2])")
+            assert shown.data == {"text/plain": "3"} and shown.text("stderr") == ""
+        assert "asyncio" in plain.run("%autoawait").text()
+
+    def test_modules_are_found_in_the_current_folder(self, plain: Notebook) -> None:
+        plain.run("import os\nos.mkdir('below')\n%cd below\nopen('in_below.py', 'w').write('value = 3')")
+        shown = plain.run("import in_below, shutil\nos.chdir('..')\nshutil.rmtree('below')\nin_below.value")
+        assert shown.data == {"text/plain": "3"}
+
+    def test_a_notebook_has_no_file(self, plain: Notebook) -> None:
+        assert plain.run("__file__").reply["ename"] == "NameError"
+
     def test_pdb_asks_in_the_notebook_and_is_interrupted(self, plain: Notebook) -> None:
         code = "import pdb\nlooked_at = 7\npdb.set_trace()\nlooked_at"
         shown = plain.run(code, answers=["p looked_at", "c"])

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from toolcell_bridge.guest import tracebacks
+from toolcell_bridge.guest.notebook_words import NOTEBOOK_INPUT
 from toolcell_bridge.guest.scripts import SCRIPTS, is_script
 from toolcell_bridge.wire.messages import Plain
 
@@ -324,14 +325,19 @@ def answer_with_line() -> None:
     faulthandler.register(ASK_SIGNAL, file=2, all_threads=False)
 
 
-BLOCKED = "blocked: use call_tool() instead; nothing can be executed in the sandbox; threads and fork work"
-
 EXECUTES = ("system", "posix_spawn", "posix_spawnp", "execv", "execve")
+
+
+def blocked() -> str:
+    """Say that no program is started, and what the script can use in its place: tools, where it has any."""
+    has_tools = any(name != NOTEBOOK_INPUT for name in SCRIPTS.tools.split())
+    instead = "call_tool()" if has_tools else "Python's own modules, such as os, pathlib and shutil,"
+    return f"blocked: use {instead} instead; nothing can be executed in the sandbox; threads and fork work"
 
 
 def refuse(*_args: Any, **_options: Any) -> NoReturn:
     """Stand in for a function that would start a program."""
-    raise PermissionError(errno.EPERM, BLOCKED)
+    raise PermissionError(errno.EPERM, blocked())
 
 
 def install_refusals() -> None:

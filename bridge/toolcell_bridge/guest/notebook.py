@@ -14,12 +14,15 @@ import json
 import os
 import shlex
 import sys
+import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
 from IPython.core import page
+from IPython.core.async_helpers import get_asyncio_loop
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.completer import provisionalcompleter, rectify_completions
 from IPython.core.displayhook import DisplayHook
@@ -31,7 +34,7 @@ from traitlets import Type
 from traitlets.config import Config
 
 from toolcell_bridge.guest import files, interrupts, surroundings
-from toolcell_bridge.guest.errors import BLOCKED, cure_of
+from toolcell_bridge.guest.errors import blocked, cure_of
 from toolcell_bridge.guest.notebook_words import NOTEBOOK_INPUT, SHOWN
 from toolcell_bridge.guest.script_end import write_out_files
 from toolcell_bridge.guest.scripts import SCRIPTS
@@ -46,6 +49,9 @@ PLACES: Final = {
 """So that the workspace holds nothing but the notebook's files, and figures are shown in their cell."""
 
 MOST_COMPLETIONS: Final = 500
+
+IDLE_THREADS_S: Final = 0.1
+"""For threads without work to end before they would be said to have run on."""
 
 END_OF_INPUT: Final = "\x04"
 
@@ -65,6 +71,8 @@ def begin(chosen_by: str, is_back: bool) -> None:
         surroundings.CHANGES[name] = change
         if name in sys.modules:
             change(sys.modules[name])
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # modules are found in the current folder, also after %cd
     SCRIPTS.chosen_by = chosen_by
     SCRIPTS.run_cell = ShellRequests(is_back).run
 
@@ -108,6 +116,8 @@ class ShellRequests:
             else:
                 shell.send("reply", content=answers[asked["kind"]](shell, source, asked))
             return
+        if namespace.get("__file__") == names["__file__"]:
+            del namespace["__file__"]  # by which programs know a notebook
         self._give_tools(shell, namespace, names["tools"])
         self._execute(shell, source, asked)
 
@@ -198,6 +208,28 @@ class ShellRequests:
         return {"status": status} | ({"indent": " " * blanks} if status == "incomplete" else {})
 
 
+class AsyncioRunner:
+    """Runs a cell that awaits. Threads end with their cell, so the loop begins each with a new pool."""
+
+    def __call__(self, cell: Coroutine[Any, Any, Any]) -> Any:
+        """Run a cell to its end."""
+        loop, pool = get_asyncio_loop(), ThreadPoolExecutor(thread_name_prefix="asyncio")
+        if loop.is_running():  # and a cell in a cell is refused
+            return loop.run_until_complete(cell)
+        loop.set_default_executor(pool)
+        try:
+            return loop.run_until_complete(cell)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            until = time.monotonic() + IDLE_THREADS_S
+            for thread in pool._threads:
+                thread.join(max(0.0, until - time.monotonic()))
+
+    def __str__(self) -> str:
+        """Return what %autoawait calls it."""
+        return "asyncio"
+
+
 class CellCompiler(CachingCompiler):
     """Names the code of a cell as the sandbox names a script, so that both know its lines."""
 
@@ -260,6 +292,7 @@ class ZMQInteractiveShell(InteractiveShell):
     """
 
     kernel = None
+    loop_runner_map = InteractiveShell.loop_runner_map | {"asyncio": (AsyncioRunner(), True)}
     displayhook_class = Type(ResultHook)
     display_pub_class = Type(Publisher)
     compiler_class = Type(CellCompiler)
@@ -275,6 +308,7 @@ class ZMQInteractiveShell(InteractiveShell):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.loop_runner = "asyncio"
         self.display = builtins.__dict__["display"]
         builtins.input = self.ask
         getpass.getpass = lambda prompt="Password: ", stream=None, **_: self.ask(prompt, is_password=True)
@@ -380,20 +414,17 @@ class ZMQInteractiveShell(InteractiveShell):
         """Replace the magics that would start a program."""
         super().init_magics()
         for name in ("pip", "conda", "mamba", "micromamba", "uv"):
-            self.register_magic_function(partial(self._refuse_program, name), "line", name)
+            self.register_magic_function(partial(self._refuse_program, f"%{name} "), "line", name)
         programs = self.magics_manager.registry["ScriptMagics"].magics["cell"]
         for name in (*programs, "sx", "system", "edit", "ed"):
-            self.register_magic_function(partial(self._refuse_program, name), "line_cell", name)
+            self.register_magic_function(partial(self._refuse_program, f"%{name} "), "line_cell", name)
 
     def enable_gui(self, gui: Any = None) -> None:
         """Do nothing: figures are shown in their cell."""
 
     def system(self, cmd: str) -> None:
         """Refuse to run a program."""
-        words = cmd.split()
-        if "install" in words[:4]:
-            self._refuse_install(words[words.index("install") + 1 :])
-        raise UsageError(f"!{cmd.strip()[:80]}: {BLOCKED}")
+        self._refuse_program("!", cmd)
 
     system_raw = system_piped = system
 
@@ -402,7 +433,10 @@ class ZMQInteractiveShell(InteractiveShell):
         self.system(cmd)
 
     def _refuse_program(self, magic: str, line: str, cell: str = "") -> None:
-        self.system(f"{magic} {line}")
+        words = f"{magic}{line}".lstrip("!%").split()
+        if "install" in words[:4]:
+            self._refuse_install(words[words.index("install") + 1 :])
+        raise UsageError(f"{f'{magic}{line}'.strip()[:80]}: {blocked()}")
 
     def _refuse_install(self, words: list[str]) -> None:
         names = [word.strip("'\"") for word in words if not word.startswith("-")] or ["NAME"]

@@ -60,6 +60,12 @@ BEGIN: Final = f'__import__("{NOTEBOOK_SHELL}", fromlist=["x"]).begin({{!r}}, {{
 NEW_SANDBOX: Final = (
     "The sandbox is gone, with all names and files of this notebook: run its cells again from the first."
 )
+OTHER_SANDBOX: Final = (
+    "The sandbox was replaced: names and files stay. Settings are as at the start: those of IPython, such as %xmode, "
+    "and of libraries, such as pd.set_option, and hooks that were registered."
+)
+OF_SHELL: Final = ("get_ipython", "exit", "quit", "exit hooks (atexit)")
+"""What the shell of each sandbox brings."""
 
 NO_FILES: Final = FolderCopy({})
 
@@ -114,6 +120,8 @@ class Cells:
         self._session: Session | None = None
         self._is_closed = self._has_shell = False
         self._ask: Ask | None = None
+        self._notes: list[str] = []
+        """What the next cell says of its sandbox."""
 
     # Opening and closing.
 
@@ -196,7 +204,8 @@ class Cells:
             return await ask(prompt, is_hidden)
 
         try:
-            session = await self._prepared(showing)
+            session = await self._prepared()
+            self._say_notes(showing)
             self._ask = ask_after_output if cell.may_ask and ask is not None else None
             result = await session.execute_code(
                 cell.source, inputs={CELL: cell.asked()}, on_log=showing.print, on_progress=showing.take
@@ -261,16 +270,23 @@ class Cells:
     async def _ask_shell(self, showing: _Showing, source: str, **asked: Any) -> ExecutionResult | None:
         limits = self.limits.model_copy(update={"wall_s": min(ANSWERING_S, self.limits.wall_s)})
         try:
-            session = await self._prepared(showing)
+            session = await self._prepared()
             result = await session.execute_code(
                 source, inputs={CELL: asked}, limits=limits, on_log=showing.print, on_progress=showing.take
             )
         except ToolcellError:
             return None
         self._has_shell = not _is_lost(result)
+        if not self._has_shell:
+            self._notes.append(NEW_SANDBOX)
         return result
 
-    async def _prepared(self, showing: _Showing) -> Session:
+    def _say_notes(self, showing: _Showing) -> None:
+        for note in self._notes:
+            showing.print("stderr", f"[toolcell] {note}\n")
+        self._notes.clear()
+
+    async def _prepared(self) -> Session:
         """Return the session, with a shell and the notebook's files in its sandbox.
 
         Raises:
@@ -287,11 +303,12 @@ class Cells:
             if result.error is not None:
                 raise ToolcellError(f"the sandbox has no shell for a notebook: {result.error.message}")
             self._has_shell = True
-            if is_back and result.session is not None and result.session.began == "empty":
-                self._has_shell = False
-                showing.print("stderr", f"[toolcell] {NEW_SANDBOX}\n")
-            for problem in copy.problems:
-                showing.print("stderr", f"[toolcell] {problem}\n")
+            if is_back and result.session is not None:
+                self._has_shell = result.session.began != "empty"
+                self._notes.append(OTHER_SANDBOX if self._has_shell else NEW_SANDBOX)
+                gone = [each for each in result.session.forgotten if each.partition(":")[0] not in OF_SHELL]
+                self._notes += [f"gone with the last sandbox: {clean(each)}" for each in gone]
+            self._notes += copy.problems
         return session
 
 
