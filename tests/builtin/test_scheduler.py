@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -198,12 +199,12 @@ async def test_an_action_that_is_changed_before_it_begins_is_not_made(change: st
     class Changed(SqliteStore):
         async def begin_run(self, run: ScheduledRun) -> bool:
             begun = await super().begin_run(run)
+            (action,) = await self.list_scheduled_actions()
             if change == "pause":
-                await self.update_scheduled_action_enabled(run.action_id, False)
+                await self.update_scheduled_action(replace(action, enabled=False))
             elif change == "delete":
                 await self.delete_scheduled_action(run.action_id)
             else:
-                (action,) = await self.list_scheduled_actions()
                 await self.reschedule(action.id, action.next_run, MORNING + 2 * DAY, True)
             return begun
 

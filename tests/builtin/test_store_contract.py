@@ -325,11 +325,10 @@ async def test_actions_are_kept_and_are_due_when_they_are_enabled(store: Store) 
     assert await store.get_due_scheduled_actions(100) == [early, late]
     assert len(await store.list_scheduled_actions()) == 3
 
-    assert await store.update_scheduled_action_enabled(early.id, False)
+    assert await store.update_scheduled_action(replace(early, enabled=False))
     assert await store.update_scheduled_action(replace(paused, enabled=True, description="going"))
     assert {each.description for each in await store.get_due_scheduled_actions(100)} == {"late", "going"}
     assert not await store.update_scheduled_action(action("none"))
-    assert not await store.update_scheduled_action_enabled("none", True)
 
     assert await store.delete_scheduled_action(late.id)
     assert not await store.delete_scheduled_action(late.id)
@@ -400,7 +399,7 @@ async def test_only_one_moves_an_action_to_its_next_time(store: Store) -> None:
 async def test_an_action_that_was_paused_is_not_moved_and_stays_paused(store: Store) -> None:
     mine = action("a")
     await store.create_scheduled_action(mine)
-    await store.update_scheduled_action_enabled(mine.id, False)
+    await store.update_scheduled_action(replace(mine, enabled=False))
 
     assert not await store.reschedule(mine.id, 100, 200, True)
     assert [(each.next_run, each.enabled) for each in await store.list_scheduled_actions()] == [(100, False)]

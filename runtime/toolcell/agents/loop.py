@@ -265,7 +265,8 @@ class LoopRun:
 
     async def _turn(self) -> None:
         """Ask the model once, and run the tools that it calls."""
-        response = await self._ask(self._definitions())
+        shown = shown_tools(self._registry, self._origin, self.context, self.messages, self.config.shown_chars)
+        response = await self._ask(shown)
         if not response.tool_calls:
             if response.finish_reason == REFUSED:
                 raise Stop(REFUSAL, response.content, "the model refused to answer")
@@ -282,9 +283,6 @@ class LoopRun:
         return Stop(MAX_REACHED, content, f"Max steps {limit} exceeded")
 
     # Ask the model
-
-    def _definitions(self) -> list[ToolDefinition]:
-        return shown_tools(self._registry, self._origin, self.context, self.messages, self.config.shown_chars)
 
     async def _ask(self, tools: Sequence[ToolDefinition]) -> ModelResponse:
         self.messages[:] = repaired(self.messages)

@@ -34,7 +34,7 @@ class Glob:
             if part in ("", "."):
                 continue
             try:
-                one = None if part == ANY_DEPTH else re.compile(fnmatch.translate(_few_stars(part)))
+                one = None if part == ANY_DEPTH else re.compile(fnmatch.translate(re.sub(r"\*+", "*", part)))
             except re.error as exc:
                 raise ToolError(f"a pattern that cannot be read: {shown!r}: {exc}") from exc
             if one is not None or not (self._parts and self._parts[-1] is None):
@@ -70,7 +70,3 @@ class Glob:
     def _open(self, places: set[int]) -> set[int]:
         """Add the places behind each `**`, which also matches nothing."""
         return places | {place + 1 for place in places if place < len(self._parts) and self._parts[place] is None}
-
-
-def _few_stars(part: str) -> str:
-    return re.sub(r"\*+", "*", part)

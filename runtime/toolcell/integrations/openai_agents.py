@@ -204,7 +204,7 @@ def _spec(tool: FunctionTool) -> ToolSpec:
             data = ToolInputGuardrailData(context=context, agent=context.agent)
             _heed(await guardrail.run(data), guardrail, ToolInputGuardrailTripwireTriggered)
         try:
-            output = await _invoked(raising, context, json.dumps(args))
+            output = await raising.on_invoke_tool(context, json.dumps(args))
         except Exception as exc:
             if has_words and tool._failure_error_function is not None:
                 said = tool._failure_error_function(context, exc)
@@ -247,10 +247,6 @@ async def _check_enabled(tool: FunctionTool, context: ToolContext[Any]) -> None:
         enabled = await answer if inspect.isawaitable(answer) else answer
     if not enabled:
         raise ToolError(f"tool {tool.name} is not enabled now", code="not_permitted")
-
-
-async def _invoked(tool: FunctionTool, context: ToolContext[Any], arguments: str) -> Any:
-    return await tool.on_invoke_tool(context, arguments)
 
 
 def _heed(output: ToolGuardrailFunctionOutput, guardrail: Any, tripwire: type[Exception]) -> None:

@@ -17,7 +17,7 @@ from toolcell.errors import MissingPackage, ToolcellError, UsageError
 from toolcell_bridge import __version__
 
 try:
-    from ipykernel._version import kernel_protocol_version
+    from ipykernel import kernel_protocol_version
     from ipykernel.jsonutil import json_clean
     from ipykernel.kernelapp import IPKernelApp
     from ipykernel.kernelbase import Kernel

@@ -209,8 +209,12 @@ class McpCatalogue:
 
     def _register(self, tools: Sequence[McpTool]) -> None:
         """Register tools; one that cannot be is left out, and the others are registered all the same."""
+        specs = [
+            ToolSpec(definition=each.definition, invoke=self._invoke(each), options=each.options, source=each)
+            for each in tools
+        ]
         try:
-            self._registry.add(_Several([self._spec(tool) for tool in tools]), replace=True)
+            self._registry.add(_Several(specs), replace=True)
         except (RegistrationError, UsageError) as exc:
             if len(tools) > 1:
                 for tool in tools:
@@ -219,9 +223,6 @@ class McpCatalogue:
             self.report_broken(tools[0].remote_name, str(exc))
             return
         self.tools |= {tool.remote_name: tool for tool in tools}
-
-    def _spec(self, tool: McpTool) -> ToolSpec:
-        return ToolSpec(definition=tool.definition, invoke=self._invoke(tool), options=tool.options, source=tool)
 
     def _unregister(self, tool: McpTool) -> None:
         with contextlib.suppress(UsageError):  # the registry was frozen since

@@ -210,7 +210,7 @@ class Login(httpx2.Auth):
 
     def _set_handlers(self, provider: PersonProvider, auth: OAuth, loopback: Loopback | None) -> None:
         """Let the provider ask the person: the URL goes out, and the answer comes back, in one step."""
-        answers: list[str] = []
+        answers: list[AuthorizationCodeResult] = []
 
         async def redirect(url: str) -> None:
             await self.guard.addresses(httpx2.URL(url))
@@ -219,17 +219,19 @@ class Login(httpx2.Auth):
             assert ask is not None
             try:
                 with anyio.fail_after(auth.timeout_s):
-                    answers.append(str(await called(ask, url, purpose="logins")))
+                    code, state, issuer = read_answer(str(await called(ask, url, purpose="logins")))
             except TimeoutError:
                 raise McpServerError(f"nobody logged in within {auth.timeout_s:g} s") from None
             except McpServerError:
                 raise
             except Exception as exc:  # a function of the host program: its text may hold the code
                 raise McpServerError(f"the login's redirect failed: {type(exc).__name__}") from None
+            if state != httpx2.URL(url).params.get("state"):  # the SDK's error would show both
+                raise McpServerError("the login failed: the login's state is wrong")
+            answers.append(AuthorizationCodeResult(code=code, state=state, iss=issuer))
 
         async def answer() -> AuthorizationCodeResult:
-            code, state, issuer = read_answer(answers.pop())
-            return AuthorizationCodeResult(code=code, state=state, iss=issuer)
+            return answers.pop()
 
         provider.context.redirect_handler, provider.context.callback_handler = redirect, answer
 
@@ -245,8 +247,7 @@ class Login(httpx2.Auth):
             what = "register the client" if isinstance(exc, OAuthRegistrationError) else "give a token"
             raise McpServerError(f"the authorization server did not {what}{self._last_answer_text()}") from None
         except OAuthFlowError as exc:
-            said = "the login's state is wrong" if str(exc).startswith("State parameter") else str(exc)
-            raise McpServerError(f"the login failed: {safe_text(self.hide(said), MAX_PROBLEM_CHARS)}") from None
+            raise McpServerError(f"the login failed: {safe_text(self.hide(str(exc)), MAX_PROBLEM_CHARS)}") from None
         except (ValueError, TypeError, httpx2.InvalidURL) as exc:
             raise McpServerError(f"the login failed: {type(exc).__name__}") from None
 

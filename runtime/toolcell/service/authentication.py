@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
@@ -101,7 +101,7 @@ async def principal_of(connection: HTTPConnection, *scopes: Scope) -> Principal:
     Raises:
         Problem: they are not known (401), may not do it (403), or tried too often (429).
     """
-    authenticator: Authenticator = _service(connection).authenticator
+    authenticator: Authenticator = connection.app.state.service.authenticator
     client = connection.client.host if connection.client is not None else ""
     principal = await authenticator.principal(connection.headers, client)
     check_may(principal, *scopes)
@@ -118,7 +118,3 @@ def check_may(principal: Principal, *scopes: Scope) -> None:
         if not principal.may(scope):
             had = ", ".join(sorted(principal.scopes)) or "none"
             raise Problem(403, "forbidden", "Not allowed", f"this needs the scope {scope}, and yours are: {had}")
-
-
-def _service(connection: HTTPConnection) -> Any:
-    return connection.app.state.service

@@ -118,9 +118,6 @@ class ScheduleStore(OpenableStore, Protocol):
     async def update_scheduled_action(self, action: ScheduledAction) -> bool:
         """Replace the action of this id; False when there is none."""
 
-    async def update_scheduled_action_enabled(self, action_id: str, enabled: bool) -> bool:
-        """Pause an action or let it go on; False when there is none."""
-
     async def delete_scheduled_action(self, action_id: str) -> bool:
         """Delete an action; its runs stay. False when there was none."""
 

@@ -225,30 +225,11 @@ class ChunkFilter:
         """The metadata key, or None when the field is one of the document."""
         return self.field.removeprefix("meta.") if self.field.startswith("meta.") else None
 
-    def accepts(self, actual: Any) -> bool:
-        """True when the condition holds for this value."""
-        alike = [each for each in self.values if _kind(each) == _kind(actual) and _kind(each) != "other"]
-        match self.op:
-            case "gt":
-                return any(actual > each for each in alike)
-            case "lt":
-                return any(actual < each for each in alike)
-            case _:
-                return any(actual == each for each in alike)
-
 
 def check_filters(filters: Sequence[ChunkFilter]) -> None:
     """Raises: UsageError, when one is something else, such as a text."""
     for each in filters:
         check_kind("a filter", each, ChunkFilter, cure='write ChunkFilter("meta.page_number", "lt", 20)')
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, bool):
-        return "bool"
-    if isinstance(value, int | float):
-        return "number"
-    return "text" if isinstance(value, str) else "other"
 
 
 def _check_comparable(value: Any, op: str) -> None:

@@ -73,11 +73,6 @@ class SqlSchedules:
         """Replace the action of this id."""
         return await self._change(*_replace("scheduled_actions", action))
 
-    async def update_scheduled_action_enabled(self, action_id: str, enabled: bool) -> bool:
-        """Pause an action or let it go on."""
-        sql = "UPDATE scheduled_actions SET enabled = ? WHERE id = ?"
-        return await self._change(sql, (int(enabled), action_id))
-
     async def delete_scheduled_action(self, action_id: str) -> bool:
         """Delete an action; its runs stay."""
         return await self._change("DELETE FROM scheduled_actions WHERE id = ?", (action_id,))
