@@ -146,7 +146,7 @@ class SupervisedGuest:
     supervisor: int
     """Process id."""
     socket: socket.socket
-    """To the supervisor."""
+    """The connection to the supervisor."""
     guest: int = 0
     """Process id, once the supervisor has reported it."""
 

@@ -37,10 +37,10 @@ SIGCONT = 18
 """Sent by the kernel when the host ends: a launcher that is stopped then goes on, to clean up."""
 
 STUCK_S = 0.5
-"""For a zygote to end by itself when its host is gone. Milliseconds, unless it is stopped."""
+"""How long a zygote may take to end when its host is gone. It takes milliseconds, unless it is stopped."""
 
 PATIENCE_S = 60.0
-"""For what was killed to leave its cgroups. Milliseconds, but for a machine in distress."""
+"""How long killed processes may take to leave their cgroups: milliseconds, except on an overloaded machine."""
 
 
 def main() -> None:

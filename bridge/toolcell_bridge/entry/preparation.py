@@ -1,8 +1,8 @@
 """Prepare an interpreter for scripts before the first one runs: descriptors, environment, imports, random state.
 
 Used by both zygotes and by a container with one guest. Libraries are made to do without the system calls that a guest's
-filter refuses: many decide what to use when they are imported, which here is before the filter is installed. That is no
-isolation: a script may undo it and gains nothing.
+filter refuses: many decide what to use when they are imported, which here is before the filter is installed. That is
+not isolation: a script may undo it and gains nothing.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ OOM_SCORE = b"500"
 """When the container is out of memory, the kernel must kill a guest, not a supervisor or the zygote."""
 
 NICE = 19
-"""Of guests. It counts inside the container only, whose share of the machine is its cgroup's. However many processes a
-guest has, the supervisor, the proxy and the zygote run first and can end it."""
+"""The nice value of guests: the supervisor, the proxy and the zygote run first and can end a guest, however many
+processes it has. The share of the container itself is its cgroup's."""
 
 KILL_PASSES = 2000
 KILL_INTERVAL_S = 0.001

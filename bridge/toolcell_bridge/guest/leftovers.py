@@ -21,7 +21,7 @@ NAME_CHARS = 100
 RETRY_S = 0.005
 
 REAP_S = 0.5
-"""For the kernel to end killed processes."""
+"""How long the kernel may take to end killed processes."""
 
 
 def end_leftovers(end_s: float) -> tuple[list[str], list[str]]:

@@ -48,7 +48,7 @@ class LintResult:
     tree: ast.Module | None
     """What to compile; None exactly when there are findings."""
     findings: tuple[LintFinding, ...] = ()
-    """In the order of the source."""
+    """What was found, in the order of the source."""
     guards: dict[str, object] = field(default_factory=dict)
     """Globals that the tree needs, `__builtins__` among them. Empty unless the profile is strict."""
 

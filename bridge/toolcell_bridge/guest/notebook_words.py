@@ -11,7 +11,7 @@ CELL: Final = "_toolcell_cell"
 """Name of the input that says what the kernel asks for."""
 
 SHOWN: Final = "toolcell_notebook"
-"""In a dict that is reported as progress: the kind of what the kernel is to pass on."""
+"""Key of a dict that is reported as progress, with the kind of what the kernel is to pass on."""
 
 NOTEBOOK_INPUT: Final = "notebook_input"
 """The tool that asks the person at the notebook."""

@@ -60,7 +60,7 @@ class LogStream(io.TextIOBase):
         self._stream = stream
         self._errors = "backslashreplace"
         self._decoder: codecs.IncrementalDecoder | None = None
-        """Of what is written as bytes; few scripts do."""
+        """Decodes what is written as bytes; few scripts do that."""
         self.buffer = _RawBytes(self)
 
     @property

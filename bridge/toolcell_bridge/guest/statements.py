@@ -38,7 +38,7 @@ class Statement:
 
     def __init__(self, start: int, end: int, line: int, source: str, tree: Any, is_last: bool) -> None:
         self.start, self.end = start, end
-        """In characters of the whole text."""
+        """Offsets in characters of the whole text."""
         self.line = line
         """Where it begins."""
         self.lines = _lines_in(source.rstrip())

@@ -9,7 +9,7 @@ import keyword
 from collections.abc import Iterable
 
 IN_PLACE_OF_DOT = "__"
-"""In names as providers take them: they take no dots."""
+"""Replaces a dot in the names that providers get, which allow none."""
 
 
 def name_meant(name: str, names: Iterable[str]) -> str:

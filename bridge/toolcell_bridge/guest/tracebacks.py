@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 OWN_FOLDER: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 _OWN_NAME: Final = re.compile(r"\btoolcell_bridge(?:\.\w+)*\.(?=[A-Z])")
-"""In front of the names of exceptions of ours."""
+"""The module before the name of one of our exceptions."""
 
 SUGGESTION: Final = ". Did you mean: "
 
@@ -36,7 +36,7 @@ REPEATED: Final = 3
 """Frames shown of one that repeats, as CPython shows."""
 
 EXCEPTIONS: Final = 30
-"""In one traceback: causes, contexts, and those of groups."""
+"""Most exceptions in one traceback, with causes, contexts and those of groups."""
 
 MESSAGE_CHARS: Final = 8 * 1024
 

@@ -190,7 +190,7 @@ _KINDS: Final[dict[str, tuple[frozenset[type], _Check | None]]] = {
     "dict[str, Plain] | None": (frozenset({dict, NoneType}), check_plain),
     "Plain": (PLAIN, check_plain),
 }
-"""For each annotation in messages.py: the exact types of the field, and the check of what is inside it."""
+"""The exact types of a field and the check of its contents, by the annotation in messages.py."""
 
 
 @frozen

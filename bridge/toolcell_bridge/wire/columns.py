@@ -42,7 +42,7 @@ MOST_SIZE: Final = 2**31 - 1
 """Items of each list of a fixed size, and characters of a text of a fixed width."""
 
 MOST_DIGITS: Final = 38
-"""Of a decimal."""
+"""Most digits of a decimal."""
 
 UNITS: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 

@@ -43,7 +43,7 @@ class RunScript:
     files: int
     files_bytes: int
     seed: int | None
-    """For the `random` module, so that a replay repeats it."""
+    """Seed of the `random` module, so that a replay repeats it."""
     clock: float | None
     """Time at which the script's clock starts, in seconds since the epoch, so that a replay repeats it."""
     message_elements: int = MAX_GUEST_ELEMENTS
@@ -89,7 +89,7 @@ class ScriptPart:
     """Host: a part of the script's text. It takes the place of everything from `start` on."""
 
     start: int
-    """In characters of the whole text. Less than what was sent before: that text was retracted."""
+    """Offset in characters of the whole text. If it is less than what was sent before, that text was retracted."""
     text: str
     last: bool
     """The text is whole."""
@@ -209,7 +209,7 @@ class PartRetracted:
 
     start: int
     end: int
-    """In characters of the text that was retracted. Both are 0 when none of it had run."""
+    """`start` and `end` are offsets in characters of the retracted text, and 0 if none of it had run."""
 
 
 @frozen

@@ -120,7 +120,7 @@ def _numbers(numpy: Any, column: Column, dtype: str) -> Any:
 
 
 def _object_array(numpy: Any, values: list[Any]) -> Any:
-    return numpy.fromiter(values, dtype=object, count=len(values))  # in which lists are no dimensions
+    return numpy.fromiter(values, dtype=object, count=len(values))  # lists in it do not become dimensions
 
 
 def _missing(numpy: Any, column: Column) -> Any:

@@ -126,7 +126,7 @@ class HttpConnection:
         """Take bytes of a request. Long bodies are uploaded in parts.
 
         Raises:
-            EgressFailed: they are no request that the host can make, or an upload failed.
+            EgressFailed: they are not a request that the host can make, or an upload failed.
         """
         view = memoryview(data).cast("B")
         for start in range(0, len(view), PART_BYTES):

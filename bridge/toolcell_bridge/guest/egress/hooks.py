@@ -1,6 +1,6 @@
 """Give HTTP libraries connections that the host makes: each is changed right after its import.
 
-That is no isolation: a script may undo it and gains nothing, for a sandbox has no network.
+That is not isolation: a script may undo it and gains nothing, for a sandbox has no network.
 """
 
 from __future__ import annotations

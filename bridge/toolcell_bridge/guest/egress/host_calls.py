@@ -25,7 +25,7 @@ class HostCalls:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.dry_run: GuestDryRun | None = None
-        """Of the script that runs."""
+        """The dry run of the script that runs, if it is one."""
         self._dropped: list[HostCall] = []
 
     def run(self, steps: Steps[T]) -> T:

@@ -50,7 +50,7 @@ class HttpSocket:
         is_time = timeout is None or isinstance(timeout, int | float)
         self._timeout: float | None = timeout if is_time else socket.getdefaulttimeout()
         self._failed: EgressFailed | None = None
-        """To be raised when the answer is read."""
+        """What is raised when the answer is read."""
         self._readers = 0
         """Files that read from here. `http.client` closes a socket whose answer is still being read."""
         self._is_closed = False

@@ -25,7 +25,7 @@ from toolcell_bridge.guest.errors import can_import, full_limit, not_installed
 from toolcell_bridge.wire.requests import HTTP_READ, INSTALL_PACKAGE, PART_BYTES
 
 KEPT = frozenset({"purelib", "platlib", "data"})
-"""Of what a wheel would distribute to several folders. Scripts and headers are left out."""
+"""The folders of a wheel's `.data` that are unpacked; scripts and headers are left out."""
 
 
 def install(calls: HostCalls, name: str) -> None:
