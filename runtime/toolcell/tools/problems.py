@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from toolcell.errors import RegistrationError
 from toolcell.support.spelling import did_you_mean
-from toolcell.tools.schema_patterns import bounded, check_patterns, max_chars
+from toolcell.tools.schema_patterns import bounded, check_patterns, has_patterns, max_chars
 from toolcell.tools.schema_work import MAX_CHECK_WORK, SchemaWork, chars_in, check_levels, count_values
 from toolcell.tools.values import MAX_STEP_CHARS, Path, ValueProblem, is_large
 
@@ -50,7 +50,7 @@ def compile_schema(schema: Part, registry: jsonschema_rs.Registry | None = None,
             writes tuples its way), is nested too deeply, or checking one value takes too much work.
     """
     if registry is not None:  # a part of another one was looked at and weighed with it
-        return _compiled(_draft(schema if like is None else like), schema, registry)
+        return _compiled(_draft(schema if like is None else like), bounded(schema), registry)
     return compile_weighed(schema, like)[0]
 
 
@@ -58,8 +58,11 @@ def compile_weighed(schema: Part, like: Part | None = None) -> tuple[Validator, 
     """Compile a schema, and return its weight too; raises what `compile_schema` does."""
     if like is None:
         check_levels(schema)
+    is_patterned = has_patterns(schema)
+    if is_patterned and like is None:
         check_patterns(schema)
-    validator = _compiled(_draft(schema if like is None else like), schema, None)
+    compiled = bounded(schema) if is_patterned else schema
+    validator = _compiled(_draft(schema if like is None else like), compiled, None)
     work = SchemaWork(schema)
     if work.lost:
         raise RegistrationError(f"invalid schema: the reference {work.lost!r:.200} leads nowhere")
@@ -82,7 +85,7 @@ def _compiled(chosen: Any, schema: Part, registry: jsonschema_rs.Registry | None
 
 
 def _compile(chosen: Any, schema: Part, regex: Any, registry: jsonschema_rs.Registry | None) -> Validator:
-    validator: Validator = chosen(bounded(schema), pattern_options=regex, registry=registry, offline=True)
+    validator: Validator = chosen(schema, pattern_options=regex, registry=registry, offline=True)
     return validator
 
 

@@ -153,6 +153,13 @@ def names_matched(part: Mapping[str, Any]) -> Iterator[str]:
         yield from (each for each in patterns if isinstance(each, str))
 
 
+def has_patterns(part: Any) -> bool:
+    """Return True if a part of a schema, or a part of it in turn, has a pattern. Most schemas have none."""
+    if isinstance(part, dict):
+        return "pattern" in part or "patternProperties" in part or any(map(has_patterns, part.values()))
+    return isinstance(part, list) and any(map(has_patterns, part))
+
+
 def patterns_work(schema: Any) -> int:
     """Return the work of compiling all patterns of a schema."""
     work, left = 0, [schema]

@@ -12,7 +12,15 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from toolcell.errors import RegistrationError
-from toolcell.tools.schema_patterns import MATCH_WORK, MAX_CHARS, max_chars, names_matched, patterns_in, visits_of
+from toolcell.tools.schema_patterns import (
+    MATCH_WORK,
+    MAX_CHARS,
+    has_patterns,
+    max_chars,
+    names_matched,
+    patterns_in,
+    visits_of,
+)
 
 MAX_WEIGHT: Final = 10_000
 """Visits of one value. Each takes about 0.1 microseconds."""
@@ -76,14 +84,14 @@ class SchemaWork:
                 f"for {kind} the limit is {limit}; name each definition less often"
             )
 
-        self.has_patterns = has_patterns = _has_patterns(schema)
-        self._text_visits = self._weighed(schema, _own_text_visits, 0) if has_patterns else 0.0
+        self.has_patterns = is_patterned = has_patterns(schema)
+        self._text_visits = self._weighed(schema, _own_text_visits, 0) if is_patterned else 0.0
         """Work of one text, whatever its length."""
-        self.char_visits = self._weighed(schema, _own_char_visits, 0) if has_patterns else 0.0
+        self.char_visits = self._weighed(schema, _own_char_visits, 0) if is_patterned else 0.0
         """Work of one character of a text, in addition."""
-        self._patterns = self._weighed(schema, _own_patterns, 0) if has_patterns else 0.0
+        self._patterns = self._weighed(schema, _own_patterns, 0) if is_patterned else 0.0
         """That one text is matched with."""
-        self._name_chars = min(map(max_chars, _patterns_of_names(schema)), default=MAX_CHARS) if has_patterns else 0
+        self._name_chars = min(map(max_chars, _patterns_of_names(schema)), default=MAX_CHARS) if is_patterned else 0
         """Most characters of a name that is matched."""
 
     def _weighed(self, schema: Any, own: Callable[[Mapping[str, Any]], float], least: int) -> float:
@@ -215,12 +223,6 @@ def _own_visits(part: Mapping[str, Any]) -> int:
     for each in part.get("patternProperties", ()) if isinstance(part.get("patternProperties"), dict) else ():
         costly += _COSTLY if _COSTLY_PATTERN.search(each) else 1
     return 1 + of_options + costly
-
-
-def _has_patterns(part: Any) -> bool:
-    if isinstance(part, dict):
-        return "pattern" in part or "patternProperties" in part or any(map(_has_patterns, part.values()))
-    return isinstance(part, list) and any(map(_has_patterns, part))
 
 
 def _own_text_visits(part: Mapping[str, Any]) -> float:
