@@ -50,6 +50,22 @@ def test_joblib_works_in_threads_and_says_nothing(profile: Any) -> None:
     assert (result.value, result.logs.stderr) == ([[0, 1]] * 5, ""), result.error
 
 
+REFUSED_LISTS = """
+import mimetypes, threadpoolctl
+mimetypes.knownfiles.insert(0, '/etc/passwd')
+mimetypes.init(mimetypes.knownfiles)
+set_result([mimetypes.guess_type('a.html')[0], type(threadpoolctl.threadpool_info()).__name__])
+"""
+
+
+@pytest.mark.parametrize("profile", ["full", "container"])
+def test_libraries_do_without_lists_of_the_machine_that_are_refused(profile: Any) -> None:
+    pytest.importorskip("threadpoolctl", reason="copies the threadpoolctl of this interpreter")
+    with SyncRuntime(policy=Policy(profile=profile), packages=["threadpoolctl"]) as runtime:
+        result = runtime.execute_code(REFUSED_LISTS)
+    assert result.value == ["text/html", "list"], result.error
+
+
 @pytest.mark.parametrize("script", ["1 / 0", "import asyncio\nawait asyncio.sleep(0)\n1 / 0"])
 def test_a_hook_for_exceptions_is_given_the_traceback_of_the_script(run: Run, script: str) -> None:
     lines = ["import sys, traceback", "sys.excepthook = lambda *error: traceback.print_exception(*error)", script]

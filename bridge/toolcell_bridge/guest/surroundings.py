@@ -233,6 +233,26 @@ def _know_processors(context: ModuleType) -> None:
     context.__dict__["_cpu_count_cgroup"] = lambda count: count
 
 
+def _skip_refused_files(mimetypes: ModuleType) -> None:
+    """The machine's lists of types may be there and refused, as in the profile `container`. Python's own list stays."""
+    read = mimetypes.MimeTypes.read
+
+    def read_if_allowed(self: Any, filename: Any, strict: bool = True) -> None:
+        try:
+            read(self, filename, strict)
+        except PermissionError:
+            if filename not in mimetypes.knownfiles:
+                raise
+
+    mimetypes.MimeTypes.read = read_if_allowed
+
+
+def _find_libraries_without_maps(controllers: ModuleType) -> None:
+    """Threadpoolctl reads /proc/self/maps where that is there, although it may be refused."""
+    if "_HAS_PROCFS" in vars(controllers):
+        controllers.__dict__["_HAS_PROCFS"] = False
+
+
 CHANGES: dict[str, Callable[[ModuleType], None]] = {
     "asyncio.base_tasks": _hide_frames_of_task,
     "inspect": _hide_outer_frames,
@@ -244,7 +264,9 @@ CHANGES: dict[str, Callable[[ModuleType], None]] = {
     "PIL.ImageShow": _show_images,
     "traceback": _hide_frames,
     "warnings": _hide_our_code,
+    "mimetypes": _skip_refused_files,
     "plotly.io._renderers": _show_charts,
+    "threadpoolctl": _find_libraries_without_maps,
     "multiprocessing.resource_tracker": _do_without_tracker,
     "multiprocessing.pool": _do_without_semaphores,
     "multiprocessing.managers": _explain_managers,
