@@ -338,17 +338,17 @@ set_result([answers, send("https://evil.test/")["failed"]])
 
 
 async def test_a_replay_says_how_to_record_answers_that_are_too_long_for_the_log(tmp_path: Path) -> None:
-    text = "set_result(len(send(site + 'long')['body']))"
-    for folder, config in (("short", AuditConfig()), ("long", AuditConfig(value_bytes=131072))):
+    text = "set_result([len(send(site + name)['body']) for name in ('long', 'longer')])"
+    for folder, config in (("short", AuditConfig()), ("long", AuditConfig(value_bytes=262144))):
         async with opened(audit=AuditLog(tmp_path / folder, config=config)) as (site, runtime):
-            site.pages["/long"] = page("x" * 100_000)
+            site.pages |= {"/long": page("x" * 100_000), "/longer": page("x" * 200_000)}
             await run(runtime, site, text)
             source = script(site, text)
         _, again = await replayed(tmp_path / folder, source)
         if folder == "short":
             assert again.divergence is not None
             assert "call 1, http, was not recorded (size)" in again.divergence.message
-            assert "AuditConfig(value_bytes=131072)" in again.divergence.message
+            assert "AuditConfig(value_bytes=262144)" in again.divergence.message
         else:
             assert again.ok, again.divergence
 

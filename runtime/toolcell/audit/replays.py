@@ -250,7 +250,8 @@ class AnsweringTools(RecordedTools):
             if (missing := call.end_extra.get("value_cut")) is not None:
                 why = f"the answer of call {index}, {call.tool}, was not recorded ({missing['why']})"
                 if missing["why"] == "size":
-                    enough = 1 << missing["bytes"].bit_length()
+                    cut = [each.end_extra.get("value_cut", {}) for each in self.expected.values()]
+                    enough = 1 << max(each["bytes"] for each in cut if each.get("why") == "size").bit_length()
                     why += f": it has {missing['bytes']} bytes; AuditConfig(value_bytes={enough}) records such answers"
                 self._diverge("no_answer", why, index, expected=missing)
             given = recorded_result(call)
