@@ -41,6 +41,9 @@ NOTEBOOKS = {
         "%matplotlib inline\nimport matplotlib.pyplot as plt\nfig, axes = plt.subplots(1, 2)\naxes[0].plot([1, 3, 2]); axes[1].bar(['a', 'b'], [2, 1])",
         "plt.plot([1, 2])\nprint('between')\nplt.show()\nplt.hist([1, 2, 2, 3])\nplt.title('second')",
         "fig",
+        "%config InlineBackend.close_figures = False\nplt.plot([1, 2]);",
+        "plt.plot([2, 1]);\nplt.get_fignums()",
+        "%config InlineBackend.close_figures = True\nplt.close('all')",
         "plt.plot([3, 1])\n1 / 0",
     ],
     "seaborn": [

@@ -312,7 +312,8 @@ class Runner:
         finally:
             if interrupts is not None:
                 interrupts.is_allowed = False
-                rich.close_figures()
+                if run_cell is None:  # a notebook's own shell says which are closed
+                    rich.close_figures()
             namespace.pop(LAST, None)
             namespace.pop(LAST_RESULT, None)
 
