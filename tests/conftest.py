@@ -10,11 +10,12 @@ process adds the counts up. A test that looks for leftovers looks below its own 
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import hypothesis
@@ -60,6 +61,16 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
     """Every async test that does not ask for one loop runs on all three; see `_mark_other_loops`."""
     return request.param
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Find the tests without Python's collector: nothing is garbage yet, and each process would look at all of it often."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that were not asked for are left out
