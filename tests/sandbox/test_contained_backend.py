@@ -34,7 +34,7 @@ HOST = """
 import signal
 from toolcell import Policy, PoolConfig, SyncRuntime
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
-runtime = SyncRuntime(policy=Policy(profile="container"), pool=PoolConfig(warm=1)).__enter__()
+runtime = SyncRuntime(policy=Policy(profile="container"), pool=PoolConfig(warm=0)).__enter__()  # so that none is just being forked
 say = lambda stream, text: print(text, flush=True)
 runtime.execute_code("import os, time\\nif os.fork() == 0: os.setsid()\\nprint(os.getcwd(), flush=True)\\ntime.sleep(300)", on_log=say)
 """
