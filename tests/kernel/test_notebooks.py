@@ -86,10 +86,6 @@ NOTEBOOKS = {
     ],
 }
 
-OF_PAPERMILL = ("pandas", "matplotlib", "plotly")
-"""Whose notebooks papermill executes too. It is a client of the same messages: these have text, tables, pictures, errors
-and a form of their own."""
-
 
 @pytest.fixture(scope="session", autouse=True)
 def _installed(jupyter: Path) -> None:
@@ -175,9 +171,10 @@ def executed_by_papermill(sources: list[str], folder: Path) -> list[list[Any]]:
 @pytest.mark.parametrize("package", NOTEBOOKS)
 def test_a_notebook_shows_what_it_shows_with_ipykernel(package: str, tmp_path: Path) -> None:
     cells = NOTEBOOKS[package]
-    runs = {"nbclient": lambda folder: executed(cells, NAME, folder)}
-    if package in OF_PAPERMILL:
-        runs["papermill"] = lambda folder: executed_by_papermill(cells, folder)
+    runs = {
+        "nbclient": lambda folder: executed(cells, NAME, folder),
+        "papermill": lambda folder: executed_by_papermill(cells, folder),
+    }
     shown = {"ipykernel": executed(cells, "python3", tmp_path)}
     for name, run in runs.items():
         (tmp_path / name).mkdir()

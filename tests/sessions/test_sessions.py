@@ -243,6 +243,25 @@ def test_threads_and_processes_that_a_script_leaves_are_reported_and_ended(sessi
     assert value(session, "[len(threading.enumerate()), pool._shutdown]") == [1, True]
 
 
+def test_an_idle_thread_of_a_pool_that_is_slow_to_wake_ends_without_a_word(session: SyncSession) -> None:
+    left = session.execute_code(
+        "import concurrent.futures, queue, time\n"
+        "class Slow(queue.SimpleQueue):\n"
+        "    def get(self, *rest, **named):\n"
+        "        item = super().get(*rest, **named)\n"
+        "        if item is None:  # the pool is closed\n"
+        "            until = time.monotonic() + 0.5\n"
+        "            while time.monotonic() < until: pass\n"
+        "        return item\n"
+        "pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix='idle')\n"
+        "pool._work_queue = Slow()\n"
+        "pool.submit(len, '').result()\n"
+    )
+
+    assert left.session is not None and left.session.ended == ("thread 'idle_0'",) and not left.logs.text
+    assert value(session, "import logging; logging.getLogger('concurrent.futures').disabled") is False
+
+
 STUCK = {
     "a lock": "lock = threading.Lock(); lock.acquire()\nthreading.Thread(target=lock.acquire, name='stuck').start()",
     "an event": "threading.Thread(target=threading.Event().wait, name='stuck', daemon=True).start()",

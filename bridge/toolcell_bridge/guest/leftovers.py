@@ -11,7 +11,8 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 MOST = 20
@@ -48,14 +49,13 @@ def _threads() -> dict[int, str]:
 def _ended_threads(threads: dict[int, str], until: float) -> list[int]:
     """Tell threads to end until they have, or until the time is over. Return those that go on."""
     alive = list(threads)
-    if alive and "concurrent.futures.thread" in sys.modules:
-        _close_executors(sys.modules["concurrent.futures.thread"])
-        time.sleep(RETRY_S)
-    for ident in (alive := _running(alive)):
-        _raise_in(ident)
-    while alive and time.perf_counter() < until:
-        time.sleep(RETRY_S)
-        alive = _running(alive)
+    pools = sys.modules.get("concurrent.futures.thread")
+    with nullcontext() if pools is None else _closed_executors(pools):
+        for ident in (alive := _running(alive)):
+            _raise_in(ident)
+        while alive and time.perf_counter() < until:
+            time.sleep(RETRY_S)
+            alive = _running(alive)
     return alive
 
 
@@ -63,13 +63,24 @@ def _running(idents: list[int]) -> list[int]:
     return [ident for ident in idents if ident in sys._current_frames()] if idents else []
 
 
-def _close_executors(pools: Any) -> None:
-    """Let the idle threads of thread pools end: they wait for work, and notice nothing else."""
+@contextmanager
+def _closed_executors(pools: Any) -> Iterator[None]:
+    """Let the idle threads of thread pools end: they wait for work, and notice nothing else.
+
+    One that is slow to wake is told to end as well, and must not report that as a fault of its pool.
+    """
     for thread in threading.enumerate():
         arguments = getattr(thread, "_args", ())
         executor = arguments[0]() if getattr(thread, "_target", None) is pools._worker and arguments else None
         if executor is not None:
             executor.shutdown(wait=False, cancel_futures=True)
+    time.sleep(RETRY_S)
+    logger = pools._base.LOGGER
+    was_disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was_disabled
 
 
 def _raise_in(ident: int) -> None:
