@@ -121,6 +121,28 @@ def test_nothing_of_a_sibling_or_parent_can_be_read_in_proc(shared: Container, p
     assert set(attacker.run(source)) <= {"EACCES", "ENOENT"}
 
 
+def test_of_cgroups_only_their_names_and_limits_can_be_read(shared: Container, pair: Any) -> None:
+    attacker, victim = pair
+    pids = [victim.run("import os\nset_result(os.getpid())"), *tree(shared.process.pid), shared.process.pid]
+    source = (
+        TRY
+        + f"ways = [f'/proc/{{pid}}/cgroup' for pid in {pids!r} if pid != os.getpid()] + ['/sys/fs/cgroup', '/sys/fs', '/sys']\n"
+        "groups = [line.rstrip('\\n').split(':', 2) for line in open('/proc/self/cgroup')]\n"
+        "names = ['cgroup.procs', 'memory.stat', 'memory.current', 'memory.usage_in_bytes', 'cpu.stat', 'tasks']\n"
+        "ways += [f'/sys/fs/cgroup/{kind}{path}/{name}' for _, kind, path in groups for name in names]\n"
+        "limits = [f'/sys/fs/cgroup/{kind}{path}/{name}' for _, kind, path in groups for name in\n"
+        "          ('memory.max', 'cpu.max', 'memory.limit_in_bytes', 'cpu.cfs_quota_us')]\n"
+        "read = {refused(lambda: os.open(way, os.O_RDONLY) > 0) for way in limits}\n"
+        "written = {refused(lambda: os.open(way, os.O_WRONLY)) for way in limits}\n"
+        "found = {way: refused(lambda: os.open(way, os.O_RDONLY)) for way in ways}\n"
+        "set_result([len(groups) > 0, sorted(map(str, read)), sorted(map(str, written)), found])"
+    )
+    some, read, written, found = attacker.run(source)
+    assert some and set(read) == {"True", "ENOENT"}
+    assert set(written) <= {"EACCES", "ENOENT", "EROFS"}
+    assert {way: end for way, end in found.items() if end not in ("EACCES", "ENOENT")} == {}
+
+
 def test_a_guest_has_no_descriptor_but_its_own(pair: Any) -> None:
     source = """
 import os

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from toolcell import Limits, PackageError, PoolConfig, SyncRuntime
+from toolcell import Limits, PackageError, Policy, PoolConfig, SyncRuntime
 from toolcell.sandbox.interpreter import AHEAD, imported_ahead
 from toolcell.sandbox.process import interpreter_copy
 
@@ -162,17 +162,28 @@ QUICK_STARTS = {
 }
 """What the packages that map far more memory than they use, lock files or start workers begin their own pages with."""
 
-NO_VALUE = ["con", "env", "f", "root", "txn", "wb"]
+PLACES = ["process", "container", pytest.param("docker", marks=pytest.mark.docker)]
+
+
+def runtime_in(place: str, limits: Limits) -> SyncRuntime:
+    if place == "docker":
+        return SyncRuntime(backend="docker", packages=PACKAGES, limits=limits, pool=PoolConfig(warm=1))
+    policy = Policy(profile="container") if place == "container" else Policy()
+    return SyncRuntime(policy=policy, packages=PACKAGES, limits=limits, pool=PoolConfig(warm=1))
+
+
+NO_VALUE = ["con", "env", "f", "root", "txn"]
 """Names of these scripts that cannot be kept by value."""
 
 
 @pytest.mark.isolation
 @pytest.mark.slow
 @pytest.mark.skipif(TRIED is not USES, reason="CI alone has these packages")
-def test_the_quick_starts_of_data_packages_run_in_one_session_that_may_use_little() -> None:
+@pytest.mark.parametrize("place", PLACES)
+def test_the_quick_starts_of_data_packages_run_in_one_session_that_may_use_little(place: str) -> None:
     limits = LIMITS.model_copy(update={"memory_bytes": 512 << 20, "processes": Limits().processes})
     with (
-        SyncRuntime(packages=PACKAGES, limits=limits, pool=PoolConfig(warm=1)) as runtime,
+        runtime_in(place, limits) as runtime,
         runtime.session(cpu_s=900) as session,
     ):
         for name, script in QUICK_STARTS.items():
@@ -224,10 +235,11 @@ LOCKS_AND_WORKERS = {
 @pytest.mark.isolation
 @pytest.mark.slow
 @pytest.mark.skipif(TRIED is not USES, reason="CI alone has these packages")
-def test_files_are_locked_and_workers_work_in_runs_and_sessions() -> None:
+@pytest.mark.parametrize("place", PLACES)
+def test_files_are_locked_and_workers_work_in_runs_and_sessions(place: str) -> None:
     make = "import duckdb\nwith duckdb.connect('given.duckdb') as con: con.execute('create table t as select 7')\nset_result(1, files=['given.duckdb'])"
     limits = Limits(wall_s=120, disk_bytes=LIMITS.disk_bytes, inodes=LIMITS.inodes)
-    with SyncRuntime(packages=PACKAGES, limits=limits, pool=PoolConfig(warm=1)) as runtime:
+    with runtime_in(place, limits) as runtime:
         (made,) = runtime.execute_code(make).files
         given = {"given.duckdb": made.data or b""}
         with runtime.session() as session:

@@ -19,7 +19,7 @@ import pytest
 from toolcell.errors import PackageError, SandboxUnavailable, UsageError
 from toolcell.sandbox.docker.images import build, check, debian_base, packages, reference, site
 from toolcell.sandbox.docker.images.reference import ImageRef
-from toolcell.sandbox.docker.images.site import ImagePython
+from toolcell.sandbox.docker.images.site import ImagePython, drop_tests
 from toolcell.sandbox.process import package_sources
 from toolcell.sandbox.process.package_sources import parse_wanted
 
@@ -140,6 +140,28 @@ def test_the_installer_gets_the_images_interpreter_and_platforms(
     monkeypatch.setattr(site.shutil, "which", lambda name: None)
     with pytest.raises(PackageError, match="neither pip nor uv"):
         site.installer(tmp_path, PYTHON)
+
+
+@pytest.mark.parametrize(
+    ("line", "stays"),
+    [
+        ("from .tests import test", True),
+        ("    from .tests.runner import Runner", True),
+        ("from . import tests", True),
+        ("from whole.tests import test", True),
+        ("import whole.tests", True),
+        ("from .tests_of import a", False),
+        ("from other.tests import test", False),
+        ("# from .tests import test", False),
+        ("", False),
+    ],
+)
+def test_a_test_suite_stays_where_its_package_imports_it(tmp_path: Path, line: str, stays: bool) -> None:
+    tests = tmp_path / "whole" / "tests"
+    tests.mkdir(parents=True)
+    (tests.parent / "__init__.py").write_text(f"x = 1\n{line}\n")
+    drop_tests(tmp_path)
+    assert tests.exists() is stays
 
 
 def test_packages_that_an_image_has_are_not_added_again(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ needed, with the modules that it changes, because they take names from `os` when
 
 from __future__ import annotations
 
+import ctypes
 import datetime
+import gc
 import os
 import random
 import sys
 import time
 import uuid
-from importlib.machinery import ExtensionFileLoader
 from typing import Any, Final
 
 PATIENCE: Final = 1000
@@ -65,39 +66,26 @@ _forks = 0
 _sleep, _gmtime, _localtime, _strftime = time.sleep, time.gmtime, time.localtime, time.strftime
 _clock_gettime, _clock_gettime_ns = time.clock_gettime, time.clock_gettime_ns
 _seed_random = random.Random.seed
-_Datetime: Any = datetime.datetime
 _uuid: Any = uuid
-_create_extension, _exec_extension = ExtensionFileLoader.create_module, ExtensionFileLoader.exec_module
+(_datetime_names,) = gc.get_referents(datetime.datetime.__dict__)  # what a class of C gives out for reading only
 
 
-class _LikeReal(type):
-    """Objects of the real class, which C code makes, are instances of the stand-in, too."""
-
-    def __instancecheck__(cls, value: object) -> bool:
-        return isinstance(value, cls.__mro__[1])
-
-    def __subclasscheck__(cls, other: type) -> bool:
-        return issubclass(other, cls.__mro__[1])
+def _fixed_now(cls: Any, tz: datetime.tzinfo | None = None) -> Any:
+    return cls.fromtimestamp(_clock.read(), tz)
 
 
-class _StandIn(_Datetime, metaclass=_LikeReal):  # type: ignore[misc]
-    """`datetime.datetime`, but for what now() and utcnow() answer. The other classes ask `time.time()`."""
-
-    __slots__ = ()
-
-    @classmethod
-    def now(cls, tz: datetime.tzinfo | None = None) -> Any:
-        return cls.fromtimestamp(_clock.read(), tz)
-
-    @classmethod
-    def utcnow(cls) -> Any:
-        return cls.fromtimestamp(_clock.read(), datetime.UTC).replace(tzinfo=None)
-
-    def __repr__(self) -> str:
-        return f"datetime.{super().__repr__()}"
+def _fixed_utcnow(cls: Any) -> Any:
+    return cls.fromtimestamp(_clock.read(), datetime.UTC).replace(tzinfo=None)
 
 
-_StandIn.__module__, _StandIn.__name__, _StandIn.__qualname__ = "datetime", "datetime", "datetime"
+def _change_datetime(now: Any, utcnow: Any) -> None:
+    """Change two methods of `datetime.datetime` itself; its others, and `date`, ask `time.time()`.
+
+    A class in its place would be another one than C code makes objects of: these could not be pickled, nor be told from
+    strange ones by sqlite3, yaml and all who look a class up.
+    """
+    _datetime_names["now"], _datetime_names["utcnow"] = now, utcnow
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(datetime.datetime))
 
 
 def set_clock(now: float) -> None:
@@ -108,29 +96,7 @@ def set_clock(now: float) -> None:
     time.strftime = _fixed_strftime
     time.ctime, time.asctime = _fixed_ctime, _fixed_asctime  # type: ignore[assignment]
     time.clock_gettime, time.clock_gettime_ns = _fixed_gettime, _fixed_gettime_ns
-    datetime.datetime = _StandIn  # type: ignore[misc]
-    ExtensionFileLoader.create_module = _create_with_real_datetime  # type: ignore[assignment]
-    ExtensionFileLoader.exec_module = _exec_with_real_datetime  # type: ignore[assignment]
-
-
-# A class of C code takes `datetime.datetime` for the class that C knows, and inherits from it. pandas' are such; with a
-# stand-in below them the garbage collector calls itself until the stack is full.
-
-
-def _create_with_real_datetime(loader: ExtensionFileLoader, spec: Any) -> Any:
-    seen, datetime.datetime = datetime.datetime, _Datetime  # type: ignore[misc]
-    try:
-        return _create_extension(loader, spec)
-    finally:
-        datetime.datetime = seen  # type: ignore[misc]
-
-
-def _exec_with_real_datetime(loader: ExtensionFileLoader, module: Any) -> None:
-    seen, datetime.datetime = datetime.datetime, _Datetime  # type: ignore[misc]
-    try:
-        _exec_extension(loader, module)
-    finally:
-        datetime.datetime = seen  # type: ignore[misc]
+    _change_datetime(classmethod(_fixed_now), classmethod(_fixed_utcnow))
 
 
 def _fixed_gmtime(seconds: float | None = None, /) -> time.struct_time:
@@ -225,9 +191,6 @@ _REPLACED: Final[tuple[tuple[Any, str], ...]] = (
     *((time, name) for name in ("time", "time_ns", "sleep", "gmtime", "localtime", "strftime", "ctime", "asctime")),
     *((time, name) for name in ("clock_gettime", "clock_gettime_ns")),
     *((uuid, name) for name in ("_generate_time_safe", "_UuidCreate", "_node")),
-    (datetime, "datetime"),
-    (ExtensionFileLoader, "create_module"),
-    (ExtensionFileLoader, "exec_module"),
     (os, "urandom"),
     *(((os, "getrandom"),) if hasattr(os, "getrandom") else ()),
     (random, "_urandom"),
@@ -241,9 +204,13 @@ def rehearse() -> None:
     In a forked child those first writes cost several times what they write. numpy's generator is left alone: the zygote
     has just given it a state that no other child has.
     """
-    kept = [getattr(owner, name) for owner, name in _REPLACED]
+    kept, methods = (
+        [getattr(owner, name) for owner, name in _REPLACED],
+        (_datetime_names["now"], _datetime_names["utcnow"]),
+    )
     _seed_python(0)
     set_clock(0.0)
     for (owner, name), value in zip(_REPLACED, kept, strict=True):
         setattr(owner, name, value)
+    _change_datetime(*methods)
     random.seed()

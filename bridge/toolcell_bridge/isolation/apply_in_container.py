@@ -25,6 +25,16 @@ READ_EXEC = ("/usr", "/lib", "/lib64", "/opt", "/packages", "/toolcell")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 SHARED_MEMORY = "/dev/shm"
 
+OWN_CGROUP = "/proc/self/cgroup"
+CGROUPS = "/sys/fs/cgroup"
+MEMORY_AND_PROCESSORS = {
+    "": ("memory.max", "memory.high", "cpu.max"),
+    "memory": ("memory.limit_in_bytes",),
+    "cpu": ("cpu.cfs_quota_us", "cpu.cfs_period_us"),
+}
+"""The limits that a library may want to know, by controller; "": all of cgroup v2. duckdb does not start where it sees
+such a file, or `OWN_CGROUP`, and may not read it."""
+
 NEEDED_LIMITS = frozenset({"RLIMIT_AS", "RLIMIT_NOFILE", "RLIMIT_FSIZE", "RLIMIT_CORE", "RLIMIT_STACK"})
 """Without these the rlimits layer is not live. The container limits the others too, or its kernel (gVisor) does not
 have them."""
@@ -62,7 +72,8 @@ class ContainerIsolation:
         rows: list[tuple[int, int]] = []
         if abi:
             devices = [(path, landlock.READ_FILE | landlock.WRITE_FILE) for path in DEVICES]
-            wanted = [*(image_places() if places is None else places), *devices]
+            limits = [(path, landlock.READ_FILE) for path in limit_files()]
+            wanted = [*(image_places() if places is None else places), *devices, *limits]
             rows = [
                 (os.open(path, os.O_PATH | os.O_CLOEXEC), rights) for path, rights in wanted if os.path.exists(path)
             ]
@@ -101,6 +112,8 @@ class ContainerIsolation:
                 landlock.add_rule(ruleset, descriptor, rights, self.abi)
             for path in writable:
                 landlock.add_path(ruleset, path, landlock.READ_WRITE, self.abi)
+            with suppress(FileNotFoundError):
+                landlock.add_path(ruleset, OWN_CGROUP, landlock.READ_FILE, self.abi)
             landlock.restrict_self(ruleset, self.abi)
         finally:
             os.close(ruleset)
@@ -113,6 +126,21 @@ def image_places() -> list[tuple[str, int]]:
         *((path, landlock.READ) for path in READ),
         *((path, landlock.READ_EXEC) for path in sorted(runtime)),
     ]
+
+
+def limit_files() -> list[str]:
+    """Return the files with the limits of this process's cgroups, and of the topmost ones, where there are any."""
+    try:
+        with open(OWN_CGROUP, encoding="utf-8", errors="surrogateescape") as file:
+            rows = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return []
+    found = list[str]()
+    for _, controllers, path in rows:
+        for controller in controllers.split(","):
+            for name in MEMORY_AND_PROCESSORS.get(controller, ()):
+                found += {f"{CGROUPS}/{controllers}/{name}", f"{CGROUPS}/{controllers}{path}/{name}"}
+    return found
 
 
 def contained(policy: SeccompPolicy) -> SeccompPolicy:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -176,13 +177,22 @@ def installer(site: Path, python: ImagePython) -> tuple[str, list[str]]:
 
 
 def drop_tests(site: Path) -> None:
-    """Remove test suites, sources and headers: no script imports them, and they are a third of the bytes."""
+    """Remove sources, headers, and test suites that are not imported with their package: a third of the bytes."""
     for name in ("tests", "_tests"):
         for folder in [path for path in site.rglob(name) if path.is_dir()]:
-            shutil.rmtree(folder, ignore_errors=True)
+            if not any(_imports(path, name) for path in folder.parent.glob("*.py")):
+                shutil.rmtree(folder, ignore_errors=True)
     for pattern in ("*.pyx", "*.pxd", "*.c", "*.cpp", "*.h", "*.a"):
         for path in site.rglob(pattern):
             path.unlink()
+
+
+def _imports(module: Path, folder: str) -> bool:
+    """Whether a module imports from a folder beside it, as PyTables and astropy do from their tests."""
+    text = module.read_text(encoding="utf-8", errors="replace")
+    own = rf"{re.escape(module.parent.name)}\.{folder}"
+    ways = rf"from\s+(?:\.{folder}|{own})\b|from\s+\.\s+import\s.*\b{folder}\b|import\s+{own}\b"
+    return re.search(rf"^[ \t]*(?:{ways})", text, re.MULTILINE) is not None
 
 
 def drop_distributions(site: Path, had: Mapping[str, str]) -> None:
