@@ -112,7 +112,7 @@ class ContainerIsolation:
                 landlock.add_rule(ruleset, descriptor, rights, self.abi)
             for path in writable:
                 landlock.add_path(ruleset, path, landlock.READ_WRITE, self.abi)
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # it only grants
                 landlock.add_path(ruleset, OWN_CGROUP, landlock.READ_FILE, self.abi)
             landlock.restrict_self(ruleset, self.abi)
         finally:
