@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from jupyter_client.connect import write_connection_file
 from jupyter_client.kernelspec import KernelSpecManager
 
 pytestmark = pytest.mark.isolation
@@ -59,3 +61,15 @@ def test_what_cannot_work_is_said_at_the_installation(
 
     assert done.returncode == 2 and said in done.stderr
     assert KernelSpecManager().find_kernel_specs() == before
+
+
+@pytest.mark.parametrize("taken", ["shell", "iopub", "stdin", "control"])
+def test_a_kernel_whose_port_is_taken_says_so_and_ends(tmp_path: Path, taken: str) -> None:
+    file, _ = write_connection_file(str(tmp_path / "kernel.json"), ip="127.0.0.1")
+    with socket.create_server(("127.0.0.1", json.loads(Path(file).read_text())[f"{taken}_port"])) as other:
+        command = [sys.executable, "-m", "toolcell", "kernel", "start", "-f", file]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90)
+
+        assert done.returncode == 2, done.stderr
+        assert "kernel.json" in done.stderr and f"127.0.0.1:{other.getsockname()[1]}" in done.stderr
+        assert "Traceback" not in done.stderr

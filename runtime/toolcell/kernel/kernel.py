@@ -21,6 +21,7 @@ try:
     from ipykernel.jsonutil import json_clean
     from ipykernel.kernelapp import IPKernelApp
     from ipykernel.kernelbase import Kernel
+    from zmq import ZMQError
 except ModuleNotFoundError as exc:
     raise MissingPackage(f"a kernel needs {exc.name}, which is not installed: pip install 'toolcell[jupyter]'") from exc
 
@@ -46,9 +47,17 @@ def start(connection_file: str, make_cells: Callable[[], Cells]) -> None:
 
     Front ends connect while the cells are made, with all that this imports. One that asks before it has every
     connection waits in vain for a while, and asks again.
+
+    Raises:
+        UsageError: another process has one of the ports.
     """
     app = KernelApp.instance()
-    app.initialize(["-f", connection_file])
+    try:
+        app.initialize(["-f", connection_file])
+    except ZMQError as exc:
+        if app.context is not None:
+            app.context.destroy(linger=0)  # or this process waits at its end for sockets that nobody closes
+        raise UsageError(f"{connection_file} names a place where this kernel cannot listen: {exc}") from exc
     app.kernel.cells = make_cells()
     app.start()
 
