@@ -120,6 +120,27 @@ def test_limits_of_a_run_hold_in_a_warm_sandbox() -> None:
     assert "Too many open files" in result.error.message
 
 
+FORKS = """
+import os, time
+for _ in range(24):
+    if os.fork() == 0:
+        time.sleep(60)
+time.sleep(60)
+"""
+
+
+@pytest.mark.isolation
+@scoped
+def test_what_a_script_shares_with_the_zygote_is_not_counted_for_each_of_its_processes() -> None:
+    """Nor for a sandbox that waited while another one was measured."""
+    with SyncRuntime(policy=CONTAINER, pool=PoolConfig(warm=2)) as runtime:
+        for _ in range(4):
+            many = runtime.execute_code(FORKS, limits=Limits(memory_bytes=64 << 20, processes=10))
+            assert many.outcome is Outcome.PROCESS_LIMIT, many.error
+        few = runtime.execute_code(FORKS.replace("60", "0.5").replace("24", "8"), limits=Limits(memory_bytes=64 << 20))
+        assert few.ok, few.error
+
+
 def below(process: psutil.Process) -> list[psutil.Process]:
     return process.children(recursive=True)
 

@@ -324,6 +324,7 @@ class SharedZygote:
             report = {"ended": -1, "cpu_s": 0.0, "peak_memory_bytes": 0, "is_clean": False, "why": SUPERVISOR_GONE}
         self._poll.unregister(child.socket)
         del self._children[child.number], self._by_socket[child.socket.fileno()]
+        self._usage.forget(child.number)
         child.socket.close()
         self._directories.put_back(child.directory, report["is_clean"])
         self._send(report | {"ended": child.number, "status": report["ended"]})

@@ -25,6 +25,10 @@ class ProcessUsage:
         """Start to count for a sandbox, right after the fork. `zygote`: what it was forked from; None: this process."""
         self._base_bytes[sandbox] = self._held_by(os.getpid() if zygote is None else zygote)
 
+    def forget(self, sandbox: int) -> None:
+        """Count no more for a sandbox."""
+        self._base_bytes.pop(sandbox, None)
+
     def measure(self, supervisors: Mapping[int, int]) -> dict[int, tuple[float, int, int]]:
         """Return (CPU seconds, bytes, processes and threads) of each sandbox.
 
@@ -40,8 +44,6 @@ class ProcessUsage:
             owner = _owner(pid, rows, owners)
             if owner and pid not in supervisors:
                 members[owner].append(pid)
-        for sandbox in self._base_bytes.keys() - members.keys():
-            del self._base_bytes[sandbox]
         return {
             sandbox: self._sum(sandbox, supervisor, rows, members[sandbox])
             for supervisor, sandbox in supervisors.items()

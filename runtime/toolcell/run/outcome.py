@@ -201,10 +201,10 @@ def exceeded_limit(limits: Limits, sample: Sample) -> LimitExceeded | None:
     """Return the limit that a running sandbox exceeds by its last measurement."""
     if sample.cpu_s > limits.cpu_s:
         return LimitExceeded(Outcome.CPU_LIMIT, "cpu_s", limits.cpu_s, sample.cpu_s)
+    if not sample.memory_kills and sample.processes > limits.processes:  # each with memory of its own
+        return LimitExceeded(Outcome.PROCESS_LIMIT, "processes", limits.processes, sample.processes)
     if sample.memory_kills or sample.peak_memory_bytes > limits.memory_bytes:
         return LimitExceeded(Outcome.MEMORY_LIMIT, "memory_bytes", limits.memory_bytes, sample.peak_memory_bytes)
-    if sample.processes > limits.processes:
-        return LimitExceeded(Outcome.PROCESS_LIMIT, "processes", limits.processes, sample.processes)
     return None
 
 

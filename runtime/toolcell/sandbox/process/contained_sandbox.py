@@ -154,3 +154,4 @@ class ContainedUsage:
         """Measure it no more."""
         with self._lock:
             self._supervisors = {pid: each for pid, each in self._supervisors.items() if each != number}
+            self.process_usage.forget(number)

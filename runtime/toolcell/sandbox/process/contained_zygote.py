@@ -21,7 +21,7 @@ from toolcell.sandbox.forked import ForkedSandbox, exit_of
 from toolcell.sandbox.interpreter import hashing, start
 from toolcell.sandbox.process.root_filesystem import InPlace
 from toolcell.sandbox.process.signals import signal_all, tree_of
-from toolcell.sandbox.process.zygote import ENVIRONMENT, ZygoteHandle
+from toolcell.sandbox.process.zygote import ENVIRONMENT, NUMBERS, ZygoteHandle
 from toolcell.sandbox.shortages import unavailable
 from toolcell_bridge.entry.process_usage import ProcessUsage, process_row
 
@@ -195,8 +195,7 @@ class ContainedZygote(ZygoteHandle[ContainedProcess]):
 
         Cancellation: the sandbox ends when the caller closes its ends of the descriptors.
         """
-        self._next += 1
-        child = ContainedProcess(self._next)
+        child = ContainedProcess(next(NUMBERS))
         await self._request(child, {"open": child.number, **request}, descriptors)
         await self.wait_started(child)
         return child

@@ -22,7 +22,7 @@ from toolcell.sandbox.backend import Exit
 from toolcell.sandbox.forked import ForkedSandbox, exit_of
 from toolcell.sandbox.interpreter import hashing, start
 from toolcell.sandbox.process.root_filesystem import RootFilesystem
-from toolcell.sandbox.process.zygote import ENVIRONMENT, ZygoteHandle
+from toolcell.sandbox.process.zygote import ENVIRONMENT, NUMBERS, ZygoteHandle
 from toolcell.sandbox.shortages import describe
 from toolcell_bridge.entry.launcher import CGROUPS_ARE_MINE, MARSHAL_FORMAT
 from toolcell_bridge.guest.own_signals import ENDED_BY
@@ -214,8 +214,7 @@ class NamespacedZygote(ZygoteHandle[NamespacedProcess]):
         Raises:
             SandboxUnavailable: the request could not be sent; names the shortage.
         """
-        self._next += 1
-        child = NamespacedProcess(self._next)
+        child = NamespacedProcess(next(NUMBERS))
         # Where there are several ids, 0 is the zygote's own.
         outer_id = 0 if self.id_count == 1 else 1 + child.number % (self.id_count - 1)
         request = {"id": child.number, "outer_id": outer_id, "settings": settings, "descriptors": len(descriptors)}
