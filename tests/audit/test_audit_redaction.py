@@ -20,7 +20,7 @@ from toolcell.audit.credentials import CREDENTIALS as RULES
 from toolcell.audit.redact import Redactor
 from toolcell.errors import UsageError
 from toolcell.support import packing
-from toolcell.support.secrets import REDACTED
+from toolcell.support.secrets import LINE_BREAKS, MIN_SECRET_CHARS, REDACTED
 from toolcell.tools import RunContext, Secrets
 from toolcell_bridge import to_plain
 from toolcell_bridge.wire.columns import Column
@@ -72,13 +72,16 @@ def test_a_registered_secret_is_found_however_it_is_spelled(value: Any) -> None:
     assert REDACTED.encode() in packed
 
 
-@given(secret=st.text(min_size=4, max_size=30), before=st.text(max_size=10), after=st.text(max_size=10))
+long_enough = st.text(min_size=4, max_size=30).filter(lambda text: len(text.strip(LINE_BREAKS)) >= MIN_SECRET_CHARS)
+
+
+@given(secret=long_enough, before=st.text(max_size=10), after=st.text(max_size=10))
 def test_no_registered_secret_survives_in_any_text(secret: str, before: str, after: str) -> None:
     if secret in REDACTED:
         return  # what stands for a secret cannot be one
     text = cleaned(Redactor([secret]), before + secret + after)
 
-    assert secret not in text.replace(REDACTED, "\0")
+    assert not [part for part in text.split(REDACTED) if secret in part]
 
 
 def test_a_secret_of_digits_is_found_as_a_number() -> None:
