@@ -141,11 +141,9 @@ async def test_an_event_has_no_object_that_shows_a_secret(kind: str) -> None:
     assert not [each for each in events if "quoted" in each]
 
 
-@pytest.mark.parametrize("size", [10, 2_000_000])
-async def test_a_large_result_is_looked_through_outside_of_the_event_loop(
-    size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    registry, threads, hide = ToolRegistry(), set[bool](), SecretSearch.hide
+def searches_noted(monkeypatch: pytest.MonkeyPatch, size: int) -> set[bool]:
+    """Return a set to which each search of a text longer than `size` adds whether it is in the main thread."""
+    threads, hide = set[bool](), SecretSearch.hide
 
     def note(self: SecretSearch, text: str) -> tuple[str, int]:
         if len(text) > size:
@@ -153,6 +151,14 @@ async def test_a_large_result_is_looked_through_outside_of_the_event_loop(
         return hide(self, text)
 
     monkeypatch.setattr(SecretSearch, "hide", note)
+    return threads
+
+
+@pytest.mark.parametrize("size", [10, 2_000_000])
+async def test_a_large_result_is_looked_through_outside_of_the_event_loop(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, threads = ToolRegistry(), searches_noted(monkeypatch, size)
     after = ["in a list", "as text"]
     for kind in after:
 
@@ -173,19 +179,13 @@ async def test_a_large_result_is_looked_through_outside_of_the_event_loop(
 async def test_long_calls_of_a_run_that_has_ended_are_looked_through_outside_of_the_event_loop(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry, threads, hide = ToolRegistry(), set[bool](), SecretSearch.hide
-
-    def note(self: SecretSearch, text: str) -> tuple[str, int]:
-        if len(text) > size:
-            threads.add(threading.current_thread() is threading.main_thread())
-        return hide(self, text)
+    registry, threads = ToolRegistry(), searches_noted(monkeypatch, size)
 
     @registry.tool
     async def put(data: list[str]) -> str:
         """Take texts, which may be long."""
         return "taken"
 
-    monkeypatch.setattr(SecretSearch, "hide", note)
     source, given = "call_tool('put', data=['x' * size + key])", {"size": size, "key": SECRET}
     run = RunContext(secrets=Secrets({"KEY": SECRET}))
     async with Runtime(registry, pool=PoolConfig(warm=0)) as runtime:
