@@ -204,10 +204,8 @@ def rehearse() -> None:
     In a forked child those first writes cost several times what they write. numpy's generator is left alone: the zygote
     has just given it a state that no other child has.
     """
-    kept, methods = (
-        [getattr(owner, name) for owner, name in _REPLACED],
-        (_datetime_names["now"], _datetime_names["utcnow"]),
-    )
+    kept = [getattr(owner, name) for owner, name in _REPLACED]
+    methods = _datetime_names["now"], _datetime_names["utcnow"]
     _seed_python(0)
     set_clock(0.0)
     for (owner, name), value in zip(_REPLACED, kept, strict=True):

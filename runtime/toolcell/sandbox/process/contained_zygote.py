@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import shutil
@@ -21,7 +22,7 @@ from toolcell.sandbox.forked import ForkedSandbox, exit_of
 from toolcell.sandbox.interpreter import hashing, start
 from toolcell.sandbox.process.root_filesystem import InPlace
 from toolcell.sandbox.process.signals import signal_all, tree_of
-from toolcell.sandbox.process.zygote import ENVIRONMENT, NUMBERS, ZygoteHandle
+from toolcell.sandbox.process.zygote import ENVIRONMENT, ZygoteHandle
 from toolcell.sandbox.shortages import unavailable
 from toolcell_bridge.entry.process_usage import ProcessUsage, process_row
 
@@ -39,6 +40,9 @@ NO_PLACE = (
     "an emptyDir or a tmpfs"
 )
 
+
+_numbers = itertools.count(1)
+"""Of the sandboxes of all zygotes of this process: a backend measures those of several together."""
 
 FORCED_TIMES = 8
 """How often the processes of a sandbox that goes on forking are looked for."""
@@ -195,7 +199,7 @@ class ContainedZygote(ZygoteHandle[ContainedProcess]):
 
         Cancellation: the sandbox ends when the caller closes its ends of the descriptors.
         """
-        child = ContainedProcess(next(NUMBERS))
+        child = ContainedProcess(next(_numbers))
         await self._request(child, {"open": child.number, **request}, descriptors)
         await self.wait_started(child)
         return child

@@ -22,7 +22,7 @@ from toolcell.sandbox.backend import Exit
 from toolcell.sandbox.forked import ForkedSandbox, exit_of
 from toolcell.sandbox.interpreter import hashing, start
 from toolcell.sandbox.process.root_filesystem import RootFilesystem
-from toolcell.sandbox.process.zygote import ENVIRONMENT, NUMBERS, ZygoteHandle
+from toolcell.sandbox.process.zygote import ENVIRONMENT, ZygoteHandle
 from toolcell.sandbox.shortages import describe
 from toolcell_bridge.entry.launcher import CGROUPS_ARE_MINE, MARSHAL_FORMAT
 from toolcell_bridge.guest.own_signals import ENDED_BY
@@ -108,6 +108,8 @@ class NamespacedZygote(ZygoteHandle[NamespacedProcess]):
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, id_count: int) -> None:
         super().__init__(process, control)
         self.id_count = id_count
+        self._numbers = itertools.count(1)
+        """Of its own sandboxes: from them follow user ids, which no two that live may share."""
         self.problems: Mapping[str, str] = {}
 
     @classmethod
@@ -214,7 +216,7 @@ class NamespacedZygote(ZygoteHandle[NamespacedProcess]):
         Raises:
             SandboxUnavailable: the request could not be sent; names the shortage.
         """
-        child = NamespacedProcess(next(NUMBERS))
+        child = NamespacedProcess(next(self._numbers))
         # Where there are several ids, 0 is the zygote's own.
         outer_id = 0 if self.id_count == 1 else 1 + child.number % (self.id_count - 1)
         request = {"id": child.number, "outer_id": outer_id, "settings": settings, "descriptors": len(descriptors)}

@@ -7,7 +7,6 @@ It sends requests, reads reports, and watches whether the zygote answers: one th
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import select
 import socket
@@ -28,9 +27,6 @@ from toolcell.sandbox.shortages import unavailable
 from toolcell.sandbox.stream import POLL_S, call_when_readable, wait_readable, wait_writable
 from toolcell.support.change_event import ChangeEvent
 from toolcell_bridge.entry.launcher import FAILED
-
-NUMBERS = itertools.count(1)
-"""Of sandboxes: those of two zygotes may be measured together."""
 
 READY_S = 60.0
 """A zygote that has not reported ready by then is killed: preloading large packages from a cold disk takes seconds,
