@@ -36,7 +36,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
         )
 
     monkeypatch.setattr("toolcell.sandbox.process.probe_all", probe_all)
-    monkeypatch.setattr(doctor_profiles, "why_no_script_runs", lambda required, profile: "")
+
+    def why_no_script_runs(required: frozenset[str], profile: str) -> str:
+        missing = sorted(name for name in required if not live[name])
+        return f"not live: {', '.join(missing)}" if missing else ""
+
+    monkeypatch.setattr(doctor_profiles, "why_no_script_runs", why_no_script_runs)
     monkeypatch.setattr(doctor_docker, "examine", lambda: doctor_docker.no_engine("unix:///nowhere", "it is off"))
     return live
 
@@ -55,7 +60,7 @@ def test_a_missing_required_layer_fails_and_says_how_to_get_it(machine: dict[str
     assert status == exits.UNAVAILABLE
     assert "landlock      MISSING" in text
     assert "to get it: turn it on" in text
-    assert "missing and required: landlock" in text
+    assert "not live: landlock; no script will run" in text
 
 
 def test_a_missing_layer_that_nobody_requires_is_only_mentioned(machine: dict[str, bool]) -> None:
@@ -145,6 +150,16 @@ def test_a_script_is_run_for_real_before_doctor_says_that_one_runs() -> None:
         assert "open files" in doctor_profiles.why_no_script_runs(frozenset(), "full")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_profile_runs_if_a_script_does_whatever_the_probes_say(
+    machine: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine["capabilities"] = False
+    monkeypatch.setattr(doctor_profiles, "why_no_script_runs", lambda required, profile: "")
+    status, text, _ = invoke("--profile", "container")
+    assert status == exits.OK
+    assert "capabilities  MISSING" in text
 
 
 @pytest.mark.isolation

@@ -77,8 +77,7 @@ def doctor(
     }
     docker = doctor_docker.examine()
     missing = [layer["name"] for layer in layers if layer["required"] and not layer["live"]]
-    known: dict[Profile, str] = {profile: f"missing and required: {', '.join(missing)}"} if missing else {}
-    profiles = doctor_profiles.examine({**PROFILES, profile: required}, known)
+    profiles = doctor_profiles.examine({**PROFILES, profile: required})
     problem = next(each["problem"] for each in profiles if each["name"] == profile)
     if as_json:
         told = {"ok": not problem, "missing": missing, "problem": problem}

@@ -38,11 +38,11 @@ LANDLOCK_DENIED = (
 )
 
 
-def examine(required: Mapping[Profile, Collection[str]], known: Mapping[Profile, str]) -> list[dict[str, Any]]:
-    """Run a script in every profile. `required`: layers of each; `known`: why a profile cannot run, as far as known."""
+def examine(required: Mapping[Profile, Collection[str]]) -> list[dict[str, Any]]:
+    """Run a script in every profile. `required`: layers of each."""
     found = []
     for name in get_args(Profile):
-        problem = known[name] if name in known else why_no_script_runs(required[name], name)
+        problem = why_no_script_runs(required[name], name)
         found.append({"name": name, "runs": not problem, "problem": problem, "fixes": fixes(name, problem)})
     return found
 

@@ -154,11 +154,7 @@ class ContainedZygote(ZygoteHandle[ContainedProcess]):
         ours.setblocking(False)
         zygote = cls(process, ours, base, usage)
         readable, paths = list(place.readable), list(place.sys_path)
-        try:
-            ours.send(msgpack.packb({**settings, "base": base, "readable": readable, "sys_path": paths}))
-        except OSError as exc:
-            zygote.kill()
-            raise SandboxUnavailable(f"the zygote did not take its settings: {exc}") from exc
+        zygote.send_first(msgpack.packb({**settings, "base": base, "readable": readable, "sys_path": paths}))
         return zygote
 
     def _handle(self, message: Mapping[str, Any], descriptors: list[int]) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 import anyio
 import msgpack
 
-from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit
 from toolcell.sandbox.forked import ForkedSandbox, exit_of
 from toolcell.sandbox.interpreter import hashing, start
@@ -128,7 +127,7 @@ class NamespacedZygote(ZygoteHandle[NamespacedProcess]):
 
         Raises:
             OSError: the machine is short of something; nothing was started.
-            SandboxUnavailable: the launcher died before it had its plan.
+            SandboxUnavailable: it could not be sent its plan.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         block = id_block(slot)
@@ -162,16 +161,12 @@ class NamespacedZygote(ZygoteHandle[NamespacedProcess]):
         }
         zygote = cls(process, ours, 1 if block is None else block.count)
         ours.setblocking(False)
-        try:
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 512 * 1024)
-            ours.send(marshal.dumps(plan, MARSHAL_FORMAT))
-            config: dict[str, Any] = {"preload": [*preload[0]], "ahead": [*preload[1]], "sys_path": [*root.sys_path]}
-            config |= {"executes": programs is not None, "programs": [*(programs or ())]}
-            config |= {"own_ids": zygote.id_count > 1}
-            ours.send(msgpack.packb(config))
-        except OSError as exc:
-            zygote.kill()
-            raise SandboxUnavailable(f"the launcher did not take its plan: {exc}") from exc
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 512 * 1024)
+        zygote.send_first(marshal.dumps(plan, MARSHAL_FORMAT))
+        config: dict[str, Any] = {"preload": [*preload[0]], "ahead": [*preload[1]], "sys_path": [*root.sys_path]}
+        config |= {"executes": programs is not None, "programs": [*(programs or ())]}
+        config |= {"own_ids": zygote.id_count > 1}
+        zygote.send_first(msgpack.packb(config))
         return zygote
 
     async def wait_ready(self) -> Mapping[str, Any]:

@@ -93,7 +93,7 @@ def _none(detail: str, fix: str) -> tuple[Probe, ...]:
 def _probe_here() -> list[Probe]:
     user = attempt(_try_user)
     fix = "" if user.ok else user_namespace_fix(user, machine_facts())
-    return [
+    found = [
         Probe("user", user.ok, user.detail, fix),
         *(probe_namespace(name, action, user, fix) for name, action in _NAMESPACES.items()),
         probe_landlock(),
@@ -103,6 +103,9 @@ def _probe_here() -> list[Probe]:
         _probe("rlimits", _try_rlimits, "a seccomp profile around this process denies prlimit64"),
         _probe_cgroup(),
     ]
+    if is_gvisor():
+        return [each if each.live else dataclasses.replace(each, fix=_FIX_GVISOR) for each in found]
+    return found
 
 
 def _probe(name: str, action: Callable[[], str], fix: str) -> Probe:
@@ -152,7 +155,11 @@ def machine_facts() -> MachineFacts:
 
 _FIX_CONTAINER = (
     'a container\'s seccomp profile denies it: use Policy(profile="container"), or start the container with the flags '
-    "that `toolcell doctor` lists for the profile full"
+    "for the profile full in docs/containers.md"
+)
+_FIX_GVISOR = (
+    "gVisor does not have it: run this program outside gVisor, and its scripts inside, with DockerBackend("
+    'runtime="runsc")'
 )
 _FIX_APPARMOR = (
     "AppArmor restricts unprivileged user namespaces: `sysctl kernel.apparmor_restrict_unprivileged_userns=0`, a"
@@ -173,6 +180,14 @@ def user_namespace_fix(tried: ChildProbe, facts: MachineFacts) -> str:
     if facts.apparmor_restricts == 1 and not facts.root:
         return _FIX_APPARMOR
     return "a security module or a chroot denies it: run outside the chroot, or see the kernel log"
+
+
+def is_gvisor() -> bool:
+    """Whether gVisor is this process's kernel.
+
+    Source: pkg/sentry/syscalls/linux/linux64.go, which gives a constant for its version.
+    """
+    return os.uname()[2:4] == ("4.4.0", "#1 SMP Sun Jan 10 15:06:54 PST 2016")
 
 
 def _switch(name: str) -> int | None:
@@ -317,7 +332,7 @@ def _try_capabilities() -> str:
     try:
         if not capabilities.held_capabilities() >> capabilities.CAP_SETPCAP & 1:
             unshare(CLONE_NEWUSER)
-    except PermissionError:
+    except OSError:  # none may be made: EPERM, or ENOSPC where their number is limited to 0
         capabilities.set_no_new_privileges()
         capabilities.drop_held()
         return "none held; the bounding set stays, and is of no use with no_new_privs"

@@ -98,15 +98,30 @@ class ZygoteHandle(ABC, Generic[Child]):
         if not message.get("ready"):
             errors = message.get("error") or self._read_error()
             self.kill()
-            raise SandboxUnavailable(f"isolation could not be set up: {errors}; `toolcell doctor` says how to get it")
+            raise SandboxUnavailable(f"isolation could not be set up: {errors}")
         return message
 
     def _read_error(self) -> str:
         """Read what the process or the dynamic loader wrote before it died."""
         assert self._process.stderr is not None
-        ready, _, _ = select.select([self._process.stderr], [], [], 1.0)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        ready, _, _ = select.select([self._process.stderr], [], [], 0)
         text = os.read(self._process.stderr.fileno(), 4096).decode("utf-8", "replace").strip() if ready else ""
         return text or f"the zygote ended with status {self._process.poll()} before it was ready"
+
+    def send_first(self, data: bytes) -> None:
+        """Send what it needs before it is ready. If it is gone already, `wait_ready` says why.
+
+        Raises:
+            SandboxUnavailable: it could not be sent; nothing of it is left.
+        """
+        try:
+            self._control.send(data)
+        except OSError as exc:
+            if exc.errno not in GONE:
+                self.kill()
+                raise SandboxUnavailable(f"the zygote did not take its settings: {exc}") from exc
 
     # Reports
 
@@ -119,6 +134,8 @@ class ZygoteHandle(ABC, Generic[Child]):
                 continue
             except MemoryError:  # raised before anything was received
                 await anyio.sleep(POLL_S)
+                continue
+            except ConnectionResetError:  # it ended with something unread; what it had sent comes next
                 continue
             except OSError as exc:
                 if exc.errno not in (errno.ENOMEM, errno.ENOBUFS):
