@@ -28,7 +28,7 @@ EXAMPLES: Final[dict[str, tuple[Any, ...]]] = {
         {"type": "ValueError", "message": "no", "line": 1},
         {"wall_s": 1.0, "cpu_s": 1.0, "start_s": 0.1, "peak_memory_bytes": 1}, [1, 0], {},
     ),
-    records.WITNESSED: ("file:heads", "chain", 5, b"digest", "", {}),
+    "witnessed": ("file:heads", "chain", 5, b"digest", "", {}),
     records.KEY_CHANGED: ("old", "new", "ed25519", "", {}),
     records.REDACTED: ("chain", 5, "id", b"digest", b"digest", ["source"], "ada", "asked", {}),
     "held": ("chain", 5, "id", True, "ada", "a claim", {}),

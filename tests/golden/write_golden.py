@@ -188,8 +188,7 @@ def write_audit(known: dict[str, Any]) -> None:
     with SyncRuntime(Ledger().registry, audit=audit_log(config=small), pool=PoolConfig(warm=0)) as opened:
         for number in range(6):
             opened.execute_code(f"print({number})\n" + "#" * 1500, context=RunContext(run_id=f"old-{number}"))
-    log = audit_log(witnesses=[f"file:{FILES / 'witness' / 'heads.jsonl'}"])
-    with SyncRuntime(Ledger().registry, audit=log, pool=PoolConfig(warm=0)) as opened:
+    with SyncRuntime(Ledger().registry, audit=audit_log(), pool=PoolConfig(warm=0)) as opened:
         for name in ("recorded", "redacted", "held"):
             known[f"value of {name}"] = opened.execute_code(RECORDED, context=RunContext(run_id=name)).value
         dry = opened.execute_code(DRAFTED, dry_run=True, context=RunContext(run_id="dry"))
@@ -225,7 +224,6 @@ KILLED = ("in_doubt", "interrupted", "session_under_way", "half_commit", "map", 
 def main() -> None:
     shutil.rmtree(FILES, ignore_errors=True)
     KEYS.mkdir(parents=True)
-    (FILES / "witness").mkdir()
     (KEYS / "signing").touch(mode=0o600)
     (KEYS / "signing").write_text(HmacKey.generate().to_text())
     known: dict[str, Any] = {"written": time.time()}

@@ -9,15 +9,15 @@ from toolcell.support.lazy import lazy_names
 
 __all__ = [
     "ABORTED", "BROKEN", "LOG_FILE", "MISSING_CALL", "TRUSTS", "TRUST_TEXTS", "UNFINISHED", "UNSIGNED", "UNVERIFIED",
-    "VERIFIED", "WHERE_KEYS_ARE", "AuditConfig", "AuditEvent", "AuditLog", "BadInput", "Ed25519Signer", "FileWitness",
-    "Filter", "HmacKey", "Index", "Match", "Place", "ReceiptCheck", "RecordedCall", "RecordedRun", "Recorder",
+    "VERIFIED", "WHERE_KEYS_ARE", "AuditConfig", "AuditEvent", "AuditLog", "BadInput", "Ed25519Signer",
+    "Filter", "Head", "HmacKey", "Index", "Match", "Place", "ReceiptCheck", "RecordedCall", "RecordedRun", "Recorder",
     "Replay", "Report", "RunChange", "RunSummary", "Searched", "ShownCall", "ShownLine", "Signer", "Sink", "SpanSink",
-    "ToolContent", "Verifier", "Witness", "begun_segments", "chain_directories", "compare_runs", "default_key_path",
+    "ToolContent", "Verifier", "begun_segments", "chain_directories", "compare_runs", "default_key_path",
     "end_ns", "expired_segments", "exporting_sink", "json_line", "jsonable", "key_ranges", "lines_of", "load_heads",
     "load_signer", "load_verifier", "read_log_id", "receipt", "replay", "retired_keys", "runtime_options",
     "save_private", "saved_heads", "script_calls", "search", "shown_calls", "shown_facts", "shown_files",
     "shown_lines", "shown_output", "shown_results", "shown_text", "time_of", "to_html", "tool_table",
-    "unreadable_line", "verify", "visible", "witness_of",
+    "unreadable_line", "verify", "visible",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -64,12 +64,10 @@ if TYPE_CHECKING:
     from toolcell.audit.retention import expired_segments
     from toolcell.audit.run_diff import RunChange, compare_runs
     from toolcell.audit.run_record import ABORTED
-    from toolcell.audit.signatures import load_heads, saved_heads
+    from toolcell.audit.signatures import Head, load_heads, saved_heads
     from toolcell.audit.sinks import AuditEvent, Sink
     from toolcell.audit.text_search import Match, Searched, search
     from toolcell.audit.verification import Report, verify
-    from toolcell.audit.witness import FileWitness, Witness
-    from toolcell.audit.witness_places import witness_of
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -98,11 +96,9 @@ else:
             "toolcell.audit.retention": "expired_segments",
             "toolcell.audit.run_diff": "RunChange compare_runs",
             "toolcell.audit.run_record": "ABORTED",
-            "toolcell.audit.signatures": "load_heads saved_heads",
+            "toolcell.audit.signatures": "Head load_heads saved_heads",
             "toolcell.audit.sinks": "AuditEvent Sink",
             "toolcell.audit.text_search": "Match Searched search",
             "toolcell.audit.verification": "Report verify",
-            "toolcell.audit.witness": "FileWitness Witness",
-            "toolcell.audit.witness_places": "witness_of",
         },
     )

@@ -98,10 +98,6 @@ class ChainCheck:
     """Seq of each redacted record to the digest of what was there, and of what is left."""
     redactions: list[tuple[int, int, Mapping[str, Any]]] = field(default_factory=list)
     """What this chain says of redactions: seq, time and fields of each record of one."""
-    witnessed: list[tuple[int, str, str, int]] = field(default_factory=list)
-    """What this chain says of its witnesses: seq of the record, the witness, and chain and seq of the head it kept."""
-    checkpoint_hashes: dict[int, bytes] = field(default_factory=dict)
-    """Seq to hash, of all checkpoints: heads are made of them."""
     prunings: dict[str, int] = field(default_factory=dict)
     """Chain to the last segment that a signed record of this chain says retention removed from it."""
     watched: dict[int, bytes | None] = field(default_factory=dict)
@@ -224,9 +220,6 @@ class ChainCheck:
         self._unsigned_bytes += len(record.content)
         if self._unsigned > MAX_UNSIGNED or self._unsigned_bytes > MAX_UNSIGNED_BYTES:
             self.passed_over += 1
-        elif record.kind == records.WITNESSED and not record.fields["problem"]:
-            kept = (record.fields["witness"], record.fields["chain"], record.fields["seq"])
-            self.witnessed.append((record.seq, *kept))
         elif record.kind == records.REDACTED:
             self.redactions.append((record.seq, record.at_ns, record.fields))
         elif record.kind == records.OPENED:
@@ -279,7 +272,6 @@ class ChainCheck:
     def _check_signature(self, record: Record, piece: Frame) -> None:
         reason, key, signature = (record.fields[name] for name in ("reason", "key", "signature"))
         self.checkpoints += 1
-        self.checkpoint_hashes[record.seq] = piece.record_hash
         self.last_reason, self._rotated_in = reason, self.segment
         verifier = self.verifiers.get(key)
         if verifier is None:
@@ -377,7 +369,7 @@ class ChainCheck:
             self.find(CUT_OFF, f"segment {self.segment + 1} is not there", segment=self.segment + 1)
 
 
-_ABOUT_LOG: Final = frozenset({records.WITNESSED, records.REDACTED, records.OPENED})
+_ABOUT_LOG: Final = frozenset({records.REDACTED, records.OPENED})
 
 
 def _parse(body: bytes) -> Record | None:

@@ -53,9 +53,6 @@ class AuditConfig(SettingsModel):
     checkpoint_records: int = setting(default=5000, gt=0)
     """A record is signed after at most this many further records."""
 
-    require_witness: bool = False
-    """Take no records while a witness of the log has not kept its last head. Otherwise the failure is only recorded."""
-
     segment_bytes: int = setting(default=16 * MIB, ge=4 * KIB, le=1024 * MIB)
     """A larger segment is closed, and the next one is created."""
 

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -25,8 +25,6 @@ from toolcell.audit.pruning import Pruner
 from toolcell.audit.redact import Redactor
 from toolcell.audit.signatures import Head, default_heads_dir, known_heads, save_head
 from toolcell.audit.sinks import Sink, call_sinks
-from toolcell.audit.witness import Witness, WitnessFailed
-from toolcell.audit.witnessing import Witnessing
 from toolcell.audit.writer import ChainWriter, sync
 from toolcell.errors import AuditError, UsageError
 from toolcell.support import daemon_threads, packing
@@ -54,6 +52,9 @@ class AuditLog:
     """An append-only, hash-chained, signed log in a directory. A `Runtime` opens its log; elsewhere use `with`.
 
     Safe in several threads. Several processes may share a directory: each writes its own chain.
+
+    `on_checkpoint` gets each signed head, in the thread that signs, soon after the records that it covers are on disk:
+    give it to a place that whoever can write here cannot change. An exception of it is logged.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class AuditLog:
         secrets: Mapping[str, str] | Iterable[str] = (),
         sinks: Iterable[Sink] = (),
         heads: str | os.PathLike[str] | None = None,
-        witnesses: Iterable[Witness | str] = (),
+        on_checkpoint: Callable[[Head], object] | None = None,
     ) -> None:
         if not os.fspath(directory):
             raise UsageError(
@@ -82,7 +83,7 @@ class AuditLog:
         self._max_segment_bytes = self.config.segment_bytes
         self._is_always_synced = self.config.fsync == "always"
         self._key = key
-        self._witnessing = Witnessing(witnesses, self.config.require_witness, self.directory)
+        self._on_checkpoint = on_checkpoint
         self._sinks = tuple(sinks)
         self._lock = threading.Lock()
         self._signer: Signer | None = None
@@ -116,29 +117,14 @@ class AuditLog:
         self._signer = signer_of(self._key, self.directory)
         log = create_log(self.directory)
         self._chain = ChainWriter.open(self.directory, log, self._signer, known_heads(log, self.heads))
-        self._pruner = Pruner(self._chain, self.config, self._signer, announce=self._witnessing.announce)
+        self._pruner = Pruner(self._chain, self.config, self._signer)
         self._is_closing.clear()
         self._failure = None
         self.shared_digests.clear()
         _open_logs.add(self)
         self._is_signing_awake = True
-        if self._witnessing.is_required:
-            self._require_witness()
         self._signing_thread = daemon_threads.start(self._sign_until_closed, name="toolcell-audit")
         return self
-
-    def _require_witness(self) -> None:
-        """Show the witnesses the first head, so that a log that nobody witnesses is never used."""
-        chain = self._writable()
-        try:
-            self._checkpoint(chain, "asked")
-            self._witnessing.push(self._head(chain))
-            if (problem := self._witnessing.problem) is not None:
-                raise problem
-        except BaseException:
-            self._chain, self._why_closed = None, "it was not witnessed"
-            chain.release()
-            raise
 
     def _detach_after_fork(self) -> None:
         """Stop writing, in a forked child: the chain is the parent's, and another thread may have held our lock."""
@@ -161,10 +147,10 @@ class AuditLog:
         try:
             with self._lock:
                 self._chain, self._why_closed = None, "it is closed"
-                self._checkpoint(chain, "closed")
+                chain.checkpoint("closed")
                 if self.config.fsync != "never":
                     chain.sync()
-            self._save_head(chain)
+            self._publish_last(chain)
         finally:
             chain.release()
             self._sync_old()
@@ -259,42 +245,32 @@ class AuditLog:
         """
         with self._lock:
             chain = self._writable()
-            self._checkpoint(chain, "asked")
+            chain.checkpoint("asked")
             head = self._head(chain)
             if self.config.fsync != "never":
                 chain.sync()
         self._publish(head)
         return head
 
-    def _checkpoint(self, chain: ChainWriter, reason: str) -> None:
-        """Record which earlier heads reached whom, and sign everything written so far."""
-        for note in self._witnessing.take_notes():
-            chain.append(records.WITNESSED, 0, note)
-        chain.checkpoint(reason)
-
     def _publish(self, head: Head) -> None:
-        """Save a head on this machine, and push it to the witnesses."""
+        """Save a head on this machine, and give it to the caller."""
         with suppress(OSError):
             save_head(self.heads, head)
-        self._witnessing.push(head)
-        self._obey_witnesses()
-
-    def _obey_witnesses(self) -> None:
-        """Take no records, or take them again, if the witnesses are required."""
-        if self._failure is None or isinstance(self._failure, WitnessFailed):
-            self._failure = self._witnessing.problem
+        if self._on_checkpoint is not None:
+            try:
+                self._on_checkpoint(head)
+            except Exception:
+                logger.exception("a head of the audit log did not reach on_checkpoint")
 
     def _head(self, chain: ChainWriter) -> Head:
         assert self._signer is not None
         return Head.sign(chain.log, chain.name, chain.seq, chain.last_hash, time.time_ns(), self._signer)
 
-    def _save_head(self, chain: ChainWriter) -> None:
+    def _publish_last(self, chain: ChainWriter) -> None:
         try:
-            head = self._head(chain)
-            self._witnessing.push(head)
-            save_head(self.heads, head)
-        except (OSError, SigningFailed) as exc:
-            logger.warning("the head of the audit log could not be kept in %s: %s", self.heads, exc)
+            self._publish(self._head(chain))
+        except SigningFailed as exc:
+            logger.warning("the last head of the audit log %s was not signed: %s", self.directory, exc)
 
     def _sign_until_closed(self) -> None:
         """Sign new records soon after they were written. The signing thread runs this."""
@@ -312,7 +288,7 @@ class AuditLog:
     def _can_sleep(self, chain: ChainWriter) -> bool:
         """True when no record came for a while. Then the next record wakes the signing thread."""
         with self._lock:
-            self._is_signing_awake = chain.unsigned_records > 0 or self._witnessing.is_behind
+            self._is_signing_awake = chain.unsigned_records > 0
             return not self._is_signing_awake
 
     def _wait_until_due(self, chain: ChainWriter) -> None:
@@ -329,7 +305,7 @@ class AuditLog:
             with self._lock:
                 is_new = chain.unsigned_records > 0
                 if is_new:
-                    self._checkpoint(chain, "time" if chain.unsigned_records < self._max_unsigned else "records")
+                    chain.checkpoint("time" if chain.unsigned_records < self._max_unsigned else "records")
                     head, newest = self._head(chain), chain.duplicate()
         except Exception as exc:  # a full disk or an unreachable key; both may be temporary
             logger.warning("the audit log could not be signed: %s", exc)
@@ -338,8 +314,6 @@ class AuditLog:
             self._is_closing.wait(self.config.checkpoint_s)
             return
         if not is_new:
-            self._witnessing.push_again()
-            self._obey_witnesses()
             return
         was_rotated = bool(self._to_sync)
         try:
@@ -379,8 +353,7 @@ class AuditLog:
                 if idle:
                     self._idle_pruned_s = time.monotonic()
                     of_log = (self.directory, chain.log, chain.name, self.config, signer)
-                    announce = self._witnessing.announce
-                    count += retention.prune_idle(*of_log, chain.append, self._lock, announce)
+                    count += retention.prune_idle(*of_log, chain.append, self._lock)
         except Exception as exc:  # the files may be damaged, or the key unreachable
             logger.warning("old segments of the audit log %s could not be removed: %s", self.directory, exc)
             return 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,8 @@ from toolcell.audit.chain_check import ChainCheck
 from toolcell.audit.config import AuditConfig
 from toolcell.audit.format import PRUNE_FILE, chain_directories, json_bytes, read_segment_file, segment_files
 from toolcell.audit.keys import Signer, Verifier, by_id
-from toolcell.audit.signatures import Head, PruneRecord, read_prune_record
+from toolcell.audit.signatures import PruneRecord, read_prune_record
 from toolcell.audit.tail import end_of_segment
-from toolcell.audit.timestamp_witness import forget_tokens
 from toolcell.audit.verification import check_chain, signed_redactions
 from toolcell.errors import AuditError
 from toolcell.support.atomic import write_file
@@ -75,14 +74,6 @@ class PrunableChain(Protocol):
         ...
 
 
-Announce = Callable[[Head], None]
-"""Shows the witnesses a head; raises if one of them does not keep it."""
-
-
-def nobody(head: Head) -> None:
-    """There is no witness."""
-
-
 class Pruner:
     """Removes expired segments of a chain. Each segment is read and verified once."""
 
@@ -92,13 +83,11 @@ class Pruner:
         config: AuditConfig,
         signer: Signer | None,
         keys: Iterable[Verifier] = (),
-        announce: Announce = nobody,
     ) -> None:
         """`signer` is None where nothing is to be removed; `keys` are those that the log may be signed with, too."""
         self._chain = chain
         self._config = config
         self._signer = signer
-        self._announce = announce
         self._keys = by_id((*keys, *((signer,) if signer is not None else ())))
         self._check: ChainCheck | None = None
         """The check of everything up to the last segment of `_closed`."""
@@ -107,11 +96,11 @@ class Pruner:
     def prune(self, lock: AbstractContextManager[object]) -> int:
         """Remove the segments that have expired; return how many. Takes `lock` to write the record of it.
 
-        The witnesses are told first; then come the prune record, the log's own record of it, and only then are files
-        removed. If this is cut short, the next pruning removes the files that are left.
+        The prune record comes first, then the log's own record of it, and only then are files removed. If this is cut
+        short, the next pruning removes the files that are left.
 
         Raises:
-            AuditError: the prune record is damaged or forged, a segment cannot be read, or a witness was not told.
+            AuditError: the prune record is damaged or forged, or a segment cannot be read.
         """
         signer, chain = self._signer, self._chain
         assert signer is not None
@@ -125,7 +114,6 @@ class Pruner:
             return 0
         count = len(removed)
         made = self._make_record(removed, before, signer)
-        self._announce(Head.sign(made.log, made.chain, made.seq, made.record_hash, made.at_ns, signer))
         self._closed = self._closed[count:]
         write_file(chain.path / PRUNE_FILE, json_bytes(made.to_dict()))
         reason = "size" if self._config.keep_bytes is not None else "age"
@@ -133,10 +121,6 @@ class Pruner:
             found: tuple[object, ...] = (removed[0].number, made.last_segment, made.seq, made.record_hash, reason, {})
             chain.append(records.PRUNED, 0, found)
         _remove(files, made.last_segment)
-        try:
-            forget_tokens(chain.path.parent, chain.log, chain.name, made.seq)
-        except OSError as exc:
-            logger.warning("the time stamps of what retention removed from chain %s are kept: %s", chain.name, exc)
         return count
 
     def expired(self) -> list[ClosedSegment]:

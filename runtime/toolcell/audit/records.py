@@ -28,7 +28,6 @@ CALL_STARTED = "call_started"
 CALL_ENDED = "call_ended"
 RUN_ENDED = "run_ended"
 REDACTED = "redacted"
-WITNESSED = "witnessed"
 KEY_CHANGED = "key_changed"
 
 FIELDS: Final = {kind: tuple(shapes) for kind, shapes in SHAPES.items()}

@@ -12,7 +12,7 @@ from typing import Any
 from toolcell.audit.config import AuditConfig
 from toolcell.audit.format import LOCK_FILE, chain_directories, read_log_id, segment_files
 from toolcell.audit.keys import Signer, Verifier
-from toolcell.audit.pruning import Announce, ClosedSegment, Pruner
+from toolcell.audit.pruning import ClosedSegment, Pruner
 from toolcell.errors import AuditError
 from toolcell.support.file_lock import take_lock
 from toolcell.support.log import logger_of
@@ -58,7 +58,6 @@ def prune_idle(
     signer: Signer,
     record: Callable[[str, int, tuple[Any, ...]], int],
     lock: AbstractContextManager[object],
-    announce: Announce,
 ) -> int:
     """Remove expired segments of every chain but our `own` that no process writes; return how many.
 
@@ -75,7 +74,7 @@ def prune_idle(
             if (held := take_lock(path / LOCK_FILE)) is None:
                 continue
             chain = _idle_chain(path, log, record)
-            removed += Pruner(chain, config, signer, announce=announce).prune(lock) if chain is not None else 0
+            removed += Pruner(chain, config, signer).prune(lock) if chain is not None else 0
         except (AuditError, OSError) as exc:
             logger.warning("old segments of chain %s of the audit log could not be removed: %s", path.name, exc)
         finally:

@@ -173,8 +173,8 @@ SHAPES: Final[dict[str, dict[str, Shape]]] = {
 }  # fmt: skip
 """Kind of a record to its fields, in order, with their shapes. The names are part of the format, and so is the order: a
 record has the number of its kind here, and its fields without their names. New kinds and new fields go to the end; a
-reader gives None to fields that are missing. `redacted` and `held` are no longer written, only read: logs that have
-them, as in `tests/golden`, still verify.
+reader gives None to fields that are missing. `redacted`, `held` and `witnessed` are no longer written, only read:
+logs that have them, as in `tests/golden`, still verify.
 
 `tools` and `terms` (the run settings: limits, policy, isolation) are the same for many runs, so each is recorded once
 per segment, and a run names its digest. `left` lists the chains that the writer found and did not continue, each as

@@ -23,9 +23,6 @@ from toolcell.audit.format import (
 )
 from toolcell.audit.keys import Verifier, by_id
 from toolcell.audit.signatures import Head, PruneRecord, read_prune_record, saved_heads
-from toolcell.audit.timestamp_witness import TimestampWitness, check_tokens
-from toolcell.audit.witness import Witness, longest_heads
-from toolcell.audit.witness_check import check_witness
 from toolcell.errors import AuditError
 from toolcell.support.file_lock import is_locked
 
@@ -113,15 +110,14 @@ def verify(
     verifiers: Iterable[Verifier],
     *,
     heads: Iterable[Head] | None = None,
-    witnesses: Iterable[Witness] = (),
     strict: bool = False,
     on_bytes: Callable[[int], object] = ignored,
 ) -> Report:
     """Check a whole log with the keys it may be signed with.
 
     `heads` give the length that its chains had; the default is the heads that its writer saved on this machine. With
-    `strict`, a chain that its writer did not close is a finding instead of a note. Each of the `witnesses` must know
-    the log, and all that the log says it was shown. `on_bytes` is told the size of each segment that was checked.
+    `strict`, a chain that its writer did not close is a finding instead of a note. `on_bytes` is
+    told the size of each segment that was checked.
 
     Raises:
         AuditError: there is no log in `directory`, or it cannot be read.
@@ -129,8 +125,6 @@ def verify(
     keys = by_id(verifiers)
     report = Report(read_log_id(Path(directory)))
     wanted = list(saved_heads(report.log) if heads is None else heads)
-    asked = list(witnesses)
-    wanted += [head for witness in asked for head in longest_heads(witness.heads(report.log), report.log)]
     checks: dict[str, ChainCheck] = {}
     for path in chain_directories(Path(directory)):
         own = [head for head in wanted if head.chain == path.name]
@@ -142,10 +136,6 @@ def verify(
     _compare_prunings(Path(directory), checks)
     for name, check in checks.items():
         _add_chain(report, Path(directory) / name, check, strict)
-    for witness in asked:  # again: heads that the log says were kept may have been kept only just now
-        report.findings += check_witness(witness.name, witness.heads(report.log), report.log, checks, keys)
-        if isinstance(witness, TimestampWitness):
-            report.findings += check_tokens(witness, report.log)
     report.findings += _check_presence(report.log, wanted, checks)
     if not checks:
         report.notes.append("there is no chain in it")

@@ -25,7 +25,6 @@ from toolcell.audit import (
     save_private,
     saved_heads,
     verify,
-    witness_of,
 )
 from toolcell.cli import audit_terminal, exits
 from toolcell.cli.audit_terminal import (
@@ -57,10 +56,6 @@ def check(
     head: Annotated[
         list[Path] | None, typer.Option("--head", metavar="FILE", help="A head that was kept elsewhere; repeatable.")
     ] = None,
-    witness: Annotated[
-        list[str] | None,
-        typer.Option("--witness", metavar="PLACE", help="Ask this witness: file:PATH or rfc3161:URL#PEM."),
-    ] = None,
     write_head: Annotated[
         Path | None, typer.Option("--write-head", metavar="FILE", help="Write the heads that this machine knows.")
     ] = None,
@@ -73,7 +68,7 @@ def check(
     """Check that a log or a receipt was not changed. Exits with 5 if it was.
 
     Finds edits, deletions, reorderings, copies, swapped segments and wrong keys; an end that was cut off against the
-    heads that this machine, --head or --witness knows. Exits with 2 when there was nothing to check, or no key to
+    heads that this machine or --head knows. Exits with 2 when there was nothing to check, or no key to
     check it with.
     """
     path = target or default_directory()
@@ -88,8 +83,7 @@ def check(
             audit_terminal.show_receipt_check(checked, stdout())
         raise typer.Exit(status_of(checked))
     known = [each for path in head for each in load_heads(path)] if head else None
-    witnesses = [witness_of(place, path) for place in witness or ()]
-    report = verify(path, verifiers, heads=known, witnesses=witnesses, strict=strict)
+    report = verify(path, verifiers, heads=known, strict=strict)
     if as_json:
         print_json(report.to_dict())
     else:
@@ -166,10 +160,6 @@ def prune(
     keep_bytes: Annotated[
         int | None, typer.Option("--keep-bytes", metavar="N", min=0, help="Keep at most this many bytes per chain.")
     ] = None,
-    witness: Annotated[
-        list[str] | None,
-        typer.Option("--witness", metavar="PLACE", help="Tell this witness first; if it fails, nothing is removed."),
-    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     sign_with: SignWith = None,
     key: KeyFiles = None,
@@ -187,7 +177,7 @@ def prune(
     keys = [*known_keys(key), *(known_keys([sign_with]) if sign_with is not None else ())]
     expired = [*expired_segments(path, config, keys)]
     if not dry_run and expired:
-        with AuditLog(path, key=sign_with, config=config, witnesses=witness or ()) as log:
+        with AuditLog(path, key=sign_with, config=config) as log:
             log.prune()
         left = {(each.chain, each.segment.number) for each in expired_segments(path, config, keys)}
         expired = [each for each in expired if (each.chain, each.segment.number) not in left]

@@ -60,7 +60,7 @@ class _Warnings(logging.Handler):
 
 @contextlib.contextmanager
 def showing_warnings() -> Iterator[None]:
-    """Show warnings: of a witness that cannot be reached, of the scheduler, of tools that an MCP server lost."""
+    """Show warnings: of an audit log that cannot be signed, of the scheduler, of tools that an MCP server lost."""
     handler = _Warnings(logging.WARNING)
     loggers = [logging.getLogger(f"toolcell.{name}") for name in ("audit", "mcp", "schedule")]
     for logger in loggers:

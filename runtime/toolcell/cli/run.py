@@ -138,13 +138,6 @@ class RuntimeFlags:
     audit: Annotated[
         str | None, typer.Option("--audit", metavar="DIR", help="Record the run in the audit log in this directory.")
     ] = None
-    witness: Annotated[
-        list[str] | None,
-        typer.Option("--witness", metavar="PLACE", help="Send the log's heads to file:PATH or rfc3161:URL#PEM."),
-    ] = None
-    require_witness: Annotated[
-        bool, typer.Option("--require-witness", help="Run nothing while a witness does not accept them.")
-    ] = False
     otel: Annotated[
         Literal["otlp", "console"] | None,
         typer.Option("--otel", help="Export OpenTelemetry spans; OTEL_ variables configure otlp."),
@@ -179,15 +172,13 @@ class RuntimeFlags:
 
     def _audit_log(self) -> Any:
         folder = audit_folder(self.audit)
-        if not (self.witness or self.require_witness or self.otel):
+        if self.otel is None:
             return folder
-        if folder is None or (self.require_witness and not self.witness):
-            raise UsageError("--witness and --otel need --audit DIR, and --require-witness needs --witness")
-        from toolcell.audit import AuditConfig, AuditLog, exporting_sink
+        if folder is None:
+            raise UsageError("--otel needs --audit DIR")
+        from toolcell.audit import AuditLog, exporting_sink
 
-        sinks = [exporting_sink(self.otel)] if self.otel else []
-        config = AuditConfig(require_witness=self.require_witness)
-        return AuditLog(folder, config=config, witnesses=self.witness or (), sinks=sinks)
+        return AuditLog(folder, sinks=[exporting_sink(self.otel)])
 
     def _backend(self, options: dict[str, Any]) -> Any:
         if self.image is None and self.runtime is None and self.mode is None:
