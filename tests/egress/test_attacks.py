@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import json
 import random
@@ -176,11 +177,78 @@ async def test_headers_that_would_make_it_another_request_are_refused(what: str)
     assert site.requests == []
 
 
+SECOND_PLACES = (
+    "x-amz-copy-source", "x-goog-copy-source", "x-ms-copy-source", "x-amz-website-redirect-location",
+    "X-HTTP-Method-Override", "X.HTTP.Method.Override", "X-Method-Override", "X-HTTP-Verb", "X-Original-Method",
+    "X-Original-URL", "X-Original-URI", "X-Original-Path", "X-Original-Host", "X-Rewrite-URL", "X-Rewrite-Path",
+    "X-Envoy-Original-Path", "X-Envoy-Original-Method", "x-matched-path", "x-invoke-path", "x-invoke-query",
+    "x-middleware-rewrite", "x-now-route-matches", "X-Override-URL", "X-HTTP-Host", "X-HTTP-Host-Override", "X-Host",
+    "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Path", "X-Forwarded-Prefix", "X-Forwarded-Proto",
+    "X-Forwarded-Server", "X-Forwarded-Uri", "X-Real-IP", "True-Client-IP", "CF-Connecting-IP", "Client-IP", "Via",
+    "Forwarded", "X-ProxyUser-Ip", "X-Remote-User", "X-SSL-Client-Cert", "X-Accel-Redirect", "X-Sendfile", "SOAPAction",
+    "Surrogate-Capability", "Base-Url", "X-Tenant",
+)  # fmt: skip
+"""Headers by which some server takes a second URL, another method or another sender, and one that only a rule knows."""
+
+
+async def test_headers_that_are_not_ordinary_are_sent_only_where_a_rule_names_them() -> None:
+    async with serve({}) as site, door(of(site, methods="*")) as run:
+        url = site.url(host="127.0.0.1")
+        spellings = [each for name in SECOND_PLACES for each in (name, name.replace("-", "_"), name.upper())]
+        refused = {name: await run.send(url, "PUT", [[name, "/x"]]) for name in spellings}
+
+    assert {name for name, result in refused.items() if code_of(result) != REFUSED} == set()
+    assert site.requests == []
+    error = refused["X-Tenant"].error
+    assert error is not None and 'headers=["X-Tenant"]' in error.message and "+X-Tenant" in error.message
+
+    named = of(site, methods="*", headers=["X-Tenant", "x_acme_*"])
+    async with serve({}) as site, door(dataclasses.replace(named, ports=[site.port])) as run:
+        sent = {
+            name: code_of(await run.send(site.url(host="127.0.0.1"), "PUT", [[name, "/x"]]))
+            for name in ("X-Tenant", "x_tenant", "X-Acme-Team", "X-Acme", "X-Tenants")
+        }
+    assert sent == {
+        **dict.fromkeys(("X-Tenant", "x_tenant", "X-Acme-Team"), "sent"),
+        **dict.fromkeys(("X-Acme", "X-Tenants"), REFUSED),
+    }
+
+
+def test_headers_of_the_connection_cannot_be_allowed() -> None:
+    for name in (
+        "Host",
+        "Content_Length",
+        "Transfer-Encoding",
+        "Upgrade",
+        "Proxy-Authorization",
+        "Connection",
+        "*",
+        "",
+    ):
+        with pytest.raises(UsageError, match="headers"):
+            Allow("api.example.com", headers=[name])
+    assert Allow.parse("GET,PUT example.com:8443/files/* +X-Tenant") == Allow(
+        "example.com", methods=("GET", "PUT"), paths=("/files/*",), ports=(8443,), headers=["x-tenant"]
+    )
+
+
+async def test_a_path_with_an_encoded_sign_is_allowed_only_if_all_its_readings_are() -> None:
+    async with serve({}) as site, door(of(site, paths=["/*/public"])) as run:
+        paths = ("/a/public", "/admin%3f/public", "/admin%3F/public", "/admin%253f/public", "/admin%23/public",
+                 "/admin%3b/public", "/admin%2f..%2f..%2fpublic", "/admin%00/public")  # fmt: skip
+        sent = [path for path in paths if code_of(await run.send(f"http://127.0.0.1:{site.port}{path}")) == "sent"]
+
+    assert sent == ["/a/public", "/admin%3b/public"]  # without what follows the semicolon, the path is the same
+    assert [path.lower() for path in site.paths] == sent
+
+
 async def test_a_query_does_not_ask_for_another_method() -> None:
     async with serve({}) as site, door(of(site)) as run:
         assert code_of(await run.send(site.url("/?a=1&_method=DELETE", "127.0.0.1"), "POST")) == REFUSED
         assert code_of(await run.send(site.url("/?a=1;%5fmethod=%20delete", "127.0.0.1"), "POST")) == REFUSED
         assert code_of(await run.send(site.url("/?_method=post", "127.0.0.1"), "POST")) == "sent"
+        for name in ("$httpMethod", "%24httpMethod", "X-HTTP-Method", "x.http.method.override", "X-Method-Override"):
+            assert (name, code_of(await run.send(site.url(f"/?{name}=DELETE", "127.0.0.1"), "POST"))) == (name, REFUSED)
 
 
 FORMS = {
@@ -439,7 +507,7 @@ async def test_a_secret_that_is_echoed_is_taken_out_of_the_body(how: str, coding
 
 async def test_parts_of_an_answer_are_not_asked_for_where_secrets_are_in_play() -> None:
     names = "Range", "if-range", "Request-Range", "x_ms_range"
-    asked = [["X-A", "1"], *([name, "bytes=0-3"] for name in names)]
+    asked = [["X-Request-ID", "1"], *([name, "bytes=0-3"] for name in names)]
     async with serve({}) as site:
         async with door(of(site, secrets={"Authorization": "{TOKEN}"}), secrets={"TOKEN": TOKEN}) as run:
             assert code_of(await run.send(site.url(host="127.0.0.1"), "GET", asked)) == "sent"
@@ -447,7 +515,7 @@ async def test_parts_of_an_answer_are_not_asked_for_where_secrets_are_in_play() 
             assert code_of(await run.send(site.url(host="127.0.0.1"), "GET", asked)) == "sent"
 
     with_secrets, without = (request.lower() for request in site.requests)
-    assert "range" not in with_secrets and "x-a: 1" in with_secrets
+    assert "range" not in with_secrets and "x-request-id: 1" in with_secrets
     assert "range: bytes=0-3" in without and "if-range" in without
 
 
@@ -492,9 +560,9 @@ async def test_a_secret_in_headers_and_reason_is_taken_out() -> None:
         location = f"Location: https://evil.test/?t={quote(TOKEN, safe='')}"
         site.pages["/"] = page("", "text/plain", f"302 {TOKEN}", location, f"X-Sent: Bearer {TOKEN}", "key-1234: x")
         async with door(of(site, secrets=["TOKEN"]), secrets={"TOKEN": TOKEN, "KEY": "key-1234"}) as run:
-            answer = (await run.send(site.url(host="127.0.0.1"), headers=[["X-Key", "{TOKEN}"]])).value
+            answer = (await run.send(site.url(host="127.0.0.1"), headers=[["X-API-Key", "{TOKEN}"]])).value
 
-    assert f"X-Key: {TOKEN}" in site.requests[0]
+    assert f"X-API-Key: {TOKEN}" in site.requests[0]
     assert answer["reason"] == "{TOKEN}"
     headers = dict(answer["headers"])
     assert headers["{KEY}"] == "x"
@@ -564,7 +632,7 @@ async def test_a_placeholder_means_nothing_at_another_host() -> None:
         basic = base64.b64encode(b"me:{TOKEN}").decode()
         async with door(*rules, secrets={"TOKEN": TOKEN}) as run:
             for value in ("{TOKEN}", "Bearer {TOKEN}", f"Basic {basic}"):
-                for name in ("Authorization", "X-Key", "Cookie"):
+                for name in ("Authorization", "X-API-Key", "Cookie"):
                     if name == "Authorization" or "Basic" not in value:
                         result = await run.send(other.url(host="127.0.0.1"), headers=[[name, value]])
                         assert code_of(result) == REFUSED, (name, value)
@@ -642,7 +710,7 @@ async def test_a_secret_is_not_sent_in_clear() -> None:
     async with serve({}) as site:
         rule = Allow("127.0.0.1", ports=[site.port], secrets=["TOKEN"])
         async with door(rule, secrets={"TOKEN": TOKEN}) as run:
-            result = await run.send(site.url(host="127.0.0.1"), headers=[["X-Key", "{TOKEN}"]])
+            result = await run.send(site.url(host="127.0.0.1"), headers=[["X-API-Key", "{TOKEN}"]])
 
     assert code_of(result) == REFUSED
     assert site.requests == []

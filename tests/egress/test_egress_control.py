@@ -50,7 +50,7 @@ async def run(runtime: Runtime, site: Site, text: str, **options: Any) -> Execut
 
 THREE_AND_TWO = """
 got = [send(site + name)["body"].decode() for name in "abc"]
-sent = [send(site + name, "POST", [["X-A", "{TOKEN}"]], name.encode() * 3)["status"] for name in "de"]
+sent = [send(site + name, "POST", [["X-API-Key", "{TOKEN}"]], name.encode() * 3)["status"] for name in "de"]
 set_result([got, sent])
 """
 
@@ -68,11 +68,11 @@ async def test_a_draft_makes_the_reads_and_its_commit_sends_what_was_shown() -> 
     assert draft.value == [["a", "b", "c"], [202, 202]]
     assert before == ["/a", "/b", "/c"]
     assert shown == [
-        ("POST", site.url(f"/{name}", "127.0.0.1"), [["X-A", "{TOKEN}"]], name.encode() * 3) for name in "de"
+        ("POST", site.url(f"/{name}", "127.0.0.1"), [["X-API-Key", "{TOKEN}"]], name.encode() * 3) for name in "de"
     ]
     assert [row.status for row in result.effects] == ["made", "made"]
     assert again == [*before, "/d", "/e"]
-    assert all(f"X-A: {TOKEN}\r\n" in request for request in site.requests[3:])
+    assert all(f"X-API-Key: {TOKEN}\r\n" in request for request in site.requests[3:])
     assert TOKEN not in repr((draft, result))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import signal
 import sys
 import zipfile
@@ -560,11 +561,17 @@ set_result([problems, glob.glob("/tmp/*"), [path for path in sys.path if "packag
     assert "egress_bytes" in limited.error.message
 
 
-def test_wheels_that_nobody_has_read_are_in_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_wheels_that_nobody_has_read_are_in_one_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run = RunRequests(Limits())
     names = [run.keep_wheel(b"abcde", "digest") for _ in range(2)]
     assert [run.part_of_wheel(name, start, 3) for name in names for start in (0, 3)] == [b"abc", b"de"] * 2
     assert run.wheels == {}
+
+    before = len(os.listdir("/proc/self/fd"))
+    names = [run.keep_wheel(b"%d" % number, "digest") for number in range(200)]
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert [run.part_of_wheel(name, 0, 9) for name in reversed(names)] == [b"%d" % n for n in reversed(range(200))]
+    assert len(os.listdir("/proc/self/fd")) == before
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "full"))
     with pytest.raises(ToolError, match="cannot keep a wheel: No such file"):

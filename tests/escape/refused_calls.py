@@ -125,6 +125,7 @@ REFUSED: dict[str, tuple[int, ...]] = {
     "fremovexattr": (199, NO, BAD),
     "mknod of a device": (133, BAD, 0o020600, 0x103),
     "mknodat of a disk": (259, NO, BAD, 0o060600, 0x800),
+    "renameat2 that leaves a device behind": (316, NO, BAD, NO, BAD, 4),
     # identity
     "setuid": (105, NO),
     "setgid": (106, NO),

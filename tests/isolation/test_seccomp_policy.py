@@ -180,6 +180,10 @@ ARGUMENTS = [
     ("mknodat", [0, 0, 0o100600], True),
     ("mknodat", [0, 0, 0o020600], False),
     ("mknodat", [0, 0, 0o060600], False),
+    ("renameat2", [0, 0, 0, 0, 1], True),
+    ("renameat2", [0, 0, 0, 0, 2], True),
+    ("renameat2", [0, 0, 0, 0, 4], False),  # RENAME_WHITEOUT
+    ("renameat2", [0, 0, 0, 0, 1 << 32 | 5], False),
     ("getsockopt", [3, 1, 3], True),
     ("getsockopt", [3, 1, 77], False),  # SO_PEERPIDFD
     ("setsockopt", [3, 1, 7], True),

@@ -121,7 +121,7 @@ ALLOWED = (
         """read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 open openat openat2 creat close
         close_range lseek stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink
         readlinkat getdents getdents64 getcwd chdir fchdir mkdir mkdirat rmdir unlink unlinkat rename renameat
-        renameat2 link linkat symlink symlinkat truncate ftruncate fallocate chmod fchmod fchmodat fchmodat2 chown
+        link linkat symlink symlinkat truncate ftruncate fallocate chmod fchmod fchmodat fchmodat2 chown
         fchown lchown fchownat umask utime utimes futimesat utimensat dup dup2 dup3 pipe pipe2
         getxattr lgetxattr fgetxattr getxattrat listxattr llistxattr flistxattr listxattrat""",
     ),
@@ -228,6 +228,11 @@ RULES = (
         "prlimit64",
         "reading only: the host sets limits from outside, and nothing may race it",
         (Argument(2, (0,), _QUAD),),
+    ),
+    SyscallRule(
+        "renameat2",
+        "with RENAME_NOREPLACE or RENAME_EXCHANGE; RENAME_WHITEOUT leaves a character device behind",
+        (Argument(4, (0,), _WORD & ~0b11),),
     ),
     SyscallRule("mknod", "fifos and plain files, no devices", (Argument(1, _PLAIN_NODES, _S_IFMT),)),
     SyscallRule("mknodat", "fifos and plain files, no devices", (Argument(2, _PLAIN_NODES, _S_IFMT),)),

@@ -77,7 +77,7 @@ class Egress:
                     raise UsageError(f"secret {text!r:.100}: the environment variable {each} is not set")
                 values[each] = os.environ[each]
             for rule in found:
-                own = {**rule.headers, name.strip(): template.strip()}
+                own = {**rule.added_headers, name.strip(): template.strip()}
                 rules[rules.index(rule)] = dataclasses.replace(rule, secrets=own)
         return cls(*rules, secrets=values, packages=packages)
 

@@ -14,12 +14,15 @@ import anyio.lowlevel
 
 from toolcell.egress.answers import Inflater
 from toolcell.egress.failures import refused
-from toolcell.egress.request import HttpRequest, header_key
+from toolcell.egress.request import HttpRequest
+from toolcell.egress.rules import header_key
 from toolcell.egress.urls import Target, parse_url
 from toolcell.errors import ToolError
 from toolcell.tools import Upload
 
-PARAMETER_OVERRIDES: Final = frozenset({"_method", "_httpmethod", "x-http-method-override"})
+PARAMETER_OVERRIDES: Final = frozenset({
+    "$httpmethod", "$method", "_httpmethod", "_method", "x-http-method", "x-http-method-override", "x-method-override",
+})  # fmt: skip
 """Some frameworks take the method from these, in a query, a form or JSON."""
 
 PLAIN_CHARSETS: Final = re.compile(r"utf-?8|(us-)?ascii|iso-?8859-\d+|latin-?1|windows-125\d")
@@ -38,11 +41,11 @@ NAME_BYTES: Final = 512
 def _spelled(name: str, escaped: str) -> str:
     """Return the pattern of a name in small letters. `escaped`: how each may be escaped, with its code in hexadecimal.
 
-    PHP reads a dot as an underscore, and others leave out a backslash.
+    PHP reads a dot as an underscore, servers a hyphen as one, and others leave out a backslash.
     """
 
     def spellings(letter: str) -> str:
-        alike = f"{letter}{letter.upper()}" + ("." if letter == "_" else "")
+        alike = f"{letter}{letter.upper()}" + ("._-" if letter in "_-" else "")
         return "|".join([*map(re.escape, alike), *(escaped.format(ord(each)) for each in alike)])
 
     return "".join(rf"\\?(?:{spellings(letter)})" for letter in name)
@@ -59,7 +62,7 @@ _OVERRIDE: Final = f"{_BLANK}{_override('%{:02x}')}"
 _IN_JSON: Final = _override(r"\\u{:04x}")
 _END: Final = rf"{_BLANK}(?:(?:\0|%00)[^=&;]*)?"
 """PHP reads a name up to a zero."""
-_PARAMETER: Final = re.compile(rf"[&;](?=[\s+._hx\\]|%[0-9a-f]{{2}}){_OVERRIDE}{_END}(?:=([^&;]*))?(?![^&;])".encode())
+_PARAMETER: Final = re.compile(rf"[&;](?=[\s+._$hx\\]|%[0-9a-f]{{2}}){_OVERRIDE}{_END}(?:=([^&;]*))?(?![^&;])".encode())
 _NAMES: Final = {
     "parts": re.compile(rf"""name\*?\s*=\s*(?:[\w-]*'[^'\r\n]*')?["']?{_OVERRIDE}(?![\w-])""".encode()),
     "json": re.compile(rf'"{_IN_JSON}"\s*(?::|\Z)'.encode()),

@@ -11,20 +11,27 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from toolcell.egress.failures import refused
-from toolcell.egress.rules import PLACEHOLDER, Allow
+from toolcell.egress.rules import PLACEHOLDER, Allow, header_key, is_of_connection
 from toolcell.egress.urls import Target, parse_url
 from toolcell.errors import ToolError
 
 MAX_HEADERS: Final = 200
 MAX_HEADER_BYTES: Final = 64 * 1024
 
-OVERRIDES: Final = frozenset({
-    "x-http-method-override", "x-http-method", "x-method-override", "x-original-url", "x-rewrite-url",
-    "x-original-method", "x-forwarded-path", "x-override-url", "x-original-uri", "x-forwarded-uri",
-    "x-forwarded-method", "x-http-verb", "x-forwarded-host", "x-forwarded-server", "forwarded", "x-host",
-    "x-original-host", "x-http-host-override",
+ORDINARY: Final = frozenset({
+    "anthropic-beta", "anthropic-version", "api-key", "apikey", "authorization", "baggage", "cache-control", "cookie",
+    "date", "depth", "destination", "digest", "dnt", "from", "idempotency-key", "if", "last-event-id",
+    "lock-token", "origin", "overwrite",
+    "pragma", "prefer", "priority", "range", "referer", "repr-digest", "request-range", "signature", "signature-input",
+    "traceparent", "tracestate", "upgrade-insecure-requests", "user-agent", "want-digest", "want-repr-digest",
+    "x-amz-content-sha256", "x-amz-date", "x-amz-security-token", "x-amz-user-agent", "x-api-key", "x-auth-token",
+    "x-correlation-id", "x-csrf-token", "x-github-api-version", "x-goog-api-client", "x-goog-api-key",
+    "x-ms-blob-type", "x-ms-client-request-id", "x-ms-date", "x-ms-range", "x-ms-version", "x-request-id",
+    "x-requested-with", "x-xsrf-token",
 })  # fmt: skip
-"""Some servers take method, path or host from these in place of the request's own."""
+"""Headers that every rule allows: none of them names a second place, another method or who is asking for whom."""
+
+ORDINARY_FAMILIES: Final = ("accept", "content-", "if-", "mcp-", "openai-", "sec-ch-", "sec-fetch-", "x-stainless-")
 
 MAX_PLACEHOLDERS: Final = 32
 """Secrets in one header or body: each may be much longer than its placeholder."""
@@ -34,8 +41,6 @@ _DROPPED: Final = frozenset({"keep-alive", "te", "trailer", "expect"})
 
 _PIECES: Final = frozenset({"range", "if-range", "request-range", "x-ms-range"})
 """Not sent where secrets are in play: one that is echoed would not be found in the pieces of an answer."""
-
-_REFUSED: Final = frozenset({"upgrade", "http2-settings", "alt-used"})
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _BAD_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -132,16 +137,16 @@ def sent_headers(request: HttpRequest, rule: Allow, secrets: Mapping[str, str], 
         ToolError: a header is the host's to set, or has the placeholder of a secret that is not for this host.
     """
     authority = request.target.origin.partition("://")[2]
-    own = {header_key(name) for name in rule.headers}
+    own = {header_key(name) for name in rule.added_headers}
     found = [("Host", authority)]
     for name, value in request.headers:
-        if secrets and header_key(name) in _PIECES:
+        if header_key(name) in own or (secrets and header_key(name) in _PIECES):
             continue
-        if _is_passed_on(request, name, value, size) and header_key(name) not in own:
+        if _is_passed_on(request, rule, name, value, size):
             if secrets and header_key(name) == "accept-encoding":
                 value = "identity"  # how long a compressed answer is tells what is in it
             found.append((name, filled_header(request, rule, secrets, name, value)))
-    for name, template in rule.headers.items():
+    for name, template in rule.added_headers.items():
         _check_is_private(request, rule)
         found.append((name, PLACEHOLDER.sub(lambda match: secrets[match[1]], template)))
     has_no_body = request.method in ("GET", "HEAD", "OPTIONS", "DELETE")
@@ -152,16 +157,11 @@ def sent_headers(request: HttpRequest, rule: Allow, secrets: Mapping[str, str], 
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in found]
 
 
-def header_key(name: str) -> str:
-    """Return the name of a header as many servers read it: `_` and `-` are one."""
-    return name.lower().replace("_", "-")
-
-
-def _is_passed_on(request: HttpRequest, name: str, value: str, size: int) -> bool:
+def _is_passed_on(request: HttpRequest, rule: Allow, name: str, value: str, size: int) -> bool:
     """Return False for a header that the host sets itself.
 
     Raises:
-        ToolError: it says something else than what the host sets, or is refused.
+        ToolError: it says something else than what the host sets, or the rule does not allow it.
     """
     key = header_key(name)
     match key:
@@ -180,10 +180,17 @@ def _is_passed_on(request: HttpRequest, name: str, value: str, size: int) -> boo
         case "connection":
             if not {each.strip().lower() for each in value.split(",")} <= {"close", "keep-alive", "te", ""}:
                 raise refused(f"{request}: the header Connection {value!r:.40} is refused")
-        case _ if key in _REFUSED or key in OVERRIDES or key.startswith("proxy-"):
+        case _ if key in _DROPPED:
+            pass
+        case _ if key in ORDINARY or key.startswith(ORDINARY_FAMILIES) or rule.allows_header(key):
+            return True
+        case _ if is_of_connection(key):
             raise refused(f"{request}: the header {name} is refused")
         case _:
-            return key not in _DROPPED
+            raise refused(
+                f"{request}: the header {name} is not among those that every request may have; "
+                f'Allow("{rule.host}", headers=["{name}"]) would allow it, or --allow "{rule.host} +{name}"'
+            )
     return False
 
 

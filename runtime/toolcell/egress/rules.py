@@ -32,8 +32,17 @@ BODY: Final = "body"
 MAX_DECODED: Final = 4
 """How often a path may be percent-encoded."""
 
+OF_CONNECTION: Final = frozenset({
+    "alt-used", "connection", "content-length", "expect", "host", "http2-settings", "keep-alive", "te", "trailer",
+    "transfer-encoding", "upgrade",
+})  # fmt: skip
+"""Headers that scripts cannot be allowed to send."""
+
+_HEADER = re.compile(r"[!#$%&'+.^`|~0-9a-z-]+\*?")
 _METHOD = re.compile(r"[A-Z][A-Z0-9-]{0,31}")
 _PARAMETERS = re.compile(r";[^/]*")
+_QUERY = re.compile(r"[?#].*", re.DOTALL)
+"""Of a path that was decoded before it was divided."""
 _OVERLONG = re.compile(rb"[\xc0\xc1][\x80-\xbf]|\xe0[\x80-\x9f][\x80-\xbf]|\xf0[\x80-\x8f][\x80-\xbf]{2}")
 _PADDED = re.compile(r"(?<=/)\.\.[\s.]+(?=/|\Z)")
 _ALIKE = {0x2044: "/", 0x2215: "/", 0x2216: "\\", 0xA5: "\\", 0x20A9: "\\"}
@@ -54,6 +63,8 @@ class Allow:
     """`*` in it stands for any text. Every way in which a server may read the path has to fit."""
     ports: Sequence[int] = ()
     """Empty: the one of the scheme. Ports that are listed allow http, too."""
+    headers: Sequence[str] = ()
+    """Headers that a script may send besides the ordinary ones. `X-Acme-*` stands for all that begin so."""
     secrets: Mapping[str, str] | Sequence[str] = field(default=(), repr=False)
     """Headers that every request gets, with `{NAME}` for a secret; or names of secrets which the script may write as
     `{NAME}` in a header. The key `body` lists those that it may write in a body."""
@@ -89,22 +100,27 @@ class Allow:
             raise UsageError(f"Allow(rate) is a number of requests per second, not {self.rate!r:.80}")
         if isinstance(self.private, str) or len(networks_of(self.private)) != len(self.private):
             raise UsageError(f"Allow(private) is a list of addresses and networks, not {self.private!r:.100}")
+        put(self, "headers", _header_names(self.headers))
         if isinstance(self.secrets, str):
             raise UsageError('Allow(secrets) is {"Authorization": "Bearer {NAME}"} or ["NAME"], not a text')
 
     @classmethod
     def parse(cls, text: str) -> Allow:
-        """Read `[METHOD,METHOD ]host[:port][/path]`, such as `GET,PUT *.example.com/files/*`.
+        """Read `[METHOD,METHOD ]host[:port][/path][ +HEADER]`, such as `GET,PUT *.example.com/files/* +X-Tenant`.
 
         Raises:
             UsageError: it is not of this form.
         """
-        methods, _, place = text.strip().rpartition(" ")
+        words = text.split()
+        headers = [word[1:] for word in words if word.startswith("+")]
+        methods, _, place = " ".join(word for word in words if not word.startswith("+")).rpartition(" ")
         scheme, mark, rest = place.rpartition("://")
         host, slash, path = rest.partition("/")
         name, colon, port = host.rpartition(":")
         has_port = bool(colon) and port.isascii() and port.isdigit()
         options: dict[str, Any] = {}
+        if headers:
+            options["headers"] = headers
         if methods:
             options["methods"] = tuple(each.strip().upper() for each in methods.split(","))
         if slash and path:
@@ -145,8 +161,12 @@ class Allow:
         """True when somebody has to approve the request."""
         return method in self.approval or "*" in self.approval
 
+    def allows_header(self, key: str) -> bool:
+        """True when a script may send the header of this key."""
+        return any(key.startswith(each[:-1]) if each.endswith("*") else key == each for each in self.headers)
+
     @property
-    def headers(self) -> Mapping[str, str]:
+    def added_headers(self) -> Mapping[str, str]:
         """What every request gets."""
         given = self.secrets if isinstance(self.secrets, Mapping) else {}
         return {name: value for name, value in given.items() if name != BODY}
@@ -154,7 +174,7 @@ class Allow:
     @property
     def header_secrets(self) -> frozenset[str]:
         """Names of secrets that headers may have."""
-        given = self.headers.values() if isinstance(self.secrets, Mapping) else ()
+        given = self.added_headers.values() if isinstance(self.secrets, Mapping) else ()
         named = () if isinstance(self.secrets, Mapping) else self.secrets
         return frozenset({*named, *(name for value in given for name in PLACEHOLDER.findall(value))})
 
@@ -209,7 +229,7 @@ class RuleBook:
 
 
 def readings(target: Target) -> list[str]:
-    """Return every way in which a server may read the path: decoded once or more often, without parameters.
+    """Return every way in which a server may read the path: decoded once or more often, without parameters or query.
 
     Raises:
         ToolError: it is encoded too often, or has a control character.
@@ -224,6 +244,7 @@ def readings(target: Target) -> list[str]:
     found += [other for each in found for other in _other_readings(each)]
     if any(map(_CONTROL.search, found)):
         raise refused(f"the path has an encoded control character: {target.origin}{target.path[:200]}")
+    found += [decoded_path(_QUERY.sub("", each)) for each in found if "?" in each or "#" in each]
     found += [decoded_path(_PARAMETERS.sub("", each)) for each in found if ";" in each]
     return [*dict.fromkeys(found)]
 
@@ -276,6 +297,26 @@ def _methods(what: str, given: str | Sequence[str]) -> tuple[str, ...]:
         if name != "*" and (not _METHOD.fullmatch(name) or name in NEVER):
             raise UsageError(f'Allow({what}) has methods such as "GET", or "*" for all, not {name!r:.80}')
     return names
+
+
+def header_key(name: str) -> str:
+    """Return the name of a header as many servers read it: `_` and `-` are one."""
+    return name.lower().replace("_", "-")
+
+
+def is_of_connection(key: str) -> bool:
+    """True for a header that is about the connection, which is the host's own, and not about the request."""
+    return key in OF_CONNECTION or key.startswith("proxy-")
+
+
+def _header_names(given: str | Sequence[str]) -> tuple[str, ...]:
+    keys = tuple(map(header_key, (given,) if isinstance(given, str) else given))
+    for key in keys:
+        if not _HEADER.fullmatch(key):
+            raise UsageError(f'Allow(headers) has names such as "X-Tenant" or "X-Acme-*", not {key!r:.80}')
+        if is_of_connection(key):
+            raise UsageError(f"Allow(headers): {key!r:.80} is about the connection, which is the host's own")
+    return keys
 
 
 def label_set(given: str | Sequence[str]) -> frozenset[str]:

@@ -24,8 +24,9 @@ class RunRequests:
         self._requests = self._bytes = self._count = 0
         self._id = os.urandom(4).hex()
         self.rests: dict[str, AnswerBody] = {}
-        self.wheels: dict[str, IO[bytes]] = {}
-        """In files: a script may have many found, and read none."""
+        self.wheels: dict[str, range] = {}
+        """Where each is in the file. One file for all of them: a script may have many found, and read none."""
+        self._wheel_file: IO[bytes] | None = None
         self.pool: httpcore.AsyncConnectionPool | None = None
         """Its own: what a server sends too much, or knows of a connection, is not for another run."""
 
@@ -76,29 +77,38 @@ class RunRequests:
         while name in self.wheels:  # another thread of the script reads it
             name += "+"
         try:
-            file = self.wheels[name] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with its last part, or the run)
+            file = self._wheel_file = self._wheel_file or tempfile.TemporaryFile()  # noqa: SIM115 (closed when all are read)
+            start = file.seek(0, os.SEEK_END)
             file.write(content)
             file.flush()
         except OSError as exc:
             raise ToolError(f"the host cannot keep a wheel: {exc.strerror}", code=LIMIT, retryable=True) from None
+        self.wheels[name] = range(start, start + len(content))
         return name
 
     def part_of_wheel(self, name: str, start: int, size: int) -> bytes:
         """Return a part of a wheel. It is dropped with its last."""
-        file = self.wheels[name]
-        file.seek(start)
-        part = file.read(size)
-        if not file.read(1):
-            self.wheels.pop(name).close()
-        return part
+        assert self._wheel_file is not None
+        part = self.wheels[name][start : start + size]
+        self._wheel_file.seek(part.start)
+        content = self._wheel_file.read(len(part))
+        if part.stop >= self.wheels[name].stop:
+            del self.wheels[name]
+            if not self.wheels:
+                self._drop_wheels()
+        return content
+
+    def _drop_wheels(self) -> None:
+        if self._wheel_file is not None:
+            self._wheel_file.close()
+        self._wheel_file, self.wheels = None, {}
 
     async def aclose(self) -> None:
         """Drop what is left."""
-        rests, wheels, self.rests, self.wheels = self.rests, self.wheels, {}, {}
+        rests, self.rests = self.rests, {}
         for body in rests.values():
             await body.aclose()
-        for file in wheels.values():
-            file.close()
+        self._drop_wheels()
         pool, self.pool = self.pool, None
         if pool is not None:
             await pool.aclose()

@@ -40,7 +40,9 @@ def closed_port() -> Iterator[int]:
 def test_a_library_does_in_a_sandbox_what_it_does_outside(server: Server, closed_port: int, library: str) -> None:
     uses = LIBRARIES[library]
     given = {"USES": uses, "BASE": server.url, "CLOSED": f"http://127.0.0.1:{closed_port}"}
-    egress = Egress(Allow("http://127.0.0.1", ports=[server.server_port, closed_port], methods=["*"]))
+    egress = Egress(
+        Allow("http://127.0.0.1", ports=[server.server_port, closed_port], methods=["*"], headers=["X-Test"])
+    )
     packages = [] if library in ("urllib", "http.client") else PACKAGES.get(library, [library])
 
     ran = subprocess.run(
