@@ -7,7 +7,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check install --quiet --constraint co
 # The tests start hundreds of Pythons. Where bytecode may not be written, each of them compiles all of toolcell again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check docs bench lint clean
+.PHONY: demo test test-all check docs bench lint clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/toolcell demo
@@ -17,17 +17,18 @@ demo: $(VENV)/.runtime
 TOGETHER ?= -n 4 --dist worksteal
 PYTEST   ?= $(BIN)/pytest
 
-# One of each family of tests. `.ci/run` runs all: WHICH= leaves nothing out.
-WHICH ?= -m "not thorough and not slow"
+# What is marked `quick`: the plain claims of every subject. CONTRIBUTING.md has the rule.
+test: $(VENV)/.test
+	$(PYTEST) -q $(TOGETHER) -m quick $(TESTS)
 
-test: $(VENV)/.dev
-	$(PYTEST) -q $(TOGETHER) $(WHICH)
+test-all: $(VENV)/.dev
+	$(PYTEST) -q $(TOGETHER) $(TESTS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(PYTEST) -q $(TOGETHER) $(WHICH) $(TESTS)
+	$(PYTEST) -q $(TOGETHER) -m quick $(TESTS)
 
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -53,9 +54,13 @@ $(VENV)/.runtime: $(VENV)/.created pyproject.toml constraints.txt
 	$(PIP) --editable .
 	@touch $@
 
+$(VENV)/.test: $(VENV)/.runtime
+	$(PIP) --editable '.[test]'
+	@touch $@
+
 $(VENV)/.dev: $(VENV)/.runtime
 	$(PIP) --editable '.[dev]'
-	@touch $@
+	@touch $@ $(VENV)/.test
 
 $(VENV)/.bench: $(VENV)/.dev
 	$(PIP) --editable '.[dev,bench]'

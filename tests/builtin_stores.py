@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-import psycopg
-import psycopg.sql
 import pytest
 
 from machine import POSTGRES_SERVER as SERVER
@@ -33,6 +31,9 @@ async def open_store(request: pytest.FixtureRequest | None, kind: str, directory
     finally:
         await made.close()
         if SERVER in os.environ and isinstance(made, PostgresStore):
+            import psycopg
+            import psycopg.sql
+
             with psycopg.connect(os.environ[SERVER], autocommit=True) as connection:
                 connection.execute(
                     psycopg.sql.SQL("DROP SCHEMA {} CASCADE").format(psycopg.sql.Identifier(made.schema))

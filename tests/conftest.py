@@ -16,6 +16,7 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -33,7 +34,11 @@ IS_BARE = os.environ.get("BARE") == "true"
 """In `.ci/bare`, which tries a machine that has none of what the marks in `machine.WHY_NOT` stand for."""
 MUST_RUN = ("isolation", *machine.WHY_NOT)
 LACKS = pytest.StashKey[bool]()
-ASYNCIO = ("asyncio", {"use_uvloop": False})
+LOOPS = {
+    "asyncio": ("asyncio", {"use_uvloop": False}),
+    "uvloop": ("asyncio", {"use_uvloop": True}),
+    "trio": ("trio", {}),
+}
 
 _proved: dict[str, set[str]] = defaultdict(set)
 _failed: set[str] = set()
@@ -51,16 +56,29 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(ASYNCIO, id="asyncio"),
-        pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
-        pytest.param(("trio", {}), id="trio"),
-    ]
-)
+@pytest.fixture(scope="session")
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
-    """Every async test that does not ask for one loop runs on all three; see `_mark_other_loops`."""
-    return request.param
+    """The event loop of an async test: asyncio, or what the test is parametrized with."""
+    name = getattr(request, "param", "asyncio")
+    pytest.importorskip(name)
+    return LOOPS[name]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.get_closest_marker("every_loop") and "anyio_backend" in metafunc.fixturenames:
+        metafunc.parametrize("anyio_backend", list(LOOPS), indirect=True)
+
+
+def is_quick(config: pytest.Config) -> bool:
+    return bool(config.option.markexpr == "quick")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import a file without a quick test: finding all tests takes longer than running the quick ones."""
+    if not is_quick(config):
+        return None
+    found = [collection_path] if collection_path.match("test_*.py") else collection_path.rglob("test_*.py")
+    return None if any("mark.quick" in path.read_text(encoding="utf-8") for path in found) else True
 
 
 @pytest.hookimpl(wrapper=True)
@@ -73,41 +91,31 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)  # before those that were not asked for are left out
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    _mark_other_loops(items)
-    _mark_families(items)
+@pytest.hookimpl(trylast=True)  # after those that were not asked for are left out
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
     for item in items:
         if " at 0x" in item.nodeid:  # the processes of `-n` must find the same tests, and an address is one process's
             raise pytest.UsageError(f"an address in the name of a test; give its parameters other ids: {item.nodeid}")
     for item in items:
         if item.get_closest_marker("isolation") and sys.platform != "linux":
             item.add_marker(pytest.mark.skip(reason="the process backend needs Linux"))
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(600))
+    if is_quick(config):
+        chosen = set(_quick(items))
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = [item for item in items if item in chosen]
 
 
-def _mark_other_loops(items: list[pytest.Item]) -> None:
-    """Mark what runs on uvloop and trio as thorough, but for the first test of each file."""
-    seen = set[tuple[str, str]]()
+def _quick(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Return what is not slow, and of a function with parameters the first row, unless its mark says every row."""
+    seen = set[str]()
     for item in items:
-        given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        if given.get("anyio_backend", "asyncio") in ("asyncio", ASYNCIO):
-            continue
-        place = (item.location[0], str(given["anyio_backend"]))
-        if place in seen:
-            item.add_marker(pytest.mark.thorough)
-        seen.add(place)
-
-
-def _mark_families(items: list[pytest.Item]) -> None:
-    """Mark all tests of a family as thorough but the first: those of one function with other parameters."""
-    seen = set[tuple[str, str]]()
-    for item in items:
-        if item.get_closest_marker("family") is None or item.get_closest_marker("slow") is not None:
-            continue
-        place = (item.location[0], getattr(item, "originalname", item.name))
-        if place in seen:
-            item.add_marker(pytest.mark.thorough)
-        seen.add(place)
+        function, _, _ = item.nodeid.partition("[")
+        every_row = any(mark.kwargs.get("every_row") for mark in item.iter_markers("quick"))
+        if item.get_closest_marker("slow") is None and (every_row or function not in seen):
+            seen.add(function)
+            yield item
 
 
 @pytest.hookimpl(tryfirst=True)

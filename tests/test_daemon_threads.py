@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.quick
+
 SHORT = """
 import resource, threading
 from pathlib import Path

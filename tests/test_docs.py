@@ -117,7 +117,6 @@ def test_the_readme_begins_with_the_demo_and_the_tests() -> None:
     assert re.findall(r"^\$ (make \w+)", README, re.MULTILINE)[:2] == ["make demo", "make test"]
 
 
-@pytest.mark.family
 @pytest.mark.isolation
 @pytest.mark.parametrize("page", ["README.md", "docs/authoring-tools.md", "docs/plans.md"])
 def test_programs_of_a_page_print_what_it_says(page: str) -> None:

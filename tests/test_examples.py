@@ -1,4 +1,4 @@
-"""Every example runs. One of them is run by `make test`, the others by `.ci/run`."""
+"""Every example runs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,10 @@ import pytest
 
 from house import ROOT
 
+pytestmark = pytest.mark.quick
+
 ARGUMENTS = {"own_backend.py": [] if os.environ.get("CI") == "true" else ["values", "output", "isolation", "usage"]}
 """The whole contract takes half a minute; CI checks all of it."""
-
-QUICK = "first_script.py"
-"""The one that `make test` runs."""
-
-
-def each_example() -> list[object]:
-    found = sorted((ROOT / "examples").glob("*.py"))
-    marks = {path: () if path.name == QUICK else (pytest.mark.thorough,) for path in found}
-    return [pytest.param(path, id=path.name, marks=marks[path]) for path in found]
 
 
 def modules_of(path: Path) -> set[str]:
@@ -51,7 +44,8 @@ def test_an_example_that_needs_more_than_a_plain_install_says_what_to_install() 
     assert [path.name for path, about in needy.items() if "pip install" not in (about or "")] == []
 
 
-@pytest.mark.parametrize("path", each_example())
+@pytest.mark.quick(every_row=True)
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 @pytest.mark.isolation
 def test_every_example_runs(path: Path) -> None:
     if "bwrap" in path.read_text() and shutil.which("bwrap") is None:

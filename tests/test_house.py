@@ -16,6 +16,8 @@ import pytest
 import toolcell
 from house import ROOT, SOURCES, House, Module
 
+pytestmark = pytest.mark.quick
+
 HOUSE = House(SOURCES)
 
 LAYERS = (

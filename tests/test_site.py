@@ -57,7 +57,6 @@ def included() -> list[Path]:
     return [ROOT / name for name in re.findall(r"^\[`(examples/\w+\.py)`\]\(.+\):$", text, re.MULTILINE)]
 
 
-@pytest.mark.family
 @pytest.mark.isolation
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])
 def test_the_recipe_of_an_sdk_runs_against_a_server_that_speaks_its_api(kind: str) -> None:

@@ -10,7 +10,7 @@ from toolcell.agents import Agent, RetryPolicy, ToolLoopConfig, run_tool_loop, u
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.tools import ToolRegistry, ToolResult
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 ASKS_TO_READ = {
     "content": "I'll read that file for you.",

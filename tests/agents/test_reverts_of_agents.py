@@ -10,7 +10,7 @@ from toolcell import Agent, ToolRegistry, UsageError
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.control import Approve
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 class Files:

@@ -26,7 +26,7 @@ from toolcell.tools import (
 from toolcell.tools.run_state import RunState
 from tools.toolkit import PATIENCE_S, recorded
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 

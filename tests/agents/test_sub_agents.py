@@ -16,7 +16,7 @@ from toolcell.tools.result import TokenUsage
 from toolcell.tools.run_state import RunState
 from tools.toolkit import PATIENCE_S, Meeting, recorded
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 ONCE = RetryPolicy(attempts=1)
 

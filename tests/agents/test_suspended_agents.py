@@ -17,7 +17,7 @@ from toolcell.flows import Flow
 from toolcell.journal.store import JournalStore
 from toolcell.tools import Rewrite
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 class Bank:
@@ -233,7 +233,6 @@ def test_a_used_token_stays_used_when_its_note_is_removed_from_the_journal_direc
 
 
 @pytest.mark.isolation
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_what_a_script_that_waits_has_read_counts_for_the_calls_that_wait_beside_it() -> None:
     bank = Bank()
     bank.registry.policy.add_flow(Flow("private", "public", "ask"))
@@ -262,7 +261,6 @@ SCRIPT = "call_tool('note', text='begin')\nset_result([call_tool('pay', to=to) f
 
 
 @pytest.mark.isolation
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_script_of_the_model_waits_and_goes_on_in_another_process(tmp_path: Path) -> None:
     bank = Bank()
     turn = calls(("execute_code", {"code": SCRIPT}), ("pay", {"to": "z"}))

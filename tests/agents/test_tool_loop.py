@@ -27,7 +27,7 @@ from toolcell.tools import Budget, RunContext, ToolContext, ToolRegistry, ToolRe
 from toolcell.tools.model_calls import ToolCall
 from tools.toolkit import PATIENCE_S, Meeting, recorded
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.every_loop, pytest.mark.anyio]
 
 
 def look_registry() -> ToolRegistry:

@@ -12,12 +12,7 @@ import pytest
 from toolcell import Agent, PoolConfig, Runtime, ToolContext, ToolRegistry, ToolResult
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 def announcing() -> ToolRegistry:

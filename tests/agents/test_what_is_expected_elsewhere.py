@@ -13,7 +13,7 @@ from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.tools import MODEL, Status
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 def agent(**options: Any) -> Agent:

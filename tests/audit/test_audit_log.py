@@ -27,6 +27,8 @@ from toolcell.errors import AuditError, UsageError
 from toolcell.support.file_lock import is_locked
 from toolcell.tools import Origin, RunContext
 
+pytestmark = pytest.mark.quick
+
 SMALL = {"segment_bytes": 4096}
 
 

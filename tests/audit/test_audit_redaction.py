@@ -27,6 +27,8 @@ from toolcell_bridge.wire.columns import Column
 from toolcell_bridge.wire.tables import Array, Axis, Table
 from wire.table_examples import numbers, text
 
+pytestmark = pytest.mark.quick
+
 SECRET = 'hunter2-"quoted"\\é/and more'
 
 

@@ -342,7 +342,6 @@ def test_a_call_that_was_taken_back_is_left_unanswered_again(ledger: Ledger) -> 
     assert done.answered == 1
 
 
-@pytest.mark.family
 @pytest.mark.parametrize(
     ("source", "wall_s"),
     [("while True: pass", 0.3), ("import os\nos._exit(5)", 10), ("call_tool('slow', delay_s=60, tag=1)", 2.5)],

@@ -25,7 +25,7 @@ from toolcell.errors import AuditError
 from toolcell.sandbox.backend import Backend, BackendDefaults
 from toolcell.tools import RunContext, Secrets
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 POOL = PoolConfig(warm=1)
 
@@ -284,7 +284,6 @@ def test_runs_that_need_not_repeat_are_left_as_they_are(ledger: Ledger) -> None:
     assert (run.policy["seed"], run.policy["clock"], run.policy["hash_seed"]) == (None, None, None)
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
 async def test_runs_at_the_same_time_keep_their_records_apart(anyio_backend: str, ledger: Ledger) -> None:
     async with (
         Runtime(ledger.registry, audit=ledger.log(), pool=PoolConfig(warm=2)) as runtime,

@@ -34,6 +34,8 @@ from toolcell.audit.signatures import Head
 from toolcell.audit.writer import ChainWriter
 from toolcell.support import packing
 
+pytestmark = pytest.mark.quick
+
 RUNS = 50
 SMALL = {"segment_bytes": 4096}
 

@@ -1,4 +1,4 @@
-"""One PostgreSQL server for all tests of a process that need one. And one event loop: anyio hides which."""
+"""One PostgreSQL server for all tests of a process that need one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,3 @@ from builtin_stores import running_server
 def postgres_server() -> Iterator[str]:
     with running_server() as address:
         yield address
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"

@@ -14,6 +14,8 @@ from toolcell.builtin.package import ToolPackage
 from toolcell.cli.builtin import NEEDS
 from toolcell.errors import UsageError
 
+pytestmark = pytest.mark.quick
+
 ROOT = Path(__file__).parents[2]
 
 PROMISED = {

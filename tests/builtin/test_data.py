@@ -39,12 +39,6 @@ from tools.toolkit import PATIENCE_S
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The work is done in a thread, whatever the event loop is."""
-    return "asyncio"
-
-
 SALES = [
     {"city": "Rome", "amount": "10", "who": "Ada"},
     {"city": "Oslo", "amount": 7.5, "who": "Bo"},

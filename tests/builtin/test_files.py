@@ -19,7 +19,7 @@ from toolcell.errors import UsageError
 from toolcell.tools import RunContext, ToolRegistry
 from toolcell.tools.result import ToolResult
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 @pytest.fixture

@@ -17,11 +17,6 @@ from toolcell.tools import ToolRegistry
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def test_the_directory_of_a_user_that_becomes_a_link_leads_nowhere(tmp_path: Path) -> None:
     secret = tmp_path / "outside"
     secret.mkdir()

@@ -39,7 +39,7 @@ from toolcell.errors import ToolError
 from toolcell.tools import ToolRegistry, ToolResult
 from tools.toolkit import PATIENCE_S
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 HOSTS = Names(site_test=[["127.0.0.1"]], other_test=[["127.0.0.1"]])
 ARTICLE = (

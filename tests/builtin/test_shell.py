@@ -25,7 +25,7 @@ from toolcell.tools.result import Status, ToolResult
 GONE_S = 10.0
 """In which the last of a bomb's killed processes must have ended."""
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 BACKENDS = [
     pytest.param("process", marks=pytest.mark.isolation),
@@ -35,11 +35,6 @@ BACKENDS = [
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
     return tmp_path / "work"
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture(scope="module", params=BACKENDS)

@@ -32,11 +32,6 @@ CREATE = {
 }
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture
 def store() -> SqliteStore:
     return SqliteStore(":memory:")

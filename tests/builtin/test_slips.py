@@ -24,6 +24,8 @@ from toolcell.builtin import (
 )
 from toolcell.errors import UsageError
 
+pytestmark = pytest.mark.quick
+
 STORE, EMBEDDINGS = SqliteStore(":memory:"), HashEmbeddings(64)
 WITH_BOTH: list[Callable[..., Any]] = [Knowledge, Remember, Skills, lambda *both: Ingestion(*both, runtime=None)]  # type: ignore[arg-type]
 

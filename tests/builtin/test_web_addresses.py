@@ -16,7 +16,7 @@ from toolcell.egress.addresses import REFUSED_V4, refusal
 from toolcell.egress.urls import parse_url
 from toolcell.errors import ToolError
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 WRITTEN = [
     "http://127.0.0.1/", "http://127.0.0.2/", "http://127.1/", "http://127.0.1/", "http://2130706433/",
@@ -62,7 +62,6 @@ class Never(httpx.AsyncBaseTransport):
 
 
 @pytest.mark.conforms("S-b5")
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_addresses_that_are_written_in_any_way_are_refused_before_anything_is_sent() -> None:
     assert len(WRITTEN) + len(RESOLVED) >= 60
     fetcher = Fetcher(WebPolicy(robots=False, interval_s=0), transport=Never())
@@ -73,7 +72,6 @@ async def test_addresses_that_are_written_in_any_way_are_refused_before_anything
 
 
 @pytest.mark.conforms("S-b5")
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_names_that_lead_to_an_address_that_is_not_public_are_refused() -> None:
     async with serve({"/": page("secret")}) as site:
         names = Names(**{f"{name}_test": [answer] for name, answer in RESOLVED.items()})
@@ -102,7 +100,6 @@ async def test_a_name_that_leads_elsewhere_a_moment_later_is_connected_where_it_
     ["http://169.254.169.254/", "file:///etc/passwd", "http://2130706433/", "//127.0.0.1/", "http://evil.test/",
      "gopher://evil.test/", "http://user@good.test/", "http://[::1]/", "http://good.test:22/"],
 )  # fmt: skip
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_every_redirect_is_checked_like_the_first_request(to: str) -> None:
     async with serve({"/": redirect(to), "/secret": page("secret")}) as site:
         names = Names(good_test=[["127.0.0.2"]], evil_test=[["10.0.0.1"]], site_test=[["127.0.0.1"]])
@@ -114,7 +111,6 @@ async def test_every_redirect_is_checked_like_the_first_request(to: str) -> None
 
 
 @pytest.mark.conforms("S-b5")
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_redirects_end() -> None:
     async with serve({"/": redirect("/a"), "/a": redirect("/")}) as site:
         result = await call(Http(local(), resolver=Names(site_test=[["127.0.0.1"]])), "http_fetch", url=site.url())

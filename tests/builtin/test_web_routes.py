@@ -22,11 +22,6 @@ SECRET = "s3cret-token-0123456789"
 ROWS = [{"city": "Rome", "n": "10"}, {"city": "Oslo", "n": 9}]
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def answer(request: httpx.Request) -> httpx.Response:
     """Brave, a page, and a server that says what it was sent."""
     if request.url.host == "api.search.brave.com":

@@ -25,12 +25,6 @@ KEY = "brave-key-0123456789"
 QUICK = WebPolicy(robots=False, interval_s=0)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """No socket is opened here; the loops are compared by the tests of `http_fetch`."""
-    return "asyncio"
-
-
 class Web(httpx.AsyncBaseTransport):
     """Brave's API and the pages it finds."""
 

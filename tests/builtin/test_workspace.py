@@ -17,6 +17,8 @@ from toolcell.builtin.globs import Glob
 from toolcell.builtin.workspace import Workspace
 from toolcell.errors import ToolError, UsageError
 
+pytestmark = pytest.mark.quick
+
 SECRET = "the host's own"
 ESCAPED = "path escapes workspace: there/secret.txt"
 

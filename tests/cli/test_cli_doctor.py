@@ -17,6 +17,8 @@ from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.process import probes
 from toolcell.sandbox.process.child_probe import Probe
 
+pytestmark = pytest.mark.quick
+
 EXAMINE = doctor_docker.examine
 
 

@@ -22,6 +22,8 @@ from toolcell.errors import PackageError, SandboxUnavailable, ToolcellError, Usa
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome, OutputFile
 from toolcell.support import write_named
 
+pytestmark = pytest.mark.quick
+
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
 

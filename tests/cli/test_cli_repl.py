@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 from toolcell import PoolConfig, Runtime, ToolRegistry
 from toolcell.cli import build, repl, repl_input
 
+pytestmark = pytest.mark.quick
+
 prompt_toolkit = pytest.importorskip("prompt_toolkit")
 
 

@@ -32,6 +32,8 @@ from toolcell.results import (
     Usage,
 )
 
+pytestmark = pytest.mark.quick
+
 TOOLS = '''
 def search(query: str, limit: int = 10) -> list[str]:
     """Search the web for current information.

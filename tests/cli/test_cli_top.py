@@ -17,6 +17,8 @@ from toolcell.cli import build
 from toolcell.cli.top import Reading, Source, picture, reading_of, state
 from toolcell.errors import UsageError
 
+pytestmark = pytest.mark.quick
+
 TEXT = """# TYPE toolcell_runs counter
 toolcell_runs_total{{outcome="ok",tenant="a"}} {ok}
 toolcell_runs_total{{outcome="timeout",tenant="a"}} 1

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from toolcell.support.text import as_one_line, clean, counted, for_terminal, one_line, with_line
 from toolcell_bridge.wire.invisible import is_visible
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize(
     ("text", "shown"),

@@ -118,7 +118,6 @@ FAULTS: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.family
 @pytest.mark.parametrize(
     ("backend", "name"), [pytest.param(backend, name, id=fault) for fault, backend, name in FAULTS]
 )

@@ -18,7 +18,6 @@ async def harness(anyio_backend: Any) -> AsyncIterator[BackendHarness]:
         yield harness
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("case", contract_cases(FakeBackend), ids=str)
 async def test_the_fake_meets(case: Case, harness: BackendHarness) -> None:
     await case.run(harness)

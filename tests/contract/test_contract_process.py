@@ -11,9 +11,9 @@ from toolcell.sandbox.process.backend import ProcessBackend
 from toolcell.testing import BackendHarness, Case, contract_cases, contract_lacks
 
 pytestmark = [
+    pytest.mark.every_loop,
     pytest.mark.anyio,
     pytest.mark.isolation,
-    pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"], indirect=True, scope="module"),
 ]
 
 

@@ -14,7 +14,7 @@ from toolcell import Limits, Outcome, PoolConfig, Runtime, ToolRegistry, UsageEr
 from toolcell.sandbox.backend import Backend, BackendDefaults, Sandbox, SandboxDefaults
 from toolcell.sandbox.process.backend import ProcessBackend
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 def declared(protocol: type) -> set[str]:

@@ -23,8 +23,9 @@ from toolcell_bridge.wire.messages import (
 )
 
 pytestmark = [
+    pytest.mark.quick,
+    pytest.mark.every_loop,
     pytest.mark.anyio,
-    pytest.mark.parametrize("anyio_backend", ["asyncio", "uvloop", "trio"], indirect=True, scope="module"),
 ]
 
 

@@ -30,7 +30,7 @@ from toolcell.tools.context import current_context
 from toolcell.tools.hooks import Block, Rewrite, approval_hook
 from toolcell.tools.model_calls import ToolCall
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 
 class Folders:

@@ -12,7 +12,7 @@ from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.control import Approve, Deny
 from toolcell.flows import Flow
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 FAILED = "Tool 'post' failed: "
 REFUSED = 'tool "post" is not permitted: it sends to "public", and this run has read "private"'
@@ -150,7 +150,6 @@ def test_what_is_read_is_written_down_before_it_is_read(deny: SyncRuntime, journ
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_the_flows_of_a_runtime_hold_for_the_agent_that_is_offered_its_sandbox(office: Office) -> None:
     script = calls(("execute_code", {"code": "call_tool('mail')"}))
     model = ScriptedModel([script, calls(("post", {"text": "1234"})), "end"])

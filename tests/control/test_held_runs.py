@@ -310,7 +310,6 @@ def test_a_run_that_waits_for_a_place_gets_that_of_the_oldest(effects: Effects) 
         carried_on(runtime, effects, first)
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_nothing_is_held_while_somebody_waits_for_its_place(anyio_backend: str, effects: Effects) -> None:
     began, gate = anyio.Event(), anyio.Event()
 
@@ -402,7 +401,6 @@ def test_a_run_that_went_on_elsewhere_meanwhile_gets_the_answers_of_that_time(tm
 # Tokens and decisions
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
 async def test_a_token_resumes_once_also_at_the_same_moment(anyio_backend: str, effects: Effects) -> None:
     outcomes = []
     async with Runtime(effects.registry, pool=PoolConfig(warm=0)) as runtime:
@@ -457,7 +455,6 @@ def test_a_quota_that_refuses_a_resume_lets_its_run_go(opened: SyncRuntime, effe
     assert resume(opened, effects, first).ok
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("how", ["event", "scope"])
 async def test_a_resume_that_is_cancelled_leaves_nothing_and_is_carried_on(
     anyio_backend: str, how: str, effects: Effects

@@ -17,7 +17,7 @@ from toolcell import Policy, PoolConfig, RunContext, SyncRuntime, ToolRegistry, 
 from toolcell.control import Approve, Draft
 from toolcell.flows import Flow
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 SOURCE = """
 seen = call_tool('read', name='price')
@@ -155,7 +155,6 @@ with SyncRuntime(registry, journal=folder / 'runs', pool=PoolConfig(warm=0)) as 
 """
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("moment", ["before b", "after b"])
 def test_a_commit_whose_host_is_killed_makes_every_effect_once(tmp_path: Path, moment: str) -> None:
     def live(moment: str) -> subprocess.CompletedProcess[str]:

@@ -34,7 +34,7 @@ from toolcell.audit.query import Index
 from toolcell.control import AlreadyMade, Approve
 from toolcell.control.map_stream import WINDOW
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 SQUARE = "n * n"
 FAIL_AT_3 = "if n == 3:\n    raise ValueError('three')\nn"
@@ -225,7 +225,6 @@ async def test_on_error_stop_waits_for_no_more_inputs_and_runs_none_that_comes_l
     assert asked.is_set() and entered == [0, -1]
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.anyio
 async def test_inputs_that_wait_for_a_task_that_was_cancelled_end_the_map_with_an_error() -> None:
     async def given() -> AsyncIterator[dict[str, int]]:

@@ -27,11 +27,6 @@ MUCH, LITTLE = 600_000, 10
 CALLS = "call_tools_parallel([('{}', {{'text': 'x' * {}}})] * 3)"
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def writing() -> ToolRegistry:
     registry = ToolRegistry()
 

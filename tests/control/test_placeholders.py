@@ -23,6 +23,8 @@ from toolcell_bridge.guest.placeholder import ENDS_DRAFT, RESULT_OF, DraftEnded,
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.messages import ToolFail, ToolReturn
 
+pytestmark = pytest.mark.quick
+
 KEY = "0123456789abcdef"
 
 PLAIN = st.recursive(

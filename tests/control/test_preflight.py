@@ -12,6 +12,8 @@ from toolcell.control import Approve, Draft
 from toolcell.results.effects import Preflight
 from toolcell_bridge.guest.planned_calls import MAX_CALLS, planned_calls
 
+pytestmark = pytest.mark.quick
+
 ROWS: list[tuple[str, list[list[object]]]] = [
     ("call_tool('a')", [[1, "a", []]]),
     ("call_tool('a', None, x=1, raw=True)", [[1, "a", ["x"]]]),

@@ -10,7 +10,7 @@ import pytest
 from control.conftest import Effects
 from toolcell import PoolConfig, Quota, QuotaExceeded, Quotas, RunContext, Runtime, UsageError
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 
 def test_runtimes_share_a_quota_on_every_route(effects: Effects) -> None:

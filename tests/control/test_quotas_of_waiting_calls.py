@@ -14,12 +14,7 @@ from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.service import Client, TenantConfig
 from toolcell.tools import Approve
 
-pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
+pytestmark = [pytest.mark.quick, pytest.mark.anyio, pytest.mark.isolation]
 
 
 SCRIPT = "call_tool('read', number=1); call_tool('pay'); call_tool('read', number=2)"

@@ -13,16 +13,11 @@ from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.control import Draft
 from toolcell.service import Client, TenantConfig
 
-pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
+pytestmark = [pytest.mark.quick, pytest.mark.anyio, pytest.mark.isolation]
 
 REASON = 'needs approval: it sends to "public", and this run has read "private"'
 PAID = {"to": "mallory", "euros": 9000}
 READ, PAY = "call_tool('mail')\n", f"call_tool('pay', {PAID})"
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 def office() -> tuple[ToolRegistry, list[str]]:

@@ -13,7 +13,7 @@ from toolcell.control import Approve
 from toolcell.control.repair import RepairingScripts
 from toolcell.results import call_list
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 BROKEN = """
 rows = call_tool('read', name='rows')

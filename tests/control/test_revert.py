@@ -14,7 +14,7 @@ from toolcell.audit.query import Index
 from toolcell.compat import register_or_replace
 from toolcell.control import Approve
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 
 class Files:

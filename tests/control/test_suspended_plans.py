@@ -14,7 +14,7 @@ from control.conftest import Effects
 from toolcell import ExecutionResult, Outcome, PoolConfig, ResumeError, SyncRuntime, ToolRegistry, UsageError
 from toolcell.control import Approve, Deny, Edit, PlanRows
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 STEPS = [
     {"id": "read", "tool": "read", "args": {"name": "price"}},
@@ -200,7 +200,6 @@ with SyncRuntime(registry, journal=folder / 'runs', pool=PoolConfig(warm=0)) as 
 """
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("moment", ["before a", "after a", "before b", "after b", "after bb"])
 def test_a_plan_whose_host_is_killed_makes_every_effect_once(tmp_path: Path, moment: str) -> None:
     def live(moment: str) -> int:

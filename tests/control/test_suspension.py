@@ -27,7 +27,7 @@ from toolcell import (
 from toolcell.control import AlreadyMade, JournalConfig
 from toolcell.tools import Approve, Call, Deny, Edit, Rewrite, approval_hook
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 SCRIPT = """
 import random, time

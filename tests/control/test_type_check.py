@@ -50,12 +50,6 @@ def searching() -> ToolRegistry:
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """One runtime serves all tests of this file, so they share an event loop."""
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def runtime() -> AsyncIterator[Runtime]:
     async with Runtime(searching(), policy=Policy(check_types=True)) as opened:
         yield opened

@@ -29,11 +29,6 @@ def look_up(word: str) -> str:
 '''
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def dictionary() -> ToolRegistry:
     registry = ToolRegistry()
 

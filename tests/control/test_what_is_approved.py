@@ -16,7 +16,7 @@ from toolcell.results import ErrorInfo, PendingCall
 from toolcell.results.effects import CommitResult, Effect, EffectResult, RevertedCall, effects_digest, shown_effects
 from toolcell.support.call_text import arguments_text
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 FORGED_LINE = 'effect-2: pay(to="ada", euros=40)  (line 3)'
 

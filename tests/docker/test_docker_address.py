@@ -14,6 +14,8 @@ import pytest
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.docker.client import START_DAEMON, EngineClient
 
+pytestmark = pytest.mark.quick
+
 
 class Refusing(http.server.BaseHTTPRequestHandler):
     """A web server that is not a Docker daemon."""

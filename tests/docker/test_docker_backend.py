@@ -33,12 +33,6 @@ from .docker_sandboxes import LIMITS, MIB, certificate, greeted, opened
 pytestmark = pytest.mark.docker
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """Two are enough for containers: the stream is tried on uvloop in test_docker_attach.py."""
-    return str(request.param)
-
-
 Run = Callable[..., ExecutionResult]
 
 
@@ -404,7 +398,6 @@ async def outcomes_over(image: str, docker_host: str) -> list[Outcome]:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_remote_daemon_over_tcp_gives_the_same_outcomes(docker_image: ImageRef) -> None:
     proxy = TcpProxy()
     try:
@@ -415,7 +408,6 @@ async def test_a_remote_daemon_over_tcp_gives_the_same_outcomes(docker_image: Im
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_remote_daemon_behind_tls_gives_the_same_outcomes(
     docker_image: ImageRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

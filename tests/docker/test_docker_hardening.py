@@ -38,11 +38,6 @@ async def backend(docker_image: ImageRef) -> AsyncIterator[DockerBackend]:
         yield backend
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 CONFIGURED: list[tuple[str, Callable[[dict[str, Any]], object], object]] = [
     ("no network", lambda c: c["HostConfig"]["NetworkMode"], "none"),
     ("read-only root", lambda c: c["HostConfig"]["ReadonlyRootfs"], True),

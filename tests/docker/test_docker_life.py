@@ -26,12 +26,6 @@ from .docker_sandboxes import LIMITS, containers_of, greeted, opened
 pytestmark = pytest.mark.docker
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """Two are enough for containers: the stream is tried on uvloop in test_docker_attach.py."""
-    return str(request.param)
-
-
 @pytest.fixture
 async def client() -> AsyncIterator[EngineClient]:
     client = await EngineClient.connect()
@@ -199,7 +193,6 @@ async def test_a_daemon_that_refuses_in_the_middle_of_a_start_leaves_nothing(
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_many_runs_at_once_leave_nothing(client: EngineClient, docker_image: ImageRef) -> None:
     backend = DockerBackend(docker_image.id)
     values = []
@@ -281,7 +274,6 @@ def own_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.mark.slow
 @pytest.mark.anyio
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_daemon_that_dies_ends_its_runs_and_one_that_comes_back_serves_again(
     client: EngineClient, docker_image: ImageRef, own_daemon: Daemon
 ) -> None:

@@ -15,11 +15,6 @@ from .shared_sandboxes import ECHO, TRY, containers, running
 pytestmark = pytest.mark.usefixtures("way")
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.mark.docker
 def test_a_run_finds_nothing_of_those_before(runtime: SyncRuntime) -> None:
     script = (

@@ -31,7 +31,6 @@ def runtime(docker_image: ImageRef, request: pytest.FixtureRequest) -> Iterator[
         yield each
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_behaves_as_under_plain_python(runtime: SyncRuntime, program: str) -> None:
     result = runtime.execute_code(textwrap.dedent(PROGRAMS[program]))

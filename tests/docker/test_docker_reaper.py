@@ -108,11 +108,6 @@ async def client() -> AsyncIterator[EngineClient]:
     await client.aclose()
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Host:
     """A process with a Runtime over containers."""
 
@@ -178,7 +173,6 @@ async def test_nothing_is_left_of_a_host_that_was_killed_while_scripts_ran(
 
 @pytest.mark.docker
 @pytest.mark.anyio
-@pytest.mark.family
 @pytest.mark.parametrize("pause_s", [0.0, 0.05, 0.3])
 async def test_nothing_is_left_of_a_host_that_was_killed_while_it_made_containers(
     client: EngineClient, docker_image: ImageRef, pause_s: float

@@ -19,6 +19,8 @@ from toolcell.sandbox.docker.seccomp_profile import (
 from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, SeccompAction
 from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS
 
+pytestmark = pytest.mark.quick
+
 ROOT = Path(__file__).resolve().parents[2]
 PROFILE = container_profile()
 EARLY = {*UNTIL_GUEST.calls, *BESIDE_GUESTS.calls}

@@ -26,11 +26,6 @@ from .shared_sandboxes import ECHO, containers, greeted, running
 pytestmark = pytest.mark.usefixtures("way")
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.mark.docker
 def test_a_script_finds_the_same_environment_as_in_every_sandbox(runtime: SyncRuntime) -> None:
     script = """

@@ -21,11 +21,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def shell_image(docker_client: EngineClient) -> ImageRef:
     """The shell's image. One with an older guest is rebuilt on its own base."""
     found = reference.find_image(docker_client, reference.SHELL_IMAGE)

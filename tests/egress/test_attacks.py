@@ -25,6 +25,7 @@ from toolcell.support.secret_forms import forms_of
 from toolcell.tools import MODEL, PLAN
 
 pytestmark = [
+    pytest.mark.quick,
     pytest.mark.anyio,
     # trio's, of a body that is dropped
     pytest.mark.filterwarnings("ignore:Async generator 'httpcore:ResourceWarning"),

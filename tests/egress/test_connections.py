@@ -15,12 +15,18 @@ from anyio.abc import ByteStream
 from builtin.webkit import Site, page, serve
 from egress.doors import TOKEN, Door, code_of, door
 from egress.test_attacks import of
-from egress.test_attacks import pytestmark as pytestmark
 from toolcell.builtin.web.policy import WebPolicy
 from toolcell.egress import Allow, sending
 from toolcell.egress.connector import GuardedTransport
 from toolcell.egress.resolver import MAX_LOOKUPS, SystemResolver
 from toolcell.egress.streams import MAX_HEAD_BYTES
+
+pytestmark = [
+    pytest.mark.quick,
+    pytest.mark.every_loop,
+    pytest.mark.anyio,
+    pytest.mark.filterwarnings("ignore:Async generator 'httpcore:ResourceWarning"),
+]
 
 
 async def endless(stream: ByteStream) -> None:

@@ -22,7 +22,7 @@ from toolcell.results import ExecutionResult
 from toolcell.run import listed_calls
 from toolcell.tools import uploads
 
-pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
+pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.anyio]
 
 TOKEN = "tok-51fa0c9d7e"
 

@@ -26,11 +26,6 @@ set_result(found)
 """
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.mark.parametrize("mode", ["single", "forked"])
 async def test_a_container_sends_requests_through_the_host(mode: Literal["single", "forked"]) -> None:
     async with serve({"/a": page(f"you sent {TOKEN}", "text/plain")}) as site:

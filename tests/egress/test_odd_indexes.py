@@ -26,11 +26,6 @@ from wheels import make_wheel
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 KEY = "k-0f3a9c51d7e2"
 
 INSTALL = """

@@ -58,11 +58,6 @@ main()
 """`toolcell` with another index than PyPI."""
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def results_of(route: str, runtime: Runtime, source: str) -> list[Any]:
     """Return what whoever runs a script on this route gets of it."""
     match route:
@@ -85,7 +80,6 @@ async def results_of(route: str, runtime: Runtime, source: str) -> list[Any]:
         return [answer.structured_content["value"]]
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("route", ["stream", "map", "feed", "agent", "mcp"])
 async def test_a_script_of_each_route_installs_what_is_allowed(route: str, wheels: list[Path]) -> None:
     async with opened(wheels, "humanize") as (_, runtime):

@@ -16,7 +16,7 @@ from toolcell import Limits, Runtime, ToolRegistry
 from toolcell.egress import Allow, Egress
 from toolcell.results import ExecutionResult
 
-pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
+pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.anyio]
 
 TOKEN = "tok-51fa0c9d7e"
 

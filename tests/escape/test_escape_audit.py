@@ -15,7 +15,7 @@ from escape.prologues import BRIDGE
 from escape.test_escape_ten_probes import PROBES
 from toolcell.audit.reader import Damage, read_log
 
-pytestmark = [pytest.mark.isolation, pytest.mark.conforms("EX-46")]
+pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.conforms("EX-46")]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from escape.attack import MIB, Victim, outside, process_only
 from escape.prologues import BASICS, BRIDGE
 from hostile.illegal_frames import FORGED, HONEST, ILLEGAL, ONE_OF_EACH
 
-pytestmark = [pytest.mark.isolation, pytest.mark.conforms("Q-b5", "Q-b21", "T7")]
+pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.conforms("Q-b5", "Q-b21", "T7")]
 
 BRIDGE_IS_A_SOCKET = process_only("no descriptor can be sent along the two pipes of a container's bridge", "forked")
 

@@ -7,7 +7,7 @@ import pytest
 from escape.attack import ENDED_S, GROWTH_BYTES, IS_PROCESS, MIB, Victim, outside
 from escape.prologues import BRIDGE
 
-pytestmark = [pytest.mark.isolation, pytest.mark.conforms("Q-b21", "T7")]
+pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.conforms("Q-b21", "T7")]
 
 FLOOD_S = 0.5 if IS_PROCESS else 1.5
 """A flood goes through three processes more on its way out of a container, all of which share the machine."""
@@ -31,7 +31,6 @@ FLOODS = {
 }
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("kind", FLOODS)
 def test_a_flood_of_legal_messages_stops_neither_the_clock_nor_the_other_runs(kind: str, victim: Victim) -> None:
     """While one guest floods, a run of another guest ends as usual. The flood ends at its limit."""
@@ -127,7 +126,6 @@ HOARDS = {
 }
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("kind", HOARDS)
 def test_nothing_a_guest_can_say_makes_the_host_hold_much(kind: str, victim: Victim) -> None:
     """40 messages of up to 4 MB each, of every kind from which the host keeps something."""

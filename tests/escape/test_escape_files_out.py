@@ -10,7 +10,7 @@ import pytest
 from escape.attack import MIB, Victim, outside
 from escape.prologues import BASICS, BRIDGE
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 NAIVE = """
 import glob

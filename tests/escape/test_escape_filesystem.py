@@ -10,7 +10,7 @@ import pytest
 from escape.attack import BACKEND, IS_PROCESS, Victim, outside
 from escape.prologues import RAW
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 HOST_PLACES = (
     "/root", "/home", "/proc/1/environ", "/proc/self/mem", "/proc/self/root", "/proc/self/cwd", "/proc/self/fd",

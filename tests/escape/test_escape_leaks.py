@@ -14,7 +14,7 @@ import toolcell
 from escape.attack import SECRET_PATTERN, Victim, outside, process_only
 from escape.prologues import RAW
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 
 def host_words() -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from escape.attack import Victim, outside
 from escape.prologues import RAW
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 FAMILIES = list(range(48))
 TYPES = [1, 2, 3, 4, 5]

@@ -7,7 +7,7 @@ import pytest
 from escape.attack import MIB, Victim, outside
 from escape.prologues import BASICS
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 OUTPUT_BYTES = 4096
 MARK_BYTES = 200
@@ -44,7 +44,6 @@ def flood_source(kind: str) -> str:
     return WITHOUT_END.format(flood=FLOODS[kind].replace("\n", "\n    "))
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("kind", FLOODS)
 def test_a_flood_of_output_is_cut_counted_and_ended(kind: str, victim: Victim) -> None:
     plain = outside("import sys\nsys.stdout.reconfigure(errors='surrogatepass')\n" + flood_source(kind), bound=400)
@@ -121,7 +120,6 @@ EVIL = {
 }
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("kind", EVIL)
 def test_an_exception_is_reported_within_bounds_whatever_it_does(kind: str, victim: Victim) -> None:
     """Outside, whoever formats the exception runs the script's code or prints all of it; inside that is the guest's

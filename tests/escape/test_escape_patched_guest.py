@@ -11,7 +11,7 @@ import pytest
 from escape.attack import Victim, outside
 from escape.prologues import BASICS
 
-pytestmark = [pytest.mark.isolation, pytest.mark.conforms("Q-b5", "Q-b21")]
+pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.conforms("Q-b5", "Q-b21")]
 
 DIG = (
     BASICS
@@ -172,7 +172,6 @@ ENDS = {"an endless destructor": "timeout", "a thread that is not a daemon": "ti
 """Outcomes other than ok."""
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("kind", LAST_WORDS)
 def test_nothing_of_the_script_runs_on_after_its_run(kind: str, victim: Victim) -> None:
     """A script ends as in CPython, but within its run: its limits hold, and its calls are the run's."""

@@ -12,7 +12,7 @@ import pytest
 from escape.attack import IS_PROCESS, Victim, outside
 from escape.prologues import BASICS, RAW
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 MARKS = {
     "a patched module": (

@@ -16,7 +16,7 @@ from escape.prologues import RAW
 from toolcell import Policy, Runtime, ToolRegistry, UsageError
 from toolcell.config import DEFAULT_LAYERS
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 WITHOUT = """
 import ctypes, struct

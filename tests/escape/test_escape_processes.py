@@ -28,7 +28,7 @@ def assert_ended_at_the_limit(inside: Inside) -> None:
     assert inside.result.usage.peak_processes <= 16 or COUNTED_BY_A_WATCH
 
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 
 @pytest.fixture
@@ -235,7 +235,6 @@ def unhurried() -> Iterator[Victim]:
     host.close()
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("kind", GOING_ON)
 def test_nothing_goes_on_between_its_run_and_its_end(kind: str, unhurried: Victim) -> None:
     """A timer, children that fork children, and threads all try to work on when the run is over."""

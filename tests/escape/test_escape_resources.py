@@ -7,7 +7,7 @@ import pytest
 from escape.attack import ENDED_S, MIB, Victim, outside
 from escape.prologues import RAW
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 MEMORY_BYTES = 48 * MIB
 HELD_BYTES = 2 * MEMORY_BYTES
@@ -210,7 +210,6 @@ BUSY = {
 }
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("kind", BUSY)
 def test_processor_time_ends_at_its_limit_whatever_the_script_ignores(kind: str, victim: Victim) -> None:
     source = unindented(BUSY[kind])

@@ -17,6 +17,7 @@ from escape.prologues import RAW
 from toolcell import SyncRuntime, ToolRegistry
 
 pytestmark = [
+    pytest.mark.quick,
     pytest.mark.isolation,
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are x86-64's"),
 ]

@@ -14,6 +14,7 @@ from escape.refused_calls import NOT_ON_EVERY_MACHINE, REFUSED, ROOT_ONLY
 from toolcell_bridge.isolation.guest_paths import GUEST_ID
 
 pytestmark = [
+    pytest.mark.quick,
     pytest.mark.isolation,
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers and the machine code here are x86-64's"),
 ]

@@ -9,7 +9,7 @@ import pytest
 from escape.attack import Victim, outside
 from escape.prologues import BASICS
 
-pytestmark = [pytest.mark.isolation, pytest.mark.conforms("Q-b1", "Q-b2", "EX-46")]
+pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.conforms("Q-b1", "Q-b2", "EX-46")]
 
 PROBES = {
     "io.open": "import io\nset_result(io.open(secret).read())",

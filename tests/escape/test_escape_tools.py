@@ -9,7 +9,7 @@ import pytest
 from escape.attack import ENDED_S, SECRET_PATTERN, Victim, outside
 from escape.prologues import BASICS, BRIDGE
 
-pytestmark = [pytest.mark.isolation, pytest.mark.conforms("Q-b21")]
+pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.conforms("Q-b21")]
 
 NAMES = [
     "", " ", ".", "..", "/", "touch ", " touch", "Touch", "TOUCH", "touch\n", "touch\0", "tou\u0441h", "t\u200bouch",

@@ -87,7 +87,6 @@ def peak_bytes(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("name", CASES)
 def test_a_check_holds_at_most_ten_times_what_was_sent(name: str) -> None:
     schema, make = CASES[name]

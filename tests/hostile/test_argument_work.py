@@ -22,6 +22,8 @@ from toolcell.tools import ToolDefinition, ToolRegistry
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.problems import MAX_MESSAGE_CHARS, MAX_PROBLEMS
 
+pytestmark = pytest.mark.quick
+
 SLACK = 1.25
 """Twice as much input may take this much more than twice as many calls: constants and rounding."""
 
@@ -262,7 +264,6 @@ Refused = Annotated[str, AfterValidator(refuse)]
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("kind", [list[date], list[Refused], dict[str, Refused]], ids=["dates", "texts", "a dict"])
 @pytest.mark.parametrize("count", [1, 30, 60_000])
 async def test_what_a_tools_own_types_refuse_is_said_within_bounds(kind: Any, count: int) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from toolcell import ExecutionResult, Limits, Outcome, PoolConfig, Runtime, ToolRegistry
 
+pytestmark = pytest.mark.quick
+
 BLOCKED_S = 6.0
 """How long a callback of the caller keeps the event loop, from the start of the script."""
 
@@ -74,10 +76,8 @@ def backend_named(name: str) -> Any:
     return DockerBackend(mode="forked")
 
 
-@pytest.mark.family
 @pytest.mark.anyio
 @pytest.mark.isolation
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # no loop runs meanwhile, whichever it is
 @pytest.mark.parametrize("limit", ["wall_s", "cpu_s"])
 async def test_a_sandbox_ends_at_its_limit_while_the_event_loop_does_not_run(limit: str) -> None:
     await assert_ends_in_time(limit, "process")
@@ -86,7 +86,6 @@ async def test_a_sandbox_ends_at_its_limit_while_the_event_loop_does_not_run(lim
 @pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.isolation
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # no loop runs meanwhile, whichever it is
 async def test_a_runtime_that_is_opened_again_ends_sandboxes_without_the_event_loop_too() -> None:
     result, lived_s = await run_blocked(SLOW, "process", wall_s=0.5, openings=2)
 
@@ -97,7 +96,6 @@ async def test_a_runtime_that_is_opened_again_ends_sandboxes_without_the_event_l
 @pytest.mark.anyio
 @pytest.mark.docker
 @pytest.mark.usefixtures("engine")
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize(("limit", "backend"), [("wall_s", "docker"), ("cpu_s", "docker"), ("wall_s", "forked")])
 async def test_a_container_ends_at_its_limit_while_the_event_loop_does_not_run(limit: str, backend: str) -> None:
     await assert_ends_in_time(limit, backend)
@@ -117,7 +115,6 @@ async def assert_ends_in_time(limit: str, backend: str) -> None:
 @pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.isolation
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # no loop runs meanwhile, whichever it is
 async def test_a_call_that_is_read_after_the_deadline_is_not_made() -> None:
     registry, made = ToolRegistry(), list[str]()
 

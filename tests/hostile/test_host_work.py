@@ -38,6 +38,8 @@ from toolcell_bridge.wire.errors import ProtocolError
 from toolcell_bridge.wire.messages import MAX_GUEST_ELEMENTS, FilePart, RunScript
 from toolcell_bridge.wire.plain import check_plain
 
+pytestmark = pytest.mark.quick
+
 SLACK = 1.25
 """Twice as much input may take this much more than twice the work: constants and rounding."""
 
@@ -212,7 +214,6 @@ FULL: dict[str, Any] = {
 }
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("shape", FULL)
 def test_one_message_makes_the_host_call_few_functions_and_hold_ten_full_frames_at_most(shape: str) -> None:
     data = framed([20, FULL[shape]])

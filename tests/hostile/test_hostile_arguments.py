@@ -22,16 +22,10 @@ from toolcell.errors import UsageError
 from toolcell.tools import Origin, RunContext, Secrets, ToolRegistry, ToolResult, decode_tool_call
 from toolcell.tools.model_calls import ToolCall
 
-pytestmark = [pytest.mark.anyio, pytest.mark.conforms("C-b8", "J1", "J-b2", "P12", "V-1")]
+pytestmark = [pytest.mark.quick, pytest.mark.anyio, pytest.mark.conforms("C-b8", "J1", "J-b2", "P12", "V-1")]
 
 IS_WHOLE = os.environ.get("TOOLCELL_HOSTILE") == "all"
 NAMES = (*TYPES, *SCHEMAS)
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """No event loop has a part in this."""
-    return "asyncio"
 
 
 def hostile_values(name: str, first: int = 0, step: int = 1 if IS_WHOLE else 12) -> list[Any]:

@@ -35,12 +35,6 @@ result = {"calls": calls, "ends": ends}
 """
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """No event loop has a part in this."""
-    return "asyncio"
-
-
 @pytest.mark.isolation
 @pytest.mark.parametrize("turn", range(len(OPTIONS)) if IS_WHOLE else [0])
 async def test_a_script_goes_on_whatever_it_sends_and_the_host_raises_nothing(turn: int) -> None:

@@ -19,16 +19,11 @@ from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.messages import CallTool, FilePart, Message, Progress
 from wire.wire_strategies import running_pair
 
-pytestmark = pytest.mark.conforms("Q-b5", "Q-b21", "T7")
+pytestmark = [pytest.mark.quick, pytest.mark.conforms("Q-b5", "Q-b21", "T7")]
 
 SHORT_BYTES = 200_000
 HELD_BYTES = 16 * MIB
 """Most memory that may be used to refuse a short frame, whatever lengths it announces."""
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 def delivered_before_death(data: bytes) -> list[Message]:

@@ -28,7 +28,6 @@ GROWTH_BYTES = 128 << 20
 Note = Callable[[str, Any], None]
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if "process" in attack.backends])
 def test_the_host_stays_live(name: str, record_property: Note) -> None:
     attack_and_check(name, "process", record_property)
@@ -37,7 +36,6 @@ def test_the_host_stays_live(name: str, record_property: Note) -> None:
 @pytest.mark.docker
 @pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("backend", ["docker", "forked"])
-@pytest.mark.family
 @pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if "docker" in attack.backends])
 def test_the_host_stays_live_beside_containers(name: str, backend: str, record_property: Note) -> None:
     attack_and_check(name, backend, record_property)

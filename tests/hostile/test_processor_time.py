@@ -9,6 +9,8 @@ from toolcell import Limits, Outcome, PoolConfig, Runtime, SyncRuntime
 from toolcell.sandbox.process import cgroup_manager
 from toolcell.sandbox.process.cgroup_hierarchy import NoLocation
 
+pytestmark = pytest.mark.quick
+
 CPU_S = 1.0
 MARGIN_S = 1.0
 """For a machine that is busy with other tests. Children that nobody counts go on to `wall_s`."""
@@ -49,7 +51,6 @@ set_result(refused == [signal.SIGCHLD])
 """
 
 
-@pytest.mark.family
 @pytest.mark.isolation
 @pytest.mark.parametrize("has_cgroup", [True, False], ids=["as it is here", "without a cgroup"])
 @pytest.mark.parametrize("source", [WAITED_FOR, ORPHANS], ids=["waited for", "orphans"])

@@ -176,7 +176,6 @@ class Worst:
     memory: float = 0.0
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("part", range(PARTS))
 def test_work_and_memory_for_random_schemas_and_values_are_linear_in_what_was_sent(part: int) -> None:
     worst = Worst()

@@ -16,7 +16,7 @@ from toolcell.results import ExecutionResult, Outcome, ToolCallRecord
 from toolcell.tools import RunContext, ToolError
 from toolcell.tools.progress import MAX_UPDATE_CHARS, ProgressReporter
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 def result(size: int) -> ExecutionResult:
@@ -74,7 +74,6 @@ async def test_progress_that_contains_itself_is_too_large() -> None:
     assert shown == [{"details": "(list too large to show)"}]
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("args", [{"q": [0] * 150_000}, {"q": bytes(8_000_000)}], ids=["list", "bytes"])
 async def test_large_arguments_are_not_written_out_for_the_log(args: Any, caplog: pytest.LogCaptureFixture) -> None:
     async def refuse(q: Any) -> str:
@@ -97,7 +96,6 @@ async def test_large_arguments_are_not_written_out_for_the_log(args: Any, caplog
     assert max(len(record.getMessage()) for record in caplog.records) < 1000
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_failure_with_large_arguments_is_remembered_by_their_beginning() -> None:
     async def refuse(q: Any) -> str:
         """Refuse whatever is passed to it."""

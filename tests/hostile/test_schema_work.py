@@ -34,6 +34,8 @@ from toolcell.tools.schema_work import MAX_RECURSIVE_WEIGHT, MAX_WEIGHT, SchemaW
 from toolcell.tools.stubs import python_stub
 from toolcell.tools.text_data import may_be_data
 
+pytestmark = pytest.mark.quick
+
 LEVELS = 28
 SOON_S = 2.0
 """A check that is not bounded takes minutes; one that is takes less even on a busy machine."""

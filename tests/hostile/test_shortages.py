@@ -164,7 +164,6 @@ def test_a_host_that_may_map_no_more_memory_loses_runs_that_want_it_and_works_on
     assert seen["after"] == "ok"
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("umask", ["077", "027"])
 def test_sandboxes_start_whatever_the_umask_of_the_host_and_scripts_have_one_of_their_own(
     umask: str, tmp_path: Path

@@ -18,6 +18,8 @@ from toolcell.tools import abandoned_threads
 from toolcell.tools.call import RunContext
 from toolcell.tools.run_state import RunState
 
+pytestmark = [pytest.mark.quick, pytest.mark.every_loop]
+
 PATIENCE_S = 30.0
 LIMIT = 3
 

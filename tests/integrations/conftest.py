@@ -43,12 +43,6 @@ def audited_calls(directory: Path) -> list[str]:
     return [call.tool for run in runs for call in run.calls]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The event loop that the frameworks know."""
-    return "asyncio"
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     report: Any = yield

@@ -25,6 +25,8 @@ from toolcell.integrations.base import (
 from toolcell.results import LIMIT_OUTCOMES, ExecutionResult, Logs
 from toolcell.testing import FakeBackend
 
+pytestmark = pytest.mark.quick
+
 ROOT = Path(__file__).parent.parent.parent
 EXTRAS = {
     path: found[1]

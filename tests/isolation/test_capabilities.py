@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 Child = Callable[..., Any]
 
 # An ordinary user has capabilities to lose only inside a user namespace of its own.

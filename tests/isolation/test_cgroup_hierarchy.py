@@ -9,6 +9,8 @@ import pytest
 
 from toolcell.sandbox.process.cgroup_hierarchy import NoLocation, V1Location, V2Location, find_location, parse
 
+pytestmark = pytest.mark.quick
+
 V1_LINE = "{id} 31 0:{id} {root} {at} rw,relatime shared:9 - cgroup cgroup rw,{names}\n"
 V2_LINE = "41 31 0:38 {root} {at} rw,relatime - cgroup2 cgroup2 rw,nsdelegate\n"
 

@@ -19,6 +19,8 @@ from toolcell.sandbox.process.cgroup import CgroupFiles, CgroupUsage, V2Cgroup
 from toolcell.sandbox.process.cgroup_hierarchy import V1Location, V2Location
 from toolcell.sandbox.process.cgroup_manager import CgroupManager, NoLocation, discover, host_directory, is_orphan
 
+pytestmark = pytest.mark.quick
+
 MIB = 1024 * 1024
 
 

@@ -17,7 +17,7 @@ import pytest
 from toolcell.sandbox.process import probes
 from toolcell_bridge.isolation import landlock
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 Child = Callable[..., Any]
 
 RESTRICT = """

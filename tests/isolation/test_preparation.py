@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from toolcell_bridge.entry import preparation
+
+pytestmark = pytest.mark.quick
 
 
 def test_a_child_has_no_number_of_its_zygote() -> None:

@@ -18,6 +18,8 @@ from toolcell.sandbox.process import probes
 from toolcell.sandbox.process.child_probe import ChildProbe, Probe
 from toolcell_bridge.isolation import landlock
 
+pytestmark = pytest.mark.quick
+
 OPEN = probes.MachineFacts(
     unprivileged_clone=1, apparmor_restricts=0, max_user_namespaces=1000, filtered=False, root=False
 )

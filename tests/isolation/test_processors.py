@@ -20,6 +20,8 @@ from toolcell.sandbox.process.cgroup_manager import CgroupManager, NoLocation, d
 from toolcell.testing import FakeBackend
 from toolcell_bridge.isolation import rlimits
 
+pytestmark = pytest.mark.quick
+
 MINE = len(os.sched_getaffinity(0))
 SPIN = "while True:\n    pass"
 

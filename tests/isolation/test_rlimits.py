@@ -10,7 +10,7 @@ import pytest
 
 from toolcell_bridge.isolation.rlimits import RlimitPlan, apply
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 Child = Callable[..., Any]
 
 PLAN = RlimitPlan(cpu_s=5, address_space_bytes=1 << 30, processes=16, open_files=32, file_size_bytes=1 << 16)

@@ -14,7 +14,7 @@ from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS
 
 from .conftest import child_in
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 Child = Callable[..., Any]
 
 BAD = "2**64 - 1"

@@ -24,6 +24,8 @@ from toolcell_bridge.isolation.seccomp_policy import (
 )
 from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS
 
+pytestmark = pytest.mark.quick
+
 MACHINES = sorted(SYSCALL_NUMBERS)
 ANSWERS = {
     0x7FFF0000: SeccompAction.ALLOW,

@@ -19,6 +19,8 @@ from toolcell_bridge.isolation.seccomp_policy import (
 )
 from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS
 
+pytestmark = pytest.mark.quick
+
 MACHINES = sorted(SYSCALL_NUMBERS)
 EVERY_CALL = frozenset().union(*SYSCALL_NUMBERS.values())
 ROWS = [call for group in (*ALLOWED, EPOLL, *REFUSED, *MISSING, *SKIPPED) for call in group.calls] + [

@@ -206,7 +206,6 @@ def test_what_was_sent_to_one_guest_is_not_in_the_memory_of_the_next(shared: Con
         shared.kill(last)
 
 
-@pytest.mark.family
 @pytest.mark.parametrize(
     "source",
     [

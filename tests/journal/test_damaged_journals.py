@@ -16,6 +16,8 @@ from toolcell.journal.marks import marks_directory
 from toolcell.journal.records import RESUMED, RUN_RECORDS, LoadedRun, RunRecords, load_run
 from toolcell.journal.store import JournalStore
 
+pytestmark = pytest.mark.quick
+
 
 def begun(path: Path, key: bytes = b"") -> tuple[Journal, JournalFile]:
     file = JournalFile(path, key=key)

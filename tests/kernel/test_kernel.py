@@ -122,7 +122,6 @@ class TestCells:
         assert found["twice"]["data"] == {"text/plain": "12"}
         assert (found["wrong"]["status"], found["wrong"]["ename"]) == ("error", "NameError")
 
-    @pytest.mark.thorough
     def test_a_bar_of_tqdm_redraws_its_line_and_the_names_stay(self, notebooks: Start) -> None:
         notebook = notebooks("--packages", "tqdm")
         shown = notebook.run("from tqdm.auto import tqdm\nfor _ in tqdm(range(3), mininterval=0): pass")
@@ -326,7 +325,6 @@ class TestEnds:
         assert shown.reply["ename"] == "timeout" and "after 1 s" in shown.of("error")[-1]["evalue"]
         assert notebook.run("kept").data == {"text/plain": "1"}
 
-    @pytest.mark.thorough
     def test_a_memory_limit_ends_the_sandbox_with_words_and_the_next_cell_runs(self, notebooks: Start) -> None:
         notebook = notebooks("--memory-bytes", "256MiB")
         notebook.run("gone = 1")
@@ -345,7 +343,6 @@ class TestEnds:
         assert again.data == {"text/plain": "'again'"}
         assert plain.run(f"In[{count}], Out[{count}]").data == {"text/plain": """("'again'", 'again')"""}
 
-    @pytest.mark.thorough
     def test_a_restart_forgets_names_and_a_shutdown_leaves_no_process(self, notebooks: Start) -> None:
         notebook = notebooks()
         notebook.run("forgotten = 1")

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from toolcell_bridge.guest.lint import LintResult, check, compile_tree
 
+pytestmark = pytest.mark.quick
+
 
 def _snippets() -> Iterator[Any]:
     text = Path(__file__).with_name("model_snippets.txt").read_text(encoding="utf-8")

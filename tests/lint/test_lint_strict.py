@@ -15,6 +15,8 @@ from toolcell_bridge.guest.lint import check, compile_tree
 from toolcell_bridge.guest.lint_profiles import PRELOAD
 from toolcell_bridge.guest.pictures import Picture
 
+pytestmark = pytest.mark.quick
+
 
 def run_strict(source: str, **names: Any) -> tuple[Any, str]:
     """Run as the guest does: last expression apart, guards in the globals. Returns (result, printed)."""

@@ -10,7 +10,7 @@ import pytest
 from toolcell import Outcome, Policy, Runtime, SyncRuntime, ToolRegistry
 from toolcell.tools.code import described_sandbox
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 REFUSED = {
     "import os": "import of 'os' is blocked in a restricted script",

@@ -19,11 +19,6 @@ HONEST = [sys.executable, str(HERE / "honest_server.py")]
 RAW = [sys.executable, "-I", "-S", str(HERE / "raw_server.py")]
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Connected:
     """A registry with one server."""
 

@@ -17,11 +17,6 @@ pytestmark = pytest.mark.anyio
 TOKEN = "tok-51fa0c9d7e/+Z"
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def rules(url: str, **more: Any) -> Egress:
     """Rules about a server on loopback, by the name mcp.test."""
     port = int(url.rpartition(":")[2])

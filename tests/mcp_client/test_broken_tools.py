@@ -11,7 +11,7 @@ from toolcell.tools import ToolRegistry
 
 from .conftest import a_tool, raw, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 BROKEN: dict[str, Any] = {
     "list": a_tool("list", inputSchema=[]),

@@ -18,7 +18,7 @@ from toolcell.tools.result import Status
 from .conftest import a_tool, raw
 from .plain_http import Answer, PlainServer, as_json
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 @asynccontextmanager

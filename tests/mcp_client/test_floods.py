@@ -61,7 +61,6 @@ async def test_what_is_long_and_answers_no_request_counts_more() -> None:
     assert server._pace.pause_after(anyio.current_time(), pace.BURST - 500) > 0  # it counted as more than 500
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("script", [{"deaf": 8_000}, {"asks": 3_000, "elicitation": print, "answer": {}}])
 async def test_a_server_whose_requests_cannot_be_answered_is_ended(
     script: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -24,7 +24,7 @@ from toolcell.tools.result import ToolResult
 
 from .conftest import HERE, a_tool, raw, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 OBJECT = {"type": "object"}
 DEEP: dict[str, Any] = {"type": "object"}

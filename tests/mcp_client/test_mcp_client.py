@@ -21,7 +21,7 @@ from toolcell.tools.result import Status
 
 from .conftest import HONEST, Connected, a_tool, raw, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 async def test_tools_have_a_namespace_their_hints_and_their_origin(honest: Connected) -> None:
@@ -316,7 +316,6 @@ async def test_the_servers_process_is_not_the_callers_and_has_not_its_environmen
     assert b"PYTEST" not in Path(f"/proc/{pid}/environ").read_bytes()
 
 
-@pytest.mark.family
 @pytest.mark.parametrize(("given", "said"), [({"name": "Ada"}, "accept name='Ada'"), (None, "decline None")])
 async def test_a_server_s_question_is_answered_by_a_function_of_the_host(given: Any, said: str) -> None:
     async def answer(message: str, schema: Any) -> Any:

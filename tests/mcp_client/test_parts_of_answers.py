@@ -14,7 +14,7 @@ from toolcell.tools import ToolRegistry
 
 from .conftest import HONEST, a_tool, raw
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 PNG = b"\x89PNG\r\n\x1a\n..>>??"
 IMAGE = {"name": "image-2.png", "media_type": "image/png", "data": PNG}
 

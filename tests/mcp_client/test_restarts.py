@@ -16,7 +16,7 @@ from toolcell.tools import ToolRegistry
 
 from .conftest import RAW, a_tool, raw, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 WHEN_TOLD = """
 import os, sys

@@ -56,7 +56,6 @@ def test_the_server_conforms_but_for_what_is_listed(programs: Programs, tools: P
     assert {"server-initialize", "tools-list", "tools-call-simple-text", "dns-rebinding-protection"} <= passed
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("scenario", PASSING_CLIENT)
 def test_the_client_conforms(programs: Programs, tmp_path: Path, scenario: str) -> None:
     client = f"{sys.executable} {HERE / 'conformance_client.py'}"

@@ -40,7 +40,6 @@ def inspecting(programs: Programs, tools: Path, transport: str) -> Iterator[Any]
         yield ask
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("transport", ["stdio", "http"])
 def test_the_inspector_lists_tools_and_calls_them(programs: Programs, tools: Path, transport: str) -> None:
     with inspecting(programs, tools, transport) as ask:

@@ -15,11 +15,6 @@ from .conftest import PATIENCE_S, Programs
 pytestmark = [pytest.mark.npm, pytest.mark.isolation, pytest.mark.anyio]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 SCRIPT = """
 entity = {"name": "Ada", "entityType": "person", "observations": ["wrote a program"]}
 echo, total, _, listing, text = call_tools_parallel([

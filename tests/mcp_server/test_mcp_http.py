@@ -24,14 +24,9 @@ from toolcell.mcp.http import StaticToken, http_app, parse_address, serve_http
 from toolcell.mcp.server import McpServer
 from toolcell.support.asgi import listening
 
-pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
+pytestmark = [pytest.mark.quick, pytest.mark.anyio, pytest.mark.isolation]
 
 TOKEN = "a-token-of-a-test-42"
-
-
-@pytest.fixture
-def anyio_backend() -> Any:
-    return "asyncio"
 
 
 @asynccontextmanager

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-import bpe_openai
 import mcp_types as types
 import pytest
 from mcp.client.client import Client
@@ -25,16 +24,11 @@ from toolcell.tools import Approve, ToolContext
 from toolcell.tools.parts import File
 from toolcell.tools.result import ToolResult
 
-pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
+pytestmark = [pytest.mark.quick, pytest.mark.anyio, pytest.mark.isolation]
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
-
-
-@pytest.fixture
-def anyio_backend() -> Any:
-    return "asyncio"
 
 
 @pytest.fixture(params=["legacy", "auto"])
@@ -348,6 +342,7 @@ async def test_five_hundred_tools_cost_less_than_a_thousand_tokens_until_the_cli
 
     shown = listed.model_dump_json(by_alias=True, exclude_none=True)
     assert "501 tools" in shown and "move_7" not in shown
+    bpe_openai = pytest.importorskip("bpe_openai")
     assert len(bpe_openai.get_encoding("o200k_base").encode(shown + INSTRUCTIONS)) < 1000
     assert text_of(found).startswith("create_issue(title: str) -> str  # Open a ticket")
     assert "def create_issue(*, title: str) -> str:" in text_of(stub)

@@ -80,7 +80,6 @@ def shake_hands(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_client_of_the_sdk_runs_a_script_and_nothing_else_is_on_stdout(tools: str) -> None:
     parameters = StdioServerParameters(command=sys.executable, args=["-m", "toolcell", "mcp", "--tools", tools])
     async with Client(parameters) as client:
@@ -90,7 +89,6 @@ async def test_a_client_of_the_sdk_runs_a_script_and_nothing_else_is_on_stdout(t
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_scripts_call_the_tools_of_the_servers_that_it_is_connected_with() -> None:
     tool = {"name": "find-it", "description": "Find something", "inputSchema": {"type": "object"}}
     raw = Path(__file__).parent.parent / "mcp_client" / "raw_server.py"

@@ -58,7 +58,6 @@ def command(folder: Path, *words: str) -> Iterator[int]:
             process.kill()
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("words", [("mcp", "--http", "127.0.0.1:0"), ("serve", "--port", "0", "--warm", "0")])
 def test_silent_strangers_keep_nobody_out(tmp_path: Path, words: tuple[str, ...]) -> None:
     path = "/mcp" if words[0] == "mcp" else "/readyz"

@@ -30,11 +30,6 @@ DATA = {"kind": "pandas.DataFrame", "shape": [2, 2], "dtypes": DTYPES, "rows": R
 TITLE = "DataFrame, 2 rows x 2 columns (index text, n float64, when datetime[us])"
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def make_registry() -> ToolRegistry:
     registry = ToolRegistry()
 

@@ -50,11 +50,6 @@ async def wait() -> None:
 '''
 
 
-@pytest.fixture
-def anyio_backend() -> Any:
-    return "asyncio"
-
-
 @contextmanager
 def serving(transport: str, folder: Path) -> Iterator[Any]:
     """Start the command, and yield what `Client` connects to."""
@@ -82,7 +77,6 @@ async def appears(path: Path) -> None:
             await anyio.sleep(0.02)
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 @pytest.mark.parametrize("transport", ["stdio", "http"])
 async def test_a_client_lists_calls_hears_progress_sees_pictures_is_asked_and_cancels(

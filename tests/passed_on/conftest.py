@@ -1,4 +1,4 @@
-"""What the tests of this folder share: one event loop, an office, and an order for it."""
+"""What the tests of this folder share: an office, and an order for it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ import pytest
 
 from passed_on import processes
 from passed_on.office import Office, Order
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from toolcell.control import Approve, Deny
 from toolcell.testing import ScriptedModel, calls
 from toolcell.tools import SUBAGENT, Budget, Secrets
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 def answers(messages: Any) -> list[str]:

@@ -20,7 +20,7 @@ from passed_on.processes import own_children
 from toolcell import ExecutionResult, Limits, Outcome, PoolConfig, Quota, QuotaExceeded, Quotas, RunContext, Runtime
 from toolcell.audit import Index, RecordedRun
 
-pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
+pytestmark = [pytest.mark.quick, pytest.mark.anyio, pytest.mark.isolation]
 
 WORK = "call_tool('write', text='a')\nsum(range(200_000))\n"
 
@@ -116,7 +116,6 @@ def recorded(folder: Path) -> list[RecordedRun]:
         return [index.load(summary) for summary in index.runs()]
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("ending", ENDINGS)
 async def test_a_run_is_accounted_for_however_it_ends(ending: str, office: Office, tmp_path: Path) -> None:
     end, outcome = ENDINGS[ending]

@@ -23,7 +23,7 @@ from toolcell import (
 )
 from toolcell.control import AlreadyMade, Approve, Deny, Edit
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 
 class Shop:

@@ -14,7 +14,7 @@ import pytest
 from passed_on.processes import own_children
 from toolcell import ExecutionResult, Policy, PoolConfig, Runtime, ToolRegistry
 
-pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
+pytestmark = [pytest.mark.quick, pytest.mark.anyio, pytest.mark.isolation]
 
 NAMESPACES = {
     "user": "user",

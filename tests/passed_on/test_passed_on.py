@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -33,7 +32,7 @@ from toolcell.config import MIB
 from toolcell.control import Draft
 from toolcell.tools import Secrets
 
-pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
+pytestmark = [pytest.mark.quick, pytest.mark.anyio, pytest.mark.isolation]
 
 NO_CONTEXT = "a client of MCP gives no RunContext: what a run is given besides its code is the Runtime's"
 LATER = "what waits or is kept is not a dry run"
@@ -55,23 +54,15 @@ LEFT_OUT: dict[tuple[str, str], str] = {
 
 
 COLUMNS: list[str] = []
-QUICK: Counter[str] = Counter()
-"""How many claims `make test` tests on each route."""
+FIRST: Counter[str] = Counter()
 
 
 def cells(what: str) -> pytest.MarkDecorator:
-    """Return the routes on which a claim is tested: in `make test` the two that have the fewest claims so far."""
+    """Return the routes on which a claim is tested; the first row, which `make test` runs, is another for each."""
     COLUMNS.append(what)
-    routes = [name for name in ROUTES if (name, what) not in LEFT_OUT]
-    quick = sorted(routes, key=lambda name: QUICK[name])[:2]
-    QUICK.update(quick)
-    rows = [pytest.param(name, marks=() if name in quick else pytest.mark.thorough) for name in routes]
-    return pytest.mark.parametrize("route", rows)
-
-
-@pytest.fixture
-def anyio_backend() -> Any:
-    return "asyncio"
+    routes = sorted((name for name in ROUTES if (name, what) not in LEFT_OUT), key=lambda name: FIRST[name])
+    FIRST[routes[0]] += 1
+    return pytest.mark.parametrize("route", routes)
 
 
 @pytest.fixture
@@ -290,6 +281,7 @@ async def test_progress_of_a_script_is_heard(route: str, office: Office, order: 
     assert "reported by the script" in str(order.heard)
 
 
+@pytest.mark.quick(every_row=True)
 @cells("user")
 async def test_tools_know_for_whom_they_are_called(route: str, office: Office, order: Order) -> None:
     order.first, order.then = write("a"), write("b")
@@ -302,7 +294,3 @@ async def test_tools_know_for_whom_they_are_called(route: str, office: Office, o
 
 def test_what_is_left_out_of_the_table_is_in_it() -> None:
     assert {what for _, what in LEFT_OUT} <= {*COLUMNS} and {route for route, _ in LEFT_OUT} <= {*ROUTES}
-
-
-def test_make_test_tries_each_route() -> None:
-    assert {*QUICK} == {*ROUTES}

@@ -26,7 +26,7 @@ from toolcell.mcp.server import McpServer
 from toolcell.testing import ScriptedModel, calls
 from toolcell.tools import Event, EventBus, Secrets
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 MARK = "[redacted]"
 

@@ -21,7 +21,7 @@ from toolcell import (
 )
 from toolcell.control import Approve, Deny
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 
 @pytest.fixture(scope="module")

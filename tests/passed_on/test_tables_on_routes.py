@@ -111,7 +111,6 @@ if given:
 """
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("route", ROUTES)
 async def test_a_tool_takes_what_another_gave(route: str, office: Office, order: Order) -> None:
     taken = with_tools(office)

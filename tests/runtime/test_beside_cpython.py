@@ -20,7 +20,7 @@ from toolcell.run.streaming import RunFinished
 from .beside_cpython import OF_EACH_KIND, WRITTEN, Ending, ending_in_cpython, ending_of, of_sandbox, registry, source_of
 from .plain_scripts import HELPER, SCRIPTS
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 LIMITS, POOL = Limits(wall_s=30), PoolConfig(warm=1)
 
@@ -104,9 +104,6 @@ NOT_IN = {
     "command line": {*OF_EACH_KIND[1:2], *OF_EACH_KIND[3:6], *OF_EACH_KIND[8:10], *OF_EACH_KIND[12:19]},
 }  # fmt: skip
 
-SLOWER = {("command line", script) for script in OF_EACH_KIND if script != "stdin_is_empty"}
-"""Each starts an interpreter with toolcell and a Runtime: `make test` tries one script."""
-
 
 @pytest.mark.parametrize("script", [*SCRIPTS, *WRITTEN])
 def test_a_script_ends_as_in_cpython(runtime: SyncRuntime, script: str, tmp_path: Path) -> None:
@@ -115,12 +112,7 @@ def test_a_script_ends_as_in_cpython(runtime: SyncRuntime, script: str, tmp_path
 
 @pytest.mark.parametrize(
     ("route", "script"),
-    [
-        pytest.param(route, script, marks=pytest.mark.thorough if (route, script) in SLOWER else ())
-        for route in ROUTES
-        for script in OF_EACH_KIND
-        if script not in NOT_IN.get(route, ())
-    ],
+    [(route, script) for route in ROUTES for script in OF_EACH_KIND if script not in NOT_IN.get(route, ())],
 )
 def test_a_script_ends_as_in_cpython_on_every_route(
     runtime: SyncRuntime, route: str, script: str, tmp_path: Path

@@ -11,7 +11,7 @@ from toolcell.tools.code import code_result
 
 from .conftest import Run
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 CURES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "a package": (

@@ -15,7 +15,7 @@ from toolcell.sandbox.process.backend import ProcessBackend
 
 from .conftest import make_registry
 
-pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
+pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.anyio]
 
 EX_10 = (
     "results = call_tool('web_search', {'query': 'Go frameworks'})\n"
@@ -30,11 +30,6 @@ async def coding() -> AsyncIterator[ToolRegistry]:
     async with Runtime(registry, limits=Limits(wall_s=5)) as runtime:
         registry.enable_code_execution(runtime)
         yield registry
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.mark.conforms("Q1", "Q2", "A-b4")

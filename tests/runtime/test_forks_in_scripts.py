@@ -108,7 +108,6 @@ def forking(request: pytest.FixtureRequest) -> Iterator[SyncRuntime]:
         yield runtime
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("name", BEHAVIOUR)
 def test_forks_of_a_script_behave(forking: SyncRuntime, name: str) -> None:
     body, _, expected = textwrap.dedent(BEHAVIOUR[name]).rpartition("expected = ")

@@ -26,11 +26,6 @@ NOTES = "for i in range(20): call_tool('note', text='x' * 100_000)"
 """Two megabytes."""
 
 
-@pytest.fixture(params=["asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
 @pytest.fixture
 def no_collector() -> Iterator[None]:
     """Without the garbage collector: a host that reads much of guests sees it seldom."""

@@ -34,7 +34,7 @@ from toolcell.testing import FakeBackend
 
 from .conftest import Run, eventually, open_descriptors
 
-pytestmark = [pytest.mark.isolation]
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 SLOW_S = 0.5
 
@@ -46,7 +46,6 @@ def guests() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
-@pytest.mark.family
 @pytest.mark.anyio
 async def test_nothing_is_left_when_a_runtime_closes(sync_runtime: SyncRuntime) -> None:
     shared = sync_runtime.runtime.pool
@@ -409,7 +408,6 @@ def until(condition: Callable[[], bool], within_s: float = 60.0) -> bool:
 KILLS = int(os.environ.get("TOOLCELL_KILLS", "8"))
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("moment", range(KILLS))
 def test_nothing_outlives_a_host_that_is_killed(moment: int, tmp_path: Path) -> None:
     """SIGKILL at many moments of start-up and load: processes, mounts and cgroups are soon gone."""
@@ -434,7 +432,6 @@ def test_nothing_outlives_a_host_that_is_killed(moment: int, tmp_path: Path) -> 
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT], ids=["killed", "closed"])
 @pytest.mark.parametrize("stopped", ["zygote", "launcher", "both", "everything"])
 def test_nothing_that_was_stopped_outlives_its_host(stopped: str, end: signal.Signals, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from toolcell.testing import FakeBackend, Hang
 
 from .conftest import eventually, open_descriptors
 
-pytestmark = [pytest.mark.isolation]
+pytestmark = [pytest.mark.quick, pytest.mark.every_loop, pytest.mark.isolation]
 
 SLEEP = "print('started', flush=True)\nimport time\ntime.sleep(60)"
 RUNS = 24

@@ -15,7 +15,7 @@ from toolcell.tools.code import code_result
 
 from .conftest import Run
 
-pytestmark = [pytest.mark.isolation, pytest.mark.conforms("Q30")]
+pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.conforms("Q30")]
 
 MIB = 1024 * 1024
 BUSY_S = 30.0
@@ -29,7 +29,6 @@ def assert_limited(result: ExecutionResult, outcome: Outcome, limit: str, value:
     assert result.error.used is not None
 
 
-@pytest.mark.family
 @pytest.mark.conforms("Q23", "EX-43", "Q-b24", "Q-b10")
 @pytest.mark.parametrize(
     "script",

@@ -29,6 +29,8 @@ from toolcell import (
 
 from .conftest import Run
 
+pytestmark = pytest.mark.quick
+
 Mistake = tuple[Callable[[], object], str, str]
 """What is written, and two parts of the message: the value and the cure."""
 

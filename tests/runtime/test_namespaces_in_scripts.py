@@ -8,7 +8,7 @@ import pytest
 
 from toolcell import PoolConfig, SyncRuntime, ToolRegistry
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 
 @pytest.fixture(scope="module")

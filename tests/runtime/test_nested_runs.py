@@ -10,12 +10,7 @@ from toolcell.config import PoolConfig
 from toolcell.results import Outcome
 from toolcell.run import nested
 
-pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
+pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.anyio]
 
 
 def opened(registry: ToolRegistry, cap: int) -> Runtime:
@@ -30,7 +25,6 @@ def deep() -> ToolRegistry:
     return registry
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("cap", [1, 2, 3])
 async def test_scripts_that_hold_every_place_of_the_pool_get_their_nested_scripts_run(cap: int) -> None:
     async with opened(deep(), cap) as runtime:

@@ -16,11 +16,6 @@ pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
 WRITTEN = "github__"
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def make_registry() -> ToolRegistry:
     registry = ToolRegistry()
     for name in ("github.search", "github.pay", "github.fail", "github.write"):

@@ -25,6 +25,8 @@ from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
 from toolcell.tools.code import ADVICE
 from toolcell_bridge.wire.messages import Done
 
+pytestmark = pytest.mark.quick
+
 LIMITS = Limits(processes=4)
 QUIET = RunEnd(LIMITS, Usage(), Sample(), Exit(signal=9), "strict")
 BROKEN = Done(False, {"type": "MemoryError", "findings": [{"line": 1, "rule": "import"}]})

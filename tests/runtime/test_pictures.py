@@ -66,7 +66,6 @@ def is_shown(content: str, images: list[Any]) -> bool:
     return [(each["media_type"], each["data"][:11]) for each in images] == [("image/png", BASE64)]
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("returned", RETURNED.values(), ids=RETURNED)
 async def test_a_model_is_shown_the_picture_of_a_tool_on_every_route(returned: Callable[[], Any]) -> None:
     registry = drawing(returned)

@@ -11,6 +11,8 @@ from toolcell.testing import FakeBackend
 
 from .conftest import make_registry
 
+pytestmark = pytest.mark.quick
+
 
 def offline() -> Runtime:
     """A runtime to open, without isolation: plans take no sandbox."""

@@ -13,7 +13,7 @@ from toolcell.config import Limits
 
 from .conftest import Run
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 RANDOM = "import random, uuid, secrets\nset_result([random.random(), str(uuid.uuid4()), secrets.token_hex(8)])"
 

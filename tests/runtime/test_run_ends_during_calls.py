@@ -12,7 +12,7 @@ from toolcell.results import ExecutionResult
 from toolcell.testing import FakeBackend, Hang
 from toolcell_bridge.wire.messages import CallTool, Done, Log
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.every_loop, pytest.mark.anyio]
 
 WALL_S = 1.0
 """Enough for a run to begin its first call on a busy machine."""

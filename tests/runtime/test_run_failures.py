@@ -22,7 +22,7 @@ from toolcell.testing.scripted import Die, ScriptedSandbox
 from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.messages import CallTool, Done, Log, Progress, Result, RunScript, ToolFail, ToolReturn
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 GUESTS: dict[str, list[Any]] = {
     "a message": [Log(1, "x"), Hang()],

@@ -18,6 +18,8 @@ from toolcell.service.client_session import ClientSession
 from toolcell.service.routes.models import ExecuteRequest
 from toolcell.sessions.session import Session
 
+pytestmark = pytest.mark.quick
+
 FIELDS = {each.name for each in dataclasses.fields(RunOptions)}
 
 IN_A_BLOCK = ("seed", "clock", "hold_s", "repairs", "refresh", "preflight")

@@ -15,7 +15,7 @@ from toolcell.support.host_work import HostWork
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.messages import FilePart, Log, Result
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 LIMITS = Limits(result_bytes=1000)
 

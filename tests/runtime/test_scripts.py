@@ -16,7 +16,7 @@ from toolcell.run import run
 
 from .conftest import Run
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 EX_10 = """\
 results = call_tool('web_search', {'query': 'Go frameworks'})

@@ -14,6 +14,8 @@ from toolcell import Limits, Policy, PoolConfig, UsageError
 from toolcell.sessions.settings import SessionSettings
 from toolcell.settings import SettingsModel
 
+pytestmark = pytest.mark.quick
+
 VALUES: tuple[Any, ...] = (
     0, 1, -1, 5, 2**20, 2**53, 10**400, 0.0, -0.0, 1.0, 1.5, 1e-9, 86_400, 86_401, math.nan, math.inf, -math.inf,
     True, False, None, "", "1", "64MiB", "full", "off", b"1", (), [], {}, {"A": "b"}, ["seccomp"], frozenset({"pid"}),

@@ -7,7 +7,7 @@ import pytest
 
 from .soak import grown, soak
 
-pytestmark = [pytest.mark.isolation, pytest.mark.thorough]
+pytestmark = pytest.mark.isolation
 
 
 def test_hundreds_of_runs_leave_nothing_behind() -> None:

@@ -36,6 +36,8 @@ from toolcell.tools import Event
 from toolcell.tools.run_state import Secrets
 from toolcell_bridge.wire.messages import Done, Progress
 
+pytestmark = pytest.mark.quick
+
 SMALL = PoolConfig(warm=1)
 
 SCRIPT = """

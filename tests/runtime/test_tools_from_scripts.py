@@ -12,7 +12,7 @@ from toolcell.tools import ToolContext
 
 from .conftest import Run
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 
 @pytest.mark.conforms("Q12", "EX-43", "T2")

@@ -8,7 +8,7 @@ from toolcell import ExecutionResult, Limits, Outcome
 
 from .conftest import Run
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 PROGRAM = 'text = """\na\n"""\nfor n in [1]:\n    total = call_tool("add", a=n, b=len(text))\nset_result(total)'
 

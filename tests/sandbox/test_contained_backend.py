@@ -28,6 +28,8 @@ from toolcell_bridge.isolation.apply_in_container import METADATA, beside_other_
 from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, PACKAGES_POLICY, SeccompAction, SeccompPolicy
 from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS
 
+pytestmark = pytest.mark.quick
+
 CONTAINER = Policy(profile="container")
 
 HOST = """
@@ -145,7 +147,6 @@ def below(process: psutil.Process) -> list[psutil.Process]:
     return process.children(recursive=True)
 
 
-@pytest.mark.family
 @pytest.mark.isolation
 @scoped
 @pytest.mark.parametrize("end", ["closed", "the host is killed", "the zygote is killed"])
@@ -203,7 +204,6 @@ WAITED_S = 60.0
 @pytest.mark.slow
 @pytest.mark.isolation
 @scoped
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_stopped_zygote_delays_no_run_past_its_limits_and_fails_a_start_in_time(
     anyio_backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +244,6 @@ while True: time.sleep(60)
 
 @pytest.mark.isolation
 @scoped
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_supervisor_that_was_stopped_outlives_no_run_and_takes_no_other_run_with_it(
     anyio_backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,7 +275,6 @@ async def test_a_supervisor_that_was_stopped_outlives_no_run_and_takes_no_other_
 
 @pytest.mark.isolation
 @scoped
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_supervisor_that_was_killed_leaves_nothing_below_it(anyio_backend: str) -> None:
     me, found = psutil.Process(), []
     before = me.children()

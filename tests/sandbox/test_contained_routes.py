@@ -29,11 +29,6 @@ pytestmark = [
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 async def runtime() -> AsyncIterator[Runtime]:
     async def double(number: int) -> int:
         """Return twice the number that was given."""

@@ -27,7 +27,6 @@ NAMES = (
 )
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("profile", ["full", "container"])
 @pytest.mark.parametrize("lint", ["off", "strict"])
 def test_no_module_of_a_package_runs_in_a_zygote(profile: str, lint: str, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from toolcell.sandbox.process.namespaced_zygote import SLOTS, id_block, next_slot
 
+pytestmark = pytest.mark.quick
+
 FORKED = """
 import os
 from toolcell.sandbox.process.namespaced_zygote import next_slot

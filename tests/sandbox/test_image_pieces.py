@@ -23,6 +23,8 @@ from toolcell.sandbox.docker.images.site import ImagePython, drop_tests
 from toolcell.sandbox.process import package_sources
 from toolcell.sandbox.process.package_sources import parse_wanted
 
+pytestmark = pytest.mark.quick
+
 PYTHON = ImagePython("3.13.1", "cpython", "cpython-313", "cpython-313-x86_64-linux-gnu", "x86_64", "2.36")
 IMAGE = ImageRef("sha256:1", reference.DEFAULT_IMAGE, "3.13.1", reference.VERSION, packages={"numpy": "2.4.6"})
 

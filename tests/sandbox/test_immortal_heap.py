@@ -128,7 +128,6 @@ def old_and_new() -> Iterator[Any]:
             yield pytest.param(profile, *parameter.values, id=f"{profile}-{parameter.id}", marks=marks)
 
 
-@pytest.mark.family
 @pytest.mark.parametrize(("profile", "version", "python"), list(old_and_new()))
 def test_sandboxes_share_the_heap_of_a_zygote_that_has_been_idle(profile: str, version: str, python: str) -> None:
     source = """

@@ -252,7 +252,6 @@ def test_the_command_line_writes_what_kubectl_reads() -> None:
     assert items[0]["spec"]["podTemplate"]["spec"]["containers"][0]["image"] == IMAGE
 
 
-@pytest.mark.family
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -15,7 +15,7 @@ from toolcell.sandbox.node.frames import frame
 from toolcell.sandbox.node.stream import HELD_BYTES, NodeStream
 from toolcell.sandbox.stream import SocketStream
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.every_loop, pytest.mark.anyio]
 
 PIECE = bytes(1 << 18)
 END = frame(frames.END, msgpack.packb([9, None, 0.1, 1, ""]))

@@ -15,7 +15,7 @@ from toolcell import SandboxUnavailable
 from toolcell.sandbox import pool as pools
 from toolcell.sandbox.pool import Pool, StartClock, plan, quiet_from
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 LONG_S = 600.0
 

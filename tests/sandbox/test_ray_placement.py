@@ -27,11 +27,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
 KEY = b"k" * 32
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class SickBackend:
     """Backend of a node that starts nothing: its disk is full."""
 

@@ -12,7 +12,7 @@ import pytest
 from toolcell.sandbox import stream as streams
 from toolcell.sandbox.stream import SocketStream
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.every_loop, pytest.mark.anyio]
 
 
 @pytest.fixture

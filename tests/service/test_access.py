@@ -26,6 +26,8 @@ from toolcell.service.principal import Scope
 from toolcell.service.service import Service
 from toolcell.service.tokens import TokenDatabase
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:

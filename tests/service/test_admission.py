@@ -15,6 +15,8 @@ from toolcell.service.admission import Admission
 from toolcell.service.fair_queue import LONGEST_RETRY_S, FairQueue, Share, Ticket, Waiter
 from toolcell.service.problems import Problem
 
+pytestmark = pytest.mark.quick
+
 TENANTS = ("a", "b", "c")
 
 

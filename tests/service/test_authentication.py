@@ -26,7 +26,7 @@ from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
 from toolcell.service.tokens import TokenDatabase
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 async def ask(authenticator: BearerAuthenticator, credential: str, client: str = "192.0.2.1") -> Principal | int:

@@ -28,12 +28,7 @@ from toolcell.tools.context import ToolContext
 
 from .client_serving import serving, until
 
-pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> Any:
-    return "asyncio"
+pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.anyio]
 
 
 @pytest.fixture(scope="module")

@@ -29,11 +29,6 @@ HELLO = messages.CallerHello(SOCKET_VERSION, "me", {})
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> Any:
-    return "asyncio"
-
-
 def counting() -> tuple[ToolRegistry, Counter[str]]:
     registry, made = ToolRegistry(), Counter[str]()
 
@@ -56,7 +51,6 @@ set_result(sizes, files=['in.bin'])
 """
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("seed", range(6))
 async def test_runs_over_connections_that_are_cut_end_as_over_a_good_one(seed: int, tmp_path: Path) -> None:
     registry, made = counting()

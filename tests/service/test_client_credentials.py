@@ -20,11 +20,6 @@ from .client_serving import serving
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_a_token_that_is_revoked_ends_its_client_at_the_next_request(tmp_path: Path) -> None:
     store, elsewhere = TokenDatabase(tmp_path / "tokens"), TokenDatabase(tmp_path / "tokens")
     token, other = (store.create("a", [Scope.EXECUTE]) for _ in range(2))

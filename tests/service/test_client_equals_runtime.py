@@ -22,11 +22,6 @@ from .client_serving import serving
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> Any:
-    return "asyncio"
-
-
 class Price(BaseModel):
     amount: Decimal
 

@@ -14,7 +14,7 @@ from service_host import client_of
 from toolcell import ToolContext, ToolRegistry
 from toolcell.service import ServiceConfig, create_app
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 
 def test_a_script_with_inputs_and_a_tool_answers_with_its_whole_result(client: TestClient) -> None:

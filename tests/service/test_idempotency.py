@@ -24,6 +24,8 @@ from toolcell.service.idempotency import (
     digest_of,
 )
 
+pytestmark = pytest.mark.quick
+
 ONE, OTHER = digest_of("POST", "/v1/execute", b"one"), digest_of("POST", "/v1/execute", b"other")
 
 

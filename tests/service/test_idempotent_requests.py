@@ -19,7 +19,7 @@ from toolcell.service.idempotent_requests import wanted_wait_s
 from toolcell.service.principal import Scope
 from toolcell.service.tokens import TokenDatabase
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 
 class Ledger:

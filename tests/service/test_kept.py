@@ -25,11 +25,6 @@ pytestmark = [pytest.mark.isolation]
 PLAN = [{"tool": "pay", "args": {"amount": 1}}]
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_budget, "LOOK_AGAIN_S", 0.0)

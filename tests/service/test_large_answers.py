@@ -36,11 +36,6 @@ def registry() -> ToolRegistry:
     return made
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @asynccontextmanager
 async def client_of(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     """Return a client of a service whose answers have at most a megabyte."""
@@ -70,7 +65,6 @@ def test_only_the_beginning_of_a_document_is_written() -> None:
     assert not is_small({"a": "x" * 20_000})
 
 
-@pytest.mark.family
 @pytest.mark.isolation
 @pytest.mark.anyio
 @pytest.mark.parametrize("more", [{}, {"dry_run": True}])

@@ -23,11 +23,6 @@ pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
 PLAN = {"steps": [{"tool": "pay", "args": {"amount": 1}}]}
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The threads in which journals were read, by the name of each, in order."""

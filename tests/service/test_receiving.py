@@ -26,11 +26,6 @@ from toolcell_bridge.wire.errors import RemoteProtocolError
 HEAD = "POST /v1/execute HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\nContent-Type: application/json\r\n"
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.integers(0, 40) | st.none())))
 def test_no_tenant_and_all_together_never_hold_more_than_they_may(steps: list[tuple[str, int, int | None]]) -> None:
     receiving = Receiving(60 * MIB, lambda tenant: 30 * MIB)

@@ -28,11 +28,6 @@ pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
 Ask = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path

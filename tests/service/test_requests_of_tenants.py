@@ -23,11 +23,6 @@ except ToolError as exc:
 """
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_a_tenant_sends_requests_where_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SITE_KEY", "k-0123456789")
     async with serve({"/a": page("k-0123456789")}) as site:

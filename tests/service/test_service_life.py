@@ -95,7 +95,6 @@ def test_a_second_signal_ends_it_at_once_and_leaves_no_process(serve: Serve) -> 
     asked._thread.join(20)
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
 def test_suspended_runs_and_sessions_outlive_the_service(serve: Serve, sent: signal.Signals) -> None:
     first = serve()
@@ -164,7 +163,6 @@ def test_finished_runs_leave_no_file_in_the_state_folder(serve: Serve) -> None:
     assert not list((served.folder / "xdg").rglob("*.mark"))
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
 def test_a_client_that_goes_ends_its_run(serve: Serve, accept: str) -> None:
     served = serve()

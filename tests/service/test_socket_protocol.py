@@ -30,6 +30,8 @@ from toolcell.service.socket.values import READERS, plain_record
 from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError
 from wire.table_examples import TABLES
 
+pytestmark = pytest.mark.quick
+
 MESSAGE_BYTES = 2_000_000
 
 

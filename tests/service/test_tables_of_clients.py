@@ -37,11 +37,6 @@ ARRAY = np.array([[1.5, np.nan], [np.inf, -0.0]], dtype="float32")
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     server_tools = ToolRegistry()
 

@@ -25,7 +25,7 @@ from toolcell.service.principal import Scope
 from toolcell.service.service import Service
 from toolcell.service.tokens import TokenDatabase
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 TOOLS_OF_BOLT = f'''
 def vault_key() -> str:

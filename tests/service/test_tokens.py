@@ -15,6 +15,8 @@ from toolcell.errors import StoreError, UsageError
 from toolcell.service.principal import Scope
 from toolcell.service.tokens import MAX_LIFETIME_S, NOTE_USE_AFTER_S, TOKEN, TokenDatabase
 
+pytestmark = pytest.mark.quick
+
 READ = (Scope.READ,)
 
 

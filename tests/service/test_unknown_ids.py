@@ -24,7 +24,7 @@ BODIES: dict[str, dict[str, Any]] = {"execute": {"code": "1"}, "fork": {"name": 
 DECIDE = "/v1/suspended/{run_id}/decide"
 """The service does not know ids of runs that were decided about. Of all of them it says 409, as of a second decision."""
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 
 def paths() -> list[Any]:

@@ -22,6 +22,8 @@ from toolcell.sandbox.process.namespaced_sandbox import ProcessSandbox
 from toolcell.sandbox.process.signals import signal_all, tree_of
 from toolcell.sessions import state
 
+pytestmark = pytest.mark.quick
+
 HIDES = """
 import os, threading, toolcell_bridge.guest.leftovers as leftovers
 leftovers.end_leftovers = lambda end_s: ([], [])
@@ -63,7 +65,6 @@ def status(process: psutil.Process) -> str:
 
 
 @pytest.mark.isolation
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("route", ["cgroup", "no cgroup", "container"])
 async def test_a_paused_session_runs_nothing_until_its_next_script(
     anyio_backend: str, route: str, monkeypatch: pytest.MonkeyPatch
@@ -98,7 +99,6 @@ def cpu_s(pids: list[int]) -> float:
 
 
 @pytest.mark.isolation
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_session_is_paused_after_a_while_without_a_script_and_put_down_after_idle_s(
     anyio_backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

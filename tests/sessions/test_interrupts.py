@@ -13,6 +13,8 @@ from toolcell_bridge.guest.interrupts import Interrupts
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.messages import PROTOCOL_VERSION, Hello
 
+pytestmark = pytest.mark.quick
+
 HELLO = Hello(PROTOCOL_VERSION, "", "", {})
 
 

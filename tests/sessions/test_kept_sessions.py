@@ -30,7 +30,7 @@ from toolcell.journal import identity
 from toolcell.journal.identity import canonical
 from toolcell.sync import SyncSession
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 BEFORE = "import random\nclass Box: pass\nbox = Box()\nbox.seen = random.random()"
 PAYS = "paid = call_tool('pay', to='ada')\n[paid, box.seen, random.random(), isinstance(box, Box)]"
@@ -411,7 +411,6 @@ with SyncRuntime(registry, journal=folder / 'runs', pool=PoolConfig(warm=1)) as 
 """
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("moment", ["before b", "after b", "before c", "after c", "after d"])
 def test_a_session_whose_host_is_killed_makes_every_effect_once(tmp_path: Path, moment: str) -> None:
     def live(moment: str) -> subprocess.CompletedProcess[str]:

@@ -31,7 +31,7 @@ from toolcell.journal.store import JournalStore
 from toolcell.sandbox.process.namespaced_sandbox import ProcessSandbox
 from toolcell.sync import SyncSession
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 WRITES = "[call_tool('write', text='a') for _ in range(3)]"
 WAITS = f"{WRITES}; call_tool('pay', to='ada')"

@@ -15,7 +15,7 @@ from toolcell.sessions.sandbox import SessionSandbox
 from toolcell.sync import SyncSession
 from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 HELPER = """
 import statistics
@@ -465,7 +465,6 @@ async def test_scripts_from_several_tasks_run_one_after_the_other(anyio_backend:
     assert sorted(seen[::2]) == list(range(8)) and seen[::2] == seen[1::2]
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_interrupt_ends_the_script_under_way_and_no_other(anyio_backend: str) -> None:
     running = anyio.Event()
     async with Runtime(pool=PoolConfig(warm=0)) as runtime, runtime.session() as session:
@@ -486,7 +485,6 @@ async def test_interrupt_ends_the_script_under_way_and_no_other(anyio_backend: s
     assert after.value == 1
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_the_state_stays_when_an_interrupted_script_has_to_end_something_first(anyio_backend: str) -> None:
     running = anyio.Event()
     source = f"x = 1\n{NOTICES_NO_SIGNAL}\nwhile True: pass"
@@ -504,7 +502,6 @@ async def test_the_state_stays_when_an_interrupted_script_has_to_end_something_f
     assert (result.outcome, after.value) == (Outcome.CANCELLED, 1)
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_session_that_is_closed_does_not_wait_for_what_was_interrupted(
     anyio_backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -528,7 +525,6 @@ async def test_a_session_that_is_closed_does_not_wait_for_what_was_interrupted(
 
 
 @pytest.mark.conforms("Q35")
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_an_idle_session_is_put_down_and_one_too_many_puts_down_the_longest_idle(anyio_backend: str) -> None:
     async with Runtime(pool=PoolConfig(warm=0, cap=1)) as runtime:
         async with runtime.session(idle_s=0.05) as session:
@@ -544,7 +540,6 @@ async def test_an_idle_session_is_put_down_and_one_too_many_puts_down_the_longes
             assert not first.is_live
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_session_ends_with_its_runtime(anyio_backend: str) -> None:
     runtime = Runtime(pool=PoolConfig(warm=0))
     await runtime.open()

@@ -18,6 +18,8 @@ from toolcell.sandbox import forked
 from toolcell.sandbox.backend import LimitExceeded, Sample
 from toolcell.sessions.sandbox import since
 
+pytestmark = pytest.mark.quick
+
 WARM = PoolConfig(warm=1)
 
 

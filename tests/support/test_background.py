@@ -11,6 +11,8 @@ from anyio.abc import TaskGroup
 from toolcell.errors import UsageError
 from toolcell.support.background import BackgroundTask, TaskReader
 
+pytestmark = [pytest.mark.quick, pytest.mark.every_loop]
+
 
 class Numbers(BackgroundTask):
     def __init__(self, count: int, fails: bool = False) -> None:

@@ -7,6 +7,8 @@ import pytest
 
 from toolcell.support.change_event import ChangeEvent
 
+pytestmark = pytest.mark.quick
+
 LONG_S = 60.0
 
 

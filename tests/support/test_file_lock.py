@@ -10,6 +10,8 @@ import pytest
 
 from toolcell.support.file_lock import is_locked, lock, take_lock
 
+pytestmark = pytest.mark.quick
+
 
 def test_one_holder_has_it_until_its_descriptor_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "lock"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcell.support.lru import Lru
+
+pytestmark = pytest.mark.quick
 
 
 def test_the_entry_that_was_put_or_used_least_recently_goes_first() -> None:

@@ -13,6 +13,8 @@ from toolcell.errors import AuditError
 from toolcell.mcp.tokens import TokenFile
 from toolcell.support import read_regular_file
 
+pytestmark = pytest.mark.quick
+
 
 def test_the_beginning_of_a_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"12345")

@@ -49,7 +49,7 @@ FORMS: dict[str, str | bytes] = {
     "UTF-16": SECRET.encode("utf-16"),
 }
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 Hide = Callable[[Any], Any]
 USERS: dict[str, Hide] = {

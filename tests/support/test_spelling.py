@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from toolcell.support.spelling import closest, did_you_mean, suggestion
+
+pytestmark = pytest.mark.quick
 
 
 def test_the_name_that_is_most_alike_is_meant() -> None:

@@ -22,6 +22,8 @@ from toolcell.service.tokens import TokenDatabase
 from toolcell.support import SqliteDatabase
 from toolcell.support.sqlite import connect, transaction
 
+pytestmark = pytest.mark.quick
+
 OURS = 0x1234
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from toolcell.support.token_bucket import TokenBucket
+
+pytestmark = pytest.mark.quick
 
 
 def test_some_are_there_at_once_and_one_more_after_each_interval() -> None:

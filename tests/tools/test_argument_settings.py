@@ -11,7 +11,7 @@ from toolcell.tools import ToolDefinition, ToolRegistry
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.call import Call
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

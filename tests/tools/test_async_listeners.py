@@ -13,7 +13,7 @@ from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.tools import Event, RunContext, ToolRegistry
 from toolcell.tools.events import TOOL_END, TOOL_START
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 async def directly(registry: ToolRegistry, run: RunContext) -> Any:

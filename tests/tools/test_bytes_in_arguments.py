@@ -15,7 +15,7 @@ from toolcell.tools import Origin, ToolRegistry
 from toolcell.tools.bytes_arguments import BASE64, place_bytes
 from toolcell.tools.problems import Subschemas
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 BLOB = b"\xd7m\xf8\x00\xff\xfe[1]"
 

@@ -15,7 +15,7 @@ from toolcell.tools.search import MAX_QUERY_CHARS, ToolIndex, words_of
 from tools.catalogues import catalogue, name_of
 from tools.toolkit import FakeRuntime
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 
 

@@ -13,7 +13,7 @@ from toolcell.tools import Approve, Call
 
 from ..tool_routes import answer_by
 
-pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
+pytestmark = [pytest.mark.quick, pytest.mark.anyio, pytest.mark.isolation]
 
 TEXT = "database password=hunter2 is wrong"
 

@@ -22,16 +22,11 @@ from toolcell.testing import FakeBackend
 from toolcell.tools import Approve, Block, RunContext, Substitute, ToolContext, ToolRegistry, ToolResult, approval_hook
 from toolcell.tools.run_state import RunState
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 DENY = Flow("private", "public", "deny")
 ASK = Flow("private", "public", "ask")
 REFUSAL = 'tool "post" is not permitted: it sends to "public", and this run has read "private"'
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 class Office:

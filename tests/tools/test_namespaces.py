@@ -18,7 +18,7 @@ from toolcell_bridge.guest.tools import GUEST_NAMES
 
 from .toolkit import QUERY_SCHEMA, FakeRuntime
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 async def nothing(call_tool: Any) -> Any:

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from toolcell import Quota, QuotaExceeded, Quotas, RunContext, ToolRegistry, UsageError
 from toolcell.quotas import SLOTS, Window
 
+pytestmark = pytest.mark.quick
+
 TIMES = st.lists(st.tuples(st.floats(0, 30), st.floats(0.01, 5)), max_size=40)
 
 

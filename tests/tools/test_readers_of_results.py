@@ -36,7 +36,7 @@ from toolcell_bridge.wire.messages import Result, RunScript, ToolReturn
 from toolcell_bridge.wire.tables import Array
 from wire.table_examples import text as words
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 SSN = "078-05-1120"
 HIDDEN = "[hidden by a hook]"

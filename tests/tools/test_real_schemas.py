@@ -61,7 +61,6 @@ def test_more_than_two_thousand_real_schemas_are_registered_and_offered_to_every
     assert len({each["function"]["name"] for each in registry.to_provider_defs()}) == len(rows())
 
 
-@pytest.mark.family
 @pytest.mark.skipif(not TY.is_file(), reason="needs ty: pip install 'toolcell[types]'")
 @pytest.mark.parametrize("kind", ["for models", "async", "for checks"])
 def test_the_stubs_of_all_real_tools_are_accepted_by_ty(registry: ToolRegistry, kind: str, tmp_path: Path) -> None:

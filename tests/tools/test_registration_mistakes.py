@@ -26,6 +26,8 @@ from toolcell.results import ExecutionResult
 from toolcell.support.spelling import closest
 from toolcell.tools import Budget, Tool, ToolDefinition, ToolDescriptionWarning, ToolOptions
 
+pytestmark = pytest.mark.quick
+
 DEFINITION = ToolDefinition("act", "Do something for the test.")
 
 

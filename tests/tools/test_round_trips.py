@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 from toolcell.tools import Origin, ToolRegistry
 from toolcell_bridge.guest.values import to_plain
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 class Colour(enum.Enum):

@@ -23,7 +23,7 @@ from toolcell.tools import Budget, Origin
 from toolcell.tools.run_state import RunState
 from toolcell.tools.saved_script import MAX_SOURCE_BYTES
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 SOURCE = """rows = call_tool("orders", since=since)
 big = [row for row in rows if row["total"] >= least]
@@ -64,11 +64,6 @@ def with_script(**options: Any) -> ToolRegistry:
     about = "Find large orders, and note how many there are."
     registry.save_script("big_orders", SOURCE, inputs=INPUTS, description=about, **options)
     return registry
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture(scope="module")

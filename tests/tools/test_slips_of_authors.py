@@ -16,7 +16,7 @@ from toolcell.errors import RegistrationError, UsageError
 from toolcell.tools import Origin, RunContext, ToolContext, ToolError, ToolRegistry, ToolResult
 from toolcell.tools.hooks import Block, Hook, Override, Rewrite, Substitute
 
-pytestmark = [pytest.mark.anyio, pytest.mark.conforms("J1", "J-b2", "V-1")]
+pytestmark = [pytest.mark.quick, pytest.mark.anyio, pytest.mark.conforms("J1", "J-b2", "V-1")]
 
 
 class Panic(BaseException):

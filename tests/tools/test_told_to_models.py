@@ -16,7 +16,7 @@ from toolcell.tools.code import ADVICE, MAX_PACKAGES, code_result
 from toolcell.tools.parts import MAX_IMAGE_BYTES, MAX_IMAGES
 from toolcell.tools.result import MAX_MODEL_CHARS
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -34,7 +34,7 @@ from toolcell.tools.text_data import ParseMode, parse_json
 from toolcell.tools.values import copy_arguments
 from tools.toolkit import QUERY_SCHEMA, FakeRuntime, recorded
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 def checker(properties: dict[str, Any], coercion: Any = "safe", extras: Any = "drop", **more: Any) -> ArgumentChecker:

@@ -31,13 +31,7 @@ from toolcell.tools.concurrency import abandoned_threads
 from toolcell.tools.run_state import RunState
 from tools.toolkit import PATIENCE_S, Crowd, FakeRuntime, Meeting, kinds, recorded
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """Cancellation differs between event loops."""
-    return str(request.param)
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 ROUNDING_S = 1e-6
@@ -329,7 +323,6 @@ async def test_timeouts_default_to_a_minute_and_waiting_for_a_place_does_not_cou
 
 
 @pytest.mark.conforms("F-b2")
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize(
     ("settings", "options"),
     [({"max_workers": 1}, {}), ({}, {"max_concurrency": 1}), ({}, {"exclusive_group": "one"})],

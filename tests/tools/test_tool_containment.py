@@ -27,13 +27,7 @@ from toolcell.tools import (
 )
 from tools.toolkit import Meeting, recorded
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """Cancellation differs between event loops."""
-    return str(request.param)
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}

@@ -30,13 +30,7 @@ from toolcell.tools import (
 from toolcell.tools.run_state import RunState
 from tools.toolkit import PATIENCE_S, FakeRuntime, recorded
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """Cancellation differs between event loops."""
-    return str(request.param)
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
@@ -382,7 +376,6 @@ async def test_a_completion_that_comes_too_late_changes_nothing_and_is_logged(
 
 
 @pytest.mark.conforms("L-b2")
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_work_elsewhere_that_never_calls_back_ends_as_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     async def start(args: dict[str, Any], callback: Any) -> ToolResult:
         return ToolResult.async_("started")
@@ -567,7 +560,6 @@ async def test_the_state_of_a_contextual_tool_is_kept_on_every_route(route: str)
     assert "1" in seen[0] and "2" in seen[1]
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("has_hook", [False, True])
 async def test_a_result_that_comes_after_the_call_is_delivered_whether_or_not_it_is_awaited(has_hook: bool) -> None:
     told: list[str] = []

@@ -29,7 +29,7 @@ from toolcell.tools import (
     tool,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}

@@ -21,7 +21,7 @@ from toolcell.tools.events import TOOL_END, TOOL_START, TOOL_UPDATE
 from toolcell.tools.progress import BURST, MAX_UPDATE_CHARS
 from tools.toolkit import PATIENCE_S, FakeRuntime, Meeting, kinds, recorded
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 def working() -> ToolRegistry:

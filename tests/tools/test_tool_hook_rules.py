@@ -28,7 +28,7 @@ from toolcell.tools import (
 )
 from tools.toolkit import FakeRuntime
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 HARMLESS, HARMFUL = {"path": "/tmp/notes"}, {"path": "/etc/passwd"}
 

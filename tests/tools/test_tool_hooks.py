@@ -35,7 +35,7 @@ from toolcell.tools import (
 from toolcell.tools.run_state import RunState
 from tools.toolkit import FakeRuntime, recorded
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 def adding(**options: Any) -> tuple[ToolRegistry, list[Any]]:

@@ -21,7 +21,7 @@ from toolcell.tools.plan import MAX_NAME_CHARS, MAX_OUTPUT_CHARS, MAX_REFERENCES
 from toolcell.tools.result import TokenUsage, to_json
 from tools.toolkit import PATIENCE_S, Crowd, FakeRuntime, Meeting, recorded
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 def planning(**settings_: Any) -> ToolRegistry:

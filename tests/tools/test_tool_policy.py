@@ -29,7 +29,7 @@ from toolcell.tools import (
 )
 from tools.toolkit import FakeRuntime
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 class Dangerous:

@@ -9,7 +9,7 @@ import pytest
 from toolcell.tools import ToolRegistry
 from tools.toolkit import FakeRuntime, recorded
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 def with_prepare(prepare: Any, log: list[str] | None = None) -> ToolRegistry:

@@ -20,7 +20,7 @@ from toolcell.tools import RunContext, Secrets, ToolContext, ToolDefinition, Too
 from toolcell.tools.call import Call
 from toolcell.tools.spec import Proceed
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}

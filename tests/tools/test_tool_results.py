@@ -35,7 +35,7 @@ from toolcell.tools.result import TokenUsage
 from toolcell.tools.run_state import RunState
 from tools.toolkit import FakeRuntime
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 @pytest.mark.conforms("B1")

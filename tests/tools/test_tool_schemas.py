@@ -21,7 +21,7 @@ from toolcell.tools import ToolContext, ToolDefinition, ToolRegistry
 from toolcell.tools.pydantic_schema import described_schema
 from toolcell.tools.type_schema import type_schema
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 class Inner(BaseModel):

@@ -20,13 +20,7 @@ from toolcell.tools import RunContext, ToolContext, ToolRegistry, ToolResult, ab
 from toolcell.tools.run_state import RunState
 from tools.toolkit import PATIENCE_S, FakeRuntime
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])]
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """Cancellation differs between event loops."""
-    return str(request.param)
+pytestmark = [pytest.mark.quick, pytest.mark.every_loop, pytest.mark.anyio]
 
 
 SHORT_S = 0.05

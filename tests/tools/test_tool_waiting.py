@@ -15,7 +15,7 @@ from toolcell.tools import Call, Hook, RunContext, Status, ToolRegistry, ToolRes
 from toolcell.tools.run_state import RunState
 from tools.toolkit import PATIENCE_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])]
+pytestmark = [pytest.mark.quick, pytest.mark.every_loop, pytest.mark.anyio]
 
 SOON_S = 0.05
 GROUP = "printer"

@@ -28,11 +28,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyn
 place: contextvars.ContextVar[str] = contextvars.ContextVar("place", default="nowhere")
 
 
-@pytest.fixture
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    return "asyncio", {"use_uvloop": request.param == "uvloop"}
-
-
 @pytest.fixture(params=[waiting_threads.QUICK_S, 0.05, 0.0], ids=["as ever", "waits", "is woken"], autouse=True)
 def _quick_s(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting_threads, "QUICK_S", request.param)

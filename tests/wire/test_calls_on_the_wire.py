@@ -32,6 +32,8 @@ from toolcell_bridge.wire.messages import (
 )
 from wire.wire_strategies import HELLO, RUN, deliver, idle_pair, running_pair
 
+pytestmark = pytest.mark.quick
+
 call = CallTool(1, "search", {"q": "x"}, 3)
 
 

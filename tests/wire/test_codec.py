@@ -26,6 +26,8 @@ from toolcell_bridge.wire.framing import MAX_FRAME_BYTES, frame
 from toolcell_bridge.wire.plain import MAX_DEPTH, check_plain, pack_value, packed_size
 from wire.wire_strategies import messages, plain
 
+pytestmark = pytest.mark.quick
+
 FORMAT: list[tuple[msg.Message, str]] = [
     (
         msg.RunScript(7, "1", {"q": 1}, "a b", "off", 64, 2, 300, None, 0.5),
@@ -431,7 +433,6 @@ def chain(filling: bytes, frame_bytes: int, elements: int) -> bytes:
 
 
 @pytest.mark.conforms("T6", "T7")
-@pytest.mark.family
 @pytest.mark.parametrize(
     "share", [pytest.param(1, marks=pytest.mark.slow), 4], ids=["a full frame", "a frame read at once"]
 )

@@ -15,6 +15,8 @@ from toolcell_bridge.wire.connection import GUEST_MOVES, HOST_MOVES, LATE_MOVES,
 from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError, UnsendableValue, ValueTooLarge
 from wire.wire_strategies import HELLO, RUN, deliver, idle_pair, running_pair
 
+pytestmark = pytest.mark.quick
+
 SAMPLES: dict[type[msg.Message], msg.Message] = {
     type(message): message
     for message in (

@@ -13,6 +13,8 @@ from toolcell_bridge.wire import framing
 from toolcell_bridge.wire.errors import RemoteProtocolError, ValueTooLarge
 from toolcell_bridge.wire.framing import FrameReader, frame
 
+pytestmark = pytest.mark.quick
+
 bodies = st.lists(st.binary(min_size=1, max_size=64))
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from toolcell_bridge.wire.frozen import frozen
 
+pytestmark = pytest.mark.quick
+
 
 @frozen
 class Point:

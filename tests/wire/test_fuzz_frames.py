@@ -10,7 +10,6 @@ from wire.fuzz_frames import fuzz
 
 
 @pytest.mark.conforms("T7", "T-b1")
-@pytest.mark.family
 @pytest.mark.parametrize("seed", [1, 2])
 def test_mutated_frames_are_followed_or_end_the_connection(seed: int) -> None:
     tally = fuzz(10_000, seed)

@@ -23,6 +23,8 @@ from toolcell_bridge.wire.mux import (
     StreamEnded,
 )
 
+pytestmark = pytest.mark.quick
+
 CHANNELS = (1, 2, 7)
 WINDOW = 64
 

@@ -29,6 +29,8 @@ from toolcell_bridge.wire.messages import MAX_ELEMENTS, Progress
 from toolcell_bridge.wire.plain import MAX_DEPTH
 from wire.wire_strategies import plain
 
+pytestmark = pytest.mark.quick
+
 
 class Colour(enum.Enum):
     RED = "red"

@@ -31,6 +31,8 @@ from wire.fuzz_tables import fuzz, parts_of
 from wire.table_examples import COLUMNS, COUNTED, TABLES, WORDS, numbers, text
 from wire.wire_strategies import HELLO, RUN
 
+pytestmark = pytest.mark.quick
+
 
 def sent(value: Any, most: int | None = None) -> Any:
     message = decode(encode(Result(value, []))[4:], most)

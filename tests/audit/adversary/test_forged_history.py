@@ -29,6 +29,8 @@ from toolcell.audit.verification import Report
 from toolcell.errors import AuditError
 from toolcell.support import packing
 
+pytestmark = pytest.mark.quick
+
 
 def last_frame(path: Path) -> Frame:
     return [piece for piece in split_segment(path.read_bytes()) if isinstance(piece, Frame)][-1]

@@ -111,7 +111,6 @@ def read_everything(ledger: Ledger) -> int:
     return len(runs)
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("kind", sorted(EXAMPLES))
 def test_a_record_with_a_field_of_any_kind_stops_no_reader(ledger: Ledger, kind: str) -> None:
     ledger.fill(1)

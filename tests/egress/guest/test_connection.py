@@ -16,6 +16,8 @@ from toolcell_bridge.wire.messages import ToolReturn
 from toolcell_bridge.wire.plain import PackedValue
 from toolcell_bridge.wire.requests import PART_BYTES
 
+pytestmark = pytest.mark.quick
+
 PLAIN = (
     b"POST /a?b=1 HTTP/1.1\r\nHost: a.example\r\nX-Two:  words here \r\nContent-Length: 5\r\n\r\nhello",
     {

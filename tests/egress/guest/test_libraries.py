@@ -35,7 +35,6 @@ def closed_port() -> Iterator[int]:
         yield sock.getsockname()[1]
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_library_does_in_a_sandbox_what_it_does_outside(server: Server, closed_port: int, library: str) -> None:
     uses = LIBRARIES[library]

@@ -114,7 +114,6 @@ def tunnel():
 """
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_sent_fails_as_without_a_connection_and_says_why(
     runtime: SyncRuntime, server: Server, name: str

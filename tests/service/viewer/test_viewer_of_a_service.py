@@ -124,7 +124,6 @@ def test_a_stranger_is_sent_to_the_login_from_every_page(site: Site, path: str) 
             assert (answer.status_code, answer.headers["location"]) == (303, "/login")
 
 
-@pytest.mark.family
 @pytest.mark.parametrize("path", FORMS)
 def test_every_form_is_refused_without_the_token_of_the_login_and_from_elsewhere(site: Site, path: str) -> None:
     ada, eve = site.logged_in("ada", *Scope), site.logged_in("eve", *Scope)
@@ -312,11 +311,6 @@ def test_logins_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, third = (known.begin("token") for _ in range(3))
     assert known.find(first) is None
     assert known.find(second) and known.find(third)
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.mark.anyio

@@ -20,6 +20,8 @@ from toolcell.service.viewer.downloads import as_download, as_image, disposition
 from toolcell.service.viewer.run_list import PAGE, page_before, place_of, runs_after, wanted_of
 from toolcell.service.viewer.visitors import OneLog
 
+pytestmark = pytest.mark.quick
+
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 20
 
 

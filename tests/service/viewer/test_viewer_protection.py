@@ -16,6 +16,8 @@ from toolcell.service.viewer.app import ROUTES, create_viewer
 from toolcell.service.viewer.protection import HEADERS, MAX_FORM_BYTES
 from toolcell.service.viewer.visitors import OneLog
 
+pytestmark = pytest.mark.quick
+
 PATHS = ("/", "/runs", "/runs/older", "/tools", "/verify", "/static/viewer.css", "/nothing", "/runs/0123456789ab/1")
 FORMS = [route.path for route in ROUTES if isinstance(route, Route) and "POST" in (route.methods or ())]
 
