@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OWN_FOLDER: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
-_OWN_NAME: Final = re.compile(r"\btoolcell_bridge(?:\.\w+)*\.(?=[A-Z])")
+_OWN_NAME: Final = re.compile(r"(?<![\w.])toolcell_bridge(?:\.\w+)*\.(?=[A-Z])")
 """The module before the name of one of our exceptions."""
 
 SUGGESTION: Final = ". Did you mean: "

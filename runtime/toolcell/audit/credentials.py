@@ -87,7 +87,7 @@ PREFIXED: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("Supabase", "sbp_ sb_secret_", "sb(?:p|_secret)_", f"{_NAME}{{20,}}"),
     ("NVIDIA", "nvapi-", "nvapi-", f"{_NAME}{{20,}}"),
     ("toolcell, tokens of a service", "tcs_", "tcs_", "[0-9a-f]{16}_[A-Za-z0-9_-]{20,}"),
-    ("JSON Web Tokens", "eyj", "eyJ", r"[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]*"),
+    ("JSON Web Tokens", "eyj", "eyJ", r"(?:(?![_-]eyJ)[A-Za-z0-9_-]){8,}+\.[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]*"),
 )
 
 

@@ -107,7 +107,7 @@ _LEGACY: Final = [
 _ASCII: Final = bytes(range(128))
 _TWO_LETTERS: Final = re.compile(rb"[\x80-\xff]{2}")
 SAMPLE_BYTES: Final = 64 * 1024
-_CHARSET: Final = re.compile(r"""charset\s*=\s*["']?\s*([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
+_CHARSET: Final = re.compile(r"""charset\s*+=\s*+["']?\s*+([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
 _META: Final = re.compile(r"""<meta[^>]{0,200}?charset\s{0,5}=\s{0,5}["']?([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
 
 

@@ -47,10 +47,10 @@ def sections_of_markdown(text: str) -> list[dict[str, Any]]:
         mark = re.match(r" {0,3}(```+|~~~+)", line)
         if mark and (not fence or mark[1].startswith(fence)):
             fence = "" if fence else mark[1][:3]
-        found = None if fence else re.match(r" {0,3}#{1,6}\s+(.*?)\s*#*\s*$", line)
+        found = None if fence else re.match(r" {0,3}#{1,6}\s", line)
         if found:
             sections.append({"text": "\n".join(lines), "heading": heading})
-            lines, heading = [line], found[1]
+            lines, heading = [line], line[found.end() :].strip().rstrip("#").rstrip()
         else:
             lines.append(line)
     return [*sections, {"text": "\n".join(lines), "heading": heading}]

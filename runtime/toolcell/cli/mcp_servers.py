@@ -28,12 +28,12 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _VARIABLE = re.compile(
     r"\$\{\s*(?:[eE][nN][vV]:|(?P<other>[A-Za-z][A-Za-z0-9_]*):(?!-))?(?P<name>[A-Za-z_][A-Za-z0-9_.-]*?)"
-    r"(?::-(?P<default>[^}]*)|\s*)\}"
+    r"(?::-(?P<default>[^}]{0,1000})|\s*)\}"
 )
 _UNREADABLE = re.compile(r"\$\{\{.*?(?:\}\}|$)|\$\{\s*[A-Za-z_][^{}$]*$")
 """What is meant for a variable and cannot be one: in two braces, or in braces that are not closed."""
 _STRING = r'(?P<string>"(?:[^"\\]|\\.)*+")'
-_COMMENT = re.compile(_STRING + r"|//[^\n]*|/\*.*?\*/", re.DOTALL)
+_COMMENT = re.compile(_STRING + r"|//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 _COMMA = re.compile(_STRING + r"|,(?=\s*+[}\]])", re.DOTALL)
 MAX_NAME_CHARS = 32
 _ALIASES = {"httpUrl": "url", "serverUrl": "url", "endpoint": "url", "environment": "env", "workingDirectory": "cwd"}

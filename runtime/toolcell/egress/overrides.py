@@ -64,7 +64,7 @@ _END: Final = rf"{_BLANK}(?:(?:\0|%00)[^=&;]*)?"
 """PHP reads a name up to a zero."""
 _PARAMETER: Final = re.compile(rf"[&;](?=[\s+._$hx\\]|%[0-9a-f]{{2}}){_OVERRIDE}{_END}(?:=([^&;]*))?(?![^&;])".encode())
 _NAMES: Final = {
-    "parts": re.compile(rf"""name\*?\s*=\s*(?:[\w-]*'[^'\r\n]*')?["']?{_OVERRIDE}(?![\w-])""".encode()),
+    "parts": re.compile(rf"""name\*?\s*+=\s*+(?:[\w-]*+'[^'\r\n]*+')?["']?{_OVERRIDE}(?![\w-])""".encode()),
     "json": re.compile(rf'"{_IN_JSON}"\s*(?::|\Z)'.encode()),
 }
 

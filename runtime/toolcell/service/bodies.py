@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterable
 from typing import Any, Final, TypeVar
 
 import anyio
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from toolcell.service.problems import Problem
@@ -18,6 +21,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 MAX_ERRORS = 20
 """Most errors of one request that are told."""
+MAX_LISTED_ERRORS: Final = 1000
+"""Errors of one request that pydantic is asked to list. It can only list all of them, in one piece."""
 MAX_SHOWN_CHARS = 80
 SMALL_BYTES: Final = 65_536
 """A body this short is read in a millisecond or two. Others wait for a thread, so that nobody waits for them."""
@@ -108,10 +113,11 @@ def parsed(model: type[Model], body: bytes) -> Model:
     try:
         return model.model_validate_json(body)
     except ValidationError as exc:
-        if exc.errors(include_url=False)[0]["type"] == "json_invalid":
-            said = exc.errors(include_url=False)[0]["msg"].removeprefix("Invalid JSON: ")
-            raise Problem(400, "invalid_json", "The body is not JSON", said) from exc
-        raise wrong_fields(exc, "body") from exc
+        try:
+            given = from_json(body)
+        except ValueError as not_json:
+            raise Problem(400, "invalid_json", "The body is not JSON", str(not_json)) from not_json
+        raise wrong_fields(exc, "body", given) from exc
 
 
 def of_query(model: type[Model], request: Request) -> Model:
@@ -129,19 +135,43 @@ def of_query(model: type[Model], request: Request) -> Model:
     try:
         return model.model_validate(given)
     except ValidationError as exc:
-        raise wrong_fields(exc, "query") from exc
+        raise wrong_fields(exc, "query", given) from exc
 
 
-def wrong_fields(error: ValidationError, where: str) -> Problem:
-    """Return the answer that names each wrong field, its value and what it should be."""
+def wrong_fields(error: ValidationError, where: str, given: Any) -> Problem:
+    """Return the answer that names each wrong field, its value and what it should be. `given`: what was sent."""
+    if error.error_count() > MAX_LISTED_ERRORS:
+        detail = (
+            f"the {where} has {error.error_count()} errors; more than {MAX_LISTED_ERRORS} are not listed, send less"
+        )
+        return Problem(422, "invalid_request", "The request is wrong", detail)
+    found = error.errors(include_url=False, include_context=False, include_input=False)[:MAX_ERRORS]
     errors = [
         {
             "field": ".".join(map(str, each["loc"]))[:200] or where,
             "message": one_line(each["msg"].removeprefix("Value error, "), 300),
-            "value": one_line(repr(each["input"]), MAX_SHOWN_CHARS),
+            "value": shown_value(value_at(given, each["loc"])),
         }
-        for each in error.errors(include_url=False, include_context=False)[:MAX_ERRORS]
+        for each in found
     ]
     first = errors[0]
     detail = f"{first['field']} = {first['value']}: {first['message']}"
     return Problem(422, "invalid_request", "The request is wrong", detail, errors=errors)
+
+
+def value_at(given: Any, place: Iterable[int | str]) -> Any:
+    """Return the value that an error is about; where it is missing, what it is missing in."""
+    for step in place:
+        is_there = step in given if isinstance(given, dict) else isinstance(given, list) and step in range(len(given))
+        if is_there:
+            given = given[step]
+    return given
+
+
+def shown_value(value: Any) -> str:
+    """Return the beginning of a value as Python writes it."""
+    if isinstance(value, dict):
+        value = dict(itertools.islice(value.items(), MAX_ERRORS))
+    elif isinstance(value, list):
+        value = value[:MAX_ERRORS]
+    return one_line(repr(value), MAX_SHOWN_CHARS)

@@ -20,7 +20,7 @@ MIN_NUMBER_CHARS: Final = 4
 LONGEST_FORM: Final = 8
 """Most characters of a form for each byte of a secret: a quotation mark, escaped three times."""
 
-_NUMBER: Final = re.compile(r"[+-]?\d*\.?\d+", re.ASCII)
+_NUMBER: Final = re.compile(r"[+-]?(?:\d++(?:\.\d++)?|\.\d++)", re.ASCII)
 MOST_FLOAT32: Final = 3.4e38
 _ESCAPE: Final = re.compile("%[0-9A-F]{2}")
 

@@ -5,10 +5,11 @@ Arguments of a step may refer to results of other steps.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -275,7 +276,11 @@ def plan_of(steps: object) -> dict[str, Any]:
     if isinstance(steps, str | bytes | Mapping) or not isinstance(steps, Iterable):
         cure = "write [{...}] around one step" if isinstance(steps, Mapping) and "tool" in steps else STEP_SHAPE
         raise UsageError(f"execute_plan takes a list of steps, not {brief(steps)}; {cure}")
-    apart = [*map(_without_tables, steps)]
+    given = list(itertools.islice(steps, MAX_STEPS + 1))
+    if len(given) > MAX_STEPS:  # before anything looks at them
+        count = len(steps) if isinstance(steps, Sized) else f"more than {MAX_STEPS}"
+        raise UsageError(f"{PLAN_TOOL} limited to {MAX_STEPS} steps, got {count}")
+    apart = [*map(_without_tables, given)]
     try:
         plan = _CHECKER.check({"steps": [step for step, _ in apart]}).args
     except InvalidArguments as exc:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from toolcell.config import CheckTypes, Limits, LintProfile
 from toolcell.support import from_exact
+from toolcell.tools import MAX_STEPS
 
 MAX_FILES = 256
 """Most files of one request."""
 MAX_NAME_CHARS = 200
+MAX_UNKNOWN = 5
+"""Unknown members of an object that an error names."""
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 """Name of a session, a run, a draft or a journal."""
@@ -28,6 +32,16 @@ class RequestModel(BaseModel):
     """A body or a query. A member that is not known is refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_unknown(cls, given: Any) -> Any:
+        """Leave out all but the first unknown members: pydantic makes an error of each, however many there are."""
+        known = cls.model_fields
+        if not isinstance(given, dict) or len(given) <= len(known):
+            return given
+        unknown = itertools.islice((name for name in given if name not in known), MAX_UNKNOWN)
+        return {name: given[name] for name in [*known, *unknown] if name in given}
 
 
 class BodyModel(RequestModel):
@@ -112,7 +126,7 @@ class ExecuteRequest(ScriptRequest):
 class PlanRequest(BodyModel):
     """Tool calls that need no script."""
 
-    steps: Annotated[list[dict[str, Any]], BeforeValidator(from_exact)] = Field(max_length=10_000)
+    steps: Annotated[list[dict[str, Any]], BeforeValidator(from_exact)] = Field(max_length=MAX_STEPS)
     """Each with `tool` and `args`; docs/plans.md has the further keys."""
     tools: ToolNames | None = None
     """Names of the tools that it may call. Left out: all of the tenant."""

@@ -1,0 +1,83 @@
+"""A body that is wrong in a great many places costs its reader about what a right one of its size costs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from toolcell import Limits, Runtime, ToolRegistry
+from toolcell.errors import UsageError
+from toolcell.service.bodies import MAX_ERRORS, parsed
+from toolcell.service.problems import Problem
+from toolcell.service.routes.models import DecideRequest, ExecuteRequest, PlanRequest
+from toolcell.tools import MAX_STEPS
+
+MANY = 60_000
+
+
+def members(count: int) -> dict[str, int]:
+    return {f"x{number}": 0 for number in range(count)}
+
+
+WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
+    "unknown members": (ExecuteRequest, {"code": "1", **members(MANY)}),
+    "unknown limits": (ExecuteRequest, {"code": "1", "limits": {f"wall_{number}": 0 for number in range(MANY)}}),
+    "unknown members of files": (
+        ExecuteRequest,
+        {"code": "1", "files": [{"name": "a", "text": "", **members(MANY // 256)} for _ in range(256)]},
+    ),
+    "unknown members of decisions": (
+        DecideRequest,
+        {"decisions": {f"c{n}": {"decision": "edit", **members(6)} for n in range(MANY // 6)}},
+    ),
+    "steps that are none": (PlanRequest, {"steps": [1] * MANY}),
+    "names that are none": (ExecuteRequest, {"code": "1", "tools": [1] * MANY}),
+    "an object for a text": (ExecuteRequest, {"code": members(MANY)}),
+}
+
+
+def cpu_s(work: Callable[[], Any]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_body_with_many_mistakes_costs_a_few_times_what_a_right_one_of_its_size_costs(kind: str) -> None:
+    model, wrong = WRONG[kind]
+    body = json.dumps(wrong).encode()
+    right = json.dumps({"code": "1", "inputs": members(len(body) // 12)}).encode()
+    refused = list[Problem]()
+
+    def refuse() -> None:
+        with pytest.raises(Problem) as problem:
+            parsed(model, body)
+        refused.append(problem.value)
+
+    took = min(cpu_s(refuse) for _ in range(3))
+    assert took < 6 * min(cpu_s(lambda: parsed(ExecuteRequest, right)) for _ in range(3)) + 0.01
+    assert refused[0].status == 422 and len(refused[0].extra.get("errors", ())) <= MAX_ERRORS
+
+
+def test_limits_name_a_few_of_many_unknown_names_and_say_how_many_there_are() -> None:
+    with pytest.raises(UsageError, match=r"wall_0.*did you mean wall_s\?.* and 59995 more$") as refused:
+        Limits(**{f"wall_{number}": 0 for number in range(MANY)})
+    assert len(str(refused.value)) < 3_000
+
+
+def test_a_plan_of_too_many_steps_is_refused_before_they_are_looked_at() -> None:
+    steps = [{"tool": f"unknown_tool_{number}", "args": {}} for number in range(MANY)]
+
+    async def refused(given: Any) -> str:
+        async with Runtime(ToolRegistry()) as runtime:
+            with pytest.raises(UsageError) as problem:
+                await runtime.execute_plan(given)
+        return str(problem.value)
+
+    assert f"{MAX_STEPS} steps, got {MANY}" in anyio.run(refused, steps)
+    assert f"{MAX_STEPS} steps, got more than {MAX_STEPS}" in anyio.run(refused, iter(steps))
