@@ -10,7 +10,7 @@ from toolcell.support.lazy import lazy_names
 __version__ = "0.1.0"
 
 __all__ = [
-    "Agent", "Allow", "AnthropicProvider", "ArgumentText", "AuditConfig", "AuditError", "AuditLog", "DockerBackend",
+    "Agent", "Allow", "AnthropicProvider", "AuditConfig", "AuditError", "AuditLog", "DockerBackend",
     "Egress", "ErrorInfo", "ExecutionResult", "Flow", "KubernetesBackend", "Limits", "Logs", "MapItem",
     "MapStopped", "Misconfigured", "OpenAIProvider", "Outcome", "OutputFile", "PackageError", "PendingCall",
     "Policy", "PoolConfig", "Quota", "QuotaExceeded", "Quotas", "RayBackend", "RegistrationError", "ResumeError",
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
         ToolCallRecord,
         Usage,
     )
-    from toolcell.run.argument_text import ArgumentText
     from toolcell.runtime import Runtime
     from toolcell.sandbox.docker.backend import DockerBackend
     from toolcell.sandbox.kubernetes.backend import KubernetesBackend
@@ -84,7 +83,6 @@ else:
             "toolcell.results": (
                 "ErrorInfo ExecutionResult Logs Outcome OutputFile PendingCall Suspension ToolCallRecord Usage"
             ),
-            "toolcell.run.argument_text": "ArgumentText",
             "toolcell.runtime": "Runtime",
             "toolcell.sandbox.docker.backend": "DockerBackend",
             "toolcell.sandbox.kubernetes.backend": "KubernetesBackend",

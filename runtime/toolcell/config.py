@@ -211,10 +211,6 @@ class PoolConfig(SettingsModel):
     """Seconds in which a sandbox must start. It takes milliseconds; when none has started for this long, runs that
     wait for one raise `SandboxUnavailable`. Time in which every place of `cap` is busy does not count."""
 
-    held: int = setting(default=8, ge=0, le=1024)
-    """Suspended runs whose sandboxes are kept for `hold_s` at once. They count for `cap`; one more, or a run that waits
-    for a place, lets the oldest go. 0: none is kept."""
-
 
 class Policy(SettingsModel):
     """What must hold before a script starts, and what it finds in its environment."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal, get_args
 
 import anyio
 
@@ -24,9 +24,6 @@ from toolcell_bridge.wire.frozen import frozen
 
 OnApproval = Literal["ask", "deny", "suspend"]
 Refresh = Literal["", "reads"]
-
-HOLD_S: Final = 3600.0
-"""Most seconds for which a sandbox is held. It takes a place and its memory meanwhile; a journal takes neither."""
 
 
 @frozen(kw_only=True)
@@ -52,8 +49,6 @@ class RunOptions:
     """Where the script's clock starts, in seconds since 1970."""
     on_approval: OnApproval = "ask"
     """What becomes of a call that needs approval."""
-    hold_s: float = 0.0
-    """How long the sandbox of a suspended run is kept."""
     repairs: ExecutionResult | str | None = None
     """The run whose script this one mends."""
     refresh: Refresh = ""
@@ -86,8 +81,6 @@ class RunOptions:
                 raise UsageError(f"{name}= takes a function, not {brief(function)}")
         if self.on_approval != "ask":
             check_on_approval(self.on_approval)
-        if self.hold_s or type(self.hold_s) is not float:
-            _check_hold(self.hold_s, self.on_approval)
         if self.refresh not in ("", "reads"):
             raise UsageError(f'refresh must be "" or "reads", not {self.refresh!r:.40}')
         if self.refresh and self.repairs is None:
@@ -121,17 +114,6 @@ def check_on_approval(value: object) -> None:
     """
     if value not in get_args(OnApproval):
         raise UsageError(f'on_approval must be "ask", "deny" or "suspend", not {brief(value)}')
-
-
-def _check_hold(hold_s: object, on_approval: object) -> None:
-    is_number = isinstance(hold_s, int | float) and not isinstance(hold_s, bool)
-    if not is_number or not 0 <= hold_s <= HOLD_S:  # type: ignore[operator]
-        raise UsageError(
-            f"hold_s= must be a number of seconds from 0 to {HOLD_S:g}, not {brief(hold_s)}; a run that waits longer "
-            "is resumed by its journal"
-        )
-    if hold_s and on_approval != "suspend":
-        raise UsageError(f'hold_s={hold_s!r} needs on_approval="suspend": no other run is suspended, so none is held')
 
 
 def _is_async_event(event: object) -> bool:

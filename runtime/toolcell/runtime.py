@@ -24,7 +24,6 @@ from toolcell.results import AbandonedThread, ExecutionResult, Outcome, Suspensi
 from toolcell.results.call_list import finished_runs
 from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.connection import GuestConnection
-from toolcell.run.feed import OnRetract
 from toolcell.run.input_files import FileContent, FileInput
 from toolcell.run.runs import EgressRules, Runs
 from toolcell.run.sandboxes import Sandboxes
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
     from toolcell.quotas import Quotas
     from toolcell.results.effects import CommitResult, Preflight, RevertResult
     from toolcell.run.streaming import RunStream
-    from toolcell.sessions.eager_run import EagerRun
     from toolcell.sessions.session import Session
     from toolcell.sessions.sessions import Sessions
 
@@ -310,7 +308,6 @@ class Runtime(OpenedInBlock):
         seed: int | None = None,
         clock: float | None = None,
         on_approval: OnApproval = "ask",
-        hold_s: float = 0.0,
         repairs: ExecutionResult | str | None = None,
         refresh: Refresh = "",
         dry_run: bool | Draft = False,
@@ -344,7 +341,6 @@ class Runtime(OpenedInBlock):
             seed=seed,
             clock=clock,
             on_approval=on_approval,
-            hold_s=hold_s,
             repairs=repairs,
             refresh=refresh,
             dry_run=dry_run,
@@ -373,28 +369,6 @@ class Runtime(OpenedInBlock):
         self.check_open()
         check_keywords("stream", options, keywords_of(type(self).execute_code))
         return RunStream(partial(self.scripts.execute, source), RunOptions(**options), self.runs.task_group)
-
-    def feed(self, *, speculate: bool = False, on_retract: OnRetract = "report", **options: Any) -> EagerRun:
-        """Return a run whose script is written to it as a model streams it: each statement runs once it is complete.
-
-        `speculate`: start calls of tools that only read early, where their arguments are literals. `on_retract`: what
-        happens when text is replaced that has run. `options`: as of `execute_code`; docs/eager.md has the exceptions.
-
-        Raises:
-            UsageError: an argument is wrong, or this runtime is not open here.
-        """
-        from toolcell.sessions.eager_run import eager_run
-
-        self.check_open()
-        check_keywords("feed", options, keywords_of(type(self).execute_code))
-        return eager_run(
-            self.runs,
-            self.scripts.execute,
-            RunOptions(**options),
-            self.limits,
-            speculate=speculate,
-            on_retract=on_retract,
-        )
 
     @keywords_known
     def map(
@@ -506,7 +480,6 @@ class Runtime(OpenedInBlock):
         on_progress: OnProgress | None = None,
     ) -> ExecutionResult:
         """Resume a suspended run: its script runs again in a fresh sandbox, and its calls get their recorded answers.
-        One that is still held (`hold_s`) goes on in its own sandbox instead.
 
         A plan is carried on too: the steps without a result run, and the rows of all are the `value`.
 

@@ -14,7 +14,6 @@ from toolcell.errors import UsageError
 from toolcell.results import AbandonedThread, ExecutionResult, SessionFile, Suspension
 from toolcell.results.effects import CommitResult, Preflight, RevertResult
 from toolcell.runtime import Runtime
-from toolcell.sessions.eager_run import SyncEagerRun
 from toolcell.sessions.session import Session
 from toolcell.support.loop_thread import LoopThread, each_of
 from toolcell.tools import ToolRegistry
@@ -100,10 +99,6 @@ class SyncRuntime:
         """Run a script once for each of many inputs and return the results, for `for`; see `Runtime.map`."""
         thread = self._opened()
         return each_of(thread, thread.run_sync(partial(self.runtime.map, source, inputs, **options)))
-
-    def feed(self, **options: Any) -> SyncEagerRun:
-        """Return a run whose script is written to it, to be used with `with`; see `Runtime.feed`."""
-        return SyncEagerRun(self._opened().run_sync(partial(self.runtime.feed, **options)), self._opened().call)
 
     def session(self, name: str | None = None, **options: Any) -> SyncSession:
         """Return a session, to be used with `with`; see `Runtime.session`."""
@@ -208,10 +203,6 @@ class SyncSession:
         """Run a script and return what happens as events; see `Session.stream`."""
         self._thread.check()
         return each_of(self._thread, self._thread.run_sync(partial(self.session.stream, source, **options)))
-
-    def feed(self, **options: Any) -> SyncEagerRun:
-        """Return a run whose script is written to it, to be used with `with`; see `Session.feed`."""
-        return SyncEagerRun(self._thread.run_sync(partial(self.session.feed, **options)), self._call)
 
     @property
     def waiting(self) -> Suspension | str:

@@ -70,7 +70,7 @@ async def test_a_runtime_asks_for_declared_members_only() -> None:
         assert late.outcome is Outcome.TIMEOUT
         big = await runtime.execute_code("bytearray(1 << 40)", limits=Limits(memory_bytes=64 << 20))
         assert big.outcome is not Outcome.OK
-        waiting = await runtime.execute_code("call_tool('pay')", on_approval="suspend", hold_s=10)
+        waiting = await runtime.execute_code("call_tool('pay')", on_approval="suspend")
         assert waiting.outcome is Outcome.SUSPENDED
         async with runtime.session() as session:
             await session.execute_code("x = 1")

@@ -48,10 +48,6 @@ async def drafted(route: str, runtime: Runtime, draft: Draft) -> None:
             async with runtime.session() as session:
                 await session.execute_code(READ)
                 await session.execute_code(PAY, dry_run=draft)
-        case "feed":
-            async with runtime.feed(dry_run=draft) as run:
-                await run.write(READ + PAY)
-                await run.finish()
         case "stream":
             async with runtime.stream(READ + PAY, dry_run=draft) as stream:
                 async for _ in stream:
@@ -66,7 +62,7 @@ async def drafted(route: str, runtime: Runtime, draft: Draft) -> None:
             await Agent(model, tools=runtime.registry).run("go", context=RunContext(dry_run=draft))
 
 
-@pytest.mark.parametrize("route", ["script", "plan", "script after script", "feed", "stream", "batch", "agent"])
+@pytest.mark.parametrize("route", ["script", "plan", "script after script", "stream", "batch", "agent"])
 async def test_an_effect_says_on_each_route_why_a_person_has_to_look_at_it(route: str, tmp_path: Path) -> None:
     registry, made = office()
     policy = Policy(flows=[Flow("private", "public", "ask")])

@@ -65,11 +65,6 @@ async def results_of(route: str, runtime: Runtime, source: str) -> list[Any]:
             return [[event async for event in runtime.stream(source)][-1].result.value]  # type: ignore[union-attr]
         case "map":
             return [item.value async for item in runtime.map(source, [{}, {}])]
-        case "feed":
-            run = runtime.feed()
-            for line in source.splitlines(keepends=True):
-                await run.write(line)
-            return [(await run.finish()).value]
         case "agent":
             model = ScriptedModel([calls(("execute_code", {"code": source})), "done"])
             messages = (await Agent(model, code_execution=runtime).run("go")).messages
@@ -80,7 +75,7 @@ async def results_of(route: str, runtime: Runtime, source: str) -> list[Any]:
         return [answer.structured_content["value"]]
 
 
-@pytest.mark.parametrize("route", ["stream", "map", "feed", "agent", "mcp"])
+@pytest.mark.parametrize("route", ["stream", "map", "agent", "mcp"])
 async def test_a_script_of_each_route_installs_what_is_allowed(route: str, wheels: list[Path]) -> None:
     async with opened(wheels, "humanize") as (_, runtime):
         results = await results_of(route, runtime, INSTALL)

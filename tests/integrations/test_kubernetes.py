@@ -495,10 +495,8 @@ async def test_sessions_and_suspended_runs_go_on_in_another_pod_when_theirs_is_l
         runtime.session("kept") as session,
     ):
         await session.execute_code("x = call_tool('look')")
-        held = await runtime.execute_code(
-            "call_tool('pay', euros=call_tool('look') + 2)", on_approval="suspend", hold_s=60
-        )
-        assert held.suspension is not None, held.error
+        waiting = await runtime.execute_code("call_tool('pay', euros=call_tool('look') + 2)", on_approval="suspend")
+        assert waiting.suspension is not None, waiting.error
         assert isinstance(filled.kubelet, ProcessKubelet)
         for name in backend.pods:
             filled.kubelet.pods[name][0].kill()
@@ -506,7 +504,7 @@ async def test_sessions_and_suspended_runs_go_on_in_another_pod_when_theirs_is_l
         there = await session.execute_code("x + 2")
         if there.outcome is Outcome.LOST:  # it was sent before the loss was noticed
             there = await session.execute_code("x + 2")
-        resumed = await runtime.resume(held.suspension, {held.suspension.calls[0].id: Approve()})
+        resumed = await runtime.resume(waiting.suspension, {waiting.suspension.calls[0].id: Approve()})
     assert (there.value, resumed.value) == (42, 42), (there.error, resumed.error)
     assert (len(looked), paid) == (2, [42])
 

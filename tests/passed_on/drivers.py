@@ -271,12 +271,6 @@ async def repair_resumed_after_a_restart(office: Office, order: Order) -> Came:
         return came
 
 
-async def held_run(office: Office, order: Order) -> Came:
-    """A run that waits in its sandbox, and goes on in it."""
-    async with opened(office, order) as runtime:
-        return await _suspended_and_resumed(office, order, runtime, runtime, hold_s=600)
-
-
 async def _suspended(order: Order, runtime: Runtime, **options: Any) -> Any:
     text = source(order.first, order.code, middle="call_tool('agree')", then=order.then)
     options = {**options, **order.bounds()}
@@ -338,15 +332,6 @@ async def stream(office: Office, order: Order) -> Came:
         return await ended(order, of_script(runtime, result))
 
 
-async def feed(office: Office, order: Order) -> Came:
-    async with opened(office, order) as runtime:
-        async with runtime.feed(context=order.run(), **order.bounds(), **order.handlers) as run:
-            for line in source(order.calls, order.code).splitlines(keepends=True):
-                await run.write(line)
-            result = await run.finish()
-        return await ended(order, of_script(runtime, result))
-
-
 async def mapped(office: Office, order: Order) -> Came:
     """`Runtime.map` over one input."""
     async with opened(office, order) as runtime:
@@ -401,13 +386,11 @@ ROUTES: dict[str, Driver] = {
     "dry run and commit": dry_run_and_commit,
     "repair": repair,
     "resume here": resume_here,
-    "resume of a held run": held_run,
     "resume after a restart": resume_after_a_restart,
     "repair resumed after a restart": repair_resumed_after_a_restart,
     "suspended plan after a restart": suspended_plan,
     "suspended agent": suspended_agent,
     "stream": stream,
-    "feed": feed,
     "map": mapped,
     "MCP": mcp,
 }

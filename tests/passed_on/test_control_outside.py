@@ -191,13 +191,6 @@ def test_a_run_that_was_killed_is_carried_on_without_making_a_call_twice(runtime
     assert again.outcome is Outcome.KILLED and shop.made == ["buy a"] and asked == [True]
 
 
-def test_a_held_run_goes_on_in_its_own_memory(runtime: SyncRuntime, shop: Shop) -> None:
-    source = "import time\nbegan = time.monotonic()\ncall_tool('pay', euros=3)\nbegan"
-    waiting = suspended(runtime, shop, f"print('once')\n{source}", hold_s=600)
-    result = runtime.resume(token(waiting), {"call_1": Approve()}, tools=shop.registry)
-    assert result.ok and result.logs.text == "once\n" and result.usage.start_s == pytest.approx(0, abs=1)
-
-
 # Repair
 
 

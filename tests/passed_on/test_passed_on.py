@@ -41,7 +41,7 @@ LEFT_OUT: dict[tuple[str, str], str] = {
     ("MCP", "reverts"): "a client of MCP cannot revert",
     **{("MCP", what): NO_CONTEXT for what in ("deadline", "secrets", "events", "observer", "tools' progress")},
     **{(route, "dry run"): LATER for route in (
-        "dry run and commit", "repair", "resume here", "resume of a held run", "resume after a restart",
+        "dry run and commit", "repair", "resume here", "resume after a restart",
         "repair resumed after a restart", "suspended plan after a restart", "suspended agent",
     )},
     ("MCP", "dry run"): NO_CONTEXT,
@@ -187,8 +187,6 @@ async def test_a_quota_counts_each_call_once_and_refuses_the_next(route: str, of
     assert quotas.used(key)["calls"] == expected
     assert not quotas.used(nobody)
     results = [each for each in came.runs if isinstance(each, ExecutionResult)]
-    if route == "resume of a held run":
-        results = results[1:]  # it went on in the same sandbox, and has the usage of both
     cpu_s = sum(each.usage.cpu_s for each in results)
     used_s = quotas.used(key).get("cpu_s", 0.0)
     assert used_s == pytest.approx(cpu_s) or (route in ALSO_RUN and used_s > cpu_s)
@@ -234,7 +232,6 @@ TOLD = {
     "dry run and commit": 4,
     "repair": 3,
     "resume here": 3,
-    "resume of a held run": 3,
     "resume after a restart": 3,
     "repair resumed after a restart": 4,
     "suspended plan after a restart": 3,

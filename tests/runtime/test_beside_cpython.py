@@ -47,13 +47,6 @@ def by_session(runtime: SyncRuntime, source: str, _folder: Path) -> Ending:
         return ending_of(session.execute_code(source))
 
 
-def by_feed(runtime: SyncRuntime, source: str, _folder: Path) -> Ending:
-    with runtime.feed(files=HELPER) as run:
-        for start in range(0, len(source), 50):
-            run.write(source[start : start + 50])
-        return ending_of(run.finish())
-
-
 def by_tool(runtime: SyncRuntime, source: str, _folder: Path) -> Ending:
     tools = registry()
     tools.enable_code_execution(runtime.runtime)
@@ -89,7 +82,6 @@ def by_command_line(_runtime: SyncRuntime, source: str, folder: Path) -> Ending:
 ROUTES: dict[str, Callable[[SyncRuntime, str, Path], Ending]] = {
     "stream": by_stream,
     "session": by_session,
-    "feed": by_feed,
     "tool": by_tool,
     "command line": by_command_line,
 }

@@ -13,7 +13,6 @@ import pytest
 
 from toolcell import Limits, Misconfigured, Outcome, Policy, PoolConfig, RunContext, ToolRegistry, UsageError
 from toolcell.results import ExecutionResult
-from toolcell.run.held_runs import HeldRun
 from toolcell.run.request import Script
 from toolcell.run.runs import PreparedRun, Runs
 from toolcell.run.sandboxes import Sandboxes
@@ -87,7 +86,6 @@ UNUSED = (
 class Kept:
     """A journal that keeps what it is told, and answers nothing."""
 
-    held_run: HeldRun | None = None
     journal_id = "own"
 
     def __init__(self, run: PreparedRun) -> None:
@@ -96,9 +94,6 @@ class Kept:
         self.answers: list[int] = []
         self.is_abandoned = False
         self.answer: Callable[[int, bytes], None] = lambda number, frame: self.answers.append(number)
-
-    def start_early(self, context_of: Any, limits: Any, work: Any) -> Any:
-        raise AssertionError("this script is not fed")
 
     def finish(self, result: ExecutionResult) -> ExecutionResult:
         return result

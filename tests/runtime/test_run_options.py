@@ -22,7 +22,7 @@ pytestmark = pytest.mark.quick
 
 FIELDS = {each.name for each in dataclasses.fields(RunOptions)}
 
-IN_A_BLOCK = ("seed", "clock", "hold_s", "repairs", "refresh", "preflight")
+IN_A_BLOCK = ("seed", "clock", "repairs", "refresh", "preflight")
 """Options of a run by itself, which scripts of a session do not have."""
 
 
@@ -34,19 +34,17 @@ def keywords(function: Callable[..., Any]) -> set[str]:
 def test_a_run_takes_every_option_at_each_door() -> None:
     assert keywords(Runtime.execute_code) == keywords(Client.execute_code) == FIELDS
     assert keywords(Session.execute_code) == keywords(ClientSession.execute_code) == FIELDS - set(IN_A_BLOCK)
-    local = {"context", "cancel", "on_log", "on_progress", "hold_s"}
+    local = {"context", "cancel", "on_log", "on_progress"}
     assert set(ExecuteRequest.model_fields) - {"code"} == FIELDS - local
 
 
 DOORS: dict[str, Callable[[SyncRuntime, Any], object]] = {
     "execute_code": lambda runtime, session: runtime.execute_code("1", limit=3),
     "stream": lambda runtime, session: runtime.stream("1", limit=3),
-    "feed": lambda runtime, session: runtime.feed(limit=3),
     "preflight": lambda runtime, session: runtime.preflight("1", limit=3),
     "session": lambda runtime, session: runtime.session(limit=3),
     "a session's execute_code": lambda runtime, session: session.execute_code("1", limit=3),
     "a session's stream": lambda runtime, session: session.stream("1", limit=3),
-    "a session's feed": lambda runtime, session: session.feed(limit=3),
 }
 
 OTHERS: dict[str, Callable[[SyncRuntime, Any], object]] = {
@@ -108,7 +106,6 @@ def test_options_are_checked_once_and_do_not_change() -> None:
         "clock": "now",
         "context": 3,
         "on_approval": "x",
-        "hold_s": False,
         "refresh": "x",
         "check_types": "x",
         "cancel": 3,

@@ -79,7 +79,6 @@ class Shop:
 
 PAY = "print(call_tool('pay', to='ada', euros=3)); set_result(call_tool('balance'))"
 
-FED = "the WebSocket has no message for a script that is not whole yet"
 ELSEWHERE = {
     "execute_code": {"dry_run": "a Draft is an object of its process; the service keeps it: True or False"},
     "execute_plan": {"dry_run": "a dry run of a plan takes a Draft, which is an object of its process"},
@@ -89,17 +88,15 @@ ELSEWHERE = {
     "waiting_drafts": "only the service uses it: its list of what waits has them", "session_of": "only the service uses it",
     "calls_of_interrupted": "only the service uses it: its answer to an Idempotency-Key has them",
     "map": "its record and its retries read the journals of this process; gather several execute_code instead",
-    "feed": FED,
     "abandoned_threads": {}, "open": {}, "close": {}, "check_open": {},
 }  # fmt: skip
 """Every public method of `Runtime`, and in what a `Client` differs, with the reason. A text: why there is none."""
 
-REFUSED = {"map": ("1", [{}]), "feed": ()}
+REFUSED = {"map": ("1", [{}])}
 """What a `Client` has not, and says so."""
 
 SESSION_ELSEWHERE = {
     "execute_code": {"dry_run": "as for Client.execute_code"},
-    "feed": FED,
     "can_be_put_down": "only the runtime uses it",
     "look": "only the runtime uses it",
 }

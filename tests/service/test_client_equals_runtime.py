@@ -252,7 +252,7 @@ async def test_a_result_of_the_service_equals_one_from_here(name: str, both: tup
     [
         {"inputs": {"x": object()}}, {"inputs": {"1x": 1}}, {"files": ["/nowhere/at/all"]}, {"files": [("../x", "")]},
         {"seed": "one"}, {"clock": "now"}, {"on_approval": "never"}, {"lint": "strictest"}, {"cancel": 1},
-        {"context": {}}, {"hold_s": 5.0}, {"tools": ["no such thing"]}, {"limits": {"wall_s": 1}},
+        {"context": {}}, {"tools": ["no such thing"]}, {"limits": {"wall_s": 1}},
         {"on_log": "print"}, {"refresh": "reads"}, {"repairs": "0" * 32}, {"check_types": "perhaps"},
     ],
     ids=lambda each: next(iter(each)) + "-" + type(next(iter(each.values()))).__name__,

@@ -64,8 +64,6 @@ async def test_a_blocking_client_is_called_by_its_own_name() -> None:
         client.execute_code("1")
     with pytest.raises(UsageError, match=r"`with SyncClient\(...\)`; for `async with` there is Client"):
         await client.__aenter__()
-    with pytest.raises(UsageError, match="feed needs a Runtime"):
-        client.feed()
 
 
 def test_tools_that_are_given_to_a_client_are_its_registry() -> None:

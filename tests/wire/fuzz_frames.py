@@ -55,11 +55,6 @@ VALID: list[msg.Message] = [
     msg.FilePart("a.png", "image/png", b"\x89PNG", False),
     msg.FileProblem("a.png", 0, "missing"),
     msg.Leftover(["thread 'a'"], [], True),
-    msg.AnnounceParts({"search": ["query", "limit"]}),
-    msg.ScriptPart(12, "x = 1\n", False, ""),
-    msg.CallAhead("search", {"query": "x"}, 3),
-    msg.PartRetracted(3, 9),
-    msg.Ran(2, 7),
     msg.Done(True, None),
     msg.Done(False, {"type": "ValueError", "message": "x", "line": 3, "findings": []}),
 ]

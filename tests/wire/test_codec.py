@@ -47,11 +47,6 @@ FORMAT: list[tuple[msg.Message, str]] = [
     (msg.FilePart("a", "text/plain", b"", True), "95 16 a161 aa746578742f706c61696e c400 c3"),
     (msg.FileProblem("a", 9, "missing"), "94 17 a161 09 a76d697373696e67"),
     (msg.Leftover(["a"], [], True), "94 19 91a161 90 c3"),
-    (msg.AnnounceParts({"f": ["q"]}), "92 07 81a16691a171"),
-    (msg.ScriptPart(3, "x", True, ""), "95 08 03 a178 c3 a0"),
-    (msg.CallAhead("f", {"q": "x"}, 3), "94 1a a166 81a171a178 03"),
-    (msg.PartRetracted(1, 2), "93 1b 01 02"),
-    (msg.Ran(2, 3), "93 1c 02 03"),
     (msg.Done(True, None), "93 18 c3 c0"),
     (msg.Done(False, {"type": "E"}), "93 18 c2 81a474797065a145"),
 ]

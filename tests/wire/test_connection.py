@@ -35,13 +35,7 @@ SAMPLES: dict[type[msg.Message], msg.Message] = {
             msg.Leftover([], [], False),
             msg.Done(True, None),
         ),
-        *(
-            msg.AnnounceParts({}),
-            msg.ScriptPart(0, "", False, ""),
-            msg.CallAhead("f", {}, 1),
-            msg.PartRetracted(0, 0),
-            msg.Ran(0, 0),
-        ),
+        *(),
     )
 }
 

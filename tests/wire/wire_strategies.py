@@ -49,11 +49,6 @@ messages: st.SearchStrategy[msg.Message] = st.one_of(
     st.builds(msg.FilePart, texts, texts, st.binary(max_size=600), st.booleans()),
     st.builds(msg.FileProblem, texts, ints, texts),
     st.builds(msg.Leftover, st.lists(texts, max_size=3), st.lists(texts, max_size=3), st.booleans()),
-    st.builds(msg.AnnounceParts, plain_dicts),
-    st.builds(msg.ScriptPart, ints, texts, st.booleans(), texts),
-    st.builds(msg.CallAhead, texts, plain_dicts, st.none() | ints),
-    st.builds(msg.PartRetracted, ints, ints),
-    st.builds(msg.Ran, ints, ints),
     st.builds(msg.Done, st.booleans(), st.none() | plain_dicts),
 )
 

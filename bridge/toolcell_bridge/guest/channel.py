@@ -17,18 +17,7 @@ from types import FrameType
 from typing import Any
 
 from toolcell_bridge.wire.connection import Connection
-from toolcell_bridge.wire.messages import (
-    AnnounceParts,
-    CallTool,
-    CancelCall,
-    Message,
-    PutFile,
-    RunScript,
-    ScriptPart,
-    Stay,
-    ToolFail,
-    ToolReturn,
-)
+from toolcell_bridge.wire.messages import CallTool, CancelCall, Message, PutFile, RunScript, Stay, ToolFail, ToolReturn
 
 READ_BYTES = 256 * 1024
 SPIN_S = 150e-6
@@ -82,8 +71,6 @@ class Channel:
         self._main_thread = 0
         self.inputs_have_tables = False
         """There are arrays or tables among the inputs of the script that runs."""
-        self.on_part: Callable[[], object] | None = None
-        """Called in whichever thread has read a part of the script."""
         self.after_send: Callable[[], object] | None = None
         """Called once, when what is being sent is sent."""
 
@@ -210,25 +197,7 @@ class Channel:
         with self._lock:
             self._pending.clear()
 
-    def take_parts(self) -> list[ScriptPart]:
-        """Take the parts of the script that were received, without waiting."""
-        parts = []
-        while self._inbox and isinstance(part := self._inbox[0], ScriptPart):
-            parts.append(part)
-            self._inbox.popleft()
-        return parts
-
-    def read_until(self, is_there: Callable[[], bool]) -> None:
-        """Read for everybody until `is_there` returns True.
-
-        Raises:
-            ChannelClosed: the host is gone.
-        """
-        with self._reading:
-            while not is_there():
-                self._read()
-
-    def next_request(self) -> RunScript | PutFile | Stay | AnnounceParts:
+    def next_request(self) -> RunScript | PutFile | Stay:
         """Block until the host asks for something new.
 
         Raises:
@@ -238,7 +207,7 @@ class Channel:
             while True:
                 while self._inbox:
                     message = self._inbox.popleft()
-                    if isinstance(message, (RunScript, PutFile, Stay, AnnounceParts)):
+                    if isinstance(message, (RunScript, PutFile, Stay)):
                         return message
                 self._read()
 
@@ -270,8 +239,6 @@ class Channel:
             while (message := self._connection.next_message()) is not None:
                 self._deliver(message)
         self._wake_waiting()
-        if self.on_part is not None and self._inbox:
-            self.on_part()
 
     def _receive(self) -> bytes:
         """recv(), but poll for a moment before sleeping, as long as the host answers quickly.

@@ -1,4 +1,4 @@
-"""Compile a script, or a statement of one that comes in parts, so that the value of its last expression is kept."""
+"""Compile a script so that the value of its last expression is kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from toolcell_bridge.guest.scripts import SCRIPT
-from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.messages import Plain, RunScript
 
 LAST: Final = "<last>"
@@ -18,24 +17,8 @@ LAST: Final = "<last>"
 LAST_RESULT: Final = "<set_result>"
 """What a script calls when its last statement is a call of set_result."""
 
-WENT_ON: Final = "<went on>"
-"""Name in the script's namespace for the value of a statement with a `return` that was not reached."""
-
 ONLY_AST: Final = 0x400
 TOP_LEVEL_AWAIT: Final = 0x2000
-
-
-@frozen
-class Part:
-    """What is compiled: a whole script, or a statement of one."""
-
-    flags: int = 0
-    """Flags of the compiler: from the `__future__` imports of statements before."""
-    is_first: bool = True
-    is_last: bool = True
-
-
-WHOLE: Final = Part()
 
 
 class Denied(Exception):
@@ -46,9 +29,7 @@ class Denied(Exception):
         self.error = error
 
 
-def parse(
-    run: RunScript, name: str = SCRIPT, part: Part = WHOLE, defined: Collection[str] = ()
-) -> tuple[types.CodeType, dict[str, Any]]:
+def parse(run: RunScript, name: str = SCRIPT, defined: Collection[str] = ()) -> tuple[types.CodeType, dict[str, Any]]:
     """Compile a script under this file name; returns it with the names it needs. Its last value will be under `LAST`.
 
     `defined`: names that it finds in its namespace, beside its inputs.
@@ -57,16 +38,15 @@ def parse(
         SyntaxError, ValueError, RecursionError, MemoryError: as compile() does.
         Denied: the lint profile found something.
     """
-    flags = TOP_LEVEL_AWAIT | part.flags
     if run.lint == "off":
-        tree = compile(run.source, name, "exec", ONLY_AST | flags, dont_inherit=True)
-        return _compiled(tree, part, lambda tree: compile(tree, name, "exec", flags, dont_inherit=True)), {}
+        tree = compile(run.source, name, "exec", ONLY_AST | TOP_LEVEL_AWAIT, dont_inherit=True)
+        return _compiled(tree, lambda tree: compile(tree, name, "exec", TOP_LEVEL_AWAIT, dont_inherit=True)), {}
     from toolcell_bridge.guest.lint import check, compile_tree
 
     checked = check(run.source, run.lint, name, {*defined, *run.inputs})  # type: ignore[arg-type]
     if checked.tree is None:
         raise Denied(_denied(checked.findings))
-    return _compiled(checked.tree, part, lambda tree: compile_tree(tree, "exec", name, flags)), checked.guards
+    return _compiled(checked.tree, lambda tree: compile_tree(tree, "exec", name, TOP_LEVEL_AWAIT)), checked.guards
 
 
 IS_COROUTINE: Final = 0x80
@@ -136,10 +116,10 @@ def _is_one_call(value: types.CodeType, source: str, line: int) -> bool:
     return is_call and found - {(line, 0)} == {(line, len(SET_RESULT)), last}
 
 
-def _compiled(tree: Any, part: Part, compiled: Callable[[Any], Any]) -> Any:
+def _compiled(tree: Any, compiled: Callable[[Any], Any]) -> Any:
     """Compile a script that keeps its last value."""
     try:
-        return compiled(_keep_last_value(tree, part))
+        return compiled(_keep_last_value(tree))
     except SyntaxError as exc:
         from toolcell_bridge.guest import top_level_return
 
@@ -150,24 +130,20 @@ def _compiled(tree: Any, part: Part, compiled: Callable[[Any], Any]) -> Any:
             called: Any = last.value.func
             if isinstance(called, _ast.Name) and called.id == LAST_RESULT:
                 called.id = "set_result"
-        return top_level_return.compile_as_function(tree, LAST, exc, compiled, "" if part.is_last else WENT_ON)
+        return top_level_return.compile_as_function(tree, LAST, exc, compiled)
 
 
-def _keep_last_value(tree: Any, part: Part) -> Any:
+def _keep_last_value(tree: Any) -> Any:
     """Keep the value of the expression that a script ends with under `LAST`."""
-    if not tree.body or not isinstance(tree.body[-1], _ast.Expr):
-        return tree
-    last = tree.body[-1]
-    if part.is_first and not part.is_last and isinstance(last.value, _ast.Constant):
-        return tree  # the script's docstring
-    tree.body[-1] = _assign_last(last, part.is_last)
+    if tree.body and isinstance(tree.body[-1], _ast.Expr):
+        tree.body[-1] = _assign_last(tree.body[-1])
     return tree
 
 
-def _assign_last(last: _ast.Expr, is_last: bool) -> _ast.Assign:
+def _assign_last(last: _ast.Expr) -> _ast.Assign:
     """Turn the statement `last` into an assignment to `LAST`."""
     called = last.value.func if isinstance(last.value, _ast.Call) else None
-    if is_last and isinstance(called, _ast.Name) and called.id == "set_result":
+    if isinstance(called, _ast.Name) and called.id == "set_result":
         called.id = LAST_RESULT
     name, kept = _ast.Name(LAST, _ast.Store()), _ast.Assign([], last.value)
     kept.targets.append(name)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolcell_bridge.guest import errors, files, output, rich, script_end, surroundings, tracebacks
 from toolcell_bridge.guest.channel import Channel, ChannelClosed
-from toolcell_bridge.guest.compiling import IS_COROUTINE, LAST, LAST_RESULT, WHOLE, Denied, Part, parse, parse_in_two
+from toolcell_bridge.guest.compiling import IS_COROUTINE, LAST, LAST_RESULT, Denied, parse, parse_in_two
 from toolcell_bridge.guest.notebook_words import CELL
 from toolcell_bridge.guest.placeholder import DRY_RUN, GuestDryRun
 from toolcell_bridge.guest.refusals import has_cure
@@ -30,7 +30,6 @@ from toolcell_bridge.wire.errors import ProtocolError, UnsendableValue, ValueToo
 from toolcell_bridge.wire.messages import (
     CLOUDPICKLE_FILE,
     STATE_FILE,
-    AnnounceParts,
     Done,
     FilePart,
     FileProblem,
@@ -45,7 +44,6 @@ from toolcell_bridge.wire.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from toolcell_bridge.guest.fed_script import FedScript
     from toolcell_bridge.guest.interrupts import Interrupts
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -83,8 +81,6 @@ class Runner:
         self._put_error: str | None = None
         self._writing = ""
         """The input file whose pieces are under way."""
-        self._fed: FedScript | None = None
-        """Text of a script whose text comes in parts."""
         self._stay: Stay | None = None
         self._received: dict[str, list[bytes]] = {}
         """What the host has sent that is not a file of the workspace, in pieces."""
@@ -121,10 +117,6 @@ class Runner:
                     self._write_input(request)
                 elif isinstance(request, Stay):
                     self._begin_session(request)
-                elif isinstance(request, AnnounceParts):
-                    from toolcell_bridge.guest.fed_script import FedScript  # only such scripts pay for it
-
-                    self._fed = FedScript(self._channel, request.ahead, self._flush, self._own_names)
                 else:
                     self.answer(request)
         except (ChannelClosed, ProtocolError):
@@ -142,7 +134,7 @@ class Runner:
             from toolcell_bridge.guest.leftovers import end_leftovers
 
             ended, stuck = end_leftovers(self._stay.end_ms / 1000)
-            self._has_destructors = self._has_destructors or "__del__" in self._text(run)
+            self._has_destructors = self._has_destructors or "__del__" in run.source
             hooks = self._has_destructors or self._end.has_hooks()
             if ended or stuck or hooks:
                 last.insert(-1, Leftover(ended, stuck, hooks))
@@ -150,7 +142,6 @@ class Runner:
             self._put_error = None
         self._channel.send(*last)
         self._held.clear()
-        self._fed = None
         return done
 
     def _begin_session(self, stay: Stay) -> None:
@@ -248,12 +239,12 @@ class Runner:
                 return self._exited(of_hook, run)
             if self._channel.fileno < 0 and self._is_serving and not is_printed:
                 sys.stderr.write(tracebacks.format_exception(exc))
-            return Done(False, errors.describe(exc, self._text(run)))
+            return Done(False, errors.describe(exc, run.source))
         return Done(True, None)
 
     def _exited(self, error: SystemExit, run: RunScript) -> Done:
         is_ok = error.code is None or error.code == 0
-        return Done(is_ok, None if is_ok else errors.describe(error, self._text(run)))
+        return Done(is_ok, None if is_ok else errors.describe(error, run.source))
 
     def _wait_for(self, names: list[str]) -> None:
         """Send what has to be there if the wait never ends, and tell the host what is waited for."""
@@ -263,9 +254,6 @@ class Runner:
         self._held.clear()
         if held and self._channel.fileno >= 0:
             self._channel.send(*held)
-
-    def _text(self, run: RunScript) -> str:
-        return run.source if self._fed is None else self._fed.text
 
     def _write_input(self, message: PutFile) -> None:
         if message.path in (STATE_FILE, CLOUDPICKLE_FILE):
@@ -289,7 +277,7 @@ class Runner:
         surroundings.show_source(run.source, self._workspace, name)
         run_cell = SCRIPTS.run_cell if CELL in run.inputs else None
         # Inputs come last: a caller's name wins over ours.
-        codes = self._compiled_whole(run, name, namespace) if self._fed is None and run_cell is None else ()
+        codes = self._compiled(run, name, namespace) if run_cell is None else ()
         namespace.update(native(run.inputs) if self._channel.inputs_have_tables else run.inputs)
         interrupts = self._interrupts
         namespace.pop(LAST, None)
@@ -298,15 +286,13 @@ class Runner:
                 interrupts.is_allowed = True
             if run_cell is not None:
                 run_cell(run.source, namespace, self._own_names, namespace.pop(CELL), interrupts)
-            elif codes:
+            else:
                 *before, last = codes
                 for code in before:
                     _evaluate(code, namespace)
                 value = _evaluate(last, namespace)
                 if before:
                     namespace[LAST] = value
-            else:
-                self._run_statements(run, name, namespace)
             if not self._result_set and run_cell is None:
                 self._set_trailing(namespace.get(LAST), run)
         finally:
@@ -317,35 +303,17 @@ class Runner:
             namespace.pop(LAST, None)
             namespace.pop(LAST_RESULT, None)
 
-    def _compiled_whole(self, run: RunScript, name: str, namespace: dict[str, Any]) -> tuple[types.CodeType, ...]:
-        """Compile a script; if in two parts, the second has the value that it ends with."""
-        parts = parse_in_two(run.source, name) if run.lint == "off" else None
-        if parts is None:
-            return (self._compiled(run, name, namespace),)
-        if LAST_RESULT in parts[1].co_names:
+    def _compiled(self, run: RunScript, name: str, namespace: dict[str, Any]) -> tuple[types.CodeType, ...]:
+        """Compile a script and give it the names that it needs; if in two parts, the second has the value that it ends
+        with."""
+        codes: tuple[types.CodeType, ...] | None = parse_in_two(run.source, name) if run.lint == "off" else None
+        if codes is None:
+            code, guards = parse(run, name, namespace)
+            namespace.update(guards)
+            codes = (code,)
+        if LAST_RESULT in codes[-1].co_names:
             namespace[LAST_RESULT] = self._set_last_result
-        return parts
-
-    def _compiled(self, run: RunScript, name: str, namespace: dict[str, Any], part: Part = WHOLE) -> types.CodeType:
-        """Compile a script, or a statement of one, and give it the names that it needs."""
-        code, guards = parse(run, name, part, namespace)
-        namespace.update(guards)
-        if LAST_RESULT in code.co_names:
-            namespace[LAST_RESULT] = self._set_last_result
-        return code
-
-    def _run_statements(self, run: RunScript, name: str, namespace: dict[str, Any]) -> None:
-        """Run a script whose text comes in parts."""
-
-        def compiled(source: str, part: Part) -> types.CodeType:
-            return self._compiled(dataclasses.replace(run, source=source), name, namespace, part)
-
-        def show(text: str) -> None:
-            SCRIPTS.texts[name] = text
-            surroundings.show_source(text, self._workspace, name)
-
-        assert self._fed is not None
-        self._fed.run(compiled, namespace, show)
+        return codes
 
     def _give_names(self, namespace: dict[str, Any], names: dict[str, Any]) -> None:
         """Define the sandbox's names, but for those that an earlier script of the session has given a value."""

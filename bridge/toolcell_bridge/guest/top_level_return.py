@@ -21,33 +21,28 @@ MODULE = "<module>"
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def compile_as_function(
-    tree: Any, last: str, refused: SyntaxError, compiled: Callable[[Any], Any], went_on: str = ""
-) -> Any:
+def compile_as_function(tree: Any, last: str, refused: SyntaxError, compiled: Callable[[Any], Any]) -> Any:
     """Compile the body of `tree` as a function and a call of it, whose value will be under the name `last`.
 
-    A last statement that assigns to `last` returns instead. With `went_on`, the function returns the value of that name
-    when it comes to its end.
+    A last statement that assigns to `last` returns instead.
 
     Raises:
         SyntaxError: `refused`, when something else is wrong as well.
     """
     for make, call in ((ast.FunctionDef, "{}()"), (ast.AsyncFunctionDef, "await {}()")):
         try:
-            return compiled(_wrapped(tree, last, make, call, went_on))
+            return compiled(_wrapped(tree, last, make, call))
         except SyntaxError:
             continue
     raise refused
 
 
-def _wrapped(tree: Any, last: str, make: type[Any], call: str, went_on: str) -> ast.Module:
+def _wrapped(tree: Any, last: str, make: type[Any], call: str) -> ast.Module:
     imports = [each for each in tree.body if isinstance(each, ast.ImportFrom) and each.module == "__future__"]
     body = [each for each in tree.body if each not in imports]
     match body[-1]:
-        case ast.Assign(targets=[ast.Name(id=name)]) as kept if name == last and not went_on:
+        case ast.Assign(targets=[ast.Name(id=name)]) as kept if name == last:
             body[-1] = ast.copy_location(ast.Return(kept.value), kept)
-    if went_on:
-        body.append(ast.Return(ast.Name(went_on, ast.Load())))
     names = sorted(_bound_names(body) - _annotated(body))
     whole = ast.parse(f"def f(): pass\nx = {call.format('f')}\ndel f").body
     function = make(MODULE, whole[0].args, body, [], None, None)  # type: ignore[attr-defined]

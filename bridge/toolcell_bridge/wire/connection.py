@@ -23,8 +23,6 @@ from toolcell_bridge.wire.messages import (
     MAX_ELEMENTS,
     MAX_GUEST_ELEMENTS,
     PROTOCOL_VERSION,
-    AnnounceParts,
-    CallAhead,
     CallTool,
     CancelCall,
     Done,
@@ -34,13 +32,10 @@ from toolcell_bridge.wire.messages import (
     Leftover,
     Log,
     Message,
-    PartRetracted,
     Progress,
     PutFile,
-    Ran,
     Result,
     RunScript,
-    ScriptPart,
     Stay,
     ToolFail,
     ToolReturn,
@@ -71,9 +66,7 @@ Moves: TypeAlias = Mapping[tuple[State, type[Message]], State]
 HOST_MOVES: Final[Moves] = {
     (State.IDLE, PutFile): State.IDLE,
     (State.IDLE, Stay): State.IDLE,
-    (State.IDLE, AnnounceParts): State.IDLE,
     (State.IDLE, RunScript): State.RUNNING,
-    (State.RUNNING, ScriptPart): State.RUNNING,
     (State.RUNNING, ToolReturn): State.RUNNING,
     (State.RUNNING, ToolFail): State.RUNNING,
 }
@@ -89,9 +82,6 @@ GUEST_MOVES: Final[Moves] = {
     (State.RUNNING, FilePart): State.RUNNING,
     (State.RUNNING, FileProblem): State.RUNNING,
     (State.RUNNING, Leftover): State.RUNNING,
-    (State.RUNNING, CallAhead): State.RUNNING,
-    (State.RUNNING, PartRetracted): State.RUNNING,
-    (State.RUNNING, Ran): State.RUNNING,
     (State.RUNNING, Done): State.IDLE,
 }
 """What the guest may send, and all that the host may receive."""
@@ -99,7 +89,6 @@ GUEST_MOVES: Final[Moves] = {
 LATE_MOVES: Final[Moves] = {
     (State.IDLE, ToolReturn): State.IDLE,
     (State.IDLE, ToolFail): State.IDLE,
-    (State.IDLE, ScriptPart): State.IDLE,
 }
 """What the guest may receive besides `HOST_MOVES`: sent before the host saw `Done`."""
 
@@ -146,8 +135,6 @@ class Connection:
         """Unanswered calls of this run, and whether the guest has cancelled them."""
         self._forgotten: set[int] = set()
         """Calls unanswered when the last run ended: each may still get one answer, until the next run begins."""
-        self._comes_in_parts = False
-        """The text of this run's script, or of the last one's, comes in parts."""
         self._open_files: dict[type[Message], str] = {}
         """The file whose pieces are under way, by message type."""
 
@@ -302,19 +289,9 @@ class Connection:
     def _run(self, message: RunScript, error: type[ProtocolError]) -> bool:
         if PutFile in self._open_files:
             raise error("Run before the last piece of a file")
-        self._comes_in_parts = self._comes_in_parts and not message.source
         self._forgotten.clear()
         answer, others = message.answer_elements, message.message_elements
         self._sent_elements, self._received_elements = (answer, others) if self._is_host else (others, answer)
-        return True
-
-    def _script_part(self, message: ScriptPart, error: type[ProtocolError]) -> bool:
-        if self.state is State.IDLE and not self._comes_in_parts:
-            raise error("ScriptPart, and no script came in parts")
-        return self.state is State.RUNNING
-
-    def _announced(self, message: AnnounceParts, error: type[ProtocolError]) -> bool:
-        self._comes_in_parts = True
         return True
 
     def _result(self, message: Result, error: type[ProtocolError]) -> bool:
@@ -382,8 +359,6 @@ class Connection:
 _TRACKED: Final[dict[type[Message], Callable[..., bool]]] = {
     Hello: Connection._hello,
     RunScript: Connection._run,
-    AnnounceParts: Connection._announced,
-    ScriptPart: Connection._script_part,
     Result: Connection._result,
     Done: Connection._end_run,
     CallTool: Connection._call,

@@ -77,27 +77,6 @@ class Stay:
 
 
 @frozen
-class AnnounceParts:
-    """Host: the text of the next script comes in parts, after its `RunScript`."""
-
-    ahead: dict[str, Plain]
-    """Tools whose calls may be named ahead with `CallAhead`, and the names of their parameters in order."""
-
-
-@frozen
-class ScriptPart:
-    """Host: a part of the script's text. It takes the place of everything from `start` on."""
-
-    start: int
-    """Offset in characters of the whole text. If it is less than what was sent before, that text was retracted."""
-    text: str
-    last: bool
-    """The text is whole."""
-    problem: str
-    """Why the text that follows cannot be sent; empty when it can. Such a part is the last one."""
-
-
-@frozen
 class ToolReturn:
     """Host: the tool called by `CallTool` of this id returned."""
 
@@ -194,34 +173,6 @@ class FileProblem:
 
 
 @frozen
-class CallAhead:
-    """Guest: a statement that was received and has not run yet makes this call. There is no answer to it."""
-
-    name: str
-    args: dict[str, Plain]
-    line: int | None
-    """Line of the script that will call."""
-
-
-@frozen
-class PartRetracted:
-    """Guest: a part took back text that had run already. Sent once for each part that takes text back."""
-
-    start: int
-    end: int
-    """`start` and `end` are offsets in characters of the retracted text, and 0 if none of it had run."""
-
-
-@frozen
-class Ran:
-    """Guest: so far has the text of the script run. Sent when the guest waits for more of it, and before `Done`."""
-
-    statements: int
-    line: int
-    """Last line of them."""
-
-
-@frozen
 class Leftover:
     """Guest: this still ran after the script.
 
@@ -249,10 +200,9 @@ class Done:
     """What stopped the script, as plain data with the keys of the host's `ErrorInfo`."""
 
 
-HostMessage: TypeAlias = RunScript | PutFile | Stay | AnnounceParts | ScriptPart | ToolReturn | ToolFail
+HostMessage: TypeAlias = RunScript | PutFile | Stay | ToolReturn | ToolFail
 GuestMessage: TypeAlias = (
-    Hello | CallTool | CancelCall | Log | Progress | Result | FilePart | FileProblem | Done | Leftover | CallAhead
-    | PartRetracted | Ran
+    Hello | CallTool | CancelCall | Log | Progress | Result | FilePart | FileProblem | Done | Leftover
 )  # fmt: skip
 Message: TypeAlias = HostMessage | GuestMessage
 
@@ -262,8 +212,6 @@ TAGS: Final[dict[int, type[Message]]] = {
     3: ToolReturn,
     4: ToolFail,
     6: Stay,
-    7: AnnounceParts,
-    8: ScriptPart,
     16: Hello,
     17: CallTool,
     18: CancelCall,
@@ -274,18 +222,14 @@ TAGS: Final[dict[int, type[Message]]] = {
     23: FileProblem,
     24: Done,
     25: Leftover,
-    26: CallAhead,
-    27: PartRetracted,
-    28: Ran,
 }
-"""First element of each message on the wire. A tag is never reused. Tag 5 is reserved: it interrupts a run."""
+"""First element of each message on the wire. A tag is never reused: 7, 8 and 26 to 28 had a meaning before.
+Tag 5 is reserved: it interrupts a run."""
 
 FIRST_GUEST_TAG: Final = 16
 """Tags from here on are messages of the guest."""
 
 SAID: Final[dict[tuple[type[Any], str], str]] = {
-    (AnnounceParts, "ahead"): "parameters",
-    (CallAhead, "args"): "arguments",
     (CallTool, "args"): "arguments",
     (Progress, "value"): "progress",
     (Result, "value"): "result",

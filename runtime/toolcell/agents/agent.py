@@ -30,7 +30,7 @@ from toolcell.journal import JournalStore
 from toolcell.options import OnApproval, check_on_approval
 from toolcell.results import RevertResult, Suspension
 from toolcell.runtime import Runtime
-from toolcell.support import ELSEWHERE, keywords_known, suggestion, wait_for
+from toolcell.support import keywords_known, suggestion, wait_for
 from toolcell.tools import (
     CODE_TOOL,
     AskUser,
@@ -355,7 +355,7 @@ def _check_options(config: Mapping[str, Any]) -> None:
     for name, value in config.items():
         if name not in known:
             of_model = f"options of the model go into llm_options={{{name!r}: {value!r:.40}}}"
-            hint = _OTHERWISE.get(name) or ELSEWHERE.get(name) or suggestion(name, suggested, of_model)
+            hint = _OTHERWISE.get(name) or suggestion(name, suggested, of_model)
             raise UsageError(f"Agent has no setting {name!r}; {hint}")
 
 

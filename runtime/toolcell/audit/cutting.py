@@ -39,7 +39,7 @@ LARGE_FIELDS: Final[dict[str, tuple[tuple[str, _Limit], ...]]] = {
 }
 """Fields that may be too large to keep, and the limit of each."""
 
-LARGE_EXTRAS: Final = ("effective_args", "coerced", "message", "details", "text", "trace", "source", "retracted")
+LARGE_EXTRAS: Final = ("effective_args", "coerced", "message", "details", "text", "trace", "source")
 """Extras that only some calls have. Each may be as large as a value."""
 
 DIGESTS: Final = {"source": "sha256", "inputs": "inputs_sha256", "value": "value_sha256"}

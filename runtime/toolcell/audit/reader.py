@@ -30,7 +30,7 @@ from toolcell.audit.format import (
 from toolcell.audit.records import Record
 from toolcell.config import package_name
 from toolcell.errors import AuditError
-from toolcell.support.packing import Unrecordable, text_digest, value_digest
+from toolcell.support.packing import Unrecordable, value_digest
 from toolcell_bridge.wire.tables import AnyTable, Array, Table
 
 
@@ -226,18 +226,13 @@ class RecordedRun:
 
     @property
     def source(self) -> str | None:
-        """The script. None: the run had none, or it was too large to keep, or came in parts and has no end."""
-        return (self.end.get("more") or {}).get("source") if self.is_fed else self.start.get("source")
+        """The script. None: the run had none, or or it was too large to keep."""
+        return self.start.get("source")
 
     @property
     def sha256(self) -> str | None:
         """SHA-256 of the script, without what redaction has taken out."""
-        return text_digest(self.source) if self.is_fed and self.source is not None else self.start.get("sha256")
-
-    @property
-    def is_fed(self) -> bool:
-        """Its script came in parts, and its statements ran one by one. The record of its end has the script."""
-        return bool((self.start.get("more") or {}).get("fed"))
+        return self.start.get("sha256")
 
     @property
     def lines(self) -> list[str]:

@@ -28,7 +28,6 @@ from toolcell.tools.options import Origin
 if TYPE_CHECKING:
     from toolcell.config import Limits, Policy
     from toolcell.results import ExecutionResult
-    from toolcell.run.feed import ScriptFeed
     from toolcell.run.request import RunRequest
     from toolcell.sandbox.backend import GuestFile, Sandbox
     from toolcell.tools.call import CallableTools, RunContext
@@ -93,13 +92,12 @@ class Recorder:
         files: Sequence[Any] = (),
         sandbox: Sandbox | None = None,
         environment: Mapping[str, Any] | None = None,
-        feed: ScriptFeed | None = None,
     ) -> RunRecord:
-        """Record that a script is about to run. `files` are its `file_entries`. The end has the text of a `feed`."""
+        """Record that a script is about to run. `files` are its `file_entries`."""
         tools = self._tools(registry, frozenset(message.tools.split())) if message.tools else None
         settings = self._settings(limits, policy, sandbox, environment or {})
         sandbox_id = sandbox.id if sandbox is not None else None
-        return self._begin(context, CODE, message, files, tools, settings, sandbox_id, feed)
+        return self._begin(context, CODE, message, files, tools, settings, sandbox_id)
 
     async def run_observer(
         self,
@@ -122,7 +120,6 @@ class Recorder:
                 files=entries,
                 sandbox=sandbox,
                 environment=environment,
-                feed=request.feed,
             )
         )
 
@@ -146,7 +143,6 @@ class Recorder:
         tools: _Shared | None = None,
         settings: _Shared | None = None,
         sandbox_id: str | None = None,
-        feed: ScriptFeed | None = None,
     ) -> RunRecord:
         redactor = self._redactor_of(context.secrets)
         for shared in (tools, settings):
@@ -155,8 +151,7 @@ class Recorder:
         own: tuple[Any, ...] = (None, None, None)
         if message is not None:
             inputs = message.inputs
-            text = (message.source, text_digest(message.source)) if feed is None else (None, None)
-            script = (*text, inputs, value_digest(inputs) if inputs else None)
+            script = (message.source, text_digest(message.source), inputs, value_digest(inputs) if inputs else None)
             own = (message.lint, message.seed, message.clock)
         fields: tuple[Any, ...] = (
             self._new_id(context),
@@ -168,12 +163,12 @@ class Recorder:
             *own,
             sandbox_id,
             _who(context),
-            {} if feed is None else {"fed": True},
+            {},
         )
         run = self.log.append(records.RUN_STARTED, 0, fields, redactor)
         for shared in (tools, settings):
             self._write_shared(shared)  # again, if this record began a new segment
-        return RunRecord(self.log, self._content_of, run=run, context=context, redactor=redactor, feed=feed)
+        return RunRecord(self.log, self._content_of, run=run, context=context, redactor=redactor)
 
     def _write_shared(self, shared: _Shared | None) -> None:
         """Write tools or settings, unless the open segment holds them already."""

@@ -20,7 +20,6 @@ from toolcell.errors import ToolAbort, UsageError
 from toolcell.journal.recorded_tools import RecordedTools
 from toolcell.journal.replay import CallReplay, NewCall, RecordedTurn
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
-from toolcell.results.eager import ByStatement
 from toolcell.results.result import SCRIPT_OUTCOMES
 from toolcell.support.packing import text_digest
 from toolcell.support.text import one_line, with_line
@@ -136,7 +135,7 @@ async def replay(
     tools = AnsweringTools(run, answers or {}, until, on_call, comparison)
     limits, key = runtime_options(run)["limits"], str(run.who.get("dry_run") or "")
     result = await runtime.execute_code(
-        ByStatement(script) if run.is_fed else script,
+        script,
         inputs=_inputs(run, inputs),
         files=_files(run, files),
         tools=tools,
@@ -332,7 +331,7 @@ def _script(run: RecordedRun, source: str | None) -> tuple[str, tuple[str, ...]]
 
 
 def _why_missing(run: RecordedRun, note: str) -> str:
-    more = (run.start["more"] or {}) | ((run.end.get("more") or {}) if run.is_fed else {})
+    more = run.start["more"] or {}
     why = more.get(note, {}).get("why")
     return "was redacted" if why == "redacted" else "was too large to be recorded"
 

@@ -16,12 +16,10 @@ from toolcell.audit.log import AuditLog
 from toolcell.audit.redact import Redactor
 from toolcell.errors import AuditError
 from toolcell.results import ErrorInfo, ExecutionResult, Usage
-from toolcell.results.eager import EagerReport
 from toolcell.support.log import logger_of
 from toolcell.support.packing import value_digest
 
 if TYPE_CHECKING:
-    from toolcell.run.feed import ScriptFeed
     from toolcell.tools.call import Call, CallObserver, RunContext
     from toolcell.tools.result import ToolResult
 
@@ -43,7 +41,7 @@ class RunRecord:
     """The records of one run that still runs."""
 
     __slots__ = (
-        "_calls", "_content_of", "_context", "_failed_calls", "_feed", "_log", "_next_observer", "_numbers",
+        "_calls", "_content_of", "_context", "_failed_calls", "_log", "_next_observer", "_numbers",
         "_observed", "_redactor", "_run", "_unwritten_ends", "lines", "problem", "writes_ends_later",
     )  # fmt: skip
 
@@ -54,10 +52,8 @@ class RunRecord:
         run: int,
         context: RunContext,
         redactor: Redactor,
-        feed: ScriptFeed | None = None,
     ) -> None:
         self._log = log
-        self._feed = feed
         self._content_of = content_of
         self._run = run
         self._redactor = redactor
@@ -211,32 +207,14 @@ class RunRecord:
             files=[[file.name, file.media_type, file.size, file.sha256, file.problem] for file in result.files],
             error=_error_fields(result.error) if result.error is not None else None,
             usage=_usage_fields(result.usage),
-            extra=({"lint": result.isolation.lint} if result.isolation.lint != "off" else {}) | self._fed(result.eager),
+            extra={"lint": result.isolation.lint} if result.isolation.lint != "off" else {},
         )
         if self.problem is not None:
             raise self.problem
 
     def end_calls(self, outcome: str = "ok", error: Mapping[str, Any] | None = None) -> None:
         """Record the end of a run that has no result: one without a sandbox, or one that the host ended."""
-        self._end(outcome, error=error, extra=self._fed())
-
-    def _fed(self, report: EagerReport | None = None) -> dict[str, Any]:
-        """Return the text of a script that came in parts: it is known when the run is over."""
-        if self._feed is None:
-            return {}
-        told: dict[str, Any] = {"source": self._feed.sent}
-        if report is not None:
-            lines = [[each.first_line, each.last_line, each.text] for each in report.retracted]
-            told["eager"] = {
-                "statements": report.statements,
-                "line": report.line,
-                "retracted": len(lines),
-                "early_calls": report.early_calls,
-                "hits": report.hits,
-            }
-            if lines:
-                told["retracted"] = lines
-        return told
+        self._end(outcome, error=error, extra={})
 
     def failed(self, exc: BaseException) -> None:
         """Record that an exception of the host ended the run. Logs an `AuditError`: the caller re-raises its own."""

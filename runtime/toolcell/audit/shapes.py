@@ -119,8 +119,6 @@ _more = optional(
         inputs_cut=_cut,
         logs_cut=_cut,
         coerced=each(anything),
-        source=text,
-        retracted=each(row(whole, whole, text)),
     )
 )
 _limits = table(wall_s=number, cpu_s=number, memory_bytes=integer, tool_calls=integer)

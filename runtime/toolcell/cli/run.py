@@ -33,7 +33,7 @@ from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout, v
 from toolcell.config import CheckTypes, Layer, Limits, LintProfile, Policy, PoolConfig, Profile
 from toolcell.errors import ToolAbort, UsageError
 from toolcell.results import ExecutionResult
-from toolcell.support import for_terminal, importing, one_line
+from toolcell.support import for_terminal, one_line
 
 if TYPE_CHECKING:
     from toolcell.tools import Event
@@ -269,9 +269,8 @@ def execute(
     """Open a runtime for one script and run it."""
     registry = servers.with_registry(options["registry"])
     options = options | {"backend": _started_early(options), "registry": registry}
-    with importing():
-        from toolcell.runtime import Runtime
-        from toolcell.tools import RunContext
+    from toolcell.runtime import Runtime
+    from toolcell.tools import RunContext
 
     context = RunContext()
     context.events.subscribe(tool_error_listener())
@@ -301,8 +300,7 @@ def _started_early(options: dict[str, Any]) -> Any:
     is_plain = options["backend"] == "process" and policy.profile == "full" and options["audit"] is None
     if not is_plain or options["packages"] or "toolcell.runtime" in sys.modules or sys.platform != "linux":
         return options["backend"]
-    with importing():
-        from toolcell.sandbox.process import ProcessBackend
+    from toolcell.sandbox.process import ProcessBackend
 
     backend = ProcessBackend(policy=policy, preload=options["preload"])
     try:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NoReturn
 
 import anyio
 
-from toolcell.config import Limits
 from toolcell.control.suspension import IN_DOUBT, Suspender
 from toolcell.errors import RunEnded
 from toolcell.journal.identity import digest_of_call, options_of
 from toolcell.journal.ledger import CANCELLED, Journal, JournalEntry
 from toolcell.journal.replay import NewCall
 from toolcell.results import Divergence, Outcome
-from toolcell.run.early_calls import EarlyCalls
 from toolcell.run.listed_calls import end_script_alone
-from toolcell.support.host_work import HostWork
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.hooks import Deny
 from toolcell.tools.options import Origin
 from toolcell.tools.registry import answer_from_record
 from toolcell.tools.result import Status, ToolResult
-from toolcell_bridge.wire.messages import CallTool
 
 IN_DOUBT_CODE = "in_doubt"
 
@@ -46,8 +42,6 @@ class JournaledCalls:
         self._suspender = suspender
         self._refresh_reads = refresh_reads
         self._is_rebuilding = is_rebuilding
-        self.early: EarlyCalls | None = None
-        """Calls that are made before the script comes to them, if any may be."""
         self._is_first_run = journal.replay is None and not journal.past
         self._lookup = anyio.Lock()
         """Held while a call is looked up in the journal: the first of two identical calls gets the first answer."""
@@ -88,12 +82,7 @@ class JournaledCalls:
                     return await answer_from_record(
                         name, args, answer, note=note, call_id=call_id, origin=origin, context=context
                     )
-            early = (
-                await self.early.answer(name, args, call_id=call_id, origin=origin, context=context)
-                if self.early
-                else None
-            )
-            result = early or await self._tools.dispatch(name, args, call_id=call_id, origin=origin, context=context)
+            result = await self._tools.dispatch(name, args, call_id=call_id, origin=origin, context=context)
             if result.error is not None:
                 entry.is_refused = not result.meta.duration_ms
             return result
@@ -102,14 +91,6 @@ class JournaledCalls:
             raise
         finally:
             suspender.active -= 1
-
-    def start_early(
-        self, context_of: Callable[[CallTool, str], RunContext], limits: Limits, work: HostWork
-    ) -> EarlyCalls:
-        """Let calls be made before the script comes to them; return what decides about them. The journal has none of
-        these calls: it has those of the script, with the answers that they get."""
-        self.early = EarlyCalls(self._tools, self.options, context_of, limits, work)
-        return self.early
 
     # Carrying on
 

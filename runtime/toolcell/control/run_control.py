@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from toolcell.config import Limits
 from toolcell.control.journaled_calls import JournaledCalls
 from toolcell.control.suspension import BELOW, Denial, StartObserver, Suspender
 from toolcell.journal.ledger import Journal
@@ -14,19 +12,13 @@ from toolcell.journal.store import JournalOwner
 from toolcell.options import OnApproval, Refresh
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.result import SCRIPT_OUTCOMES
-from toolcell.run.early_calls import EarlyCalls
-from toolcell.run.held_runs import HeldRun
-from toolcell.support.host_work import HostWork
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.placeholders import DryRun
-from toolcell_bridge.wire.messages import CallTool
 
 if TYPE_CHECKING:
     from toolcell.control.draft import Draft
 
 DENIED: Final = "this run cannot ask for approval (on_approval='deny')"
-
-EARLY: Final = "it was not due yet, and nobody is asked about such a call"
 
 RESUMABLE: Final = frozenset({Outcome.CANCELLED, Outcome.KILLED, Outcome.LOST})
 """Outcomes that the script did not decide: a run that can be repeated is carried on after them with its id."""
@@ -53,8 +45,6 @@ class RunControl:
         self.journal = journal
         self.answer = journal.answer
         """Takes the answer to a call before it is sent."""
-        self.held_run: HeldRun | None = None
-        """The run with which this one goes on, if its sandbox was kept."""
         suspender = Suspender(journal)
         self._calls = JournaledCalls(
             tools=tools,
@@ -101,16 +91,6 @@ class RunControl:
             calls_bytes = work.calls + work.uploaded if work is not None else 0
             self._store.finish(self.journal, result.run_id, str(outcome), calls_bytes)
         return result
-
-    def start_early(
-        self, context_of: Callable[[CallTool, str, RunContext], RunContext], limits: Limits, work: HostWork
-    ) -> EarlyCalls:
-        """Let calls be made before the script comes to them; return what decides about them."""
-
-        def context(call: CallTool, ident: str) -> RunContext:
-            return context_of(call, ident, self.context).within(approvals=Denial(EARLY))
-
-        return self._calls.start_early(context, limits, work)
 
     def abandon(self) -> None:
         """The run has no result. One that can be repeated may be carried on."""

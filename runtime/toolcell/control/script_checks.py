@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from toolcell.config import CheckTypes, Limits, check_types_of
 from toolcell.results import ExecutionResult
-from toolcell.run.feed import ScriptFeed
 from toolcell.run.observer import NULL_OBSERVER
 from toolcell.run.request import Script
 from toolcell.run.runs import Runs, count_cpu
@@ -74,7 +73,7 @@ class ScriptChecks:
     async def types(
         self,
         wanted: bool | CheckTypes | None,
-        source: str | ScriptFeed,
+        source: str,
         tools: CallableTools,
         inputs: Mapping[str, Any] | None,
         context: RunContext | None,
@@ -84,8 +83,6 @@ class ScriptChecks:
 
         `earlier` returns what scripts before this one have left.
         """
-        if isinstance(source, ScriptFeed):  # whoever wants types checked has been refused already
-            return None
         isolates = self._runs.environment.isolates
         by_default = check_types_of(context.check_types) if context is not None and isolates else None
         degree = check_types_of(wanted) or self._runs.policy.check_types

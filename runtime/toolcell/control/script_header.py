@@ -42,8 +42,6 @@ def header_of(
         "refresh": refresh,
         "repairs": repaired.id if repaired is not None else "",
         "preflight": script.preflight.to_plain() if script.preflight is not None else None,
-        "hold_s": script.hold_s,
-        "fed": script.is_fed,
     }
 
 
@@ -60,6 +58,4 @@ def script_of(header: Mapping[str, Any], number: int = 0) -> Script:
         clock=header["clock"],
         number=number,
         preflight=Preflight.of_plain(header.get("preflight")),
-        hold_s=header.get("hold_s", 0.0),
-        is_fed=header.get("fed", False),
     )

@@ -12,7 +12,6 @@ from toolcell.options import RunOptions
 from toolcell.results import ExecutionResult
 from toolcell.results.call_list import FinishedRuns
 from toolcell.run.callbacks import RunHandlers
-from toolcell.run.feed import ScriptFeed
 from toolcell.run.listed_calls import ListedCalls
 from toolcell.run.request import script_from
 from toolcell.run.runs import PreparedRun, RunJournal, Runs
@@ -41,8 +40,8 @@ class ScriptRuns:
         self._runs, self._checks, self._finished = runs, checks, finished
         self._journals, self._is_durable, self._dry_runs = journals, is_durable, dry_runs
 
-    async def execute(self, source: str | ScriptFeed, options: RunOptions) -> ExecutionResult:
-        """Run a script, or the one that a feed brings; see `Runtime.execute_code`."""
+    async def execute(self, source: str, options: RunOptions) -> ExecutionResult:
+        """Run a script; see `Runtime.execute_code`."""
         runs = self._runs
         tools = runs.tools(options.tools)
         context = options.context
@@ -75,10 +74,10 @@ class ScriptRuns:
     def _begin(self, run: PreparedRun, options: RunOptions, repaired: Journal | None) -> RunJournal:
         """Begin the first run of a script: its journal, or the list of its calls where that is enough."""
         context, script = run.context, run.script
-        is_durable = self._is_durable and context.dry_run is None and not script.is_fed
+        is_durable = self._is_durable and context.dry_run is None
         is_repeatable = is_durable or options.on_approval == "suspend"
         is_decided = options.on_approval != "ask" or context.scope.approvals is not None
-        is_plain = repaired is None and context.dry_run is None and run.feed is None
+        is_plain = repaired is None and context.dry_run is None
         if is_plain and not (is_repeatable or is_decided):
             return ListedCalls(run.tools, context, self._finished)
         from toolcell.control.run_control import RunControl
@@ -119,8 +118,7 @@ class ScriptRuns:
         from toolcell.control.run_control import RunControl
         from toolcell.control.script_header import script_of
 
-        sandboxes, header, control = self._runs.sandboxes, journal.header, None
-        held = sandboxes.held_runs.take(journal.id)
+        header, control = journal.header, None
         journal.begin_again()
         context = context or RunContext(run_id=f"{journal.id}.{os.urandom(4).hex()}")
         try:
@@ -135,10 +133,7 @@ class ScriptRuns:
                 refresh=header["refresh"],
                 repaired=header["repairs"],
             )
-            control.held_run = held
             return await self._runs.execute(prepared, control, handlers)
         finally:
             if control is None:
                 self._journals().put_down(journal)
-            if held is not None:
-                await sandboxes.held_runs.end(held)

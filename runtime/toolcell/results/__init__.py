@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "LIMIT_OUTCOMES", "AbandonedThread", "Array", "ByStatement", "CommitResult", "Divergence", "EagerReport",
+    "LIMIT_OUTCOMES", "AbandonedThread", "Array", "CommitResult", "Divergence",
     "Effect", "EffectResult", "ErrorFrame", "ErrorInfo", "ExecutionResult", "Isolation", "LogEntry", "Logs", "Outcome",
-    "OutputFile", "PendingCall", "PlannedCall", "Preflight", "Repair", "RepairedCall", "RetractedText", "RevertResult",
+    "OutputFile", "PendingCall", "PlannedCall", "Preflight", "Repair", "RepairedCall", "RevertResult",
     "RevertedCall", "SessionFile", "SessionReport", "Suspension", "Table", "ToolCallRecord", "Usage",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from toolcell.results.eager import ByStatement, EagerReport, RetractedText
     from toolcell.results.effects import (
         CommitResult,
         Effect,
@@ -51,7 +50,6 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "toolcell.results.eager": "ByStatement EagerReport RetractedText",
             "toolcell.results.effects": (
                 "CommitResult Effect EffectResult PlannedCall Preflight RevertResult RevertedCall"
             ),

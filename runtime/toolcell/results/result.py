@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import field, fields
 from typing import Any, Final, Literal
 
-from toolcell.results.eager import EagerReport
 from toolcell.results.effects import Effect, Preflight, shown_effects
 from toolcell.support.call_text import call_text
 from toolcell.support.exact_json import json_text
@@ -369,8 +368,6 @@ class ExecutionResult:
     are."""
     session: SessionReport | None = None
     """Report of a script of a session."""
-    eager: EagerReport | None = None
-    """Report of a script that was fed."""
     journal_id: str = field(default="", repr=False)
     """Name of the run's journal."""
 
@@ -440,13 +437,12 @@ class ExecutionResult:
         return json_text(self.to_dict(), indent=indent)
 
 
-_RECORDS = ("error", "usage", "isolation", "suspension", "divergence", "repair", "session", "preflight", "eager")
+_RECORDS = ("error", "usage", "isolation", "suspension", "divergence", "repair", "session", "preflight")
 _PARTS = {
     "error": ("frames",),
     "suspension": ("calls",),
     "repair": ("reused", "new", "orphaned"),
     "preflight": ("calls",),
-    "eager": ("retracted",),
 }
 
 

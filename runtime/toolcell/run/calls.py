@@ -15,7 +15,6 @@ import anyio
 from toolcell.config import Limits
 from toolcell.results import AbandonedThread, Outcome, ToolCallRecord
 from toolcell.run.connection import GuestConnection
-from toolcell.run.early_calls import EarlyCalls
 from toolcell.sandbox.backend import LimitExceeded
 from toolcell.support.host_work import HostWork
 from toolcell_bridge.guest.tools import LIST_TOOLS
@@ -90,8 +89,6 @@ class ToolCalls:
         self._queue: deque[CallTool] = deque()
         self._running = 0
         """Calls that wait for their tool, or whose answer is being written."""
-        self.early: EarlyCalls | None = None
-        """Calls that are made before the script comes to them, if any may be."""
         self._parts = parts
         """Parts of the bodies of requests that do not count as calls: their bytes are counted."""
         self._listings = 0
@@ -113,8 +110,6 @@ class ToolCalls:
         elif call.name in PARTS and self._parts:
             self._parts -= 1
             size = 0
-        elif self.early is not None and self.early.admit(call):
-            pass  # counted when it was started
         elif (most := self._work.call_limit_reached()) is not None:
             self._refuse(call, most)
             return False
@@ -159,10 +154,6 @@ class ToolCalls:
         """Count a call that has to wait, until `next_queued`, and let the script cancel it, until it is finished."""
         self.keep_place()
         self._scopes[call.id] = scope
-
-    def has_room_for_early(self) -> bool:
-        """Whether an early call leaves a place for one of the script's own."""
-        return self._running + 1 < self._limits.concurrent_calls and not self._queue
 
     def keep_place(self) -> None:
         """Count a call whose answer takes long to write, until `next_queued`."""
@@ -236,8 +227,6 @@ class ToolCalls:
     def _record(self, call: CallTool, answer: Answer) -> None:
         pending = self._records[call.id]
         assert isinstance(pending, tuple)
-        if self.early is not None:
-            self.early.ended(call.id)
         _, admitted, began = pending
         now = time.perf_counter()
         if call.name in PARTS:

@@ -13,16 +13,12 @@ from typing import Literal
 import anyio
 
 from toolcell.errors import SandboxUnavailable
-from toolcell.results import Outcome
-from toolcell.run.garbage_pause import DECODING
-from toolcell.run.outcome import Aborted, Failed, StopReason, can_go_on_after
-from toolcell.run.recording import RecordedStream
+from toolcell.run.outcome import Failed, StopReason, can_go_on_after
 from toolcell.run.script_line import ASKED, ask_line
 from toolcell.sandbox.backend import ByteStream, LimitExceeded, Sandbox
 from toolcell.sandbox.shortages import describe
 from toolcell.support import daemon_threads, event_loop
 from toolcell.support.time_slice import shared_slice
-from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.connection import Connection, State
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.framing import Part
@@ -53,10 +49,6 @@ class GuestConnection:
         """The script was interrupted; whether it ends is not known yet."""
         self.patience_s = 0.0
         """How long it may take to end at least, where that is longer than a sandbox's `interrupted_s`."""
-        self.is_held = False
-        """The script was suspended, and its sandbox is to be kept for `rewound`."""
-        self.spent_s = 0.0
-        """Seconds of `wall_s` that parts of the script before this run took."""
         self.leftover: Leftover | None = None
         """What still ran after the last script of a session, as the guest claims."""
         self.on_interrupt: Callable[[], object] = _nothing
@@ -66,9 +58,6 @@ class GuestConnection:
         self.scope_type, self.now = event_loop.scope_type(), event_loop.clock()
         """The event loop's cancel scopes and clock, for the run."""
         self._stream: ByteStream = sandbox.stream
-        self._hello: Hello | None = None
-        self._recorded: RecordedStream | None = None
-        """What the guest has sent, where its run may be held."""
         self.wire = Connection.host(max_frame_bytes=sandbox.limits.frame_bytes, in_steps=True, joins_logs=True)
         """Knows the size of the last message, and whether `next_message` has only begun to decode one."""
         self.next_message = self.wire.next_message
@@ -100,7 +89,6 @@ class GuestConnection:
                     problem = await self._last_words()
                     break
             if isinstance(message, Hello):
-                self._hello = message
                 self.sandbox.accept(message.layers)
                 return
         except RemoteProtocolError as exc:
@@ -116,53 +104,21 @@ class GuestConnection:
         text = self.sandbox.read_output()[1].decode("utf-8", "replace").strip()
         return text or f"it ended with signal {end.signal}, exit code {end.code}"
 
-    def record(self) -> None:
-        """Keep what the guest sends from here on, so that its run is held when it is suspended."""
-        early = bytes(self.wire.frames.buffer)
-        self._stream = self._recorded = RecordedStream(self._stream, [early] if early else ())
-
-    def rewound(self) -> GuestConnection:
-        """Return a connection on which a new run receives all that the held run has, and then goes on where it was."""
-        assert self._recorded is not None
-        assert self._hello is not None
-        again = GuestConnection(self.sandbox)
-        again._hello, again.spent_s, again.place = self._hello, self.spent_s, self.place
-        again._stream = again._recorded = self._recorded.rewound()
-        again.wire.receive_data(encode(self._hello))
-        while again.next_message() is None:
-            pass  # a long one is decoded in steps
-        return again
-
-    @property
-    def is_rewound(self) -> bool:
-        """True before a run of a connection that `rewound` made."""
-        return self._recorded is not None
-
-    def decode_on(self) -> Message | None:
-        """Do the same as `next_message`, without garbage collection while a long message is decoded."""
-        return DECODING.do(self.next_message) if self.wire.is_decoding else self.next_message()
-
     def begin_run(self) -> None:
         """Begin a run: forget why the one before stopped, and count bytes from here."""
         self.stopped, self.was_asked, self.was_interrupted, self.leftover = None, False, False, None
-        self.is_held, self.patience_s = False, 0.0
+        self.patience_s = 0.0
         self._sent_before, self._received_before = self._stream.sent_bytes, self._stream.received_bytes
 
     def stop(self, reason: StopReason) -> None:
         """End the run. The first reason counts. Every reason but the guest's own `Done` kills the sandbox.
 
         A script whose time is over is asked first which line it is at: `Deadline` kills it a moment later. One of a
-        session is interrupted. One that is suspended and may be held is left as it is.
+        session is interrupted.
         """
         if self.stopped is not None:
             return
         self.stopped = _as_shortage(reason)
-        if self._recorded is not None:
-            self._recorded.end()
-            if type(reason) is Aborted and reason.outcome is Outcome.SUSPENDED and self._can_be_held:
-                self.is_held = True
-                self.on_interrupt()
-                return
         if self.stays and can_go_on_after(reason) and self.sandbox.interrupted_s:
             self.was_interrupted = True
             self.on_interrupt()
@@ -170,17 +126,6 @@ class GuestConnection:
         self.was_asked = type(reason) is LimitExceeded and reason.outcome in ASKED and ask_line(self.sandbox)
         if type(reason) is not Done and not self.was_asked:
             self.sandbox.kill()
-
-    @property
-    def _can_be_held(self) -> bool:
-        """True when everything was received and sent whole, so that it can be received once more."""
-        recorded = self._recorded
-        return recorded is not None and recorded.is_complete and not (self.unsent_bytes or self._is_broken)
-
-    @property
-    def can_go_on(self) -> bool:
-        """True while the held run can go on in its sandbox."""
-        return self._can_be_held and self.wire.state is State.RUNNING and self.sandbox.is_alive()
 
     @property
     def sent_bytes(self) -> int:
@@ -200,8 +145,6 @@ class GuestConnection:
         """
         parts = self.wire.send_parts(message)
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        if self._recorded is not None and not self._recorded.is_new(message, size):
-            return parts
         self._outgoing += parts
         self.unsent_bytes += size
         return parts
@@ -241,11 +184,6 @@ class GuestConnection:
         except BaseException:
             self._is_broken = True
             raise
-
-    def read_output(self) -> tuple[bytes, bytes]:
-        """Take what was written raw to descriptors 1 and 2 in this run so far, without waiting."""
-        recorded = self._recorded
-        return self.sandbox.read_output() if recorded is None else recorded.read_output(self.sandbox)
 
     async def receive(self) -> bool:
         """Wait for bytes from the guest; False when it is gone. The messages come from `next_message`."""

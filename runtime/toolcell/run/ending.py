@@ -10,11 +10,10 @@ from contextlib import suppress
 
 import anyio
 
-from toolcell.errors import SandboxUnavailable
 from toolcell.run.connection import GuestConnection
 from toolcell.run.outcome import Failed, ProtocolViolation, highest
 from toolcell.run.output import RunOutput
-from toolcell.sandbox.backend import Exit, Sample, Sandbox
+from toolcell.sandbox.backend import Exit, Sample
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.messages import Done
 
@@ -54,7 +53,7 @@ async def interrupt(connection: GuestConnection, output: RunOutput) -> int | Non
 async def read_done(connection: GuestConnection, output: RunOutput) -> Done | None:
     """Take messages until `Done`; None when the guest is gone."""
     while True:
-        if (message := connection.decode_on()) is not None:
+        if (message := connection.next_message()) is not None:
             if type(message) is Done:
                 return message
             output.drain_message(message)
@@ -76,11 +75,6 @@ async def wait_for_exit(connection: GuestConnection, output: RunOutput, sample: 
         return Exit(), sample
     if type(stopped) is Failed:
         return Exit(), sample
-    if connection.is_held:
-        connection.is_held = await _pause(sandbox)
-        if connection.is_held:
-            take_printed(connection, output)
-            return Exit(), highest(sample, sandbox.sample())
     sample = highest(sample, sandbox.sample())
     sandbox.kill()
     end = await sandbox.ended()
@@ -89,17 +83,9 @@ async def wait_for_exit(connection: GuestConnection, output: RunOutput, sample: 
     return end, sample
 
 
-async def _pause(sandbox: Sandbox) -> bool:
-    """Stop everything in a sandbox that is to be kept; False when something may go on, or nothing is left."""
-    try:
-        return sandbox.is_alive() and await sandbox.pause()
-    except (OSError, SandboxUnavailable):
-        return False
-
-
 def take_printed(connection: GuestConnection, output: RunOutput) -> None:
     """Read what the script's processes have written to their output and error streams, as far as it is there."""
-    out, err = connection.read_output()
+    out, err = connection.sandbox.read_output()
     if out or err:
         output.take_raw(out, err)
 

@@ -9,7 +9,6 @@ from typing import Any, Final
 from toolcell.errors import RunEnded
 from toolcell.results import ExecutionResult
 from toolcell.results.call_list import CallList, FinishedRuns, ListedCall
-from toolcell.run.held_runs import HeldRun
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.options import Origin
 from toolcell.tools.result import ToolResult
@@ -20,10 +19,6 @@ ANSWER_BYTES: Final = 64 << 20
 
 class ListedCalls:
     """Makes the calls of one run, and lists them. A `RunJournal`."""
-
-    held_run: HeldRun | None = None
-    start_early = None
-    """A run with early calls has a journal."""
 
     def __init__(self, tools: CallableTools, context: RunContext, finished: FinishedRuns) -> None:
         self.context = context

@@ -42,7 +42,7 @@ class Deadline:
         """`started`: by `time.perf_counter`."""
         self._limits = limits
         self._sandbox = sandbox
-        self._started = self._wall_from = started
+        self._started = started
         self._is_over = self._is_killed = False
         self._enforcing = threading.Lock()
         """Invariant: `enforce` touches the sandbox only while it holds this lock and the run is not over."""
@@ -68,13 +68,9 @@ class Deadline:
             except Exception as exc:
                 self.exceeded = Failed(exc)
 
-    def restart(self) -> None:
-        """Count `wall_s` from now on: text of the script has come."""
-        self._wall_from = time.perf_counter()
-
     def left_s(self) -> float:
         """Return how much of `wall_s` is left."""
-        return self._limits.wall_s - (time.perf_counter() - self._wall_from)
+        return self._limits.wall_s - (time.perf_counter() - self._started)
 
     def end(self) -> None:
         """The run is over: when this returns, `enforce` does not touch the sandbox any more."""
@@ -83,7 +79,7 @@ class Deadline:
 
     def timeout(self) -> LimitExceeded:
         """Return `wall_s` as the limit that was exceeded, now."""
-        return LimitExceeded(Outcome.TIMEOUT, "wall_s", self._limits.wall_s, time.perf_counter() - self._wall_from)
+        return LimitExceeded(Outcome.TIMEOUT, "wall_s", self._limits.wall_s, time.perf_counter() - self._started)
 
     def _find_exceeded(self) -> LimitExceeded | None:
         limits, elapsed_s = self._limits, time.perf_counter() - self._started

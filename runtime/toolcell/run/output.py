@@ -18,7 +18,6 @@ from toolcell.sandbox.backend import LimitExceeded
 from toolcell.support.host_work import MESSAGE_WORK, HostWork
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.messages import (
-    CallAhead,
     CancelCall,
     Done,
     FilePart,
@@ -26,9 +25,7 @@ from toolcell_bridge.wire.messages import (
     Leftover,
     Log,
     Message,
-    PartRetracted,
     Progress,
-    Ran,
     Result,
 )
 from toolcell_bridge.wire.plain import packed_size
@@ -52,7 +49,6 @@ class RunOutput:
         self._capture = Capture(request.limits.output_bytes)
         self._files = ReturnedFiles(request.limits, request.sink)
         self._frames = 0
-        self._feed = request.feed
 
     @property
     def printed_bytes(self) -> int:
@@ -94,9 +90,6 @@ class RunOutput:
                 self.callbacks.progress(value)
             case Leftover():
                 self._connection.leftover = message
-            case CallAhead() | PartRetracted() | Ran() if self._feed is not None:
-                self._check_flood()
-                self._feed.take(message)
             case _:
                 raise RemoteProtocolError(f"unexpected {type(message).__name__}")
 
@@ -117,8 +110,6 @@ class RunOutput:
                 self._files.take_problem(message)
             case Leftover():
                 self._connection.leftover = message
-            case Ran() if self._feed is not None:
-                self._feed.take(message)
             case _:
                 pass
 

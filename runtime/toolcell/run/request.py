@@ -13,12 +13,9 @@ from typing import Any, Final
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.options import RunOptions
-from toolcell.results.eager import ByStatement
 from toolcell.results.effects import Preflight
 from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
 from toolcell.run.calls import ThreadsLeft
-from toolcell.run.feed import ROOM_BYTES, ScriptFeed
-from toolcell.run.held_runs import HeldRun
 from toolcell.run.input_files import guest_files
 from toolcell.run.returned_files import Sink
 from toolcell.sandbox.backend import GuestFile
@@ -32,6 +29,9 @@ from toolcell_bridge.wire.messages import PutFile, RunScript
 
 MAX_SHOWN_CHARS = 10_000
 """Most characters of a source that cannot be sent, in the record of its run."""
+
+ROOM_BYTES: Final = 4096
+"""Part of a frame that is kept free for the fields beside the source."""
 
 CHUNK_BYTES = 1 << 20
 """Most of a file that is sent in one message."""
@@ -62,34 +62,24 @@ class Script:
     number: int = 0
     """Number of a script in its session; 0 outside of sessions."""
     preflight: Preflight | None = None
-    feed: ScriptFeed | None = None
-    """Brings the text, in place of `source`."""
-    is_fed: bool = False
-    """Its statements run one by one, each when the one before has run: so it ran, and so it is repeated."""
-    hold_s: float = 0.0
-    """How long its sandbox is kept when it is suspended."""
     sink: Sink | None = None
     """Takes the content of returned files in place of the result."""
 
 
-def script_from(source: str | ScriptFeed, options: RunOptions, limits: Limits, lint: str) -> Script:
-    """Return a script with this text, or with the one that this feed brings. `limits`, `lint`: where none are given.
+def script_from(source: str, options: RunOptions, limits: Limits, lint: str) -> Script:
+    """Return a script with this text. `limits`, `lint`: where none are given.
 
     Raises:
         UsageError: a file cannot be read, or its name cannot be used.
     """
-    feed, text = (source, "") if isinstance(source, ScriptFeed) else (None, source)
     return Script(
-        source=text,
+        source=source,
         inputs=options.inputs,
         files=guest_files(options.files, options.limits or limits),
         limits=options.limits or limits,
         lint=options.lint or lint,
         seed=options.seed,
         clock=options.clock,
-        hold_s=0.0 if feed is not None else float(options.hold_s),
-        feed=feed,
-        is_fed=feed is not None or isinstance(text, ByStatement),
     )
 
 
@@ -116,12 +106,6 @@ class RunRequest:
     dry_run: str = ""
     """Key of a dry run's placeholders."""
 
-    hold_s: float = 0.0
-    """How long its sandbox is kept when it is suspended."""
-    held_run: HeldRun | None = None
-    """The suspended run that goes on, if its sandbox was kept."""
-    feed: ScriptFeed | None = None
-    """Brings the text of the script in parts; `message` has none then."""
     is_large: bool = False
     """A thread packs its inputs."""
     sink: Sink | None = None

@@ -20,9 +20,7 @@ from toolcell.results import ExecutionResult, Isolation, Outcome, Usage
 from toolcell.run.callbacks import CALLBACK_ERRORS
 from toolcell.run.calls import Answer, Dispatch, ToolCalls, parts_of
 from toolcell.run.connection import GATHERED_BYTES, GuestConnection
-from toolcell.run.early_calls import EarlyCall
 from toolcell.run.ending import interrupt, take_printed, wait_for_exit
-from toolcell.run.feed import ScriptFeed
 from toolcell.run.monitor import Deadline
 from toolcell.run.observer import NULL_OBSERVER, RunObserver
 from toolcell.run.outcome import (
@@ -43,7 +41,7 @@ from toolcell.support.begun_coroutine import BegunCoroutine
 from toolcell.support.host_work import ELEMENT_WORK, MESSAGE_WORK, HostWork
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.framing import Part
-from toolcell_bridge.wire.messages import CallTool, Log, ScriptPart
+from toolcell_bridge.wire.messages import CallTool, Log
 
 PRINTED_READS, PAUSE_S = 32, 0.0005
 """After so many reads that brought printed text and nothing else, wait so long before each: being woken for each word
@@ -75,7 +73,7 @@ class Run:
         self._start_s = start_s
         self._threads_left = request.threads_left
         self._named = named
-        self._started = time.perf_counter() - connection.spent_s
+        self._started = time.perf_counter()
         self._work = request.work or HostWork(request.limits.host_work)
         self._calls = ToolCalls(
             request.limits,
@@ -93,8 +91,6 @@ class Run:
         self._line: int | None = None
         self.deadline = Deadline(request.limits, self._sandbox, self._started)
         self._turn = connection.turn
-        self._feed = request.feed
-        self._scope: Any = None
 
     async def execute(self) -> ExecutionResult:
         """Send the script, answer its calls, and return what it left behind.
@@ -126,16 +122,15 @@ class Run:
     async def _converse(self) -> None:
         """Send the script and answer its calls until the run is over, for whatever reason."""
         connection = self._connection
-        with connection.scope_type(deadline=connection.now() + self._limits.wall_s - connection.spent_s) as scope:
-            connection.on_interrupt, self._scope = scope.cancel, scope
+        with connection.scope_type(deadline=connection.now() + self._limits.wall_s) as scope:
+            connection.on_interrupt = scope.cancel
             await self._send_script()
             cancel = self._request.handlers.cancel
             if cancel is not None and cancel.is_set():
                 self.abort(CANCELLED)  # now: the script may be over before another task has its turn
             # Most scripts make no call, and reading alone needs no task group.
-            has_tasks = cancel is not None or self._feed is not None
-            call = await self._read() if not has_tasks else None
-            if connection.stopped is None and (call is not None or has_tasks):
+            call = await self._read() if cancel is None else None
+            if connection.stopped is None and (call is not None or cancel is not None):
                 await self._serve_calls(call)
             if not connection.was_interrupted:
                 await connection.flush()
@@ -185,8 +180,6 @@ class Run:
                 if connection.unsent_bytes > GATHERED_BYTES:
                     await connection.flush()
             about = "source and inputs"
-            if self._feed is not None:
-                connection.post(self._feed.announcement())
             script = self._request.script()
             await connection.post_large(script) if self._request.is_large else connection.post(script)
         except (UnsendableValue, ValueTooLarge) as exc:
@@ -214,7 +207,6 @@ class Run:
                 message = read() if wire.frames.buffer or wire.frames.large or wire.is_decoding else None
                 if message is None:
                     if wire.is_decoding:
-                        read = connection.decode_on
                         continue
                     await connection.flush()
                     self._observer.on_answers_sent()
@@ -224,7 +216,6 @@ class Run:
                     if not await connection.receive():
                         return None
                     continue
-                read = connection.next_message
                 if not (has_printed := type(message) is Log):
                     printed = 0
                 size = wire.message_bytes + ELEMENT_WORK * wire.message_elements
@@ -264,43 +255,9 @@ class Run:
     async def _serve_calls(self, call: CallTool | None) -> None:
         """Make calls and read on, until the run is over."""
         async with anyio.create_task_group() as tasks:
-            if self._feed is not None:
-                self._begin_feed(tasks, self._feed)
             if self._request.handlers.cancel is not None:
                 self._start(tasks, self._abort_on, self._request.handlers.cancel)
             await self._serve(tasks, call)
-
-    def _begin_feed(self, tasks: TaskGroup, feed: ScriptFeed) -> None:
-        if feed.early is not None:
-            self._calls.early = feed.early
-            feed.early.begin(self._calls, lambda make, call: self._start(tasks, self._make_early, make, call))
-        self._start(tasks, self._send_text, feed)
-
-    async def _send_text(self, feed: ScriptFeed) -> None:
-        """Send the script's text as it comes. Its time begins anew with each part."""
-
-        async def send(part: ScriptPart) -> None:
-            if self._connection.stopped is None:
-                self.deadline.restart()
-                self._scope.deadline = self._connection.now() + self._limits.wall_s
-                self._connection.post(part)
-                await self._connection.flush()
-
-        try:
-            await feed.send(send, self.abort)
-        except Exception as exc:
-            self._stop_for(exc)
-
-    async def _make_early(self, make: Callable[[EarlyCall], Awaitable[None]], call: EarlyCall) -> None:
-        """Make an early call, then whichever waits for its place."""
-        try:
-            await make(call)
-        except (Exception, KeyboardInterrupt) as exc:
-            self._stop_for(exc)
-        if (made := await self._make_queued()) is not None:
-            await self._finish(*made)
-        elif self._calls.early is not None:
-            self._calls.early.start_queued()
 
     async def _serve(self, tasks: TaskGroup, call: CallTool | None = None) -> None:
         """Make calls and read on, until the run is over or a call has to wait: then another task reads on.
@@ -426,7 +383,7 @@ class Run:
             waits_for=waits_for,
         )
         outcome, error = outcome_of(run_end)
-        result = ExecutionResult(
+        return ExecutionResult(
             self._request.run_id,
             outcome,
             value=output.value,
@@ -441,4 +398,3 @@ class Run:
             isolation=Isolation(self._sandbox.backend, dict(self._sandbox.layers), lint),
             journal_id=self._request.journal_id,
         )
-        return result if self._feed is None else self._feed.with_report(result, self._started)

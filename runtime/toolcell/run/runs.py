@@ -20,9 +20,6 @@ from toolcell.config import Limits, Policy
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
 from toolcell.run.connection import GuestConnection
-from toolcell.run.early_calls import EarlyCalls
-from toolcell.run.feed import ScriptFeed
-from toolcell.run.held_runs import HeldRun
 from toolcell.run.observer import NULL_OBSERVER, RunRecorder
 from toolcell.run.request import RunRequest, Script, are_large, run_message
 from toolcell.run.sandboxes import Sandboxes
@@ -45,15 +42,12 @@ from toolcell.tools.reverts import MadeCalls, Reverts
 from toolcell.tools.spec import RegisteredTool
 from toolcell.tools.uploads import OpenRequests
 from toolcell_bridge.wire.frozen import frozen
-from toolcell_bridge.wire.messages import CallTool, RunScript
+from toolcell_bridge.wire.messages import RunScript
 
 if TYPE_CHECKING:
     from toolcell.quotas import Quotas
 
 logger = logger_of("toolcell.runtime")
-
-
-StartEarly = Callable[[Callable[[CallTool, str, RunContext], RunContext], Limits, HostWork], EarlyCalls]
 
 
 class RunJournal(Protocol):
@@ -72,16 +66,8 @@ class RunJournal(Protocol):
         """Context of the run's calls."""
 
     @property
-    def held_run(self) -> HeldRun | None:
-        """The run with which this one goes on, if its sandbox was kept."""
-
-    @property
     def answer(self) -> Callable[[int, bytes], None]:
         """Takes the answer to a call before it is sent; nothing when the script has cancelled the call."""
-
-    @property
-    def start_early(self) -> StartEarly | None:
-        """Lets calls be made before the script comes to them, and returns what decides about them. None: no call is."""
 
     def finish(self, result: ExecutionResult) -> ExecutionResult:
         """Return the result with what the journal adds. In a thread where a person is going to look at much."""
@@ -139,8 +125,6 @@ class PreparedRun:
     tools: CallableTools
     context: RunContext
     """Context of its calls, under the rules of the runtime."""
-    feed: ScriptFeed | None = None
-    """Brings the text of the script in parts; `message` has none then."""
     is_large: bool = False
     """A thread packs its inputs."""
 
@@ -267,12 +251,11 @@ class Runs:
             QuotaExceeded: whoever it is for has used up the quota.
         """
         limits = script.limits
-        feed = script.feed or (ScriptFeed.whole(script.source) if script.is_fed else None)
         is_large = are_large(script.inputs)
         make_message = partial(
             run_message,
             script.number or next(self._numbers),
-            script.source if feed is None else "",
+            script.source,
             inputs=script.inputs,
             tools=tools.names_text(Origin.CODE),
             limits=limits,
@@ -305,7 +288,6 @@ class Runs:
             made_calls=made,
             tools=tools,
             context=context,
-            feed=feed,
             is_large=is_large,
         )
 
@@ -325,7 +307,7 @@ class Runs:
 
         Cancellation: the sandbox is killed with everything in it.
         """
-        script, feed, work, context = run.script, run.feed, run.work, journal.context
+        script, work, context = run.script, run.work, journal.context
         dry_run = run.context.dry_run
         request = RunRequest(
             message=run.message,
@@ -338,9 +320,6 @@ class Runs:
             journal_id=journal.journal_id,
             on_answer=journal.answer,
             dry_run=dry_run.key if dry_run is not None else "",
-            hold_s=script.hold_s,
-            held_run=journal.held_run,
-            feed=feed,
             is_large=run.is_large,
             sink=script.sink,
         )
@@ -354,9 +333,6 @@ class Runs:
                     policy=self.policy,
                     environment=self.environment.facts,
                 )
-            start_early = journal.start_early
-            if feed is not None and feed.speculates and context.dry_run is None and start_early is not None:
-                feed.early = start_early(observer.context_of, request.limits, work)
             bridge = ToolBridge(run.tools, context, observer, journal.dispatch)
             async with open_jobs(context.state, self._tasks), open_requests(context.scope.requests):
                 ran = await self.sandboxes.run(request, bridge, observer, own)
@@ -367,13 +343,11 @@ class Runs:
             if script.preflight is not None:
                 result = changed(result, preflight=script.preflight)
         except BaseException as exc:
-            self.sandboxes.held_runs.drop(journal.journal_id)
             count_cpu(context, min(script.limits.cpu_s, time.perf_counter() - started))  # nobody measured it
             journal.abandon()
             observer.on_failure(exc)
             raise
-        held = journal.held_run
-        count_cpu(context, result.usage.cpu_s - (held.cpu_s if held is not None else 0.0))
+        count_cpu(context, result.usage.cpu_s)
         self._reverts.keep(result.journal_id, run.made_calls)
         observer.on_end(result)
         self.tell_end(result)

@@ -16,7 +16,6 @@ from toolcell.config import Limits, PoolConfig
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import ExecutionResult
 from toolcell.run.connection import GuestConnection
-from toolcell.run.held_runs import HeldRun, HeldRuns
 from toolcell.run.monitor import RunMonitor
 from toolcell.run.nested import Holding, NestedRuns
 from toolcell.run.observer import RunObserver
@@ -41,7 +40,6 @@ class Sandboxes:
         self._clock = StartClock(config.start_s)
         self.monitor = RunMonitor()
         self.nested = NestedRuns()
-        self.held_runs = HeldRuns(config.held, self.let_go)
         self.pool: Pool[GuestConnection] | None = None
         """None before the runtime is opened."""
 
@@ -51,7 +49,6 @@ class Sandboxes:
         Raises:
             SandboxUnavailable: none can be started on this machine.
         """
-        self.held_runs.open(tasks)
         tasks.start_soon(self.monitor.tick)
         assert self.pool is not None
         await self.pool.open(tasks)
@@ -68,17 +65,13 @@ class Sandboxes:
             cap=possible_cap(config.cap, self._environment.descriptors_per_sandbox),
             idle_s=config.idle_s,
             clock=self._clock,
-            make_room=self.held_runs.make_room,
         )
 
     async def end_runs(self, why: str) -> None:
         """Begin no more runs, and end those under way with outcome `cancelled`."""
         assert self.pool is not None
         self.pool.refuse()
-        try:
-            await self.held_runs.close()
-        finally:
-            await self.monitor.abort_all(why)
+        await self.monitor.abort_all(why)
 
     async def close(self) -> None:
         """Destroy the sandboxes of the pool."""
@@ -96,18 +89,16 @@ class Sandboxes:
         if own is not None:
             observer.on_sandbox(own.sandbox)
             return await self._run_in(own, request, bridge, observer)
-        connection = await self._sandbox_for(request)
-        is_kept = False
+        connection = await self._sandbox_for(request.limits)
         try:
             observer.on_sandbox(connection.sandbox)
-            if not connection.is_rewound:
-                await self._prepare(connection, request)
-            result = await self._run_in(connection, request, bridge, observer, time.perf_counter() - waiting)
-            is_kept = connection.is_held and self._keep(connection, request, result)
-            return result
+            try:
+                await connection.sandbox.prepare(request.limits)
+            except OSError as exc:
+                raise unavailable(exc) from exc
+            return await self._run_in(connection, request, bridge, observer, time.perf_counter() - waiting)
         finally:
-            if not is_kept:
-                await self.let_go(connection)
+            await self.let_go(connection)
 
     async def _run_in(
         self,
@@ -131,8 +122,7 @@ class Sandboxes:
         Raises:
             SandboxUnavailable: none could be started.
         """
-        is_pooled = fits(limits, self._limits, self._environment.fixed)
-        connection = await self._acquire(None if is_pooled else limits)
+        connection = await self._sandbox_for(limits)
         try:
             await connection.sandbox.prepare(limits)
         except BaseException as exc:
@@ -155,32 +145,10 @@ class Sandboxes:
             if self.pool is not None:
                 self.nested.note_end(self.pool, connection)
 
-    async def _sandbox_for(self, request: RunRequest) -> GuestConnection:
-        """Return the sandbox of a held run, or one of its own."""
-        if (before := request.held_run) is not None:
-            connection = await self.held_runs.go_on(before)
-            if connection is not None:
-                return connection
-        # A sandbox of the pool will do if its limits can be lowered to those of the run.
-        is_pooled = fits(request.limits, self._limits, self._environment.fixed)
-        return await self._acquire(None if is_pooled else request.limits)
-
-    async def _prepare(self, connection: GuestConnection, request: RunRequest) -> None:
-        """Give a new sandbox the limits of its run."""
-        try:
-            await connection.sandbox.prepare(request.limits)
-        except OSError as exc:
-            raise unavailable(exc) from exc
-        if request.hold_s and self.held_runs.can_hold:
-            connection.record()
-
-    def _keep(self, connection: GuestConnection, request: RunRequest, result: ExecutionResult) -> bool:
-        """Hold a suspended run, unless somebody waits for its place."""
-        assert self.pool is not None
-        if connection.place == "extra" or (connection.place == "pool" and self.pool.is_short):
-            return False
-        connection.spent_s = result.usage.wall_s
-        return self.held_runs.keep(request.journal_id, request.hold_s, HeldRun(connection, result.usage.cpu_s))
+    async def _sandbox_for(self, limits: Limits) -> GuestConnection:
+        """Return a sandbox of the pool if its limits can be lowered to these, or start one."""
+        is_pooled = fits(limits, self._limits, self._environment.fixed)
+        return await self._acquire(None if is_pooled else limits)
 
     async def _connect(self, limits: Limits | None = None) -> GuestConnection:
         """Start a sandbox and wait for its Hello. A shortage of the machine fails this start only."""

@@ -87,10 +87,6 @@ def quiet_from(taken_at: float, returned_at: float, in_use: int) -> float:
     return taken_at + LONG_RUN_S if in_use else returned_at + QUIET_S
 
 
-def _nothing() -> None:
-    pass
-
-
 class Pool(Generic[T]):
     """Single-use items, some of them warm."""
 
@@ -105,13 +101,10 @@ class Pool(Generic[T]):
         cap: int,
         idle_s: float,
         clock: StartClock,
-        make_room: Callable[[], None] = _nothing,
     ) -> None:
-        """`freeze` stops all that a used item does, or returns False. `make_room` is called when somebody has to wait
-        for a place, and may see to it that an item is given back."""
+        """`freeze` stops all that a used item does, or returns False."""
         self._start, self._end, self._is_alive, self._freeze = start, end, is_alive, freeze
         self._warm, self._cap, self._idle_s, self._clock = warm, cap, idle_s, clock
-        self._make_room = make_room
         self._idle: deque[tuple[float, T]] = deque()
         self._refused: deque[T] = deque()
         """What was idle when the pool began to close."""
@@ -156,11 +149,6 @@ class Pool(Generic[T]):
         return self._busy
 
     @property
-    def is_short(self) -> bool:
-        """True while somebody waits for a place."""
-        return self._waiting > 0 and self._busy + self._starting >= self._cap
-
-    @property
     def is_full(self) -> bool:
         """True while every place is busy: whoever asks has to wait until an item is given back."""
         return not self._idle and not self._starting and self._busy >= self._cap
@@ -192,8 +180,6 @@ class Pool(Generic[T]):
         self._waiting += 1
         self._problem = None
         if self._busy + self._starting >= self._cap:
-            if not self._frozen:
-                self._make_room()
             self._end_frozen()
         try:
             return await self._wait_for_item(self._now())

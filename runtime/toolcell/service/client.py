@@ -129,7 +129,6 @@ class Client(OpenedInBlock, AskingClient, CodeRuntime):
         seed: int | None = None,
         clock: float | None = None,
         on_approval: OnApproval = "ask",
-        hold_s: float = 0.0,
         repairs: ExecutionResult | str | None = None,
         refresh: Refresh = "",
         dry_run: bool = False,
@@ -161,7 +160,6 @@ class Client(OpenedInBlock, AskingClient, CodeRuntime):
             seed=seed,
             clock=clock,
             on_approval=on_approval,
-            hold_s=hold_s,
             repairs=repairs,
             refresh=refresh,
             dry_run=dry_run,
@@ -200,10 +198,6 @@ class Client(OpenedInBlock, AskingClient, CodeRuntime):
     def map(self, source: str, inputs: Iterable[Any], **options: Any) -> NoReturn:
         """Refuse: a map's record and its retries need the journals of a `Runtime` in this process."""
         raise UsageError("map needs a Runtime in this process; call execute_code for each input, several at once")
-
-    def feed(self, **options: Any) -> NoReturn:
-        """Refuse: what is fed runs in a sandbox of a `Runtime` in this process."""
-        raise UsageError("feed needs a Runtime in this process; execute_code takes the whole script")
 
     @keywords_known
     async def execute_plan(

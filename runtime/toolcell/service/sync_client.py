@@ -29,10 +29,6 @@ class SyncClient(SyncRuntime):
         """Refuse; see `Client.map`."""
         self.client.map(source, inputs, **options)
 
-    def feed(self, **options: Any) -> NoReturn:
-        """Refuse; see `Client.feed`."""
-        self.client.feed(**options)
-
     def suspended_runs(self) -> list[Suspension]:
         """Return what each suspended run waits for; see `Client.suspended_runs`."""
         return self._opened().call(self.client.suspended_runs)

@@ -23,7 +23,6 @@ from toolcell.journal.recorded_tools import RecordedTools
 from toolcell.journal.store import JournalStore
 from toolcell.options import OnApproval
 from toolcell.results import ExecutionResult, Outcome, Suspension
-from toolcell.results.eager import EagerReport
 from toolcell.run.request import Script
 from toolcell.sessions.kept_state import KeptState, StateFile
 from toolcell.sessions.settings import SESSION_PREFIX, SESSION_SUFFIX, STATE_SUFFIX, Restores, is_name
@@ -134,10 +133,8 @@ def rebuilding(tools: CallableTools, context: RunContext, step: SessionScript | 
     )
 
 
-def as_sent(script: Script, message: RunScript, eager: EagerReport | None) -> Script:
-    """Return the script with the inputs that were sent, which the caller may change from now on, and with the text."""
-    if eager is not None:
-        script = changed(script, source=eager.source, feed=None)
+def as_sent(script: Script, message: RunScript) -> Script:
+    """Return the script with the inputs that were sent, which the caller may change from now on."""
     return changed(script, inputs=copy.deepcopy(message.inputs) if message.inputs else None)
 
 
@@ -549,7 +546,7 @@ class SessionJournal:
             UsageError: it cannot be written.
         """
         is_kept = self._file is not None
-        if not (is_kept or on_approval == "suspend") or script.is_fed:  # the text of a fed one is known at its end
+        if not (is_kept or on_approval == "suspend"):
             return Journal(os.urandom(16).hex())
         journal = self._store.make(os.urandom(16).hex())
         journal.header = self._header_of(message.source, message.inputs, script, tools, on_approval)

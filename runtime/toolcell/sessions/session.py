@@ -21,12 +21,10 @@ from toolcell.errors import SessionError, UsageError
 from toolcell.options import OnApproval, RunOptions
 from toolcell.results import ExecutionResult, SessionFile, SessionReport, Suspension
 from toolcell.run.callbacks import NO_HANDLERS, OnLog, OnProgress
-from toolcell.run.feed import OnRetract, ScriptFeed
 from toolcell.run.input_files import FileContent, FileInput, guest_files
 from toolcell.run.request import Script, script_from
 from toolcell.run.run import CANCELLED
 from toolcell.run.streaming import RunStream
-from toolcell.sessions.eager_run import EagerRun, eager_run
 from toolcell.sessions.host import SessionHost
 from toolcell.sessions.journal import NO_HISTORY, History
 from toolcell.sessions.settings import Restores, SessionSettings, check_name, check_script_limits
@@ -259,8 +257,8 @@ class Session(OpenedInBlock):
         )
         return await self._execute_script(source, options)
 
-    async def _execute_script(self, source: str | ScriptFeed, options: RunOptions) -> ExecutionResult:
-        """Run a script, or the one that a feed brings; see `execute_code`."""
+    async def _execute_script(self, source: str, options: RunOptions) -> ExecutionResult:
+        """Run a script; see `execute_code`."""
         host = self._host
         context = host.dry_runs.begin(options.dry_run, options.context or self._context, options.on_approval, source)
         check_script_limits(options.limits or self.limits, self.limits)
@@ -306,19 +304,6 @@ class Session(OpenedInBlock):
         check_keywords("stream", options, keywords_of(type(self).execute_code))
         options = {**options, "context": options.get("context") or self._context}
         return RunStream(partial(self._execute_script, source), RunOptions(**options), self._host.runs.task_group)
-
-    def feed(self, *, speculate: bool = False, on_retract: OnRetract = "report", **options: Any) -> EagerRun:
-        """Return a run whose script is written to it as a model streams it; see `Runtime.feed`."""
-        self._check_open()
-        check_keywords("feed", options, keywords_of(type(self).execute_code))
-        return eager_run(
-            self._host.runs,
-            self._execute_script,
-            RunOptions(**options),
-            self.limits,
-            speculate=speculate,
-            on_retract=on_retract,
-        )
 
     @property
     def waiting(self) -> Suspension | str:

@@ -184,7 +184,7 @@ class SessionState:
         script = changed(script, limits=limits, seed=seed, clock=clock, number=number)
         context = self._context(context, str(number))
         journals = self._host.journals
-        is_kept = (self.journal.is_on_disk or on_approval == "suspend") and not script.is_fed
+        is_kept = self.journal.is_on_disk or on_approval == "suspend"
         store = ScriptEnd(journals) if is_kept else None
 
         prepared = await self._host.runs.prepare(script, tools, context)
@@ -260,7 +260,7 @@ class SessionState:
         self.used_calls += len(result.calls)
         left = connection.leftover
         ended, stuck = (leftover_names(left.ended), leftover_names(left.stuck)) if left is not None else ((), ())
-        error, script = result.error, as_sent(script, run.message, result.eager)
+        error, script = result.error, as_sent(script, run.message)
         try:
             kept = await self._kept_beside_threads(script.number, run.tools, context) if stuck else None
             lost = await self._drop_if_lost(result) if kept is None else ""

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "CONNECTION", "ELEMENT_WORK", "ELSEWHERE", "LONGEST_FORM", "MAX_ARGS", "MAX_ASKED_CHARS", "ChangeEvent",
+    "CONNECTION", "ELEMENT_WORK", "LONGEST_FORM", "MAX_ARGS", "MAX_ASKED_CHARS", "ChangeEvent",
     "HttpLimits", "HttpServer", "Lifetime", "Lru", "OpenedInBlock", "SecretSearch", "SqliteDatabase", "TimeSlice",
     "TokenBucket", "TooLong", "about_bytes_in_slices", "allow_connections", "arguments_text", "as_one_line",
     "bounded_protocol", "bracketed", "changed", "check_keywords", "clean", "closest", "counted", "cut_text",
     "daemon_threads", "did_you_mean", "exact_json_bytes", "exact_json_text", "for_terminal", "from_exact",
-    "fused_ranks", "importing", "is_locked", "is_loopback", "is_small", "json_size", "json_start", "json_text",
+    "fused_ranks", "is_locked", "is_loopback", "is_small", "json_size", "json_start", "json_text",
     "keywords_known", "keywords_of", "lazy_names", "left_out", "listening", "lock", "logger_of", "make_private_folder",
     "one_line", "parse_time", "quiet_from_here", "quiet_loggers", "read_regular_file", "search_for", "shown_findings",
     "suggestion", "table_text", "table_with_rows", "url_of", "wait_for", "with_line", "write_file", "write_named",
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from toolcell.support.file_lock import is_locked, lock
     from toolcell.support.host_work import ELEMENT_WORK, about_bytes_in_slices
     from toolcell.support.http_protocol import CONNECTION, HttpLimits, bounded_protocol
-    from toolcell.support.keywords import ELSEWHERE, check_keywords, keywords_known, keywords_of
-    from toolcell.support.lazy import importing, lazy_names
+    from toolcell.support.keywords import check_keywords, keywords_known, keywords_of
+    from toolcell.support.lazy import lazy_names
     from toolcell.support.lifetime import Lifetime, OpenedInBlock
     from toolcell.support.log import logger_of
     from toolcell.support.lru import Lru
@@ -81,8 +81,8 @@ else:
             "toolcell.support.file_lock": "is_locked lock",
             "toolcell.support.host_work": "ELEMENT_WORK about_bytes_in_slices",
             "toolcell.support.http_protocol": "CONNECTION HttpLimits bounded_protocol",
-            "toolcell.support.keywords": "ELSEWHERE check_keywords keywords_known keywords_of",
-            "toolcell.support.lazy": "importing lazy_names",
+            "toolcell.support.keywords": "check_keywords keywords_known keywords_of",
+            "toolcell.support.lazy": "lazy_names",
             "toolcell.support.lifetime": "Lifetime OpenedInBlock",
             "toolcell.support.log": "logger_of",
             "toolcell.support.lru": "Lru",

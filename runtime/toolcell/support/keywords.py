@@ -14,12 +14,6 @@ Given = ParamSpec("Given")
 Returned = TypeVar("Returned")
 Made = TypeVar("Made")
 
-ELSEWHERE: Final = {
-    "hold_s": "it belongs to Runtime.execute_code, whose run is held each time it is suspended; scripts of sessions, "
-    "plans and agents are not held"
-}
-"""Arguments of one function that are looked for in others, and where they belong."""
-
 SYNONYMS: Final = {"tools": "registry"}
 """Arguments that have another name where they are given to everything that runs."""
 
@@ -100,8 +94,6 @@ def fields_known(kind: type[Made]) -> type[Made]:
 
 
 def _hint(unknown: str, known: list[str]) -> str:
-    if unknown in ELSEWHERE:
-        return ELSEWHERE[unknown]
     if SYNONYMS.get(unknown) in known:
         return f"did you mean {SYNONYMS[unknown]}?"
     extended = [each for each in known if each.startswith(f"{unknown}_")]

@@ -1,32 +1,11 @@
-"""Public names that a package imports when they are first used, and imports of many modules at once."""
+"""Public names that a package imports when they are first used."""
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
-
-from toolcell.support.collector import has_frozen_objects, make_all_old
-
-
-@contextmanager
-def importing() -> Iterator[None]:
-    """Import without passes of the garbage collector: nothing that a module makes is garbage. A tenth of the time.
-
-    What was imported counts as old. As young, the next pass would look through all of it: another tenth.
-    """
-    was_enabled, modules = gc.isenabled(), len(sys.modules)
-    gc.disable()
-    try:
-        yield
-    finally:
-        if len(sys.modules) > modules and not has_frozen_objects():
-            make_all_old()
-        if was_enabled:
-            gc.enable()
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -44,8 +23,7 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
         home = home_of.get(name)
         if home is None:
             return importlib.import_module(f"{package}.{name}")
-        with importing():
-            namespace[name] = value = getattr(importlib.import_module(home), name)
+        namespace[name] = value = getattr(importlib.import_module(home), name)
         return value
 
     def list_names() -> list[str]:

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict
 from toolcell.results import (
     AbandonedThread,
     Divergence,
-    EagerReport,
     Effect,
     EffectResult,
     ErrorInfo,
@@ -98,7 +97,6 @@ class RunResult(AnswerModel):
     divergence: Divergence | None
     repair: Repair | None
     preflight: Preflight | None
-    eager: EagerReport | None
     type_findings: list[dict[str, Any]]
     effects: list[Effect]
     draft_id: str

@@ -39,7 +39,6 @@ async def _execute_code(caller: CallerSession, request: ServedRequest, given: Ar
     options |= {
         "seed": given.take("seed", int),
         "clock": given.take("clock", float),
-        "hold_s": given.take("hold_s", float, default=0.0),
         "repairs": given.take("repairs", str),
         "refresh": given.take("refresh", str, default=""),
         "preflight": given.take("preflight", bool, default=False),

@@ -41,7 +41,6 @@ def wire_run(source: str, options: RunOptions) -> dict[str, Any]:
         "seed": options.seed,
         "clock": None if options.clock is None else float(options.clock),
         "on_approval": options.on_approval,
-        "hold_s": float(options.hold_s) or None,
         "repairs": wire_repairs(options.repairs),
         "refresh": options.refresh or None,
         "dry_run": wire_dry_run(options.dry_run) or None,
