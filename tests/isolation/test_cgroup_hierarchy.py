@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from toolcell.sandbox.process.cgroup_hierarchy import NoLocation, V1Location, V2Location, find_location, parse
+from toolcell.sandbox.process.cgroup_hierarchy import (
+    NoLocation,
+    V1Location,
+    V2Group,
+    V2Location,
+    find_location,
+    parse,
+    v2_place,
+)
 
 pytestmark = pytest.mark.quick
 
@@ -55,25 +65,66 @@ def test_spaces_in_mount_points_are_unescaped() -> None:
     assert found[0].own == Path("/my cgroups/a")
 
 
-def test_v2_uses_the_parent_when_its_own_directory_holds_processes(tmp_path: Path) -> None:
-    """As under `systemd-run --user --scope`: the slice above hands the controllers on."""
-    tree(tmp_path / "app.slice")
-    tree(tmp_path / "app.slice/run.scope", controllers="", procs="123\n")
-    mounts = V2_LINE.format(root="/", at=tmp_path)
-    assert find_location(mounts, "0::/app.slice/run.scope\n") == V2Location(tmp_path / "app.slice")
+DELEGATED = {"/u.slice/run.scope", "/u.slice/user@7.service"}
+PLACES = {
+    # This process's directory, and where cgroups are made; None where that is refused.
+    "/": "/",  # a container that owns its part of the tree, or a machine without systemd
+    "/ours": "/ours",
+    "/toolcell-hosts": "/",  # moved there by another host of the same group
+    "/ours/toolcell-hosts": "/ours",
+    "/u.slice/run.scope": "/u.slice/run.scope",  # as `systemd-run --scope -p Delegate=yes`
+    "/u.slice/run.scope/toolcell-hosts": "/u.slice/run.scope",
+    "/u.slice/run.scope/sub": "/u.slice/run.scope",  # as DelegateSubgroup=sub
+    "/u.slice/a.service": None,
+    "/u.slice/session-1.scope": None,  # a login
+    "/u.slice/user@7.service/app.slice/a.service": None,  # what is above is delegated to the user's manager, not to it
+    "/u.slice/user@7.service/app.slice/b.scope": "/u.slice/user@7.service/app.slice/b.scope",
+    "/u.slice/user@7.service/init.scope": None,
+}
 
 
-def test_v2_uses_its_own_directory_when_that_hands_the_controllers_on(tmp_path: Path) -> None:
-    tree(tmp_path)
-    assert find_location(V2_LINE.format(root="/", at=tmp_path), "0::/\n") == V2Location(tmp_path)
+def test_v2_cgroups_are_made_inside_a_delegated_unit_and_nowhere_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def marks(path: Path, _: str) -> bytes:
+        if path in marked:
+            return b"1"
+        raise OSError(errno.ENODATA, "no such attribute")
+
+    marked = {tmp_path / path[1:] for path in DELEGATED}
+    monkeypatch.setattr(os, "getxattr", marks)
+    manager = tmp_path / "bin" / "systemctl"  # of the user, whose units carry no mark
+    manager.parent.mkdir()
+    manager.write_text(
+        '#!/bin/sh\n[ "$*" = "--user show --property=Delegate --value -- b.scope" ] && echo yes || echo no\n'
+    )
+    manager.chmod(0o755)
+    monkeypatch.setenv("PATH", str(manager.parent))
+    found = {}
+    for own in PLACES:
+        tree(tmp_path / own[1:])
+    for own in PLACES:
+        place = find_location(V2_LINE.format(root="/", at=tmp_path), f"0::{own}\n")
+        if isinstance(place, NoLocation):
+            assert Path(own).name in place.reason
+            assert "Delegate=yes" in place.fix
+        found[own] = f"/{place.base.relative_to(tmp_path)}".rstrip(".") if isinstance(place, V2Location) else None
+    assert found == PLACES
 
 
-def test_v2_without_controllers_handed_on_is_no_place_and_says_how_to_get_one(tmp_path: Path) -> None:
-    tree(tmp_path, controllers="cpu")
-    found = find_location(V2_LINE.format(root="/", at=tmp_path), "0::/\n")
-    assert isinstance(found, NoLocation)
-    assert "memory" in found.reason
-    assert "Delegate=yes" in found.fix
+def test_v2_decides_by_the_unit_its_rights_and_its_controllers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    good = V2Group(Path("/cg/a.service"), "a.service", True, True, frozenset({"cpu", "memory", "pids"}))
+    assert v2_place(good) == V2Location(good.directory)
+    assert v2_place(replace(good, unit="", is_delegated=False)) == V2Location(good.directory)
+    for other, word in {
+        replace(good, is_delegated=False): "delegated",
+        replace(good, is_writable=False): "read-only",  # as in a container with Docker's defaults
+        replace(good, controllers=frozenset({"cpu", "memory"})): "pids",
+    }.items():
+        found = v2_place(other)
+        assert isinstance(found, NoLocation)
+        assert word in found.reason
 
 
 def test_v2_that_cannot_be_written_is_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

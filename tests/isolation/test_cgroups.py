@@ -16,7 +16,7 @@ from typing import ClassVar
 import pytest
 
 from toolcell.sandbox.process.cgroup import CgroupFiles, CgroupUsage, V2Cgroup
-from toolcell.sandbox.process.cgroup_hierarchy import V1Location, V2Location
+from toolcell.sandbox.process.cgroup_hierarchy import HOSTS, V1Location, V2Location
 from toolcell.sandbox.process.cgroup_manager import CgroupManager, NoLocation, discover, host_directory, is_orphan
 
 pytestmark = pytest.mark.quick
@@ -268,29 +268,73 @@ class PlainFiles(CgroupFiles):
             Path(os.path.dirname(file), "cgroup.procs").write_text("")
 
 
-def test_two_managers_of_one_process_do_not_meet(tmp_path: Path) -> None:
-    one, two = (CgroupManager(V2Location(tmp_path), PlainFiles()) for _ in range(2))
+@pytest.fixture
+def base(tmp_path: Path) -> V2Location:
+    """A directory of v2 in which cgroups may be made."""
+    PlainFiles().make(tmp_path / "base")
+    return V2Location(tmp_path / "base")
+
+
+def test_two_managers_of_one_process_do_not_meet(base: V2Location) -> None:
+    one, two = (CgroupManager(base, PlainFiles()) for _ in range(2))
     one.create("same", 64 * MIB, 8)
     two.create("same", 64 * MIB, 8)
     assert one.close()
-    assert (tmp_path / two.folder / "same").exists()
+    assert (base.base / two.folder / "same").exists()
     assert two.close()
 
 
-def test_v2_sets_every_limit_and_swap_to_nothing(tmp_path: Path) -> None:
+def test_v2_sets_every_limit_and_swap_to_nothing(base: V2Location) -> None:
     files = PlainFiles()
-    manager = CgroupManager(V2Location(tmp_path), files)
+    manager = CgroupManager(base, files)
     group = manager.create("one", 64 * MIB, 9)
-    home = tmp_path / manager.folder
+    home = base.base / manager.folder
 
-    assert (home / "cgroup.subtree_control").read_text() == "+memory +pids"
+    assert files.written.count(("cgroup.subtree_control", "+memory +pids")) == 2  # of the base, and of the folder in it
     written = dict(files.written)
     assert written["memory.max"] == str(64 * MIB)
     assert (written["memory.swap.max"], written["memory.oom.group"], written["pids.max"]) == ("0", "1", "9")
     assert group.entries == (str(home / "one" / "cgroup.procs"),)
     assert manager.description == "v2 memory+pids"
     assert manager.close()
-    assert os.listdir(tmp_path) == []
+    assert not home.exists()
+
+
+def test_processes_of_a_delegated_unit_move_below_it_before_it_hands_controllers_on(base: V2Location) -> None:
+    class NoInnerProcesses(PlainFiles):
+        def write(self, file: Path | str, text: str) -> None:
+            directory, name = Path(file).parent, os.path.basename(file)
+            if name == "cgroup.procs":
+                if text == "13":
+                    raise ProcessLookupError(errno.ESRCH, "it has ended")
+                moved.append(int(text))
+                if (rest := (base.base / name).read_text().split())[-1] == text:
+                    (base.base / name).write_text("15\n" if rest == ["12", "13", "14"] else "")  # forked meanwhile
+            elif name == "cgroup.subtree_control" and (directory / "cgroup.procs").read_text():
+                raise OSError(errno.EBUSY, "no internal processes", str(file))
+            super().write(file, text)
+
+    moved: list[int] = []
+    (base.base / "cgroup.procs").write_text("12\n13\n14\n")
+    manager = CgroupManager(base, NoInnerProcesses())
+    assert moved == [12, 14, 15]
+    assert sorted(path.name for path in base.base.iterdir() if path.is_dir()) == sorted([manager.folder, HOSTS])
+    (base.base / "cgroup.subtree_control").write_text("cpu memory pids")
+    (base.base / "cgroup.procs").write_text("99\n")  # nobody is moved where controllers are handed on already
+    assert CgroupManager(base, NoInnerProcesses()).folder != manager.folder
+
+
+def test_a_process_that_cannot_be_moved_leaves_no_folder(base: V2Location) -> None:
+    class Immovable(PlainFiles):
+        def write(self, file: Path | str, text: str) -> None:
+            if os.path.basename(file) == "cgroup.subtree_control":
+                raise OSError(errno.EBUSY, "no internal processes", str(file))
+            super().write(file, text)
+
+    (base.base / "cgroup.procs").write_text("0\n")  # of another pid namespace
+    with pytest.raises(OSError, match="no internal processes"):
+        CgroupManager(base, Immovable())
+    assert [path.name for path in base.base.iterdir() if path.is_dir()] == [HOSTS]
 
 
 def test_v2_usage_is_read_from_the_unified_files(tmp_path: Path) -> None:
@@ -300,9 +344,9 @@ def test_v2_usage_is_read_from_the_unified_files(tmp_path: Path) -> None:
     assert group.usage() == CgroupUsage(1.5, 4096, 2, 5, 2, 7)
 
 
-def test_v2_of_an_older_kernel_has_no_peaks_and_no_swap_file(tmp_path: Path) -> None:
+def test_v2_of_an_older_kernel_has_no_peaks_and_no_swap_file(base: V2Location) -> None:
     files = PlainFiles(without=("memory.peak", "pids.peak", "memory.swap.max", "cgroup.kill"))
-    manager = CgroupManager(V2Location(tmp_path), files)
+    manager = CgroupManager(base, files)
     group = manager.create("one", 64 * MIB, 9)
     usage = group.usage()
     assert (usage.peak_memory_bytes, usage.peak_processes) == (None, None)
@@ -310,9 +354,9 @@ def test_v2_of_an_older_kernel_has_no_peaks_and_no_swap_file(tmp_path: Path) -> 
     assert manager.close()
 
 
-def test_v2_kills_through_its_own_file_and_waits_until_it_is_empty(tmp_path: Path) -> None:
+def test_v2_kills_through_its_own_file_and_waits_until_it_is_empty(base: V2Location) -> None:
     files = PlainFiles()
-    manager = CgroupManager(V2Location(tmp_path), files)
+    manager = CgroupManager(base, files)
     group = manager.create("one", 64 * MIB, 9)
     Path(group.entries[0]).write_text("123456789\n")
     assert not group.remove()
@@ -344,17 +388,17 @@ def test_what_does_not_die_in_time_is_reported_and_not_waited_for(tmp_path: Path
 
 
 @pytest.mark.parametrize("failing", ["pids.max", "memory.max", "memory.oom.group"])
-def test_a_limit_that_cannot_be_set_leaves_no_directory_behind(tmp_path: Path, failing: str) -> None:
+def test_a_limit_that_cannot_be_set_leaves_no_directory_behind(base: V2Location, failing: str) -> None:
     class Refusing(PlainFiles):
         def write(self, file: Path | str, text: str) -> None:
             if os.path.basename(file) == failing:
                 raise OSError(errno.EINVAL, "refused", str(file))
             super().write(file, text)
 
-    manager = CgroupManager(V2Location(tmp_path), Refusing())
+    manager = CgroupManager(base, Refusing())
     with pytest.raises(OSError, match="refused"):
         manager.create("one", 64 * MIB, 9)
-    home = tmp_path / manager.folder
+    home = base.base / manager.folder
     assert not (home / "one").exists()
 
 

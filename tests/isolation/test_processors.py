@@ -138,6 +138,7 @@ def test_controllers_that_are_mounted_together_are_one_directory(tmp_path: Path)
 
 
 def test_v2_hands_the_cpu_controller_on(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.subtree_control").write_text("cpu memory pids")
     made = CgroupManager(V2Location(tmp_path), CpuFiles("cpu.max"))
     assert made.description == f"v2 memory+pids+cpu, {processors.SHARE * MINE:.3g} processors for all"
 

@@ -1,4 +1,4 @@
-"""Find out where on this machine a process may make cgroups. Reads mount tables, changes nothing.
+"""Find out where on this machine a process may make cgroups. Reads mount tables, asks systemd, changes nothing.
 
 Pure functions over the text of /proc, so that layouts that this machine does not have can be tested.
 """
@@ -7,12 +7,28 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 from toolcell_bridge.wire.frozen import frozen
 
 NEEDED = ("memory", "pids")
 """Without both the cgroup layer is not live: one limit alone would look like both."""
+
+UNITS = (".service", ".scope", ".socket", ".mount", ".swap")
+"""Kinds of units of systemd that have processes."""
+
+ANSWER_S = 5.0
+"""How long a user's manager may take to answer. Ordinarily 10 ms."""
+
+HOSTS = "toolcell-hosts"
+"""Directory into which processes move, because v2 allows no processes beside directories that have controllers."""
+
+DELEGATE = (
+    "set Delegate=yes for the service (`systemctl edit`), or start with `systemd-run --scope -p Delegate=yes`, and with"
+    " --user if you are not root"
+)
 
 
 @frozen
@@ -37,9 +53,23 @@ class V1Location:
 
 @frozen
 class V2Location:
-    """The directory under which v2 cgroups may be made; its children have the controllers."""
+    """The directory under which v2 cgroups may be made. Processes that are in it have to move below it first."""
 
     base: Path
+
+
+@frozen
+class V2Group:
+    """What is known of the v2 directory below which cgroups would be made."""
+
+    directory: Path
+    unit: str
+    """Name of systemd's unit whose directory it is; empty where systemd does not manage it."""
+    is_delegated: bool
+    """Systemd has handed that unit's directory over: it makes and removes nothing below it."""
+    is_writable: bool
+    controllers: frozenset[str]
+    """Those that directories below it can be given."""
 
 
 @frozen
@@ -62,7 +92,7 @@ def find_location(mountinfo: str, membership: str) -> V1Location | V2Location | 
     unified = next((each for each in hierarchies if each.version == 2), None)
     if unified is None:
         return NoLocation("no cgroup filesystem is mounted", "mount cgroup2 on /sys/fs/cgroup, or run under systemd")
-    return _v2_place(unified)
+    return v2_place(_v2_group(unified))
 
 
 def parse(mountinfo: str, membership: str) -> list[Hierarchy]:
@@ -113,26 +143,65 @@ def _v1_place(own: dict[str, Path]) -> V1Location | NoLocation:
     return V1Location(tuple((name, own[name]) for name in wanted if name in own and os.access(own[name], os.W_OK)))
 
 
-def _v2_place(unified: Hierarchy) -> V2Location | NoLocation:
-    """Choose a base whose children have the controllers already.
+def _v2_group(unified: Hierarchy) -> V2Group:
+    """Look at the one directory that serves: that of our unit, and elsewhere our own.
 
-    Processes and controllers do not share a directory in v2 ("no internal processes"), so our own directory serves
-    only when it is the root or holds no process; else the parent, as systemd's delegated units have it. Nothing is
-    switched on here and the host process is not moved: its cgroup is not ours to rearrange.
+    Never a directory above: limits of a unit bound what is below the unit. The unit is the last part of the path that
+    has the name of one; below it is what its processes have made of a delegated unit, such as `HOSTS`.
     """
-    candidates = [unified.own]
-    if unified.own != unified.mount_point:
-        candidates.append(unified.own.parent)
-    enabled = [base for base in candidates if set(NEEDED) <= set(_words(base / "cgroup.subtree_control"))]
-    if not enabled:
-        offered = " ".join(_words(unified.own / "cgroup.controllers")) or "none"
+    path = unified.own.relative_to(unified.mount_point).parts
+    unit = next((n for n in range(len(path), 0, -1) if path[n - 1].endswith(UNITS)), None)
+    own = unified.own.parent if unified.own.name == HOSTS else unified.own
+    directory = own if unit is None else unified.mount_point.joinpath(*path[:unit])
+    return V2Group(
+        directory=directory,
+        unit="" if unit is None else path[unit - 1],
+        is_delegated=unit is not None and _is_delegated(directory, path[unit - 1]),
+        is_writable=_may_write(directory),
+        controllers=frozenset(_words(directory / "cgroup.controllers")),
+    )
+
+
+def v2_place(group: V2Group) -> V2Location | NoLocation:
+    """Decide whether cgroups may be made below a directory, or say why not.
+
+    Source: systemd's docs/CGROUP_DELEGATION.md: each directory has one writer; of a unit that is not delegated, it is
+    systemd.
+    """
+    if group.unit and not group.is_delegated:
         return NoLocation(
-            f"memory and pids are not handed on below {unified.own} (controllers here: {offered})",
-            "start under `systemd-run --user --scope -p Delegate=yes`, or write '+memory +pids' to the"
-            " cgroup.subtree_control of an empty cgroup you own",
+            f"systemd has not delegated the cgroup of {group.unit}, so nothing may be made in it", DELEGATE
         )
-    writable = (base for base in enabled if _may_write(base))
-    return next((V2Location(base) for base in writable), _not_writable(enabled[0]))
+    if not group.is_writable:
+        return _not_writable(group.directory)
+    if lacks := [name for name in NEEDED if name not in group.controllers]:
+        offered = " ".join(sorted(group.controllers)) or "none"
+        return NoLocation(
+            f"{group.directory} has no controller {' or '.join(lacks)} (it has: {offered})",
+            f"{DELEGATE}; without systemd, write '+memory +pids' to the cgroup.subtree_control of the cgroup above",
+        )
+    return V2Location(group.directory)
+
+
+def _is_delegated(directory: Path, unit: str) -> bool:
+    """Whether systemd has handed it over. It marks units of the system; a user's manager marks nothing and is asked."""
+    for name in ("user.delegate", "trusted.delegate"):  # the first since version 250, the second for root only
+        with suppress(OSError):
+            return os.getxattr(directory, name) == b"1"
+    if not any(part.startswith("user@") for part in directory.parent.parts):
+        return False
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
+    try:
+        asked = subprocess.run(
+            ["systemctl", "--user", "show", "--property=Delegate", "--value", "--", unit],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"XDG_RUNTIME_DIR": runtime},
+            timeout=ANSWER_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return asked.stdout.strip() == b"yes"
 
 
 def _may_write(base: Path) -> bool:
@@ -145,7 +214,7 @@ def _not_writable(path: Path) -> NoLocation:
         return NoLocation(f"{path} is read-only", "mount the cgroup filesystem writable in this container")
     return NoLocation(
         f"{path} is not writable by uid {os.geteuid()}",
-        "run as root, or under `systemd-run --user --scope -p Delegate=yes`",
+        DELEGATE,
     )
 
 

@@ -6,6 +6,7 @@ left.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
@@ -15,7 +16,15 @@ from pathlib import Path
 
 from toolcell.sandbox.process import processors
 from toolcell.sandbox.process.cgroup import Cgroup, CgroupFiles, CgroupUsage, V1Cgroup, V2Cgroup
-from toolcell.sandbox.process.cgroup_hierarchy import NoLocation, V1Location, V2Location, find_location
+from toolcell.sandbox.process.cgroup_hierarchy import (
+    DELEGATE,
+    HOSTS,
+    NEEDED,
+    NoLocation,
+    V1Location,
+    V2Location,
+    find_location,
+)
 
 __all__ = ["Cgroup", "CgroupManager", "CgroupUsage", "NoLocation", "discover"]
 
@@ -39,13 +48,13 @@ class CgroupManager:
         """Name of the directory, in each hierarchy, that holds everything made here."""
         made: list[Path] = []
         try:
+            if isinstance(location, V2Location):
+                self._hand_on(location.base)
             for base in self._bases():
                 self._files.make(base / self.folder)
                 made.append(base / self.folder)
             if isinstance(location, V2Location):
-                with suppress(OSError):  # handed on less often than the two that are needed
-                    self._files.write(location.base / self.folder / "cgroup.subtree_control", "+cpu")
-                self._files.write(location.base / self.folder / "cgroup.subtree_control", "+memory +pids")
+                self._hand_on(location.base / self.folder)
         except OSError:
             for directory in made:
                 self._files.remove(directory)
@@ -54,6 +63,33 @@ class CgroupManager:
         """What all sandboxes made here may use together; None where there is no cpu controller."""
         self.description = self._describe()
         """Version and controllers for results and doctor: "v1 memory+pids+cpuacct+cpu, 1.8 processors for all"."""
+
+    def _hand_on(self, directory: Path) -> None:
+        """Give directories below a v2 directory their controllers, and move processes that are in it below it.
+
+        A delegated unit is its processes' to arrange. Systemd removes all of it when they have ended, so the directory
+        of these processes needs no end of its own.
+
+        Raises:
+            OSError: EBUSY when processes stay that this process does not see or may not move.
+        """
+        control, hosts = directory / "cgroup.subtree_control", directory / HOSTS
+        if set(NEEDED) <= set(self._files.read(control).split()):
+            return
+        for is_last in (False, False, False, True):
+            try:
+                self._files.write(control, "+memory +pids")
+                break
+            except OSError as error:
+                if error.errno != errno.EBUSY or is_last:
+                    raise
+            with suppress(FileExistsError):
+                self._files.make(hosts)
+            for pid in self._files.read(directory / "cgroup.procs").split():
+                with suppress(ProcessLookupError):  # it has ended; one that was started meanwhile is moved next time
+                    self._files.write(hosts / "cgroup.procs", pid)
+        with suppress(OSError):  # offered less often than the two that are needed
+            self._files.write(control, "+cpu")
 
     def _share_processors(self) -> float | None:
         found = self._at(self.folder).processors
@@ -142,9 +178,7 @@ def discover() -> CgroupManager | NoLocation:
         location = find_location(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
         return location if isinstance(location, NoLocation) else CgroupManager(location)
     except OSError as error:
-        return NoLocation(
-            str(error), "run as root, or in a delegated cgroup (`systemd-run --user --scope -p Delegate=yes`)"
-        )
+        return NoLocation(str(error), DELEGATE)
 
 
 def host_directory(pid: int, serial: int) -> str:

@@ -1,0 +1,122 @@
+"""Cgroups of version 2 in units of systemd: what bounds a unit bounds its sandboxes, and nothing of theirs is beside it.
+
+Needs systemd as init, as in the virtual machines of `.ci/machines`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TREE = Path("/sys/fs/cgroup")
+
+pytestmark = pytest.mark.skipif(
+    not (Path("/run/systemd/system").exists() and (TREE / "cgroup.controllers").exists()),
+    reason="needs systemd as init and cgroup v2; `.ci/machines` has both",
+)
+
+HOST = """
+import json, sys
+from pathlib import Path
+from toolcell import Limits, PoolConfig, SyncRuntime
+
+source = sys.argv[1]
+unit = Path("/sys/fs/cgroup" + Path("/proc/self/cgroup").read_text().split("::")[1].strip())
+with SyncRuntime(limits=Limits(wall_s=100, memory_bytes=1 << 30, processes=64), pool=PoolConfig(warm=1)) as runtime:
+    result = runtime.execute_code(source)
+    inside = sorted(path.name for path in unit.iterdir() if path.is_dir())
+    beside = sorted(path.name for path in unit.parent.iterdir() if path.name.startswith("toolcell-"))
+    if source == "pass":
+        print("ready", flush=True)
+        sys.stdin.read()
+print(json.dumps({"outcome": str(result.outcome), "cgroup": result.isolation.get("cgroup"), "inside": inside,
+                  "beside": beside, "error": str(result.error), "value": result.value}))
+"""
+
+ALLOCATE = "data = bytearray(400 << 20)\nset_result(len(data))"
+
+THREADS = """
+import threading
+held, stop = [], threading.Event()
+try:
+    for _ in range(60):
+        held.append(threading.Thread(target=stop.wait))
+        held[-1].start()
+except RuntimeError:
+    pass
+stop.set()
+set_result(len(held))
+"""
+
+
+def in_unit(name: str, *properties: str) -> list[str]:
+    """Return the start of a command that runs in a service with these properties."""
+    manager = [] if os.geteuid() == 0 else ["--user"]
+    given = [each for value in properties for each in ("-p", value)]
+    return [
+        "systemd-run",
+        *manager,
+        "--quiet",
+        "--wait",
+        "--collect",
+        "--pipe",
+        f"--unit={name}",
+        *given,
+        sys.executable,
+        "-c",
+        HOST,
+    ]
+
+
+def run(source: str, *properties: str) -> dict[str, Any]:
+    name = f"toolcell-test-{uuid.uuid4().hex[:8]}"
+    done = subprocess.run([*in_unit(name, *properties), source], capture_output=True, text=True, timeout=300)
+    assert done.stdout, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_the_sandboxes_of_a_delegated_unit_are_inside_it_and_bounded_by_its_limits() -> None:
+    delegated = run(ALLOCATE, "Delegate=yes", "MemoryMax=250M", "CPUQuota=50%")
+    assert delegated["outcome"] == "memory_limit", delegated
+    assert delegated["cgroup"].startswith("v2 memory+pids")
+    assert "toolcell-hosts" in delegated["inside"]
+    assert any(name.startswith("toolcell-") and name != "toolcell-hosts" for name in delegated["inside"])
+    assert delegated["beside"] == []
+    if "cpu" in delegated["cgroup"]:
+        assert float(delegated["cgroup"].split(", ")[1].split()[0]) <= 0.5
+    assert run(THREADS, "Delegate=yes", "TasksMax=40")["value"] in (None, *range(40))
+
+
+def test_the_sandboxes_of_a_unit_that_is_not_delegated_are_bounded_by_it_and_have_no_cgroup() -> None:
+    plain = run(ALLOCATE, "Delegate=no", "MemoryMax=250M", "OOMPolicy=continue")
+    assert plain["outcome"] in ("memory_limit", "killed"), plain
+    assert plain["cgroup"] is None
+    assert (plain["inside"], plain["beside"]) == ([], [])
+
+
+def test_nothing_is_left_of_a_unit_whose_host_was_killed() -> None:
+    name = f"toolcell-test-{uuid.uuid4().hex[:8]}"
+    command = [*in_unit(name, "Delegate=yes"), "pass"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        assert host.stdout.readline() == "ready\n"
+        (unit,) = TREE.rglob(f"{name}.service")
+        subprocess.run(
+            [*("systemctl", *([] if os.geteuid() == 0 else ["--user"])), "kill", "--signal=KILL", f"{name}.service"],
+            check=True,
+        )
+        host.wait(60)
+    assert not unit.exists()
+    assert not [
+        path
+        for path in unit.parent.iterdir()
+        if path.name.startswith("toolcell-") and not path.name.endswith(".service")
+    ]
