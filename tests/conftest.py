@@ -13,7 +13,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import sys
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -32,7 +31,7 @@ hypothesis.settings.load_profile("toolcell")
 IN_CI = os.environ.get("CI") == "true"
 IS_BARE = os.environ.get("BARE") == "true"
 """In `.ci/bare`, which tries a machine that has none of what the marks in `machine.WHY_NOT` stand for."""
-MUST_RUN = ("isolation", *machine.WHY_NOT)
+MUST_RUN = tuple(machine.WHY_NOT)
 LACKS = pytest.StashKey[bool]()
 LOOPS = {
     "asyncio": ("asyncio", {"use_uvloop": False}),
@@ -97,8 +96,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
         if " at 0x" in item.nodeid:  # the processes of `-n` must find the same tests, and an address is one process's
             raise pytest.UsageError(f"an address in the name of a test; give its parameters other ids: {item.nodeid}")
     for item in items:
-        if item.get_closest_marker("isolation") and sys.platform != "linux":
-            item.add_marker(pytest.mark.skip(reason="the process backend needs Linux"))
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(600))
     if is_quick(config):
@@ -123,7 +120,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what this machine cannot run, before any fixture is made."""
     for mark, why_not in machine.WHY_NOT.items():
         if item.get_closest_marker(mark) and (reason := why_not()):
-            item.stash[LACKS] = True
+            item.stash[LACKS] = mark != "isolation"  # `.ci/bare` has what isolation needs
             pytest.skip(reason)
 
 
@@ -136,7 +133,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             _proved[each].add(item.nodeid)
     elif report.failed:
         _failed.update(ids)
-    may_skip = IS_BARE and LACKS in item.stash
+    may_skip = IS_BARE and item.stash.get(LACKS, False)
     if report.skipped and IN_CI and not may_skip and any(item.get_closest_marker(name) for name in MUST_RUN):
         report.outcome = "failed"
         report.longrepr = f"skipped in CI: {report.longrepr}"

@@ -10,6 +10,7 @@ import hashlib
 import os
 import platform
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -82,7 +83,20 @@ def _no_packages() -> str:
     return "" if node() else "there is no Node on the PATH"
 
 
+@cache
+def _no_isolation() -> str:
+    if sys.platform != "linux":
+        return "the process backend needs Linux"
+    from toolcell.config import PROFILES
+    from toolcell.sandbox.process import probe_all
+
+    required = PROFILES["full"]
+    lacks = [f"{probe.name} ({probe.detail})" for probe in probe_all() if probe.name in required and not probe.live]
+    return f"the profile full does not run here, as in a plain container; missing: {', '.join(lacks)}" if lacks else ""
+
+
 WHY_NOT: Final[dict[str, Callable[[], str]]] = {
+    "isolation": _no_isolation,
     "docker": _no_engine,
     "browser": _no_browser,
     "postgres": _no_postgres,
