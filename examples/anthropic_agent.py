@@ -1,6 +1,6 @@
 """Shows an agent of Anthropic's SDK that writes code. It reads ANTHROPIC_API_KEY and ANTHROPIC_BASE_URL.
 
-Needs `pip install 'toolcell[anthropic]'`.
+Needs `pip install '.[anthropic]'`.
 """
 
 import os

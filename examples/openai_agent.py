@@ -1,6 +1,6 @@
 """Shows an agent of OpenAI's SDK that writes code. It reads OPENAI_API_KEY and OPENAI_BASE_URL.
 
-Needs `pip install 'toolcell[openai]'`.
+Needs `pip install '.[openai]'`.
 """
 
 import os

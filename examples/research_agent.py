@@ -1,7 +1,7 @@
 """Shows an agent with seven built-in packages: it searches the web, computes, keeps files, remembers and plans ahead.
 
 It runs offline: the web is two pages in this file, and the model's answers are scripted. Needs
-`pip install 'toolcell[builtin,data]'`.
+`pip install '.[builtin,data]'`.
 """
 
 import tempfile

@@ -1,6 +1,6 @@
 """The service in a program of yours: `create_app` is an ASGI application, asked here by a client in this process.
 
-Needs `pip install 'toolcell[service]'`.
+Needs `pip install '.[service]'`.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Shows a service with sandboxes, and a client that keeps its tools: scripts run there, and their calls are made here.
 
 The service stands in for one that `toolcell serve` runs on another machine. Needs
-`pip install 'toolcell[service]'`.
+`pip install '.[service]'`.
 """
 
 import asyncio

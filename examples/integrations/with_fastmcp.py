@@ -1,6 +1,6 @@
 """FastMCP's CodeMode in toolcell's sandboxes. The client stands for a model: it searches, then runs one script.
 
-pip install 'toolcell[fastmcp]'
+pip install '.[fastmcp]'
 """
 
 import asyncio

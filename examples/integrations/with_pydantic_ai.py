@@ -1,6 +1,6 @@
 """A pydantic-ai agent in code mode: its model writes one script that calls both tools, and one call needs approval.
 
-The model here is a function, so no key is needed. pip install 'toolcell[pydantic-ai]'
+The model here is a function, so no key is needed. pip install '.[pydantic-ai]'
 """
 
 import asyncio

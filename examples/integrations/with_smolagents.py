@@ -1,6 +1,6 @@
 """A smolagents CodeAgent whose code runs in toolcell's sandboxes. The model here is a script: no key is needed.
 
-pip install 'toolcell[smolagents]'
+pip install '.[smolagents]'
 """
 
 from smolagents import ChatMessage, CodeAgent, Model, tool
