@@ -10,6 +10,7 @@ import base64
 import builtins
 import contextlib
 import getpass
+import html
 import json
 import os
 import shlex
@@ -54,6 +55,9 @@ IDLE_THREADS_S: Final = 0.1
 """For threads without work to end before they would be said to have run on."""
 
 END_OF_INPUT: Final = "\x04"
+
+MARKDOWN: Final = "text/markdown"
+"""Shown as HTML, of which the host knows what is harmless."""
 
 NO_COMMS: Final = (
     "widgets need a comm, which is code in the browser that this kernel does not talk to; print(), display() with "
@@ -332,6 +336,8 @@ class ZMQInteractiveShell(InteractiveShell):
     def send_shown(self, kind: str, data: Mapping[str, Any], metadata: Mapping[str, Any], **more: Any) -> None:
         """Send a value in all its forms; of what is too large, only its text."""
         forms = {mime: _plain(form) for mime, form in data.items()}
+        if isinstance(text := forms.pop(MARKDOWN, None), str):
+            forms.setdefault("text/html", rendered_markdown(text))
         try:
             self.send(kind, data=forms, metadata=_plain(metadata), **_plain(more))
         except (ValueTooLarge, UnsendableValue) as exc:
@@ -478,6 +484,19 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     return json.loads(json.dumps(value, default=str))
+
+
+def rendered_markdown(markdown: str) -> str:
+    """Return Markdown as HTML, with its formulas as they are."""
+    from markdown_it import MarkdownIt
+    from mdit_py_plugins.dollarmath import dollarmath_plugin
+
+    def formula(text: str, options: dict[str, Any]) -> str:
+        sign = "$$" if options["display_mode"] else "$"
+        return html.escape(f"{sign}{text}{sign}")
+
+    parser = MarkdownIt("commonmark").enable(["table", "strikethrough"]).use(dollarmath_plugin, renderer=formula)
+    return str(parser.render(markdown))
 
 
 def _text(value: object) -> str:

@@ -104,13 +104,9 @@ class _Encoded:
 
     def _repr_html_(self) -> str:
         """What a notebook shows. All of it is escaped."""
-        import html  # only notebooks need it
-
         title, labels, rows = self.shown()
         body = "".join(_html_row("td", row) for row in rows)
-        return (
-            f"<table><thead>{_html_row('th', labels)}</thead><tbody>{body}</tbody></table><p>{html.escape(title)}</p>"
-        )
+        return f"<table><thead>{_html_row('th', labels)}</thead><tbody>{body}</tbody></table><p>{_html_of(title)}</p>"
 
     def shown(self) -> tuple[str, list[str], list[list[str]]]:
         """Return a title, the labels of the columns and the cells of the first and last rows."""
@@ -548,6 +544,11 @@ def _aligned(labels: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def _html_row(tag: str, cells: list[str]) -> str:
-    import html
+    return f"<tr>{''.join(f'<{tag}>{_html_of(cell)}</{tag}>' for cell in cells)}</tr>" if cells else ""
 
-    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>" if cells else ""
+
+def _html_of(text: str) -> str:
+    """Escape a text. In code, a notebook typesets no formula, which could be a link."""
+    import html  # only notebooks need it
+
+    return f"<code>{html.escape(text)}</code>" if "\\" in text else html.escape(text)

@@ -18,7 +18,7 @@ import anyio.to_thread
 from toolcell.config import Limits
 from toolcell.errors import ToolcellError
 from toolcell.kernel.folder import FolderCopy, NotebookFolder
-from toolcell.kernel.mime_bundles import safe_bundle, safe_metadata
+from toolcell.kernel.mime_bundles import safe_bundle, safe_lines, safe_metadata
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
@@ -150,7 +150,7 @@ class Cells:
         registry = ToolRegistry() if registry is None else registry
         registry.add_hook(approval_hook(self._approve))
         registry.tool(name=NOTEBOOK_INPUT, description=ABOUT_INPUT, listed=False)(self._answer_input)
-        packages = (*self._options.get("packages", ()), "ipython")
+        packages = (*self._options.get("packages", ()), "ipython", "markdown-it-py", "mdit-py-plugins")
         preload = (NOTEBOOK_SHELL, *self._options.get("preload", ()))
         return self._options | {
             "registry": registry,
@@ -235,11 +235,11 @@ class Cells:
         types = _list(_mapping(found.get("metadata")).get(TYPES))[:MOST_COMPLETIONS]
         kinds = [
             {name: _number(kind.get(name), at) for name in ("start", "end")}
-            | {name: str(kind.get(name, ""))[:MOST_CHARACTERS] for name in ("text", "type")}
+            | {name: _short(kind.get(name, "")) for name in ("text", "type")}
             for kind in map(_mapping, types)
         ]
         return {
-            "matches": [str(each)[:MOST_CHARACTERS] for each in _list(found.get("matches"))[:MOST_COMPLETIONS]],
+            "matches": [_short(each) for each in _list(found.get("matches"))[:MOST_COMPLETIONS]],
             "cursor_start": start,
             "cursor_end": end,
             "metadata": {TYPES: kinds},
@@ -423,7 +423,8 @@ class _Showing:
 
 
 def _error(name: object, said: object, traceback: object) -> dict[str, Any]:
-    return {"ename": str(name), "evalue": str(said), "traceback": [str(line) for line in _list(traceback)]}
+    lines = safe_lines("\n".join(map(str, _list(traceback))))
+    return {"ename": safe_lines(str(name)), "evalue": safe_lines(str(said)), "traceback": lines.split("\n")}
 
 
 def _order(given: dict[str, Any]) -> dict[str, Any] | None:
@@ -445,6 +446,10 @@ def _value(given: dict[str, Any]) -> dict[str, Any]:
         data, metadata = safe_bundle(_mapping(given.get("data"))), safe_metadata(given.get("metadata"))
         return {"status": "ok", "data": data, "metadata": metadata}
     return {"status": "error", **_error(given.get("ename"), given.get("evalue"), given.get("traceback"))}
+
+
+def _short(text: object) -> str:
+    return safe_lines(str(text)[:MOST_CHARACTERS])
 
 
 def _list(value: object) -> list[Any]:

@@ -1,6 +1,7 @@
 """Show a result as HTML, for notebooks: no style sheet, no script, no request to anywhere.
 
 Everything in a result is hostile text. The template escapes it, and what a browser hides or reorders is spelled out.
+What has a backslash is code: a notebook typesets formulas elsewhere, and those have commands for links and styles.
 What a file is, its content says, and not the script that made it. HTML and everything unknown is only saved: a browser
 never renders it.
 """
@@ -40,29 +41,31 @@ SIGNATURES: Final = (
 """Two places and the bytes that stand there, and the media type."""
 
 _TEMPLATE: Final = """\
+{% macro shown(text) %}{% if "\\\\" in text | string %}<code>{{ text }}</code>{% else %}{{ text }}{% endif %}\
+{% endmacro %}\
 <div>
 <p><strong>{{ result.outcome }}</strong>
  in {{ "%.3g" % result.usage.wall_s }} s, {{ result.calls | length }} tool calls, <code>{{ result.run_id }}</code></p>
-{% if table %}<table><thead><tr>{% for name in table[0] %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
-{% for row in table[1] %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% if table %}<table><thead><tr>{% for name in table[0] %}<th>{{ shown(name) }}</th>{% endfor %}</tr></thead><tbody>
+{% for row in table[1] %}<tr>{% for cell in row %}<td>{{ shown(cell) }}</td>{% endfor %}</tr>
 {% endfor %}</tbody></table>
-{% if below %}<p>{{ below }}</p>
+{% if below %}<p>{{ shown(below) }}</p>
 {% endif %}{% elif result.has_value %}<pre>{{ value }}</pre>
 {% endif %}{% if logs %}<details open><summary>output</summary><pre>{{ logs }}</pre></details>
 {% endif %}{% if error %}<pre style="border-left: 3px solid #c62828; padding-left: 8px">{{ error }}</pre>
-{% endif %}{% for each in result.warnings %}<p>warning: {{ each }}</p>
+{% endif %}{% for each in result.warnings %}<p>warning: {{ shown(each) }}</p>
 {% endfor %}{% if result.calls %}<details><summary>tool calls</summary><table>
 <thead><tr><th>tool</th><th>line</th><th>status</th><th>ms</th><th>arguments</th></tr></thead><tbody>
-{% for call in calls %}<tr><td>{{ call[0] }}</td><td>{{ call[1] }}</td><td>{{ call[2] }}</td><td>{{ call[3] }}</td>\
-<td><code>{{ call[4] }}</code></td></tr>
+{% for call in calls %}<tr><td>{{ shown(call[0]) }}</td><td>{{ call[1] }}</td><td>{{ call[2] }}</td>\
+<td>{{ call[3] }}</td><td><code>{{ call[4] }}</code></td></tr>
 {% endfor %}</tbody></table></details>
 {% endif %}{% for file in files %}<figure>{% if file.kind == "image" %}\
 <img alt="{{ file.name }}" src="{{ file.url }}" style="max-width: 100%">\
 {% elif file.kind == "audio" %}<audio controls src="{{ file.url }}"></audio>\
 {% elif file.kind == "video" %}<video controls src="{{ file.url }}" style="max-width: 100%"></video>\
 {% elif file.text %}<pre>{{ file.text }}</pre>{% endif %}\
-<figcaption>{% if file.saved %}<a download="{{ file.name }}" href="{{ file.saved }}">{{ file.name }}</a>\
-{% else %}{{ file.name }}{% endif %} ({{ file.about }})</figcaption></figure>
+<figcaption>{% if file.saved %}<a download="{{ file.name }}" href="{{ file.saved }}">{{ shown(file.name) }}</a>\
+{% else %}{{ shown(file.name) }}{% endif %} ({{ shown(file.about) }})</figcaption></figure>
 {% endfor %}</div>
 """
 
@@ -91,9 +94,14 @@ def result_html(result: Any) -> str:
 @functools.cache
 def _template() -> Template:
     from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
 
     # `finalize` sees every value before it is escaped, whatever the template forgets.
-    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=lambda value: clean(str(value)))
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: value if isinstance(value, Markup) else clean(str(value)),
+    )
     return environment.from_string(_TEMPLATE)
 
 
