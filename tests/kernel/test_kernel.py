@@ -303,6 +303,39 @@ class TestEnds:
         assert "time.sleep(0.01)" in shown.traceback and "interrupts.py" not in shown.traceback
         assert plain.run("begun").data == {"text/plain": "True"}
 
+    MAIL = (
+        "import asyncio\ngate, log = asyncio.Event(), []\n"
+        "async def send():\n"
+        "    try:\n"
+        "        print('go')\n"
+        "        await gate.wait()\n"
+        "        log.append('sent')\n"
+        "    finally:\n"
+        "        await asyncio.sleep(0)\n"
+        "        log.append('cleaned up')\n"
+    )
+
+    @pytest.mark.parametrize("how", ["await send()", "await asyncio.gather(send(), send())", "async with asyncio.TaskGroup() as group: group.create_task(send())"])  # fmt: skip
+    def test_a_cell_that_is_interrupted_while_it_awaits_is_cancelled_and_cleans_up(
+        self, plain: Notebook, how: str
+    ) -> None:
+        ident = plain.begin(self.MAIL + how)
+        plain.manager.interrupt_kernel()
+
+        shown = plain.outcome_of(ident)
+        assert shown.reply["ename"] == "KeyboardInterrupt" and "Cell In[" in shown.traceback
+        assert plain.run("gate.set()\nfor _ in range(9): await asyncio.sleep(0)\nset(log)").data == {
+            "text/plain": "{'cleaned up'}"
+        }
+
+    def test_a_cell_that_refuses_to_be_cancelled_does_not_go_on_in_the_next_one(self, plain: Notebook) -> None:
+        refusing = "while not gate:\n    try: print('go'); await asyncio.sleep(60)\n    except asyncio.CancelledError: pass\nlog.append('sent')"
+        ident = plain.begin(f"import asyncio\ngate, log = [], []\n{refusing}")
+        plain.manager.interrupt_kernel()
+
+        assert plain.outcome_of(ident).reply["ename"] == "KeyboardInterrupt"
+        assert plain.run("gate.append(1)\nfor _ in range(9): await asyncio.sleep(0)\nlog").data == {"text/plain": "[]"}
+
     def test_a_signal_while_nothing_runs_does_nothing(self, plain: Notebook) -> None:
         os.kill(plain.manager.provisioner.pid, signal.SIGINT)
         plain.client.kernel_info(reply=True, timeout=60)  # by then the signal has arrived

@@ -6,6 +6,7 @@ notebook is a call of a tool.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import builtins
 import contextlib
@@ -53,6 +54,10 @@ MOST_COMPLETIONS: Final = 500
 
 IDLE_THREADS_S: Final = 0.1
 """For threads without work to end before they would be said to have run on."""
+
+CLEAN_UP_S: Final = 2.0
+MOST_CANCELS: Final = 3
+"""For a cell that was interrupted while it waits. Together less than the time that the host gives it."""
 
 END_OF_INPUT: Final = "\x04"
 
@@ -147,7 +152,7 @@ class ShellRequests:
     @staticmethod
     def _execute(shell: ZMQInteractiveShell, source: str, asked: dict[str, Any]) -> None:
         shell.execution_count, shell.may_ask, shell.cut_short = asked["count"], asked["may_ask"], None
-        shell.value_error = None
+        shell.value_error = shell.cancelled = None
         for cells in (shell.history_manager.input_hist_parsed, shell.history_manager.input_hist_raw):
             cells += [""] * (asked["count"] - len(cells))  # those of a sandbox that was lost
         shell.payload_manager.clear_payload()
@@ -221,13 +226,41 @@ class AsyncioRunner:
         if loop.is_running():  # and a cell in a cell is refused
             return loop.run_until_complete(cell)
         loop.set_default_executor(pool)
+        task = loop.create_task(cell)
         try:
-            return loop.run_until_complete(cell)
+            return loop.run_until_complete(task)
+        except KeyboardInterrupt:
+            if task.done():
+                raise
+            return self._cancelled(loop, task)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             until = time.monotonic() + IDLE_THREADS_S
             for thread in pool._threads:
                 thread.join(max(0.0, until - time.monotonic()))
+
+    @staticmethod
+    def _cancelled(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> Any:
+        """Cancel a cell that was interrupted while it waited, and let it clean up. It may end well all the same.
+
+        Raises:
+            KeyboardInterrupt: it does not end.
+        """
+        shell = ZMQInteractiveShell.instance()
+        shell.interrupts.is_allowed = False  # the host repeats its signal
+        shell.cancelled = KeyboardInterrupt()
+        for _ in range(MOST_CANCELS):
+            task.cancel()
+            loop.run_until_complete(asyncio.wait([task], timeout=CLEAN_UP_S))
+            if task.done():
+                break
+        else:
+            loop.close()  # so that it does not go on inside the next cell
+            raise KeyboardInterrupt
+        result = task.result()
+        if isinstance(result.error_in_exec, asyncio.CancelledError):
+            result.error_in_exec = shell.cancelled
+        return result
 
     def __str__(self) -> str:
         """Return what %autoawait calls it."""
@@ -306,6 +339,8 @@ class ZMQInteractiveShell(InteractiveShell):
     may_ask = False
     cut_short: tuple[Any, Any, Any] | None = None
     """The KeyboardInterrupt that has ended the last cell, until it is shown."""
+    cancelled: KeyboardInterrupt | None = None
+    """The interrupt for which the cell was cancelled."""
     is_showing_value = False
     value_error: BaseException | None = None
     """What the value of the cell raised when it was to be shown."""
@@ -358,6 +393,8 @@ class ZMQInteractiveShell(InteractiveShell):
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
         """Show an exception. An interrupted script has to end at once to keep its names, so its own is shown later."""
         kind, error, _ = found = exc_tuple or sys.exc_info()
+        if isinstance(error, asyncio.CancelledError) and self.cancelled is not None:
+            kind, error, _ = found = KeyboardInterrupt, self.cancelled.with_traceback(found[2]), found[2]
         if self.is_showing_value:
             self.value_error = error
         if exc_tuple is None and kind is KeyboardInterrupt:
