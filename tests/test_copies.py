@@ -10,8 +10,6 @@ from toolcell import RunContext
 from toolcell.results import ErrorInfo
 from toolcell.support.copies import changed
 
-pytestmark = pytest.mark.quick
-
 
 def test_a_copy_has_the_new_values_and_all_others() -> None:
     before = RunContext(user_id="u", thread_id="2")

@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.quick
-
 SHORT = """
 import resource, threading
 from pathlib import Path

@@ -20,6 +20,7 @@ import pytest
 import typer
 
 import toolcell
+from rows import each_row
 from test_house import LAYERS
 from toolcell import Outcome, Runtime, ToolRegistry, compat
 from toolcell.cli import COMMANDS, build
@@ -64,7 +65,7 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each_row("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Path) -> None:
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         if "://" in link:
@@ -76,7 +77,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
             assert fragment in map(anchor, HEADING.findall(target.read_text(encoding="utf-8"))), link
 
 
-@pytest.mark.parametrize("path", [*PAGES, *sorted((ROOT / "examples").rglob("*.py"))], ids=lambda path: path.name)
+@each_row("path", [*PAGES, *sorted((ROOT / "examples").rglob("*.py"))], ids=lambda path: path.name)
 def test_what_a_package_offers_is_imported_from_the_package(path: Path) -> None:
     for module, names in IMPORTED.findall(path.read_text(encoding="utf-8")):
         package = module.rpartition(".")[0]
@@ -202,7 +203,7 @@ def test_the_page_of_the_command_line_lists_every_command() -> None:
     assert set(re.findall(r"^    toolcell (\w+)", page, re.MULTILINE)) == set(COMMANDS)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each_row("page", PAGES, ids=lambda page: page.name)
 def test_every_line_for_a_shell_names_a_command_and_flags_that_exist(page: Path) -> None:
     for name, rest in SHELL_LINE.findall(page.read_text(encoding="utf-8")):
         assert name in COMMANDS, name
@@ -225,7 +226,7 @@ FACES = (
 """Packages whose names are for programs alone. Those of the core also have what the outer rooms use."""
 
 
-@pytest.mark.parametrize("face", FACES)
+@each_row("face", FACES)
 def test_every_public_name_is_in_a_page(face: str) -> None:
     pages = [page for page in PAGES if page != OLD_NAMES]
     words = set(re.findall(r"\w+", "\n".join(page.read_text(encoding="utf-8") for page in pages)))
@@ -248,7 +249,7 @@ def find_name(dotted: str) -> object:
         return getattr(find_name(parent), name)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != OLD_NAMES], ids=lambda page: page.name)
+@each_row("page", [page for page in PAGES if page != OLD_NAMES], ids=lambda page: page.name)
 def test_every_name_that_a_page_imports_or_spells_out_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for dotted in re.findall(r"`(toolcell(?:_bridge)?(?:\.\w+)+)", text):
@@ -293,7 +294,7 @@ TEST_NAME = re.compile(r"`test_\w+\.py::test_\w+`")
 """The name of a test in tests/PROMISES.md."""
 
 
-@pytest.mark.parametrize("page", ["tests/PROMISES.md", "tests/ROBUSTNESS.md"])
+@each_row("page", ["tests/PROMISES.md", "tests/ROBUSTNESS.md"])
 def test_every_test_that_a_page_names_exists(page: str) -> None:
     named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", (ROOT / page).read_text(encoding="utf-8"))
     texts = defaultdict(str)  # files of two folders may have one name
@@ -338,12 +339,12 @@ def section(title: str) -> str:
     return ARCHITECTURE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMED_FILE.findall(ARCHITECTURE))))
+@each_row("name", sorted(set(NAMED_FILE.findall(ARCHITECTURE))))
 def test_every_file_that_the_architecture_page_names_exists(name: str) -> None:
     assert (FOLDERS.get(name.split("/")[0], ROOT) / name).exists()
 
 
-@pytest.mark.parametrize(("name", "path"), re.findall(r"`(\w+(?:\.\w+)?)` in `([\w/]+\.py)`", ARCHITECTURE))
+@each_row(("name", "path"), re.findall(r"`(\w+(?:\.\w+)?)` in `([\w/]+\.py)`", ARCHITECTURE))
 def test_what_the_architecture_page_finds_in_a_file_is_defined_there(name: str, path: str) -> None:
     text = (FOLDERS[path.split("/")[0]] / path).read_text(encoding="utf-8")
     for part in name.split("."):

@@ -21,6 +21,27 @@ ARGUMENTS = {"own_backend.py": [] if os.environ.get("CI") == "true" else ["value
 """The whole contract takes half a minute; CI checks all of it."""
 
 
+SLOW = [
+    "agent_loop",
+    "approve_in_terminal",
+    "approve_over_http",
+    "frames",
+    "map_inputs",
+    "own_backend",
+    "pandas_chart",
+    "plan_versus_code",
+    "repair_loop",
+    "research_agent",
+    "serve_in_a_program",
+    "tools_here_sandboxes_there",
+]
+
+
+def each_example() -> list[object]:
+    found = sorted((ROOT / "examples").glob("*.py"))
+    return [pytest.param(path, id=path.name, marks=[pytest.mark.slow] * (path.stem in SLOW)) for path in found]
+
+
 def modules_of(path: Path) -> set[str]:
     """Return the modules that an example imports: those of the standard library and of a plain install are left out."""
     named = [each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.Import | ast.ImportFrom)]
@@ -45,12 +66,14 @@ def test_an_example_that_needs_more_than_a_plain_install_says_what_to_install() 
 
 
 @pytest.mark.quick(every_row=True)
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", each_example())
 @pytest.mark.isolation
 def test_every_example_runs(path: Path) -> None:
     if "bwrap" in path.read_text() and shutil.which("bwrap") is None:
         pytest.skip("bubblewrap, which this example wraps, is not installed: apt-get install bubblewrap")
+    for name in modules_of(path):
+        pytest.importorskip(name)
     command = [sys.executable, str(path), *ARGUMENTS.get(path.name, [])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout

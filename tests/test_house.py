@@ -15,6 +15,7 @@ import pytest
 
 import toolcell
 from house import ROOT, SOURCES, House, Module
+from rows import each_row
 
 pytestmark = pytest.mark.quick
 
@@ -86,6 +87,7 @@ def wrong_imports(module: Module) -> list[str]:
     return [f"{module.name} imports {name}" for name, other in levels.items() if other is not None and other > own]
 
 
+@pytest.mark.slow
 def test_imports_go_one_way() -> None:
     assert not [problem for module in HOUSE.modules.values() for problem in wrong_imports(module)]
 
@@ -151,7 +153,7 @@ def test_a_name_behind_a_face_is_found_wherever_the_import_stands(tmp_path: Path
     ]
 
 
-@pytest.mark.parametrize("name", FACES)
+@each_row("name", FACES)
 def test_a_face_offers_what_its_module_defines(name: str) -> None:
     face = importlib.import_module(name)
     offered = getattr(face, "__all__", [])
@@ -169,6 +171,7 @@ def test_a_face_offers_what_its_module_defines(name: str) -> None:
             assert getattr(face, each) is getattr(importlib.import_module(home), each)
 
 
+@pytest.mark.slow
 def test_a_class_name_stands_for_one_thing() -> None:
     twice = {name: places for name, places in HOUSE.public_classes().items() if len(places) > 1}
     assert twice == ONE_NAME_FOR_TWO_CLASSES
@@ -191,7 +194,7 @@ def test_a_cycle_is_found_wherever_the_import_stands(tmp_path: Path) -> None:
     assert house.public_classes() == {"Inner": {"pkg.other", "pkg.part.inner"}, "Outer": {"pkg.outer"}}
 
 
-@pytest.mark.parametrize("name", INDEPENDENT)
+@each_row("name", INDEPENDENT)
 def test_a_run_knows_neither_registry_nor_audit_nor_any_one_backend(name: str) -> None:
     strange = ("toolcell.tools", "toolcell.audit", "toolcell.sandbox.process", "toolcell.sandbox.docker")
 
@@ -226,6 +229,7 @@ def test_a_runtime_loads_sessions_commits_and_quotas_when_they_are_used_first() 
     assert fresh(code) == "[]"
 
 
+@pytest.mark.slow
 def test_a_runtime_with_plain_tools_loads_few_packages_of_others() -> None:
     code = """
 import sys
@@ -253,7 +257,7 @@ def test_every_public_name_can_be_had() -> None:
         _ = toolcell.nothing_like_it
 
 
-@pytest.mark.parametrize("platform", ["darwin", "win32"])
+@each_row("platform", ["darwin", "win32"])
 def test_the_package_imports_elsewhere_and_says_what_to_use_there(platform: str) -> None:
     code = f"""
 import sys

@@ -6,10 +6,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.quick
-
 HERE = Path(__file__).parent
 PROMISES = (HERE / "PROMISES.md").read_text(encoding="utf-8")
 SECURITY = (HERE.parent / "SECURITY.md").read_text(encoding="utf-8")

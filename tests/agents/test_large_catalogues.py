@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell.agents import Agent, ToolLoopConfig, run_tool_loop
 from toolcell.agents.providers.provider import user
 from toolcell.agents.providers.scripted import ScriptedModel, calls
@@ -27,7 +28,7 @@ def shown(model: ScriptedModel, turn: int) -> list[str]:
     return [each.name for each in model.requests[turn].tools]
 
 
-@pytest.mark.parametrize(("count", "listed"), [(1, 1), (30, 30), (500, 1), (2_000, 1)])
+@each_row(("count", "listed"), [(1, 1), (30, 30), (500, 1), (2_000, 1)])
 async def test_a_model_is_shown_all_tools_or_the_search(count: int, listed: int) -> None:
     agent = Agent(ScriptedModel(["done"]), tools=catalogue(count))
 
@@ -77,7 +78,7 @@ async def test_a_tool_that_is_not_shown_is_called_by_name_by_a_plan_and_by_code(
     assert "a script of execute_code at once" in told["search_tools"]
 
 
-@pytest.mark.parametrize(("shown_chars", "all_shown"), [(0, False), (1_000, False), (10**9, True)])
+@each_row(("shown_chars", "all_shown"), [(0, False), (1_000, False), (10**9, True)])
 async def test_the_budget_is_a_parameter_of_agents_and_loops(shown_chars: int, all_shown: bool) -> None:
     registry = catalogue(20)
     registry.enable_tool_search()

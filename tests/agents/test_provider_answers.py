@@ -10,6 +10,7 @@ import pytest
 
 from agents.api_server import Reply, chunk, completion, message, ok, serving, streamed_message, text, tool_use
 from agents.test_providers import provider, sleep
+from rows import each_row
 from toolcell import UsageError
 from toolcell.agents import Agent, RetryPolicy, ToolLoopConfig, run_tool_loop, user
 from toolcell.agents.providers.anthropic import to_anthropic
@@ -103,7 +104,7 @@ def test_the_server_says_how_long_to_wait_in_any_of_the_forms() -> None:
 
 
 @KINDS
-@pytest.mark.parametrize("status", [401, 403, 404])
+@each_row("status", [401, 403, 404])
 async def test_a_wrong_key_model_or_address_is_raised(kind: str, status: int) -> None:
     error = {"type": "error", "error": {"type": "error", "message": "no such thing"}}
 
@@ -112,7 +113,7 @@ async def test_a_wrong_key_model_or_address_is_raised(kind: str, status: int) ->
 
 
 @KINDS
-@pytest.mark.parametrize("streaming", [False, True])
+@each_row("streaming", [False, True])
 async def test_a_refusal_is_heard_and_ends_the_run_as_one(kind: str, streaming: bool) -> None:
     heard: list[str] = []
     if kind == "openai":
@@ -129,7 +130,7 @@ async def test_a_refusal_is_heard_and_ends_the_run_as_one(kind: str, streaming: 
     assert heard == (["I can't."] if streaming else [])
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@each_row("streaming", [False, True])
 async def test_a_paused_turn_goes_on_with_everything_it_had(streaming: bool) -> None:
     search = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "x"}}
     found = {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []}
@@ -164,7 +165,7 @@ def test_thoughts_texts_and_calls_go_back_in_their_order() -> None:
     assert sent[0]["content"] == [*blocks, text("I'll look."), tool_use("c", "f")]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "said"),
     [
         ({"temperature": 0.1}, "Agent has no setting 'temperature'; options of the model go into llm_options"),

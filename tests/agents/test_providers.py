@@ -19,6 +19,7 @@ from agents.api_server import (
     text,
     tool_use,
 )
+from rows import each_row
 from toolcell import UsageError
 from toolcell.agents import RetryPolicy, ToolLoopConfig, run_tool_loop, system, user
 from toolcell.agents.providers.anthropic import AnthropicProvider, to_anthropic
@@ -175,7 +176,7 @@ async def test_anthropic_streams_text_thoughts_and_calls_in_pieces() -> None:
 
 
 @pytest.mark.conforms("C20")
-@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+@each_row("kind", ["openai", "anthropic"])
 async def test_a_call_that_was_cut_off_by_the_token_limit_is_not_run(kind: str) -> None:
     if kind == "openai":
         cut: Any = completion(None, ("c1", "read_file", '{"path": "/etc/pas'), finish="length")
@@ -207,8 +208,8 @@ async def test_a_server_that_cannot_be_reached_is_named_without_its_password(
 
 
 @pytest.mark.conforms("O-b4")
-@pytest.mark.parametrize("kind", ["openai", "anthropic"])
-@pytest.mark.parametrize("streaming", [False, True])
+@each_row("kind", ["openai", "anthropic"])
+@each_row("streaming", [False, True])
 async def test_a_request_is_sent_again_to_a_busy_server_and_not_to_one_that_refuses_it(
     kind: str, streaming: bool
 ) -> None:
@@ -233,7 +234,7 @@ async def test_a_request_is_sent_again_to_a_busy_server_and_not_to_one_that_refu
 
 
 @pytest.mark.conforms("O-b4")
-@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+@each_row("kind", ["openai", "anthropic"])
 async def test_a_broken_stream_is_not_requested_again_once_its_text_was_shown(kind: str) -> None:
     shown: list[str] = []
     broken: Any = [chunk({"content": "half"})]
@@ -246,7 +247,7 @@ async def test_a_broken_stream_is_not_requested_again_once_its_text_was_shown(ki
 
 
 @pytest.mark.conforms("B5")
-@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+@each_row("kind", ["openai", "anthropic"])
 async def test_images_from_tools_reach_a_model_that_supports_images(kind: str) -> None:
     if kind == "openai":
         replies = [ok(completion(None, ("c1", "draw", "{}"), ("c2", "draw", "{}"))), ok(completion("nice"))]
@@ -266,7 +267,7 @@ async def test_images_from_tools_reach_a_model_that_supports_images(kind: str) -
         assert block["content"][1]["source"] == {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
 
 
-@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+@each_row("kind", ["openai", "anthropic"])
 async def test_options_that_an_sdk_does_not_know_are_sent_in_the_body(kind: str) -> None:
     reply = completion("hi") if kind == "openai" else message(text("hi"))
 

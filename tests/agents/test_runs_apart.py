@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
+from rows import each_row
 from toolcell.agents import Agent, Network, run_tool_loop, user
 from toolcell.agents.loop import ToolLoopConfig
 from toolcell.agents.providers.scripted import ScriptedModel, calls
@@ -77,7 +78,7 @@ async def test_what_changes_in_the_given_registry_changes_for_the_agents_next_ru
 # A budget
 
 
-@pytest.mark.parametrize("where", ["config", "context"])
+@each_row("where", ["config", "context"])
 async def test_each_run_has_the_whole_budget(where: str) -> None:
     budget = Budget(tool_calls=1)
     model = ScriptedModel([calls(("look", {})), "done"] * 2)
@@ -122,7 +123,7 @@ async def by_a_loop(agent: Agent) -> None:
     await run_tool_loop(ToolLoopConfig(provider=model, tools=registry), [user("go")])
 
 
-@pytest.mark.parametrize("start", [by_run, by_run_task, as_a_tool, by_a_loop])
+@each_row("start", [by_run, by_run_task, as_a_tool, by_a_loop])
 async def test_a_circle_of_agents_is_found_however_the_outer_one_was_started(start: Callable[[Agent], Any]) -> None:
     first, second = circle()
     said: list[str] = []
@@ -188,7 +189,7 @@ async def times_out(callback: Any) -> ToolResult:
     raise AssertionError
 
 
-@pytest.mark.parametrize("execute", [answers_at_once, fails, times_out])
+@each_row("execute", [answers_at_once, fails, times_out])
 async def test_a_tool_that_has_answered_or_failed_leaves_no_job(execute: Any) -> None:
     registry = with_callback(execute, timeout_s=0.05)
     model = ScriptedModel([calls(("start", {})), "done"])
@@ -227,7 +228,7 @@ async def test_work_that_lets_out_a_cancellation_has_an_end() -> None:
             assert (pending.status, (await jobs.await_("job_1")).is_error) == (Status.PENDING, True)
 
 
-@pytest.mark.parametrize("how", ["job", "callback"])
+@each_row("how", ["job", "callback"])
 async def test_the_result_of_background_work_loses_the_runs_secrets(how: str) -> None:
     async def work() -> ToolResult:
         return ToolResult.ok("key hunter2secret")

@@ -9,6 +9,7 @@ import pytest
 
 from agents.api_server import Reply, call_piece, chunk, completion, message, ok, serving, tool_use
 from agents.test_providers import provider, sleep
+from rows import each_row
 from toolcell import ToolRegistry
 from toolcell.agents import Agent, RetryPolicy, ToolLoopConfig, run_tool_loop, user
 from toolcell.agents.loop_result import ToolLoopResult
@@ -160,8 +161,8 @@ STREAMS: dict[str, tuple[list[dict[str, Any]], list[tuple[str, Any]]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", STREAMS)
-@pytest.mark.parametrize("finish", ["tool_calls", "stop"])  # Gemini's end and Ollama end such a stream with "stop"
+@each_row("name", STREAMS)
+@each_row("finish", ["tool_calls", "stop"])  # Gemini's end and Ollama end such a stream with "stop"
 async def test_calls_of_a_stream_are_told_apart_however_a_server_marks_them(name: str, finish: str) -> None:
     pieces, expected = STREAMS[name]
     stream = [chunk({"content": None}), *[chunk(each) for each in pieces], chunk({}, finish=finish), "[DONE]"]
@@ -178,7 +179,7 @@ async def test_calls_of_a_stream_are_told_apart_however_a_server_marks_them(name
 SIGNED = {"google": {"thought_signature": "c2lnbmVk"}}
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@each_row("streaming", [False, True])
 async def test_what_gemini_signs_of_a_call_goes_back_with_it(streaming: bool) -> None:
     call = {
         "id": "c1",
@@ -209,14 +210,14 @@ ODD_CHUNKS = [
 ]
 
 
-@pytest.mark.parametrize("odd", ODD_CHUNKS)
+@each_row("odd", ODD_CHUNKS)
 async def test_a_chunk_without_choices_or_delta_is_passed_over(odd: dict[str, Any]) -> None:
     result, _, _ = await talk(ok([odd, chunk({"content": "do"}), odd, *DONE[1:]]), on_text=lambda text: None)
 
     assert (result.content, result.stop_reason, result.error) == ("do", "final", None)
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@each_row("streaming", [False, True])
 async def test_content_may_be_a_list_of_parts(streaming: bool) -> None:
     parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
     whole = completion(None)
@@ -230,7 +231,7 @@ async def test_content_may_be_a_list_of_parts(streaming: bool) -> None:
     assert "".join(heard) == ("one two" if streaming else "")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "odd", [{"name": None, "arguments": "{}"}, {"name": "ping", "arguments": None}, {"name": "", "arguments": ""}]
 )
 async def test_a_call_without_a_name_is_answered_and_the_run_goes_on(odd: dict[str, Any]) -> None:
@@ -244,8 +245,8 @@ async def test_a_call_without_a_name_is_answered_and_the_run_goes_on(odd: dict[s
     assert requests[1]["messages"][2]["role"] == "tool"
 
 
-@pytest.mark.parametrize("text", ['{"path":"a",}', '```json\n{"path": "a"}\n```', '{"path": "a\n"}'])
-@pytest.mark.parametrize("streaming", [False, True])
+@each_row("text", ['{"path":"a",}', '```json\n{"path": "a"}\n```', '{"path": "a\n"}'])
+@each_row("streaming", [False, True])
 async def test_arguments_that_were_mended_go_back_as_what_was_called(text: str, streaming: bool) -> None:
     first: Any = completion(None, ("c1", "read_file", text))
     if streaming:
@@ -260,8 +261,8 @@ async def test_arguments_that_were_mended_go_back_as_what_was_called(text: str, 
     assert json.loads(result.messages[1]["tool_calls"][0]["function"]["arguments"]) == {"path": path}
 
 
-@pytest.mark.parametrize("kind", ["openai", "anthropic"])
-@pytest.mark.parametrize("text", ['{"path": "a', "not json", "[1]", '"a"', "{'path': 'a'}"])
+@each_row("kind", ["openai", "anthropic"])
+@each_row("text", ['{"path": "a', "not json", "[1]", '"a"', "{'path': 'a'}"])
 async def test_a_refused_call_goes_back_as_an_object_that_quotes_it(kind: str, text: str) -> None:
     model = ScriptedModel([calls(("read_file", text)), "done"])
     result = await run_tool_loop(ToolLoopConfig(provider=model, tools=files([])), [user("go")])
@@ -299,7 +300,7 @@ def test_arguments_that_are_an_object_stay_the_text_that_they_were() -> None:
     assert ToolCall("c", "t", "").to_openai()["function"]["arguments"] == "{}"
 
 
-@pytest.mark.parametrize(("kind", "streaming"), [("openai", False), ("openai", True), ("anthropic", False)])
+@each_row(("kind", "streaming"), [("openai", False), ("openai", True), ("anthropic", False)])
 async def test_an_answer_that_was_cut_off_is_told_apart_from_a_whole_one(kind: str, streaming: bool) -> None:
     if kind == "anthropic":
         reply = ok(message({"type": "text", "text": "half of"}, stop="max_tokens"))
@@ -314,7 +315,7 @@ async def test_an_answer_that_was_cut_off_is_told_apart_from_a_whole_one(kind: s
     assert "cut off" in (result.error or "")
 
 
-@pytest.mark.parametrize("content", [None, "", " \n"])
+@each_row("content", [None, "", " \n"])
 async def test_an_empty_answer_is_not_a_final_one(content: str | None) -> None:
     result, _, _ = await talk(ok(completion(content)))
 
@@ -337,7 +338,7 @@ async def test_the_caller_of_a_sub_agent_reads_that_its_answer_was_cut_off_or_em
         assert result.messages[2]["content"].startswith(mark)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "retries"),
     [
         ({"error": {"message": "overloaded", "code": 503}}, True),
@@ -348,7 +349,7 @@ async def test_the_caller_of_a_sub_agent_reads_that_its_answer_was_cut_off_or_em
         (completion(None) | {"choices": [{"index": 0, "error": {"code": 502, "message": "upstream"}}]}, True),
     ],
 )
-@pytest.mark.parametrize("streaming", [False, True])
+@each_row("streaming", [False, True])
 async def test_an_error_with_status_200_is_that_error_with_its_retry(body: Any, retries: bool, streaming: bool) -> None:
     replies = [ok([body, "[DONE]"] if streaming else body), ok(DONE if streaming else completion("done"))]
 
@@ -361,7 +362,7 @@ async def test_an_error_with_status_200_is_that_error_with_its_retry(body: Any, 
         assert result.stop_reason == "provider_error"
 
 
-@pytest.mark.parametrize("body", [{"id": "c"}, {"choices": None}, {"choices": []}, [], "busy", 7, None])
+@each_row("body", [{"id": "c"}, {"choices": None}, {"choices": []}, [], "busy", 7, None])
 async def test_an_answer_that_is_not_a_completion_ends_the_run_with_words(body: Any) -> None:
     result, _, _ = await talk((200, {}, body))
 
@@ -370,7 +371,7 @@ async def test_an_answer_that_is_not_a_completion_ends_the_run_with_words(body: 
     assert "attribute" not in (result.error or "")
 
 
-@pytest.mark.parametrize("answer", [{"tool_calls": [3]}, {"tool_calls": [{"function": {"name": None}}]}, 7, None])
+@each_row("answer", [{"tool_calls": [3]}, {"tool_calls": [{"function": {"name": None}}]}, 7, None])
 async def test_what_a_provider_of_ones_own_returns_never_raises_out_of_an_agent(answer: Any) -> None:
     class Odd:
         async def chat(self, *_: Any) -> Any:

@@ -8,6 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from rows import each_row
 from toolcell import Runtime, UsageError
 from toolcell.agents import Agent, Network, ProviderError, RetryPolicy
 from toolcell.agents.providers.scripted import ScriptedModel, calls
@@ -67,7 +68,7 @@ async def test_one_agent_serves_several_calls_at_once_without_remembering_any() 
 
 
 @pytest.mark.conforms("N5")
-@pytest.mark.parametrize("why", ["provider", "cap", "budget"])
+@each_row("why", ["provider", "cap", "budget"])
 async def test_an_agent_without_an_answer_is_an_error_result(why: str) -> None:
     async def look() -> str:
         """Look at something again."""
@@ -310,7 +311,7 @@ async def test_a_refused_key_of_a_sub_agent_is_the_developers_error_through_ever
         await ToolRegistry([aide]).execute("aide", {"task": "go"})
 
 
-@pytest.mark.parametrize("status", [400, 500])
+@each_row("status", [400, 500])
 async def test_other_failures_of_a_sub_agents_provider_stay_its_result(status: int) -> None:
     aide = answering(ProviderError("not now", status=status), retry=ONCE).as_tool("aide", "Helps with everything.")
 

@@ -232,6 +232,7 @@ def test_a_used_token_stays_used_when_its_note_is_removed_from_the_journal_direc
         Turn(stores[1], messages, None).approvals(token, {})
 
 
+@pytest.mark.slow
 @pytest.mark.isolation
 async def test_what_a_script_that_waits_has_read_counts_for_the_calls_that_wait_beside_it() -> None:
     bank = Bank()
@@ -260,6 +261,7 @@ async def test_what_a_script_that_waits_has_read_counts_for_the_calls_that_wait_
 SCRIPT = "call_tool('note', text='begin')\nset_result([call_tool('pay', to=to) for to in 'xy'])"
 
 
+@pytest.mark.slow
 @pytest.mark.isolation
 async def test_a_script_of_the_model_waits_and_goes_on_in_another_process(tmp_path: Path) -> None:
     bank = Bank()

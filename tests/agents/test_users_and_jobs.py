@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
+from rows import each_row
 from toolcell import Agent, PoolConfig, Runtime, ToolContext, ToolRegistry, ToolResult
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 
@@ -63,7 +64,7 @@ async def agent_run(turn: Any, registry: ToolRegistry, **options: Any) -> Any:
 
 
 @pytest.mark.conforms("B7", "G-b2")
-@pytest.mark.parametrize("route", TURNS)
+@each_row("route", TURNS)
 async def test_what_a_tool_shows_to_the_user_reaches_them_once_on_every_route(route: str) -> None:
     shown: list[str] = []
     registry = announcing()
@@ -75,7 +76,7 @@ async def test_what_a_tool_shows_to_the_user_reaches_them_once_on_every_route(ro
 
 
 @pytest.mark.conforms("B7", "N-b3")
-@pytest.mark.parametrize("turn", ["model", "code"])
+@each_row("turn", ["model", "code"])
 async def test_what_a_sub_agent_s_tools_show_reaches_the_user_of_the_agent_above(turn: str) -> None:
     shown: list[str] = []
     registry = announcing()
@@ -107,7 +108,7 @@ async def test_a_listener_of_the_user_that_fails_costs_no_script_its_result() ->
 
 
 @pytest.mark.conforms("L1", "L-b1")
-@pytest.mark.parametrize("route", ["job", "job of a plan", "job of a script"])
+@each_row("route", ["job", "job of a plan", "job of a script"])
 async def test_an_agent_keeps_background_jobs_without_being_asked_to(route: str) -> None:
     run = await agent_run(TURNS[route], announcing(), follow_up_jobs=True)
 
@@ -119,7 +120,7 @@ async def test_an_agent_keeps_background_jobs_without_being_asked_to(route: str)
 
 
 @pytest.mark.conforms("L1")
-@pytest.mark.parametrize("route", ["plan", "code", "session"])
+@each_row("route", ["plan", "code", "session"])
 async def test_plans_and_scripts_of_a_program_keep_background_jobs_too(route: str) -> None:
     registry = announcing()
     source = "set_result(call_tool('announce_later', {'word': 'a'}))"
@@ -138,7 +139,7 @@ async def test_plans_and_scripts_of_a_program_keep_background_jobs_too(route: st
 
 
 @pytest.mark.conforms("L-b1")
-@pytest.mark.parametrize("kind", ["agent", "plan", "code"])
+@each_row("kind", ["agent", "plan", "code"])
 async def test_no_background_job_outlives_its_run(kind: str) -> None:
     ended: list[str] = []
     registry = ToolRegistry(pending_wait_s=0.01)

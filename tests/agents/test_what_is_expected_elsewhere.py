@@ -8,6 +8,7 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
+from rows import each_row
 from toolcell import Runtime, ToolRegistry, ToolResult, UsageError
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
@@ -37,7 +38,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.conforms("B8", "F12", "M1")
-@pytest.mark.parametrize("name", MISTAKES)
+@each_row("name", MISTAKES)
 def test_a_name_of_another_library_is_answered_with_ours(name: str) -> None:
     make, says = MISTAKES[name]
     with pytest.raises(UsageError, match=says):
@@ -51,7 +52,7 @@ def test_results_have_no_error_and_are_not_silent_unless_they_say_so() -> None:
 
 
 @pytest.mark.conforms("F-b7")
-@pytest.mark.parametrize(("origin", "refused"), [(None, 0), (MODEL, 36)])
+@each_row(("origin", "refused"), [(None, 0), (MODEL, 36)])
 async def test_the_most_calls_of_one_response_are_a_models_and_not_the_programs(origin: Any, refused: int) -> None:
     registry = ToolRegistry()
 
@@ -107,7 +108,7 @@ REGISTERED: dict[str, Callable[[ToolRegistry], object]] = {
 
 
 @pytest.mark.conforms("E3", "E12")
-@pytest.mark.parametrize("name", REGISTERED)
+@each_row("name", REGISTERED)
 def test_a_tool_is_registered_by_position_by_keyword_and_as_a_decorator(name: str) -> None:
     registry = ToolRegistry()
 
@@ -119,7 +120,7 @@ def test_a_tool_is_registered_by_position_by_keyword_and_as_a_decorator(name: st
 
 
 @pytest.mark.conforms("A-b1")
-@pytest.mark.parametrize("parts", [{"func": ping}, {"parameters": PING}, {"nonsense": 1}])
+@each_row("parts", [{"func": ping}, {"parameters": PING}, {"nonsense": 1}])
 def test_a_decorator_that_cannot_work_is_refused_before_it_decorates(parts: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"function=|schema=|no option is called 'nonsense'"):
         ToolRegistry().register(name="ping", description="Reach a host by name.", **parts)
@@ -157,6 +158,7 @@ async def test_a_blocking_call_in_an_event_loop_says_what_to_await() -> None:
         agent().run_sync("go")
 
 
+@pytest.mark.slow
 @pytest.mark.conforms("Q1")
 @pytest.mark.isolation
 def test_a_blocking_agent_opens_its_runtime_for_each_run() -> None:

@@ -20,8 +20,6 @@ from toolcell.audit.query import Index
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome
 from toolcell.tools import RunContext, ToolError
 
-pytestmark = pytest.mark.quick
-
 SECRET = 'hunter2-"quoted"\\é/and more'
 RAW = SECRET.encode()
 

@@ -17,8 +17,6 @@ from toolcell.audit.reader import UNFINISHED
 from toolcell.errors import AuditError, UsageError
 from toolcell.tools import RunContext
 
-pytestmark = pytest.mark.quick
-
 SMALL = {"segment_bytes": 4096}
 
 

@@ -17,8 +17,6 @@ from toolcell.audit.records import FIELDS
 from toolcell.support import packing
 from toolcell.support.packing import Unrecordable
 
-pytestmark = pytest.mark.quick
-
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),

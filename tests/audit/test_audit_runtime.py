@@ -256,6 +256,7 @@ def test_a_log_that_is_open_already_stays_open(ledger: Ledger) -> None:
     assert ledger.kinds() == [records.RUN_STARTED, records.RUN_ENDED] * 2
 
 
+@pytest.mark.slow
 def test_without_a_log_nothing_of_it_is_even_imported() -> None:
     code = (
         "import sys\nfrom toolcell import SyncRuntime\n"
@@ -338,6 +339,7 @@ def test_a_plan_is_recorded_like_a_script(ledger: Ledger) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_runtime_killed_at_work_leaves_a_log_that_verifies(tmp_path: Path) -> None:
     """SIGKILL from inside a tool: the call's start is there, its effect happened, and no end of anything."""
     code = f"""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import toolcell.builtin as builtin
+from rows import each_row
 from toolcell.builtin.catalogue import MODULES, PACKAGES, all_packages, package_class
 from toolcell.builtin.package import ToolPackage
 from toolcell.cli.builtin import NEEDS
@@ -36,7 +37,7 @@ PROMISED = {
 
 
 @pytest.mark.conforms("S1", "EX-12")
-@pytest.mark.parametrize("name", PROMISED)
+@each_row("name", PROMISED)
 def test_a_package_has_the_tools_and_takes_the_dependencies_that_are_promised(name: str) -> None:
     tools, dependencies = PROMISED[name]
     (info,) = [each for each in all_packages() if each.name == name]

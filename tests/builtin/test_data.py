@@ -23,6 +23,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from builtin.webkit import call
+from rows import each_row
 from toolcell import RegistrationError, UsageError
 from toolcell.builtin import DataTools
 from toolcell.builtin.tables import csv_pieces
@@ -64,7 +65,7 @@ async def failure(name: str, **args: Any) -> str:
 
 
 @pytest.mark.conforms("S13")
-@pytest.mark.parametrize(
+@each_row(
     ("content", "records", "columns"),
     [
         ("b,a\n1,2\n3,4\n", [{"b": "1", "a": "2"}, {"b": "3", "a": "4"}], ["b", "a"]),
@@ -102,7 +103,7 @@ async def test_the_count_is_of_all_rows_and_content_is_required() -> None:
 
 
 @pytest.mark.conforms("S-b7")
-@pytest.mark.parametrize(
+@each_row(
     ("content", "records"),
     [
         (b"\xef\xbb\xbfa,b\r\n1,2\r\n", [{"a": "1", "b": "2"}]),
@@ -131,7 +132,7 @@ async def test_files_of_the_wild_are_read(content: bytes, records: Any) -> None:
 
 
 @pytest.mark.conforms("S-b7")
-@pytest.mark.parametrize(
+@each_row(
     ("args", "message"),
     [
         ({"content": 'a\n"' + "x" * 200_000}, "field larger than field limit"),
@@ -179,7 +180,7 @@ async def test_text_that_begins_like_a_compressed_file_is_text() -> None:
 
 
 @pytest.mark.conforms("S14")
-@pytest.mark.parametrize(
+@each_row(
     ("op", "given", "cities"),
     [
         ("==", 10, [0]),
@@ -220,7 +221,7 @@ async def test_a_missing_column_never_passes_and_null_only_equals_null() -> None
     assert "op" in await failure("data_filter", records=SALES, where=[one | {"op": "like"}])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("one", "other", "are_one"),
     [
         ("00501", "501", False),

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from rows import each_row
 from toolcell.builtin import (
     EmbeddingProvider,
     HashEmbeddings,
@@ -76,7 +77,7 @@ async def test_texts_are_embedded_in_batches_of_64() -> None:
 
 
 @pytest.mark.conforms("S19")
-@pytest.mark.parametrize(
+@each_row(
     ("answer", "said"),
     [
         ([], "0 vectors for 1 texts"),
@@ -202,9 +203,7 @@ async def test_an_endless_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None
         await provider.embed(["a"])
 
 
-@pytest.mark.parametrize(
-    "settings", [{"dimensions": 0}, {"dimensions": 8193}, {"url": "ftp://x"}, {"attempts": 0}, {"timeout_s": -1}]
-)
+@each_row("settings", [{"dimensions": 0}, {"dimensions": 8193}, {"url": "ftp://x"}, {"attempts": 0}, {"timeout_s": -1}])
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         HttpEmbeddings(**{"model": "m", "dimensions": 2, **settings})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rows import each_row
 from toolcell import Runtime, ToolRegistry
 from toolcell.builtin import SqliteStore
 from toolcell.builtin.schedule import Schedule
@@ -31,7 +32,7 @@ async def schedule(registry: ToolRegistry, tool: str, params: dict[str, object],
     return await registry.dispatch("schedule_create", args, context=context, origin=Origin.CODE)
 
 
-@pytest.mark.parametrize("advertise", [False, True])
+@each_row("advertise", [False, True])
 async def test_what_the_rules_of_a_run_refuse_cannot_be_scheduled_in_it(advertise: bool) -> None:
     store = SqliteStore(":memory:")
     registry = tools(store)

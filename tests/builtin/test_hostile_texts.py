@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rows import each_row
 from toolcell import Runtime, ToolRegistry
 from toolcell.builtin import SqliteStore, chunking, indexing
 from toolcell.builtin.embeddings import hashing
@@ -70,8 +71,8 @@ async def test_an_embedding_service_that_says_the_key_again_tells_it_to_nobody()
             await provider.embed(["text"])
 
 
-@pytest.mark.parametrize("number", ["0x" + "f" * 5000, "1" + ":1" * 4000])
-@pytest.mark.parametrize("where", ["model: {}", "allowed-tools: [{}]", "metadata: {{tags: [{}]}}"])
+@each_row("number", ["0x" + "f" * 5000, "1" + ":1" * 4000])
+@each_row("where", ["model: {}", "allowed-tools: [{}]", "metadata: {{tags: [{}]}}"])
 def test_a_number_in_front_matter_that_python_does_not_write_is_refused(where: str, number: str) -> None:
     text = f"---\nname: n\ndescription: d\n{where.format(number)}\n---\nDo it.\n"
     with pytest.raises(UsageError, match="more than 64 bits"):

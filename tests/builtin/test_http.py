@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 import toolcell
 from builtin.webkit import LOOPBACK, Names, Page, Site, call, local, page, redirect, serve
+from rows import each_row
 from toolcell import Allow, Egress, UsageError
 from toolcell.builtin import Http, WebPolicy
 from toolcell.builtin.encodings import text_of
@@ -98,7 +99,7 @@ async def test_a_page_without_an_article_loses_its_tags_also_without_trafilatura
 
 
 @pytest.mark.conforms("S6")
-@pytest.mark.parametrize("status", ["404 Not Found", "500 Oops", "429 Slow"])
+@each_row("status", ["404 Not Found", "500 Oops", "429 Slow"])
 async def test_a_status_of_400_or_more_is_an_error(status: str) -> None:
     result, site = await fetched({"/": page("sorry", status=status)})
     assert result.message == f"HTTP {status[:3]} from {site.url()}"
@@ -128,7 +129,7 @@ async def test_json_is_left_as_it_is_and_binary_data_only_comes_when_asked_for()
 
 
 @pytest.mark.conforms("S-b5")
-@pytest.mark.parametrize(
+@each_row(
     ("content", "content_type", "text"),
     [
         ("é".encode("latin-1"), "text/plain; charset=ISO-8859-1", "é"),
@@ -194,7 +195,7 @@ async def test_an_endless_body_is_read_up_to_the_bound() -> None:
     assert (len(result.value["body"]), result.value["truncated"]) == (100_000, True)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("encoding", "body"),
     [
         ("gzip", gzip.compress(b"x" * 30_000_000)),
@@ -230,7 +231,7 @@ def test_a_body_is_decompressed_alike_however_it_is_cut(content: bytes, step: in
     assert decoder.finish(is_whole=True).content == content
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("answer", "message"),
     [
         (page(b"x", "text/plain", "200 OK", "Content-Encoding: br"), "content-encoding 'br'"),
@@ -280,7 +281,7 @@ async def test_a_host_that_cannot_be_reached_is_an_error() -> None:
 # Rules
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("rules", "method", "url", "allowed"),
     [
         ({"egress": RULES}, "GET", "https://example.com/api/1", True),
@@ -321,7 +322,7 @@ async def test_rules_are_about_host_method_path_and_port(
         assert refused.value.code == "not_permitted"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "wrong",
     [
         {"deny": "example.com"},
@@ -366,7 +367,7 @@ async def test_a_body_is_not_sent_on_to_another_host() -> None:
 # robots.txt and pace
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("robots", "path", "allowed"),
     [
         ("User-agent: *\nDisallow: /private", "/private/x", False),
@@ -480,6 +481,7 @@ async def test_a_credential_reaches_its_host_and_nobody_else(caplog: pytest.LogC
         assert "receive_response_headers" in caplog.text  # of others, httpcore logs what it always does
 
 
+@pytest.mark.slow
 async def test_half_a_secret_at_the_cut_end_of_a_body_is_removed() -> None:
     for most in range(1, 60):
         decoded = Fetcher(keyed(max_body_bytes=most), transport=httpx.MockTransport(echoing))

@@ -11,6 +11,7 @@ from typing import Any
 import docx
 import pytest
 
+from rows import each_row
 from toolcell import Runtime
 from toolcell.builtin import PARSERS, HashEmbeddings, Ingestion, SqliteStore
 from toolcell.builtin.extraction import extract
@@ -101,7 +102,7 @@ def test_html_gives_what_is_visible_in_sections() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("data", "text"),
     [
         ("é".encode(), "é"),
@@ -120,7 +121,7 @@ def test_a_page_in_a_file_names_its_charset() -> None:
     assert sections("a.html", page)["sections"] == [{"text": "\u0142", "heading": ""}]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "data", "said"),
     [
         ("a.pdf", b"%PDF-1.4\nnonsense", "damaged"),
@@ -204,7 +205,7 @@ class Guest:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(
+@each_row(
     "value",
     [None, 1, [], {}, {"sections": 1}, {"sections": [1]}, {"sections": []}, {"sections": [{"text": 1}]},
      {"sections": [{"text": "x" * 5_000_000}]}, {"error": "\x1b[31m"}],
@@ -244,7 +245,7 @@ async def test_a_file_that_is_missing_or_too_large_is_refused(tmp_path: Path) ->
         await ingestion.ingest(tmp_path / "large")
 
 
-@pytest.mark.parametrize("text", ["handbook.pdf", "docs/a.md", "../x/Über.DOCX", "https://example.com/index.html"])
+@each_row("text", ["handbook.pdf", "docs/a.md", "../x/Über.DOCX", "https://example.com/index.html"])
 @pytest.mark.anyio
 async def test_a_path_that_is_given_as_text_is_refused(text: str) -> None:
     store = SqliteStore(":memory:")
@@ -253,7 +254,7 @@ async def test_a_path_that_is_given_as_text_is_refused(text: str) -> None:
     assert await store.list_documents() == []
 
 
-@pytest.mark.parametrize("text", ["See report.pdf", "report.pdf\nis late", "<p>a.md", "3.14", "x" * 50 + ".c"])
+@each_row("text", ["See report.pdf", "report.pdf\nis late", "<p>a.md", "3.14", "x" * 50 + ".c"])
 @pytest.mark.anyio
 async def test_a_text_that_names_a_file_is_a_text(text: str) -> None:
     done = await Ingestion(SqliteStore(":memory:"), EMBEDDINGS, Guest({"sections": [{"text": text}]})).ingest(text)

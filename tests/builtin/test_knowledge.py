@@ -14,6 +14,7 @@ import pytest
 
 from builtin.routes import by_code, by_model, by_plan
 from builtin_stores import open_store
+from rows import each_row
 from toolcell import Runtime, SyncRuntime
 from toolcell.builtin import (
     Chunk,
@@ -105,7 +106,7 @@ async def test_nothing_known_is_said_and_past_messages_have_their_roles(store: S
 
 
 @pytest.mark.conforms("S-b8")
-@pytest.mark.parametrize(
+@each_row(
     ("tool", "args", "said"),
     [
         ("remember", {"content": " \n "}, "content is required"),
@@ -318,9 +319,7 @@ def test_no_chunk_crosses_a_section_and_each_has_what_is_known_of_it() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "sizes", [{"chars": 15}, {"overlap_chars": -1}, {"chars": 100, "overlap_chars": 51}, {"parent_chars": 100}]
-)
+@each_row("sizes", [{"chars": 15}, {"overlap_chars": -1}, {"chars": 100, "overlap_chars": 51}, {"parent_chars": 100}])
 def test_sizes_that_make_no_sense_are_refused(sizes: dict[str, int]) -> None:
     with pytest.raises(UsageError):
         ChunkSizes(**sizes)

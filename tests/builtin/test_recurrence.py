@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell.builtin.recurrence import (
     LAST_MOMENT,
     WEEKDAYS,
@@ -99,7 +100,7 @@ def test_a_schedule_survives_as_text(rule: Recurrence) -> None:
 
 
 @pytest.mark.conforms("S10")
-@pytest.mark.parametrize(
+@each_row(
     ("text", "canonical"),
     [
         ("08:00 once", "08:00 once"),
@@ -121,7 +122,7 @@ def test_what_a_schedule_leaves_out_has_its_default(text: str, canonical: str) -
 
 
 @pytest.mark.conforms("S10")
-@pytest.mark.parametrize(
+@each_row(
     ("text", "wrong"),
     [
         ("", "not a schedule"),
@@ -169,7 +170,7 @@ def test_a_time_that_is_past_today_counts_tomorrow_and_one_to_come_counts_today(
 
 
 @pytest.mark.conforms("S10")
-@pytest.mark.parametrize(("hours", "zone"), [(0, "UTC"), (7, "+07:00"), (-3, "-03:00"), (14, "+14:00")])
+@each_row(("hours", "zone"), [(0, "UTC"), (7, "+07:00"), (-3, "-03:00"), (14, "+14:00")])
 def test_times_are_local_at_a_whole_number_of_hours(hours: int, zone: str) -> None:
     assert offset_zone(hours) == zone
     rule = recurrence_of("daily", zone=zone)
@@ -177,7 +178,7 @@ def test_times_are_local_at_a_whole_number_of_hours(hours: int, zone: str) -> No
     assert rule.next_after(midnight) == midnight + (8 - hours) % 24 * 3600
 
 
-@pytest.mark.parametrize("hours", [True, 1.5, "7", 15, -13, None])
+@each_row("hours", [True, 1.5, "7", 15, -13, None])
 def test_an_offset_that_no_zone_has_is_refused(hours: object) -> None:
     with pytest.raises(UsageError, match="from -12 to 14"):
         offset_zone(hours)
@@ -194,7 +195,7 @@ def test_the_31st_is_the_last_day_of_a_shorter_month() -> None:
 
 
 @pytest.mark.conforms("S-b6")
-@pytest.mark.parametrize(
+@each_row(
     ("text", "before", "first", "second"),
     [  # the clocks of Berlin: 02:00 to 03:00 on 28 March, 03:00 to 02:00 on 31 October 2027
         ("02:30 daily Europe/Berlin", "2027-03-27 12:00", "2027-03-28T03:30:00+02:00", "2027-03-29T02:30:00+02:00"),
@@ -218,12 +219,12 @@ def test_clocks_that_change(text: str, before: str, first: str, second: str) -> 
     assert [datetime.fromtimestamp(each, zone_of(rule.zone)).isoformat() for each in (due, after)] == [first, second]
 
 
-@pytest.mark.parametrize("moment", [-1, float("nan"), float("inf"), LAST_MOMENT + 1])
+@each_row("moment", [-1, float("nan"), float("inf"), LAST_MOMENT + 1])
 def test_a_moment_outside_of_the_calendar_is_refused(moment: float) -> None:
     with pytest.raises(UsageError, match="unix seconds"):
         parse_recurrence("daily").next_after(moment)
 
 
-@pytest.mark.parametrize("zone", ZONES)
+@each_row("zone", ZONES)
 def test_the_last_moment_has_a_next_one(zone: str) -> None:
     assert parse_recurrence(f"monthly(31) {zone}").next_after(LAST_MOMENT) > LAST_MOMENT

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell import ToolRegistry
 from toolcell.builtin import ScheduledAction, ScheduleStore, SqliteStore
 from toolcell.builtin.schedule import MAX_CALLS_BYTES, MAX_DESCRIPTION_CHARS, Schedule
@@ -89,7 +90,7 @@ async def test_an_action_that_is_created_is_told_and_stored(desk: Desk) -> None:
 
 
 @pytest.mark.conforms("S10", "S-b6")
-@pytest.mark.parametrize(
+@each_row(
     ("options", "schedule", "next_run"),
     [
         ({}, "08:00 daily", "2027-02-02T08:00+00:00"),
@@ -341,9 +342,7 @@ async def test_there_are_at_most_so_many_actions() -> None:
     assert "the most there may be" in results[2].text
 
 
-@pytest.mark.parametrize(
-    "options", [{"tz_offset": 15}, {"timezone": "Mars"}, {"tz_offset": 1, "timezone": "UTC"}, {"max_actions": 0}]
-)
+@each_row("options", [{"tz_offset": 15}, {"timezone": "Mars"}, {"tz_offset": 1, "timezone": "UTC"}, {"max_actions": 0}])
 async def test_a_package_that_cannot_work_is_refused_when_it_is_made(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         Desk(**options)

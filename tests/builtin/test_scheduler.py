@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from rows import each_row
 from toolcell import Runtime, SyncRuntime
 from toolcell.builtin import SqliteStore
 from toolcell.builtin.scheduler import Scheduler, SchedulerConfig
@@ -155,7 +156,7 @@ async def test_no_more_actions_than_there_are_places_are_made_at_once() -> None:
     assert len(desk.plans.made) == 6
 
 
-@pytest.mark.parametrize(("late_s", "made"), [(60, 1), (61, 0), (3 * DAY, 0)])
+@each_row(("late_s", "made"), [(60, 1), (61, 0), (3 * DAY, 0)])
 async def test_a_late_action_is_left_out_where_the_policy_says_so(late_s: int, made: int) -> None:
     desk = Desk(missed="skip", grace_s=60)
     action = await desk.add()
@@ -194,7 +195,7 @@ async def test_jitter_is_the_same_for_every_scheduler_and_within_its_bound() -> 
     assert len(await desk.scheduler.run_due()) == 50 - len(early)
 
 
-@pytest.mark.parametrize("change", ["pause", "delete", "move"])
+@each_row("change", ["pause", "delete", "move"])
 async def test_an_action_that_is_changed_before_it_begins_is_not_made(change: str) -> None:
     class Changed(SqliteStore):
         async def begin_run(self, run: ScheduledRun) -> bool:
@@ -387,7 +388,7 @@ async def test_actions_that_become_due_while_another_is_made_do_not_wait_for_it(
         group.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize(
+@each_row(
     "wrong",
     [{"missed": "never"}, {"grace_s": -1}, {"lease_s": 0}, {"poll_s": 0}, {"poll_s": float("inf")}, {"concurrency": 0}],
 )
@@ -429,7 +430,7 @@ async def test_a_runtime_that_closes_while_a_scheduler_runs_begins_no_further_ac
     assert "this Runtime is not open" in caplog.text
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "message"),
     [
         ({"runtime": SqliteStore(":memory:")}, "takes a Runtime and a store, not "),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from builtin.routes import by_code, by_model, by_plan
+from rows import each_row
 from toolcell import Runtime
 from toolcell.audit.reader import read_log
 from toolcell.builtin import HashEmbeddings, Skill, Skills, SqliteStore
@@ -243,7 +244,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
+@each_row("case", BAD)
 def test_a_skill_md_that_is_none_says_what_is_wrong(case: str) -> None:
     text, said = BAD[case]
     with pytest.raises(UsageError) as caught:
@@ -289,7 +290,7 @@ def test_without_pyyaml_the_error_says_what_to_install(monkeypatch: pytest.Monke
         parse_skill(SKILL_MD.encode())
 
 
-@pytest.mark.parametrize(("name", "expected"), [("A b/../c", "a-b-c"), ("文", "skill"), ("x" * 99, "x" * 64)])
+@each_row(("name", "expected"), [("A b/../c", "a-b-c"), ("文", "skill"), ("x" * 99, "x" * 64)])
 def test_an_exported_folder_has_a_name_of_the_format(name: str, expected: str) -> None:
     assert slug(name) == expected
 
@@ -360,7 +361,7 @@ def test_the_store_keeps_what_a_skill_is(store: SqliteStore) -> None:
     assert len({digest_of(Skill(name="a")), digest_of(Skill(name="b")), digest_of(Skill(description="a"))}) == 3
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("written", "names"),
     [
         ("file_read file_write", ("file_read", "file_write")),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell import Allow, SyncRuntime
 from toolcell.builtin import (
     DataTools,
@@ -24,14 +25,12 @@ from toolcell.builtin import (
 )
 from toolcell.errors import UsageError
 
-pytestmark = pytest.mark.quick
-
 STORE, EMBEDDINGS = SqliteStore(":memory:"), HashEmbeddings(64)
 WITH_BOTH: list[Callable[..., Any]] = [Knowledge, Remember, Skills, lambda *both: Ingestion(*both, runtime=None)]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("make", WITH_BOTH)
-@pytest.mark.parametrize("store", ["agent.db", None, EMBEDDINGS, SqliteStore])
+@each_row("make", WITH_BOTH)
+@each_row("store", ["agent.db", None, EMBEDDINGS, SqliteStore])
 def test_what_is_no_store_is_refused_with_what_to_write(make: Callable[..., Any], store: Any) -> None:
     with pytest.raises(
         UsageError, match=r"\(store\) must be of the kind (Document|Skill)Store, such as SqliteStore\(path\), not "
@@ -39,8 +38,8 @@ def test_what_is_no_store_is_refused_with_what_to_write(make: Callable[..., Any]
         make(store, EMBEDDINGS)
 
 
-@pytest.mark.parametrize("make", WITH_BOTH)
-@pytest.mark.parametrize("embeddings", ["text-embedding-3-small", None, STORE, HashEmbeddings])
+@each_row("make", WITH_BOTH)
+@each_row("embeddings", ["text-embedding-3-small", None, STORE, HashEmbeddings])
 def test_what_makes_no_vectors_is_refused_with_what_to_write(make: Callable[..., Any], embeddings: Any) -> None:
     with pytest.raises(
         UsageError, match=r"\(embeddings\) must be of the kind EmbeddingProvider, such as HashEmbeddings\(\), not "
@@ -48,7 +47,7 @@ def test_what_makes_no_vectors_is_refused_with_what_to_write(make: Callable[...,
         make(STORE, embeddings)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("make", "message"),
     [
         (lambda: Schedule("agent.db"), r"Schedule\(store\) must be of the kind ScheduleStore"),  # type: ignore[arg-type]

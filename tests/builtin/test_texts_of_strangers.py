@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell import ToolRegistry, UsageError
 from toolcell.builtin import DataTools, Files
 from toolcell.builtin.encodings import decode, encode, encoding_of, known_encoding, text_of
@@ -121,9 +122,7 @@ def test_a_wrong_byte_in_a_text_of_utf_8_changes_itself_alone() -> None:
     assert text_of(data) == "gr\u00fc\u00dfe " * 100 + "\ufffd " + "gr\u00fc\u00dfe " * 100
 
 
-@pytest.mark.parametrize(
-    "data", [b"a\0b", b"\x7fELF\x02\x01\x01" + bytes(50), b"one\0two\0", bytes(500), bytes(range(256)) * 9]
-)
+@each_row("data", [b"a\0b", b"\x7fELF\x02\x01\x01" + bytes(50), b"one\0two\0", bytes(500), bytes(range(256)) * 9])
 def test_data_that_is_no_text_is_told_from_text(data: bytes) -> None:
     assert encoding_of(data) is None
 
@@ -170,13 +169,13 @@ def body(encoding: str, *pieces: bytes, max_bytes: int = 1000) -> bytes:
     return done.content
 
 
-@pytest.mark.parametrize("name", ["utf-8", "none", "binary", "aws-chunked", "UTF-8, identity", "x-unknown"])
+@each_row("name", ["utf-8", "none", "binary", "aws-chunked", "UTF-8, identity", "x-unknown"])
 def test_a_content_encoding_that_is_not_a_compression_is_ignored(name: str) -> None:
     assert body(name, b"plain") == b"plain"
     assert body(f"{name}, gzip", gzip.compress(b"plain")) == b"plain"
 
 
-@pytest.mark.parametrize("after", [b"\0" * 512, b"\n", b"\x1f", b"<!-- served in 3 ms -->", b"\x1fx"])
+@each_row("after", [b"\0" * 512, b"\n", b"\x1f", b"<!-- served in 3 ms -->", b"\x1fx"])
 def test_bytes_behind_a_member_of_gzip_do_not_fail_the_page(after: bytes) -> None:
     data = gzip.compress(b"page") + after
 
@@ -190,7 +189,7 @@ def test_members_of_gzip_that_stand_one_behind_the_other_are_one_body() -> None:
     assert body("gzip", *[data[i : i + 1] for i in range(len(data))]) == b"one two"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "media_type",
     [
         "binary/octet-stream",
@@ -260,7 +259,7 @@ SKILLS = [
 ]
 
 
-@pytest.mark.parametrize(("lines", "description"), SKILLS)
+@each_row(("lines", "description"), SKILLS)
 def test_a_skill_is_read_as_its_author_meant_it(lines: str, description: str) -> None:
     assert parse_skill(f"---\nname: x\n{lines}\n---\nDo it.\n".encode()).description == description
 

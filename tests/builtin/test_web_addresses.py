@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builtin.webkit import Names, call, local, page, redirect, serve
+from rows import each_row
 from toolcell.builtin import Http, WebPolicy
 from toolcell.builtin.web.fetch import Fetcher
 from toolcell.egress.addresses import REFUSED_V4, refusal
@@ -95,7 +96,7 @@ async def test_a_name_that_leads_elsewhere_a_moment_later_is_connected_where_it_
 
 
 @pytest.mark.conforms("S-b5")
-@pytest.mark.parametrize(
+@each_row(
     "to",
     ["http://169.254.169.254/", "file:///etc/passwd", "http://2130706433/", "//127.0.0.1/", "http://evil.test/",
      "gopher://evil.test/", "http://user@good.test/", "http://[::1]/", "http://good.test:22/"],
@@ -118,7 +119,7 @@ async def test_redirects_end() -> None:
         assert len(site.requests) == 6
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "normal"),
     [
         ("https://Example.COM", "https://example.com/"),

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builtin.webkit import call
+from rows import each_row
 from toolcell import UsageError
 from toolcell.builtin import HashEmbeddings, WebPolicy, WebSearch
 from toolcell.builtin.search import MIN_PASSAGE_CHARS, PASSAGE_CHARS, passages
@@ -114,7 +115,7 @@ class Zeros(HashEmbeddings):
 
 
 @pytest.mark.conforms("S7")
-@pytest.mark.parametrize("embeddings", [Broken(), Zeros()])
+@each_row("embeddings", [Broken(), Zeros()])
 async def test_without_embeddings_the_first_8_come_unranked(embeddings: HashEmbeddings) -> None:
     result = await search(Web(pages(12)), embeddings, query="x")
     assert [each["url"] for each in result.value] == [f"https://p{n}.test/" for n in range(8)]
@@ -131,7 +132,7 @@ async def test_nothing_found_is_no_error_and_an_empty_query_is_one() -> None:
 
 
 @pytest.mark.conforms("S7")
-@pytest.mark.parametrize(
+@each_row(
     ("response", "message"),
     [
         (httpx.Response(429, text=f"<b>Slow</b> down, {KEY}"), "brave API 429: Slow down, {BRAVE_KEY}"),
@@ -147,7 +148,7 @@ async def test_what_the_engine_refuses_is_an_error(response: httpx.Response, mes
     assert KEY not in repr(result)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "answer",
     [{}, {"web": None}, {"web": {"results": {}}}, {"web": {"results": [1, {"url": 5}, {"url": "file:///x"}, None]}}],
 )

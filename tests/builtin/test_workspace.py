@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rows import each_row
 from toolcell.builtin import beneath, own_files, workspace
 from toolcell.builtin.globs import Glob
 from toolcell.builtin.workspace import Workspace
@@ -308,7 +309,7 @@ def test_a_workspace_below_a_file_is_refused(tmp_path: Path) -> None:
         Workspace(tmp_path / "file" / "work")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("pattern", "path", "expected"),
     [
         ("*", "a.py", True), ("*", "src/a.py", False), ("*.py", "a.py", True), ("*.py", "a.pyc", False),
@@ -323,7 +324,7 @@ def test_a_pattern_means_what_it_means_elsewhere(pattern: str, path: str, expect
     assert Glob(pattern).matches(path) is expected
 
 
-@pytest.mark.parametrize("pattern", ["", "/etc/*", "../*", "a/../b", "x" * 501, "a/" * 40])
+@each_row("pattern", ["", "/etc/*", "../*", "a/../b", "x" * 501, "a/" * 40])
 def test_a_pattern_that_leaves_the_directory_or_has_no_end_is_refused(pattern: str) -> None:
     with pytest.raises(ToolError, match="a pattern"):
         Glob(pattern)
@@ -339,7 +340,7 @@ def test_a_listing_with_too_many_entries_says_so(tmp_path: Path, monkeypatch: py
     assert listed.truncated
 
 
-@pytest.mark.parametrize(("root", "message"), [("", "not an empty text"), (5, "must be str or PathLike, not 5")])
+@each_row(("root", "message"), [("", "not an empty text"), (5, "must be str or PathLike, not 5")])
 def test_a_workspace_of_no_path_is_refused(root: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Workspace(root)

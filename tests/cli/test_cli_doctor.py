@@ -164,6 +164,7 @@ def test_a_profile_runs_if_a_script_does_whatever_the_probes_say(
     assert "capabilities  MISSING" in text
 
 
+@pytest.mark.slow
 @pytest.mark.isolation
 def test_the_real_machine_is_described_layer_by_layer() -> None:
     _, text, _ = invoke("--json")

@@ -15,8 +15,6 @@ from toolcell.sandbox.docker.client import DaemonInfo, EngineClient
 from toolcell.sandbox.docker.images import check, reference
 from toolcell.sandbox.docker.images.reference import ImageRef
 
-pytestmark = pytest.mark.quick
-
 CURRENT = {reference.GUEST: reference.VERSION, reference.PYTHON: "3.13.1", reference.ROLE: reference.SANDBOX}
 
 

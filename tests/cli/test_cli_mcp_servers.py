@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from rows import each_row
 from toolcell.cli import build, exits
 from toolcell.cli.mcp_servers import McpFlags, login_of, read_config, read_server
 from toolcell.errors import UsageError
@@ -63,7 +64,7 @@ def test_a_command_line_and_a_url_are_told_apart() -> None:
     assert read_server("a=https://x.example/mcp?k=v") == ("a", {"url": "https://x.example/mcp?k=v"})
 
 
-@pytest.mark.parametrize("text", ["a", "a=", "=npx", "a='open"])
+@each_row("text", ["a", "a=", "=npx", "a='open"])
 def test_a_flag_that_names_no_server_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--mcp"):
         read_server(text)
@@ -108,7 +109,7 @@ def test_two_servers_of_one_name_are_refused(tmp_path: Path) -> None:
         McpFlags(mcp=["a=npx"], mcp_config=[path]).servers()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "is_offered"),
     [
         ({"url": "https://x.example/mcp"}, True),

@@ -14,6 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from rows import each_row
 from toolcell.audit import BadInput, receipt
 from toolcell.cli import COMMANDS, arguments, audit, audit_proof, build, exits, places, run, terminal
 from toolcell.cli.execution import Watch, run_watched
@@ -101,14 +102,14 @@ def test_every_field_of_limits_is_a_flag_with_its_own_words_and_default() -> Non
         assert ("Default " if field.default is not None else "None: ") in about[name]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "size"), [("65536", 65536), ("64k", 65536), ("1.5GiB", 1610612736), ("2MB", 2097152), (" 3 m ", 3145728)]
 )
 def test_sizes_may_be_written_with_units(text: str, size: int) -> None:
     assert arguments.parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "5x", "1e6", "0x10", "1,000"])
+@each_row("text", ["", "x", "-1", "5x", "1e6", "0x10", "1,000"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="not a size"):
         arguments.parse_size(text)
@@ -158,7 +159,7 @@ def test_inputs_are_json_under_names_a_script_can_use() -> None:
     assert arguments.parse_inputs(["rows=[1, {}]", 'name="a=b"']) == {"rows": [1, {}], "name": "a=b"}
 
 
-@pytest.mark.parametrize("text", ["rows", "1x=1", "class=1", "a-b=1", "=1", "x=", "x=hello", "x={"])
+@each_row("text", ["rows", "1x=1", "class=1", "a-b=1", "=1", "x=", "x=hello", "x={"])
 def test_an_input_that_is_no_name_and_json_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="--input"):
         arguments.parse_inputs([text])
@@ -266,9 +267,7 @@ def test_a_json_document_is_strict_whatever_the_value_is(capsys: pytest.CaptureF
     texts[1].encode("utf-8")
 
 
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 bytes"), (1023, "1023 bytes"), (65536, "64 KiB"), (3 << 40, "3072 GiB")]
-)
+@each_row(("count", "text"), [(0, "0 bytes"), (1023, "1023 bytes"), (65536, "64 KiB"), (3 << 40, "3072 GiB")])
 def test_sizes_are_written_in_binary_units(count: int, text: str) -> None:
     assert terminal.size(count) == text
 

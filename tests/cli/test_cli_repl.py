@@ -12,6 +12,7 @@ import anyio
 import pytest
 from typer.testing import CliRunner
 
+from rows import each_row
 from toolcell import PoolConfig, Runtime, ToolRegistry
 from toolcell.cli import build, repl, repl_input
 
@@ -90,6 +91,7 @@ def test_pictures_and_html_are_named_and_saved_and_overwrite_nothing(tmp_path: P
     assert f"saved {tmp_path}/saved/script-2-result.1.html\n" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.isolation
 def test_ctrl_c_interrupts_the_script_and_keeps_what_it_had_done(tmp_path: Path) -> None:
     shown = typed("import time; k = 1; tools.press_control_c(); time.sleep(60)\rk + 1\r\x04", tmp_path)
@@ -97,7 +99,7 @@ def test_ctrl_c_interrupts_the_script_and_keeps_what_it_had_done(tmp_path: Path)
     assert "KeyboardInterrupt (line 1)\n2\n" in shown
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "found"),
     [
         ("x = tools.se", ["tools.search"]),
@@ -114,7 +116,7 @@ def test_names_of_tools_and_functions_are_completed(text: str, found: list[str])
     assert [each.text for each in offered] == found
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "is_complete"),
     [
         ("1 + 1", True), ("def f():", False), ("def f():\n    return 1", False), ("def f():\n    return 1\n", True),

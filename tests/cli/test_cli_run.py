@@ -586,6 +586,7 @@ def test_a_tool_that_ends_the_run_is_not_said_to_have_raised(folder: Path) -> No
     assert err.count("no more") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.isolation
 def test_a_real_limit_ends_the_script_with_its_own_status(folder: Path) -> None:
     (folder / "s.py").write_text("print('started', flush=True)\nwhile True: pass\n")
@@ -617,6 +618,7 @@ def test_a_real_file_goes_in_and_comes_out(folder: Path) -> None:
     assert "not saved" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.isolation
 def test_ctrl_c_ends_a_real_run_and_keeps_what_it_had_said(folder: Path) -> None:
     (folder / "s.py").write_text(
@@ -707,6 +709,7 @@ def test_what_takes_long_says_so_on_a_terminal_only(monkeypatch: pytest.MonkeyPa
     assert silent.getvalue() == ""
 
 
+@pytest.mark.slow
 @pytest.mark.isolation
 def test_a_plain_run_from_the_command_line_loads_only_what_it_needs(folder: Path) -> None:
     needless = (
@@ -728,6 +731,7 @@ def test_a_plain_run_from_the_command_line_loads_only_what_it_needs(folder: Path
     assert (done.returncode, done.stdout, done.stderr) == (exits.OK, "42\n", "[] True\n")
 
 
+@pytest.mark.slow
 @pytest.mark.isolation
 def test_python_m_toolcell_is_the_command(folder: Path) -> None:
     command = [sys.executable, "-m", "toolcell", "run", "--json", "-c", "print('\\x1b[2J'); float('nan')"]

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
+from rows import each_row
 from toolcell import Runtime, ToolRegistry, UsageError
 from toolcell.control.saved_script_check import ScriptReport, check_scripts, example_inputs
 from toolcell.tools.saved_script import ToolThen, saved_script
@@ -183,7 +184,7 @@ def tool(required: tuple[str, ...] = (), /, returns: Any = None, **properties: A
     return ToolThen({"type": "object", "properties": properties, "required": list(required)}, returns)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("then", "now", "expected"),
     [
         (tool(a=STRING), tool(a={**STRING, "description": "other words", "default": "x"}), []),

@@ -13,11 +13,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from rows import each_row
 from toolcell.cli import build
 from toolcell.cli.top import Reading, Source, picture, reading_of, state
 from toolcell.errors import UsageError
-
-pytestmark = pytest.mark.quick
 
 TEXT = """# TYPE toolcell_runs counter
 toolcell_runs_total{{outcome="ok",tenant="a"}} {ok}
@@ -122,7 +121,7 @@ def test_an_endless_answer_is_cut(url: str, monkeypatch: pytest.MonkeyPatch) -> 
         Source(url, "").read()
 
 
-@pytest.mark.parametrize("wrong", ["", "127.0.0.1:8700", "file:///etc/passwd", "http://[::1", "http://127.0.0.1:1"])
+@each_row("wrong", ["", "127.0.0.1:8700", "file:///etc/passwd", "http://[::1", "http://127.0.0.1:1"])
 def test_a_wrong_url_is_named(wrong: str) -> None:
     with pytest.raises(UsageError):
         Source(wrong, "").read()

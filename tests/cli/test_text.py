@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell.support.text import as_one_line, clean, counted, for_terminal, one_line, with_line
 from toolcell_bridge.wire.invisible import is_visible
 
 pytestmark = pytest.mark.quick
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "shown"),
     [
         ("plain, é, 中文, 👩\u200d👩\u200d👧, a\tb\n", "plain, é, 中文, 👩\u200d👩\u200d👧, a\tb\n"),
@@ -48,7 +49,7 @@ def test_the_shown_text_can_be_written_and_shown_again_unchanged(text: str) -> N
     assert not [c for c in shown if unicodedata.bidirectional(c) in ("LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI")]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "read"),
     [
         ("\x1b[1;31mred\x1b[0m", "red"),
@@ -72,7 +73,7 @@ INVISIBLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("sign", INVISIBLE)
+@each_row("sign", INVISIBLE)
 def test_what_shows_nothing_is_written_as_its_escape_and_is_in_no_name(sign: str) -> None:
     assert for_terminal(f"a{sign}b").startswith("a\\") and not is_visible(f"a{sign}b")
 
@@ -94,7 +95,7 @@ def test_one_line_is_one_line_and_no_longer_than_asked() -> None:
     assert one_line("x" * 300, 10) == "xxxxxxxxx…"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("message", "line", "shown"),
     [
         ("it failed", 3, "it failed (line 3)"),

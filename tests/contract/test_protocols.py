@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 import toolcell
+from rows import each_row
 from toolcell import Limits, Outcome, PoolConfig, Runtime, ToolRegistry, UsageError
 from toolcell.sandbox.backend import Backend, BackendDefaults, Sandbox, SandboxDefaults
 from toolcell.sandbox.process.backend import ProcessBackend
@@ -84,11 +85,12 @@ async def test_a_runtime_asks_for_declared_members_only() -> None:
     assert unasked <= {"outside_layers", "kill_now", "unpause"}, "a member that nobody asks for is none of the Protocol"
 
 
-@pytest.mark.parametrize(("protocol", "defaults"), [(Backend, BackendDefaults), (Sandbox, SandboxDefaults)])
+@each_row(("protocol", "defaults"), [(Backend, BackendDefaults), (Sandbox, SandboxDefaults)])
 def test_every_default_is_a_member(protocol: type, defaults: type) -> None:
     assert declared(defaults) <= declared(protocol)
 
 
+@pytest.mark.slow
 def test_the_host_looks_nothing_up_by_name_in_a_sandbox_or_backend() -> None:
     """`getattr` with a default hides a member that no Protocol declares."""
     root = Path(toolcell.__file__).parent

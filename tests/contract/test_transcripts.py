@@ -13,7 +13,7 @@ from toolcell.sandbox.process.backend import ProcessBackend
 from toolcell.testing import Die, FakeBackend, Hang, ScriptedCall, Step, Transcript, record, replay_transcript
 from toolcell_bridge.wire.messages import Log, Result
 
-pytestmark = [pytest.mark.quick, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
 
 SCRIPTS = {
     "a result": "set_result({'rows': [1, 2.5, None, 'é', b'x'], 'sum': sum(rows)})",

@@ -149,6 +149,7 @@ def test_what_is_read_is_written_down_before_it_is_read(deny: SyncRuntime, journ
     assert found == [True]
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_the_flows_of_a_runtime_hold_for_the_agent_that_is_offered_its_sandbox(office: Office) -> None:
     script = calls(("execute_code", {"code": "call_tool('mail')"}))

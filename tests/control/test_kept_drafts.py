@@ -17,7 +17,7 @@ from toolcell import Policy, PoolConfig, RunContext, SyncRuntime, ToolRegistry, 
 from toolcell.control import Approve, Draft
 from toolcell.flows import Flow
 
-pytestmark = [pytest.mark.quick, pytest.mark.isolation]
+pytestmark = pytest.mark.isolation
 
 SOURCE = """
 seen = call_tool('read', name='price')

@@ -136,6 +136,7 @@ def test_a_loop_that_is_left_early_ends_its_runs(opened: SyncRuntime) -> None:
     assert list(opened.map(SQUARE, numbers(3))) != []
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_map_that_nobody_holds_any_more_ends_its_runs() -> None:
     ended = anyio.Event()
@@ -242,6 +243,7 @@ async def test_inputs_that_wait_for_a_task_that_was_cancelled_end_the_map_with_a
     assert found == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_map_that_another_thread_drops_ends_its_runs() -> None:
     entered, registry = list[int](), ToolRegistry()
@@ -465,6 +467,7 @@ def test_inputs_that_end_before_items_that_had_ended_are_an_error_after_their_it
     assert values(carry_on(tmp_path / "j", effects, SQUARE, 4)) == [0, 1, 4, 9]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_error", ["raise", "stop"])
 def test_a_map_that_stopped_at_a_failure_goes_on_behind_it(effects: Effects, tmp_path: Path, on_error: str) -> None:
     source = "if n == 1: raise ValueError('one')\nn"
@@ -477,6 +480,7 @@ def test_a_map_that_stopped_at_a_failure_goes_on_behind_it(effects: Effects, tmp
     assert again[1].is_recorded and again[1].error is not None and again[1].error.message == "one"
 
 
+@pytest.mark.slow
 def test_a_map_that_is_under_way_is_not_carried_on_by_somebody_else(effects: Effects, tmp_path: Path) -> None:
     with SyncRuntime(journal=tmp_path / "j", pool=PoolConfig(warm=1)) as runtime:
         begun = runtime.map(SQUARE, numbers(100), concurrency=2, map_id="m")  # more than are pulled before one is read
@@ -618,6 +622,7 @@ def test_the_journal_of_an_item_stays_as_long_as_its_map(effects: Effects, tmp_p
     assert not any(path.exists() for path in folder.glob("m*"))
 
 
+@pytest.mark.slow
 def test_the_audit_record_of_a_run_names_its_item(effects: Effects, tmp_path: Path) -> None:
     with SyncRuntime(effects.registry, audit=tmp_path / "a", pool=PoolConfig(warm=1)) as runtime:
         items = list(runtime.map("call_tool('write', text='a')", numbers(2)))

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell import RunContext, ToolRegistry
 from toolcell.control.commit import Commit
 from toolcell.control.draft import Draft
@@ -57,7 +58,7 @@ LOOKS: list[Callable[[Any], Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("look", LOOKS)
+@each_row("look", LOOKS)
 def test_whatever_looks_into_a_placeholder_ends_the_draft(look: Callable[[Any], Any]) -> None:
     with pytest.raises(DraftEnded, match=r"the result of make \(effect-1\) is not known in a dry run"):
         look(one())
@@ -125,6 +126,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(steps=STEPS)
 def test_a_draft_that_is_committed_makes_what_the_calls_would_have_made(steps: Any) -> None:
     def registry_with(ledger: list[Any]) -> ToolRegistry:

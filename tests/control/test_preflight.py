@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control.conftest import Effects
+from rows import each_row
 from toolcell import Outcome, SyncRuntime, UsageError
 from toolcell.control import Approve, Draft
 from toolcell.results.effects import Preflight
@@ -52,7 +53,7 @@ ROWS: list[tuple[str, list[list[object]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("source", "calls"), ROWS)
+@each_row(("source", "calls"), ROWS)
 def test_calls_are_found_as_far_as_they_are_written_out(source: str, calls: list[list[object]]) -> None:
     assert planned_calls(source) == {"calls": calls, "more": 0, "error": ""}
 

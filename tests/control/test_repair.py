@@ -215,6 +215,7 @@ def test_a_script_that_could_not_begin_does_not_end_the_repair(effects: Effects)
     assert result.ok and effects.made == [["write", "a"]]
 
 
+@pytest.mark.slow
 def test_arguments_count_for_the_size_of_the_journals_that_are_kept(effects: Effects) -> None:
     with SyncRuntime(effects.registry, pool=PoolConfig(warm=1)) as runtime:
         source = "for n in range(6):\n    call_tool('write', text=str(n) * 5_000_000)"
@@ -243,6 +244,7 @@ def test_a_repair_that_is_carried_on_tells_what_its_first_part_took_over(
     assert effects.made == [["write", "a"], ["write", "b"], ["pay", "c", 1]]
 
 
+@pytest.mark.slow
 def test_journals_of_finished_runs_leave_memory_by_what_the_arguments_of_their_calls_take(
     effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from control.conftest import Effects
 from toolcell import ExecutionResult, Outcome, PoolConfig, ResumeError, SyncRuntime, ToolRegistry, UsageError
 from toolcell.control import Approve, Deny, Edit, PlanRows
 
-pytestmark = [pytest.mark.quick, pytest.mark.isolation]
+pytestmark = pytest.mark.isolation
 
 STEPS = [
     {"id": "read", "tool": "read", "args": {"name": "price"}},

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell import SyncRuntime, UsageError
 from toolcell.control import Approve, Edit
 from toolcell.journal.approval_tokens import make_token
@@ -50,7 +51,7 @@ def payments() -> Payments:
     return Payments()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "text"),
     [
         (
@@ -75,7 +76,7 @@ def test_a_small_table_is_shown_whole_with_everything_that_is_in_it(given: Any, 
 CATEGORIES = [*map(str, range(100))]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "other"),
     [
         (pd.DataFrame({"z": np.zeros(5000)}), pd.DataFrame({"z": [*[0.0] * 4999, 1.0]})),
@@ -98,7 +99,7 @@ def test_a_large_table_is_marked_as_cut_and_its_digest_is_of_all_of_it(given: An
     assert str(one) != str(two)
 
 
-@pytest.mark.parametrize("rows", [2, 2000])
+@each_row("rows", [2, 2000])
 def test_a_form_approves_a_frame_only_if_it_has_shown_all_of_it(rows: int) -> None:
     args = {"df": to_plain(pd.DataFrame({"z": np.zeros(rows)}))}
     call = PendingCall("call_1", "pay", args, line=1, digest="0" * 64)

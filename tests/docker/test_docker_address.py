@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from rows import each_row
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.docker.client import START_DAEMON, EngineClient
 
@@ -71,7 +72,7 @@ def test_a_server_that_is_no_daemon_is_named_as_such(web_server: str) -> None:
     assert "start it" not in message
 
 
-@pytest.mark.parametrize("address", ["garbage", "moon://here", "tcp://", "tcp://here:port", "fd://"])
+@each_row("address", ["garbage", "moon://here", "tcp://", "tcp://here:port", "fd://"])
 def test_a_malformed_address_is_answered_with_the_legal_forms(address: str) -> None:
     message = refusal(address)
 

@@ -25,7 +25,7 @@ from toolcell_bridge.wire.messages import PROTOCOL_VERSION, Done, Hello, Log, Ru
 
 from .docker_sandboxes import certificate
 
-pytestmark = [pytest.mark.quick, pytest.mark.every_loop]
+pytestmark = pytest.mark.every_loop
 
 END_MARKER = b"\0marker-of-a-test"
 TIMEOUT_S = 60

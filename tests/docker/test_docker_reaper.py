@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
+from rows import each_row
 from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.reaper import (
@@ -36,7 +37,7 @@ def host(**changes: Any) -> HostIdentity:
     return HostIdentity(**fields)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("other", "is_local", "dead"),
     [
         (ME, True, False),

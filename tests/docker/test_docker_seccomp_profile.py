@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell.sandbox.docker.seccomp_profile import (
     BESIDE_GUESTS,
     MACHINES,
@@ -67,7 +68,7 @@ def test_the_profile_in_the_tree_is_the_one_generated() -> None:
     assert written == PROFILE
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@each_row("machine", MACHINES)
 def test_every_call_gets_the_guests_answer_or_is_in_the_group_for_starting(machine: str) -> None:
     for call, number in SYSCALL_NUMBERS[machine].items():
         for arguments in interesting(call):

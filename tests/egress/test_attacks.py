@@ -17,6 +17,7 @@ from anyio.abc import ByteStream
 
 from builtin.webkit import Names, Site, page, redirect, serve
 from egress.doors import TOKEN, Door, code_of, door
+from rows import each_row
 from toolcell import Limits, ToolError, UsageError
 from toolcell.egress import Allow, Egress
 from toolcell.egress.echoes import Echoes
@@ -71,7 +72,7 @@ HOSTS = {
 }
 
 
-@pytest.mark.parametrize("what", HOSTS)
+@each_row("what", HOSTS)
 async def test_other_spellings_of_a_host_are_refused(what: str) -> None:
     rules = Allow("api.example.com"), Allow("*.wild.example.org")
     names = Names()
@@ -107,7 +108,7 @@ PATHS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("path", PATHS)
+@each_row("path", PATHS)
 async def test_a_path_that_a_server_may_read_as_another_is_refused(path: str) -> None:
     async with serve({}) as site, door(of(site, paths=["/repos/acme/*"])) as run:
         assert code_of(await run.send(site.url("/repos/acme/x", "127.0.0.1"))) == "sent"
@@ -116,7 +117,7 @@ async def test_a_path_that_a_server_may_read_as_another_is_refused(path: str) ->
     assert site.paths == ["/repos/acme/x"]
 
 
-@pytest.mark.parametrize("method", ["PUT", "CONNECT", "TRACE", "get", "GET /x HTTP/1.1\r\nX:", "", "POST\0"])
+@each_row("method", ["PUT", "CONNECT", "TRACE", "get", "GET /x HTTP/1.1\r\nX:", "", "POST\0"])
 async def test_methods_that_are_not_listed_are_refused(method: str) -> None:
     async with serve({}) as site, door(of(site)) as run:
         assert code_of(await run.send(site.url(host="127.0.0.1"), method)) == REFUSED
@@ -169,7 +170,7 @@ HEADERS = {
 }
 
 
-@pytest.mark.parametrize("what", HEADERS)
+@each_row("what", HEADERS)
 async def test_headers_that_would_make_it_another_request_are_refused(what: str) -> None:
     async with serve({}) as site, door(of(site)) as run:
         result = await run.send(site.url(host="127.0.0.1"), "POST", [HEADERS[what]], b"body")
@@ -272,7 +273,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("what", FORMS)
+@each_row("what", FORMS)
 async def test_a_form_does_not_ask_for_another_method(what: str) -> None:
     kind, body = FORMS[what]
     async with serve({}) as site, door(of(site, methods=["*"], approval="DELETE")) as run:
@@ -282,8 +283,8 @@ async def test_a_form_does_not_ask_for_another_method(what: str) -> None:
         assert code_of(told) == "sent"
 
 
-@pytest.mark.parametrize("what", FORMS)
-@pytest.mark.parametrize("before", [0, 800_000, 5 << 20], ids=["short", "long", "longer"])
+@each_row("what", FORMS)
+@each_row("before", [0, 800_000, 5 << 20], ids=["short", "long", "longer"])
 async def test_an_uploaded_form_does_not_ask_for_another_method(what: str, before: int) -> None:
     kind, body = FORMS[what]
     async with serve({}) as site, door(of(site, methods=["*"], approval="DELETE")) as run:
@@ -294,8 +295,8 @@ async def test_an_uploaded_form_does_not_ask_for_another_method(what: str, befor
             assert bool(site.requests) is not is_refused
 
 
-@pytest.mark.parametrize("what", ["a form", "a form in parts", "JSON"])
-@pytest.mark.parametrize("before", [0, 5 << 20], ids=["short", "long"])
+@each_row("what", ["a form", "a form in parts", "JSON"])
+@each_row("before", [0, 5 << 20], ids=["short", "long"])
 async def test_a_compressed_form_does_not_ask_for_another_method(what: str, before: int) -> None:
     kind, body = FORMS[what]
     headers = [["Content-Type", kind], ["Content-Encoding", "GZIP"]]
@@ -305,6 +306,7 @@ async def test_a_compressed_form_does_not_ask_for_another_method(what: str, befo
             assert code_of(await run.send(site.url(host="127.0.0.1"), "POST", headers, **sent)) == code
 
 
+@pytest.mark.slow
 async def test_a_body_that_cannot_be_decompressed_is_no_form_that_is_sent() -> None:
     form, packed = ["Content-Type", "application/x-www-form-urlencoded"], ["Content_Encoding", "gzip"]
     bodies = {
@@ -354,7 +356,7 @@ BORDERS = {
 }
 
 
-@pytest.mark.parametrize("what", BORDERS)
+@each_row("what", BORDERS)
 async def test_a_name_on_the_border_of_two_pieces_of_a_form_is_found(what: str) -> None:
     kind, name = BORDERS[what]
     async with serve({}) as site, door(of(site, methods=["*"], approval="DELETE")) as run:
@@ -376,7 +378,7 @@ LONG_PARAMETERS = {
 }
 
 
-@pytest.mark.parametrize("what", LONG_PARAMETERS)
+@each_row("what", LONG_PARAMETERS)
 async def test_long_parameters_of_a_form_are_looked_through(what: str) -> None:
     body, is_refused = LONG_PARAMETERS[what]
     async with serve({}) as site, door(of(site, methods=["*"], approval="DELETE")) as run:
@@ -419,7 +421,7 @@ async def test_a_redirect_is_an_answer_and_where_it_leads_is_judged_anew() -> No
     assert len(site.requests) == 1
 
 
-@pytest.mark.parametrize(
+@each_row(
     "answers", [["127.0.0.1"], ["10.0.0.7"], ["::1"], ["93.184.216.34", "127.0.0.1"], ["::ffff:10.0.0.1"], ["0.0.0.0"]]
 )
 async def test_a_name_of_a_private_address_is_refused(answers: list[str]) -> None:
@@ -488,8 +490,8 @@ CODINGS = {
 }
 
 
-@pytest.mark.parametrize("coding", CODINGS)
-@pytest.mark.parametrize("how", ECHOES)
+@each_row("coding", CODINGS)
+@each_row("how", ECHOES)
 async def test_a_secret_that_is_echoed_is_taken_out_of_the_body(how: str, coding: str) -> None:
     async with serve({}) as site:
         more = [f"Content-Encoding: {coding}"] if coding else []
@@ -536,7 +538,7 @@ async def test_a_secret_in_pieces_is_taken_out() -> None:
     assert body == b"<{TOKEN}>" + RAW[:5]
 
 
-@pytest.mark.parametrize("guess", [RAW[:9], RAW[:1], RAW.hex().encode()[:12], quote(TOKEN).encode()[:-2]])
+@each_row("guess", [RAW[:9], RAW[:1], RAW.hex().encode()[:12], quote(TOKEN).encode()[:-2]])
 async def test_what_waits_for_the_rest_of_a_secret_does_not_tell_it(guess: bytes) -> None:
     async def parts(said: bytes) -> list[int]:
         async def drip(stream: ByteStream) -> None:
@@ -679,7 +681,7 @@ async def test_neither_sizes_nor_limits_tell_how_long_a_secret_is() -> None:
     assert [each.partition("127.0.0.1")[0] for each in short] == [each.partition("127.0.0.1")[0] for each in long]
 
 
-@pytest.mark.parametrize("coding", ["", "gzip"])
+@each_row("coding", ["", "gzip"])
 async def test_an_answer_that_echoes_a_secret_does_not_tell_how_long_it_is(coding: str) -> None:
     async def received(secret: str) -> list[object]:
         content = b"[" + secret.encode() + b"]" + b"x\n" * 131_060
@@ -736,7 +738,7 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize("what", ARGUMENTS)
+@each_row("what", ARGUMENTS)
 async def test_calls_of_another_form_are_refused(what: str) -> None:
     async with door(Allow("a.test"), resolver=Names()) as run:
         assert code_of(await run.call("http", ARGUMENTS[what])) == "invalid_arguments"
@@ -762,7 +764,7 @@ async def test_only_the_code_of_a_script_sends_requests() -> None:
     assert site.requests == []
 
 
-@pytest.mark.parametrize("secrets", [None, {"TOKEN": TOKEN}])
+@each_row("secrets", [None, {"TOKEN": TOKEN}])
 async def test_a_bomb_ends_at_the_limit(secrets: dict[str, str] | None) -> None:
     bomb = gzip.compress(b"\0" * 50_000_000)
     pages, limits = {"/": page(bomb, "text/plain", "200 OK", "Content-Encoding: gzip")}, Limits(egress_bytes=1_000_000)
@@ -784,7 +786,7 @@ NOTHING = {
 }
 
 
-@pytest.mark.parametrize("what", NOTHING)
+@each_row("what", NOTHING)
 async def test_data_without_end_that_becomes_nothing_ends_at_the_limit(what: str) -> None:
     first, more = NOTHING[what]
 
@@ -901,7 +903,7 @@ async def test_sizes_and_rates_of_a_rule_are_kept() -> None:
             assert code_of(await run.send(site.url(host="127.0.0.1"), timeout_s=5)) == "EgressLimit"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "host", ["*", "*.com", "", "a b", "https://a.test/x", "a.test:80", "ftp://a.test", "a@b.test", "*.*.test", "127.1"]
 )
 def test_a_rule_about_too_much_or_nothing_is_an_error_of_the_program(host: str) -> None:
@@ -909,7 +911,7 @@ def test_a_rule_about_too_much_or_nothing_is_an_error_of_the_program(host: str) 
         Allow(host)
 
 
-@pytest.mark.parametrize("secret", [TOKEN, "/" * 20, "'" * 43, "<&" * 50])
+@each_row("secret", [TOKEN, "/" * 20, "'" * 43, "<&" * 50])
 def test_no_form_of_a_secret_is_longer_than_what_waits_for_it(secret: str) -> None:
     waits = Echoes({"TOKEN": secret}).held_back(b"?" * 5000)
     assert max(map(len, forms_of(secret))) <= waits

@@ -337,6 +337,7 @@ set_result([answers, send("https://evil.test/")["failed"]])
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
 
 
+@pytest.mark.slow
 async def test_a_replay_says_how_to_record_answers_that_are_too_long_for_the_log(tmp_path: Path) -> None:
     text = "set_result([len(send(site + name)['body']) for name in ('long', 'longer')])"
     for folder, config in (("short", AuditConfig()), ("long", AuditConfig(value_bytes=262144))):

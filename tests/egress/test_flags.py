@@ -10,10 +10,11 @@ import anyio
 import pytest
 
 from builtin.webkit import page, serve
+from rows import each_row
 from toolcell import Allow, Egress, UsageError
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "rule"),
     [
         ("a.test", Allow("a.test")),
@@ -27,7 +28,7 @@ def test_a_rule_is_written_as_a_text(text: str, rule: Allow) -> None:
     assert Allow.parse(text) == rule
 
 
-@pytest.mark.parametrize("text", ["", "*", "a.test:x", "TRACE a.test", "ftp://a.test", "me@a.test"])
+@each_row("text", ["", "*", "a.test:x", "TRACE a.test", "ftp://a.test", "me@a.test"])
 def test_a_text_that_is_no_rule_is_an_error(text: str) -> None:
     with pytest.raises(UsageError):
         Allow.parse(text)

@@ -18,6 +18,7 @@ from builtin.webkit import page
 from egress.doors import code_of, door
 from egress.package_index import index, opened
 from egress.replays import replayed
+from rows import each_row
 from sandbox.test_contained_backend import scoped
 from toolcell import Limits, Policy, Runtime, ToolRegistry, UsageError
 from toolcell.audit import AuditConfig, AuditLog
@@ -36,7 +37,7 @@ from wheels import make_wheel
 # What may be asked for
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("asked", "wanted"),
     [
         ("humanize", "humanize>=4"),
@@ -49,7 +50,7 @@ def test_the_versions_of_the_list_and_of_the_script_hold(asked: str, wanted: str
     assert PackageIndex(["humanize>=4", "tiny-pkg[more]"]).requirement_for(asked) == wanted
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("asked", "said"),
     [
         ("numpy", r'Egress\(packages=\["numpy"\]\), --allow-package numpy or .* would allow it; allowed: humanize>=4'),
@@ -79,7 +80,7 @@ def test_what_is_not_the_name_of_an_allowed_package_is_refused(asked: object, sa
         PackageIndex(["humanize>=4"]).requirement_for(asked)
 
 
-@pytest.mark.parametrize("packages", ["humanize", ["-r x"], ["humanize @ https://a.test/b.whl"], [3], ["a==="]])
+@each_row("packages", ["humanize", ["-r x"], ["humanize @ https://a.test/b.whl"], [3], ["a==="]])
 def test_a_list_of_what_are_no_packages_is_an_error(packages: Any) -> None:
     with pytest.raises(UsageError):
         Egress(packages=packages)

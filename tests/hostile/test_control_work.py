@@ -17,8 +17,6 @@ from toolcell.results import ExecutionResult
 from toolcell.results.effects import MAX_ARG_CHARS, Effect, shown_effects
 from toolcell_bridge.guest.planned_calls import MAX_CALLS
 
-pytestmark = pytest.mark.quick
-
 SLACK = 1.25
 
 

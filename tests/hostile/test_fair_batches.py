@@ -15,7 +15,7 @@ from toolcell import ToolRegistry
 from toolcell.support import time_slice
 from toolcell.tools import Call, RunContext, plan
 
-pytestmark = [pytest.mark.quick, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
 
 MANY = 500
 

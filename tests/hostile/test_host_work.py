@@ -214,6 +214,7 @@ FULL: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", FULL)
 def test_one_message_makes_the_host_call_few_functions_and_hold_ten_full_frames_at_most(shape: str) -> None:
     data = framed([20, FULL[shape]])

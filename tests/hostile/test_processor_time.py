@@ -51,6 +51,7 @@ set_result(refused == [signal.SIGCHLD])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.isolation
 @pytest.mark.parametrize("has_cgroup", [True, False], ids=["as it is here", "without a cgroup"])
 @pytest.mark.parametrize("source", [WAITED_FOR, ORPHANS], ids=["waited for", "orphans"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell import Limits, Outcome, Runtime, SyncRuntime, ToolRegistry
 from toolcell.compat import all_definitions
 from toolcell.errors import MissingPackage, RegistrationError, UsageError
@@ -113,7 +114,7 @@ async def test_a_frameworks_tools_are_checked_hooked_and_described() -> None:
     assert not len(own)
 
 
-@pytest.mark.parametrize("shows", [(), (KeyError,)])
+@each_row("shows", [(), (KeyError,)])
 @pytest.mark.anyio
 async def test_an_exception_that_is_not_meant_for_the_model_is_the_tools_panic(
     shows: tuple[type[Exception], ...],
@@ -175,7 +176,7 @@ def test_a_blocking_runtime_of_its_own_opens_when_asked_and_closes_once() -> Non
         assert runtime.execute_code("set_result(2)").value == 2
 
 
-@pytest.mark.parametrize(("owner", "kind"), [(RuntimeOwner, Runtime), (SyncRuntimeOwner, SyncRuntime)])
+@each_row(("owner", "kind"), [(RuntimeOwner, Runtime), (SyncRuntimeOwner, SyncRuntime)])
 def test_a_runtime_of_the_wrong_kind_or_with_further_settings_is_refused(owner: Any, kind: Any) -> None:
     with pytest.raises(UsageError, match=f"takes a {kind.__name__}, not str"):
         owner("process", {})
@@ -183,7 +184,7 @@ def test_a_runtime_of_the_wrong_kind_or_with_further_settings_is_refused(owner: 
         owner(kind(**FAKE), {"limits": Limits()})
 
 
-@pytest.mark.parametrize("outcome", Outcome)
+@each_row("outcome", Outcome)
 def test_the_exit_code_of_a_run_that_a_limit_ended_is_never_that_of_a_script_that_failed(outcome: Outcome) -> None:
     code = program_output(ExecutionResult("r1", outcome, None, False, Logs(()))).exit_code
     if outcome in LIMIT_OUTCOMES:

@@ -15,6 +15,7 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 from traitlets.config import Config
 
+from rows import each_row
 from toolcell import ExecutionResult, Outcome, OutputFile, SyncRuntime, ToolCallRecord, ToolRegistry
 from toolcell.results import ErrorInfo, LogEntry, Logs
 
@@ -235,13 +236,13 @@ class TestHtml:
         assert "\u202e" not in html
         assert "\x1b" not in html
 
-    @pytest.mark.parametrize("value", ["text", 1.5, [], [1], [{}], {"a": 1}, None, float("nan"), [{"a": 1}, 2]])
+    @each_row("value", ["text", 1.5, [], [1], [{}], {"a": 1}, None, float("nan"), [{"a": 1}, 2]])
     def test_what_is_no_list_of_records_is_json(self, value: Any) -> None:
         html = ExecutionResult("r", Outcome.OK, value=value, has_value=True)._repr_html_()
         assert "<table" not in html
         assert "<pre>" in html
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("data", "shown"),
         [
             (PIXEL, '<img alt="x" src="data:image/png;base64,'),

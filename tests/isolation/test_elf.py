@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 
 from toolcell.sandbox.process import elf
 
-pytestmark = pytest.mark.quick
-
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="ELF interpreters are Linux's")
 X86, ARM = 62, 183
 """e_machine in the files made here."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell.sandbox.process import probes
 from toolcell.sandbox.process.child_probe import ChildProbe, Probe
 from toolcell_bridge.isolation import landlock
@@ -76,7 +77,7 @@ def test_behind_a_filter_like_a_containers_the_namespaces_are_missing_and_the_fi
         assert lines[name] == "True False"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("code", "change", "remedy"),
     [
         (errno.EPERM, {"unprivileged_clone": 0}, "kernel.unprivileged_userns_clone=1"),

@@ -143,6 +143,7 @@ def test_v2_hands_the_cpu_controller_on(tmp_path: Path) -> None:
     assert made.description == f"v2 memory+pids+cpu, {processors.SHARE * MINE:.3g} processors for all"
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.isolation
 async def test_a_script_is_held_to_its_processors() -> None:

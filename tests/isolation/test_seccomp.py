@@ -281,6 +281,7 @@ def test_ordinary_python_works_under_the_filter(child: Child, what: str) -> None
     assert child(WORKS[what], filtered=True).lines == []
 
 
+@pytest.mark.slow
 def test_numpy_and_pandas_are_imported_and_compute_under_the_filter(child: Child) -> None:
     pytest.importorskip("numpy")
     pytest.importorskip("pandas")

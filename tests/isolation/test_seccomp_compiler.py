@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell_bridge.isolation.seccomp import AUDIT_ARCHITECTURES, MAX_INSTRUCTIONS, compile_filter
 from toolcell_bridge.isolation.seccomp_policy import (
     ALLOWED,
@@ -79,7 +80,7 @@ def interesting(machine: str) -> Iterator[list[int]]:
             yield [seed if each == index else 1 for each in range(6)]
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@each_row("machine", MACHINES)
 def test_every_number_of_the_machine_gets_the_policys_answer(machine: str) -> None:
     table, architecture = GUEST_POLICY.table(machine), AUDIT_ARCHITECTURES[machine]
     for number in range(max(table) + 600):
@@ -88,8 +89,8 @@ def test_every_number_of_the_machine_gets_the_policys_answer(machine: str) -> No
             assert interpret(PROGRAMS[machine], architecture, number, arguments)[0] is expected, number
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("call", [rule.call for rule in RULES])
+@each_row("machine", MACHINES)
+@each_row("call", [rule.call for rule in RULES])
 def test_every_rule_gets_the_policys_answer_for_arguments_around_its_values(machine: str, call: str) -> None:
     number = SYSCALL_NUMBERS[machine].get(call)
     if number is None:
@@ -110,8 +111,8 @@ def test_no_number_and_no_arguments_make_filter_and_policy_differ(
     assert answer is GUEST_POLICY.decide(machine, number, arguments)
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("architecture", [0x40000003, 0x40000028, 0xC000003E, 0xC00000B7, 0, 0xC00000F3])
+@each_row("machine", MACHINES)
+@each_row("architecture", [0x40000003, 0x40000028, 0xC000003E, 0xC00000B7, 0, 0xC00000F3])
 def test_a_call_through_another_architecture_kills_the_process(machine: str, architecture: int) -> None:
     if architecture == AUDIT_ARCHITECTURES[machine]:
         return
@@ -125,7 +126,7 @@ def test_x32_numbers_look_absent() -> None:
     assert answers == {SeccompAction.ENOSYS}
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@each_row("machine", MACHINES)
 def test_the_filter_stays_short(machine: str) -> None:
     assert len(PROGRAMS[machine]) // 8 < 256
     table = GUEST_POLICY.table(machine)
@@ -134,6 +135,7 @@ def test_the_filter_stays_short(machine: str) -> None:
     assert max(steps) <= 12
 
 
+@pytest.mark.slow
 def test_jumps_farther_than_a_byte_still_arrive() -> None:
     """A policy several times longer than the reach of one conditional jump."""
     choice = random.Random(7)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rows import each_row
 from toolcell_bridge.isolation.seccomp_policy import (
     ALLOWED,
     EPOLL,
@@ -120,8 +121,8 @@ def test_every_call_of_both_tables_is_decided_exactly_once() -> None:
     assert sorted(ROWS) == sorted(EVERY_CALL)
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("call", NEVER)
+@each_row("machine", MACHINES)
+@each_row("call", NEVER)
 def test_a_call_that_reaches_past_the_sandbox_is_refused_whatever_its_arguments(machine: str, call: str) -> None:
     number = numbered(machine, call)
     if number is None:
@@ -130,13 +131,13 @@ def test_a_call_that_reaches_past_the_sandbox_is_refused_whatever_its_arguments(
     assert {GUEST_POLICY.decide(machine, number, [fill] * 6) for fill in (0, 1, 2**64 - 1)} == {SeccompAction.EPERM}
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@each_row("machine", MACHINES)
 def test_clone3_looks_absent_because_its_flags_cannot_be_seen(machine: str) -> None:
     assert GUEST_POLICY.decide(machine, numbered(machine, "clone3") or -1, [0] * 6) is SeccompAction.ENOSYS
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("number", [334 + 60, 472, 600, 10_000, 0x40000000, 0x40000000 | 39, 0xFFFFFFFF])
+@each_row("machine", MACHINES)
+@each_row("number", [334 + 60, 472, 600, 10_000, 0x40000000, 0x40000000 | 39, 0xFFFFFFFF])
 def test_a_number_newer_than_the_table_looks_absent(machine: str, number: int) -> None:
     assert GUEST_POLICY.decide(machine, number, [0] * 6) is SeccompAction.ENOSYS
 
@@ -194,8 +195,8 @@ ARGUMENTS = [
 ]
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize(("call", "arguments", "allowed"), ARGUMENTS)
+@each_row("machine", MACHINES)
+@each_row(("call", "arguments", "allowed"), ARGUMENTS)
 def test_arguments_decide_between_what_python_needs_and_what_reaches_out(
     machine: str, call: str, arguments: list[int], allowed: bool
 ) -> None:
@@ -203,7 +204,7 @@ def test_arguments_decide_between_what_python_needs_and_what_reaches_out(
     assert (GUEST_POLICY.decide(machine, SYSCALL_NUMBERS[machine][call], padded) is SeccompAction.ALLOW) == allowed
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@each_row("machine", MACHINES)
 def test_packages_add_epoll_and_nothing_else(machine: str) -> None:
     for call, number in SYSCALL_NUMBERS[machine].items():
         for fill in (0, 1, 2**64 - 1):
@@ -212,14 +213,14 @@ def test_packages_add_epoll_and_nothing_else(machine: str) -> None:
             assert answers == different if call in EPOLL.calls else answers[0] is answers[1], call
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("call", ["fsync", "fdatasync", "fadvise64", "flock"])
+@each_row("machine", MACHINES)
+@each_row("call", ["fsync", "fdatasync", "fadvise64", "flock"])
 def test_what_would_wait_for_a_disk_of_the_host_is_answered_and_not_made(machine: str, call: str) -> None:
     assert GUEST_POLICY.decide(machine, SYSCALL_NUMBERS[machine][call], [0] * 6) is SeccompAction.SKIP
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("command", [6, 7, 37, 38, 1 << 32 | 6])
+@each_row("machine", MACHINES)
+@each_row("command", [6, 7, 37, 38, 1 << 32 | 6])
 def test_record_locks_are_answered_and_not_made(machine: str, command: int) -> None:
     assert (
         GUEST_POLICY.decide(machine, SYSCALL_NUMBERS[machine]["fcntl"], [3, command, 0, 0, 0, 0]) is SeccompAction.SKIP
@@ -234,7 +235,7 @@ def decided(policy: SeccompPolicy, machine: str, call: str) -> list[SeccompActio
     return [policy.decide(machine, SYSCALL_NUMBERS[machine][call], [fill] * 6) for fill in (0, 1, 2**64 - 1)]
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@each_row("machine", MACHINES)
 def test_a_guest_that_may_execute_programs_gets_execve_and_what_a_program_needs_to_start(machine: str) -> None:
     for call in SYSCALL_NUMBERS[machine]:
         if decided(PROGRAMS_POLICY, machine, call) != decided(PACKAGES_POLICY, machine, call):
@@ -243,8 +244,8 @@ def test_a_guest_that_may_execute_programs_gets_execve_and_what_a_program_needs_
     assert decided(PROGRAMS_POLICY, machine, "setxattr") == [SeccompAction.ENOSYS] * 3
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("call", [call for call in NEVER if call not in ("execve", *EPOLL.calls)])
+@each_row("machine", MACHINES)
+@each_row("call", [call for call in NEVER if call not in ("execve", *EPOLL.calls)])
 def test_a_guest_that_may_execute_programs_is_refused_what_every_guest_is(machine: str, call: str) -> None:
     if call in SYSCALL_NUMBERS[machine]:
         assert set(decided(PROGRAMS_POLICY, machine, call)) == {SeccompAction.EPERM}

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell_bridge.guest.lint import LintResult, check, compile_tree
 
 pytestmark = pytest.mark.quick
@@ -74,7 +75,7 @@ def refusals(source: str, profile: Any = "standard") -> list[tuple[int, int, str
 
 
 @pytest.mark.conforms("Q-b3", "Q3")
-@pytest.mark.parametrize("source", SNIPPETS)
+@each_row("source", SNIPPETS)
 def test_what_models_write_passes_and_runs_as_it_does_without_lint(source: str) -> None:
     native, linted = Guest(), Guest()
     checked = check(source, "standard")
@@ -90,7 +91,7 @@ def test_what_models_write_passes_and_runs_as_it_does_without_lint(source: str) 
 
 
 @pytest.mark.conforms("Q-b3")
-@pytest.mark.parametrize(
+@each_row(
     "source",
     [
         "d = {'a': 1}\nd['a'] += 1",
@@ -184,7 +185,7 @@ REFUSED = [
 
 
 @pytest.mark.conforms("Q26", "Q-b4")
-@pytest.mark.parametrize(("source", "first"), REFUSED)
+@each_row(("source", "first"), REFUSED)
 def test_every_refusal_has_its_line_column_and_reason(source: str, first: tuple[int, int, str]) -> None:
     checked = check(source, "standard")
 
@@ -215,7 +216,7 @@ def test_a_form_feed_or_a_carriage_return_does_not_shift_the_lines() -> None:
 
 
 @pytest.mark.conforms("V-16")
-@pytest.mark.parametrize("source", [source for source, _ in REFUSED])
+@each_row("source", [source for source, _ in REFUSED])
 def test_the_off_profile_refuses_nothing_because_the_walls_are_the_kernels(source: str) -> None:
     assert check(source, "off").findings == ()
 
@@ -241,8 +242,8 @@ ODD = {
 
 
 @pytest.mark.conforms("Q-b8")
-@pytest.mark.parametrize("profile", ["off", "standard", "strict"])
-@pytest.mark.parametrize("source", ODD.values(), ids=ODD.keys())
+@each_row("profile", ["off", "standard", "strict"])
+@each_row("source", ODD.values(), ids=ODD.keys())
 def test_a_source_the_interpreter_cannot_take_is_a_syntax_error_and_nothing_else(source: str, profile: Any) -> None:
     with pytest.raises(SyntaxError) as caught:
         tree = check(source, profile).tree

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell_bridge.guest import lint
 from toolcell_bridge.guest.lint import check, compile_tree
 from toolcell_bridge.guest.lint_profiles import PRELOAD
@@ -42,7 +43,7 @@ def _tool(name: str, args: dict[str, Any] | None = None, **kwargs: Any) -> Any:
 
 
 @pytest.mark.conforms("Q-b3")
-@pytest.mark.parametrize(
+@each_row(
     ("source", "expected"),
     [
         ("rows = call_tool('s', {'q': 1})\nset_result({'top': [r for r in rows if r['score'] > 0.5]})",
@@ -91,7 +92,7 @@ def test_tool_proxies_are_reached_through_the_attribute_guard() -> None:
 
 
 @pytest.mark.conforms("Q-b3")
-@pytest.mark.parametrize(
+@each_row(
     ("source", "place"),
     [
         ("d = {}\nd['a'] += 1", (2, 1)),
@@ -149,12 +150,12 @@ RUN_TIME_TRICKS = {
 }
 
 
-@pytest.mark.parametrize("source", COMPILE_TIME_TRICKS.values(), ids=COMPILE_TIME_TRICKS.keys())
+@each_row("source", COMPILE_TIME_TRICKS.values(), ids=COMPILE_TIME_TRICKS.keys())
 def test_known_tricks_of_syntax_are_refused_before_the_run(source: str) -> None:
     assert check(source, "strict").findings
 
 
-@pytest.mark.parametrize("source", RUN_TIME_TRICKS.values(), ids=RUN_TIME_TRICKS.keys())
+@each_row("source", RUN_TIME_TRICKS.values(), ids=RUN_TIME_TRICKS.keys())
 def test_known_tricks_of_values_are_refused_by_a_guard(source: str) -> None:
     refusals = (AttributeError, ImportError, NameError, NotImplementedError, TypeError)
     try:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from builtin.webkit import Names
+from rows import each_row
 from toolcell import Allow, Egress, ToolRegistry, UsageError
 from toolcell.errors import McpServerError
 
@@ -48,7 +49,7 @@ async def test_a_server_gets_the_secret_of_its_rule_and_its_answers_are_without_
     assert set(hosts) == {(f"mcp.test:{port}", f"Bearer {TOKEN}")}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("place", "more", "said"),
     [
         ("http://other.test:PORT/mcp", {}, "no rule is about this host"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell.errors import McpServerError
 from toolcell.tools import ToolRegistry
 
@@ -23,7 +24,7 @@ BROKEN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@each_row("name", BROKEN)
 async def test_a_broken_tool_is_left_out_and_named(name: str) -> None:
     registry = ToolRegistry()
     client = await registry.add_mcp_server("s", command=raw(pages=[[a_tool("first"), BROKEN[name]], [a_tool("last")]]))

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
+from rows import each_row
 from toolcell.errors import McpServerError
 from toolcell.mcp.client import McpClient
 from toolcell.mcp.proxies import proxy_for
@@ -33,7 +34,7 @@ async def connected(registry: ToolRegistry, **options: Any) -> AsyncIterator[Mcp
 CODES = [-32000, -32001, -32002, -32404, -32603, -1_000_001, 7]
 
 
-@pytest.mark.parametrize("code", CODES)
+@each_row("code", CODES)
 async def test_an_error_of_any_code_is_the_servers_and_the_server_stays(code: int) -> None:
     registry = ToolRegistry()
     error = {"code": code, "message": "the index is being rebuilt"}
@@ -45,8 +46,8 @@ async def test_an_error_of_any_code_is_the_servers_and_the_server_stays(code: in
         assert (client.state, client.restarts) == ("connected", 0)
 
 
-@pytest.mark.parametrize("code", CODES)
-@pytest.mark.parametrize("method", ["initialize", "tools/list"])
+@each_row("code", CODES)
+@each_row("method", ["initialize", "tools/list"])
 async def test_an_error_at_the_beginning_is_told_in_the_servers_words(method: str, code: int) -> None:
     command = raw(pages=[[a_tool()]], error={"code": code, "message": "no licence"}, error_at=method)
     with pytest.raises(McpServerError, match="MCP server s: no licence"):
@@ -118,7 +119,7 @@ def refusing(method: str, answer: Answer) -> Callable[..., Answer | None]:
     )
 
 
-@pytest.mark.parametrize("name", REFUSALS)
+@each_row("name", REFUSALS)
 async def test_a_refusal_over_http_says_its_status(name: str) -> None:
     answer, said = REFUSALS[name]
     async with PlainServer(refusing("initialize", answer)).serve() as url:

@@ -15,6 +15,7 @@ import pytest
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCRequest, JSONRPCResponse
 
+from rows import each_row
 from toolcell import Limits, Runtime
 from toolcell.mcp import client, http_bounds, pace, requests, structure, traffic, transports
 from toolcell.mcp.broken_tools import ToolPages
@@ -166,7 +167,7 @@ async def test_a_list_that_takes_long_to_read_is_read_again_later(monkeypatch: p
 # Questions.
 
 
-@pytest.mark.parametrize("kind", ["elicitation", "sampling"])
+@each_row("kind", ["elicitation", "sampling"])
 async def test_questions_of_a_server_take_no_thread_of_others_and_end_with_their_call(kind: str) -> None:
     method = {"elicitation": "elicitation/create", "sampling": "sampling/createMessage"}[kind]
     asked, over = [0], threading.Event()
@@ -261,7 +262,7 @@ async def test_whoever_fills_the_threads_of_one_purpose_keeps_no_others_from_the
 # Structure.
 
 
-@pytest.mark.parametrize("id_last", [False, True])
+@each_row("id_last", [False, True])
 async def test_an_answer_of_very_many_elements_fails_its_call_before_it_is_parsed(id_last: bool) -> None:
     result, _ = await called(structure=300_000, id_last=id_last)
 
@@ -294,7 +295,7 @@ async def test_so_is_what_stands_as_json_in_its_texts() -> None:
     assert (result.outcome, result.value) == ("ok", 15_000) and result.usage.host_work > 30_000 * 64
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "count"),
     [
         ("[]", 1),

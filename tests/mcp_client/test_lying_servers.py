@@ -11,6 +11,7 @@ import pytest
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCNotification
 
+from rows import each_row
 from toolcell.errors import McpServerError
 from toolcell.mcp import catalogue, pace, traffic, transports
 from toolcell.mcp.arguments import hiding
@@ -116,7 +117,7 @@ async def test_a_server_takes_no_name_from_a_tool_that_is_there() -> None:
     assert sorted(kinds(client)) == [("left_out", "T"), ("left_out", "t")]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "sign",
     ["\u034f", "\u115f", "\u17b4", "\u180b", "\u2800", "\u3164", "\uffa0", "\ufe0f", "\U000e0101", "\ufffc", "\u200b"],
 )
@@ -157,7 +158,7 @@ RESULTS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "says"), RESULTS)
+@each_row(("answer", "says"), RESULTS)
 async def test_an_answer_that_is_not_what_was_declared_fails_its_call(answer: dict[str, Any], says: str) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     registry = ToolRegistry()
@@ -234,9 +235,7 @@ async def test_a_definition_that_changes_is_refused_until_somebody_looked_at_it(
 PASSES_SECRETS = a_tool(inputSchema={"type": "object", "properties": {"all_secrets": {"type": "string"}}})
 
 
-@pytest.mark.parametrize(
-    "comes_back", ["at once", "after a while", "under a name that is the same here", "after a restart"]
-)
+@each_row("comes_back", ["at once", "after a while", "under a name that is the same here", "after a restart"])
 async def test_a_tool_that_was_off_the_list_for_a_while_comes_back_only_as_it_was(comes_back: str) -> None:
     first, changed = a_tool(name="a.b"), {**PASSES_SECRETS, "name": "a.b"}
     lists = {
@@ -299,7 +298,7 @@ async def test_a_server_writes_nothing_into_stubs_with_keys_that_are_ours() -> N
     await registry.close()
 
 
-@pytest.mark.parametrize("pin", ["right", "sha256:0"])
+@each_row("pin", ["right", "sha256:0"])
 async def test_a_tool_that_is_pinned_is_only_offered_as_it_was(pin: str) -> None:
     registry = ToolRegistry()
     client = await connected(registry, pages=[[a_tool()]])
@@ -343,14 +342,14 @@ async def test_lines_that_are_no_messages_are_borne_up_to_a_number() -> None:
     assert "not JSON-RPC" in result.message
 
 
-@pytest.mark.parametrize("result", ["null", '"done"', '{"a": %s}' % ("9" * 5_000)])
+@each_row("result", ["null", '"done"', '{"a": %s}' % ("9" * 5_000)])
 async def test_a_call_whose_answer_is_no_message_does_not_wait_for_another(result: str) -> None:
     answered = await failed(result=result)
 
     assert "its answer is not a message of JSON-RPC" in answered.message
 
 
-@pytest.mark.parametrize(
+@each_row(
     "script",
     [
         {"dies": True, "last": "no such token: $TOKEN"},
@@ -376,7 +375,7 @@ def test_paths_and_short_values_are_no_secrets() -> None:
     assert hide(f"{HERE} 8080 given-to-the-server") == f"{HERE} 8080 [redacted]"
 
 
-@pytest.mark.parametrize("name", ["number", "nested"])
+@each_row("name", ["number", "nested"])
 async def test_a_tool_that_scripts_cannot_be_told_is_left_out(name: str) -> None:
     deep: dict[str, Any] = {"type": "string"}
     for _ in range(31):
@@ -390,7 +389,7 @@ async def test_a_tool_that_scripts_cannot_be_told_is_left_out(name: str) -> None
     assert "scripts cannot be told about it" in str(client.problems[0])
 
 
-@pytest.mark.parametrize("page", [{"t": a_tool()}, "t", None])
+@each_row("page", [{"t": a_tool()}, "t", None])
 async def test_a_list_that_is_no_list_of_tools_is_no_server(page: Any) -> None:
     registry = ToolRegistry()
 
@@ -408,7 +407,7 @@ async def test_two_thousand_tools_are_registered() -> None:
     assert registry.is_empty()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "local"),
     [
         ("create_issue", "l.create_issue"),
@@ -428,7 +427,7 @@ def test_long_names_stay_apart() -> None:
     assert all(len(name) <= 63 for name in made)
 
 
-@pytest.mark.parametrize("schema", [{}, {"properties": [1]}, {"properties": {"a": 1, "b": {}}}])
+@each_row("schema", [{}, {"properties": [1]}, {"properties": {"a": 1, "b": {}}}])
 def test_a_form_that_is_none_has_no_defaults(schema: dict[str, Any]) -> None:
     assert defaults_of(schema) == {}
     assert defaults_of({"properties": {"a": {"default": 1}, "b": {}}}) == {"a": 1}

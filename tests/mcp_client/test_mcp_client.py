@@ -14,6 +14,7 @@ import anyio
 import psutil
 import pytest
 
+from rows import each_row
 from toolcell import Runtime, SyncRuntime
 from toolcell.errors import McpServerError, RegistrationError, UsageError
 from toolcell.tools import ToolRegistry
@@ -37,7 +38,7 @@ async def test_tools_have_a_namespace_their_hints_and_their_origin(honest: Conne
     assert "def weather(*, place: str, celsius: float = 20.5) -> HWeatherResult" in honest.registry.to_python()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "args", "value"),
     [
         ("weather", {"place": "Rome"}, {"place": "Rome", "celsius": 20.5}),
@@ -110,6 +111,7 @@ async def test_calls_from_another_event_loop_are_made_in_the_one_that_holds_the_
     assert (await anyio.to_thread.run_sync(elsewhere)).value == 3
 
 
+@pytest.mark.slow
 async def test_a_changed_list_is_followed() -> None:
     registry = ToolRegistry()
     client = await registry.add_mcp_server("g", command=HONEST, allow=["grow", "hello", "late"])
@@ -181,6 +183,7 @@ anyio.run(main)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [False, True], ids=["all run", "its supervisor is stopped"])
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT], ids=["killed", "closed"])
 async def test_nothing_of_a_server_is_left_after_its_host(end: signal.Signals, stopped: bool, tmp_path: Path) -> None:
@@ -210,6 +213,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 async def test_a_server_over_http_gets_the_headers_and_its_end_is_noticed() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -240,7 +244,7 @@ def can_connect(port: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "says"),
     [
         ({}, "command=[...] or url=..."),
@@ -280,19 +284,19 @@ async def test_a_server_that_cannot_be_reached_is_named_without_what_its_url_hol
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["toolcell", "Toolcell"])
+@each_row("name", ["toolcell", "Toolcell"])
 async def test_a_server_with_the_name_of_the_hosts_own_tools_is_refused_at_once(name: str) -> None:
     with pytest.raises(RegistrationError, match=f"'{name}'.*give it another name"):
         await ToolRegistry().add_mcp_server(name, command=["no-such-program-anywhere"])
 
 
-@pytest.mark.parametrize("name", ["", "a.b", "a b", "x" * 33, "\u202ex"])
+@each_row("name", ["", "a.b", "a b", "x" * 33, "\u202ex"])
 async def test_a_servers_name_is_one_part_of_a_name(name: str) -> None:
     with pytest.raises(RegistrationError, match="a name must match"):
         await ToolRegistry().add_mcp_server(name, command=["x"])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("command", "says"),
     [
         (["no-such-program-anywhere"], "there is no program 'no-such-program-anywhere' on the PATH"),
@@ -316,7 +320,8 @@ async def test_the_servers_process_is_not_the_callers_and_has_not_its_environmen
     assert b"PYTEST" not in Path(f"/proc/{pid}/environ").read_bytes()
 
 
-@pytest.mark.parametrize(("given", "said"), [({"name": "Ada"}, "accept name='Ada'"), (None, "decline None")])
+@pytest.mark.slow
+@each_row(("given", "said"), [({"name": "Ada"}, "accept name='Ada'"), (None, "decline None")])
 async def test_a_server_s_question_is_answered_by_a_function_of_the_host(given: Any, said: str) -> None:
     async def answer(message: str, schema: Any) -> Any:
         return given if message == "who are you?" and "name" in schema["properties"] else {"name": "nobody"}
@@ -367,6 +372,7 @@ def test_a_blocking_runtime_has_the_tools_of_a_server_until_either_is_closed() -
         runtime.add_mcp_server("h", command=HONEST)
 
 
+@pytest.mark.slow
 async def test_two_servers_of_one_registry_have_two_names() -> None:
     registry = ToolRegistry()
     client = await registry.add_mcp_server("s", command=raw(pages=[[a_tool()]]))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell.errors import UsageError
 from toolcell.mcp.mending import MAX_DEPTH, mended_input
 from toolcell.tools import ToolRegistry
@@ -32,7 +33,7 @@ TAKEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", TAKEN)
+@each_row("name", TAKEN)
 async def test_a_schema_that_everybody_understands_is_taken(name: str) -> None:
     registry = ToolRegistry()
     command = raw(pages=[[a_tool(inputSchema=TAKEN[name])]])
@@ -76,10 +77,8 @@ async def test_tools_with_names_in_other_letters_have_names_of_their_own() -> No
     assert len(set(names)) == 4 and results == ["done"] * 4 and all(name.isascii() for name in names)
 
 
-@pytest.mark.parametrize(
-    "name", ["${env:TOKEN}", "${TOKEN}", "${ TOKEN }", "${{TOKEN}}", "${env:TOKEN", "${ENV:TOKEN}"]
-)
-@pytest.mark.parametrize("where", ["headers", "env"])
+@each_row("name", ["${env:TOKEN}", "${TOKEN}", "${ TOKEN }", "${{TOKEN}}", "${env:TOKEN", "${ENV:TOKEN}"])
+@each_row("where", ["headers", "env"])
 async def test_a_token_is_never_sent_as_the_name_of_its_variable(where: str, name: str) -> None:
     place: dict[str, Any] = {"url": "https://x.example"} if where == "headers" else {"command": ["x"]}
     with pytest.raises(UsageError, match=f"holds {re.escape(name)}, and nothing replaces that here"):

@@ -11,6 +11,7 @@ import anyio
 import httpx2
 import pytest
 
+from rows import each_row
 from toolcell.egress.resolver import SystemResolver
 from toolcell.errors import UsageError
 from toolcell.mcp.oauth import ClientCredentials, OAuth
@@ -363,7 +364,7 @@ async def test_a_service_uses_what_is_kept_and_asks_nobody(world: World) -> None
     assert len(world.asked) == 1
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "said"),
     [
         ({"command": ["x"], "auth": "oauth"}, "auth is for url=..."),
@@ -377,7 +378,7 @@ async def test_a_wrong_auth_is_said_before_anything_is_sent(options: dict[str, A
         await ToolRegistry().add_mcp_server("x", **options)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "wrong",
     [
         {"redirect": print},

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from mcp_types import CallToolResult
 
+from rows import each_row
 from toolcell.mcp.answers import as_tool_result, is_wrapper
 from toolcell.mcp.structure import MAX_ELEMENTS, with_whole_characters
 from toolcell.tools import ToolRegistry
 
 from .conftest import HONEST, a_tool, raw
 
-pytestmark = [pytest.mark.quick, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
 PNG = b"\x89PNG\r\n\x1a\n..>>??"
 IMAGE = {"name": "image-2.png", "media_type": "image/png", "data": PNG}
 
@@ -47,7 +48,7 @@ VALUES: list[tuple[dict[str, Any], Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "value", "shown"), VALUES)
+@each_row(("answer", "value", "shown"), VALUES)
 async def test_a_script_gets_each_part_and_a_model_a_line_of_each(
     answer: dict[str, Any], value: Any, shown: str
 ) -> None:
@@ -59,7 +60,7 @@ async def test_a_script_gets_each_part_and_a_model_a_line_of_each(
     assert (result.guest_value(), result.text) == (value, shown)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "data",
     [
         ENCODED,
@@ -95,7 +96,7 @@ def test_texts_with_too_much_structure_together_stay_texts() -> None:
     assert sum(map(len, read)) <= MAX_ELEMENTS and len(read) == 2 and value[-1] == lists
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("sent", "read"),
     [
         (rb'"\ud83d"', rb'"\ufffd"'),
@@ -123,7 +124,7 @@ async def test_half_a_character_of_an_answer_is_no_loss_of_the_rest() -> None:
 WRAPPED: dict[str, Any] = {"type": "object", "properties": {"result": {"type": "integer"}}, "required": ["result"]}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("schema", "is_one"),
     [
         ({**WRAPPED, "title": "addOutput"}, True),

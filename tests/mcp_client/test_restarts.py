@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell.errors import McpServerError, UsageError
 from toolcell.mcp.client import McpClient
 from toolcell.mcp.restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S, Restarts
@@ -16,7 +17,7 @@ from toolcell.tools import ToolRegistry
 
 from .conftest import RAW, a_tool, raw, until
 
-pytestmark = [pytest.mark.quick, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
 
 WHEN_TOLD = """
 import os, sys
@@ -48,7 +49,7 @@ async def test_a_server_is_given_up_after_so_many_ends_within_the_window_only() 
     assert [fast.may_try(now) for now in (4.0, 13.0, 14.0, 15.0, 25.0)] == [False, False, True, False, True]
 
 
-@pytest.mark.parametrize("options", [{"max_restarts": -1}, {"max_restarts": 1.5}, {"restart_window_s": "x"}])
+@each_row("options", [{"max_restarts": -1}, {"max_restarts": 1.5}, {"restart_window_s": "x"}])
 async def test_numbers_of_restarts_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(options))):
         await ToolRegistry().add_mcp_server("x", command=["x"], **options)

@@ -24,7 +24,7 @@ from toolcell.mcp.http import StaticToken, http_app, parse_address, serve_http
 from toolcell.mcp.server import McpServer
 from toolcell.support.asgi import listening
 
-pytestmark = [pytest.mark.quick, pytest.mark.anyio, pytest.mark.isolation]
+pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
 
 TOKEN = "a-token-of-a-test-42"
 

@@ -334,6 +334,7 @@ def many(count: int) -> ToolRegistry:
     return registry
 
 
+@pytest.mark.slow
 async def test_five_hundred_tools_cost_less_than_a_thousand_tokens_until_the_client_searches() -> None:
     async with connected("legacy", many(500)) as client:
         listed = await client.list_tools()

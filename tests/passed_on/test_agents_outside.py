@@ -154,6 +154,7 @@ async def test_an_agent_waits_for_a_person_and_goes_on_as_decided(office: Office
     assert result.content == "done" and ("agreed" in said) == isinstance(decision, Approve) and office.made == ["a"]
 
 
+@pytest.mark.slow
 @pytest.mark.isolation
 async def test_a_waiting_script_of_an_agent_goes_on_in_another_process(office: Office, tmp_path: Any) -> None:
     code = "call_tool('write', text='a')\nset_result(call_tool('agree'))"

@@ -116,6 +116,7 @@ def recorded(folder: Path) -> list[RecordedRun]:
         return [index.load(summary) for summary in index.runs()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ENDINGS)
 async def test_a_run_is_accounted_for_however_it_ends(ending: str, office: Office, tmp_path: Path) -> None:
     end, outcome = ENDINGS[ending]

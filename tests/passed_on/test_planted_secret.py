@@ -262,6 +262,7 @@ def from_the_viewer(ways: Ways, folder: Path) -> None:
     assert len([path for path in seen if path.startswith("/runs/")]) > 3, seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_the_secret_does_not_get_out(ways: Ways, way: str) -> None:
     text = ways.texts[way]

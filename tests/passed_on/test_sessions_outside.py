@@ -181,6 +181,7 @@ def test_wrong_names_and_closed_sessions_are_refused(runtime: SyncRuntime) -> No
         session.execute_code("1")
 
 
+@pytest.mark.slow
 def test_all_scripts_together_have_the_calls_and_the_time_of_the_session(runtime: SyncRuntime, office: Office) -> None:
     with runtime.session(tools=office.registry, cpu_s=0.3) as session:
         result = session.execute_code("while True: pass")

@@ -20,7 +20,7 @@ from toolcell.run.streaming import RunFinished
 from .beside_cpython import OF_EACH_KIND, WRITTEN, Ending, ending_in_cpython, ending_of, of_sandbox, registry, source_of
 from .plain_scripts import HELPER, SCRIPTS
 
-pytestmark = [pytest.mark.quick, pytest.mark.isolation]
+pytestmark = pytest.mark.isolation
 
 LIMITS, POOL = Limits(wall_s=30), PoolConfig(warm=1)
 

@@ -7,8 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
+from rows import each_row
 from toolcell_bridge.guest.compiling import LAST, LAST_RESULT, parse, parse_in_two
 from toolcell_bridge.wire.messages import RunScript
 
@@ -93,26 +92,26 @@ def outcome(codes: tuple[types.CodeType, ...]) -> tuple[Any, ...]:
     return kinds, results, raised
 
 
-@pytest.mark.parametrize("source", IN_TWO)
+@each_row("source", IN_TWO)
 def test_a_script_in_two_parts_does_what_it_does_as_one(source: str) -> None:
     assert outcome(parse_in_two(source) or in_one(source)) == outcome(in_one(source))
 
 
-@pytest.mark.parametrize("source", [IN_TWO[0], IN_TWO[3], IN_TWO[7], IN_TWO[12], IN_TWO[13]])
+@each_row("source", [IN_TWO[0], IN_TWO[3], IN_TWO[7], IN_TWO[12], IN_TWO[13]])
 def test_most_scripts_that_end_with_an_expression_need_no_syntax_tree(source: str) -> None:
     parts = parse_in_two(source)
     assert parts is not None
     assert (LAST_RESULT in parts[1].co_names) == ("set_result" in source)
 
 
-@pytest.mark.parametrize("source", ["x = 5", "x = set_result(1)", "for x in range(3):\n    set_result(x)\n"])
+@each_row("source", ["x = 5", "x = set_result(1)", "for x in range(3):\n    set_result(x)\n"])
 def test_most_scripts_that_end_with_another_statement_need_none(source: str) -> None:
     parts = parse_in_two(source)
     assert parts is not None
     assert LAST_RESULT not in parts[1].co_names
 
 
-@pytest.mark.parametrize(
+@each_row(
     "source",
     [
         "",

@@ -46,6 +46,7 @@ def guests() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_nothing_is_left_when_a_runtime_closes(sync_runtime: SyncRuntime) -> None:
     shared = sync_runtime.runtime.pool
@@ -142,6 +143,7 @@ async def test_a_required_layer_that_is_missing_is_refused_and_nothing_runs(monk
             await runtime.execute_code("1")
 
 
+@pytest.mark.slow
 @pytest.mark.conforms("T3")
 def test_without_a_cgroup_the_monitor_and_rlimits_bound_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     from toolcell.sandbox.process import cgroup_manager

@@ -211,6 +211,7 @@ def program(source: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_forked_child_is_refused_at_once_and_does_its_parent_no_harm() -> None:
     printed = program("""
         import os, sys
@@ -233,6 +234,7 @@ def test_a_forked_child_is_refused_at_once_and_does_its_parent_no_harm() -> None
     assert printed == "True\nTrue\n5\n"
 
 
+@pytest.mark.slow
 def test_a_forked_child_of_an_async_program_is_refused_too() -> None:
     printed = program("""
         import asyncio, os
@@ -255,6 +257,7 @@ def test_a_forked_child_of_an_async_program_is_refused_too() -> None:
     assert printed == "True\nTrue\n5\n"
 
 
+@pytest.mark.slow
 def test_a_sync_runtime_that_nobody_closed_lets_the_process_end_and_leaves_nothing() -> None:
     printed = program("""
         import atexit, psutil
@@ -302,6 +305,7 @@ def test_a_sync_runtime_called_from_its_own_event_loop_is_refused_instead_of_han
         assert "own event loop" in runtime.execute_code("set_result(call_tool('again'))").value
 
 
+@pytest.mark.slow
 def test_ctrl_c_during_a_run_ends_the_run_and_the_sync_runtime_goes_on() -> None:
     printed = program(f"""
         import os, signal

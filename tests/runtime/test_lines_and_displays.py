@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from toolcell import Outcome, PoolConfig, SyncRuntime, ToolRegistry
 
-pytestmark = [pytest.mark.quick, pytest.mark.isolation]
+pytestmark = pytest.mark.isolation
 
 
 class Receipt(TypedDict):

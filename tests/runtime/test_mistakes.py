@@ -13,6 +13,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from rows import each_row
 from toolcell import (
     AuditConfig,
     Flow,
@@ -127,12 +128,12 @@ def assert_one_line(mistake: Mistake) -> None:
     assert len(said) < 400
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@each_row("name", SETTINGS)
 def test_a_wrong_setting_is_one_line_with_value_and_cure(name: str) -> None:
     assert_one_line(SETTINGS[name])
 
 
-@pytest.mark.parametrize("name", RUNTIMES)
+@each_row("name", RUNTIMES)
 def test_a_runtime_made_wrongly_is_one_line_with_value_and_cure(name: str) -> None:
     assert_one_line(RUNTIMES[name])
 

@@ -10,7 +10,7 @@ from toolcell.config import PoolConfig
 from toolcell.results import Outcome
 from toolcell.run import nested
 
-pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.anyio]
+pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
 
 
 def opened(registry: ToolRegistry, cap: int) -> Runtime:

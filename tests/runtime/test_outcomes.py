@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell import Limits, Outcome
 from toolcell.cli.exits import BY_OUTCOME, LIMIT
 from toolcell.results import Usage
@@ -78,24 +79,24 @@ def worst(end: RunEnd, changes: list[tuple[Change, Outcome]]) -> Outcome:
     return outcome_of(end)[0]
 
 
-@pytest.mark.parametrize("first", range(len(DEAD)))
+@each_row("first", range(len(DEAD)))
 def test_for_a_dead_guest_the_first_thing_the_host_observed_counts(first: int) -> None:
     assert worst(QUIET, DEAD[first:]) is DEAD[first][1]
 
 
-@pytest.mark.parametrize("first", range(len(FAILED)))
+@each_row("first", range(len(FAILED)))
 def test_what_a_failed_script_says_counts_after_everything_observed(first: int) -> None:
     end = replace(QUIET, lint="off", stopped=BROKEN)
 
     assert worst(end, FAILED[first:]) is FAILED[first][1]
 
 
-@pytest.mark.parametrize(("change", "outcome"), HOST)
+@each_row(("change", "outcome"), HOST)
 def test_a_guest_that_says_all_is_well_is_not_believed_against_the_host(change: Change, outcome: Outcome) -> None:
     assert outcome_of(change(replace(QUIET, stopped=Done(True, None))))[0] is outcome
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "outcome"),
     [
         (seen(memory_kills=1), Outcome.OK),
@@ -116,7 +117,7 @@ WARNED = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), WARNED)
+@each_row(("change", "said"), WARNED)
 def test_a_limit_that_a_script_met_and_went_on_is_named(change: Change, said: str) -> None:
     end = replace(QUIET, stopped=Done(True, None))
 
@@ -125,7 +126,7 @@ def test_a_limit_that_a_script_met_and_went_on_is_named(change: Change, said: st
     assert said in found
 
 
-@pytest.mark.parametrize("change", [used(calls=1), but(has_value=True), but(lint="off")])
+@each_row("change", [used(calls=1), but(has_value=True), but(lint="off")])
 def test_only_a_script_that_had_done_nothing_can_have_been_denied(change: Change) -> None:
     end = replace(QUIET, stopped=BROKEN)
 
@@ -133,7 +134,7 @@ def test_only_a_script_that_had_done_nothing_can_have_been_denied(change: Change
     assert outcome_of(change(end))[0] is Outcome.MEMORY_LIMIT
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("sample", "limit"),
     [
         (Sample(cpu_s=LIMITS.cpu_s), None),

@@ -22,8 +22,6 @@ from toolcell.testing import FakeBackend
 from toolcell.tools.reverts import Reverts
 from toolcell_bridge.wire.messages import CallTool, Done, Result
 
-pytestmark = pytest.mark.quick
-
 LIMITS = Limits(wall_s=20)
 
 ONCE = """

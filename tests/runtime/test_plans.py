@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell import PoolConfig, Runtime, UsageError
 from toolcell.testing import FakeBackend
 
@@ -49,7 +50,7 @@ async def test_a_plan_that_cannot_run_is_the_callers_error() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(
+@each_row(
     ("step", "said"),
     [
         (3, "must be an object"),

@@ -135,6 +135,7 @@ def test_packages_are_the_hosts_choice_and_a_script_is_told_so(run: Run) -> None
     assert all(door in error.message for door in doors), error.message
 
 
+@pytest.mark.slow
 @pytest.mark.conforms("Q18", "Q19")
 def test_the_usual_packages_work_and_are_read_only() -> None:
     script = """

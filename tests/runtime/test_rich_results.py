@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from sandbox.forty_packages import USUAL
 from toolcell import Limits, PoolConfig, SyncRuntime
 from toolcell_bridge.guest import files, rich
@@ -89,7 +90,7 @@ def test_a_value_that_shows_nothing_makes_no_file(value: object, monkeypatch: py
     assert shown(value) == {}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "problem",
     [ValueError("no\ud800"), SystemExit(3), MemoryError(), RecursionError("deep" * 999), 7, b"GIF8", [PNG]],
     ids=lambda problem: type(problem).__name__,
@@ -223,7 +224,7 @@ def test_the_types_of_a_frame_are_text(runtime: SyncRuntime) -> None:
     assert "values of type Int64DType arrive as str" in result.logs.stderr
 
 
-@pytest.mark.parametrize("size", [0, 1, 4, 5, 8, 9, 1000])
+@each_row("size", [0, 1, 4, 5, 8, 9, 1000])
 def test_a_part_of_a_file_is_divided_to_fit_into_a_message(size: int) -> None:
     problem, part = FileProblem("a", 0, "missing"), FilePart("b", "text/plain", b"x" * size, True)
     first, *pieces = files.in_pieces([problem, part], 8)

@@ -10,6 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from rows import each_row
 from toolcell import Limits, Outcome, PoolConfig, Runtime, ToolRegistry
 from toolcell.run import callbacks
 from toolcell.run.callbacks import Callbacks
@@ -238,7 +239,7 @@ REASONS: list[StopReason] = [
 ]
 
 
-@pytest.mark.parametrize("first", REASONS, ids=lambda reason: type(reason).__name__)
+@each_row("first", REASONS, ids=lambda reason: type(reason).__name__)
 async def test_the_first_reason_to_stop_counts_and_all_but_done_kill(first: StopReason) -> None:
     sandbox: Any = CountingSandbox()
     connection = GuestConnection(sandbox)

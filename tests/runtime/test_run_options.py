@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell import Runtime, SyncRuntime
 from toolcell.control import Draft
 from toolcell.errors import UsageError
@@ -78,7 +79,7 @@ def test_so_is_one_of_the_other_methods(door: str, opened: Any) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("door", ["execute_code", "stream", "execute_plan", "preflight", "resume", "commit", "revert"])
+@each_row("door", ["execute_code", "stream", "execute_plan", "preflight", "resume", "commit", "revert"])
 async def test_a_client_says_it_before_it_asks_the_service(door: str) -> None:
     client = Client("http://127.0.0.1:1")
     client._lifetime.check = lambda: None  # type: ignore[method-assign]
@@ -88,7 +89,7 @@ async def test_a_client_says_it_before_it_asks_the_service(door: str) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("door", ["execute_code", "stream", "resume"])
+@each_row("door", ["execute_code", "stream", "resume"])
 async def test_so_does_a_session_of_a_client(door: str) -> None:
     session = ClientSession(None, {})
     with pytest.raises(UsageError, match=rf"^{door}\(\) has no argument 'limit'; "):

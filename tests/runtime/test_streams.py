@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from rows import each_row
 from toolcell import (
     Limits,
     Outcome,
@@ -232,7 +233,7 @@ async def test_a_stream_that_another_thread_drops_ends_its_run() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("end", [Done(True, None), Hang()], ids=["ended", "past its limit"])
+@each_row("end", [Done(True, None), Hang()], ids=["ended", "past its limit"])
 async def test_a_slow_reader_loses_nothing_and_holds_the_script_up(end: object) -> None:
     guest = [*(Progress(number) for number in range(1000)), end]
     cancel, read = anyio.Event(), list[RunEvent]()

@@ -10,7 +10,7 @@ from toolcell import Outcome
 
 from .conftest import Run
 
-pytestmark = [pytest.mark.quick, pytest.mark.isolation]
+pytestmark = pytest.mark.isolation
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from toolcell.mcp.server import McpServer
 from toolcell.tools import AgentTool, ToolDefinition
 from toolcell_bridge.guest.values import to_plain
 
-pytestmark = [pytest.mark.quick, pytest.mark.isolation]
+pytestmark = pytest.mark.isolation
 
 
 class Price(BaseModel):

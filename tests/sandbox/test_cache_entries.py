@@ -18,8 +18,6 @@ from toolcell.sandbox.process.cache import private_directory
 from toolcell.sandbox.process.packages import PackageEnvironment
 from wheels import lay_out
 
-pytestmark = pytest.mark.quick
-
 HOUR_NS = 3600 * 10**9
 
 DATA = "x" * (1 << 18)

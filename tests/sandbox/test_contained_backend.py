@@ -15,6 +15,7 @@ import anyio
 import psutil
 import pytest
 
+from rows import each_row
 from toolcell import Limits, Outcome, Policy, PoolConfig, Runtime, SyncRuntime, ToolRegistry
 from toolcell.config import CONTAINER_LAYERS, DEFAULT_LAYERS
 from toolcell.errors import SandboxUnavailable, UsageError
@@ -27,8 +28,6 @@ from toolcell_bridge.isolation import landlock
 from toolcell_bridge.isolation.apply_in_container import METADATA, beside_other_files
 from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, PACKAGES_POLICY, SeccompAction, SeccompPolicy
 from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS
-
-pytestmark = pytest.mark.quick
 
 CONTAINER = Policy(profile="container")
 
@@ -303,7 +302,7 @@ async def first_result(runtime: Runtime) -> object:
                 return (await runtime.execute_code("set_result(1)")).value
 
 
-@pytest.mark.parametrize("policy", [GUEST_POLICY, PACKAGES_POLICY], ids=["library", "packages"])
+@each_row("policy", [GUEST_POLICY, PACKAGES_POLICY], ids=["library", "packages"])
 def test_every_call_has_one_answer_and_metadata_is_never_changed(policy: SeccompPolicy) -> None:
     beside = beside_other_files(policy)
     rows = [

@@ -9,8 +9,6 @@ import pytest
 
 from toolcell import SyncRuntime
 
-pytestmark = pytest.mark.quick
-
 PANDAS = """
 import datetime, gc
 from toolcell_bridge.guest import determinism

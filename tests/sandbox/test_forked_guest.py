@@ -18,8 +18,6 @@ from toolcell_bridge.guest.script_end import ScriptFinalizer
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.messages import Done, Hello, Log, Message, Result, RunScript
 
-pytestmark = pytest.mark.quick
-
 GUEST = """
 import socket, sys
 from toolcell_bridge.entry import forked_guest

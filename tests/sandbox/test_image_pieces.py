@@ -16,14 +16,13 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell.errors import PackageError, SandboxUnavailable, UsageError
 from toolcell.sandbox.docker.images import build, check, debian_base, packages, reference, site
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.images.site import ImagePython, drop_tests
 from toolcell.sandbox.process import package_sources
 from toolcell.sandbox.process.package_sources import parse_wanted
-
-pytestmark = pytest.mark.quick
 
 PYTHON = ImagePython("3.13.1", "cpython", "cpython-313", "cpython-313-x86_64-linux-gnu", "x86_64", "2.36")
 IMAGE = ImageRef("sha256:1", reference.DEFAULT_IMAGE, "3.13.1", reference.VERSION, packages={"numpy": "2.4.6"})
@@ -38,7 +37,7 @@ def prepare() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "kept"),
     [
         ("./lib/x86_64-linux-gnu/libc.so.6", "usr/lib/x86_64-linux-gnu/libc.so.6"),
@@ -311,7 +310,7 @@ SOUND = {
 }
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "said"),
     [
         ({"guest": "0"}, "labels say otherwise"),

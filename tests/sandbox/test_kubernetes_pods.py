@@ -14,6 +14,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from rows import each_row
 from toolcell import Limits, UsageError
 from toolcell.config import MIB
 from toolcell.errors import MissingPackage
@@ -53,8 +54,8 @@ def changed(path: str, value: object) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("version", ["1.30", "1.33"])
-@pytest.mark.parametrize("settings", [{}, {"port": 8750, "sandboxes": 4, "runtime_class": "gvisor"}])
+@each_row("version", ["1.30", "1.33"])
+@each_row("settings", [{}, {"port": 8750, "sandboxes": 4, "runtime_class": "gvisor"}])
 def test_the_objects_follow_the_schemas_of_kubernetes(version: str, settings: dict[str, Any]) -> None:
     kubernetes_validate.validate(pod(**settings), version, strict=True)
     objects = {each["kind"]: each for each in manifests(PodSettings(IMAGE, **settings), namespace="agents")}
@@ -78,7 +79,7 @@ def test_the_pods_of_the_template_have_no_weakness() -> None:
     assert layers_of(changed("hostUsers", False))["user"] == "the pod's"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "value", "said"),
     [
         ("hostNetwork", True, "hostNetwork"),
@@ -149,7 +150,7 @@ def test_each_weakness_of_a_pod_is_named(path: str, value: object, said: str) ->
     assert said in "; ".join(weaknesses(changed(path, value)))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "value"),
     [
         ("container.apparmor.security.beta.kubernetes.io/sandbox", "unconfined"),
@@ -215,7 +216,7 @@ def test_what_a_pod_says_for_all_its_containers_counts_unless_one_says_otherwise
     assert "runAsUser" in weaknesses(found)[0]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "count"),
     [("512Mi", 512 * MIB), ("1Gi", 1 << 30), ("1G", 10**9), ("1e9", 10**9), ("1500m", 1), ("1.5Gi", 3 << 29), (7, 7)],
 )
@@ -223,7 +224,7 @@ def test_quantities_are_read(text: object, count: int) -> None:
     assert bytes_of(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "much", "1Zi", "-1", "1 Gi", "1.2.3Mi"])
+@each_row("text", ["", "much", "1Zi", "-1", "1 Gi", "1.2.3Mi"])
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="not a quantity"):
         bytes_of(text)
@@ -252,7 +253,7 @@ def test_the_command_line_writes_what_kubectl_reads() -> None:
     assert items[0]["spec"]["podTemplate"]["spec"]["containers"][0]["image"] == IMAGE
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("flags", "said"),
     [
         (["--runtime-class", "gvisor", "--sandboxes", "2"], "--sandboxes 1"),

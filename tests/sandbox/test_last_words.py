@@ -11,6 +11,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 
+from rows import each_row
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.process.namespaced_zygote import NamespacedZygote
 from toolcell_bridge.entry.launcher import FAILED
@@ -36,7 +37,7 @@ WAYS: dict[str, tuple[Callable[[socket.socket], None], bool]] = {
 """What the process does, and whether it was sent its settings before that."""
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_row("way", WAYS)
 def test_the_words_of_a_process_that_ends_are_the_error(way: str) -> None:
     end, is_sent_before = WAYS[way]
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

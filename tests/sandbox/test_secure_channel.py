@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+from rows import each_row
 from toolcell.sandbox.node.secure_channel import SecureChannel, context_of_caller, context_of_node
 
 NODE = context_of_node()
@@ -23,8 +24,8 @@ def both() -> tuple[SecureChannel, SecureChannel]:
     return caller, node
 
 
-@pytest.mark.parametrize("size", [0, 1, 16_384, 16_385, 1_000_000])
-@pytest.mark.parametrize("piece", [1_000, 1 << 30])
+@each_row("size", [0, 1, 16_384, 16_385, 1_000_000])
+@each_row("piece", [1_000, 1 << 30])
 def test_all_of_a_message_arrives_both_ways(size: int, piece: int) -> None:
     for one, other in (both(), both()[::-1]):
         data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)

@@ -19,14 +19,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.testclient import TestClient
 
+from rows import each_row
 from toolcell.errors import UsageError
 from toolcell.service import ServiceConfig, create_app
 from toolcell.service.authentication import FORWARDED
 from toolcell.service.principal import Scope
 from toolcell.service.service import Service
 from toolcell.service.tokens import TokenDatabase
-
-pytestmark = pytest.mark.quick
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +116,7 @@ def test_settings_of_access_that_cannot_work_are_refused_at_the_start(
     assert "not an address" in refusal("--trusted-proxies", "*", "--tokens", str(tokens[0]), *state)
 
 
-@pytest.mark.parametrize("proxies", [["*"], ["0.0.0.0/33"], ["proxy.example"], [""], ["10.0.0.1/8"]], ids=str)
+@each_row("proxies", [["*"], ["0.0.0.0/33"], ["proxy.example"], [""], ["10.0.0.1/8"]], ids=str)
 def test_a_proxy_is_named_by_address_or_network(proxies: list[str]) -> None:
     with pytest.raises((UsageError, ValueError), match="trusted_proxies"):
         ServiceConfig(trusted_proxies=tuple(proxies))

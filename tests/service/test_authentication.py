@@ -13,6 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from starlette.datastructures import Headers
 
+from rows import each_row
 from service.clock import Clock
 from service.issuer import AUDIENCE, ISSUER, Issuer, jwk_of, unsigned
 from toolcell.errors import UsageError
@@ -256,7 +257,7 @@ async def test_new_keys_are_found_and_unknown_ids_do_not_make_the_service_ask_ea
     assert len(issuer.asked) == 2
 
 
-@pytest.mark.parametrize(
+@each_row(
     "answer",
     [
         httpx.Response(500),
@@ -302,20 +303,20 @@ def test_only_public_keys_for_signatures_count() -> None:
     assert set(read_keys({"keys": [rsa_key, *others]})) == {"good"}
 
 
-@pytest.mark.parametrize("algorithm", ["none", "HS256", "HS512", "rs256", ""])
+@each_row("algorithm", ["none", "HS256", "HS512", "rs256", ""])
 def test_algorithms_that_prove_nothing_are_refused_in_the_configuration(algorithm: str) -> None:
     with pytest.raises(UsageError, match="proves nothing"):
         JwtAuthenticator(ISSUER, AUDIENCE, algorithms=["RS256", algorithm])
 
 
-@pytest.mark.parametrize("url", ["http://issuer.example", "ftp://issuer.example", "issuer.example", "https://", ""])
+@each_row("url", ["http://issuer.example", "ftp://issuer.example", "issuer.example", "https://", ""])
 def test_keys_do_not_come_over_an_unprotected_connection(url: str) -> None:
     with pytest.raises(UsageError, match="https"):
         KeySet(url)
     KeySet("http://127.0.0.1:8080")
 
 
-@pytest.mark.parametrize(("bits", "is_used"), [(1_024, False), (2_048, True)])
+@each_row(("bits", "is_used"), [(1_024, False), (2_048, True)])
 def test_a_short_rsa_key_of_an_issuer_is_not_used(bits: int, is_used: bool) -> None:
     key = jwk_of(rsa.generate_private_key(65537, bits), "a")
     assert bool(read_keys({"keys": [key]})) is is_used

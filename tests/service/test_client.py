@@ -414,6 +414,7 @@ async def test_what_is_registered_later_can_be_called_in_the_next_run(url: str) 
         assert (await client.execute_code("call_tool('late')")).value == 5
 
 
+@pytest.mark.slow
 async def test_many_runs_of_one_client_go_on_at_once(url: str) -> None:
     registry, together = ToolRegistry(), asyncio.Event()
     waiting: list[int] = []
@@ -474,6 +475,7 @@ def test_a_client_needs_asyncio_and_says_so() -> None:
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_the_example_prints_what_it_shows() -> None:
     program = Path(__file__).parents[2] / "examples" / "tools_here_sandboxes_there.py"
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=60)
@@ -482,6 +484,7 @@ def test_the_example_prints_what_it_shows() -> None:
     assert done.stdout == "ok ['apple'] looked at 2 kinds ['in_stock', 'in_stock']\nin a session: 42\n"
 
 
+@pytest.mark.slow
 async def test_frames_go_to_scripts_at_a_service_and_come_back(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"n": [1, 2]}, index=["x", "y"])

@@ -19,6 +19,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from rows import each_row
 from toolcell.errors import StoreError
 from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.docker.images import reference
@@ -38,9 +39,7 @@ def drain_s() -> float:
     return ServiceConfig.from_toml(FILES / "service.toml").drain_s
 
 
-@pytest.mark.parametrize(
-    ("name", "profile", "backend"), [("service", "container", "process"), ("siblings", "full", "docker")]
-)
+@each_row(("name", "profile", "backend"), [("service", "container", "process"), ("siblings", "full", "docker")])
 def test_the_settings_of_the_image_are_settings_and_demand_tokens(name: str, profile: str, backend: str) -> None:
     config = ServiceConfig.from_toml(FILES / f"{name}.toml")
 
@@ -169,7 +168,7 @@ def test_a_user_without_privileges_on_a_read_only_system_has_the_full_profile() 
 # Containers
 
 
-@pytest.mark.parametrize("name", ["compose.yaml", "compose.siblings.yaml"])
+@each_row("name", ["compose.yaml", "compose.siblings.yaml"])
 def test_the_compose_files_take_all_privileges_and_give_runs_their_time(name: str) -> None:
     service: dict[str, Any] = yaml.safe_load((FILES / name).read_text(encoding="utf-8"))["services"]["toolcell"]
 
@@ -187,7 +186,7 @@ def manifest() -> dict[str, dict[str, Any]]:
     return {each["kind"]: each for each in documents}
 
 
-@pytest.mark.parametrize("version", ["1.30", "1.33"])
+@each_row("version", ["1.30", "1.33"])
 def test_the_manifest_follows_the_schemas_of_kubernetes(version: str) -> None:
     objects = manifest()
 

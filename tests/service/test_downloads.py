@@ -16,8 +16,6 @@ from toolcell.results import OutputFile
 from toolcell.service import ServiceConfig, TenantConfig, create_app
 from toolcell.service.downloads import ROW_BYTES, DownloadStore
 
-pytestmark = pytest.mark.quick
-
 SCRIPT = "open('page.html', 'wb').write(b'<script>1</script>')\nset_result(1, files=['page.html'])"
 
 

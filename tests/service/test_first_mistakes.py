@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from rows import each_row
 from toolcell.audit.format import LOG_FILE, BadInput, read_log_id
 from toolcell.cli.top import Source
 from toolcell.errors import ServiceUnavailable, UsageError
@@ -47,7 +48,7 @@ async def test_tools_that_were_loaded_at_the_start_are_not_loaded_again(tmp_path
     assert (tmp_path / "tools.loads").read_text() == "x"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("method", "path", "status", "says"),
     [("POST", "/v1/exec", 404, "GET /v1/openapi.json"), ("GET", "/v1/execute", 405, "header Allow")],
 )

@@ -104,6 +104,7 @@ def test_the_oldest_answers_go_first_and_their_keys_stay(store: IdempotencyStore
     assert store.begin("acme", "large", ONE, "run-9") == Answered("run-3", 200, "text/plain", None)
 
 
+@pytest.mark.slow
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from(["begin", "finish", "release", "wait"]), st.integers(0, 5), st.integers(0, 120))

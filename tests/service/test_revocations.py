@@ -20,7 +20,7 @@ from toolcell.service.tokens import IssuedToken, TokenDatabase
 
 from .client_serving import serving, until
 
-pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.anyio]
+pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
 
 ENDLESS = "import time\nfor n in range(10**9): print('secret', n, flush=True); time.sleep(0.01)"
 EVENTS = {"Accept": "text/event-stream"}

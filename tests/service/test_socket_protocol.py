@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.service.socket import messages
 from toolcell.service.socket.messages import (
@@ -290,7 +291,7 @@ ILLEGAL: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", ILLEGAL)
+@each_row("name", ILLEGAL)
 def test_an_illegal_frame_is_refused(name: str) -> None:
     data = ILLEGAL[name] if isinstance(ILLEGAL[name], bytes | str) else FRAMES.encode_body(ILLEGAL[name])
     with pytest.raises(RemoteProtocolError):
@@ -305,7 +306,7 @@ def test_more_taken_than_was_sent_is_refused() -> None:
             ends.service.receive(FRAMES.encode_body(messages.Taken(1, number)))
 
 
-@pytest.mark.parametrize("received", [2, -1, "1", True, [1]])
+@each_row("received", [2, -1, "1", True, [1]])
 def test_more_received_than_was_sent_is_refused(received: Any) -> None:
     ends = connected()
     ends.requests(1)
@@ -329,7 +330,7 @@ def test_no_bytes_raise_anything_but_a_protocol_error(data: bytes) -> None:
             pass
 
 
-@pytest.mark.parametrize("size", [1, PART_BYTES])
+@each_row("size", [1, PART_BYTES])
 def test_more_than_the_window_is_refused(size: int) -> None:
     end = opened()
     with pytest.raises(RemoteProtocolError, match="window"):
@@ -363,7 +364,7 @@ def test_goodbye_goes_before_everything_that_waits() -> None:
     assert ends.got["service"][1] == [b"begin"]
 
 
-@pytest.mark.parametrize("codec", [FRAMES, CALLER_MESSAGES, SERVICE_MESSAGES])
+@each_row("codec", [FRAMES, CALLER_MESSAGES, SERVICE_MESSAGES])
 def test_every_message_is_read_as_it_was_written(codec: Any) -> None:
     samples = {
         "bool": True,

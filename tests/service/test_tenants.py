@@ -275,6 +275,7 @@ def test_the_table_of_the_documentation_is_this_one() -> None:
     assert table() in page, "write it with: python tests/service/tenant_attacks.py"
 
 
+@pytest.mark.slow
 def test_a_refused_attempt_is_no_secret_of_its_own(world: World) -> None:
     answer = world.ask("GET", f"/v1/runs/{world.ids['run']}", world.bolt)
     assert SECRET in json.dumps(answer.json()), "the mark that the attempts look for is really there"

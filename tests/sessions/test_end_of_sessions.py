@@ -10,7 +10,7 @@ import pytest
 from toolcell import Limits, PoolConfig, SyncRuntime, ToolRegistry
 from toolcell.sessions import state
 
-pytestmark = [pytest.mark.quick, pytest.mark.isolation]
+pytestmark = pytest.mark.isolation
 
 ENDINGS = {
     "an exit hook": "import atexit\natexit.register(call_tool, 'note', text='bye')",

@@ -22,8 +22,6 @@ from toolcell.sandbox.process.namespaced_sandbox import ProcessSandbox
 from toolcell.sandbox.process.signals import signal_all, tree_of
 from toolcell.sessions import state
 
-pytestmark = pytest.mark.quick
-
 HIDES = """
 import os, threading, toolcell_bridge.guest.leftovers as leftovers
 leftovers.end_leftovers = lambda end_s: ([], [])

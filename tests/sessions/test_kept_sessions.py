@@ -411,6 +411,7 @@ with SyncRuntime(registry, journal=folder / 'runs', pool=PoolConfig(warm=1)) as 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before b", "after b", "before c", "after c", "after d"])
 def test_a_session_whose_host_is_killed_makes_every_effect_once(tmp_path: Path, moment: str) -> None:
     def live(moment: str) -> subprocess.CompletedProcess[str]:
@@ -428,6 +429,7 @@ def test_a_session_whose_host_is_killed_makes_every_effect_once(tmp_path: Path, 
     assert not [name for name in os.listdir(tmp_path / "runs") if name.endswith(".journal")]
 
 
+@pytest.mark.slow
 def test_a_script_of_a_session_on_disk_does_not_describe_its_tools_again(
     on_disk: SyncRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -254,6 +254,7 @@ def test_a_journal_that_lost_answers_is_not_carried_on_from_memory() -> None:
     assert store.interrupted() == ["whole"]
 
 
+@pytest.mark.slow
 def test_a_state_that_is_kept_and_brought_back_counts_for_whom_the_last_script_ran(
     host: Callable[..., SyncRuntime], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -586,6 +586,7 @@ def test_figures_of_a_script_are_not_returned_with_the_next_one(session: SyncSes
     assert [file.name for file in session.execute_code("figure()").files] == ["script-5-figure-1.png"]
 
 
+@pytest.mark.slow
 def test_a_figure_that_cannot_be_closed_does_not_end_the_session(session: SyncSession) -> None:
     session.execute_code(FIGURES + "module.Gcf.destroy = None")
     assert session.execute_code("figure()\nset_result(1)").value == 1

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell import Limits, Outcome, Policy, PoolConfig, RunContext, SyncRuntime, ToolRegistry
 from toolcell.audit.reader import read_log
 from toolcell.errors import SessionError, UsageError
@@ -17,8 +18,6 @@ from toolcell.run.outcome import INTERRUPTED, Aborted, Failed, ProtocolViolation
 from toolcell.sandbox import forked
 from toolcell.sandbox.backend import LimitExceeded, Sample
 from toolcell.sessions.sandbox import since
-
-pytestmark = pytest.mark.quick
 
 WARM = PoolConfig(warm=1)
 
@@ -98,7 +97,7 @@ def test_a_script_is_never_charged_for_what_was_used_before_it(before: Sample, n
     assert (same.cpu_s, same.memory_kills, same.refused_processes, same.peak_processes) == (0, 0, 0, now.processes)
 
 
-@pytest.mark.parametrize("outcome", list(Outcome))
+@each_row("outcome", list(Outcome))
 def test_a_session_goes_on_after_a_limit_in_time_or_output_and_after_nothing_else_of_the_host(outcome: Outcome) -> None:
     exceeded = LimitExceeded(outcome, "wall_s", 1.0, 2.0)
 

@@ -20,7 +20,7 @@ from toolcell.sandbox.process.namespaced_sandbox import ProcessSandbox
 from toolcell.sessions import kept_state
 from toolcell.sync import SyncSession
 
-pytestmark = [pytest.mark.quick, pytest.mark.isolation]
+pytestmark = pytest.mark.isolation
 
 made: list[str] = []
 

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from rows import each_row
 from toolcell import PoolConfig, Runtime
 from toolcell.audit.redact import Redactor
 from toolcell.egress.echoes import Echoes
@@ -60,8 +61,8 @@ USERS: dict[str, Hide] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize("form", FORMS)
+@each_row("user", USERS)
+@each_row("form", FORMS)
 def test_a_secret_is_found_in_the_same_forms_by_everybody(form: str, user: str) -> None:
     given = FORMS[form]
     found = USERS[user](given)
@@ -78,8 +79,8 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("user", [Secrets, Redactor])
-@pytest.mark.parametrize("kind", OTHERS)
+@each_row("user", [Secrets, Redactor])
+@each_row("kind", OTHERS)
 def test_other_secrets_are_found_as_text_and_as_bytes(kind: str, user: Any) -> None:
     secret = OTHERS[kind]
     hide = user({"KEY": secret}).redact_value if user is Secrets else user([secret]).clean_all
@@ -122,7 +123,7 @@ OBJECTS = {
 }
 
 
-@pytest.mark.parametrize("kind", OBJECTS)
+@each_row("kind", OBJECTS)
 async def test_an_event_has_no_object_that_shows_a_secret(kind: str) -> None:
     events: list[str] = []
     registry, run = ToolRegistry(), RunContext(secrets=Secrets({"KEY": SECRET}))
@@ -201,7 +202,7 @@ DIGITS = "80917263"
 NUMBERS = (80917263, 80917263.0, -80917263, Decimal("80917263.00"), complex(80917263, 1), "n 80917263", b"80917263")
 
 
-@pytest.mark.parametrize("hide", [Secrets({"PIN": DIGITS}).redact_value, Redactor([DIGITS]).clean_all])
+@each_row("hide", [Secrets({"PIN": DIGITS}).redact_value, Redactor([DIGITS]).clean_all])
 def test_a_secret_of_digits_is_found_as_a_number_wherever_it_is(hide: Hide) -> None:
     for number in NUMBERS:
         for value in (number, [number], {"a": {number: 1}}, {"a": [[number]]}, {number}):

@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
+from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.compat import execute_with_context, get_summaries, observed, register_or_replace, to_for_llm
@@ -97,7 +98,7 @@ async def test_a_refusal_of_the_tool_itself_is_data_for_the_next_turn() -> None:
 
 
 @pytest.mark.conforms("EX-32", "F12")
-@pytest.mark.parametrize("parallel", [True, False])
+@each_row("parallel", [True, False])
 async def test_parallel_tools_overlap_when_allowed_and_one_failing_does_not_stop_the_other(parallel: bool) -> None:
     meeting = Meeting(2 if parallel else 1)
 

@@ -10,6 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.tools import Block, Call, ToolError, ToolRegistry, ToolResult
@@ -178,7 +179,7 @@ async def test_a_hook_that_blocks_a_tool_blocks_it_on_every_path(tmp_path: Any) 
 
 
 @pytest.mark.conforms("EX-34", "M1", "M2", "M3", "M-b1", "M-b2", "V-12")
-@pytest.mark.parametrize("early", [True, False])
+@each_row("early", [True, False])
 async def test_a_blacklisted_tool_is_not_executed_alone_in_a_batch_in_a_plan_or_from_code(early: bool) -> None:
     deleted: list[str] = []
 

@@ -9,6 +9,7 @@ import anyio
 import pytest
 from pydantic import BaseModel, Field
 
+from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.tools import (
@@ -113,7 +114,7 @@ async def test_prepared_arguments_reach_the_tool_and_nobody_else() -> None:
 
 
 @pytest.mark.conforms("EX-21", "B3", "B4", "B5")
-@pytest.mark.parametrize("can_see", [True, False])
+@each_row("can_see", [True, False])
 async def test_details_stay_with_the_events_and_images_reach_models_that_can_see(can_see: bool) -> None:
     picture = Image(b"\x89PNG\r\n\x1a\n", "image/png")
 
@@ -294,7 +295,7 @@ async def test_around_overlapping_tools_everything_happens_in_source_order() -> 
 
 
 @pytest.mark.conforms("EX-26", "F6", "F9", "F12")
-@pytest.mark.parametrize("how", ["loop", "tool"])
+@each_row("how", ["loop", "tool"])
 async def test_in_sequence_each_call_lives_its_whole_life_before_the_next(how: str) -> None:
     log, running = list[str](), [0, 0]
     agent = ordered_agent(log, running, None, parallel_tools=how != "loop")

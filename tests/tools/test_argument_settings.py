@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
+from rows import each_row
 from toolcell.tools import ToolDefinition, ToolRegistry
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.call import Call
@@ -41,7 +42,7 @@ class Taking:
         return (await self.registry.execute("take", args)).text
 
 
-@pytest.mark.parametrize("more", [{}, LONG_WAY], ids=["short way", "long way"])
+@each_row("more", [{}, LONG_WAY], ids=["short way", "long way"])
 async def test_without_coercion_nothing_is_mended_but_defaults_and_extras_are_as_ever(more: dict[str, Any]) -> None:
     take = Taking(coercion="off")
 
@@ -53,7 +54,7 @@ async def test_without_coercion_nothing_is_mended_but_defaults_and_extras_are_as
     assert take.calls[-1].warnings == ("unknown property 'zzz' was dropped",)
 
 
-@pytest.mark.parametrize("more", [{}, LONG_WAY], ids=["short way", "long way"])
+@each_row("more", [{}, LONG_WAY], ids=["short way", "long way"])
 async def test_without_validation_arguments_are_mended_where_they_can_be_and_never_refused(more: Any) -> None:
     take = Taking(validate=False)
 
@@ -64,7 +65,7 @@ async def test_without_validation_arguments_are_mended_where_they_can_be_and_nev
     assert all(got["limit"] == 10 for got in take.got)
 
 
-@pytest.mark.parametrize("coercion", ["safe", "off", "lenient"])
+@each_row("coercion", ["safe", "off", "lenient"])
 async def test_extras_are_dropped_at_every_depth_and_the_record_names_their_paths(coercion: Any) -> None:
     take = Taking(coercion=coercion)
 
@@ -105,8 +106,8 @@ SPEAKS_OF_OTHERS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("extras", ["drop", "forbid"])
-@pytest.mark.parametrize("part", SPEAKS_OF_OTHERS)
+@each_row("extras", ["drop", "forbid"])
+@each_row("part", SPEAKS_OF_OTHERS)
 async def test_nothing_is_an_extra_where_a_schema_speaks_of_others_or_in_a_union(part: Any, extras: Any) -> None:
     take = Taking({"type": "object", "properties": {"x": part}}, extras=extras)
 
@@ -151,9 +152,9 @@ DEFAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]
 }
 
 
-@pytest.mark.parametrize("validate", [True, False])
-@pytest.mark.parametrize("coercion", ["safe", "off", "lenient"])
-@pytest.mark.parametrize("case", DEFAULTS)
+@each_row("validate", [True, False])
+@each_row("coercion", ["safe", "off", "lenient"])
+@each_row("case", DEFAULTS)
 async def test_a_default_that_does_not_fit_is_not_filled_in(case: str, coercion: Any, validate: bool) -> None:
     schema, args, expected = DEFAULTS[case]
     take = Taking({"type": "object", **schema}, coercion=coercion, validate=validate)
@@ -168,7 +169,7 @@ async def test_a_default_that_does_not_fit_is_not_filled_in(case: str, coercion:
         assert take.got[0].get("x") in (None, 1)
 
 
-@pytest.mark.parametrize("extras", ["drop", "forbid"])
+@each_row("extras", ["drop", "forbid"])
 async def test_an_extra_is_one_after_a_union_in_which_a_number_could_not_be_mended(extras: Any) -> None:
     one = {"properties": {"n": {"allOf": [{"type": "integer"}]}, "m": {"type": "integer"}}, "required": ["n", "m"]}
     other = {"properties": {"n": {"type": "string"}, "m": {"type": "string"}}, "required": ["n", "m"]}
@@ -194,7 +195,7 @@ class UserByName(User):
     model_config = ConfigDict(populate_by_name=True)
 
 
-@pytest.mark.parametrize("kind", [User, UserByName])
+@each_row("kind", [User, UserByName])
 async def test_a_field_with_an_alias_is_called_by_it(kind: type[User]) -> None:
     def greet(user):  # type: ignore[no-untyped-def]
         """Greet a user by name."""

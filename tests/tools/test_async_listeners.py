@@ -8,12 +8,13 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
+from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.tools import Event, RunContext, ToolRegistry
 from toolcell.tools.events import TOOL_END, TOOL_START
 
-pytestmark = [pytest.mark.quick, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
 
 
 async def directly(registry: ToolRegistry, run: RunContext) -> Any:
@@ -33,8 +34,8 @@ async def by_an_agent(registry: ToolRegistry, run: RunContext) -> Any:
     return (await agent.run("go", context=run)).content
 
 
-@pytest.mark.parametrize("route", [directly, in_a_batch, in_a_plan, by_an_agent])
-@pytest.mark.parametrize("fails", [False, True])
+@each_row("route", [directly, in_a_batch, in_a_plan, by_an_agent])
+@each_row("fails", [False, True])
 async def test_an_async_listener_is_awaited_before_the_next_step(
     route: Callable[[ToolRegistry, RunContext], Awaitable[Any]], fails: bool
 ) -> None:

@@ -11,6 +11,7 @@ import pydantic
 import pytest
 from typing_extensions import TypedDict
 
+from rows import each_row
 from toolcell.tools import Origin, ToolRegistry
 from toolcell.tools.bytes_arguments import BASE64, place_bytes
 from toolcell.tools.problems import Subschemas
@@ -84,7 +85,7 @@ def as_model_writes(value: Any) -> Any:
             return value
 
 
-@pytest.mark.parametrize("case", TYPES)
+@each_row("case", TYPES)
 async def test_bytes_arrive_intact_and_come_back_intact_on_every_route(case: str) -> None:
     kind, sent, expected = TYPES[case]
     got: list[Any] = []
@@ -131,7 +132,7 @@ RAW: dict[str, tuple[Any, Any]] = {
 """The schema of x and what the tool gets; None: the call is refused."""
 
 
-@pytest.mark.parametrize("case", RAW)
+@each_row("case", RAW)
 async def test_a_schema_written_by_hand_gets_what_it_asks_for_and_never_text_in_place_of_bytes(case: str) -> None:
     part, expected = RAW[case]
     got: list[Any] = []

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell.builtin import HashEmbeddings
 from toolcell.errors import EmbeddingError, UsageError
 from toolcell.tools import Origin, RunContext, ToolRegistry
@@ -30,7 +31,7 @@ async def names_found(registry: ToolRegistry, query: str, **options: Any) -> lis
     return [each.name for each in await registry.search_tools(query, **options)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "best"),
     [
         ("open a ticket", "github.create_issue"),
@@ -63,7 +64,7 @@ async def test_a_word_counts_most_in_a_name_then_in_a_description_then_in_a_para
     assert await names_found(registry, "invoice") == ["invoice_thing", "second_thing", "first_thing"]
 
 
-@pytest.mark.parametrize("query", ["", "  ", "zzz", "!?", "\0"])
+@each_row("query", ["", "  ", "zzz", "!?", "\0"])
 async def test_a_search_without_a_hit_finds_nothing(query: str) -> None:
     assert await names_found(catalogue(30), query) == []
     assert await names_found(ToolRegistry(), query) == []
@@ -84,7 +85,7 @@ async def test_a_search_finds_only_what_the_caller_may_call() -> None:
     assert await names_found(registry, "github.create_invoice", origin=Origin.CODE) != ["github.create_invoice"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "limit", "said"),
     [
         ("x" * (MAX_QUERY_CHARS + 1), 10, "at most 1000 characters, not 1001"),
@@ -202,6 +203,7 @@ def test_a_signature_is_one_bounded_line_whatever_a_stranger_wrote() -> None:
     assert len(line) < 600
 
 
+@pytest.mark.slow
 def test_more_text_than_anybody_reads_is_refused_with_what_to_do() -> None:
     registry = catalogue(2_000)
     with pytest.raises(UsageError, match=f"more than {MAX_TEXT_CHARS} characters; ask for fewer, or a detail before"):
@@ -225,7 +227,7 @@ def told(registry: ToolRegistry, **options: Any) -> str:
 BEGINNINGS = {1: "Tools, callable as", 30: "Tools, callable as", 500: "500 tools, callable as", 2_000: "2000 tools, "}
 
 
-@pytest.mark.parametrize("count", BEGINNINGS)
+@each_row("count", BEGINNINGS)
 def test_the_description_of_execute_code_has_stubs_then_names_then_a_search(count: int) -> None:
     text = told(catalogue(count))
 
@@ -236,7 +238,7 @@ def test_the_description_of_execute_code_has_stubs_then_names_then_a_search(coun
     assert (name_of(count - 1).partition(".")[2] in text) is (count <= 500)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("shown_chars", "part"),
     [
         (60_000, "tags: list[str] | None = None, limit: int = 10) -> Any:"),
@@ -253,7 +255,7 @@ def test_a_smaller_budget_gives_signatures_names_and_nothing(shown_chars: int, p
     assert len(long) <= len(short) + shown_chars + 200
 
 
-@pytest.mark.parametrize("wrong", [-1, None, "10", 1.5, True])
+@each_row("wrong", [-1, None, "10", 1.5, True])
 def test_a_budget_that_is_none_is_refused(wrong: Any) -> None:
     for use in (
         lambda: told(catalogue(1), shown_chars=wrong),

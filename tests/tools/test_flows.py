@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell import Policy, RegistrationError, Runtime, UsageError
 from toolcell.agents import Agent
 from toolcell.agents.loop import ToolLoopConfig, run_tool_loop
@@ -102,7 +103,7 @@ async def test_a_plan_has_read_what_any_of_its_steps_has_read() -> None:
     assert [row["status"] for row in rows] == ["ok", "ok", "error"] and rows[2]["error"] == REFUSAL
 
 
-@pytest.mark.parametrize("own", [False, True])
+@each_row("own", [False, True])
 async def test_calls_of_a_tool_count_for_the_run_that_called_it_also_in_a_run_of_their_own(own: bool) -> None:
     office, run = Office(DENY), RunContext()
 
@@ -119,7 +120,7 @@ async def test_calls_of_a_tool_count_for_the_run_that_called_it_also_in_a_run_of
     assert await call_inside("post") == REFUSAL
 
 
-@pytest.mark.parametrize(("reader", "sender"), [("main", "aide"), ("aide", "main"), ("aide", "aide")])
+@each_row(("reader", "sender"), [("main", "aide"), ("aide", "main"), ("aide", "aide")])
 async def test_a_sub_agent_neither_loses_labels_nor_keeps_them_to_itself(reader: str, sender: str) -> None:
     office = Office(DENY)
     mail, post, ask = calls(("mail", {})), calls(("post", {"text": "x"})), calls(("aide", {"task": "help"}))
@@ -197,7 +198,7 @@ async def test_rules_of_a_registry_hold_in_those_made_of_it_and_deny_is_stronger
         assert (await registry.dispatch("post", {"text": "x"}, context=run)).text == REFUSAL
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("make", "message"),
     [
         (lambda: Flow("", "x"), "Flow.src.: a label is a text of 1 to 64 characters, not ''"),
@@ -212,7 +213,7 @@ def test_what_is_no_label_or_flow_is_refused_where_it_is_written(make: Any, mess
         make()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("flow", "said"),
     [
         (Flow("privat", "public"), "no tool has reads='privat'; did you mean 'private'[?]"),
@@ -280,6 +281,7 @@ ROUTES = st.sampled_from(["call", "batch", "plan", "through"])
 TOOLS = st.lists(st.sampled_from(["mail", "post", "note"]), min_size=1, max_size=3)
 
 
+@pytest.mark.slow
 @given(script=st.lists(st.tuples(ROUTES, TOOLS), max_size=6))
 @settings(deadline=None, max_examples=60)
 def test_whatever_way_a_run_calls_nothing_is_posted_after_mail_was_read(script: list[tuple[str, list[str]]]) -> None:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import pytest
-
 from toolcell.tools.options import ToolOptions
 from toolcell.tools.result import ToolResult
 from toolcell.tools.reverts import FINAL, MadeCalls
-
-pytestmark = pytest.mark.quick
 
 
 def test_each_call_that_cannot_be_undone_is_noted_by_its_own_name() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell import SyncRuntime
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel
@@ -32,8 +33,8 @@ def registry_of_names(*names: str) -> ToolRegistry:
     return registry
 
 
-@pytest.mark.parametrize("called", ["github.create_issue", "github__create_issue"])
-@pytest.mark.parametrize("origin", list(Origin))
+@each_row("called", ["github.create_issue", "github__create_issue"])
+@each_row("origin", list(Origin))
 async def test_a_tool_in_a_namespace_is_called_from_everywhere_by_either_name(called: str, origin: Origin) -> None:
     registry = registry_of_names("github.create_issue")
 
@@ -59,8 +60,8 @@ def test_providers_are_given_names_that_they_take() -> None:
     assert definition.to_mcp()["name"] == "git-hub.create_issue"
 
 
-@pytest.mark.parametrize("pattern", ["github.*", "github.create_issue", "*issue"])
-@pytest.mark.parametrize("called", ["github.create_issue", "github__create_issue"])
+@each_row("pattern", ["github.*", "github.create_issue", "*issue"])
+@each_row("called", ["github.create_issue", "github__create_issue"])
 async def test_rules_about_a_namespace_hold_for_either_name(pattern: str, called: str) -> None:
     registry = registry_of_names("github.create_issue", "other")
     registry.blacklist(pattern)
@@ -88,7 +89,7 @@ ALIKE = [
 ]
 
 
-@pytest.mark.parametrize("names", [*ALIKE, *((b, a) for a, b in ALIKE)])
+@each_row("names", [*ALIKE, *((b, a) for a, b in ALIKE)])
 def test_names_that_can_be_taken_for_one_another_are_refused(names: tuple[str, str]) -> None:
     first, second = names
     registry = registry_of_names(first)
@@ -109,7 +110,7 @@ def test_two_names_of_one_tool_may_be_alike() -> None:
     assert registry.list() == ["find-docs", "find_docs"]
 
 
-@pytest.mark.parametrize("name", [".a", "a.", "a..b", "a.b c", "toolcell.list_tools", "Toolcell.x", "a." + "b" * 62])
+@each_row("name", [".a", "a.", "a..b", "a.b c", "toolcell.list_tools", "Toolcell.x", "a." + "b" * 62])
 def test_a_dot_stands_between_two_parts(name: str) -> None:
     with pytest.raises(RegistrationError, match=r"a name must match|is taken"):
         registry_of_names(name)
@@ -146,13 +147,13 @@ def walk(body: list[ast.stmt], prefix: str = "") -> list[tuple[str, ast.stmt]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["__class__", "__init__", "a.__dict__", "__a__.b"])
+@each_row("name", ["__class__", "__init__", "a.__dict__", "__a__.b"])
 def test_a_name_that_python_gives_a_meaning_is_refused(name: str) -> None:
     with pytest.raises(RegistrationError, match="means something else in Python; rename it"):
         registry_of_names(name)
 
 
-@pytest.mark.parametrize("name", ["execute_plan", "execute_code", "search_tools"])
+@each_row("name", ["execute_plan", "execute_code", "search_tools"])
 def test_a_tool_of_a_program_is_not_replaced_by_one_that_is_enabled(name: str) -> None:
     registry = registry_of_names(name)
     runtime = FakeRuntime(nothing)

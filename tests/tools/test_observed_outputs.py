@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell import SyncRuntime
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
@@ -50,7 +51,7 @@ def of(*values: Any) -> Any:
 STRING, WHOLE = {"type": "string"}, {"type": "integer"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("values", "schema"),
     [
         (["a", "b"], STRING),
@@ -143,7 +144,7 @@ async def test_failures_declared_types_and_dry_runs_are_not_observed() -> None:
     assert registry.to_python().count("observed") == 0
 
 
-@pytest.mark.parametrize("origin", list(Origin))
+@each_row("origin", list(Origin))
 async def test_calls_from_everywhere_are_observed_under_every_name_of_a_tool(origin: Origin) -> None:
     registry = registry_of()
     registry.alias("echo2", "echo")

@@ -20,7 +20,7 @@ from toolcell.tools.code import code_result
 from toolcell.tools.stubs import python_stub, python_stubs
 from tools.toolkit import FakeRuntime, Meeting
 
-pytestmark = [pytest.mark.quick, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
 
 
 async def nothing(call_tool: Any) -> Any:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell import Quota, QuotaExceeded, Quotas, RunContext, ToolRegistry, UsageError
 from toolcell.quotas import SLOTS, Window
 
@@ -108,7 +109,7 @@ def test_a_quota_of_nothing_is_never_free_again() -> None:
     assert caught.value.retry_after_s == math.inf
 
 
-@pytest.mark.parametrize("route", ["call", "batch", "plan", "nested"])
+@each_row("route", ["call", "batch", "plan", "nested"])
 def test_calls_are_counted_on_every_route(route: str) -> None:
     quotas, registry = Quotas(Quota(calls=3), by=lambda run: run.custom["tenant"]), registry_of_one()
 
@@ -159,7 +160,7 @@ def test_a_key_that_cannot_be_found_refuses() -> None:
         Quotas(lambda key: 3).begin_run(context(quotas))  # type: ignore[arg-type, return-value]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("make", "said"),
     [
         (lambda: Quota(runs=-1), r"Quota\(runs\) must be a whole number of at least 0, not -1"),

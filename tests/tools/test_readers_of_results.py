@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
+from rows import each_row
 from toolcell import PoolConfig, Runtime
 from toolcell.agents import Agent
 from toolcell.agents.providers.provider import ModelResponse
@@ -150,8 +151,8 @@ READERS = [read_by_program, read_in_batch, read_in_plan, read_by_runtime_plan, r
 
 
 @pytest.mark.conforms("G4", "G5", "G-b2")
-@pytest.mark.parametrize("tool", [tool.__name__ for tool in TOOLS])
-@pytest.mark.parametrize("read", READERS)
+@each_row("tool", [tool.__name__ for tool in TOOLS])
+@each_row("read", READERS)
 async def test_what_an_after_hook_writes_is_what_every_reader_gets(read: Any, tool: str) -> None:
     registry, seen = hiding()
     events: list[str] = []
@@ -228,8 +229,8 @@ LEAKS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.conforms("B-b5", "H-b4")
-@pytest.mark.parametrize("how", ["alone", "job"])
-@pytest.mark.parametrize("leak", LEAKS)
+@each_row("how", ["alone", "job"])
+@each_row("leak", LEAKS)
 async def test_a_secret_is_in_no_field_of_a_result_and_in_no_event(leak: str, how: str) -> None:
     events: list[str] = []
     registry = ToolRegistry(repeat_hint=1)
@@ -316,7 +317,7 @@ LARGE: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.conforms("A-b4", "B-b6")
-@pytest.mark.parametrize("case", LARGE)
+@each_row("case", LARGE)
 async def test_the_bound_of_a_result_counts_bytes_and_covers_everything_that_is_read(case: str) -> None:
     registry = ToolRegistry()
     registry.register("act", "Say more than is allowed", None, lambda args: LARGE[case](), max_result_bytes=LIMIT)

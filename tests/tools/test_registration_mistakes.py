@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 import toolcell
+from rows import each_row
 from toolcell import (
     Agent,
     OpenAIProvider,
@@ -182,7 +183,7 @@ def assert_one_line(said: str, value: str, cure: str) -> None:
     assert len(said) < 500
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@each_row("name", MISTAKES)
 def test_what_can_never_work_is_refused_with_value_and_cure(name: str) -> None:
     make, value, cure = MISTAKES[name]
     with pytest.raises(UsageError) as caught:
@@ -273,7 +274,7 @@ def test_a_short_description_is_warned_about_at_the_line_that_registers() -> Non
         assert caught[0].filename == __file__
 
 
-@pytest.mark.parametrize("const", [10**30, "\ud800"])
+@each_row("const", [10**30, "\ud800"])
 def test_a_schema_that_no_script_can_be_told_is_refused(const: object) -> None:
     parameters = {"type": "object", "properties": {"a": {"const": const}}}
     deep: dict[str, Any] = {"type": "string"}
@@ -300,7 +301,7 @@ def test_what_every_program_needs_comes_from_the_package_itself() -> None:
         assert getattr(toolcell, name).__name__ == name
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "known", "meant"),
     [
         ("=", ["==", "!=", ">", "<", ">=", "<=", "contains", "in"], "=="),
@@ -337,7 +338,7 @@ class GoLike:
         return [DEFINITION]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("tool", "message"),
     [
         (Halfway(), "it has parameters and execute, but no name and no description"),

@@ -17,10 +17,11 @@ import pydantic
 import pytest
 from typing_extensions import TypedDict
 
+from rows import each_row
 from toolcell.tools import Origin, ToolRegistry
 from toolcell_bridge.guest.values import to_plain
 
-pytestmark = [pytest.mark.quick, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
 
 
 class Colour(enum.Enum):
@@ -80,7 +81,7 @@ VALUES: list[tuple[Any, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "value"), VALUES, ids=lambda each: str(each)[:40])
+@each_row(("kind", "value"), VALUES, ids=lambda each: str(each)[:40])
 async def test_a_result_is_an_argument_of_the_same_type(kind: Any, value: Any) -> None:
     got: list[Any] = []
 

@@ -145,6 +145,7 @@ async def test_a_dry_run_collects_the_writes_of_a_saved_script_and_commits_them(
 # What holds for the inner run
 
 
+@pytest.mark.slow
 async def test_rules_budgets_and_limits_of_the_caller_hold_in_a_saved_script(runtime: Runtime) -> None:
     registry = with_script()
     part = registry.subset(["big_orders", "orders"])
@@ -464,6 +465,7 @@ for number in range(20):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_that_save_at_once_lose_no_version(tmp_path: Path) -> None:
     both = [subprocess.Popen([sys.executable, "-c", SAVER, str(tmp_path), own]) for own in "ab"]
     assert [each.wait(300) for each in both] == [0, 0]

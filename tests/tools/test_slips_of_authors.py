@@ -12,11 +12,12 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from rows import each_row
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.tools import Origin, RunContext, ToolContext, ToolError, ToolRegistry, ToolResult
 from toolcell.tools.hooks import Block, Hook, Override, Rewrite, Substitute
 
-pytestmark = [pytest.mark.quick, pytest.mark.anyio, pytest.mark.conforms("J1", "J-b2", "V-1")]
+pytestmark = [pytest.mark.anyio, pytest.mark.conforms("J1", "J-b2", "V-1")]
 
 
 class Panic(BaseException):
@@ -46,7 +47,7 @@ RESULTS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("slip", RESULTS)
+@each_row("slip", RESULTS)
 async def test_a_slip_in_a_tool_ends_its_call_alone(slip: str) -> None:
     make, said = RESULTS[slip]
     registry = ToolRegistry()
@@ -73,7 +74,7 @@ async def test_a_slip_in_a_tool_ends_its_call_alone(slip: str) -> None:
 
 
 @pytest.mark.conforms("G-b3")
-@pytest.mark.parametrize(
+@each_row(
     "answer",
     [
         lambda: Substitute("text"),
@@ -96,7 +97,7 @@ async def test_a_slip_in_a_before_hook_blocks_its_call(answer: Callable[[], Any]
 
 
 @pytest.mark.conforms("G-b3")
-@pytest.mark.parametrize("answer", [lambda: Override(5), lambda: sys.exit(1), lambda: fail_with(Panic())])  # type: ignore[arg-type]
+@each_row("answer", [lambda: Override(5), lambda: sys.exit(1), lambda: fail_with(Panic())])  # type: ignore[arg-type]
 async def test_a_slip_in_an_after_hook_costs_the_result(answer: Callable[[], Any]) -> None:
     registry = ToolRegistry()
     registry.register("act", "Do something that is to be shown", None, lambda args: "done")
@@ -124,7 +125,7 @@ async def test_an_observer_that_leaves_refuses_its_call() -> None:
     assert result.error.code == "unavailable"
 
 
-@pytest.mark.parametrize("exc", [SystemExit(3), ValueError("no disk"), Panic()], ids=repr)
+@each_row("exc", [SystemExit(3), ValueError("no disk"), Panic()], ids=repr)
 async def test_a_call_that_was_made_has_its_result_although_its_end_is_not_recorded(exc: BaseException) -> None:
     class Failing:
         def call_started(self, call: Any) -> None:
@@ -143,7 +144,7 @@ async def test_a_call_that_was_made_has_its_result_although_its_end_is_not_recor
 
 
 @pytest.mark.conforms("A-b1")
-@pytest.mark.parametrize(
+@each_row(
     "settings",
     [
         {"max_workers": 0},
@@ -162,7 +163,7 @@ def test_a_wrong_setting_is_refused_and_named(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.conforms("A-b1")
-@pytest.mark.parametrize(
+@each_row(
     "options",
     [
         {"max_concurrency": 0},
@@ -239,9 +240,7 @@ async def as_documented(self: Any, ctx: ToolContext, args: dict[str, Any]) -> To
 
 @pytest.mark.anyio
 @pytest.mark.conforms("A1", "A4")
-@pytest.mark.parametrize(
-    "execute", [args_first, args_first_by_name, only_the_annotation_says_it, names_of_their_own, as_documented]
-)
+@each_row("execute", [args_first, args_first_by_name, only_the_annotation_says_it, names_of_their_own, as_documented])
 async def test_execute_gets_its_context_and_arguments_by_name(execute: Any) -> None:
     result = await ToolRegistry([order(execute)]).execute("swapped", {"a": 7})
     assert result.value == ["swapped", 7]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell import Limits, Outcome, SyncRuntime, UsageError
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel
@@ -68,7 +69,7 @@ def test_a_runtime_that_cannot_be_awaited_is_refused_where_it_is_given() -> None
         Agent(ScriptedModel(["x"]), code_execution=SyncRuntime())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("outcome", list(ADVICE))
+@each_row("outcome", list(ADVICE))
 def test_every_limit_says_what_a_model_can_do(outcome: Outcome) -> None:
     error = ErrorInfo("Limit", "used too much", limit="x", limit_value=1.0)
 
@@ -116,7 +117,7 @@ def test_images_are_bounded_and_the_model_is_told() -> None:
     assert "1 of 1 images omitted" in message["content"]
 
 
-@pytest.mark.parametrize("origin", ["value", "text", "error"])
+@each_row("origin", ["value", "text", "error"])
 async def test_a_long_result_is_cut_for_the_model_wherever_it_comes_from(origin: str) -> None:
     def long() -> Any:
         """Return a megabyte."""

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.provider import ModelResponse
 from toolcell.agents.providers.scripted import ScriptedModel
@@ -70,7 +71,7 @@ REFUSED: list[tuple[str, Any]] = [
 
 
 @pytest.mark.conforms("C10", "C8", "C-b2", "C-b4")
-@pytest.mark.parametrize(("kind", "value", "expected"), TABLE, ids=repr)
+@each_row(("kind", "value", "expected"), TABLE, ids=repr)
 def test_what_the_table_names_is_mended(kind: str, value: Any, expected: Any) -> None:
     mended = coerced(kind, value)
 
@@ -79,7 +80,7 @@ def test_what_the_table_names_is_mended(kind: str, value: Any, expected: Any) ->
 
 
 @pytest.mark.conforms("C10", "C11", "C-b2")
-@pytest.mark.parametrize(("kind", "value"), REFUSED, ids=repr)
+@each_row(("kind", "value"), REFUSED, ids=repr)
 def test_what_the_table_does_not_name_is_refused(kind: str, value: Any) -> None:
     with pytest.raises(InvalidArguments, match=r"  - x: must be"):
         coerced(kind, value)
@@ -110,7 +111,7 @@ def test_a_list_of_types_leaves_what_matches_alone_and_else_takes_the_first_that
 
 
 @pytest.mark.conforms("C13")
-@pytest.mark.parametrize("union", ["anyOf", "oneOf"])
+@each_row("union", ["anyOf", "oneOf"])
 def test_of_alternatives_the_first_that_validates_after_mending_is_used(union: str) -> None:
     branches = [{"type": "integer", "minimum": 10}, {"type": "boolean"}]
     check = checker({"x": {union: branches}}).check
@@ -152,7 +153,7 @@ KEYWORDS: list[tuple[dict[str, Any], Any, Any]] = [
 
 
 @pytest.mark.conforms("C14")
-@pytest.mark.parametrize(("schema", "good", "bad"), KEYWORDS, ids=lambda value: json.dumps(value)[:40])
+@each_row(("schema", "good", "bad"), KEYWORDS, ids=lambda value: json.dumps(value)[:40])
 def test_every_keyword_is_checked(schema: dict[str, Any], good: Any, bad: Any) -> None:
     check = checker({"x": schema}, "off").check
 
@@ -268,7 +269,7 @@ RECOVERED: list[tuple[str, Any, ParseMode]] = [
 
 
 @pytest.mark.conforms("C20")
-@pytest.mark.parametrize(("text", "value", "mode"), RECOVERED, ids=lambda value: str(value)[:20])
+@each_row(("text", "value", "mode"), RECOVERED, ids=lambda value: str(value)[:20])
 def test_streamed_arguments_are_recovered_and_the_way_is_told(text: str, value: Any, mode: ParseMode) -> None:
     assert parse_json(text) == (value, mode)
 
@@ -294,7 +295,7 @@ def test_any_beginning_of_json_is_read_without_an_error(value: Any, cut: int) ->
 
 
 @pytest.mark.conforms("C20")
-@pytest.mark.parametrize("text", ['```json\n{"n": "a\nb",}\n```', '{"n": "a\nb"}', '{"n": "a\\nb",}'])
+@each_row("text", ['```json\n{"n": "a\nb",}\n```', '{"n": "a\nb"}', '{"n": "a\\nb",}'])
 async def test_small_mistakes_in_json_are_mended_on_every_route(text: str) -> None:
     got: list[Any] = []
     registry = ToolRegistry()
@@ -312,7 +313,7 @@ async def test_small_mistakes_in_json_are_mended_on_every_route(text: str) -> No
 
 
 @pytest.mark.conforms("C20", "C22")
-@pytest.mark.parametrize("arguments", ['{"query": "delete every', "no json", '{"query": "x"} trailing'])
+@each_row("arguments", ['{"query": "delete every', "no json", '{"query": "x"} trailing'])
 async def test_a_call_whose_arguments_broke_off_is_declined(arguments: str) -> None:
     ran: list[Any] = []
     registry = ToolRegistry()
@@ -325,7 +326,7 @@ async def test_a_call_whose_arguments_broke_off_is_declined(arguments: str) -> N
 
 
 @pytest.mark.conforms("C24", "C22")
-@pytest.mark.parametrize("arguments", ["", "  ", "{}", {}])
+@each_row("arguments", ["", "  ", "{}", {}])
 async def test_no_arguments_may_be_written_in_several_ways(arguments: Any) -> None:
     async def now() -> str:
         """Tell what time it is."""
@@ -454,8 +455,8 @@ ANY_X = {"type": "object", "properties": {"x": {}}}
 
 
 @pytest.mark.conforms("C-b8")
-@pytest.mark.parametrize("schema", [None, ANY_X], ids=["no schema", "schema"])
-@pytest.mark.parametrize(("args", "problem"), HOSTILE, ids=[problem for _, problem in HOSTILE])
+@each_row("schema", [None, ANY_X], ids=["no schema", "schema"])
+@each_row(("args", "problem"), HOSTILE, ids=[problem for _, problem in HOSTILE])
 async def test_values_that_would_break_later_are_refused_with_their_path(args: Any, problem: str, schema: Any) -> None:
     registry = ToolRegistry()
     registry.register("free", "Takes anything there is", schema, lambda args: "never")
@@ -469,8 +470,8 @@ async def test_values_that_would_break_later_are_refused_with_their_path(args: A
 
 
 @pytest.mark.conforms("C-b8")
-@pytest.mark.parametrize("route", ["model", "plan", "code", "tool", "hook"])
-@pytest.mark.parametrize(("args", "problem"), HOSTILE[:8], ids=[problem for _, problem in HOSTILE[:8]])
+@each_row("route", ["model", "plan", "code", "tool", "hook"])
+@each_row(("args", "problem"), HOSTILE[:8], ids=[problem for _, problem in HOSTILE[:8]])
 async def test_such_values_are_refused_wherever_they_come_from(args: Any, problem: str, route: str) -> None:
     ran: list[Any] = []
     registry = ToolRegistry()
@@ -505,7 +506,7 @@ async def test_such_values_are_refused_wherever_they_come_from(args: Any, proble
 
 
 @pytest.mark.conforms("C-b8", "C-b9")
-@pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", r"^(\w+\s?)*$", "^(?=(a+)+$)b", r"^(a*)*\1$"])
+@each_row("pattern", ["^(a+)+$", "^(a|a)*$", r"^(\w+\s?)*$", "^(?=(a+)+$)b", r"^(a*)*\1$"])
 async def test_a_hostile_pattern_meets_a_hostile_text_and_nothing_hangs(pattern: str) -> None:
     registry = ToolRegistry()
     schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": pattern}}}

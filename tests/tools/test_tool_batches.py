@@ -11,6 +11,7 @@ import anyio.from_thread
 import anyio.lowlevel
 import pytest
 
+from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel
 from toolcell.errors import RegistrationError, UsageError
@@ -52,7 +53,7 @@ def visiting(crowd: Crowd, **settings: Any) -> ToolRegistry:
 
 
 @pytest.mark.conforms("F2", "F-b4")
-@pytest.mark.parametrize(("workers", "asked", "most"), [(10, 25, 10), (10, 3, 3), (4, 25, 4), (40, 25, 25)])
+@each_row(("workers", "asked", "most"), [(10, 25, 10), (10, 3, 3), (4, 25, 4), (40, 25, 25)])
 async def test_the_number_of_workers_is_the_cap_or_the_number_of_calls(workers: int, asked: int, most: int) -> None:
     crowd = Crowd()
 
@@ -101,7 +102,7 @@ async def test_a_result_is_at_its_calls_place_whatever_ended_first() -> None:
 
 
 @pytest.mark.conforms("F6", "F9")
-@pytest.mark.parametrize("how", ["setting", "argument", "option"])
+@each_row("how", ["setting", "argument", "option"])
 async def test_one_sequential_wish_is_enough_for_the_whole_batch(how: str) -> None:
     crowd = Crowd()
     registry = visiting(crowd, sequential=how == "setting")
@@ -323,7 +324,7 @@ async def test_timeouts_default_to_a_minute_and_waiting_for_a_place_does_not_cou
 
 
 @pytest.mark.conforms("F-b2")
-@pytest.mark.parametrize(
+@each_row(
     ("settings", "options"),
     [({"max_workers": 1}, {}), ({}, {"max_concurrency": 1}), ({}, {"exclusive_group": "one"})],
     ids=["workers", "own limit", "group"],
@@ -615,7 +616,7 @@ async def test_a_tool_that_fans_out_by_itself_does_so_with_its_own_worker() -> N
     assert crowd.most <= 3
 
 
-@pytest.mark.parametrize("waits", [False, True])
+@each_row("waits", [False, True])
 async def test_a_context_variable_that_a_tool_sets_is_not_set_in_the_calls_beside_it(waits: bool) -> None:
     registry, user = ToolRegistry(), contextvars.ContextVar("user", default="nobody")
 

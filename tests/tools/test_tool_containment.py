@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.errors import AuditError, ToolAbort
@@ -57,7 +58,7 @@ def raising(exc: BaseException) -> Any:
 
 
 @pytest.mark.conforms("J1", "J2", "J7", "J-b1", "V-2")
-@pytest.mark.parametrize(
+@each_row(
     "exc",
     [ValueError("boom"), SystemExit(3), MemoryError(), RecursionError(), StopIteration("odd"), NastyError(),
      AssertionError(), OSError(2, "no such file"), ExceptionGroup("several", [ValueError("a"), KeyError("b")])],
@@ -134,7 +135,7 @@ async def test_a_failing_tool_never_ends_a_run() -> None:
 
 
 @pytest.mark.conforms("J-b1", "V-1", "J5")
-@pytest.mark.parametrize("nested", [False, True])
+@each_row("nested", [False, True])
 async def test_tool_abort_is_the_one_way_a_tool_ends_the_run(nested: bool) -> None:
     abort = ToolAbort("the database is gone")
     registry = ToolRegistry([raising(ExceptionGroup("wrapped", [abort]) if nested else abort)])
@@ -376,8 +377,8 @@ MALFORMED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.conforms("J1", "J-b3")
-@pytest.mark.parametrize("secrets", [False, True], ids=["", "secrets"])
-@pytest.mark.parametrize("what", MALFORMED)
+@each_row("secrets", [False, True], ids=["", "secrets"])
+@each_row("what", MALFORMED)
 async def test_whatever_a_tool_returns_every_call_of_its_batch_has_an_answer(what: str, secrets: bool) -> None:
     async def odd() -> Any:
         """Return something that is not a proper result."""

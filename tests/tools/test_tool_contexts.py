@@ -10,6 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from rows import each_row
 from tool_routes import ROUTES, answer_by
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
@@ -256,7 +257,7 @@ def _with_jobs(jobs: JobTable) -> RunState:
 
 
 @pytest.mark.conforms("L-b2")
-@pytest.mark.parametrize("how", ["raises", "forgets", "takes too long", "is cancelled"])
+@each_row("how", ["raises", "forgets", "takes too long", "is cancelled"])
 async def test_work_that_does_not_come_to_an_end_ends_as_an_error_all_the_same(how: str) -> None:
     async def start(ctx: ToolContext) -> ToolResult:
         """Start some work that goes wrong."""
@@ -528,7 +529,7 @@ class PropertyCounter(Counter):
 
 
 @pytest.mark.conforms("K2", "K-b1", "K-b2")
-@pytest.mark.parametrize("kind", [Counter, SlottedCounter, PropertyCounter])
+@each_row("kind", [Counter, SlottedCounter, PropertyCounter])
 async def test_a_contextual_tool_keeps_its_own_state_and_each_call_has_its_own_chat(kind: type[Counter]) -> None:
     tool = kind()
     registry = ToolRegistry([tool])
@@ -549,7 +550,7 @@ async def test_a_contextual_tool_keeps_its_own_state_and_each_call_has_its_own_c
 
 
 @pytest.mark.conforms("K2", "K-b2")
-@pytest.mark.parametrize("route", ROUTES)
+@each_row("route", ROUTES)
 async def test_the_state_of_a_contextual_tool_is_kept_on_every_route(route: str) -> None:
     tool = Counter()
     registry = ToolRegistry([tool])
@@ -560,7 +561,7 @@ async def test_the_state_of_a_contextual_tool_is_kept_on_every_route(route: str)
     assert "1" in seen[0] and "2" in seen[1]
 
 
-@pytest.mark.parametrize("has_hook", [False, True])
+@each_row("has_hook", [False, True])
 async def test_a_result_that_comes_after_the_call_is_delivered_whether_or_not_it_is_awaited(has_hook: bool) -> None:
     told: list[str] = []
     arrived, may_end = anyio.Event(), anyio.Event()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel
 from toolcell.errors import RegistrationError
@@ -184,7 +185,7 @@ BAD = [
 
 
 @pytest.mark.conforms("A-b1", "C18")
-@pytest.mark.parametrize(("definition", "reason"), BAD, ids=lambda value: getattr(value, "name", None))
+@each_row(("definition", "reason"), BAD, ids=lambda value: getattr(value, "name", None))
 def test_a_bad_definition_is_refused_when_it_is_registered(definition: ToolDefinition, reason: str) -> None:
     registry = ToolRegistry()
 

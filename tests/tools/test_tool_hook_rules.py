@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell import Runtime
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
@@ -94,8 +95,8 @@ async def by_an_agent(registry: ToolRegistry) -> None:
 
 
 @pytest.mark.conforms("G11", "G-b1")
-@pytest.mark.parametrize("route", [directly, in_a_batch, in_a_plan, in_code, by_an_agent])
-@pytest.mark.parametrize("how", APPROVALS)
+@each_row("route", [directly, in_a_batch, in_a_plan, in_code, by_an_agent])
+@each_row("how", APPROVALS)
 async def test_a_tool_that_needs_approval_runs_with_the_arguments_that_were_approved(how: str, route: Any) -> None:
     hooks, allowed = APPROVALS[how]
     ran: list[str] = []
@@ -174,7 +175,7 @@ async def readers(registry: ToolRegistry, secrets: Secrets) -> dict[str, Any]:
 
 
 @pytest.mark.conforms("G5", "B3")
-@pytest.mark.parametrize("work", [answers, fails, raises, crashes])
+@each_row("work", [answers, fails, raises, crashes])
 async def test_content_of_an_after_hook_replaces_what_the_tool_said_for_every_reader(work: Any) -> None:
     registry = ToolRegistry()
     registry.register("work", "Do something with private data.", None, lambda args: work())
@@ -196,7 +197,7 @@ REWRITES: dict[str, Any] = {
 
 
 @pytest.mark.conforms("G5", "B-b5")
-@pytest.mark.parametrize("what", REWRITES)
+@each_row("what", REWRITES)
 async def test_what_an_after_hook_writes_loses_the_runs_secrets(what: str) -> None:
     registry = ToolRegistry()
     registry.register("work", "Do something harmless here.", None, lambda args: "fine")
@@ -208,7 +209,7 @@ async def test_what_an_after_hook_writes_loses_the_runs_secrets(what: str) -> No
 
 
 @pytest.mark.conforms("G5", "B-b6")
-@pytest.mark.parametrize("change", [Override(content=LONG), ToolResult.ok(LONG), ToolResult.of([LONG])], ids=str)
+@each_row("change", [Override(content=LONG), ToolResult.ok(LONG), ToolResult.of([LONG])], ids=str)
 async def test_what_an_after_hook_writes_is_bounded_like_what_a_tool_writes(change: Any) -> None:
     registry = ToolRegistry()
     registry.register("work", "Do something harmless here.", None, lambda args: "fine", max_result_bytes=100)
@@ -221,7 +222,7 @@ async def test_what_an_after_hook_writes_is_bounded_like_what_a_tool_writes(chan
 
 
 @pytest.mark.conforms("G4", "G-b2")
-@pytest.mark.parametrize("work", [answers, fails, raises, crashes])
+@each_row("work", [answers, fails, raises, crashes])
 async def test_a_script_reads_what_an_after_hook_wrote_also_of_a_tool_that_crashed(work: Any) -> None:
     registry = ToolRegistry()
     registry.register("work", "Do something with private data.", None, lambda args: work())

@@ -10,6 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from rows import each_row
 from tool_routes import ROUTES, answer_by
 from toolcell.agents import Agent, Halt, ModelResponse, Processor
 from toolcell.agents.providers.scripted import ScriptedModel, calls
@@ -52,7 +53,7 @@ def adding(**options: Any) -> tuple[ToolRegistry, list[Any]]:
 
 
 @pytest.mark.conforms("G1", "G2", "G3")
-@pytest.mark.parametrize(
+@each_row(
     ("verdict", "text"),
     [
         (Block("not in this session"), "not in this session"),
@@ -114,7 +115,7 @@ async def test_an_after_hook_replaces_what_it_sets_and_keeps_the_rest() -> None:
 
 
 @pytest.mark.conforms("G4", "G5")
-@pytest.mark.parametrize("route", ["model", "plan", "code"])
+@each_row("route", ["model", "plan", "code"])
 async def test_content_set_by_an_after_hook_is_all_that_anybody_gets_of_structured_data(route: str) -> None:
     registry = ToolRegistry()
 
@@ -270,7 +271,7 @@ async def test_a_hook_may_be_made_to_end_the_run_and_then_says_so_in_an_event() 
 
 
 @pytest.mark.conforms("G-b3", "G9")
-@pytest.mark.parametrize("kind", ["raises", "returns nonsense", "takes too long"])
+@each_row("kind", ["raises", "returns nonsense", "takes too long"])
 async def test_a_before_hook_that_fails_blocks_its_call(kind: str) -> None:
     registry, ran = adding()
 
@@ -292,7 +293,7 @@ async def test_a_before_hook_that_fails_blocks_its_call(kind: str) -> None:
 
 
 @pytest.mark.conforms("G2", "G-b3")
-@pytest.mark.parametrize("verdict", [(False, "not allowed"), (True, "not allowed"), (True, ""), "no", False, True])
+@each_row("verdict", [(False, "not allowed"), (True, "not allowed"), (True, ""), "no", False, True])
 async def test_what_a_before_hook_may_not_return_refuses_the_call(verdict: Any) -> None:
     registry, ran = adding()
     registry.add_hook(before=lambda call: verdict)
@@ -354,7 +355,7 @@ async def test_nobody_gets_a_result_that_an_after_hook_failed_at(kind: str, capl
 
 
 @pytest.mark.conforms("G-b3", "G-b2")
-@pytest.mark.parametrize("route", ROUTES)
+@each_row("route", ROUTES)
 async def test_an_after_hook_that_fails_withholds_the_result_on_every_route(route: str) -> None:
     registry = ToolRegistry()
 
@@ -421,7 +422,7 @@ async def test_a_before_hook_that_keeps_results_blocks_all_the_same() -> None:
 
 
 @pytest.mark.conforms("G10", "G-b3")
-@pytest.mark.parametrize("kind", ["raises with the result", "a string", "none"])
+@each_row("kind", ["raises with the result", "a string", "none"])
 async def test_a_result_that_a_processor_fails_at_is_withheld_and_the_run_goes_on(kind: str) -> None:
     registry = ToolRegistry()
 
@@ -471,7 +472,7 @@ async def test_processors_edit_requests_answers_and_results_in_order() -> None:
 
 
 @pytest.mark.conforms("G10")
-@pytest.mark.parametrize("where", ["pre_llm", "post_llm", "post_tool"])
+@each_row("where", ["pre_llm", "post_llm", "post_tool"])
 async def test_a_processor_can_halt_the_run_with_an_answer_and_an_error_of_one_stops_it(where: str) -> None:
     registry, _ = adding()
 

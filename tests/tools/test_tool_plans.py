@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell import Runtime
 from toolcell.agents import Agent, Network
 from toolcell.agents.providers.scripted import ScriptedModel, calls
@@ -139,8 +140,8 @@ MALFORMED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.conforms("P13", "P9")
-@pytest.mark.parametrize("route", ["model", "program", "agent", "validate"])
-@pytest.mark.parametrize("kind", MALFORMED)
+@each_row("route", ["model", "program", "agent", "validate"])
+@each_row("kind", MALFORMED)
 async def test_a_malformed_step_costs_that_step_only(kind: str, route: str) -> None:
     registry = ToolRegistry([ping])
     registry.enable_plan_execution()
@@ -168,7 +169,7 @@ async def ping() -> str:
 
 
 @pytest.mark.conforms("P13", "P-b2")
-@pytest.mark.parametrize("args", [{}, {"args": {}}])
+@each_row("args", [{}, {"args": {}}])
 async def test_a_step_that_needs_a_malformed_one_is_skipped_and_an_aborting_plan_ends_there(args: Any) -> None:
     registry = ToolRegistry([ping])
     registry.enable_plan_execution()
@@ -186,7 +187,7 @@ async def test_a_step_that_needs_a_malformed_one_is_skipped_and_an_aborting_plan
 
 
 @pytest.mark.conforms("P11", "P10")
-@pytest.mark.parametrize(
+@each_row(
     ("args", "text"),
     [
         ('{"steps": [', "invalid execute_plan args: "),
@@ -289,7 +290,7 @@ async def test_what_depends_on_a_failed_step_is_skipped_and_says_so() -> None:
 
 
 @pytest.mark.conforms("P-b1")
-@pytest.mark.parametrize(
+@each_row(
     ("steps", "problem"),
     [
         ([step("fetch", "a", url={"$ref": "b"}), step("fetch", "b", url={"$ref": "a"})], "wait for each other: a, b"),
@@ -618,7 +619,7 @@ async def test_code_inside_a_plan_is_bounded_like_everything_else() -> None:
     assert rows[0]["result"] == "page at x"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("steps", "said"),
     [
         (
@@ -649,7 +650,7 @@ async def test_a_name_that_no_tool_can_have_is_cut_in_its_row() -> None:
 
 
 @pytest.mark.conforms("B-b5")
-@pytest.mark.parametrize("route", ["model", "program", "runtime"])
+@each_row("route", ["model", "program", "runtime"])
 async def test_a_plan_is_not_told_the_text_of_an_exception_as_a_script_is_not(route: str) -> None:
     registry = ToolRegistry()
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell.agents import Agent, Network
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.compat import execute_with_context, register_or_replace
@@ -197,7 +198,7 @@ PATHS = [
 
 
 @pytest.mark.conforms("M-b1", "M1", "G-b2", "N-b3", "R6")
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.__name__)
+@each_row("path", PATHS, ids=lambda path: path.__name__)
 async def test_no_path_leads_to_a_forbidden_tool(path: Any) -> None:
     for rule in ("none", "exact", "glob", "allow-list", "hook"):
         await try_path(path, rule)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell.tools import ToolRegistry
 from tools.toolkit import FakeRuntime, recorded
 
@@ -75,7 +76,7 @@ def raising(args: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.conforms("D-b2")
-@pytest.mark.parametrize("prepare", [raising, lambda args: None, lambda args: [args], lambda args: "x"])
+@each_row("prepare", [raising, lambda args: None, lambda args: [args], lambda args: "x"])
 async def test_a_preparation_that_fails_fails_its_call_alone(prepare: Any) -> None:
     registry = with_prepare(prepare)
 
@@ -92,7 +93,7 @@ async def test_a_preparation_that_fails_fails_its_call_alone(prepare: Any) -> No
 
 
 @pytest.mark.conforms("D-b3")
-@pytest.mark.parametrize("asynchronous", [True, False])
+@each_row("asynchronous", [True, False])
 async def test_preparation_may_be_async_and_runs_once_on_every_path(asynchronous: bool) -> None:
     prepared: list[Any] = []
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.compat import all_definitions, execute_with_context, get_definitions, get_summaries, register_or_replace
@@ -41,7 +42,7 @@ async def test_every_function_of_a_tool_is_found_by_its_name() -> None:
     assert [(await registry.execute(name, {})).text for name in ("b", "a")] == ["b", "a"]
 
 
-@pytest.mark.parametrize("nothing", [None, "", "null", {}, "{}"])
+@each_row("nothing", [None, "", "null", {}, "{}"])
 async def test_no_arguments_are_no_arguments_however_they_are_written(nothing: Any) -> None:
     registry = with_tools("a")
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from rows import each_row
 from tool_routes import ROUTES, answer_by
 from toolcell import Runtime, compat
 from toolcell.agents import Agent, ToolLoopConfig, run_tool_loop, user
@@ -91,7 +92,7 @@ RESULTS = [
 
 
 @pytest.mark.conforms("B13", "B14", "B1", "B3", "B6", "B10")
-@pytest.mark.parametrize("result", RESULTS, ids=lambda result: f"{result.status}-{result.text[:12]}")
+@each_row("result", RESULTS, ids=lambda result: f"{result.status}-{result.text[:12]}")
 def test_every_result_has_its_place_in_all_four_shapes(result: ToolResult) -> None:
     pair, parts = compat.to_content_error(result), compat.to_parts(result)
     for_llm, ok_err = compat.to_for_llm(result), compat.to_ok_err(result)
@@ -176,7 +177,7 @@ RETURNED: list[tuple[Any, Any, str]] = [
 
 
 @pytest.mark.conforms("B15", "B-b4")
-@pytest.mark.parametrize(("returned", "value", "text"), RETURNED, ids=lambda value: type(value).__name__)
+@each_row(("returned", "value", "text"), RETURNED, ids=lambda value: type(value).__name__)
 async def test_what_a_tool_returns_becomes_data_for_code_and_text_for_the_model(
     returned: Any, value: Any, text: str
 ) -> None:
@@ -194,9 +195,7 @@ async def test_what_a_tool_returns_becomes_data_for_code_and_text_for_the_model(
 
 
 @pytest.mark.conforms("B15", "J-b2")
-@pytest.mark.parametrize(
-    "returned", [object(), {1, 1j}, {"f": object()}, lambda: 1], ids=["object", "set", "mapping", "function"]
-)
+@each_row("returned", [object(), {1, 1j}, {"f": object()}, lambda: 1], ids=["object", "set", "mapping", "function"])
 async def test_what_is_no_result_is_an_error_and_not_a_crash(returned: Any) -> None:
     async def give() -> Any:
         """Give back whatever the test wants."""
@@ -419,8 +418,8 @@ INTERNAL = ToolResult.ok("fine", details={"note": "internal-7"}, exc=ValueError(
 
 
 @pytest.mark.conforms("B3", "B15", "B-b6")
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize(
+@each_row("route", ROUTES)
+@each_row(
     "returned",
     [[INTERNAL], (INTERNAL, None), {"a": [INTERNAL]}, ToolResult.of([INTERNAL]), {"s": Secrets({"key": "internal-7"})}],
     ids=["list", "pair", "deep", "value", "secrets"],
@@ -455,16 +454,14 @@ def searching(answer: Any, **options: Any) -> ToolRegistry:
 
 
 @pytest.mark.conforms("B-b4", "B13")
-@pytest.mark.parametrize(
-    "returns", [None, {"type": "array", "items": {"type": "object"}}], ids=["undeclared", "declared"]
-)
+@each_row("returns", [None, {"type": "array", "items": {"type": "object"}}], ids=["undeclared", "declared"])
 async def test_the_seeds_own_script_takes_json_text_as_data(returns: Any) -> None:
     async with Runtime(searching(json.dumps(ROWS), returns=returns)) as runtime:
         assert (await runtime.execute_code(FILTERED)).value == [ROWS[0]]
 
 
 @pytest.mark.conforms("B-b4", "B13")
-@pytest.mark.parametrize("route", [route for route in ROUTES if route != "agent"])
+@each_row("route", [route for route in ROUTES if route != "agent"])
 async def test_json_text_is_data_on_every_route(route: str) -> None:
     assert "'score': 0.9" in str(await answer_by(route, searching(json.dumps(ROWS)), "web_search"))
 
@@ -495,14 +492,14 @@ async def test_json_text_of_background_work_is_data() -> None:
 
 
 @pytest.mark.conforms("B-b4")
-@pytest.mark.parametrize("text", ["prose", "[1] a footnote", "7", '"text"', "[NaN]", "{broken", "[" * 5000])
+@each_row("text", ["prose", "[1] a footnote", "7", '"text"', "[NaN]", "{broken", "[" * 5000])
 async def test_text_that_is_no_json_object_or_array_stays_text(text: str) -> None:
     result = await searching(text).execute("web_search")
     assert (result.has_value, result.guest_value()) == (False, text)
 
 
 @pytest.mark.conforms("B-b4")
-@pytest.mark.parametrize(
+@each_row(
     "options",
     [{"raw": True}, {"returns": {"type": "string"}}, {"returns": {"anyOf": [{"type": "string"}, {"type": "array"}]}}],
 )
@@ -512,8 +509,8 @@ async def test_text_stays_reachable(options: Any) -> None:
 
 
 @pytest.mark.conforms("B-b4", "B13")
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize(("text", "said"), [("prose", "its text is not JSON"), ('{"a": 1}', "does not fit: root")])
+@each_row("route", ROUTES)
+@each_row(("text", "said"), [("prose", "its text is not JSON"), ('{"a": 1}', "does not fit: root")])
 async def test_text_that_is_not_of_the_declared_type_is_a_clear_error(route: str, text: str, said: str) -> None:
     registry = searching(text, returns={"type": "array", "items": {"type": "object"}})
 
@@ -524,7 +521,7 @@ async def test_text_that_is_not_of_the_declared_type_is_a_clear_error(route: str
 
 
 @pytest.mark.conforms("B-b4")
-@pytest.mark.parametrize(
+@each_row(
     ("returns", "text", "value"),
     [
         ({"type": "integer"}, "7", 7),

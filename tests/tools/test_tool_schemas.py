@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
+from rows import each_row
 from toolcell.compat import new_tool
 from toolcell.errors import RegistrationError
 from toolcell.tools import ToolContext, ToolDefinition, ToolRegistry
@@ -66,14 +67,14 @@ def test_static_declarations_raise_and_dynamic_ones_answer() -> None:
 
 
 @pytest.mark.conforms("C3")
-@pytest.mark.parametrize(("name", "record"), [("", Plain), ("  ", Plain), ("ok", str), ("ok", list[int]), ("ok", int)])
+@each_row(("name", "record"), [("", Plain), ("  ", Plain), ("ok", str), ("ok", list[int]), ("ok", int)])
 def test_a_blank_name_or_a_type_that_is_no_record_gives_no_definition(name: str, record: Any) -> None:
     with pytest.raises(RegistrationError):
         ToolDefinition.from_model(name, "Search the documentation", record)
 
 
 @pytest.mark.conforms("C1", "C5")
-@pytest.mark.parametrize("record", [Plain, Typed, Inner])
+@each_row("record", [Plain, Typed, Inner])
 def test_models_dataclasses_and_typed_dicts_all_describe_arguments(record: Any) -> None:
     schema = ToolDefinition.from_model("x", "Takes a record of some kind", record).parameters
 
@@ -181,7 +182,7 @@ async def test_rules_only_the_python_type_knows_are_invalid_arguments_too() -> N
     assert ran == []
 
 
-@pytest.mark.parametrize("kind", ["positional only", "variable", "unresolved", "no schema"])
+@each_row("kind", ["positional only", "variable", "unresolved", "no schema"])
 def test_a_function_that_cannot_be_called_by_name_is_refused(kind: str) -> None:
     def positional(query: str, /) -> str:
         """Take an argument by position only."""
@@ -205,8 +206,8 @@ def test_a_function_that_cannot_be_called_by_name_is_refused(kind: str) -> None:
         ToolRegistry([made[kind]])
 
 
-@pytest.mark.parametrize("mode", ["validation", "serialization"])
-@pytest.mark.parametrize(
+@each_row("mode", ["validation", "serialization"])
+@each_row(
     "annotation",
     [str, bytes, object, Any, None, list, dict[str, int], list[str] | None, str | int, int | str, dict[str, list[Any]]],
     ids=str,

@@ -13,6 +13,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from rows import each_row
 from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.connection import Connection, State
 from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError
@@ -50,7 +51,7 @@ def test_answers_are_matched_by_id_in_any_order() -> None:
     assert not guest.outstanding
 
 
-@pytest.mark.parametrize("number", [0, 1, 4, 5])
+@each_row("number", [0, 1, 4, 5])
 def test_a_call_id_that_does_not_increase_is_refused(number: int) -> None:
     host, guest = running_pair()
     deliver(guest, CallTool(5, "f", {}, None), host)
@@ -82,7 +83,7 @@ def test_call_ids_keep_increasing_from_run_to_run() -> None:
         host.next_message()
 
 
-@pytest.mark.parametrize("answer", [ToolReturn(1, None), ToolFail(1, "c", "m", False, None)])
+@each_row("answer", [ToolReturn(1, None), ToolFail(1, "c", "m", False, None)])
 def test_a_call_is_answered_once_and_only_if_it_was_made(answer: Message) -> None:
     host, guest = running_pair()
     with pytest.raises(LocalProtocolError, match="not outstanding"):
@@ -137,7 +138,7 @@ def test_a_cancel_that_crosses_the_answer_is_dropped_by_the_host() -> None:
     assert host.state is guest.state is State.RUNNING
 
 
-@pytest.mark.parametrize("number", [0, 2, -1, 2**64 - 1])
+@each_row("number", [0, 2, -1, 2**64 - 1])
 def test_a_cancel_of_a_call_never_made_is_refused(number: int) -> None:
     host, guest = running_pair()
     deliver(guest, call, host)
@@ -204,7 +205,7 @@ def test_a_late_answer_is_accepted_once_and_only_for_a_call_that_was_open() -> N
             guest.next_message()
 
 
-@pytest.mark.parametrize("late", [call, Log(1, "x"), Result(1, []), Done(True, None), CancelCall(1)])
+@each_row("late", [call, Log(1, "x"), Result(1, []), Done(True, None), CancelCall(1)])
 def test_after_done_a_guest_has_nothing_to_say(late: Message) -> None:
     host, guest = running_pair()
     deliver(guest, Done(True, None), host)
@@ -329,6 +330,7 @@ class HonestEnds(RuleBasedStateMachine):
             assert list(self.host.outstanding) == list(self.guest.outstanding)
 
 
+@pytest.mark.slow
 @pytest.mark.conforms("T7", "T-b1", "Q-b6")
 def test_two_honest_ends_never_accuse_each_other() -> None:
     run_state_machine_as_test(HonestEnds)

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell_bridge.wire import codec, connection, unpacking
 from toolcell_bridge.wire import messages as msg
 from toolcell_bridge.wire.codec import decode, decode_counted, decode_in_steps, encode, to_the_end
@@ -60,7 +61,7 @@ def nested(depth: int) -> Any:
 
 
 @pytest.mark.conforms("T6")
-@pytest.mark.parametrize(("message", "hex_body"), FORMAT, ids=lambda item: type(item).__name__)
+@each_row(("message", "hex_body"), FORMAT, ids=lambda item: type(item).__name__)
 def test_the_wire_format_never_changes_silently(message: msg.Message, hex_body: str) -> None:
     body = bytes.fromhex(hex_body)
     assert encode(message) == struct.pack(">I", len(body)) + body
@@ -87,6 +88,7 @@ def test_garbage_is_a_remote_protocol_error_and_nothing_else(garbage: bytes) -> 
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.conforms("T-b1")
 @given(st.lists(plain, max_size=6))
 def test_any_msgpack_array_is_a_message_or_a_remote_protocol_error(values: list[Any]) -> None:
@@ -144,8 +146,8 @@ WRONG = {
 
 
 @pytest.mark.conforms("T6", "T7")
-@pytest.mark.parametrize("padding", [0, 600], ids=["small", "large"])
-@pytest.mark.parametrize("wrong", WRONG)
+@each_row("padding", [0, 600], ids=["small", "large"])
+@each_row("wrong", WRONG)
 def test_what_is_not_exactly_a_message_is_refused(wrong: str, padding: int) -> None:
     body = WRONG[wrong]
     if padding and body[:1] == b"\x92" and body[1] == 20:  # the same fault inside a body that takes the long way
@@ -155,20 +157,20 @@ def test_what_is_not_exactly_a_message_is_refused(wrong: str, padding: int) -> N
 
 
 @pytest.mark.conforms("T6")
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@each_row("number", [math.nan, math.inf, -math.inf])
 def test_floats_that_json_lacks_cross_unchanged(number: float) -> None:
     received = decode(encode(msg.Result({"x": number}, []))[4:])
     assert isinstance(received, msg.Result)
     assert repr(received.value) == repr({"x": number})
 
 
-@pytest.mark.parametrize("value", [-(2**63), 2**64 - 1])
+@each_row("value", [-(2**63), 2**64 - 1])
 def test_the_extreme_ints_cross(value: int) -> None:
     assert decode(encode(msg.Progress(value))[4:]) == msg.Progress(value)
 
 
 @pytest.mark.conforms("T6", "C-b8")
-@pytest.mark.parametrize(
+@each_row(
     ("value", "problem"),
     [
         (2**64, "does not fit 64 bit"),
@@ -191,7 +193,7 @@ def test_a_value_without_a_form_is_refused_by_its_sender(value: Any, problem: st
     assert decode(encode(msg.ToolReturn(1, "next"))[4:]) == msg.ToolReturn(1, "next")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "message",
     [
         msg.CallTool(True, "f", {}, None),
@@ -250,7 +252,7 @@ def test_packed_size_is_the_size_on_the_wire(value: Any) -> None:
 
 
 @pytest.mark.conforms("T6", "C-b8")
-@pytest.mark.parametrize("padding", [0, 600], ids=["small", "large"])
+@each_row("padding", [0, 600], ids=["small", "large"])
 def test_depth_ends_at_the_limit_on_both_sides(padding: int) -> None:
     pad = [""] * padding
     fits = msg.CallTool(1, "f", {"v": nested(MAX_DEPTH - 1), "pad": pad}, None)
@@ -264,7 +266,7 @@ def test_depth_ends_at_the_limit_on_both_sides(padding: int) -> None:
 
 
 @pytest.mark.conforms("T6")
-@pytest.mark.parametrize(
+@each_row(
     ("make", "most"),
     [
         (lambda value: msg.Progress(value), msg.MAX_GUEST_ELEMENTS - 1 - len([20, None]) - 1),
@@ -318,7 +320,8 @@ STEPS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("shape", STEPS)
+@pytest.mark.slow
+@each_row("shape", STEPS)
 def test_no_step_of_reading_a_message_makes_more_than_a_fraction_of_it(shape: str) -> None:
     body = msgpack.packb([20, STEPS[shape]])
     steps, most, before = decode_in_steps(body, msg.MAX_GUEST_ELEMENTS), 0, sys.getallocatedblocks()
@@ -388,7 +391,7 @@ BOMBS = {
 
 
 @pytest.mark.conforms("T6", "T7")
-@pytest.mark.parametrize("bomb", BOMBS)
+@each_row("bomb", BOMBS)
 def test_a_bomb_is_refused_without_holding_what_it_claims(bomb: str) -> None:
     body = BOMBS[bomb]
     peak = peak_bytes_refusing(body)

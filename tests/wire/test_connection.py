@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell_bridge.wire import messages as msg
 from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.connection import GUEST_MOVES, HOST_MOVES, LATE_MOVES, Connection, State
@@ -65,8 +66,8 @@ def test_the_samples_hold_every_message() -> None:
     assert set(SAMPLES) == set(msg.TAGS.values())
 
 
-@pytest.mark.parametrize("kind", SAMPLES)
-@pytest.mark.parametrize("state", State)
+@each_row("kind", SAMPLES)
+@each_row("state", State)
 def test_each_end_sends_exactly_what_its_table_allows(state: State, kind: type[msg.Message]) -> None:
     for end, moves in zip(ends_in(state), (HOST_MOVES, GUEST_MOVES), strict=True):
         if (state, kind) in moves:
@@ -79,8 +80,8 @@ def test_each_end_sends_exactly_what_its_table_allows(state: State, kind: type[m
 
 
 @pytest.mark.conforms("T7")
-@pytest.mark.parametrize("kind", SAMPLES)
-@pytest.mark.parametrize("state", [State.NEW, State.IDLE, State.RUNNING])
+@each_row("kind", SAMPLES)
+@each_row("state", [State.NEW, State.IDLE, State.RUNNING])
 def test_each_end_receives_exactly_what_the_others_table_allows(state: State, kind: type[msg.Message]) -> None:
     for end, moves in zip(ends_in(state), (GUEST_MOVES, HOST_MOVES), strict=True):
         end.receive_data(encode(SAMPLES[kind]))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell_bridge.wire import framing
 from toolcell_bridge.wire.errors import RemoteProtocolError, ValueTooLarge
 from toolcell_bridge.wire.framing import FrameReader, frame
@@ -45,7 +46,7 @@ def test_frames_do_not_depend_on_when_they_are_taken(bodies: list[bytes]) -> Non
 
 
 @pytest.mark.conforms("T7", "Q-b5")
-@pytest.mark.parametrize("length", [0, 65, 2**31, 2**32 - 1])
+@each_row("length", [0, 65, 2**31, 2**32 - 1])
 def test_an_empty_or_oversized_frame_is_refused_by_its_length_alone(length: int) -> None:
     reader = FrameReader(max_frame_bytes=64)
     reader.receive_data(length.to_bytes(4, "big"))
@@ -53,7 +54,7 @@ def test_an_empty_or_oversized_frame_is_refused_by_its_length_alone(length: int)
         reader.next_frame()
 
 
-@pytest.mark.parametrize("length", [1, 64])
+@each_row("length", [1, 64])
 def test_the_smallest_and_the_largest_frame_pass(length: int) -> None:
     reader = FrameReader(max_frame_bytes=64)
     reader.receive_data(frame(bytes(length), 64))
@@ -98,6 +99,7 @@ class CountingBuffer(bytearray):
         raise AssertionError("walked byte by byte")
 
 
+@pytest.mark.slow
 @pytest.mark.conforms("T7")
 @pytest.mark.parametrize("piece_bytes", [1, 7, 65536])
 def test_a_trickled_frame_costs_linear_work(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:

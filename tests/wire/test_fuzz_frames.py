@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from rows import each_row
 from toolcell_bridge.wire import connection
 from toolcell_bridge.wire.messages import TAGS
 from wire.fuzz_frames import fuzz
 
 
 @pytest.mark.conforms("T7", "T-b1")
-@pytest.mark.parametrize("seed", [1, 2])
+@each_row("seed", [1, 2])
 def test_mutated_frames_are_followed_or_end_the_connection(seed: int) -> None:
     tally = fuzz(10_000, seed)
     assert tally.refused > 1000

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError
 from toolcell_bridge.wire.mux import (
     CHUNK_BYTES,
@@ -159,7 +160,7 @@ def test_a_long_piece_leaves_as_chunks_that_others_fit_between() -> None:
     assert joined(far.receive_data(wire)) == {7: piece}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wire", "problem"),
     [
         (raw(1, 0, bytes(WINDOW)) + raw(1, 0, b"x"), "exceed the window"),
@@ -199,7 +200,7 @@ def test_late_frames_of_a_closed_channel_are_dropped() -> None:
     assert mux.credit_for(2, 1) == b""
 
 
-@pytest.mark.parametrize("channel", [0, 6, 7, 2**32])
+@each_row("channel", [0, 6, 7, 2**32])
 def test_a_channel_number_is_never_used_again(channel: int) -> None:
     with pytest.raises(LocalProtocolError, match="opened after 7"):
         opened().open(channel)
@@ -210,7 +211,7 @@ def test_taking_what_never_came_is_our_own_mistake() -> None:
         opened().credit_for(1, 1)
 
 
-@pytest.mark.parametrize("size", [0, CONTROL_BYTES + 1])
+@each_row("size", [0, CONTROL_BYTES + 1])
 def test_an_empty_or_overlong_control_message_is_not_sent(size: int) -> None:
     with pytest.raises(LocalProtocolError, match="control message"):
         opened().control(bytes(size))

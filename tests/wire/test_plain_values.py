@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.codec import decode, encode
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
@@ -191,13 +192,13 @@ def exactly(value: object) -> object:
 
 
 @pytest.mark.conforms("T6", "Q-b7")
-@pytest.mark.parametrize(("value", "sent"), CONVERTED, ids=lambda item: f"{type(item).__name__}")
+@each_row(("value", "sent"), CONVERTED, ids=lambda item: f"{type(item).__name__}")
 def test_a_value_is_converted_as_documented(value: object, sent: object) -> None:
     assert exactly(to_plain(value)) == exactly(sent)
     assert exactly(to_plain([{"k": value}])) == exactly([{"k": sent}])
 
 
-@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+@each_row("number", ["nan", "inf", "-inf"])
 def test_floats_that_json_lacks_are_sent_as_they_are(number: str) -> None:
     assert repr(to_plain({"x": (float(number),)})) == f"{{'x': [{number}]}}"
 
@@ -268,7 +269,7 @@ REFUSED: list[tuple[object, str]] = [
 
 
 @pytest.mark.conforms("T6", "C-b8", "Q-b7")
-@pytest.mark.parametrize(("value", "problem"), REFUSED, ids=lambda item: item if type(item) is str else "")
+@each_row(("value", "problem"), REFUSED, ids=lambda item: item if type(item) is str else "")
 def test_a_value_without_a_form_is_refused_by_path(value: object, problem: str) -> None:
     with pytest.raises(UnsendableValue, match=f"^cannot send {problem}" if "value" in problem else problem):
         to_plain(value)
@@ -325,8 +326,8 @@ def test_what_to_plain_returns_can_be_sent_and_is_sent_unchanged(value: Any) -> 
 
 
 @pytest.mark.conforms("C-b8")
-@pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: (inner,), lambda inner: {1: inner}, Point])
-@pytest.mark.parametrize("leaf", [1, date(2024, 1, 2), Colour.RED], ids=repr)
+@each_row("wrap", [lambda inner: [inner], lambda inner: (inner,), lambda inner: {1: inner}, Point])
+@each_row("leaf", [1, date(2024, 1, 2), Colour.RED], ids=repr)
 def test_depth_ends_at_64_containers_whatever_is_at_the_bottom(wrap: Any, leaf: object) -> None:
     value = leaf
     for _ in range(MAX_DEPTH):
@@ -366,20 +367,19 @@ class EndlessMapping(Endless):
             number += 1
 
 
-@pytest.mark.parametrize(
-    "value", [range(10**30), EndlessSequence(), EndlessMapping()], ids=lambda value: type(value).__name__
-)
+@each_row("value", [range(10**30), EndlessSequence(), EndlessMapping()], ids=lambda value: type(value).__name__)
 def test_a_value_that_never_ends_is_refused(value: object) -> None:
     with pytest.raises(ValueTooLarge, match="elements"):
         to_plain(value)
 
 
-@pytest.mark.parametrize("make", [lambda: [None] * MAX_ELEMENTS, lambda: (None,) * MAX_ELEMENTS])
+@each_row("make", [lambda: [None] * MAX_ELEMENTS, lambda: (None,) * MAX_ELEMENTS])
 def test_a_value_of_too_many_elements_is_refused(make: Any) -> None:
     with pytest.raises(ValueTooLarge, match=rf"\({MAX_ELEMENTS + 1} > {MAX_ELEMENTS} elements\)"):
         to_plain(make())
 
 
+@pytest.mark.slow
 def test_a_small_value_that_unfolds_without_end_is_refused() -> None:
     bomb: Any = ()
     for _ in range(60):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
@@ -65,7 +66,7 @@ CONVERTED: list[tuple[object, object]] = [
 
 
 @pytest.mark.conforms("T6", "Q-b7")
-@pytest.mark.parametrize(("value", "sent"), CONVERTED, ids=lambda item: type(item).__name__)
+@each_row(("value", "sent"), CONVERTED, ids=lambda item: type(item).__name__)
 def test_a_value_of_numpy_or_pandas_is_converted_as_documented(value: object, sent: object) -> None:
     assert repr(to_plain(value)) == repr(sent)  # tells 1 from True, and NaN is like NaN
     assert repr(to_plain([{"k": value}])) == repr([{"k": sent}])
@@ -86,13 +87,13 @@ REFUSED: list[tuple[object, str]] = [
 
 
 @pytest.mark.conforms("T6", "C-b8")
-@pytest.mark.parametrize(("value", "problem"), REFUSED, ids=lambda item: item if type(item) is str else "")
+@each_row(("value", "problem"), REFUSED, ids=lambda item: item if type(item) is str else "")
 def test_a_value_of_numpy_or_pandas_without_a_form_is_refused_by_path(value: object, problem: str) -> None:
     with pytest.raises(UnsendableValue, match=problem):
         to_plain(value)
 
 
-@pytest.mark.parametrize("shape", [(10**9,), (10**6, 10**6)])
+@each_row("shape", [(10**9,), (10**6, 10**6)])
 def test_an_array_that_no_message_holds_is_refused_before_it_is_copied(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueTooLarge, match="bytes"):
         to_plain(np.broadcast_to(np.int8(0), shape))

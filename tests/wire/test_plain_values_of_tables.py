@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import pytest
 
+from rows import each_row
 from toolcell.tools import ToolRegistry
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue
@@ -55,7 +56,7 @@ CONVERTED: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CONVERTED)
+@each_row("case", CONVERTED)
 def test_rows_and_records_of_rarer_packages_are_data(case: str) -> None:
     value, expected = CONVERTED[case]
 
@@ -85,7 +86,7 @@ CURES: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", CURES)
+@each_row("case", CURES)
 def test_what_is_no_data_is_refused_with_what_to_send_instead(case: str) -> None:
     value, cure = CURES[case]
 

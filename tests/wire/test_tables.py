@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell.support.call_text import table_text
 from toolcell_bridge.wire import columns as columns_module
 from toolcell_bridge.wire.codec import decode, decode_in_steps, encode, encode_parts
@@ -40,7 +41,7 @@ def sent(value: Any, most: int | None = None) -> Any:
     return message.value
 
 
-@pytest.mark.parametrize("table", TABLES, ids=repr)
+@each_row("table", TABLES, ids=repr)
 def test_a_table_is_sent_and_written_as_what_it_is(table: AnyTable) -> None:
     assert sent(table) == table
     assert sent({"a": [table, 1], "b": table}) == {"a": [table, 1], "b": table}
@@ -185,7 +186,7 @@ FRAME, ARRAY, SERIES = 0, 7, 3
 KIND, FORM, NULLS, TEXT_BYTES, DETAIL = range(5)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("example", "bend"),
     [
         (FRAME, put(0, value="tables")),
@@ -285,6 +286,7 @@ def test_codes_outside_of_their_categories_are_refused() -> None:
             from_bytes(Array("numpy", [1], column).to_bytes())
 
 
+@pytest.mark.slow
 def test_lists_say_how_long_they_are_and_are_not_nested_without_end() -> None:
     inner = Column("int8", 4, bytes(4))
     for size, lengths in ((3, b""), (-1, b""), (0, numbers("I", 1, 2)), (0, numbers("I", 5, 2**32 - 1)), (True, b"")):
@@ -424,8 +426,9 @@ def test_any_column_comes_back(column: Column) -> None:
         assert sent(table) == table
 
 
+@pytest.mark.slow
 @pytest.mark.conforms("T7", "T-b1")
-@pytest.mark.parametrize("seed", [1, 2])
+@each_row("seed", [1, 2])
 def test_mutated_tables_are_read_whole_or_refused(seed: int) -> None:
     tally = fuzz(3000, seed)
     assert tally.refused > 1000

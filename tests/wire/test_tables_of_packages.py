@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell_bridge.guest.table_columns import text_column
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.codec import decode, encode
@@ -59,7 +60,7 @@ ARRAYS = [
 ]
 
 
-@pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}")
+@each_row("array", ARRAYS, ids=lambda array: f"{array.dtype}")
 def test_an_array_arrives_with_its_type_and_shape(array: Any) -> None:
     again = sent(array).native()
     assert again.dtype == array.dtype
@@ -142,7 +143,7 @@ COLUMNS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", COLUMNS)
+@each_row("name", COLUMNS)
 def test_a_column_arrives_with_its_type(name: str) -> None:
     frame = pd.DataFrame({name: COLUMNS[name]})
     again = sent(frame).to_pandas()  # type: ignore[union-attr]
@@ -171,7 +172,7 @@ FRAMES = {
 }
 
 
-@pytest.mark.parametrize("name", FRAMES)
+@each_row("name", FRAMES)
 def test_a_frame_arrives_with_its_labels(name: str) -> None:
     frame = FRAMES[name]
     table = sent(frame)
@@ -206,7 +207,7 @@ RECORDS = [
 ]
 
 
-@pytest.mark.parametrize("records", RECORDS, ids=lambda records: f"{records.dtype}")
+@each_row("records", RECORDS, ids=lambda records: f"{records.dtype}")
 def test_records_of_numpy_arrive_with_their_fields(records: Any) -> None:
     table = sent(records)
     again = table.native()
@@ -426,7 +427,7 @@ def made_by_hand(column: Column, kind: str = "pandas.DataFrame", label: Column |
     return table
 
 
-@pytest.mark.parametrize("categories", [Column("null", 1, b"\0"), Column("plain", 1, detail=[None])])
+@each_row("categories", [Column("null", 1, b"\0"), Column("plain", 1, detail=[None])])
 def test_categories_that_are_all_missing_do_not_crash_arrow(categories: Column) -> None:
     for form in ("", "arrow"):
         column = Column("category", 2, b"\0\xff", form=form, detail=(categories, False))

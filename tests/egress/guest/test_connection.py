@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell_bridge.guest.channel import Channel, PendingReply, Request
 from toolcell_bridge.guest.egress.connection import Cause, EgressFailed, HostCall, HttpConnection, Steps
 from toolcell_bridge.guest.egress.host_calls import HostCalls
@@ -140,7 +141,7 @@ def test_an_answer_to_head_has_no_body() -> None:
         assert read_all(host, connection, 1000) == b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("host", "port", "scheme", "url"),
     [
         ("a.example", 443, "https", "https://a.example/x"),
@@ -158,7 +159,7 @@ def test_the_url_is_of_the_place_that_the_library_connected_to(host: str, port: 
     assert [each["url"] for each in fake.requests] == [url]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("written", "why"),
     [
         (b"GET http://b.example/ HTTP/1.1\r\n\r\n", "leave out proxies"),

@@ -11,6 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from audit.ledger import SCRIPT, Ledger
+from rows import each_row
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index
 from toolcell.errors import UsageError
@@ -134,7 +135,7 @@ def test_only_pictures_are_shown_and_every_file_can_be_kept(client: TestClient) 
     assert client.get(f"{run}/files/2").status_code == 404
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name",
     [
         'a"; filename="evil.html', "a\r\nSet-Cookie: x=1", "../../etc/passwd", "C:\\con.txt", "\u202egnp.exe", "ä ö.csv",
@@ -152,7 +153,7 @@ def test_no_name_of_a_file_breaks_out_of_its_header(name: str) -> None:
     assert not set(last) & set("\r\n\0/\u202e") and last.strip(". ")
 
 
-@pytest.mark.parametrize("data", [b"", b"<svg/>", b"GIF8<script>", b"\x89PNG", b"%PDF-1.7", b"<!doctype html>"])
+@each_row("data", [b"", b"<svg/>", b"GIF8<script>", b"\x89PNG", b"%PDF-1.7", b"<!doctype html>"])
 def test_what_does_not_begin_like_a_picture_is_none(data: bytes) -> None:
     assert as_image(data) is None
 

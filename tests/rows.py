@@ -1,0 +1,80 @@
+"""A table of data is one test: it compares every row, and names each that differs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+Test = Callable[..., Any]
+
+
+def each_row(names: str | Sequence[str], rows: Collection[Any], ids: Any = None) -> Callable[[Test], Test]:
+    """Run a test for each row, like `pytest.mark.parametrize`, but as one test. Its fixtures are made once for all rows."""
+    columns = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    table = [_row(row, columns, number, ids) for number, row in enumerate(rows) if not _left_out(row)]
+
+    def decorate(test: Test) -> Test:
+        def failed(failures: list[BaseException]) -> None:
+            if failures:
+                raise BaseExceptionGroup(f"{len(failures)} of {len(table)} rows", failures)
+
+        if inspect.iscoroutinefunction(test):
+
+            @functools.wraps(test)
+            async def of_all(*args: Any, **given: Any) -> None:
+                failures: list[BaseException] = []
+                for name, row in table:
+                    with _collected(failures, name):
+                        await test(*args, **given, **row)
+                failed(failures)
+        else:
+
+            @functools.wraps(test)
+            def of_all(*args: Any, **given: Any) -> None:
+                failures: list[BaseException] = []
+                for name, row in table:
+                    with _collected(failures, name):
+                        test(*args, **given, **row)
+                failed(failures)
+
+        signature = inspect.signature(test)
+        rest = [each for each in signature.parameters.values() if each.name not in columns]
+        of_all.__signature__ = signature.replace(parameters=rest)  # type: ignore[attr-defined]  # pytest asks it for fixtures
+        return of_all
+
+    return decorate
+
+
+@contextmanager
+def _collected(failures: list[BaseException], name: str) -> Iterator[None]:
+    try:
+        yield
+    except (Exception, pytest.fail.Exception) as exc:
+        exc.add_note(f"row: {name}")
+        failures.append(exc)
+
+
+def _left_out(row: Any) -> bool:
+    return any(mark.name == "skipif" and mark.args[0] for mark in getattr(row, "marks", ()))
+
+
+def _row(row: Any, columns: list[str], number: int, ids: Any) -> tuple[str, dict[str, Any]]:
+    name = None
+    if isinstance(row, type(pytest.param())):
+        if any(mark.name != "skipif" for mark in row.marks):
+            raise pytest.UsageError(f"a row of a table has no mark but skipif: {row}")
+        name, values = row.id, row.values
+    else:
+        values = (row,) if len(columns) == 1 else tuple(row)
+    if len(values) != len(columns):
+        raise pytest.UsageError(f"{len(values)} values for {', '.join(columns)}: {values!r}")
+    if callable(ids):
+        name = name or "-".join(str(ids(value)) for value in values)
+    elif ids is not None:
+        name = name or str(list(ids)[number])
+    return name or repr(values)[:200], dict(zip(columns, values, strict=True))
