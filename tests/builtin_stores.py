@@ -97,7 +97,7 @@ def _started(programs: Path, directory: Path) -> Iterator[None]:
     run("initdb", "--pgdata", data, "--username=toolcell", "--auth=trust", "--encoding=UTF8", "--no-sync")
     settings = f"-c listen_addresses= -c unix_socket_directories={directory} -c fsync=off -c max_connections=40"
     log = str(directory / "log")
-    run("pg_ctl", "start", "--wait", "--timeout=300", "--pgdata", data, "--log", log, "--options", settings)
+    run("pg_ctl", "start", "--wait", "--timeout=60", "--pgdata", data, "--log", log, "--options", settings)
     try:
         yield
     finally:

@@ -133,7 +133,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             _proved[each].add(item.nodeid)
     elif report.failed:
         _failed.update(ids)
-    may_skip = IS_BARE and item.stash.get(LACKS, False)
+    lacks_package = call.excinfo is not None and str(call.excinfo.value).startswith("could not import")
+    may_skip = IS_BARE and (item.stash.get(LACKS, False) or lacks_package)
     if report.skipped and IN_CI and not may_skip and any(item.get_closest_marker(name) for name in MUST_RUN):
         report.outcome = "failed"
         report.longrepr = f"skipped in CI: {report.longrepr}"

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import importlib
 import re
-import statistics
 import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import fields
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
-import anyio
 import pytest
 import typer
 
 import toolcell
 from rows import each_row
-from test_house import LAYERS
-from toolcell import Outcome, Runtime, ToolRegistry, compat
+from toolcell import Outcome, compat
 from toolcell.cli import COMMANDS, build
 from toolcell.errors import MissingPackage
 from toolcell.tools.options import ToolOptions
@@ -42,7 +37,6 @@ OLD_NAMES = ROOT / "CHANGELOG.md"
 """The one page that may name what is no longer there."""
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
-MEASURED = ("one run, one call", "tool call round trip", "runs/s, 4 clients")
 """The measurements of which the README has figures, in its order."""
 
 IMPORTED = re.compile(r"^ *from (toolcell(?:\.\w+)+) import (\([^)]*\)|.+)$", re.MULTILINE)
@@ -93,13 +87,6 @@ def test_examples_on_pages_are_the_files() -> None:
         assert text == (ROOT / name).read_text(encoding="utf-8"), name
 
 
-def test_pages_can_be_read_where_no_site_is_built() -> None:
-    for page in PAGES:
-        is_generated = page.parent.name == "reference"
-        signs = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith(("--8<--", ":::"))]
-        assert is_generated or not signs, page.name
-
-
 def test_excerpts_on_pages_are_lines_of_the_examples() -> None:
     shown = [each for page in PAGES for each in EXCERPT.findall(page.read_text(encoding="utf-8"))]
 
@@ -124,7 +111,7 @@ def test_programs_of_a_page_print_what_it_says(page: str) -> None:
     programs = PROGRAM.findall((ROOT / page).read_text(encoding="utf-8"))
     assert programs
     for source, printed in programs:
-        done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=300, check=True)
+        done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=True)
         assert done.stdout == printed
 
 
@@ -136,20 +123,8 @@ def test_the_agent_of_the_readme_runs_with_a_scripted_model() -> None:
     scripted = source.replace("OpenAIProvider()", f"ScriptedModel({answers})").replace(
         "import anyio\n", "import anyio\nfrom toolcell.testing import ScriptedModel, calls\n"
     )
-    done = subprocess.run([sys.executable, "-c", scripted], capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run([sys.executable, "-c", scripted], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "We earned 10 euros.\n"
-
-
-def test_figures_of_the_readme_are_those_of_the_benchmarks_page() -> None:
-    results = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    rows = [row.split(" | ") for row in re.findall(r"^\| .+ \| ([\d.]+ \| [\d.]+ \| [\d.]+) \|$", README, re.MULTILINE)]
-    assert len(rows) == len(MEASURED)
-    table = [line.strip("| ").split(" | ") for line in results.splitlines() if line.startswith("|")]
-    head = next(row for row in table if row[0] == "Median")
-    columns = [head.index(name) for name in ("toolcell", "Monty, fresh worker", "bwrap + python")]
-    for title, figures in zip(MEASURED, rows, strict=True):
-        [measured] = [row for row in table if row[0].startswith(title)]
-        assert [measured[column] for column in columns] == figures, title
 
 
 def test_every_requirement_that_a_test_cites_is_defined_on_the_conformance_page() -> None:
@@ -209,14 +184,6 @@ def test_every_line_for_a_shell_names_a_command_and_flags_that_exist(page: Path)
         assert name in COMMANDS, name
         command: Any = typer.main.get_command(build([name]))
         assert set(re.findall(r"(?<!\S)--?[a-z][\w-]*", rest)) <= flags_of(command.commands[name]), rest
-
-
-def test_the_demo_of_the_readme_has_the_headings_of_the_demo() -> None:
-    headings = re.findall(r"^\d\. (.+)$", README, re.MULTILINE)
-    source = (HOST / "cli" / "demo.py").read_text(encoding="utf-8")
-
-    assert headings
-    assert all(f'. {heading}"' in source for heading in headings)
 
 
 FACES = (
@@ -320,139 +287,8 @@ def test_no_retired_word_is_used() -> None:
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 NAMED_FILE = re.compile(r"`((?:toolcell|toolcell_bridge|tests|docs|examples)/[\w./]*)`")
 FOLDERS = {"toolcell": ROOT / "runtime", "toolcell_bridge": ROOT / "bridge"}
-STEP = re.compile(r"^\| \d+ \| `(toolcell/[\w/]+\.py)`", re.MULTILINE)
-MOST_STEPS = 10
-TRACED_RUNS = 5
-TRACES = 3
-"""On a busy machine a host waits where it otherwise looks once more: another function is entered first."""
-PAUSE_S = 0.05
-"""Between two runs, so that what one leaves to do is not entered in the next."""
-
-WITHOUT_A_CGROUP = {
-    "toolcell/sandbox/process/process_watch.py": "toolcell/sandbox/process/cgroup.py",
-    "toolcell/sandbox/process/signals.py": "toolcell/sandbox/process/cgroup.py",
-}
-"""What measures a sandbox of an ordinary user, in place of what the page names."""
-
-
-def section(title: str) -> str:
-    return ARCHITECTURE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 @each_row("name", sorted(set(NAMED_FILE.findall(ARCHITECTURE))))
 def test_every_file_that_the_architecture_page_names_exists(name: str) -> None:
     assert (FOLDERS.get(name.split("/")[0], ROOT) / name).exists()
-
-
-@each_row(("name", "path"), re.findall(r"`(\w+(?:\.\w+)?)` in `([\w/]+\.py)`", ARCHITECTURE))
-def test_what_the_architecture_page_finds_in_a_file_is_defined_there(name: str, path: str) -> None:
-    text = (FOLDERS[path.split("/")[0]] / path).read_text(encoding="utf-8")
-    for part in name.split("."):
-        assert re.search(rf"^ *(?:(?:async )?def |class ){part}\b|^ *{part}:", text, re.MULTILINE), part
-
-
-@functools.cache
-def host_module(filename: str) -> str:
-    path = Path(filename)
-    return f"toolcell/{path.relative_to(HOST)}" if path.is_relative_to(HOST) else ""
-
-
-def is_beside_the_run() -> bool:
-    """True in a task that the pool has started: when it goes on has nothing to do with the run that is traced."""
-    task = asyncio.current_task()
-    return task is not None and ".Pool." in task.get_name()
-
-
-class EntryTrace:
-    """The functions of the host package that a run enters while the trace is on, in the order of the first entry."""
-
-    def __init__(self) -> None:
-        self.entered: dict[tuple[str, str], None] = {}
-
-    def __enter__(self) -> EntryTrace:
-        sys.setprofile(self._event)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.setprofile(None)
-
-    def _event(self, frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and (module := host_module(frame.f_code.co_filename)) and not is_beside_the_run():
-            self.entered.setdefault((module, frame.f_code.co_qualname))
-
-
-async def trace(runtime: Runtime, source: str) -> list[tuple[str, str]]:
-    with anyio.fail_after(60):
-        while runtime.pool.starting or runtime.pool.busy or not runtime.pool.idle:
-            await anyio.sleep(PAUSE_S)
-    with EntryTrace() as trace:
-        result = await runtime.execute_code(source)
-    assert result.ok, result.error
-    await anyio.sleep(PAUSE_S)
-    return list(trace.entered)
-
-
-async def trace_both_paths() -> tuple[list[str], list[str]]:
-    """The modules that a run without tool calls enters, and those in which a tool call enters further functions.
-
-    What happens beside a run, such as the pool's work, differs from one run to the next and is left out.
-    """
-    registry = ToolRegistry()
-
-    @registry.tool
-    async def add(a: int, b: int) -> int:
-        """Add two numbers."""
-        return a + b
-
-    call = "set_result(call_tool('add', a=1, b=2))"
-    async with Runtime(registry) as runtime:
-        await trace(runtime, call)
-        pairs = [(await trace(runtime, "set_result(1)"), await trace(runtime, call)) for _ in range(TRACED_RUNS)]
-    runs, calls = [run for run, _ in pairs], [with_call for _, with_call in pairs]
-    always = set.intersection(*map(set, runs))
-    further = set.intersection(*map(set, calls)) - {function for run in runs for function in run}
-    return in_order(runs, always), in_order(calls, further)
-
-
-def in_order(traces: list[list[tuple[str, str]]], functions: set[tuple[str, str]]) -> list[str]:
-    """The modules of the functions, in the order in which most runs enter them."""
-    entered = [
-        list(dict.fromkeys(WITHOUT_A_CGROUP.get(path, path) for path, name in trace if (path, name) in functions))
-        for trace in traces
-    ]
-    return sorted(entered[0], key=lambda path: statistics.median(each.index(path) for each in entered))
-
-
-@pytest.mark.isolation
-def test_a_run_and_a_tool_call_enter_the_modules_that_the_architecture_page_lists() -> None:
-    for attempt in range(TRACES):
-        found = anyio.run(trace_both_paths)
-        problems = [
-            *differences("The path of one `execute_code`", found[0]),
-            *differences("The path of one tool call", found[1]),
-        ]
-        if not problems:
-            return
-        print(f"trace {attempt + 1}:", *problems, sep="\n")
-    raise AssertionError("\n".join(problems))
-
-
-def differences(title: str, entered: list[str]) -> list[str]:
-    """What a section of the page says otherwise than a trace."""
-    text = section(title)
-    steps = STEP.findall(text)
-    named = {path for path in NAMED_FILE.findall(text) if path.startswith("toolcell/")}
-    assert 0 < len(steps) <= MOST_STEPS, title
-
-    problems = []
-    if (order := [path for path in entered if path in steps]) != steps:
-        problems.append(f"{title}: the steps are {steps}, and were {order}")
-    if set(entered) != named:
-        problems.append(f"{title}: not named {set(entered) - named}, not entered {named - set(entered)}")
-    return problems
-
-
-def test_the_architecture_page_has_the_order_of_imports() -> None:
-    rows = re.findall(r"^\| \d+ \| (`toolcell.+`) \|$", section("The order of imports"), re.MULTILINE)
-
-    assert tuple(tuple(re.findall(r"`([\w.]+)`", row)) for row in rows) == LAYERS

@@ -41,7 +41,7 @@ IS_PROCESS = BACKEND in ("process", "ray")
 OWN_LAYERS = DEFAULT_LAYERS if IS_PROCESS else CONTAINER_LAYERS
 """What every result must say was up."""
 
-PATIENCE_S = 120.0
+PATIENCE_S = 60.0
 """Far more than any run here may take. A host that needs longer has been stopped by its guest."""
 
 ENDED_S = 20.0

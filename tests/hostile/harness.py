@@ -17,7 +17,7 @@ PROPERTY = "attack on the host"
 COLUMNS = "| attack | loop silent | worked meanwhile | neighbour | before the attack | past wall_s | past cpu_s | sent | memory | ended |"
 
 HOST = Path(__file__).with_name("measured_host.py")
-PATIENCE_S = 150.0
+PATIENCE_S = 60.0
 MANY_DENTRIES = 100_000
 
 

@@ -342,8 +342,10 @@ class TestEnds:
         assert plain.run("'alive'").data == {"text/plain": "'alive'"}
 
     def test_cells_after_one_that_failed_are_not_executed(self, plain: Notebook) -> None:
-        first = plain.begin("import time\nprint('go')\ntime.sleep(0.5)\n1 / 0")
+        first = plain.client.execute("input()\n1 / 0", allow_stdin=True)
+        plain.client.get_stdin_msg(timeout=PATIENCE_S)
         second = plain.client.execute("print('executed')")
+        plain.client.input("")
 
         replies = {}
         while len(replies) < 2:

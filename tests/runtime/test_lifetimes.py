@@ -123,7 +123,7 @@ async def test_closing_with_runs_under_way_ends_each_of_them_clearly_and_leaves_
             ends.append(str(exc))
 
     await runtime.open()
-    with anyio.fail_after(120):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             for _ in range(RUNS):
                 tasks.start_soon(one)

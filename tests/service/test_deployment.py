@@ -156,7 +156,7 @@ def test_a_user_without_privileges_on_a_read_only_system_has_the_full_profile() 
     env["PATH"] = os.environ["PATH"]
     try:
         done = subprocess.run(
-            ["unshare", "--mount", "bash", "-c", SIMULATED], env=env, capture_output=True, text=True, timeout=120
+            ["unshare", "--mount", "bash", "-c", SIMULATED], env=env, capture_output=True, text=True, timeout=60
         )
     finally:
         shutil.rmtree(state)
@@ -322,7 +322,7 @@ def test_the_quick_start_works_as_written_and_leaves_nothing(engine: EngineClien
     tag = f"toolcell-test-{os.getpid()}"
     script = f"set -euo pipefail\n{quick_start(tag)}"
     try:
-        done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=500)
+        done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     finally:
         subprocess.run(["docker", "rm", "-f", tag], capture_output=True, timeout=60)
         subprocess.run(["docker", "volume", "rm", "-f", tag], capture_output=True, timeout=60)
@@ -354,7 +354,7 @@ def test_the_image_has_no_shell_no_set_uid_file_and_an_ordinary_user(engine: Eng
         "-c",
         look,
     ]
-    seen = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    seen = subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     assert found["User"] == "10001:10001"
     assert seen.stdout == "None []\n", seen.stderr
@@ -363,7 +363,7 @@ def test_the_image_has_no_shell_no_set_uid_file_and_an_ordinary_user(engine: Eng
 @pytest.mark.docker
 def test_the_container_without_a_token_store_has_no_way_in(engine: EngineClient) -> None:
     command = ["docker", "run", "--rm", "--network=none", reference.SERVICE_IMAGE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     assert done.returncode == 2
     assert "there is no store of tokens /var/lib/toolcell/tokens.sqlite" in done.stderr

@@ -12,7 +12,7 @@ from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome
 from toolcell.tools import CodeRuntime, Event, RunContext, ToolError, ToolRegistry
 from toolcell.tools.options import Origin
 
-PATIENCE_S = 60.0
+PATIENCE_S = 10.0
 """Only a broken test waits this long."""
 
 QUERY_SCHEMA: dict[str, Any] = {
