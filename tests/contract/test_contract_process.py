@@ -11,7 +11,7 @@ from toolcell.sandbox.process.backend import ProcessBackend
 from toolcell.testing import BackendHarness, Case, contract_cases, contract_lacks
 
 pytestmark = [
-    pytest.mark.every_loop,
+    pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"], indirect=True, scope="module"),
     pytest.mark.anyio,
     pytest.mark.isolation,
 ]

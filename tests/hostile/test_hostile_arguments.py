@@ -15,6 +15,7 @@ import pytest
 
 from hostile.hostile_values import EXPRESSIONS, scope
 from hostile.tools_of_all_kinds import OPTIONS, SCHEMAS, TYPES, registry_of
+from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.provider import ModelResponse
 from toolcell.agents.providers.scripted import ScriptedModel
@@ -22,7 +23,7 @@ from toolcell.errors import UsageError
 from toolcell.tools import Origin, RunContext, Secrets, ToolRegistry, ToolResult, decode_tool_call
 from toolcell.tools.model_calls import ToolCall
 
-pytestmark = [pytest.mark.quick, pytest.mark.anyio, pytest.mark.conforms("C-b8", "J1", "J-b2", "P12", "V-1")]
+pytestmark = [pytest.mark.slow, pytest.mark.anyio, pytest.mark.conforms("C-b8", "J1", "J-b2", "P12", "V-1")]
 
 IS_WHOLE = os.environ.get("TOOLCELL_HOSTILE") == "all"
 NAMES = (*TYPES, *SCHEMAS)
@@ -54,7 +55,7 @@ def watched(registry: ToolRegistry) -> RunContext:
     return RunContext(events=registry.events, secrets=Secrets({"key": "hunter2hunter2"}))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_row("name", NAMES)
 async def test_a_batch_has_a_result_for_every_call(name: str) -> None:
     for options, values in portions(name):
         forms = [*({"x": value} for value in values), *values, *filter(None, map(as_text, values))]
@@ -70,7 +71,7 @@ async def test_a_batch_has_a_result_for_every_call(name: str) -> None:
         assert registry.events.listener_errors == 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_row("name", NAMES)
 async def test_a_plan_has_an_answer(name: str) -> None:
     registry = registry_of({}, name)
     registry.enable_plan_execution()
@@ -80,7 +81,7 @@ async def test_a_plan_has_an_answer(name: str) -> None:
             assert isinstance(result, ToolResult)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_row("name", NAMES)
 async def test_an_agent_goes_on_to_its_final_answer(name: str) -> None:
     values = hostile_values(name)
     arguments: list[Any] = [text for value in values if (text := as_text(value)) is not None]
@@ -93,7 +94,7 @@ async def test_an_agent_goes_on_to_its_final_answer(name: str) -> None:
     assert run.content == "done"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_row("name", NAMES)
 async def test_decoding_a_call_raises_a_usage_error_at_most(name: str) -> None:
     definition = registry_of({}, name).state.tools[name].definition
     for value in hostile_values(name):

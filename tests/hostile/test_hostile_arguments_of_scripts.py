@@ -10,6 +10,7 @@ import pytest
 from hostile.hostile_values import EXPRESSIONS, HELPERS
 from hostile.test_hostile_arguments import IS_WHOLE, NAMES, portions
 from hostile.tools_of_all_kinds import OPTIONS, registry_of, registry_of_all_kinds
+from rows import each_row
 from toolcell import Limits, Outcome, PoolConfig, Runtime
 from toolcell.errors import UsageError
 from toolcell.testing import FakeBackend
@@ -55,7 +56,7 @@ async def test_a_script_goes_on_whatever_it_sends_and_the_host_raises_nothing(tu
     assert context.events.listener_errors == 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_row("name", NAMES)
 async def test_a_plan_of_a_program_has_rows_or_is_a_usage_error(name: str) -> None:
     for options, values in portions(name):
         async with Runtime(

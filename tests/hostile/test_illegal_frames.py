@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hostile.illegal_frames import FORGED, HONEST, ILLEGAL, ONE_OF_EACH
+from rows import each_row
 from toolcell import Limits, Outcome, PoolConfig, Runtime, ToolRegistry
 from toolcell.config import MIB
 from toolcell.testing import FakeBackend
@@ -38,7 +39,7 @@ def delivered_before_death(data: bytes) -> list[Message]:
     return delivered
 
 
-@pytest.mark.parametrize("kind", ILLEGAL)
+@each_row("kind", ILLEGAL)
 def test_illegal_bytes_kill_the_connection_and_nothing_after_them_is_delivered(kind: str) -> None:
     honest, *others = delivered_before_death(HONEST + ILLEGAL[kind] + FORGED)
 
@@ -47,7 +48,7 @@ def test_illegal_bytes_kill_the_connection_and_nothing_after_them_is_delivered(k
     assert "forged" not in repr(others)
 
 
-@pytest.mark.parametrize("kind", [kind for kind, data in ILLEGAL.items() if len(data) < SHORT_BYTES])
+@each_row("kind", [kind for kind, data in ILLEGAL.items() if len(data) < SHORT_BYTES])
 def test_a_short_illegal_frame_takes_little_memory(kind: str) -> None:
     tracemalloc.start()
     try:
@@ -58,7 +59,7 @@ def test_a_short_illegal_frame_takes_little_memory(kind: str) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("kind", ILLEGAL)
+@each_row("kind", ILLEGAL)
 async def test_illegal_bytes_end_the_run_as_a_protocol_error_and_no_tool_is_called(kind: str) -> None:
     registry, touched, seen = ToolRegistry(), list[str](), list[Any]()
 

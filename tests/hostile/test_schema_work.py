@@ -17,6 +17,7 @@ from mcp_types import CallToolResult, Tool
 
 import toolcell
 from hostile.counting import calls
+from rows import each_row
 from toolcell import ToolRegistry
 from toolcell.errors import RegistrationError, ToolcellError
 from toolcell.mcp.answers import as_tool_result
@@ -100,7 +101,7 @@ def unevaluated(levels: int) -> dict[str, Any]:
 HEAVY["unevaluated"] = unevaluated(30)
 
 
-@pytest.mark.parametrize("kind", HEAVY)
+@each_row("kind", HEAVY)
 def test_a_schema_that_makes_countless_checks_of_a_small_one_is_used_nowhere(kind: str) -> None:
     schema, began = HEAVY[kind], time.perf_counter()
     with pytest.raises(RegistrationError, match=r"one value is checked .* times"):
@@ -119,7 +120,7 @@ def test_a_schema_that_makes_countless_checks_of_a_small_one_is_used_nowhere(kin
     assert time.perf_counter() - began < SOON_S
 
 
-@pytest.mark.parametrize("part", ["parameters", "returns"])
+@each_row("part", ["parameters", "returns"])
 def test_a_caller_of_a_service_offers_no_tool_with_one(part: str) -> None:
     schemas = {"parameters": {"type": "object"}, "returns": {"type": "object"}, part: HEAVY["allOf"]}
     about = {"parameters": schemas["parameters"], "options": {"returns": schemas["returns"]}}
@@ -128,7 +129,7 @@ def test_a_caller_of_a_service_offers_no_tool_with_one(part: str) -> None:
         remote_registry(offered, ToolRegistry(), with_own=False)
 
 
-@pytest.mark.parametrize("kind", ["allOf", "a recursion", "an id"])
+@each_row("kind", ["allOf", "a recursion", "an id"])
 def test_no_registry_and_no_script_takes_one(kind: str) -> None:
     registry = ToolRegistry()
 
@@ -151,7 +152,7 @@ LARGE_PATTERNS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", LARGE_PATTERNS)
+@each_row("kind", LARGE_PATTERNS)
 def test_patterns_that_are_large_when_their_repetitions_are_written_out_are_compiled_nowhere(kind: str) -> None:
     schema = {"type": "object", **LARGE_PATTERNS[kind]}
     for compiled in (
@@ -195,7 +196,7 @@ def test_patterns_of_all_tools_of_one_stranger_are_bounded_together() -> None:
     assert 1 < len(read) < 20 and "are too large from" in str(catalogue.problems[0])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("pattern", "states"),
     [
         ("", 1),
@@ -217,7 +218,7 @@ def test_states_of_a_pattern_are_counted_with_its_repetitions(pattern: str, stat
     assert states_of(pattern) == states
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("pattern", "text"),
     [
         (r"\S", " " * 2_000_000 + "x"),
@@ -236,10 +237,8 @@ def test_patterns_of_the_world_take_the_texts_that_they_are_for(pattern: str, te
     assert ValueCheck(names).problem({"x": ["a-name"] * 10_000}) is None
 
 
-@pytest.mark.parametrize(
-    "kind", [".", r"[\s\S]", r"(?:.|\n)", r"[^\x00]", r"(.|\s)", r"\p{L}", "[A-Za-z0-9+/=]", "b", r"\w"]
-)
-@pytest.mark.parametrize("counts", ["{1,20000}", "{20000}", "{2,}", "{0,100000}"])
+@each_row("kind", [".", r"[\s\S]", r"(?:.|\n)", r"[^\x00]", r"(.|\s)", r"\p{L}", "[A-Za-z0-9+/=]", "b", r"\w"])
+@each_row("counts", ["{1,20000}", "{20000}", "{2,}", "{0,100000}"])
 def test_a_repetition_that_is_all_of_a_pattern_is_counted_and_not_written_out(kind: str, counts: str) -> None:
     checks = [ValueCheck({"pattern": f"^{kind}{counts}$"}), ValueCheck({"not": {"pattern": f"^{kind}{counts}$"}})]
     alike = re.compile(f"(?:{kind.replace('p{L}', 'w')}){counts}")
@@ -251,9 +250,7 @@ def test_a_repetition_that_is_all_of_a_pattern_is_counted_and_not_written_out(ki
     assert ValueCheck({"pattern": f"^{kind}{counts}$"}).problem(7) is None
 
 
-@pytest.mark.parametrize(
-    "pattern", ["^.{20000}x$", "^(?:.{1,200}){1,200}$", "^[[a-z]_]{3}$", "^a{9,1}$", "^(ab){3}$", "x{3}$"]
-)
+@each_row("pattern", ["^.{20000}x$", "^(?:.{1,200}){1,200}$", "^[[a-z]_]{3}$", "^a{9,1}$", "^(ab){3}$", "x{3}$"])
 def test_no_other_repetition_is_taken_for_one_of_those(pattern: str) -> None:
     assert counted(pattern).pattern == pattern
 
@@ -274,7 +271,7 @@ def test_bounds_of_texts_change_nothing_that_is_a_value() -> None:
     assert bounded(named)["maxLength"] == 3 and "maxLength" in bounded(named)["properties"]["const"]
 
 
-@pytest.mark.parametrize("reference", ["urn:nowhere", "#/$defs/none", "#none", "https://example.com/x#/y"])
+@each_row("reference", ["urn:nowhere", "#/$defs/none", "#none", "https://example.com/x#/y"])
 def test_a_reference_that_leads_nowhere_is_refused(reference: str) -> None:
     with pytest.raises(RegistrationError):
         compile_schema({"type": "object", "properties": {"a": {"$ref": reference}}})
@@ -309,7 +306,7 @@ def test_a_schema_whose_many_members_are_like_the_whole_is_light() -> None:
     ArgumentChecker(ToolDefinition("tool", "A tool under test.", schema))
 
 
-@pytest.mark.parametrize("levels", [150, 350, 900])
+@each_row("levels", [150, 350, 900])
 def test_a_schema_that_is_nested_too_deeply_is_refused_and_raises_nothing_else(levels: int) -> None:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(levels):
@@ -329,7 +326,7 @@ NAMED_OFTEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", NAMED_OFTEN)
+@each_row("kind", NAMED_OFTEN)
 def test_whoever_reads_a_type_looks_at_each_part_a_few_times_however_often_it_is_named(kind: str) -> None:
     schema = {"$ref": "#/$defs/A", "$defs": {"A": NAMED_OFTEN[kind]}}
     returned = ToolResult(parts=(Text('{"a": 1}'),))
@@ -385,7 +382,7 @@ SLOW: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", SLOW)
+@each_row("kind", SLOW)
 def test_checking_an_answer_is_bounded_whatever_it_is_checked_against(kind: str) -> None:
     schema, value = SLOW[kind]
     answer = CallToolResult(content=[], structured_content={"x": value})
@@ -396,7 +393,7 @@ def test_checking_an_answer_is_bounded_whatever_it_is_checked_against(kind: str)
     assert result.is_error and ("does not fit" in result.message or "too large" in result.message)
 
 
-@pytest.mark.parametrize("kind", SLOW)
+@each_row("kind", SLOW)
 def test_checking_arguments_is_bounded_and_counted(kind: str) -> None:
     schema, value = SLOW[kind]
     whole = {"type": "object", "properties": {"x": schema}} | {"$defs": schema.get("$defs", {})}

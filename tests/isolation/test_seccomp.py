@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell_bridge.isolation.seccomp_policy import EPOLL, REFUSED
 from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS
 
@@ -87,7 +88,7 @@ assert os.waitpid(child, 0)[1] == 0
     return dict(zip(ACTIONS, without, strict=True)), dict(zip(ACTIONS, under, strict=True))
 
 
-@pytest.mark.parametrize("what", ACTIONS)
+@each_row("what", ACTIONS)
 @pytest.mark.conforms("Q-b1")
 def test_an_action_the_kernel_would_consider_is_refused_under_the_filter(
     outcomes: tuple[dict[str, str], dict[str, str]], what: str

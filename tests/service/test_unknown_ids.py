@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from rows import each_row
 from toolcell.service.app import ENDPOINTS
 from toolcell.service.endpoints import Endpoint
 from toolcell.service.problems import MEDIA_TYPE
@@ -32,8 +33,8 @@ def paths() -> list[Any]:
     return [pytest.param(each, id=f"{each.method} {each.path}") for each in found]
 
 
-@pytest.mark.parametrize("ident", ["0123456789abcdef", "0123456789abcdef" * 2, "nobody", "run:1", "commit-" + "0" * 16])
-@pytest.mark.parametrize("endpoint", paths())
+@each_row("ident", ["0123456789abcdef", "0123456789abcdef" * 2, "nobody", "run:1", "commit-" + "0" * 16])
+@each_row("endpoint", paths())
 def test_an_id_that_nobody_has_is_not_found(client: TestClient, endpoint: Endpoint, ident: str) -> None:
     path = endpoint.path.replace("{path:path}", "a.txt")
     for name in ("{run_id}", "{journal_id}", "{draft_id}", "{name}"):
