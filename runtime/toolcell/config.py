@@ -35,9 +35,19 @@ available, but it is not required; `rlimits` and the process watch bound every r
 CONTAINER_LAYERS: frozenset[Layer] = frozenset({"landlock", "seccomp", "capabilities", "no_new_privs", "rlimits"})
 """Layers that `Policy(profile="container")` requires: those that a process without privileges can apply to itself."""
 
-Profile = Literal["full", "container"]
+Profile = Literal["full", "container", "auto"]
 
-PROFILES: Mapping[Profile, frozenset[Layer]] = {"full": DEFAULT_LAYERS, "container": CONTAINER_LAYERS}
+AUTO_FLOOR: Mapping[Profile, frozenset[Layer]] = {
+    "full": DEFAULT_LAYERS - {"landlock"},
+    "container": CONTAINER_LAYERS,
+}
+"""What `Policy(profile="auto")` tries, strongest first, and the layers that each must have. Nothing weaker runs."""
+
+PROFILES: Mapping[Profile, frozenset[Layer]] = {
+    "full": DEFAULT_LAYERS,
+    "container": CONTAINER_LAYERS,
+    "auto": AUTO_FLOOR["full"] & AUTO_FLOOR["container"],
+}
 """Layers that each profile requires by default."""
 
 LintProfile = Literal["off", "standard", "strict"]
@@ -216,12 +226,13 @@ class Policy(SettingsModel):
     """What must hold before a script starts, and what it finds in its environment."""
 
     profile: Profile = "full"
-    """How the process backend isolates. `full`: namespaces and a root file system of its own. `container`: less, for a
-    container or pod that allows no namespaces; see docs/containers.md. Never chosen for you."""
+    """How the process backend isolates. `full`: namespaces and a root file system of its own, with Landlock as a second
+    wall. `container`: less, for a container or pod that allows no namespaces. `auto`: the strongest that runs on this
+    machine, never below `AUTO_FLOOR`; each result says which, and what is missing. See docs/containers.md."""
 
     require: frozenset[Layer] = setting(default_factory=lambda given: PROFILES[given.get("profile", "full")])
-    """Layers that must be live. If one is not, every run raises `SandboxUnavailable`; there is no silent downgrade. By
-    default those of the profile."""
+    """Layers that must be live. If one is not, the runtime raises `SandboxUnavailable`; there is no silent downgrade.
+    By default those of the profile; with `auto` these are needed beside its floor."""
 
     shell: bool = False
     """Scripts may execute programs: a shell, the usual small tools, and Python. The process backend shows them a copy

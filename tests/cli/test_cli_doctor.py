@@ -62,7 +62,7 @@ def test_a_missing_required_layer_fails_and_says_how_to_get_it(machine: dict[str
     assert status == exits.UNAVAILABLE
     assert "landlock      MISSING" in text
     assert "to get it: turn it on" in text
-    assert "not live: landlock; no script will run" in text
+    assert "not live: landlock; no script runs in the profile full" in text
 
 
 def test_a_missing_layer_that_nobody_requires_is_only_mentioned(machine: dict[str, bool]) -> None:
@@ -139,7 +139,7 @@ def test_a_machine_where_no_script_runs_fails_although_every_layer_is_live(
     monkeypatch.setattr(doctor_profiles, "why_no_script_runs", lambda required, profile: "EMFILE: too many open files")
     status, text, _ = invoke()
     assert status == exits.UNAVAILABLE
-    assert "EMFILE: too many open files; no script will run" in text
+    assert "EMFILE: too many open files; no script runs in the profile full" in text
     assert json.loads(invoke("--json")[1])["problem"] == "EMFILE: too many open files"
 
 

@@ -19,9 +19,10 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NoReturn, Protocol
 
 import msgpack
@@ -90,7 +91,7 @@ def main(control_fd: int) -> None:
             raise OSError(NEEDS_SCOPES.format(isolation.abi))
         zygote = SharedZygote(settings, control, isolation, FreshDirectories(base), adopts=not settings.get("unscoped"))
         gc.enable()  # it was off since the interpreter's start
-        zygote.serve()
+        zygote.serve({"layers": layers_in_trial(isolation, base), "lacks": isolation.lacks})
         zygote.release()
     except BaseException as exc:
         with suppress(OSError):
@@ -100,6 +101,37 @@ def main(control_fd: int) -> None:
         if _end_all() and empty(base):
             os.rmdir(base)
         os._exit(0)
+
+
+TRIAL = RlimitPlan(cpu_s=60, address_space_bytes=1 << 40, processes=16, open_files=1024, file_size_bytes=1 << 20)
+"""Limits of a process that only tries which layers can be had."""
+
+
+def layers_in_trial(isolation: ContainerIsolation, base: str) -> list[str]:
+    """Isolate a child that ends at once; returns the layers that it had.
+
+    Raises:
+        RuntimeError: a layer could not be applied.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.dup2(writer, FIRST_FREE)
+            told: dict[str, Any] = {"layers": [*isolation.apply(TRIAL, (base,), FIRST_FREE + 1)]}
+        except BaseException as exc:
+            told = {"error": f"{type(exc).__name__}: {exc}"}
+        try:
+            os.write(FIRST_FREE, msgpack.packb(told))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        report = msgpack.unpackb(pipe.read() or msgpack.packb({"error": "a process that was isolated ended at once"}))
+    os.waitpid(pid, 0)
+    if "error" in report:
+        raise RuntimeError(report["error"])
+    return list(report["layers"])
 
 
 def _end_all() -> bool:
@@ -187,15 +219,15 @@ class SharedZygote:
             self._guest.warm_up()
         set_undumpable()
 
-    def serve(self) -> None:
-        """Report ready, then serve requests until the proxy is gone."""
+    def serve(self, facts: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Report ready, with these `facts`, then serve requests until the proxy is gone."""
         for descriptor in (self._control.fileno(), self._wake):
             self._poll.register(descriptor, select.POLLIN)
         # Frozen objects are never visited by the collector, so a guest's collection does not copy their pages.
         gc.collect()
         gc.freeze()
         ready = {"ready": self._directories.count, "python": sys.version.split()[0], "guest": __version__}
-        self._send(ready | {"is_scoped": self._is_scoped})
+        self._send(ready | {"is_scoped": self._is_scoped, **facts})
         heap = immortal_heap.begin()
         while True:
             if heap is not None and heap.step():

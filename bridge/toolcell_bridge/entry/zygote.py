@@ -6,8 +6,8 @@ code wrote, and never runs guest code.
 
 Host to zygote: msgpack {"id", "outer_id", "settings", "descriptors"} with that many descriptors [bridge, stdout,
 stderr, cgroup.procs...] attached. The settings are packed by themselves: nearly all requests have the same.
-Zygote to host: {"ready": ...} once; {"started": id} with a pidfd attached; {"failed": id, "why", "errno"};
-{"exited": id, "status", "cpu_s", "peak_memory_bytes"}.
+Zygote to host: {"ready", "layers", "lacks", ...} once; {"started": id} with a pidfd attached; {"failed": id, "why",
+"errno"}; {"exited": id, "status", "cpu_s", "peak_memory_bytes"}.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ class Zygote:
         # Ends of children are events of their pidfds. A handler would be called also whenever the host stops one.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         errors.answer_with_line()
-        self._send({"ready": True, "python": sys.version.split()[0], "problems": problems})
+        layers = {"layers": [*self._isolation.layers], "lacks": self._isolation.lacks}
+        self._send({"ready": True, "python": sys.version.split()[0], "problems": problems, **layers})
         control = self._control.fileno()
         self._events.register(control, select.EPOLLIN)
         while True:
@@ -259,7 +260,7 @@ class Zygote:
             finally:
                 setns(self._own_pid_namespace, CLONE_NEWPID)
         finally:
-            os.close(plan.ruleset)
+            self._isolation.release(plan)
         return pid
 
     def _become_sandbox(self, guest: ForkedGuest, plan: IsolationPlan, descriptors: list[int]) -> None:

@@ -58,7 +58,8 @@ class IsolationPlan:
     """Those that it may use; none: all."""
 
     ruleset: int
-    """Descriptor of a Landlock ruleset without the tmpfs's rules. Building all of it in the child cost 0.4 ms."""
+    """Descriptor of a Landlock ruleset without the tmpfs's rules; -1 where the kernel has no Landlock. Building all of
+    it in the child cost 0.4 ms."""
 
 
 class SandboxIsolation:
@@ -78,14 +79,20 @@ class SandboxIsolation:
         its processes alone.
         """
         self._own_ids = own_ids
-        self._abi = landlock.supported_abi()
+        self.lacks: dict[str, str] = {}
+        """Layers that this kernel does not have, and why. Whether they are required is the host's to decide."""
+        self._abi = 0
+        try:
+            self._abi = landlock.supported_abi()
+        except OSError as error:
+            self.lacks["landlock"] = str(error)
         rows = [
             *((path, landlock.READ) for path in read),
             *((path, landlock.READ_EXEC) for path in read_exec),
             *((path, landlock.READ_FILE | landlock.WRITE_FILE) for path in devices),
         ]
-        opened = [(os.open(path, os.O_PATH | os.O_CLOEXEC), rights) for path, rights in rows]
-        self._rules = landlock.rules(opened, self._abi)
+        opened = [(os.open(path, os.O_PATH | os.O_CLOEXEC), rights) for path, rights in rows if self._abi]
+        self._rules = landlock.rules(opened, self._abi) if self._abi else ()
         self._program = seccomp.guest_program(policy)
         if own_ids:
             # Inherited by every child, which saves each some forty system calls. Permitted capabilities stay until the
@@ -100,7 +107,7 @@ class SandboxIsolation:
             "ipc": "private",
             "uts": "own hostname",
             "cgroup_ns": "own root",
-            "landlock": f"ABI {self._abi}",
+            **({"landlock": f"ABI {self._abi}"} if self._abi else {}),
             "seccomp": f"allowlist, {self._program.instructions} instructions{policy.note}",
             "capabilities": "none, securebits locked",
             "no_new_privs": "set",
@@ -110,15 +117,20 @@ class SandboxIsolation:
     def plan(
         self, outer_id: int, disk_bytes: int, inodes: int, limits: rlimits.RlimitRows, processors: int | None = None
     ) -> IsolationPlan:
-        """Prepare everything for one sandbox. The caller closes the ruleset."""
+        """Prepare everything for one sandbox. The caller calls `release` once it has forked."""
         identities: tuple[tuple[str, bytes], ...] = ()
         if self._own_ids:
             disk_bytes, inodes = disk_bytes + IDENTITY_BYTES, inodes + IDENTITY_INODES
             files = (("passwd", PASSWD), ("group", GROUP))
             identities = tuple((f"{IDENTITIES}/{name}", text.format(outer_id).encode()) for name, text in files)
         scratch = f"size={disk_bytes},nr_inodes={inodes},mode=700,uid={outer_id},gid={outer_id}"
-        ruleset = landlock.create_ruleset(self._abi, self._rules)
+        ruleset = landlock.create_ruleset(self._abi, self._rules) if self._abi else -1
         return IsolationPlan(outer_id, scratch, identities, limits, rlimits.choose_processors(processors), ruleset)
+
+    def release(self, plan: IsolationPlan) -> None:
+        """Close what was opened for a plan."""
+        if self._abi:
+            os.close(plan.ruleset)
 
     def apply(self, plan: IsolationPlan, proc: int, keep: int) -> None:
         """Isolate this process. Closes descriptors from `keep` upwards. `proc` is one of a procfs that shows it.
@@ -144,12 +156,13 @@ class SandboxIsolation:
         capabilities.drop_capabilities()
         capabilities.set_no_new_privileges()
         capabilities.set_undumpable()
-        if plan.identities:
-            landlock.add_path(plan.ruleset, IDENTITIES, landlock.READ, self._abi)
-        for path in WRITABLE:
-            # A rule for each and none for the whole tmpfs: the three can be neither removed nor moved.
-            landlock.add_path(plan.ruleset, path, landlock.READ_WRITE, self._abi)
-        landlock.restrict_self(plan.ruleset, self._abi)
+        if self._abi:
+            if plan.identities:
+                landlock.add_path(plan.ruleset, IDENTITIES, landlock.READ, self._abi)
+            for path in WRITABLE:
+                # A rule for each and none for the whole tmpfs: the three can be neither removed nor moved.
+                landlock.add_path(plan.ruleset, path, landlock.READ_WRITE, self._abi)
+            landlock.restrict_self(plan.ruleset, self._abi)
         close_range(keep)
         seccomp.install(self._program)
 

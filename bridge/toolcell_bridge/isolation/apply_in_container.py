@@ -59,6 +59,9 @@ class ContainerIsolation:
 
     program: seccomp.Program
 
+    lacks: dict[str, str]
+    """Layers that this kernel does not have, and why."""
+
     @classmethod
     def prepare(cls, policy: SeccompPolicy, places: Sequence[tuple[str, int]] | None = None) -> ContainerIsolation:
         """Ask this kernel what it has and open the paths of the rules.
@@ -68,7 +71,13 @@ class ContainerIsolation:
         Raises:
             OSError: the container's profile denies Landlock, which the kernel has.
         """
-        abi = _landlock_abi()
+        lacks = dict[str, str]()
+        try:
+            abi = landlock.supported_abi()
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                raise
+            abi, lacks["landlock"] = 0, str(error)
         rows: list[tuple[int, int]] = []
         if abi:
             devices = [(path, landlock.READ_FILE | landlock.WRITE_FILE) for path in DEVICES]
@@ -77,7 +86,7 @@ class ContainerIsolation:
             rows = [
                 (os.open(path, os.O_PATH | os.O_CLOEXEC), rights) for path, rights in wanted if os.path.exists(path)
             ]
-        return cls(abi, rows, seccomp.guest_program(contained(policy)))
+        return cls(abi, rows, seccomp.guest_program(contained(policy)), lacks)
 
     def apply(self, limits: RlimitPlan, writable: Sequence[str], keep: int) -> dict[str, str]:
         """Isolate this process and return the live layers. Closes descriptors from `keep` upwards.
@@ -193,15 +202,6 @@ def make_writable_directories() -> tuple[str, ...]:
     os.chdir(WORKSPACE)
     shared = (SHARED_MEMORY,) if os.path.isdir(SHARED_MEMORY) and os.access(SHARED_MEMORY, os.W_OK) else ()
     return (*WRITABLE, *shared)
-
-
-def _landlock_abi() -> int:
-    try:
-        return landlock.supported_abi()
-    except OSError as error:
-        if error.errno in _ABSENT:
-            return 0
-        raise
 
 
 def _lower_limits(limits: RlimitPlan) -> list[str]:

@@ -20,6 +20,7 @@ from toolcell.audit.redact import Redactor
 from toolcell.audit.run_record import RunRecord
 from toolcell.errors import AuditError, SandboxUnavailable, ToolAbort
 from toolcell.run.runs import replay_seed
+from toolcell.sandbox.backend import profile_of
 from toolcell.support import daemon_threads
 from toolcell.support.lru import Lru
 from toolcell.support.packing import text_digest, value_digest
@@ -203,10 +204,11 @@ class Recorder:
         layers = (sandbox.backend, *sandbox.layers.items()) if sandbox is not None else ()
         key = (id(limits), id(policy), layers)
         if (known := self._shared.get(key)) is None:
-            policy_fields = {"hash_seed": policy.hash_seed, "require": sorted(policy.require)}
+            policy_fields: dict[str, Any] = {"hash_seed": policy.hash_seed, "require": sorted(policy.require)}
+            policy_fields["profile"] = policy.profile
             isolation: dict[str, Any] = {"environment": environment}
             if sandbox is not None:
-                isolation |= {"backend": sandbox.backend, "layers": dict(sandbox.layers)}
+                isolation |= {"backend": sandbox.backend, "layers": dict(sandbox.layers), **profile_of(sandbox)}
             content = (limits.model_dump(), policy_fields, isolation)
             known = self._remember(key, records.SETTINGS, content, (limits, policy))
         return known

@@ -95,7 +95,8 @@ def runtime_options(run: RecordedRun) -> dict[str, Any]:
     environment = run.isolation.get("environment") or {}
     known = {name: value for name, value in run.limits.items() if name in Limits.model_fields}
     try:
-        policy, limits = Policy(hash_seed=run.policy.get("hash_seed")), Limits(**known)
+        policy = Policy(hash_seed=run.policy.get("hash_seed"), profile=run.policy.get("profile") or "full")
+        limits = Limits(**known)
     except ValueError as exc:
         raise UsageError(f"run {run.id} was recorded with settings that no runtime takes: {exc}") from exc
     return {

@@ -6,6 +6,7 @@ through tool calls.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ import toolcell_bridge
 from toolcell.cli import exits, render
 from toolcell.cli.execution import Watch, run_watched
 from toolcell.cli.terminal import print_json, reporting, safe, stdout
-from toolcell.config import PoolConfig
+from toolcell.config import Policy, PoolConfig, Profile
 from toolcell.results import ExecutionResult
 from toolcell.support import one_line
 from toolcell.tools import ToolRegistry
@@ -45,6 +46,12 @@ ATTACKS: dict[str, str] = {
     "open a connection to the network": "import socket\nsocket.create_connection(('1.1.1.1', 53), timeout=2)",
 }
 
+HELD_BY: dict[str, tuple[str, ...]] = {
+    "read the host's password file": ("mount", "landlock"),
+    "open a connection to the network": ("net", "seccomp"),
+}
+"""Layers that refuse each attack, wherever they are live."""
+
 MODULES = 8
 """As many as the calls that run at once by default."""
 
@@ -55,10 +62,13 @@ def register(app: typer.Typer, name: str) -> None:
 
 
 def demo(
+    profile: Annotated[
+        Profile, typer.Option("--profile", help="How to isolate: full, container, or the strongest that runs here.")
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Write the results as one JSON document.")] = False,
 ) -> None:
     """Show a script that calls three tools from a sandbox, and two attacks that fail."""
-    results = run_watched(_run_all)
+    results = run_watched(partial(_run_all, Policy(profile=profile)))
     scripted, attacks = results[0], dict(zip(ATTACKS, results[1:], strict=True))
     held = scripted.ok and not any(result.ok for result in attacks.values())
     if as_json:
@@ -69,10 +79,10 @@ def demo(
     raise typer.Exit(exits.OK if held else exits.FAILED)
 
 
-async def _run_all(watch: Watch) -> list[ExecutionResult]:
+async def _run_all(policy: Policy, watch: Watch) -> list[ExecutionResult]:
     from toolcell.runtime import Runtime
 
-    async with Runtime(make_tools(), pool=PoolConfig(warm=1)) as runtime:
+    async with Runtime(make_tools(), policy=policy, pool=PoolConfig(warm=1)) as runtime:
         watch.doing = "running"
         return [
             await runtime.execute_code(source, cancel=watch.cancel, on_log=lambda _, text: watch.say(text))
@@ -121,9 +131,12 @@ def _show(scripted: ExecutionResult, attacks: dict[str, ExecutionResult], consol
     else:
         render.show_failure(scripted, SCRIPT, console)
     console.print(safe(render.summary(scripted), "dim"))
-    _heading(console, "3. Its isolation")
+    profile = scripted.isolation.profile
+    _heading(console, f"3. Its isolation, the profile {profile}" if profile else "3. Its isolation")
     for name, detail in scripted.isolation.layers.items():
         console.print(Text.assemble(("  live  ", "green"), (f"{name:<14}", "bold"), safe(one_line(str(detail), 80))))
+    if missing := ", ".join(scripted.isolation.missing):
+        console.print(Text.assemble(("  none  ", "yellow"), (missing, "bold"), ("  (see toolcell doctor)", "dim")))
     _heading(console, "4. Two attacks")
     for name, result in attacks.items():
         _show_attack(name, ATTACKS[name], result, console)
@@ -136,6 +149,8 @@ def _show_attack(name: str, source: str, result: ExecutionResult, console: Conso
         console.print(safe(f"           {line}", "dim"))
     if result.error is not None:
         console.print(safe(f"           -> {one_line(f'{result.error.type}: {result.error.message}', 90)}", "yellow"))
+        held = [layer for layer in HELD_BY[name] if layer in result.isolation.layers]
+        console.print(Text(f"           held by {' and '.join(held)}", "dim"))
 
 
 def _heading(console: Console, text: str) -> None:

@@ -80,10 +80,12 @@ def doctor(
     profiles = doctor_profiles.examine({**PROFILES, profile: required})
     problem = next(each["problem"] for each in profiles if each["name"] == profile)
     if as_json:
-        told = {"ok": not problem, "missing": missing, "problem": problem}
-        print_json(told | {"profiles": profiles, "layers": layers, "machine": machine, "docker": docker})
+        document = {"ok": not problem, "missing": missing, "problem": problem}
+        print_json(document | {"profiles": profiles, "layers": layers, "machine": machine, "docker": docker})
     else:
-        _show(layers, machine, docker, profiles, problem)
+        _show(
+            layers, machine, docker, profiles, f"{problem}; no script runs in the profile {profile}" if problem else ""
+        )
     raise typer.Exit(exits.UNAVAILABLE if problem else exits.OK)
 
 
@@ -160,7 +162,7 @@ def _show(
             console.print(safe(f"{'':<14}to get it: {fix}", "yellow"))
     console.print()
     if problem:
-        console.print(safe(f"{problem}; no script will run", "bold red"))
+        console.print(safe(problem, "bold red"))
     else:
         console.print(Text("every required layer is live, and a script has run", "bold green"))
 

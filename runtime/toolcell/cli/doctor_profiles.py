@@ -12,6 +12,7 @@ from toolcell.errors import ToolcellError
 CHOOSE = {
     "full": "the default",
     "container": 'choose it with Policy(profile="container") or --profile container',
+    "auto": 'the strongest that runs here: Policy(profile="auto"), and what commands choose',
 }
 
 FULL_AS_ROOT = (
@@ -56,7 +57,9 @@ def why_no_script_runs(required: Collection[str], profile: Profile) -> str:
         with SyncRuntime(policy=policy, pool=PoolConfig(warm=0)) as runtime:
             result = runtime.execute_code("set_result(1)")
     except ToolcellError as exc:
-        return str(exc)
+        return str(
+            exc.__cause__ if isinstance(exc.__cause__, ToolcellError) else exc
+        )  # without advice to ask the doctor
     return "" if result.error is None else f"{result.outcome}: {result.error.message}"
 
 

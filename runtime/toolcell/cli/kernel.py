@@ -11,7 +11,7 @@ import typer
 
 from toolcell.cli import exits
 from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
-from toolcell.cli.execution import run_watched, showing_installation
+from toolcell.cli.execution import run_watched, showing_installation, showing_warnings
 from toolcell.cli.flags import with_flags
 from toolcell.cli.run import NamingCommand, RuntimeFlags
 from toolcell.cli.terminal import reporting, safe, stdout
@@ -126,7 +126,8 @@ def start(
 
         return Cells(_options(settings, builtins, limits), files.folder())
 
-    serve(str(connection_file), make_cells)
+    with showing_warnings():
+        serve(str(connection_file), make_cells)
 
 
 def _options(settings: RuntimeFlags, builtins: BuiltinFlags, limits: Limits) -> dict[str, Any]:

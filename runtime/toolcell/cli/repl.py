@@ -14,7 +14,7 @@ import typer
 
 from toolcell.cli import repl_input
 from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
-from toolcell.cli.execution import Watch, showing_installation
+from toolcell.cli.execution import Watch, showing_installation, showing_warnings
 from toolcell.cli.flags import with_flags
 from toolcell.cli.places import output_folder, save_files
 from toolcell.cli.run import NamingCommand, RuntimeFlags, tool_error_listener
@@ -73,7 +73,8 @@ def repl(
 
     with output_folder(output_dir):
         options = settings.options(builtins) | {"limits": limits}
-        anyio.run(converse)
+        with showing_warnings():
+            anyio.run(converse)
 
 
 async def run_repl(

@@ -31,7 +31,7 @@ from toolcell.cli.mcp_servers import McpFlags
 from toolcell.cli.places import output_folder, save_files
 from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout, value_text
 from toolcell.config import CheckTypes, Layer, Limits, LintProfile, Policy, PoolConfig, Profile
-from toolcell.errors import ToolAbort, UsageError
+from toolcell.errors import SandboxUnavailable, ToolAbort, UsageError
 from toolcell.results import ExecutionResult
 from toolcell.support import for_terminal, one_line
 
@@ -127,8 +127,8 @@ class RuntimeFlags:
         typer.Option("--check-types", help="Check the script's types first: warn of mistakes, or refuse it."),
     ] = None
     profile: Annotated[
-        Profile, typer.Option("--profile", help="How to isolate; container is for containers without namespaces.")
-    ] = "full"
+        Profile, typer.Option("--profile", help="How to isolate: full, container, or the strongest that runs here.")
+    ] = "auto"
     require: Annotated[
         str | None, typer.Option("--require", metavar="LAYER,...", help="Isolation layers that must be live.")
     ] = None
@@ -297,15 +297,15 @@ def execute(
 def _started_early(options: dict[str, Any]) -> Any:
     """Return the backend for `Runtime`. In the plain case its zygote starts while the rest is imported."""
     policy: Policy = options["policy"]
-    is_plain = options["backend"] == "process" and policy.profile == "full" and options["audit"] is None
+    is_plain = options["backend"] == "process" and policy.profile == "auto" and options["audit"] is None
     if not is_plain or options["packages"] or "toolcell.runtime" in sys.modules or sys.platform != "linux":
         return options["backend"]
-    from toolcell.sandbox.process import ProcessBackend
+    from toolcell.sandbox.process import AutoBackend
 
-    backend = ProcessBackend(policy=policy, preload=options["preload"])
+    backend = AutoBackend(policy=policy, preload=options["preload"], frame_bytes=options["limits"].frame_bytes)
     try:
         backend.spawn()
-    except OSError:
+    except (OSError, SandboxUnavailable):
         return options["backend"]  # opening it says what is missing
     return backend
 

@@ -299,6 +299,10 @@ class Isolation:
     layers: Mapping[str, str] = field(default_factory=dict)
     """Layer name to detail, live layers only: {'landlock': 'ABI 7', 'cgroup': 'v1 memory+pids', ...}."""
     lint: str = "off"
+    profile: str = ""
+    """Which profile of `Policy` it was, `full` or `container`; empty for other backends than the process backend."""
+    missing: tuple[str, ...] = ()
+    """Layers of the profile `full` that were not live."""
 
 
 @frozen

@@ -36,7 +36,7 @@ from toolcell.run.outcome import (
 from toolcell.run.output import RunOutput
 from toolcell.run.request import RunRequest
 from toolcell.run.script_line import read_line
-from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
+from toolcell.sandbox.backend import Exit, LimitExceeded, Sample, profile_of
 from toolcell.support.begun_coroutine import BegunCoroutine
 from toolcell.support.host_work import ELEMENT_WORK, MESSAGE_WORK, HostWork
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
@@ -395,6 +395,6 @@ class Run:
             calls=calls,
             abandoned=self._threads_left.list() if self._threads_left is not None else (),
             usage=usage,
-            isolation=Isolation(self._sandbox.backend, dict(self._sandbox.layers), lint),
+            isolation=Isolation(self._sandbox.backend, dict(self._sandbox.layers), lint, **profile_of(self._sandbox)),
             journal_id=self._request.journal_id,
         )

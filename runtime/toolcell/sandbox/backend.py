@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import field
 from mmap import mmap
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 from weakref import WeakSet
 
-from toolcell.config import Limits
+from toolcell.config import AUTO_FLOOR, DEFAULT_LAYERS, Limits
 from toolcell.errors import UsageError
 from toolcell.results import Outcome
 from toolcell_bridge.wire.frozen import frozen
@@ -251,6 +251,15 @@ class SandboxDefaults:
 
     def measure_often(self, is_often: bool) -> None:
         """Do nothing: every measurement costs the same."""
+
+
+def profile_of(sandbox: Sandbox) -> dict[str, Any]:
+    """Return which profile of the process backend a sandbox has, and which layers of the strongest it lacks."""
+    if sandbox.backend != "process":
+        return {}
+    live = sandbox.layers.keys()
+    profile = next((name for name, layers in AUTO_FLOOR.items() if layers <= live), "")
+    return {"profile": profile, "missing": tuple(sorted(DEFAULT_LAYERS - live))}
 
 
 class Backend(Protocol):

@@ -36,6 +36,9 @@ def check_choice(backend: object, python: object) -> None:
         raise UsageError(f"python= takes the path of an interpreter, not {type(python).__name__} {python!r:.80}")
 
 
+NO_SHELL = 'shell=True needs profile="full" or Docker: a program would see the files of this machine'
+
+
 async def built_in_backend(
     choice: str | Backend,
     policy: Policy,
@@ -43,8 +46,9 @@ async def built_in_backend(
     packages: Sequence[str],
     preload: Sequence[str],
     resolve_packages: Callable[[], Awaitable[Any]],
+    frame_bytes: int,
 ) -> Backend:
-    """Return the backend of a checked choice. `resolve_packages`: for the process backend.
+    """Return the backend of a checked choice. `resolve_packages`, `frame_bytes`: for the process backend.
 
     Raises:
         UsageError: it does not go with these settings.
@@ -53,7 +57,7 @@ async def built_in_backend(
     if not isinstance(choice, str):
         return choice
     if choice == "docker":
-        if policy.profile != "full":
+        if policy.profile == "container":
             raise UsageError('profile="container" is the process backend\'s, inside a container; drop it')
         if python is not None:
             raise UsageError("a container runs its image's interpreter; python= is the process backend's")
@@ -64,13 +68,19 @@ async def built_in_backend(
         raise SandboxUnavailable(
             f'the process backend needs Linux namespaces, which {sys.platform} has not; use backend="docker"'
         )
-    resolved = await resolve_packages()
-    if policy.profile == "container":
-        if policy.shell:
-            raise UsageError('shell=True needs profile="full" or Docker: a program would see the files of this machine')
-        from toolcell.sandbox.process.contained_backend import ContainedBackend
+    if policy.profile == "container" and policy.shell:
+        raise UsageError(NO_SHELL)
+    given: dict[str, Any] = {"packages": await resolve_packages(), "preload": preload, "python": python}
+    match policy.profile:
+        case "container":
+            from toolcell.sandbox.process.contained_backend import ContainedBackend
 
-        return ContainedBackend(policy=policy, packages=resolved, preload=preload, python=python)
-    from toolcell.sandbox.process.backend import ProcessBackend
+            return ContainedBackend(policy=policy, **given, frame_bytes=frame_bytes)
+        case "auto":
+            from toolcell.sandbox.process.auto_backend import AutoBackend
 
-    return ProcessBackend(policy=policy, packages=resolved, preload=preload, python=python)
+            return AutoBackend(policy=policy, **given, frame_bytes=frame_bytes)
+        case "full":
+            from toolcell.sandbox.process.backend import ProcessBackend
+
+            return ProcessBackend(policy=policy, **given)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
-from toolcell.config import Limits, Policy, names_of, package_name
-from toolcell.errors import UsageError
+from toolcell.config import AUTO_FLOOR, PROFILES, Limits, Policy, names_of, package_name
+from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.built_in import built_in_backend, check_choice
-from toolcell.sandbox.shortages import check_supported
+from toolcell.sandbox.shortages import IsolationRefused, check_supported
 from toolcell.support import daemon_threads
+
+WEAKER: Mapping[str, Mapping[str, Any]] = {
+    'Policy(require=DEFAULT_LAYERS - {"landlock"})': {"require": AUTO_FLOOR["full"]},
+    'Policy(profile="container")': {"profile": "container", "require": AUTO_FLOOR["container"]},
+}
+"""What to write instead of the default, strongest first, and the fields of a Policy that it changes."""
 
 
 class Environment:
@@ -64,18 +70,44 @@ class Environment:
             UsageError: it isolates nothing, or cannot hold `limits`.
             SandboxUnavailable: this machine cannot start sandboxes.
         """
-        backend = await built_in_backend(
-            self._choice, policy, self._python, self._names, self._preload, self._resolved_packages
-        )
+        backend = await self._make(policy, limits)
         self._backend = backend
         if not (backend.isolates or self._allow_unisolated):
             raise UsageError(
                 f"the backend {backend.name!r} isolates nothing; a test that means it says allow_unisolated=True"
             )
-        await backend.open()
+        try:
+            await backend.open()
+        except IsolationRefused as exc:
+            hint = await self._what_runs(policy, limits)
+            raise SandboxUnavailable(f"{exc}; {hint}") from exc
         stack.push_async_callback(backend.close)
         self.fixed = backend.fixed
         self.check_supported(limits)
+
+    async def _make(self, policy: Policy, limits: Limits) -> Backend:
+        return await built_in_backend(
+            self._choice,
+            policy,
+            self._python,
+            self._names,
+            self._preload,
+            self._resolved_packages,
+            limits.frame_bytes,
+        )
+
+    async def _what_runs(self, policy: Policy, limits: Limits) -> str:
+        """Try what a policy could say instead of `full`. Return what runs here, for who reads the refusal."""
+        doctor = "`toolcell doctor` says what is missing and how to get it"
+        if not self.is_built_in or policy.profile != "full" or policy.require != PROFILES["full"]:
+            return doctor
+        for line, fields in WEAKER.items():
+            with suppress(SandboxUnavailable, UsageError):  # of usage: shell=True in a container
+                backend = await self._make(policy.model_copy(update=fields), limits)
+                await backend.open()
+                await backend.close()
+                return f"{line} runs here, with less isolation (docs/containers.md); {doctor}"
+        return f"neither runs {' nor '.join(WEAKER)}; {doctor}"
 
     def check_supported(self, limits: Limits) -> None:
         """Check that the backend can hold these limits.

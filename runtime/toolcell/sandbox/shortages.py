@@ -1,16 +1,34 @@
-"""Name a shortage of the machine: which error, which resource is short, and what raises it.
+"""Name what a machine lacks: a resource that is short, with what raises it, or a layer of isolation.
 
-Every `OSError` in the start of a sandbox ends in `unavailable` and fails that one start.
+Every `OSError` in the start of a sandbox ends in `unavailable` and fails that one start. A layer that is missing fails
+all of them: `IsolationRefused`.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Collection, Mapping
 
 from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable, warn_user
 from toolcell.sandbox.backend import Backend
+
+
+class IsolationRefused(SandboxUnavailable):
+    """This machine does not give this isolation. Trying again changes nothing."""
+
+
+def check_layers(required: Collection[str], live: Collection[str], lacks: Mapping[str, str]) -> None:
+    """Check that every required layer is live. `lacks`: why some are not.
+
+    Raises:
+        IsolationRefused: names those that are not, and why.
+    """
+    if missing := sorted(frozenset(required) - frozenset(live)):
+        named = (f"{name} ({lacks[name]})" if name in lacks else name for name in missing)
+        raise IsolationRefused(f"required isolation is not live: {', '.join(named)}")
+
 
 REMEDIES = {
     errno.EMFILE: "this process may not open more descriptors; raise `ulimit -n` (RLIMIT_NOFILE), or lower "

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "ProcessBackend", "TreeWatch", "cache_entries", "probe_all",
+    "AutoBackend", "ProcessBackend", "TreeWatch", "cache_entries", "probe_all",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from toolcell.sandbox.process import cache_entries
+    from toolcell.sandbox.process.auto_backend import AutoBackend
     from toolcell.sandbox.process.backend import ProcessBackend
     from toolcell.sandbox.process.probes import probe_all
     from toolcell.sandbox.process.process_watch import TreeWatch
@@ -17,6 +18,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "toolcell.sandbox.process.auto_backend": "AutoBackend",
             "toolcell.sandbox.process.backend": "ProcessBackend",
             "toolcell.sandbox.process.probes": "probe_all",
             "toolcell.sandbox.process.process_watch": "TreeWatch",

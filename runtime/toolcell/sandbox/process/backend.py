@@ -26,7 +26,7 @@ from toolcell.sandbox.process import cgroup_manager, programs, root_filesystem
 from toolcell.sandbox.process.cgroup_manager import Cgroup, CgroupManager, NoLocation
 from toolcell.sandbox.process.namespaced_sandbox import ProcessSandbox, rlimits_for
 from toolcell.sandbox.process.namespaced_zygote import NamespacedZygote, next_slot
-from toolcell.sandbox.shortages import describe, unavailable
+from toolcell.sandbox.shortages import check_layers, describe, unavailable
 from toolcell.sandbox.stream import SocketStream, open_pipe
 from toolcell_bridge.guest.lint_profiles import PRELOAD
 
@@ -54,6 +54,8 @@ class ProcessBackend(BackendDefaults):
         self._preload = tuple(preload)
         self._python = python
         self._environment = (programs.ENVIRONMENT if self._policy.shell else {}) | self._policy.environment()
+        self.absent: Mapping[str, str] = {}
+        """Layers that this kernel does not have and the policy does not require, and why. Known once it is open."""
         self._zygote: NamespacedZygote | None = None
         self._spawned: NamespacedZygote | None = None
         """Not waited for yet."""
@@ -124,11 +126,19 @@ class ProcessBackend(BackendDefaults):
 
     async def _start_zygote(self) -> NamespacedZygote:
         zygote, self._spawned = self._spawned or self._spawn_zygote(), None
-        await zygote.wait_ready()
-        if zygote.problems:
+        ready = await zygote.wait_ready()
+        try:
+            manager = self._cgroups
+            lacks = {**ready["lacks"], **({"cgroup": manager.reason} if isinstance(manager, NoLocation) else {})}
+            has_cgroup = isinstance(manager, CgroupManager)
+            check_layers(self._policy.require, {*ready["layers"], *(["cgroup"] if has_cgroup else [])}, lacks)
+            if zygote.problems:
+                problems = "; ".join(f"{name}: {why}" for name, why in zygote.problems.items())
+                raise SandboxUnavailable(f"preloading failed: {problems}")
+        except SandboxUnavailable:
             zygote.kill()
-            problems = "; ".join(f"{name}: {why}" for name, why in zygote.problems.items())
-            raise SandboxUnavailable(f"preloading failed: {problems}")
+            raise
+        self.absent = ready["lacks"]
         assert self._tasks is not None
         self._tasks.start_soon(zygote.listen)
         return zygote

@@ -24,6 +24,7 @@ from toolcell.sandbox.forked import SupervisorChannel
 from toolcell.sandbox.process import root_filesystem
 from toolcell.sandbox.process.contained_sandbox import ContainedSandbox, ContainedUsage, rlimits_for
 from toolcell.sandbox.process.contained_zygote import ContainedZygote
+from toolcell.sandbox.shortages import check_layers
 from toolcell.sandbox.stream import open_pipe
 from toolcell_bridge.guest.lint_profiles import PRELOAD
 
@@ -45,11 +46,14 @@ class ContainedBackend(BackendDefaults):
         packages: Path | None = None,
         preload: Sequence[str] = (),
         python: str | None = None,
+        frame_bytes: int | None = None,
         is_alone: bool = False,
     ) -> None:
-        """`is_alone`: nothing else is in this container, so a policy may do without Landlock, as gVisor has none."""
+        """`frame_bytes`: of the first runs; None: the default of `Limits`. `is_alone`: nothing else is in this
+        container, so a policy may do without Landlock, as gVisor has none."""
         self._policy = policy or Policy(profile="container")
         self._packages, self._preload, self._python = packages, tuple(preload), python
+        self._frame_bytes = frame_bytes or Limits().frame_bytes
         self._unscoped = is_alone and "landlock" not in self._policy.require
         self._usage = ContainedUsage()
         self._tasks: TaskGroup | None = None
@@ -58,9 +62,18 @@ class ContainedBackend(BackendDefaults):
         self._starting = anyio.Lock()
 
     async def open(self) -> None:
-        """Get ready to start sandboxes."""
+        """Get ready to start sandboxes.
+
+        Raises:
+            SandboxUnavailable: this machine cannot; says why.
+        """
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
+        try:
+            await self._living_zygote(self._frame_bytes)
+        except BaseException:
+            await self.close()
+            raise
 
     async def start(self, limits: Limits) -> ContainedSandbox:
         """Fork one sandbox.
@@ -111,7 +124,12 @@ class ContainedBackend(BackendDefaults):
         }
         place = root_filesystem.in_place(self._packages, ("RestrictedPython",), self._python)
         zygote = ContainedZygote.spawn(place, settings, self._policy.hash_seed, self._usage.process_usage)
-        await zygote.wait_ready()
+        ready = await zygote.wait_ready()
+        try:
+            check_layers(self._policy.require, ready["layers"], ready["lacks"])
+        except SandboxUnavailable:
+            zygote.kill()
+            raise
         return zygote
 
     async def close(self) -> None:

@@ -13,11 +13,11 @@ from dataclasses import asdict
 import anyio
 
 from toolcell.config import Limits
-from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit, Sample
 from toolcell.sandbox.forked import SupervisedSandbox, SupervisorChannel
 from toolcell.sandbox.interpreter import plan_rlimits
 from toolcell.sandbox.process.contained_zygote import ContainedProcess, ContainedZygote
+from toolcell.sandbox.shortages import check_layers
 from toolcell_bridge.entry.process_usage import ProcessUsage, held_bytes
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 
@@ -60,12 +60,7 @@ class ContainedSandbox(SupervisedSandbox):
         Raises:
             SandboxUnavailable: a required layer is not live.
         """
-        missing = sorted(self.required - layers.keys())
-        if missing:
-            raise SandboxUnavailable(
-                f"required isolation is not live: {', '.join(missing)}; `toolcell doctor --profile container` says why "
-                "and how to get it"
-            )
+        check_layers(self.required, layers, {})
         self.layers = dict(layers)
 
     async def prepare(self, limits: Limits) -> None:

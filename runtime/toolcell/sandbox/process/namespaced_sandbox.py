@@ -15,13 +15,13 @@ import anyio
 import anyio.lowlevel
 
 from toolcell.config import MIB, Limits
-from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import INTERRUPTED_S, Exit, Sample, SandboxDefaults
 from toolcell.sandbox.interpreter import plan_rlimits
 from toolcell.sandbox.process.cgroup import MOST_KEPT_AHEAD, REMEMBERED_BYTES, Cgroup
 from toolcell.sandbox.process.cgroup_manager import CgroupManager
 from toolcell.sandbox.process.namespaced_zygote import NamespacedProcess
 from toolcell.sandbox.process.signals import GONE, signal_all, tree_of
+from toolcell.sandbox.shortages import check_layers
 from toolcell.sandbox.stream import SocketStream, read_available
 from toolcell.support import daemon_threads, event_loop
 from toolcell_bridge.guest.errors import ASK_SIGNAL
@@ -103,12 +103,7 @@ class ProcessSandbox(SandboxDefaults):
         Raises:
             SandboxUnavailable: a required layer is not live.
         """
-        live = layers.keys() | ({"cgroup"} if self._cgroup is not None else set())
-        missing = sorted(self._required - live)
-        if missing:
-            raise SandboxUnavailable(
-                f"required isolation is not live: {', '.join(missing)}; `toolcell doctor` says why and how to get it"
-            )
+        check_layers(self._required, layers.keys() | ({"cgroup"} if self._cgroup is not None else set()), {})
         self.layers = {**layers, **self.outside_layers}
         if self._cgroups is None:
             from toolcell.sandbox.process.process_watch import TreeWatch

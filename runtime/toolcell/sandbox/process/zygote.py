@@ -23,7 +23,7 @@ import msgpack
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.forked import ForkedSandbox
 from toolcell.sandbox.interpreter import FEW_ARENAS, ONE_THREAD
-from toolcell.sandbox.shortages import unavailable
+from toolcell.sandbox.shortages import IsolationRefused, unavailable
 from toolcell.sandbox.stream import POLL_S, call_when_readable, wait_readable, wait_writable
 from toolcell.support.change_event import ChangeEvent
 from toolcell_bridge.entry.launcher import FAILED
@@ -82,7 +82,8 @@ class ZygoteHandle(ABC, Generic[Child]):
         """Wait until it has preloaded and can fork; return what it says of itself.
 
         Raises:
-            SandboxUnavailable: it reported an error or died; nothing of it is left.
+            IsolationRefused: it reported an error or died; nothing of it is left.
+            SandboxUnavailable: it was not ready in time; nothing of it is left.
 
         Cancellation: nothing of it is left.
         """
@@ -98,7 +99,7 @@ class ZygoteHandle(ABC, Generic[Child]):
         if not message.get("ready"):
             errors = message.get("error") or self._read_error()
             self.kill()
-            raise SandboxUnavailable(f"isolation could not be set up: {errors}")
+            raise IsolationRefused(f"isolation could not be set up: {errors}")
         return message
 
     def _read_error(self) -> str:
