@@ -116,7 +116,9 @@ def test_everything_on_the_command_line_reaches_the_runtime(fake: type[FakeRunti
     assert seen["audit"] == Path("runs")
     assert seen["source"].startswith("x = 1\n")
     assert seen["limits"] == Limits(wall_s=2.5, memory_bytes=64 * 1024 * 1024, tool_calls=3)
-    assert seen["policy"] == Policy(profile="auto", require=frozenset({"landlock", "seccomp"}), lint="strict", seed=7, hash_seed=1)
+    assert seen["policy"] == Policy(
+        profile="auto", require=frozenset({"landlock", "seccomp"}), lint="strict", seed=7, hash_seed=1
+    )
     assert seen["packages"] == ("numpy", "pandas>=2,<4")
     assert (seen["preload"], seen["backend"]) == (("numpy",), "process")
     assert seen["inputs"] == {"rows": [1]}

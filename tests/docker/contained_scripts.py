@@ -87,7 +87,7 @@ set_result(sorted({refused(lambda: open(way).read()) for way in ('link', 'away/s
 others = [*pids, 1, os.getppid(), *range(2, 4000)]
 ways = [lambda pid=pid, number=number: os.kill(pid, number) for pid in others if pid != os.getpid() for number in (0, 9)]
 groups = [lambda pid=pid: os.killpg(pid, 9) for pid in pids if pid > 1]
-os.kill(-1, 9)  # reports success, having reached nobody
+refused(lambda: os.kill(-1, 9))  # refused, or reports success having reached nobody
 set_result(sorted({refused(way) for way in [*ways, *groups]}))
 """,
         {},

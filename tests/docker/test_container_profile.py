@@ -32,7 +32,11 @@ PLACES = {
     "root, unconfined": ["--security-opt", "seccomp=unconfined"],
     "uid 1000, unconfined": ["--user", "1000:1000", "--security-opt", "seccomp=unconfined"],
     "root without capabilities": ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"],
+    "root, Landlock of Linux 5.19": [],
+    "uid 1000, Landlock of Linux 6.10": ["--user", "1000:1000"],
 }
+OLDER = {"root, Landlock of Linux 5.19": 2, "uid 1000, Landlock of Linux 6.10": 5}
+"""Places by the newest ABI of Landlock that their kernel owns up to."""
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -86,7 +90,11 @@ def in_container(plain_image: str) -> Command:
 @pytest.fixture(scope="module", params=PLACES)
 def seen(request: pytest.FixtureRequest, in_container: Command) -> dict[str, Any]:
     """What came of every attack in one kind of container."""
-    done = in_container(PLACES[request.param], str(HERE / "contained_host.py"))
+    command = [str(HERE / "contained_host.py")]
+    if (abi := OLDER.get(request.param)) is not None:
+        lesser = str(HERE.parent / "sandbox" / "lesser_machine.py")
+        command = [lesser, json.dumps({"abi": abi}), sys.executable, "-B", *command]
+    done = in_container(PLACES[request.param], *command)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
@@ -110,7 +118,9 @@ def test_every_result_names_the_layers(seen: dict[str, Any]) -> None:
     layers = seen["reading"]["layers"]
 
     assert set(layers) == {"landlock", "seccomp", "capabilities", "no_new_privs", "rlimits"}
-    assert "signals and abstract sockets kept inside" in layers["landlock"]
+    assert (
+        "signals and abstract sockets kept inside" in layers["landlock"] or "signals kept inside" in layers["seccomp"]
+    )
 
 
 @pytest.mark.docker
@@ -131,7 +141,7 @@ def test_nothing_outside_the_workspace_can_be_changed(seen: dict[str, Any]) -> N
 
 @pytest.mark.docker
 def test_no_other_process_can_be_signalled_or_changed(seen: dict[str, Any]) -> None:
-    assert value(seen, "signals") == ["EPERM", "ESRCH"]
+    assert set(value(seen, "signals")) <= {"EPERM", "ESRCH"}
     assert {each.strip("'") for each in value(seen, "other processes")} == {"EPERM"}
     assert seen["the host's program"] is None
 

@@ -83,13 +83,14 @@ def listen_for_rulesets() -> int:
     return syscall("seccomp", 1, _NEW_LISTENER, program.address)
 
 
-def answer_as(abi: int, listener: int) -> None:
-    """Answer as a kernel of this ABI, until the last process under the filter has ended."""
-    poll = select.poll()
-    poll.register(listener, select.POLLIN)
+def answer_as(abi: int, listener: int, child: int) -> None:
+    """Answer as a kernel of this ABI, until the program has ended."""
+    poll, ended = select.poll(), os.pidfd_open(child)
+    for descriptor in (listener, ended):
+        poll.register(descriptor, select.POLLIN)
     handled = landlock.handled(abi)
     known = handled.fs, handled.net, handled.scopes
-    while not any(event & select.POLLHUP for _, event in poll.poll()):
+    while all(descriptor != ended for descriptor, _ in poll.poll()):
         received = bytearray(_NOTIFICATION.size)
         try:
             fcntl.ioctl(listener, _RECEIVE, received)
@@ -126,7 +127,7 @@ def main() -> None:
         os.execv(command[0], command)
     theirs.close()
     _, (listener,), _, _ = socket.recv_fds(ours, 1, 1)
-    answer_as(machine["abi"], listener)
+    answer_as(machine["abi"], listener, child)
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 

@@ -205,7 +205,9 @@ ESCAPES = {
     "a mount": "__import__('os').unshare(0x20000) if hasattr(__import__('os'), 'unshare') else open('/proc/self/ns/mnt')",
 }
 
-ATTACKS = PRELUDE + f"""
+ATTACKS = (
+    PRELUDE
+    + f"""
 policy = Policy(require=DEFAULT_LAYERS - {{"landlock"}})
 escapes = {ESCAPES!r}
 with SyncRuntime(policy=policy, pool=PoolConfig(warm=1)) as runtime:
@@ -214,10 +216,11 @@ print(json.dumps([[name for name, each in results.items() if each.error is None]
                   sorted({{layer for each in results.values() for layer in each.isolation.layers}}),
                   sorted({{each.error.type for each in results.values() if each.error}})]))
 """
+)
 
 
 @pytest.mark.isolation
-def test_the_walls_of_full_hold_without_landlock() -> None:
+def test_the_other_layers_of_full_hold_without_landlock() -> None:
     escaped, layers, errors = answers(ATTACKS, without=["landlock"])
 
     assert escaped == []

@@ -46,7 +46,6 @@ from toolcell_bridge.entry.shared_protocol import KILL
 from toolcell_bridge.entry.supervisor import (
     KILL_INTERVAL_S,
     KILL_PASSES,
-    SCOPES_SINCE,
     FileRoom,
     GuestStreams,
     SandboxSlot,
@@ -63,9 +62,7 @@ from toolcell_bridge.isolation.syscalls import PR_SET_PDEATHSIG, prctl
 
 SETTINGS_BYTES = 256 * 1024
 
-NEEDS_SCOPES = (
-    "the profile container needs Landlock ABI 6 (Linux 6.12), which keeps signals inside a sandbox; this kernel has {}"
-)
+NEEDS_LANDLOCK = "the profile container needs Landlock (Linux 5.13), which keeps files from a sandbox: {}"
 
 SUPERVISORS_S = 2.0
 """How long the supervisors may take to end their sandboxes."""
@@ -86,12 +83,13 @@ def main(control_fd: int) -> None:
         occupy_descriptors(FIRST_FREE - 1)
         prepare(settings)
         policy = beside_other_files(preparation.policy_for_imports())
-        isolation = ContainerIsolation.prepare(policy, [(path, landlock.READ) for path in settings["readable"]])
-        if isolation.abi < SCOPES_SINCE and not settings.get("unscoped"):
-            raise OSError(NEEDS_SCOPES.format(isolation.abi))
+        readable = [(path, landlock.READ) for path in settings["readable"]]
+        isolation = ContainerIsolation.prepare(policy, readable, is_shared=not settings.get("unscoped"))
+        if not isolation.abi and not settings.get("unscoped"):
+            raise OSError(NEEDS_LANDLOCK.format(isolation.lacks["landlock"]))
         zygote = SharedZygote(settings, control, isolation, FreshDirectories(base), adopts=not settings.get("unscoped"))
         gc.enable()  # it was off since the interpreter's start
-        zygote.serve({"layers": layers_in_trial(isolation, base), "lacks": isolation.lacks})
+        zygote.serve({"layers": probe_layers(isolation, base), "lacks": isolation.lacks})
         zygote.release()
     except BaseException as exc:
         with suppress(OSError):
@@ -103,11 +101,11 @@ def main(control_fd: int) -> None:
         os._exit(0)
 
 
-TRIAL = RlimitPlan(cpu_s=60, address_space_bytes=1 << 40, processes=16, open_files=1024, file_size_bytes=1 << 20)
+PROBE_LIMITS = RlimitPlan(cpu_s=60, address_space_bytes=1 << 40, processes=16, open_files=1024, file_size_bytes=1 << 20)
 """Limits of a process that only tries which layers can be had."""
 
 
-def layers_in_trial(isolation: ContainerIsolation, base: str) -> list[str]:
+def probe_layers(isolation: ContainerIsolation, base: str) -> list[str]:
     """Isolate a child that ends at once; returns the layers that it had.
 
     Raises:
@@ -117,12 +115,12 @@ def layers_in_trial(isolation: ContainerIsolation, base: str) -> list[str]:
     pid = os.fork()
     if not pid:
         try:
-            os.dup2(writer, FIRST_FREE)
-            told: dict[str, Any] = {"layers": [*isolation.apply(TRIAL, (base,), FIRST_FREE + 1)]}
+            os.dup2(writer, BRIDGE)
+            told: dict[str, Any] = {"layers": [*isolation.apply(PROBE_LIMITS, (base,), BRIDGE + 1)]}
         except BaseException as exc:
             told = {"error": f"{type(exc).__name__}: {exc}"}
         try:
-            os.write(FIRST_FREE, msgpack.packb(told))
+            os.write(BRIDGE, msgpack.packb(told))
         finally:
             os._exit(0)
     os.close(writer)
@@ -165,8 +163,8 @@ LOWERED = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NOFILE)
 SUPERVISOR_GONE = "another process of this user killed its supervisor"
 
 
-class ScopesMissing(OSError):
-    """This kernel cannot keep sandboxes of one container from signalling each other."""
+class LandlockMissing(OSError):
+    """This kernel cannot keep sandboxes of one container from each other's files."""
 
 
 @dataclass(slots=True)
@@ -200,11 +198,10 @@ class SharedZygote:
         self._control = control
         self._directories = directories
         self._isolation = isolation
-        self._is_scoped = self._isolation.abi >= SCOPES_SINCE
-        if not self._is_scoped and not settings.get("unscoped"):
-            raise ScopesMissing(
-                f"Landlock ABI {self._isolation.abi}: below {SCOPES_SINCE} a sandbox can signal the others of its "
-                'container; use mode="single", or a policy that does not require landlock'
+        if not self._isolation.abi and not settings.get("unscoped"):
+            raise LandlockMissing(
+                f"{self._isolation.lacks['landlock']}: a sandbox could read the files of the others of its container; "
+                'use mode="single", or a policy that does not require landlock'
             )
         self._children: dict[int, SupervisedGuest] = {}
         self._by_socket: dict[int, SupervisedGuest] = {}
@@ -227,7 +224,7 @@ class SharedZygote:
         gc.collect()
         gc.freeze()
         ready = {"ready": self._directories.count, "python": sys.version.split()[0], "guest": __version__}
-        self._send(ready | {"is_scoped": self._is_scoped, **facts})
+        self._send(ready | {"is_scoped": bool(self._isolation.signals_kept_by), **facts})
         heap = immortal_heap.begin()
         while True:
             if heap is not None and heap.step():
@@ -322,7 +319,6 @@ class SharedZygote:
                     control=control,
                     streams=streams,
                     rlimits=plan,
-                    is_scoped=self._is_scoped,
                     room=room,
                 )
                 supervisor.supervise(slot, self._isolation, self._run_guest)

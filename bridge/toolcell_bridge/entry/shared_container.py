@@ -323,7 +323,7 @@ def _become_zygote(settings: dict[str, Any], control: socket.socket) -> NoReturn
         from toolcell_bridge.isolation.apply_in_container import ContainerIsolation
 
         prepare(settings)
-        isolation = ContainerIsolation.prepare(preparation.policy_for_imports())
+        isolation = ContainerIsolation.prepare(preparation.policy_for_imports(), is_shared=True)
         SharedZygote(settings, control, isolation, FixedDirectories(settings["slots"])).serve()
     except BaseException as exc:
         os.write(2, f"{type(exc).__name__}: {exc}\n".encode())

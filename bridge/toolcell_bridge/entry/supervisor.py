@@ -3,8 +3,10 @@
 A container has no privileges, so a sandbox gets neither a pid namespace nor a user id of its own. The supervisor
 replaces both. It adopts every orphan below it. It is in a Landlock domain that scopes signals, and the guest's domain
 lies inside: the supervisor's kill(-1) reaches every process of this sandbox and no other, at once, also those that
-are forking, and no guest can signal a supervisor, the zygote or another sandbox. A guest cannot send anything to its
-supervisor: that reads the zygote's socket, the control pipe, and the kernel's reports of ended children.
+are forking, and no guest can signal a supervisor, the zygote or another sandbox. Where Landlock has no scopes, the
+guest's seccomp filter holds it in one process group and keeps its signals there: the supervisor signals the group.
+A guest cannot send anything to its supervisor: that reads the zygote's socket, the control pipe, and the kernel's
+reports of ended children.
 
 Where the workspace is not a file system of its own, the supervisor measures the files, which the kernel does not bound.
 
@@ -23,6 +25,7 @@ import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 import msgpack
@@ -50,9 +53,6 @@ WORKSPACE_FD = BRIDGE + 1
 """A descriptor of the sandbox's own directory. /work and /tmp in the image are links below it, so the same links lead
 each process to its own directories."""
 
-SCOPES_SINCE = 6
-"""First Landlock ABI that keeps signals inside."""
-
 DIRECTORIES = ("work", "tmp", "shm")
 
 OOM_SCORE = b"500"
@@ -64,6 +64,9 @@ processes it has. The share of the container itself is its cgroup's."""
 
 KILL_PASSES = 2000
 KILL_INTERVAL_S = 0.001
+
+SignalAll = Callable[[int], None]
+"""Sends a signal to all processes of the sandbox at once."""
 
 GuestStreams = tuple[int, int, int]
 """Descriptors of a guest's bridge, stdout and stderr."""
@@ -84,9 +87,6 @@ class SandboxSlot:
 
     streams: GuestStreams
     rlimits: RlimitPlan
-    is_scoped: bool
-    """Signals do not leave a Landlock domain."""
-
     room: FileRoom | None = None
     """What its files may take, where the directory is not a file system that bounds them."""
 
@@ -117,8 +117,8 @@ def supervise(
         rules = (descriptor for descriptor, _ in isolation.rows)
         wake = _close_inherited((slot.zygote, slot.control, *slot.streams, *rules))
         set_no_new_privileges()
-        adopt_orphans(is_needed=slot.is_scoped)
-        if slot.is_scoped:
+        adopt_orphans(is_needed=bool(isolation.signals_kept_by))
+        if isolation.signals_kept_by == "landlock":
             scope_signals(isolation.abi)
         pid = HANDLERS.fork()
         if pid == 0:
@@ -126,8 +126,11 @@ def supervise(
         for descriptor in slot.streams:
             os.close(descriptor)
         os.write(slot.zygote, msgpack.packb({"pid": pid}))
-        status, why = _wait_for_end(slot, wake, pid)
-        report = _end_everything(pid, status, slot) | {"why": why}
+        signal_all: SignalAll | None = None
+        if isolation.signals_kept_by:
+            signal_all = signal_domain if isolation.signals_kept_by == "landlock" else partial(signal_group, pid)
+        why = _wait_for_end(slot, wake, pid, signal_all)
+        report = _end_everything(pid, slot, signal_all) | {"why": why}
         os.write(slot.zygote, msgpack.packb(report))
         code = 0
     except BaseException as exc:
@@ -159,10 +162,10 @@ def _close_inherited(keep: Sequence[int]) -> int:
     return wake
 
 
-def _wait_for_end(slot: SandboxSlot, wake: int, guest: int) -> tuple[int | None, str]:
-    """Reap children until the guest's first process has ended or must be killed.
+def _wait_for_end(slot: SandboxSlot, wake: int, guest: int, signal_all: SignalAll | None) -> str:
+    """Reap children until the guest's first process has ended or must be killed; returns why this supervisor kills it.
 
-    Returns its status if it has one, and why this supervisor kills it, if it does.
+    The first process is not reaped: its number, which is the group's, stays taken.
     """
     poll = select.poll()
     for descriptor in (slot.zygote, slot.control, wake):
@@ -170,39 +173,41 @@ def _wait_for_end(slot: SandboxSlot, wake: int, guest: int) -> tuple[int | None,
     while True:
         ready = {descriptor for descriptor, _ in poll.poll(None if slot.room is None else INTERVAL_MS)}
         if slot.room is not None and not ready and (why := excess(slot.directory, slot.room)):
-            return None, why
+            return why
         if wake in ready:
             os.read(wake, 4096)
-            while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                if found[0] == guest:
-                    return found[1], ""
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if ended.si_pid == guest:
+                    return ""
+                os.waitpid(ended.si_pid, os.WNOHANG)
         if slot.zygote in ready:
-            return None, ""
+            return ""
         if slot.control in ready:
             word = os.read(slot.control, 1)
             if word == ASK:
                 os.kill(guest, ASK_SIGNAL)  # not reaped yet, so the number is still the guest's
             elif word == INTERRUPT:
                 os.kill(guest, INTERRUPT_SIGNAL)
-            elif word == FREEZE and slot.is_scoped:
-                signal_domain(signal.SIGSTOP)
-            elif word == THAW and slot.is_scoped:
-                signal_domain(signal.SIGCONT)
+            elif word == FREEZE and signal_all is not None:
+                signal_all(signal.SIGSTOP)
+            elif word == THAW and signal_all is not None:
+                signal_all(signal.SIGCONT)
             else:
-                return None, ""
+                return ""
 
 
-def _end_everything(guest: int, status: int | None, slot: SandboxSlot) -> dict[str, object]:
+def _end_everything(guest: int, slot: SandboxSlot, signal_all: SignalAll | None) -> dict[str, object]:
     """Kill and reap every process that is left, empty the directory, and report how the guest ended.
 
     Raises:
-        RuntimeError: there are no scopes, and the guest forks faster than its processes can be found.
+        RuntimeError: nothing keeps the guest's processes together, and it forks faster than they can be found.
     """
+    status: int | None = None
     for _ in range(KILL_PASSES):
-        signal_domain(signal.SIGKILL) if slot.is_scoped else _kill_descendants()
+        signal_all(signal.SIGKILL) if signal_all is not None else _kill_descendants()
         try:
-            # With scopes all are killed: wait for the last. Without, search again.
-            while (found := os.waitpid(-1, 0 if slot.is_scoped else os.WNOHANG))[0]:
+            # Those that are kept together are all killed: wait for the last. Otherwise search again.
+            while (found := os.waitpid(-1, 0 if signal_all is not None else os.WNOHANG))[0]:
                 status = found[1] if found[0] == guest else status
         except ChildProcessError:
             break
@@ -227,8 +232,15 @@ def signal_domain(number: int) -> None:
         return
 
 
+def signal_group(guest: int, number: int) -> None:
+    """Signal every process of the group of a guest that is not reaped yet, and the guest, which may not lead it yet."""
+    for send in (os.killpg, os.kill):
+        with suppress(ProcessLookupError):
+            send(guest, number)  # the kernel holds one lock here too: see `signal_domain`
+
+
 def _kill_descendants() -> None:
-    """Kill the processes that one pass finds below this one. Used where there are no scopes."""
+    """Kill the processes that one pass finds below this one. Used where nothing keeps them together."""
     for pid in descendants(os.getpid()):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -249,7 +261,7 @@ def _become_guest(
         _prefer_in_oom_killer()
         writable = _enter_directories(slot)
         layers = isolation.apply(slot.rlimits, writable, WORKSPACE_FD + 1)
-        if slot.is_scoped:
+        if isolation.signals_kept_by == "landlock":
             layers["landlock"] += ", signals and abstract sockets kept inside"
         guest(layers, writable[0])
     except BaseException as exc:

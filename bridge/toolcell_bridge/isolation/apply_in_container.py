@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from toolcell_bridge.isolation import capabilities, landlock, rlimits, seccomp
 from toolcell_bridge.isolation.capabilities import last_capability
@@ -44,6 +45,9 @@ _HIGHEST_LIMIT = 65_536
 
 _CLONE_PARENT = 0x8000
 
+TRUNCATE_SINCE, SCOPES_SINCE = 3, 6
+"""First Landlock ABIs that govern truncation, and that keep signals and abstract sockets inside."""
+
 _ABSENT = (errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -62,11 +66,18 @@ class ContainerIsolation:
     lacks: dict[str, str]
     """Layers that this kernel does not have, and why."""
 
+    signals_kept_by: Literal["landlock", "seccomp", ""]
+    """What keeps the signals of a script from all processes but its own. `seccomp`: all stay in the process group of
+    the first one, which may signal itself and the group. Empty: nothing does."""
+
     @classmethod
-    def prepare(cls, policy: SeccompPolicy, places: Sequence[tuple[str, int]] | None = None) -> ContainerIsolation:
+    def prepare(
+        cls, policy: SeccompPolicy, places: Sequence[tuple[str, int]] | None = None, *, is_shared: bool = False
+    ) -> ContainerIsolation:
         """Ask this kernel what it has and open the paths of the rules.
 
-        `places`: path and Landlock rights of everything that a script may read; None: the whole image.
+        `places`: path and Landlock rights of everything that a script may read; None: the whole image. `is_shared`:
+        other processes and files of the same user are there.
 
         Raises:
             OSError: the container's profile denies Landlock, which the kernel has.
@@ -86,7 +97,11 @@ class ContainerIsolation:
             rows = [
                 (os.open(path, os.O_PATH | os.O_CLOEXEC), rights) for path, rights in wanted if os.path.exists(path)
             ]
-        return cls(abi, rows, seccomp.guest_program(contained(policy)), lacks)
+        policy = contained(policy)
+        if is_shared:
+            policy = instead_of_landlock(policy, abi)
+        kept_by: Literal["landlock", "seccomp", ""] = "seccomp" if is_shared else ""
+        return cls(abi, rows, seccomp.guest_program(policy), lacks, "landlock" if abi >= SCOPES_SINCE else kept_by)
 
     def apply(self, limits: RlimitPlan, writable: Sequence[str], keep: int) -> dict[str, str]:
         """Isolate this process and return the live layers. Closes descriptors from `keep` upwards.
@@ -111,7 +126,8 @@ class ContainerIsolation:
             layers["landlock"] = f"ABI {self.abi}"
         _close_from(keep)
         seccomp.install(self.program)
-        layers["seccomp"] = f"allowlist, {self.program.instructions} instructions, inside the container's profile"
+        kept = "; signals kept inside" if self.signals_kept_by == "seccomp" else ""
+        layers["seccomp"] = f"allowlist, {self.program.instructions} instructions, inside the container's profile{kept}"
         return layers
 
     def _restrict(self, writable: Sequence[str]) -> None:
@@ -189,6 +205,57 @@ def beside_other_files(policy: SeccompPolicy) -> SeccompPolicy:
         replace(group, calls=tuple(call for call in group.calls if call not in moved)) for group in policy.allowed
     )
     return replace(policy, allowed=allowed, rules=(*policy.rules, *LISTABLE), skipped=(*policy.skipped, METADATA))
+
+
+OWN_SIGNALS = (
+    SyscallRule(
+        "kill",
+        "only its first process and the group, which nothing leaves",
+        (Argument(0, (0, seccomp.OWN_PROCESS, seccomp.OWN_GROUP)),),
+    ),
+    SyscallRule("tgkill", "only threads of its first process", (Argument(0, (seccomp.OWN_PROCESS,)),)),
+)
+OTHER_SIGNALS = Group("a thread's number says nothing about whose it is", ("tkill",))
+ONE_GROUP = Group("a process of a sandbox stays in its group; programs do not expect a refusal", ("setsid", "setpgid"))
+
+_ACCESS, _TRUNCATE = 0o3, 0o1000
+_UNGOVERNED = (_TRUNCATE, _ACCESS, _ACCESS | _TRUNCATE)
+"""Landlock takes the flags of an open for reading and for writing alone: neither cutting a file that is opened for
+reading, nor the access mode 3, which the kernel has for drivers, needs a right there."""
+OWN_TRUNCATION = (
+    SyscallRule(
+        "open", "no cutting of what is only read", (Argument(1, _UNGOVERNED, _ACCESS | _TRUNCATE, is_excluded=True),)
+    ),
+    SyscallRule(
+        "openat", "no cutting of what is only read", (Argument(2, _UNGOVERNED, _ACCESS | _TRUNCATE, is_excluded=True),)
+    ),
+)
+TRUNCATION = Group("cuts a file by its path", ("truncate",))
+HIDDEN_FLAGS = Group("its flags sit behind a pointer; libraries fall back to openat", ("openat2",))
+
+
+def instead_of_landlock(policy: SeccompPolicy, abi: int) -> SeccompPolicy:
+    """Return a guest's policy that refuses what newer ABIs of Landlock do. Sockets and drivers it refuses anyway."""
+    rules, refused, skipped, missing = (list[Any]() for _ in range(4))
+    if abi < SCOPES_SINCE:
+        rules += OWN_SIGNALS
+        refused.append(OTHER_SIGNALS)
+        skipped.append(ONE_GROUP)
+    if abi < TRUNCATE_SINCE:
+        rules += OWN_TRUNCATION
+        refused.append(TRUNCATION)
+        missing.append(HIDDEN_FLAGS)
+    moved = {rule.call for rule in rules} | {call for each in (*refused, *skipped, *missing) for call in each.calls}
+    return replace(
+        policy,
+        allowed=tuple(
+            replace(group, calls=tuple(call for call in group.calls if call not in moved)) for group in policy.allowed
+        ),
+        rules=(*policy.rules, *rules),
+        refused=(*policy.refused, *refused),
+        skipped=(*policy.skipped, *skipped),
+        missing=(*policy.missing, *missing),
+    )
 
 
 def _without_parent(argument: Argument) -> Argument:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import itertools
+import os
 import struct
 from collections.abc import Sequence
 from dataclasses import field
@@ -47,11 +48,17 @@ _ARCHITECTURE = 4
 _ARGUMENTS = 16
 
 _INSTRUCTION = struct.Struct("=HBBI")
+_OPERAND = 4
+"""Offset in it."""
 _FARTHEST = 255
 """Conditional jumps hold their distance in a byte."""
 
 MAX_INSTRUCTIONS = 4096
 """BPF_MAXINSNS. The kernel also bounds the sum over all filters of a process, at 32768."""
+
+OWN_PROCESS, OWN_GROUP = 0x7FFF_FFFE, 0x8000_0002
+"""In a policy: the id of the process that installs it, and this id negated, which is that of its group. The kernel
+gives no process such a number."""
 
 _Answer = SeccompAction | SyscallRule
 
@@ -181,8 +188,14 @@ class Program:
     """Address of a struct sock_fprog."""
 
     instructions: int
-    keeps: tuple[object, ...] = field(repr=False)
-    """What `address` points into."""
+    code: ctypes.Array[ctypes.c_char] = field(repr=False)
+    """The instructions."""
+
+    own: tuple[tuple[int, bool], ...] = field(repr=False)
+    """Offsets in `code` of the installing process's id, and whether it is negated."""
+
+    header: object = field(repr=False)
+    """What `address` points to."""
 
 
 def prepare(filters: bytes) -> Program:
@@ -190,7 +203,13 @@ def prepare(filters: bytes) -> Program:
     code = ctypes.create_string_buffer(filters, len(filters))
     length = len(filters) // _INSTRUCTION.size
     header = _SockFprog(length, ctypes.addressof(code))
-    return Program(ctypes.addressof(header), length, (code, header))
+    operands = enumerate(operand for _, _, _, operand in _INSTRUCTION.iter_unpack(filters))
+    own = tuple(
+        (_INSTRUCTION.size * number + _OPERAND, operand == OWN_GROUP)
+        for number, operand in operands
+        if operand in (OWN_PROCESS, OWN_GROUP)
+    )
+    return Program(ctypes.addressof(header), length, code, own, header)
 
 
 def guest_program(policy: SeccompPolicy = GUEST_POLICY) -> Program:
@@ -204,6 +223,9 @@ def install(program: Program) -> None:
     Raises:
         OSError: nothing was installed.
     """
+    for offset, is_group in program.own:
+        pid = os.getpid()
+        struct.pack_into("=I", program.code, offset, -pid & 0xFFFF_FFFF if is_group else pid)
     stray = syscall("seccomp", _SET_MODE_FILTER, _FLAG_TSYNC, program.address)
     if stray != 0:
         raise OSError(errno.EBUSY, f"seccomp: thread {stray} runs under another filter and could not be joined")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from toolcell.config import AUTO_FLOOR, Limits, Policy, Profile
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import BackendDefaults, Sandbox
 from toolcell.sandbox.process.backend import ProcessBackend
-from toolcell.sandbox.process.contained_backend import ContainedBackend
 from toolcell.sandbox.shortages import IsolationRefused
 from toolcell.support.log import logger_of
+
+if TYPE_CHECKING:
+    from toolcell.sandbox.process.contained_backend import ContainedBackend
 
 logger = logger_of(__name__)
 
@@ -66,6 +68,8 @@ class AutoBackend(BackendDefaults):
         except IsolationRefused as refused:
             if self._policy.shell:  # see built_in.NO_SHELL
                 raise
+            from toolcell.sandbox.process.contained_backend import ContainedBackend  # where it is needed
+
             self._chosen = ContainedBackend(
                 policy=self._policy_of("container"), **self._given, frame_bytes=self._frame_bytes
             )
