@@ -255,7 +255,7 @@ ELSEWHERE = ("toolcell.kernel.mime_bundles", "toolcell.tools.schema_patterns")
 """Modules of which patterns are still to go: what reads them is about to."""
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_no_pattern_of_the_host_takes_longer_than_in_proportion_to_its_text() -> None:
     found = [each for each in patterns() if each.module not in (*OF_ITS_USER, *ELSEWHERE)]
     assert len(found) > 140
