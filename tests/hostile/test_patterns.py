@@ -251,7 +251,7 @@ def slowest(found: Found) -> tuple[float, tuple[str, str, str]]:
 
 OF_ITS_USER = ("toolcell.cli.run",)
 """Modules whose patterns read nothing but what the user of a command has typed."""
-ELSEWHERE = ("toolcell.kernel.mime_bundles", "toolcell.tools.schema_patterns")
+ELSEWHERE = ("toolcell.kernel.mime_bundles",)
 """Modules of which patterns are still to go: what reads them is about to."""
 
 

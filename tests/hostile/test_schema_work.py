@@ -103,7 +103,7 @@ HEAVY["unevaluated"] = unevaluated(30)
 
 @each_row("kind", HEAVY)
 def test_a_schema_that_makes_countless_checks_of_a_small_one_is_used_nowhere(kind: str) -> None:
-    schema, began = HEAVY[kind], time.perf_counter()
+    schema, began = HEAVY[kind], time.process_time()
     with pytest.raises(RegistrationError, match=r"one value is checked .* times"):
         compile_schema(schema)
     with pytest.raises(RegistrationError, match=r"one value is checked .* times"):
@@ -117,7 +117,87 @@ def test_a_schema_that_makes_countless_checks_of_a_small_one_is_used_nowhere(kin
         and found.options.returns is None
         and "its output schema is not used" in str(found.problems[0])
     )
-    assert time.perf_counter() - began < SOON_S
+    assert time.process_time() - began < SOON_S
+
+
+def doubled_unevaluated(keyword: str, holder: str, levels: int) -> dict[str, Any]:
+    whole = doubled(lambda each: {holder: [each, each], keyword: False})
+    definitions = {name: whole["$defs"][name] for name in [f"D{number}" for number in range(levels)]}
+    return {**whole, "$defs": {**definitions, f"D{levels}": {}}}
+
+
+COMPILED_SLOWLY = {
+    f"{keyword} over {holder}, {levels}": doubled_unevaluated(keyword, holder, levels)
+    for keyword in ("unevaluatedProperties", "unevaluatedItems")
+    for holder in ("allOf", "anyOf", "oneOf")
+    for levels in (18, 23)
+}
+COMPILED_SLOWLY["ten name all ten"] = {
+    "type": "object",
+    "$ref": "#/$defs/D0",
+    "$defs": {
+        f"D{n}": {"allOf": [{"$ref": f"#/$defs/D{m}"} for m in range(10)], "unevaluatedProperties": False}
+        for n in range(10)
+    },
+}
+
+
+@pytest.mark.parametrize("kind", COMPILED_SLOWLY)
+def test_a_schema_is_weighed_before_anything_compiles_it(kind: str) -> None:
+    schema, began = COMPILED_SLOWLY[kind], time.process_time()
+    of_server = Tool(name="t", description="A tool.", input_schema={"type": "object"}, output_schema=schema)
+    offered = [{"name": "t", "description": "A tool of a caller.", "parameters": schema}]
+    for used in (
+        lambda: ValueCheck(schema),
+        lambda: ToolRegistry().register("tool", "A tool that somebody gives.", schema, lambda args: None),
+        lambda: remote_registry(offered, ToolRegistry(), with_own=False),
+    ):
+        with pytest.raises(RegistrationError, match=r"one value is checked .* times"):
+            used()
+    assert read_tool("s", of_server, "none", ToolOptions()).check is None
+    assert time.process_time() - began < SOON_S / 4
+
+
+ASSERT_NOTHING: dict[str, tuple[dict[str, Any], str]] = {
+    **{f"format {name}": ({"format": name}, "/~0" * 500_000) for name in ("json-pointer", "uri", "uri-template")},
+    "contentMediaType": ({"contentMediaType": "application/json"}, "[" * 3_000_000),
+    "contentEncoding": ({"contentEncoding": "base64"}, "A" * 3_000_001),
+}
+
+
+@pytest.mark.parametrize("kind", ASSERT_NOTHING)
+def test_formats_and_content_assert_nothing_and_cost_nothing(kind: str) -> None:
+    part, text = ASSERT_NOTHING[kind]
+    draft = "http://json-schema.org/draft-07/schema#"
+    schema = {"$schema": draft, "type": "object", "properties": {"x": {"allOf": [part] * 300}}}
+    began = time.process_time()
+    assert ValueCheck(schema).problem({"x": text}) is None
+    args = ArgumentChecker(ToolDefinition("tool", "A tool under test.", schema), "off").check({"x": text}).args
+    assert args == {"x": text} and time.process_time() - began < SOON_S / 2
+
+
+@pytest.mark.parametrize("kind", ["uniqueItems", "multipleOf"])
+def test_numbers_that_a_validator_compares_slowly_are_counted_before_it_does(kind: str) -> None:
+    of_integers = kind == "uniqueItems"
+    part: dict[str, Any] = {"uniqueItems": True} if of_integers else {"items": {"multipleOf": 0.5}}
+    value = [2**62 + number if of_integers else 1.7e308 for number in range(50_000)]
+    schema = {"type": "object", "properties": {"x": part}}
+    checker = ArgumentChecker(ToolDefinition("tool", "A tool under test.", schema))
+    began = time.process_time()
+    assert "is too large for its schema" in str(ValueCheck(schema).problem({"x": value}))
+    with pytest.raises(InvalidArguments, match="send less"):
+        checker.check({"x": value})
+    assert time.process_time() - began < SOON_S / 2
+    assert checker.check({"x": [*range(50_000)]}).args["x"][-1] == 49_999
+    assert checker.check({"x": [2**60 + number * 1_000 for number in range(1_000)]}).steps > 1_000
+
+
+def test_what_all_tools_of_one_caller_keep_in_memory_is_bounded() -> None:
+    large = {"type": "object", "properties": {"a": {"enum": [[number] for number in range(7_000)]}}}
+    tools = [{"name": f"t{number}", "description": "A tool of a caller.", "parameters": large} for number in range(60)]
+    assert len(remote_registry(tools[:2], ToolRegistry(), with_own=False).list()) == 2
+    with pytest.raises(RegistrationError, match="all 60 tools together have more than 200000"):
+        remote_registry(tools, ToolRegistry(), with_own=False)
 
 
 @each_row("part", ["parameters", "returns"])
@@ -387,9 +467,9 @@ def test_checking_an_answer_is_bounded_whatever_it_is_checked_against(kind: str)
     schema, value = SLOW[kind]
     answer = CallToolResult(content=[], structured_content={"x": value})
     check = ValueCheck({"type": "object", "properties": {"x": schema}} | {"$defs": schema.get("$defs", {})})
-    began = time.perf_counter()
+    began = time.process_time()
     result = as_tool_result("s", answer, check)
-    assert time.perf_counter() - began < SOON_S
+    assert time.process_time() - began < SOON_S
     assert result.is_error and ("does not fit" in result.message or "too large" in result.message)
 
 
@@ -398,10 +478,10 @@ def test_checking_arguments_is_bounded_and_counted(kind: str) -> None:
     schema, value = SLOW[kind]
     whole = {"type": "object", "properties": {"x": schema}} | {"$defs": schema.get("$defs", {})}
     checker = ArgumentChecker(ToolDefinition("tool", "A tool under test.", whole))
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(InvalidArguments) as refused:
         checker.check({"x": value})
-    assert time.perf_counter() - began < 3 * SOON_S and refused.value.steps > 1
+    assert time.process_time() - began < 3 * SOON_S and refused.value.steps > 1
 
 
 def test_what_is_checked_again_on_each_level_is_described_in_linear_time() -> None:

@@ -23,7 +23,7 @@ __all__ = [
     "approval_hook", "as_result", "ask_user_spec", "bounded_schema", "brief", "bytes_in", "check_code_runtime",
     "check_count", "check_does", "check_kind", "check_of", "check_one_of", "check_path", "check_seconds",
     "check_shown_chars", "checked_vectors", "code_result", "code_spec", "compile_schema", "compile_tool",
-    "current", "current_context", "declared", "decode_tool_call", "describe_code", "describe_failure",
+    "count_values", "current", "current_context", "declared", "decode_tool_call", "describe_code", "describe_failure",
     "described_sandbox", "embed_texts", "ends_run", "events", "flows_of", "function_spec", "is_approved_later",
     "is_async", "is_large", "keyword_invoke", "leaves_in", "list_names", "load_scripts", "load_tools", "maybe_await",
     "mentions_bytes", "nearest", "new_id", "open_jobs", "passes_on", "patterns_work", "plan_of", "plan_spec",
@@ -143,7 +143,7 @@ if TYPE_CHECKING:
     from toolcell.tools.run_state import Budget, Secrets, new_id
     from toolcell.tools.saved_script import SavedScript
     from toolcell.tools.schema_patterns import MAX_COMPILE_WORK, patterns_work
-    from toolcell.tools.schema_work import WORK_PER_STEP
+    from toolcell.tools.schema_work import WORK_PER_STEP, count_values
     from toolcell.tools.script_folder import load_scripts
     from toolcell.tools.search import FOUND, MAX_FOUND, is_large, search_spec
     from toolcell.tools.spec import Invoke, RegisteredTool, ToolSpec, compile_tool
@@ -203,7 +203,7 @@ else:
             "toolcell.tools.reverts": "MadeCalls Reverts",
             "toolcell.tools.run_state": "Budget Secrets new_id",
             "toolcell.tools.saved_script": "SavedScript",
-            "toolcell.tools.schema_work": "WORK_PER_STEP",
+            "toolcell.tools.schema_work": "WORK_PER_STEP count_values",
             "toolcell.tools.script_folder": "load_scripts",
             "toolcell.tools.search": "FOUND MAX_FOUND is_large search_spec",
             "toolcell.tools.spec": "Invoke RegisteredTool ToolSpec compile_tool",

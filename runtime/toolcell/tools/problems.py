@@ -61,9 +61,8 @@ def compile_weighed(schema: Part, like: Part | None = None) -> tuple[Validator, 
     is_patterned = has_patterns(schema)
     if is_patterned and like is None:
         check_patterns(schema)
-    compiled = bounded(schema) if is_patterned else schema
-    validator = _compiled(_draft(schema if like is None else like), compiled, None)
-    work = SchemaWork(schema)
+    work = SchemaWork(schema)  # before it is compiled: that takes as long as one check, and as much memory
+    validator = _compiled(_draft(schema if like is None else like), bounded(schema), None)
     if work.lost:
         raise RegistrationError(f"invalid schema: the reference {work.lost!r:.200} leads nowhere")
     return validator, work
@@ -85,7 +84,9 @@ def _compiled(chosen: Any, schema: Part, registry: jsonschema_rs.Registry | None
 
 
 def _compile(chosen: Any, schema: Part, regex: Any, registry: jsonschema_rs.Registry | None) -> Validator:
-    validator: Validator = chosen(schema, pattern_options=regex, registry=registry, offline=True)
+    validator: Validator = chosen(
+        schema, pattern_options=regex, registry=registry, offline=True, validate_formats=False
+    )
     return validator
 
 
@@ -587,7 +588,9 @@ class ValueCheck:
     def work_of(self, value: Any) -> int:
         """Return the steps that a check may take; of a value that is not checked, some that are too many."""
         values = count_values(value, MAX_CHECK_WORK // self._work.each)
-        if (work := self._work.of(values)) > MAX_CHECK_WORK or not self._work.has_patterns:
+        if (work := self._work.of(values) + self._work.of_numbers(value)) > MAX_CHECK_WORK:
+            return work
+        if not self._work.has_patterns:
             return work
         return work + self._work.of_texts(value, values, chars_in(value))
 

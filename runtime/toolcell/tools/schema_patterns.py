@@ -34,14 +34,16 @@ for each state and pair of characters."""
 
 BACKTRACKS = re.compile(r"\(\?<?[=!]|\(\?>|\\[1-9k]|[*+?}]\+")
 """What needs the engine that goes back: lookaround, backreferences, atomic groups."""
-_SINGLE = re.compile(r"\^(?:\[(?:[^\\\]]|\\.)+\]|\\[dDwWsS]|[^\\\[\](){}*+?|^$])(?:[*+?]|\{\d+,?\d*\})?\$", re.DOTALL)
+_SINGLE = re.compile(
+    r"\^(?:\[(?:[^\\\]]|\\.)++\]|\\[dDwWsS]|[^\\\[\](){}*+?|^$])(?:[*+?]|\{\d++,?\d*+\})?\$", re.DOTALL
+)
 """One kind of character from beginning to end. However often it is repeated, one state is alive at a time."""
 _KIND = r"(?:\[(?:[^\\\[\]]|\\.)+\]|\\[dDwWsSnrt]|\\[pP]\{\w+\}|[^\\\[\](){}*+?|^$])"
 """One character of a kind. A class in a class is not read."""
 _COUNTED = re.compile(rf"\^({_KIND}|\((?:\?:)?{_KIND}(?:\|{_KIND})*\))\{{(\d{{1,9}})(,?)(\d{{0,9}})\}}\$", re.DOTALL)
 """So many characters of one kind, and nothing else. The engines write the repetition out."""
 _TOKEN = re.compile(
-    r"\\[pPux]\{[^}]*\}|\\.|\[\^?\]?(?:\\.|\[:\w+:\]|[^\\\]])*\]|\{(\d{1,9})(,?)(\d{0,9})\}"
+    r"\\[pPux]\{[^}\\]{0,80}\}|\\.|\[\^?\]?(?:\\.|\[:\w{1,20}:\]|[^\\\]])*+(?:\]|\Z)|\{(\d{1,9})(,?)(\d{0,9})\}"
     r"|\(\?(?:P?<\w+>|<?[=!]|>|[A-Za-z-]*[:)])|.",
     re.DOTALL,
 )
@@ -190,6 +192,8 @@ def check_patterns(schema: Any) -> None:
 
 _VALUES: Final = ("const", "enum", "default", "examples")
 """Keywords that hold values, and no schemas."""
+_ANNOTATIONS: Final = ("contentMediaType", "contentEncoding")
+"""Keywords that assert nothing: a library would read a text for each."""
 _NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 """Keywords that hold schemas by names, which may be any."""
 
@@ -203,8 +207,8 @@ def bounded(schema: Any) -> Any:
         return [bounded(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    made = dict(schema)
-    for key, each in schema.items():
+    made = {key: each for key, each in schema.items() if key not in _ANNOTATIONS or not isinstance(each, str)}
+    for key, each in [*made.items()]:
         if key in _NAMED and isinstance(each, dict):
             made[key] = {name: bounded(part) for name, part in each.items()}
         elif key not in _VALUES:

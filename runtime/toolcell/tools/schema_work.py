@@ -21,6 +21,7 @@ from toolcell.tools.schema_patterns import (
     patterns_in,
     visits_of,
 )
+from toolcell.tools.values import leaves_in
 
 MAX_WEIGHT: Final = 10_000
 """Visits of one value. Each takes about 0.1 microseconds."""
@@ -36,6 +37,11 @@ MAX_PARTS: Final = 200_000
 MAX_LEVELS: Final = 200
 """Most levels of dicts and lists in a schema. Whoever reads it calls itself for each of them."""
 _MAX_DEPTH: Final = 400
+
+MAX_EXACT: Final = 2**53
+"""Larger integers share a float with others."""
+LARGE_NUMBER_VISITS: Final = 2
+"""Visits for a pair of them."""
 
 _COSTLY_PATTERN = re.compile(r"\(\?[=!<]|\\[1-9k]")
 _COSTLY: Final = 1_000
@@ -84,6 +90,7 @@ class SchemaWork:
                 f"for {kind} the limit is {limit}; name each definition less often"
             )
 
+        self._compares_numbers = any(_mentions(schema, keyword) for keyword in ("uniqueItems", "multipleOf"))
         self.has_patterns = is_patterned = has_patterns(schema)
         self._text_visits = self._weighed(schema, _own_text_visits, 0) if is_patterned else 0.0
         """Work of one text, whatever its length."""
@@ -112,6 +119,14 @@ class SchemaWork:
     def of(self, values: int) -> int:
         """Return the visits that checking so many values may take."""
         return values * self.each
+
+    def of_numbers(self, value: Any) -> int:
+        """Return the visits for numbers that a validator compares slowly. `uniqueItems` takes time for each pair of
+        those that are one number as floats, and `multipleOf` writes out all digits."""
+        if not self._compares_numbers:
+            return 0
+        large = sum(1 for each in leaves_in(value, int | float) if not -MAX_EXACT <= each <= MAX_EXACT)
+        return LARGE_NUMBER_VISITS * large * large
 
     def of_texts(self, value: Any, values: int, chars: int) -> int:
         """Return the visits that matching the texts of a value may take. `values`, `chars`: how much of both it has."""
@@ -208,6 +223,13 @@ def count_values(value: Any, most: int) -> int:
             count += len(each)
             left += each
     return count
+
+
+def _mentions(schema: Any, keyword: str) -> bool:
+    """Return whether a schema has a keyword, or may have one. It is known not to be nested deeply."""
+    if isinstance(schema, dict):
+        return bool(schema.get(keyword)) or any(_mentions(each, keyword) for each in schema.values())
+    return isinstance(schema, list) and any(_mentions(each, keyword) for each in schema)
 
 
 def _own_visits(part: Mapping[str, Any]) -> int:

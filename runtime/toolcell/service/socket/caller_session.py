@@ -23,7 +23,7 @@ from toolcell.sessions import Session
 from toolcell.support import Lru, daemon_threads
 from toolcell.tools import RunContext, ToolRegistry
 
-MAX_TOOLSETS: Final = 16
+MAX_TOOLSETS: Final = 4
 """That a caller may have offered at once. The one that was not used for longest is forgotten."""
 
 

@@ -28,6 +28,7 @@ from toolcell.tools import (
     ToolSpec,
     bounded_schema,
     compile_schema,
+    count_values,
     is_approved_later,
     patterns_work,
     safe_text,
@@ -37,6 +38,8 @@ from toolcell.tools import (
 MAX_TOOLS: Final = 5_000
 MAX_DESCRIPTION_CHARS: Final = 16_000
 MAX_LABELS: Final = 100
+MAX_OFFERED_VALUES: Final = 200_000
+"""Lists, dicts, and what is in them, of all tools of one offer. Compiled, each takes some 200 bytes."""
 MARGIN_S: Final = 5.0
 """The caller's own timeout comes first; this is what it may be late."""
 
@@ -110,6 +113,11 @@ def remote_registry(offered: object, own: ToolRegistry, *, with_own: bool) -> To
     """
     if not isinstance(offered, list) or len(offered) > MAX_TOOLS:
         raise UsageError(f"tools are offered as a list of at most {MAX_TOOLS}")
+    if count_values(offered, MAX_OFFERED_VALUES) > MAX_OFFERED_VALUES:
+        raise RegistrationError(
+            f"all {len(offered)} tools together have more than {MAX_OFFERED_VALUES} lists, dicts, and items of them in "
+            "their schemas; offer fewer, or describe them more briefly"
+        )
     work = 0
     for each in offered:
         work += patterns_work(each)
