@@ -96,6 +96,7 @@ class Browser:
     def show(self, calls: list[tuple[str, ...]], charts: list[Any]) -> Seen:
         """Call functions of the front end in a new page, one after the other, and draw charts."""
         seen, page = Seen(), self.context.new_page()
+        page.set_default_timeout(120_000)  # of a busy machine
 
         def note_dialog(dialog: Any) -> None:
             seen.dialogs.append(dialog.message)
@@ -112,12 +113,12 @@ class Browser:
         page.route("**/*", answer)
         try:
             page.goto(HOME)
+            page.add_script_tag(path=Path(plotly.__file__).parent / "package_data" / "plotly.min.js")
             page.evaluate(
                 FRONT_END + "calls => { for (const [name, ...rest] of calls) eval(name)(...rest); typesetAll(); }",
                 calls,
             )
             if charts:
-                page.add_script_tag(path=Path(plotly.__file__).parent / "package_data" / "plotly.min.js")
                 page.evaluate(DRAW, charts)
             page.evaluate(LAST)
             seen.handlers = page.evaluate(HANDLERS)
