@@ -20,7 +20,7 @@ import RestrictedPython
 
 import toolcell_bridge
 from toolcell import Limits, SandboxUnavailable
-from toolcell.sandbox import BackendDefaults, Exit, Sample, SandboxDefaults, SocketStream
+from toolcell.sandbox import Backend, Exit, Sample, Sandbox, SocketStream
 from toolcell.sandbox.process import TreeWatch
 from toolcell.testing import check_backend
 
@@ -33,7 +33,7 @@ BWRAP = f"""bwrap --unshare-all --unshare-user --uid 65534 --gid 65534 --cap-dro
     --tmpfs /tmp --tmpfs /dev/shm --tmpfs /work --remount-ro / --chdir /work""".split()
 
 
-class BubbleSandbox(SandboxDefaults):
+class BubbleSandbox(Sandbox):
     backend = "bubblewrap"
 
     def __init__(self, ident: str, limits: Limits) -> None:
@@ -98,7 +98,7 @@ class BubbleSandbox(SandboxDefaults):
             pipe.close()
 
 
-class BubbleBackend(BackendDefaults):
+class BubbleBackend(Backend):
     name: ClassVar[str] = "bubblewrap"
     isolates: ClassVar[bool] = True
     fixed: ClassVar = {"open_files"}  # a run with another value gets a new sandbox

@@ -12,7 +12,7 @@ import uvicorn
 
 from toolcell import ToolRegistry
 from toolcell.service import Client, ServiceConfig, create_app
-from toolcell.support import HttpServer, listening, url_of
+from toolcell.support.asgi import HttpServer, listening, url_of
 
 registry = ToolRegistry()
 STOCK = {"apple": 3, "pear": 0}

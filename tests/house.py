@@ -1,14 +1,15 @@
-"""The product's files as a graph: which file imports which, and where each class is defined.
+"""The product's files as a graph: which file imports which.
 
 Every import statement counts, inside functions and under `TYPE_CHECKING` too. A name imported from a package whose
-`__init__` only hands names on counts as an import from the file that defines it.
+`__init__` only hands names on counts as an import from the file that defines it; what such an `__init__` imports for its
+own use counts as any import.
 """
 
 from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,8 +44,20 @@ class Module:
     @cached_property
     def imported_names(self) -> frozenset[tuple[str, str]]:
         """Each import as a module and a name in it; the name of a plain `import` is empty."""
+        return self._names_in(ast.walk(self.tree))
+
+    @cached_property
+    def own_imports(self) -> frozenset[tuple[str, str]]:
+        """The same without what a face hands on, which it imports under `TYPE_CHECKING`: that is for those who ask."""
+        if not self.only_hands_names_on:
+            return self.imported_names
+        typed = [node for node in self.tree.body if isinstance(node, ast.If)]
+        handed_on = {id(each) for node in typed for part in node.body for each in ast.walk(part)}
+        return self._names_in(each for each in ast.walk(self.tree) if id(each) not in handed_on)
+
+    def _names_in(self, nodes: Iterable[ast.AST]) -> frozenset[tuple[str, str]]:
         found: set[tuple[str, str]] = set()
-        for node in ast.walk(self.tree):
+        for node in nodes:
             if isinstance(node, ast.Import):
                 found |= {(alias.name, "") for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
@@ -81,21 +94,31 @@ class House:
         return base or None
 
     def cycles(self) -> list[list[str]]:
-        """Return each largest set of files that all reach one another. A package that hands names on is not a file."""
-        files = {name for name, module in self.modules.items() if not module.only_hands_names_on}
-        edges = {name: self.imports(name) & files for name in files}
-        reach = {name: _reachable(name, edges) for name in files}
-        found = {frozenset(other for other in reach[name] if name in reach[other]) for name in files}
-        return sorted(sorted(cycle) for cycle in found if cycle)
+        """Return each largest set of files that all reach one another."""
+        return _cycles(self._edges())
 
-    def public_classes(self) -> dict[str, set[str]]:
-        """Return the files that define a class of each name."""
-        found: dict[str, set[str]] = defaultdict(set)
-        for name, module in self.modules.items():
-            for node in ast.walk(module.tree):
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    found[node.name].add(name)
-        return found
+    def room_cycles(self) -> list[list[str]]:
+        """Return the same of rooms: folders and files directly below a package."""
+        edges: dict[str, set[str]] = defaultdict(set)
+        for name, homes in self._edges().items():
+            edges[_room(name)] |= {_room(home) for home in homes if "." in home} - {_room(name)}
+        return _cycles(edges)
+
+    def _edges(self) -> dict[str, set[str]]:
+        return {
+            name: {home for base, each in module.own_imports if (home := self._home(base, each)) not in (None, name)}
+            for name, module in self.modules.items()
+        }  # type: ignore[misc]
+
+
+def _room(name: str) -> str:
+    return ".".join(name.split(".")[:2])
+
+
+def _cycles(edges: Mapping[str, set[str]]) -> list[list[str]]:
+    reach = {name: _reachable(name, edges) for name in edges}
+    found = {frozenset(other for other in reach[name] if name in reach[other]) for name in edges}
+    return sorted(sorted(cycle) for cycle in found if cycle)
 
 
 def _walk(package: str, folder: Path) -> Iterator[Module]:
@@ -104,11 +127,11 @@ def _walk(package: str, folder: Path) -> Iterator[Module]:
         yield Module(".".join([package, *(part for part in parts if part != "__init__")]), path)
 
 
-def _reachable(start: str, edges: dict[str, set[str]]) -> set[str]:
+def _reachable(start: str, edges: Mapping[str, set[str]]) -> set[str]:
     seen: set[str] = set()
     left = [start]
     while left:
-        for name in edges[left.pop()] - seen:
+        for name in edges.get(left.pop(), set()) - seen:
             seen.add(name)
             left.append(name)
     return seen

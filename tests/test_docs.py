@@ -282,7 +282,7 @@ def test_no_retired_word_is_used() -> None:
     assert not found
 
 
-# docs/architecture.md: the files it names exist, and a run enters the modules that it lists.
+# docs/architecture.md: the files it names exist.
 
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 NAMED_FILE = re.compile(r"`((?:toolcell|toolcell_bridge|tests|docs|examples)/[\w./]*)`")

@@ -5,9 +5,8 @@ Each public name is imported when it is first used, so `import toolcell` costs n
 
 from typing import TYPE_CHECKING
 
+from toolcell._version import __version__
 from toolcell.support.lazy import lazy_names
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Agent", "Allow", "AnthropicProvider", "AuditConfig", "AuditError", "AuditLog", "DockerBackend",

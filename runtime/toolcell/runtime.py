@@ -19,12 +19,12 @@ from toolcell.control.script_checks import ScriptChecks
 from toolcell.control.script_runs import ScriptRuns
 from toolcell.errors import UsageError, warn_user
 from toolcell.flows import unmatched
-from toolcell.options import OnApproval, Refresh, RunOptions
 from toolcell.results import AbandonedThread, ExecutionResult, Outcome, Suspension
 from toolcell.results.call_list import finished_runs
 from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.connection import GuestConnection
 from toolcell.run.input_files import FileContent, FileInput
+from toolcell.run.options import OnApproval, Refresh, RunOptions
 from toolcell.run.runs import EgressRules, Runs
 from toolcell.run.sandboxes import Sandboxes
 from toolcell.sandbox.backend import Backend

@@ -25,7 +25,7 @@ from toolcell.audit.format import LOG_FILE
 from toolcell.audit.reader import RecordedCall
 from toolcell.cli import audit_terminal, build, exits
 from toolcell.errors import UsageError
-from toolcell.support import parse_time
+from toolcell.support.times import parse_time
 from toolcell.tools import RunContext, Substitute, ToolResult
 
 

@@ -22,7 +22,7 @@ from toolcell.audit.format import Frame, chain_directories, split_segment
 from toolcell.audit.log import AuditLog
 from toolcell.audit.verification import verify
 from toolcell.errors import AuditError
-from toolcell.sandbox.backend import Backend, BackendDefaults
+from toolcell.sandbox.backend import Backend
 from toolcell.tools import RunContext, Secrets
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
@@ -157,7 +157,7 @@ def test_secrets_in_a_script_and_in_what_it_prints_are_nowhere_on_disk(shared: t
 
 
 def test_a_script_that_never_ran_is_recorded_with_the_reason(ledger: Ledger) -> None:
-    class Nothing(BackendDefaults):
+    class Nothing(Backend):
         name = "nothing"
         isolates = True
 

@@ -1,4 +1,4 @@
-"""What the host asks of a backend and its sandboxes is what their Protocols declare, and nothing else."""
+"""What the host asks of a backend and its sandboxes is what `Backend` and `Sandbox` declare, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import anyio
 import pytest
 
 import toolcell
-from rows import each_row
 from toolcell import Limits, Outcome, PoolConfig, Runtime, ToolRegistry, UsageError
-from toolcell.sandbox.backend import Backend, BackendDefaults, Sandbox, SandboxDefaults
+from toolcell.sandbox.backend import Backend, Sandbox
 from toolcell.sandbox.process.backend import ProcessBackend
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
-def declared(protocol: type) -> set[str]:
-    return {name for name in {*vars(protocol), *protocol.__annotations__} if name[0] != "_"}
+def declared(kind: type) -> set[str]:
+    return {name for name in {*vars(kind), *kind.__annotations__} if name[0] != "_"}
 
 
 class Watched:
@@ -64,11 +63,15 @@ async def test_a_runtime_asks_for_declared_members_only() -> None:
         """Pay the bill of the month."""
         return "paid"
 
+    Backend.register(WatchedBackend)
+    Sandbox.register(Watched)
     watched: Any = backend
     async with Runtime(registry, backend=watched, pool=PoolConfig(warm=1)) as runtime:
         assert (await runtime.execute_code("print(1); 2")).value == 2
         late = await runtime.execute_code("while True: pass", limits=Limits(wall_s=0.2))
         assert late.outcome is Outcome.TIMEOUT
+        busy = await runtime.execute_code("while True: pass", limits=Limits(cpu_s=0.2))
+        assert busy.outcome is Outcome.CPU_LIMIT
         big = await runtime.execute_code("bytearray(1 << 40)", limits=Limits(memory_bytes=64 << 20))
         assert big.outcome is not Outcome.OK
         waiting = await runtime.execute_code("call_tool('pay')", on_approval="suspend")
@@ -77,22 +80,18 @@ async def test_a_runtime_asks_for_declared_members_only() -> None:
             await session.execute_code("x = 1")
             ended = await session.execute_code("while True: pass", limits=Limits(wall_s=0.2))
             assert ended.outcome is Outcome.TIMEOUT
+            assert await session.pause()
             assert (await session.execute_code("x")).value == 1
 
     assert backend.asked - declared(Backend) == set()
     assert backend.asked_of_sandboxes - declared(Sandbox) == set()
     unasked = declared(Sandbox) - backend.asked_of_sandboxes
-    assert unasked <= {"outside_layers", "kill_now", "unpause"}, "a member that nobody asks for is none of the Protocol"
-
-
-@each_row(("protocol", "defaults"), [(Backend, BackendDefaults), (Sandbox, SandboxDefaults)])
-def test_every_default_is_a_member(protocol: type, defaults: type) -> None:
-    assert declared(defaults) <= declared(protocol)
+    assert unasked <= {"outside_layers", "kill_now"}, "nobody asks for it"
 
 
 @pytest.mark.slow
 def test_the_host_looks_nothing_up_by_name_in_a_sandbox_or_backend() -> None:
-    """`getattr` with a default hides a member that no Protocol declares."""
+    """`getattr` with a default hides a member that nobody declares."""
     root = Path(toolcell.__file__).parent
     found = []
     for path in [*root.rglob("*.py")]:
@@ -107,50 +106,64 @@ def test_the_host_looks_nothing_up_by_name_in_a_sandbox_or_backend() -> None:
     assert found == ["sandbox/built_in.py: getattr(backend, 'start', None)"], "the one says what `backend=` takes"
 
 
-class OldSandbox:
-    """As the documentation described one before every member was declared."""
+class FakeLike:
+    """Has a method of a backend."""
 
-    id, backend, layers, limits, stream = "o1", "old", {}, Limits(), None
-    accept = is_alive = prepare = read_output = sample = kill = kill_now = cpu_now = freeze = ended = destroy = None
+    async def start(self, limits: Limits) -> Any: ...
 
 
-class OldBackend:
-    name: ClassVar[str] = "old"
-    isolates: ClassVar[bool] = False
-
+class Nameless(Backend):
     async def open(self) -> None: ...
 
     async def start(self, limits: Limits) -> Any:
-        return OldSandbox()
+        return object()
 
     async def close(self) -> None: ...
 
 
-def test_a_backend_without_the_optional_members_hears_what_to_inherit() -> None:
-    old: Any = OldBackend()
-    with pytest.raises(
-        UsageError, match=r"OldBackend has no descriptors_per_sandbox, fixed, lacks, unsupported; .*Back"
-    ):
-        Runtime(backend=old, allow_unisolated=True)
+class Plain(Nameless):
+    name: ClassVar[str] = "plain"
+    isolates: ClassVar[bool] = False
 
 
-async def test_a_sandbox_without_the_optional_members_hears_what_to_inherit() -> None:
-    class Half(OldBackend, BackendDefaults):
-        pass
+class Bare(Sandbox):
+    accept = is_alive = prepare = read_output = sample = kill = kill_now = cpu_now = ended = destroy = None  # type: ignore[assignment]
 
-    async with Runtime(backend=Half(), pool=PoolConfig(warm=0), allow_unisolated=True) as runtime:
-        with anyio.fail_after(10), pytest.raises(UsageError, match=r"OldSandbox has no answer_s, ask_line, .*Defaults"):
+
+class Unlimited(Plain):
+    async def start(self, limits: Limits) -> Any:
+        return Bare()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (FakeLike(), r"FakeLike must inherit from toolcell\.sandbox\.Backend"),
+        (Nameless(), r"Nameless has no name, isolates; set what toolcell\.sandbox\.Backend declares"),
+    ],
+)
+def test_a_backend_of_another_class_or_without_its_data_hears_what_to_do(given: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Runtime(backend=given, allow_unisolated=True)
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        (Plain(), r"object must inherit from toolcell\.sandbox\.Sandbox"),
+        (Unlimited(), r"Bare has no id, stream, layers, backend, limits; set what"),
+    ],
+)
+async def test_a_sandbox_of_another_class_or_without_its_data_hears_what_to_do(backend: Backend, message: str) -> None:
+    async with Runtime(backend=backend, pool=PoolConfig(warm=0), allow_unisolated=True) as runtime:
+        with anyio.fail_after(10), pytest.raises(UsageError, match=message):
             await runtime.execute_code("1")
 
 
-async def test_a_backend_needs_nothing_but_the_defaults_for_what_is_optional() -> None:
-    class Fixed(BackendDefaults):
-        name: ClassVar[str] = "plain"
-
-    class Sandboxed(SandboxDefaults):
-        pass
-
-    backend, sandbox = Fixed(), Sandboxed()
+async def test_what_a_backend_and_its_sandboxes_need_not_do_has_a_default() -> None:
+    backend, sandbox = Plain(), Bare()
     assert (backend.fixed, backend.descriptors_per_sandbox, backend.lacks) == ((), 0, {})
     assert backend.unsupported == {"cpu_cores": "the backend 'plain' does not bound processors"}
     assert not (sandbox.ask_line() or await sandbox.pause() or sandbox.interrupted_s or sandbox.outside_layers)
+    with pytest.raises(TypeError, match="abstract"):
+        Sandbox()  # type: ignore[abstract]

@@ -16,7 +16,7 @@ from toolcell.run import callbacks
 from toolcell.run.callbacks import Callbacks
 from toolcell.run.connection import GuestConnection
 from toolcell.run.outcome import Aborted, ProtocolViolation, StopReason
-from toolcell.sandbox.backend import LimitExceeded, Sample, SandboxDefaults
+from toolcell.sandbox.backend import LimitExceeded, Sample
 from toolcell.support.time_slice import SLICE_S, TimeSlice
 from toolcell.testing import FakeBackend, Hang, RawOutput, ScriptedCall
 from toolcell.testing.scripted import Die, ScriptedSandbox
@@ -215,14 +215,18 @@ async def test_a_callback_that_does_not_return_is_awaited_by_one_task_and_cancel
     assert len(hearing) <= 3
 
 
-class CountingSandbox(SandboxDefaults):
+class CountingSandbox:
     """As much of a sandbox as is needed to be killed."""
 
     limits = Limits()
     stream = None
+    interrupted_s = 0.0
 
     def __init__(self) -> None:
         self.kills = 0
+
+    def ask_line(self) -> bool:
+        return False
 
     def is_alive(self) -> bool:
         return True

@@ -13,7 +13,7 @@ from rows import each_row
 from toolcell import Runtime, SyncRuntime
 from toolcell.control import Draft
 from toolcell.errors import UsageError
-from toolcell.options import RunOptions
+from toolcell.run.options import RunOptions
 from toolcell.service import Client
 from toolcell.service.client_session import ClientSession
 from toolcell.service.routes.models import ExecuteRequest

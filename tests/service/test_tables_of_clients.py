@@ -15,7 +15,7 @@ from toolcell.control import Approve, Edit
 from toolcell.results import Array, Table
 from toolcell.service import Client, TenantConfig
 from toolcell.service.answering import Answers
-from toolcell.support import from_exact
+from toolcell.support.exact_json import from_exact
 from toolcell_bridge import to_plain
 
 from .client_serving import serving

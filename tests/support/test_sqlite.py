@@ -19,8 +19,7 @@ from toolcell.audit import indexing
 from toolcell.builtin import SqliteStore
 from toolcell.errors import StoreError
 from toolcell.service.tokens import TokenDatabase
-from toolcell.support import SqliteDatabase
-from toolcell.support.sqlite import connect, transaction
+from toolcell.support.sqlite import SqliteDatabase, connect, transaction
 
 pytestmark = pytest.mark.quick
 

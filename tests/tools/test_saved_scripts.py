@@ -18,7 +18,7 @@ from toolcell import Limits, Outcome, RegistrationError, RunContext, Runtime, Sy
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.audit.reader import read_log
-from toolcell.options import OnApproval
+from toolcell.run.options import OnApproval
 from toolcell.tools import Budget, Origin
 from toolcell.tools.run_state import RunState
 from toolcell.tools.saved_script import MAX_SOURCE_BYTES

@@ -27,10 +27,12 @@ from toolcell.control import (
 )
 from toolcell.errors import UsageError
 from toolcell.journal import JournalStore
-from toolcell.options import OnApproval, check_on_approval
 from toolcell.results import RevertResult, Suspension
+from toolcell.run import OnApproval, check_on_approval
 from toolcell.runtime import Runtime
-from toolcell.support import keywords_known, suggestion, wait_for
+from toolcell.support.blocking import wait_for
+from toolcell.support.keywords import keywords_known
+from toolcell.support.spelling import suggestion
 from toolcell.tools import (
     CODE_TOOL,
     AskUser,

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from toolcell.agents.providers.provider import Message, ModelResponse
-from toolcell.support import logger_of
+from toolcell.support.log import logger_of
 from toolcell.tools import Call, ToolResult, as_result, brief, maybe_await, passes_on, withheld
 
 logger = logger_of("toolcell.agents")

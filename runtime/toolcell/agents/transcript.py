@@ -9,7 +9,7 @@ from typing import Any, Literal
 from toolcell.agents.providers.provider import Message
 from toolcell.errors import UsageError
 from toolcell.flows import labels_of
-from toolcell.support import cut_text
+from toolcell.support.text import cut_text
 from toolcell.tools import MAX_IMAGE_BYTES, MAX_IMAGES, MAX_MODEL_CHARS, Image, ToolCall, ToolResult, brief
 
 NO_RESULT = "No result provided"

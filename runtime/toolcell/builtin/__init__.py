@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from toolcell.support import lazy_names
+from toolcell.support.lazy import lazy_names
 
 __all__ = [
     "PARSERS",

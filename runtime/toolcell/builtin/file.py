@@ -15,7 +15,8 @@ from toolcell.builtin.encodings import decode, encode
 from toolcell.builtin.package import ToolPackage, offered
 from toolcell.builtin.workspace import Entry, Workspace
 from toolcell.errors import ToolError
-from toolcell.support import daemon_threads, for_terminal
+from toolcell.support import daemon_threads
+from toolcell.support.text import for_terminal
 from toolcell.tools import Text, ToolContext, ToolResult
 
 READ_CHARS: Final = 8000

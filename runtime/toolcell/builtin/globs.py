@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from toolcell.errors import ToolError
-from toolcell.support import one_line
+from toolcell.support.text import one_line
 
 MAX_CHARS = 500
 MAX_PARTS = 32

@@ -21,7 +21,8 @@ from toolcell.builtin.stores.protocols import STORES, DocumentStore
 from toolcell.builtin.stores.records import Document
 from toolcell.errors import DocumentError, UsageError
 from toolcell.results import ExecutionResult
-from toolcell.support import daemon_threads, for_terminal
+from toolcell.support import daemon_threads
+from toolcell.support.text import for_terminal
 from toolcell.tools import PROVIDERS, EmbeddingProvider, brief, check_count, check_does, check_kind, check_one_of
 
 PARSERS: Final = ("pypdf", "python-docx")

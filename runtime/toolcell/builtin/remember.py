@@ -10,7 +10,7 @@ from toolcell.builtin.package import ToolPackage, offered
 from toolcell.builtin.stores.protocols import STORES, DocumentStore
 from toolcell.builtin.stores.records import Document
 from toolcell.errors import ToolError
-from toolcell.support import for_terminal
+from toolcell.support.text import for_terminal
 from toolcell.tools import PROVIDERS, EmbeddingProvider, ErrorCode, ToolResult, check_does, check_kind
 
 SOURCE: Final = "message"

@@ -28,7 +28,8 @@ from toolcell.builtin.stores.protocols import STORES, ScheduleStore
 from toolcell.builtin.stores.records import ScheduledAction, check_text
 from toolcell.errors import ToolError, UsageError
 from toolcell.flows import flow_of
-from toolcell.support import did_you_mean, one_line
+from toolcell.support.spelling import did_you_mean
+from toolcell.support.text import one_line
 from toolcell.tools import (
     MAX_STEPS,
     ArgumentChecker,

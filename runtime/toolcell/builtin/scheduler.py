@@ -32,7 +32,8 @@ from toolcell.builtin.schedule import planned_calls
 from toolcell.builtin.stores.protocols import STORES, ScheduleStore
 from toolcell.builtin.stores.records import RunStatus, ScheduledAction, ScheduledRun
 from toolcell.errors import StoreError, UsageError
-from toolcell.support import cut_text, logger_of
+from toolcell.support.log import logger_of
+from toolcell.support.text import cut_text
 from toolcell.tools import (
     RunContext,
     brief,

@@ -24,7 +24,9 @@ from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable, ToolError, UsageError
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.runtime import Runtime
-from toolcell.support import Lru, clean, daemon_threads, for_terminal, one_line
+from toolcell.support import daemon_threads
+from toolcell.support.lru import Lru
+from toolcell.support.text import clean, for_terminal, one_line
 from toolcell.sync import SyncRuntime
 from toolcell.tools import (
     CodeRuntime,

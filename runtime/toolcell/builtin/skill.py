@@ -28,7 +28,8 @@ from toolcell.builtin.stores.protocols import STORES, SkillStore
 from toolcell.builtin.stores.records import Scored, Skill, now
 from toolcell.builtin.workspace import Workspace
 from toolcell.errors import SandboxUnavailable, ToolError, UsageError
-from toolcell.support import daemon_threads, for_terminal, one_line
+from toolcell.support import daemon_threads
+from toolcell.support.text import for_terminal, one_line
 from toolcell.tools import (
     PROVIDERS,
     EmbeddingProvider,

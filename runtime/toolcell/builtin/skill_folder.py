@@ -19,7 +19,7 @@ from typing import Any, Final
 from toolcell.builtin.stores.records import Skill
 from toolcell.builtin.workspace import Workspace
 from toolcell.errors import ToolError, UsageError
-from toolcell.support import for_terminal
+from toolcell.support.text import for_terminal
 from toolcell.tools import brief, check_path
 
 SKILL_FILE: Final = "SKILL.md"

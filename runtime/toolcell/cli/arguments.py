@@ -22,7 +22,7 @@ from toolcell.cli.terminal import safe, size, stderr
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.settings import Setting
-from toolcell.support import one_line
+from toolcell.support.text import one_line
 
 if TYPE_CHECKING:
     from toolcell.tools import ToolRegistry

@@ -60,7 +60,8 @@ from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout, w
 from toolcell.config import PoolConfig
 from toolcell.errors import AuditError, UsageError
 from toolcell.results import Divergence
-from toolcell.support import one_line, write_named
+from toolcell.support.atomic import write_named
+from toolcell.support.text import one_line
 
 if TYPE_CHECKING:
     from toolcell.audit import Replay

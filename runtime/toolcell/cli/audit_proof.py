@@ -41,7 +41,9 @@ from toolcell.cli.audit_terminal import (
 from toolcell.cli.places import check_output_file
 from toolcell.cli.terminal import print_json, safe, stderr, stdout
 from toolcell.errors import UsageError
-from toolcell.support import one_line, parse_time, write_named
+from toolcell.support.atomic import write_named
+from toolcell.support.text import one_line
+from toolcell.support.times import parse_time
 
 SHARED_KEY = """\
 note: it is signed with an HMAC key, so only those who have that key can verify it. For receipts that anyone can verify:

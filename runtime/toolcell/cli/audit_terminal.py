@@ -50,7 +50,8 @@ from toolcell.cli.render import duration
 from toolcell.cli.terminal import safe, size, stderr, write_text
 from toolcell.errors import AuditError, UsageError
 from toolcell.results import Outcome
-from toolcell.support import counted, one_line, parse_time, with_line
+from toolcell.support.text import counted, one_line, with_line
+from toolcell.support.times import parse_time
 
 DEFAULT_DIR = "runs"
 OUTCOMES = (*map(str, Outcome), ABORTED, UNFINISHED)

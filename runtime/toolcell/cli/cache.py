@@ -12,7 +12,7 @@ from toolcell.cli import exits
 from toolcell.cli.arguments import parse_size
 from toolcell.cli.terminal import print_json, reporting, safe, size, stdout
 from toolcell.sandbox.process import cache_entries
-from toolcell.support import parse_time
+from toolcell.support.times import parse_time
 
 SUMMARY = """Cached package environments and interpreters of the process backend.
 

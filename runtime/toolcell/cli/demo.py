@@ -14,14 +14,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-import toolcell
 import toolcell_bridge
+from toolcell._version import FOLDER
 from toolcell.cli import exits, render
 from toolcell.cli.execution import Watch, run_watched
 from toolcell.cli.terminal import print_json, reporting, safe, stdout
 from toolcell.config import Policy, PoolConfig, Profile
 from toolcell.results import ExecutionResult
-from toolcell.support import one_line
+from toolcell.support.text import one_line
 from toolcell.tools import ToolRegistry
 
 SCRIPT = """\
@@ -93,7 +93,7 @@ async def _run_all(policy: Policy, watch: Watch) -> list[ExecutionResult]:
 def make_tools() -> ToolRegistry:
     """Three tools that work on this machine's files."""
     registry = ToolRegistry()
-    roots = [Path(package.__file__ or "").parent for package in (toolcell, toolcell_bridge)]
+    roots = [Path(FOLDER), Path(toolcell_bridge.__file__ or "").parent]
     modules = {f"{root.name}/{path.relative_to(root)}": path for root in roots for path in sorted(root.rglob("*.py"))}
     notes: list[str] = []
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, get_args
 import typer
 from rich.text import Text
 
-import toolcell
 import toolcell_bridge
+from toolcell._version import FOLDER
 from toolcell.cli import doctor_docker, doctor_profiles, doctor_ray, exits
 from toolcell.cli.terminal import print_json, reporting, safe, stdout
 from toolcell.config import PROFILES, Layer, Profile
@@ -96,7 +96,7 @@ def bytecode() -> str:
     """
     if Path(cache_from_source(__file__)).exists():  # of this module, which was imported
         return "kept"
-    folders = " ".join(each for package in (toolcell, toolcell_bridge) for each in package.__path__)
+    folders = " ".join((FOLDER, *toolcell_bridge.__path__))
     return f"missing: each start compiles modules, half a second; write it with python -m compileall -q {folders}"
 
 

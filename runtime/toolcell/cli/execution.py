@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from toolcell.support import one_line
+from toolcell.support.text import one_line
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup

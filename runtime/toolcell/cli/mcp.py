@@ -78,7 +78,7 @@ class HttpFlags:
     async def serve(self, make_options: Callable[[], dict[str, Any]], servers: McpFlags, **kinds: bool) -> None:
         """Serve until cancelled."""
         from toolcell.mcp.http import StaticToken, http_app, parse_address, serve_http
-        from toolcell.support import allow_connections, listening
+        from toolcell.support.asgi import allow_connections, listening
 
         host, port = parse_address(self.http or "")
         token = self.token()

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from toolcell.cli.terminal import safe, size, value_text, write_text
 from toolcell.results import ErrorInfo, ExecutionResult, OutputFile, ToolCallRecord
-from toolcell.support import counted, for_terminal, one_line, shown_findings
+from toolcell.support.text import counted, for_terminal, one_line, shown_findings
 
 CONTEXT_LINES = 2
 """Source lines shown before and after the one that failed."""

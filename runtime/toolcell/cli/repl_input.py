@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from toolcell.errors import UsageError
-from toolcell.support import make_private_folder
+from toolcell.support.private_files import make_private_folder
 from toolcell_bridge import GUEST_NAMES
 
 WORD = re.compile(r"[A-Za-z_][\w.]*")

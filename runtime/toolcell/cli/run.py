@@ -33,7 +33,7 @@ from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout, v
 from toolcell.config import CheckTypes, Layer, Limits, LintProfile, Policy, PoolConfig, Profile
 from toolcell.errors import SandboxUnavailable, ToolAbort, UsageError
 from toolcell.results import ExecutionResult
-from toolcell.support import for_terminal, one_line
+from toolcell.support.text import for_terminal, one_line
 
 if TYPE_CHECKING:
     from toolcell.tools import Event

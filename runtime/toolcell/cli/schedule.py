@@ -26,7 +26,7 @@ from toolcell.cli.run import NamingCommand, RuntimeFlags
 from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout
 from toolcell.config import Limits
 from toolcell.errors import UsageError
-from toolcell.support import one_line
+from toolcell.support.text import one_line
 
 SUMMARY = """Tool calls at certain times.
 

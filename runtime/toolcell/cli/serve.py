@@ -109,7 +109,7 @@ async def _serve(settings: Any, registry: Any) -> None:
     from toolcell.service.server import check_host
     from toolcell.service.server import serve as serve_app
     from toolcell.service.service import Service
-    from toolcell.support import allow_connections, listening
+    from toolcell.support.asgi import allow_connections, listening
 
     service = Service(settings, registry)
     check_host(service, settings.host)

@@ -16,7 +16,8 @@ import typer
 
 from toolcell.cli import exits
 from toolcell.errors import ToolcellError
-from toolcell.support import for_terminal, json_text
+from toolcell.support.exact_json import json_text
+from toolcell.support.text import for_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console

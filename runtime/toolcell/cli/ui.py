@@ -42,7 +42,7 @@ def ui(
     """
     if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
         raise UsageError("toolcell ui needs its web server: pip install 'toolcell[service]'")
-    from toolcell.support import listening
+    from toolcell.support.asgi import listening
 
     path = directory or default_directory()
     read_log_id(path)

@@ -14,9 +14,9 @@ from toolcell.control.draft import COMMITTED, COMMITTING, Approved, Draft, Draft
 from toolcell.errors import UsageError
 from toolcell.journal.identity import options_of
 from toolcell.journal.store import JournalStore
-from toolcell.options import OnApproval, RunOptions
 from toolcell.results import ExecutionResult
 from toolcell.results.effects import CommitResult, EffectResult
+from toolcell.run.options import OnApproval, RunOptions
 from toolcell.run.runs import Runs
 from toolcell.support import daemon_threads
 from toolcell.tools.call import CallableTools, RunContext

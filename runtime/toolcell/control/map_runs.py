@@ -22,9 +22,9 @@ from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.journal.directory import item_run
 from toolcell.journal.ledger import Journal
 from toolcell.journal.store import JournalStore, NoSuchRun
-from toolcell.options import RunOptions
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, Suspension
 from toolcell.run.callbacks import NO_HANDLERS
+from toolcell.run.options import RunOptions
 from toolcell.support import daemon_threads
 from toolcell.support.packing import text_digest
 from toolcell.tools.call import CallableTools, RunContext

@@ -10,8 +10,8 @@ from toolcell.control.resumption import Resumption
 from toolcell.control.script_runs import ScriptRuns
 from toolcell.errors import UsageError
 from toolcell.journal.store import JournalStore
-from toolcell.options import RunOptions
 from toolcell.results import Outcome
+from toolcell.run.options import RunOptions
 from toolcell.run.runs import Runs
 from toolcell.tools.checks import brief, check_count, check_kind, check_one_of
 

@@ -14,8 +14,8 @@ from toolcell.errors import UsageError
 from toolcell.journal.identity import tool_digests
 from toolcell.journal.ledger import Journal, pending_of
 from toolcell.journal.store import JournalStore
-from toolcell.options import RunOptions
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, OutputFile, Suspension
+from toolcell.run.options import RunOptions
 from toolcell.run.runs import Runs
 from toolcell.support.packing import value_digest
 from toolcell.tools import Origin, RunContext

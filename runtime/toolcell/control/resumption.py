@@ -13,8 +13,8 @@ from toolcell.errors import ResumeError, UsageError
 from toolcell.journal.identity import current_id, with_current_ids
 from toolcell.journal.ledger import Journal, pending_entries
 from toolcell.journal.store import JournalStore
-from toolcell.options import RunOptions
 from toolcell.results import ExecutionResult, Suspension
+from toolcell.run.options import RunOptions
 from toolcell.run.runs import Runs
 from toolcell.support import daemon_threads
 from toolcell.tools.call import CallableTools

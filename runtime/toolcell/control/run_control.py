@@ -9,9 +9,9 @@ from toolcell.control.journaled_calls import JournaledCalls
 from toolcell.control.suspension import BELOW, Denial, StartObserver, Suspender
 from toolcell.journal.ledger import Journal
 from toolcell.journal.store import JournalOwner
-from toolcell.options import OnApproval, Refresh
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.result import SCRIPT_OUTCOMES
+from toolcell.run.options import OnApproval, Refresh
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.placeholders import DryRun
 

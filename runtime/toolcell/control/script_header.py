@@ -8,8 +8,8 @@ from typing import Any
 from toolcell.config import Limits
 from toolcell.journal.identity import tool_digests
 from toolcell.journal.ledger import Journal
-from toolcell.options import OnApproval
 from toolcell.results.effects import Preflight
+from toolcell.run.options import OnApproval
 from toolcell.run.request import Script
 from toolcell.sandbox.backend import GuestFile
 from toolcell.tools.call import CallableTools

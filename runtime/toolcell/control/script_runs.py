@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from toolcell.control.script_checks import ScriptChecks
-from toolcell.options import RunOptions
 from toolcell.results import ExecutionResult
 from toolcell.results.call_list import FinishedRuns
 from toolcell.run.callbacks import RunHandlers
 from toolcell.run.listed_calls import ListedCalls
+from toolcell.run.options import RunOptions
 from toolcell.run.request import script_from
 from toolcell.run.runs import PreparedRun, RunJournal, Runs
 from toolcell.tools.call import CallableTools, RunContext

@@ -27,7 +27,7 @@ from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.checks import check_kind
 from toolcell.tools.detail import DETAILS
 from toolcell.tools.options import Origin
-from toolcell.tools.stubs import Described, checked_module, declared, is_identifier
+from toolcell.tools.stubs import Described, checked_module, is_identifier
 from toolcell_bridge.guest.tool_names import python_path
 from toolcell_bridge.guest.tools import GUEST_NAMES
 
@@ -224,7 +224,7 @@ class _KnownTools:
 
 def described(tools: CallableTools) -> list[Described]:
     """Return the tools that a script may call, and what they return."""
-    return [(each, declared(options_of(tools, each.name).returns)) for each in tools.definitions(Origin.CODE)]
+    return [(each, options_of(tools, each.name).returns) for each in tools.definitions(Origin.CODE)]
 
 
 def stubs_of(given: list[Described]) -> str:

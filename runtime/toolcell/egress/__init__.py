@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from toolcell.support import lazy_names
+from toolcell.support.lazy import lazy_names
 
 __all__ = ["Allow", "Egress", "PackageIndex", "Resolver"]
 

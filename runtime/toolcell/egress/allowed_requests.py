@@ -17,7 +17,7 @@ from toolcell.egress.resolver import AddressRules, Resolver, SystemResolver, che
 from toolcell.egress.rules import Allow, RuleBook
 from toolcell.egress.urls import Target
 from toolcell.errors import ToolError
-from toolcell.support import TokenBucket
+from toolcell.support.token_bucket import TokenBucket
 from toolcell.tools import Secrets
 
 

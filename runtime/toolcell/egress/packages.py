@@ -23,7 +23,7 @@ from toolcell.egress.rules import Allow
 from toolcell.egress.urls import parse_url
 from toolcell.errors import PackageError, ToolError, UsageError
 from toolcell.results import OutputFile
-from toolcell.support import logger_of
+from toolcell.support.log import logger_of
 from toolcell.tools import check_kind
 
 logger = logger_of("toolcell.egress")

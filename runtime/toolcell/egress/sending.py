@@ -19,7 +19,7 @@ from toolcell.egress.rules import Allow
 from toolcell.egress.run_requests import RunRequests
 from toolcell.egress.streams import httpcore
 from toolcell.errors import ToolError
-from toolcell.support import quiet_loggers
+from toolcell.support.quiet import quiet_loggers
 from toolcell.tools import Upload
 from toolcell_bridge import PART_BYTES
 

@@ -6,7 +6,7 @@ adapter for another framework is written with; each is imported when it is first
 
 from typing import TYPE_CHECKING
 
-from toolcell.support import lazy_names
+from toolcell.support.lazy import lazy_names
 
 __all__ = [
     "RuntimeOwner",

@@ -20,7 +20,7 @@ from toolcell.errors import MissingPackage, ToolError, UsageError
 from toolcell.results import LIMIT_OUTCOMES, ExecutionResult, Outcome
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
-from toolcell.support import cut_text
+from toolcell.support.text import cut_text
 from toolcell.sync import SyncRuntime, SyncSession
 from toolcell.tools import (
     MAX_VALUE_CHARS,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NotRequired, get_args
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.integrations.base import ConversationSessions, missing_package
-from toolcell.options import OnApproval
+from toolcell.run import OnApproval
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
 from toolcell.sync import SyncRuntime

@@ -19,8 +19,8 @@ from toolcell.config import Limits
 from toolcell.control import Deny, ResumeDecision
 from toolcell.errors import Misconfigured, ToolcellError, ToolError, UsageError
 from toolcell.integrations.base import framework_tool, missing_package, pictures, text_for_model, tools_with
-from toolcell.options import OnApproval, check_on_approval
 from toolcell.results import ExecutionResult, Outcome, PendingCall
+from toolcell.run import OnApproval, check_on_approval
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
 from toolcell.tools import (

@@ -21,8 +21,8 @@ from toolcell.integrations.base import (
     text_for_model,
     tools_with,
 )
-from toolcell.options import OnApproval, check_on_approval
 from toolcell.results import ExecutionResult, Outcome, Suspension
+from toolcell.run import OnApproval, check_on_approval
 from toolcell.runtime import Runtime
 from toolcell.tools import (
     CODE_SCHEMA,

@@ -18,7 +18,7 @@ except ModuleNotFoundError as exc:
 
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult
-from toolcell.support import logger_of
+from toolcell.support.log import logger_of
 from toolcell.sync import SyncRuntime
 from toolcell.tools import brief, describe_failure
 

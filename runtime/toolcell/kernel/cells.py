@@ -22,7 +22,8 @@ from toolcell.kernel.mime_bundles import safe_bundle, safe_lines, safe_metadata
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
-from toolcell.support import arguments_text, clean, for_terminal
+from toolcell.support.call_text import arguments_text
+from toolcell.support.text import clean, for_terminal
 from toolcell.tools import Approve, Call, Deny, ToolError, ToolRegistry, approval_hook
 from toolcell_bridge import CELL, NOTEBOOK_INPUT, NOTEBOOK_SHELL, SHOWN
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import nh3
 
-from toolcell.support import cut_text, for_terminal
+from toolcell.support.text import cut_text, for_terminal
 
 _LISTS: Final = tomllib.loads(files(__package__).joinpath("harmless.toml").read_text("utf-8"))
 HARMLESS: Final[Mapping[str, frozenset[str]]] = {name: frozenset(words.split()) for name, words in _LISTS.items()}

@@ -15,7 +15,7 @@ from mcp_types import INTERNAL_ERROR
 from toolcell.egress.addresses import address_of, networks_of, refusal
 from toolcell.egress.resolver import MAX_ADDRESSES, SystemResolver
 from toolcell.errors import McpServerError, UsageError
-from toolcell.support import is_loopback
+from toolcell.support.asgi import is_loopback
 
 OF_LOGIN = "toolcell_login"
 """Extension of a request that a login makes, and not MCP."""

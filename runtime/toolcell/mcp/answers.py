@@ -25,7 +25,7 @@ from mcp_types import (
 )
 
 from toolcell.mcp.structure import MAX_BLOCKS, MAX_ELEMENTS
-from toolcell.support import json_start
+from toolcell.support.exact_json import json_start
 from toolcell.tools import File, Part, Text, ToolResult, ValueCheck, safe_text, strict_json
 
 INVALID_RESULT = "invalid_result"

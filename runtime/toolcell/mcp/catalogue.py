@@ -20,7 +20,7 @@ from toolcell.errors import McpServerError, RegistrationError, UsageError
 from toolcell.mcp.broken_tools import ToolPages
 from toolcell.mcp.definitions import Approve, McpProblem, McpTool, read_tool, shown_name
 from toolcell.mcp.structure import MAX_TOOLS
-from toolcell.support import logger_of
+from toolcell.support.log import logger_of
 from toolcell.tools import (
     MAX_COMPILE_WORK,
     Invoke,

@@ -25,7 +25,7 @@ from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, Implementation, ToolLi
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-import toolcell
+from toolcell._version import __version__
 from toolcell.errors import McpServerError, RegistrationError
 from toolcell.mcp.answers import INVALID_RESULT, as_tool_result
 from toolcell.mcp.arguments import Transport, globs, hiding, labels_of, login_of, transport_of
@@ -37,7 +37,9 @@ from toolcell.mcp.oauth import Auth
 from toolcell.mcp.requests import Elicit, Questions, Sample, request_callbacks
 from toolcell.mcp.restarts import MAX_RESTARTS, RESTART_WINDOW_S, Restarts, State
 from toolcell.mcp.transports import OF_SERVER
-from toolcell.support import ELEMENT_WORK, ChangeEvent, Lifetime, OpenedInBlock, about_bytes_in_slices
+from toolcell.support.change_event import ChangeEvent
+from toolcell.support.host_work import ELEMENT_WORK, about_bytes_in_slices
+from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.tools import (
     RESERVED,
     WORK_PER_STEP,
@@ -270,7 +272,7 @@ class McpClient(OpenedInBlock):
         client = Client(
             transport.connect(),
             cache=None,
-            client_info=Implementation(name="toolcell", version=toolcell.__version__),
+            client_info=Implementation(name="toolcell", version=__version__),
             message_handler=self._on_message,
             read_timeout_seconds=CONNECT_TIMEOUT_S,
             **self._callbacks,

@@ -22,17 +22,10 @@ from mcp_types import (
 )
 
 from toolcell.results import Array, ExecutionResult, OutputFile, PendingCall, Suspension, Table
-from toolcell.support import (
-    MAX_ARGS,
-    MAX_ASKED_CHARS,
-    arguments_text,
-    as_one_line,
-    clean,
-    json_size,
-    json_text,
-    left_out,
-    table_with_rows,
-)
+from toolcell.support.about_tables import table_with_rows
+from toolcell.support.call_text import MAX_ARGS, MAX_ASKED_CHARS, arguments_text
+from toolcell.support.exact_json import json_size, json_text, left_out
+from toolcell.support.text import as_one_line, clean
 from toolcell.tools import Approve, Deny, bytes_in, code_result, leaves_in, mentions_bytes, without_bytes
 from toolcell_bridge import picture_type
 

@@ -20,7 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from toolcell.errors import UsageError
 from toolcell.mcp.server import GONE, McpServer
 from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, at_most, elements
-from toolcell.support import HttpLimits, HttpServer, bounded_protocol, bracketed, is_loopback, url_of
+from toolcell.support.asgi import HttpServer, bracketed, is_loopback, url_of
+from toolcell.support.http_protocol import HttpLimits, bounded_protocol
 
 PATH = "/mcp"
 RECEIVING_BYTES = 32 << 20

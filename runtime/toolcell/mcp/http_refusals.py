@@ -11,7 +11,7 @@ import anyio
 import httpx2
 from mcp_types import INTERNAL_ERROR
 
-from toolcell.support import clean
+from toolcell.support.text import clean
 
 SESSION_GONE = -(10**9) - secrets.randbelow(10**9)
 """Code of our own: the server does not know the session any more, and has not carried out the request. It differs in

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import anyio
 
-from toolcell.support import TokenBucket, logger_of
+from toolcell.support.log import logger_of
+from toolcell.support.token_bucket import TokenBucket
 
 MESSAGES_PER_S = 500.0
 BURST = 1000

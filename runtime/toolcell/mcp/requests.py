@@ -25,7 +25,8 @@ from mcp_types import (
     TextContent,
 )
 
-from toolcell.support import ChangeEvent, daemon_threads
+from toolcell.support import daemon_threads
+from toolcell.support.change_event import ChangeEvent
 from toolcell.tools import safe_text
 
 MAX_QUESTION_CHARS = 2_000

@@ -36,12 +36,12 @@ from toolcell.mcp.content import (
     text_answer,
     too_much_to_decide,
 )
-from toolcell.options import RunOptions
 from toolcell.results import Array, ExecutionResult, Outcome, Suspension, Table
-from toolcell.run import CallStarted, LogPrinted, ProgressReported, RunFinished, RunStream
+from toolcell.run import CallStarted, LogPrinted, ProgressReported, RunFinished, RunOptions, RunStream
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
-from toolcell.support import clean, json_size, json_start, json_text, one_line
+from toolcell.support.exact_json import json_size, json_start, json_text
+from toolcell.support.text import clean, one_line
 from toolcell.tools import (
     CODE_TOOL,
     FOUND,
@@ -56,7 +56,6 @@ from toolcell.tools import (
     ToolDefinition,
     check_of,
     check_shown_chars,
-    declared,
     without_bytes,
 )
 from toolcell_bridge import __version__
@@ -362,7 +361,7 @@ class McpServer:
 
     def _output(self, name: str) -> dict[str, Any] | None:
         tool = self.runtime.registry.registered(name)
-        return None if tool is None else output_schema(name, declared(tool.options.returns))
+        return None if tool is None else output_schema(name, tool.options.returns)
 
 
 def _rows(result: ExecutionResult) -> PlanRows:

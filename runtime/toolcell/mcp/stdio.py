@@ -22,7 +22,8 @@ from mcp.server.stdio import stdio_server
 from pydantic import ValidationError
 
 from toolcell.mcp.server import McpServer
-from toolcell.support import ChangeEvent, daemon_threads
+from toolcell.support import daemon_threads
+from toolcell.support.change_event import ChangeEvent
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Most bytes of one message. A longer line is answered with an error, and its rest is skipped."""

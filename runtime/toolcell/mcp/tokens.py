@@ -15,7 +15,8 @@ from pydantic import BaseModel, ValidationError
 from toolcell.errors import McpServerError
 from toolcell.mcp.oauth import LoginStore, Store
 from toolcell.mcp.requests import called
-from toolcell.support import make_private_folder, read_regular_file, write_file
+from toolcell.support.atomic import write_file
+from toolcell.support.private_files import make_private_folder, read_regular_file
 
 MAX_STORED_BYTES = 256 * 1024
 

@@ -43,7 +43,7 @@ from toolcell.mcp.login import Login
 from toolcell.mcp.proxies import ProxyTransport
 from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, cut_lists, elements, with_whole_characters
 from toolcell.mcp.traffic import WRITE_S, Flooded, Outbox, Traffic
-from toolcell.support import clean
+from toolcell.support.text import clean
 
 if TYPE_CHECKING:
     from toolcell.egress import Egress

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from toolcell.config import Limits
 from toolcell.errors import UsageError
-from toolcell.options import RunOptions
 from toolcell.results.effects import Preflight
 from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
 from toolcell.run.calls import ThreadsLeft
 from toolcell.run.input_files import guest_files
+from toolcell.run.options import RunOptions
 from toolcell.run.returned_files import Sink
 from toolcell.sandbox.backend import GuestFile
 from toolcell.support.host_work import HostWork

@@ -22,7 +22,7 @@ from toolcell.run.observer import RunObserver
 from toolcell.run.request import RunRequest, fits
 from toolcell.run.run import Run
 from toolcell.run.tool_bridge import ToolBridge
-from toolcell.sandbox.backend import check_sandbox
+from toolcell.sandbox.backend import Sandbox, check_kind_of
 from toolcell.sandbox.environment import Environment
 from toolcell.sandbox.pool import Pool, StartClock
 from toolcell.sandbox.shortages import possible_cap, unavailable
@@ -153,7 +153,9 @@ class Sandboxes:
     async def _connect(self, limits: Limits | None = None) -> GuestConnection:
         """Start a sandbox and wait for its Hello. A shortage of the machine fails this start only."""
         try:
-            connection = GuestConnection(check_sandbox(await self._environment.backend.start(limits or self._limits)))
+            sandbox = await self._environment.backend.start(limits or self._limits)
+            check_kind_of(sandbox, Sandbox)
+            connection = GuestConnection(sandbox)
             await connection.hello()
         except OSError as exc:
             raise unavailable(exc) from exc

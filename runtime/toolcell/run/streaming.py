@@ -16,8 +16,8 @@ import anyio
 from anyio.abc import TaskGroup
 
 from toolcell.errors import UsageError
-from toolcell.options import RunOptions
 from toolcell.results import ExecutionResult, OutputFile
+from toolcell.run.options import RunOptions
 from toolcell.support.background import BackgroundTask, TaskReader
 from toolcell.tools.call import Call, CallObserver, RunContext
 from toolcell.tools.events import TOOL_UPDATE, Event, EventBranch

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "Backend", "BackendDefaults", "ByteStream", "Exit", "Sample", "Sandbox", "SandboxDefaults", "SocketStream",
+    "Backend", "ByteStream", "Exit", "Sample", "Sandbox", "SocketStream",
     "prepare_packages", "read_available",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from toolcell.sandbox.backend import Backend, BackendDefaults, ByteStream, Exit, Sample, Sandbox, SandboxDefaults
+    from toolcell.sandbox.backend import Backend, ByteStream, Exit, Sample, Sandbox
     from toolcell.sandbox.environment import prepare_packages
     from toolcell.sandbox.stream import SocketStream, read_available
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "toolcell.sandbox.backend": "Backend BackendDefaults ByteStream Exit Sample Sandbox SandboxDefaults",
+            "toolcell.sandbox.backend": "Backend Backend ByteStream Exit Sample Sandbox Sandbox",
             "toolcell.sandbox.environment": "prepare_packages",
             "toolcell.sandbox.stream": "SocketStream read_available",
         },

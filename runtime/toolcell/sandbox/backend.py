@@ -1,16 +1,16 @@
-"""`Backend` and `Sandbox`: the two Protocols that a backend implements, and the data that crosses them.
+"""`Backend` and `Sandbox`: the two classes that a backend inherits from, and the data that crosses them.
 
 A third party implements these two and gets pool, runs, runtime, limits reporting and audit with them. The host asks for
-nothing that they do not declare. `BackendDefaults` and `SandboxDefaults` have what a backend need not do.
+nothing that they do not declare. What a backend need not do has a default.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import field
 from mmap import mmap
 from typing import Any, ClassVar, Protocol
-from weakref import WeakSet
 
 from toolcell.config import AUTO_FLOOR, DEFAULT_LAYERS, Limits
 from toolcell.errors import UsageError
@@ -82,175 +82,119 @@ class ByteStream(Protocol):
         ...
 
 
-class Sandbox(Protocol):
+class Sandbox(ABC):
     """One guest and the isolation around it. Used for one run, then destroyed."""
 
-    @property
-    def id(self) -> str:
-        """Its name in logs and in the audit record."""
-        ...
+    id: str
+    """Its name in logs and in the audit record."""
+    stream: ByteStream
+    """The bridge."""
+    layers: Mapping[str, str]
+    """Live isolation layers and their details, complete once it has said Hello."""
+    backend: str
+    """Name of the backend that made it."""
+    limits: Limits
+    """What it was started with; a run may be given less, never more."""
 
-    @property
-    def stream(self) -> ByteStream:
-        """The bridge."""
-        ...
-
-    @property
-    def layers(self) -> Mapping[str, str]:
-        """Live isolation layers and their details, complete once it has said Hello."""
-        ...
-
-    @property
-    def backend(self) -> str:
-        """Name of the backend that made it."""
-        ...
-
+    @abstractmethod
     def accept(self, layers: Mapping[str, str]) -> None:
         """Take the layers that the guest's Hello names. The guest sends it before it runs any foreign code.
 
         Raises:
             SandboxUnavailable: a required layer is not among them.
         """
-        ...
 
-    @property
-    def limits(self) -> Limits:
-        """What it was started with; a run may be given less, never more."""
-        ...
-
+    @abstractmethod
     def is_alive(self) -> bool:
         """False once its end is known."""
-        ...
 
+    @abstractmethod
     async def prepare(self, limits: Limits) -> None:
         """Lower its limits to those of the run it is handed to, from outside."""
-        ...
 
+    @abstractmethod
     def read_output(self) -> tuple[bytes, bytes]:
         """Take what was written raw to descriptors 1 and 2 so far, without waiting."""
-        ...
 
+    @abstractmethod
     def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
         """Measure it now. `brief`: CPU, memory and refusals do; `last`: the run failed, so measure everything."""
-        ...
 
+    @abstractmethod
     def kill(self) -> None:
         """Kill every process inside at once. Does not wait; safe to call at any time."""
-        ...
 
+    @abstractmethod
     def kill_now(self) -> None:
         """Kill every process inside from another thread, also while the event loop does not run.
 
         Called during a run, when its time is over. The event loop calls `kill` later. It must not wait long.
         """
-        ...
 
+    @abstractmethod
     def cpu_now(self) -> float | None:
         """Return the CPU seconds used so far, read in another thread; None where only the event loop can learn them."""
-        ...
+
+    @abstractmethod
+    async def ended(self) -> Exit:
+        """Wait until its main process has ended, at most a few seconds, and return how it ended."""
+
+    @abstractmethod
+    async def destroy(self) -> None:
+        """Kill every process inside and free every resource. Safe to call twice.
+
+        Cancellation: shielded. When this returns, nothing is left running.
+        """
+
+    # What a sandbox need not do.
 
     @property
     def outside_layers(self) -> Mapping[str, str]:
         """Layers that it has from outside, of which its guest does not tell."""
-        ...
+        return {}
 
     @property
     def answer_s(self) -> float:
         """How long a script may take to say which line it is at."""
-        ...
+        return ANSWER_S
 
     def ask_line(self) -> bool:
         """Have the script's main thread write which line it is at to descriptor 2; False when it cannot be asked."""
-        ...
+        return False
 
-    async def read_on(self) -> None:
-        """Read what the script writes, also when nobody receives from the bridge. Runs until it is cancelled."""
-        ...
+    async def read_on(self) -> None:  # noqa: B027 - a sandbox need not do it
+        """Read what the script writes, also when nobody receives from the bridge. Runs until it is cancelled.
+
+        Returns at once where raw output can be read at any time.
+        """
 
     @property
     def interrupted_s(self) -> float:
         """How long an interrupted script may take to end; 0 where a script cannot be interrupted."""
-        ...
+        return 0.0
 
-    def interrupt(self) -> None:
+    def interrupt(self) -> None:  # noqa: B027
         """Interrupt the script of a session, which may go on with another one. Only where `interrupted_s` is not 0."""
-        ...
 
     async def pause(self) -> bool:
         """Stop everything inside; False when something may go on. It may be called twice.
 
         A paused sandbox can be killed and destroyed, and none outlives its host.
         """
-        ...
+        return False
 
-    async def unpause(self) -> None:
+    async def unpause(self) -> None:  # noqa: B027
         """Let everything inside run again. Only called after `pause` returned True."""
-        ...
 
     def freeze(self) -> bool:
         """Stop everything inside until `destroy`, where that takes less time than an end; False when it goes on.
 
         Called after the last run. While a burst of runs lasts, what was used is frozen and ended a little later.
         """
-        ...
+        return False
 
-    def measure_often(self, is_often: bool) -> None:
+    def measure_often(self, is_often: bool) -> None:  # noqa: B027
         """Scripts follow one another, each with a measurement: make these cheaper, until `pause`."""
-        ...
-
-    async def ended(self) -> Exit:
-        """Wait until its main process has ended, at most a few seconds, and return how it ended."""
-        ...
-
-    async def destroy(self) -> None:
-        """Kill every process inside and free every resource. Safe to call twice.
-
-        Cancellation: shielded. When this returns, nothing is left running.
-        """
-        ...
-
-
-class SandboxDefaults:
-    """Defaults for the optional members of a `Sandbox`. Your own sandbox inherits it and overrides some."""
-
-    @property
-    def outside_layers(self) -> Mapping[str, str]:
-        """Name none."""
-        return {}
-
-    @property
-    def answer_s(self) -> float:
-        """Return the time of a script to which nothing but a pipe leads."""
-        return ANSWER_S
-
-    @property
-    def interrupted_s(self) -> float:
-        """Return 0: a script cannot be interrupted."""
-        return 0.0
-
-    def ask_line(self) -> bool:
-        """Return False: the script cannot be asked."""
-        return False
-
-    async def read_on(self) -> None:
-        """Return at once: raw output can be read at any time."""
-
-    def interrupt(self) -> None:
-        """Do nothing: `interrupted_s` is 0."""
-
-    async def pause(self) -> bool:
-        """Return False: it goes on."""
-        return False
-
-    async def unpause(self) -> None:
-        """Do nothing: it was not paused."""
-
-    def freeze(self) -> bool:
-        """Return False: it is ended at once."""
-        return False
-
-    def measure_often(self, is_often: bool) -> None:
-        """Do nothing: every measurement costs the same."""
 
 
 def profile_of(sandbox: Sandbox) -> dict[str, Any]:
@@ -262,7 +206,7 @@ def profile_of(sandbox: Sandbox) -> dict[str, Any]:
     return {"profile": profile, "missing": tuple(sorted(DEFAULT_LAYERS - live))}
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """Starts sandboxes."""
 
     name: ClassVar[str]
@@ -270,100 +214,60 @@ class Backend(Protocol):
     isolates: ClassVar[bool]
     """False only for a test double. A Runtime refuses it without `allow_unisolated`."""
 
-    @property
-    def fixed(self) -> Collection[str]:
-        """Limits that it cannot lower once a sandbox has started. A run with another value gets a new sandbox."""
-        ...
-
-    @property
-    def unsupported(self) -> Mapping[str, str]:
-        """Limits that it cannot hold at all, each with the reason and what to do. Only `cpu_cores` may be one."""
-        ...
-
-    @property
-    def descriptors_per_sandbox(self) -> int:
-        """How many open files of this process each sandbox takes; 0 where that is not known."""
-        ...
-
-    @property
-    def lacks(self) -> Mapping[str, str]:
-        """Cases of the contract (`toolcell.testing`) that it cannot meet, each with the reason."""
-        ...
-
+    @abstractmethod
     async def open(self) -> None:
         """Get ready to start sandboxes.
 
         Raises:
             SandboxUnavailable: this machine cannot, with the reason and what to do about it.
         """
-        ...
 
+    @abstractmethod
     async def start(self, limits: Limits) -> Sandbox:
         """Start one sandbox, ready to send its Hello.
 
         Raises:
             SandboxUnavailable: nothing was started and nothing needs cleaning up.
         """
-        ...
 
+    @abstractmethod
     async def close(self) -> None:
         """End everything it started. Safe to call twice."""
-        ...
 
-
-class BackendDefaults:
-    """Defaults for the optional members of a `Backend`. Your own backend inherits it and overrides some."""
-
-    name: ClassVar[str]
+    # What a backend need not say.
 
     @property
     def fixed(self) -> Collection[str]:
-        """Name none."""
+        """Limits that it cannot lower once a sandbox has started. A run with another value gets a new sandbox."""
         return ()
 
     @property
+    def unsupported(self) -> Mapping[str, str]:
+        """Limits that it cannot hold at all, each with the reason and what to do. Only `cpu_cores` may be one."""
+        return {"cpu_cores": f"the backend {self.name!r} does not bound processors"}
+
+    @property
     def descriptors_per_sandbox(self) -> int:
-        """Return 0: that is not known."""
+        """How many open files of this process each sandbox takes; 0 where that is not known."""
         return 0
 
     @property
     def lacks(self) -> Mapping[str, str]:
-        """Name none."""
+        """Cases of the contract (`toolcell.testing`) that it cannot meet, each with the reason."""
         return {}
 
-    @property
-    def unsupported(self) -> Mapping[str, str]:
-        """Say that it does not bound processors."""
-        return {"cpu_cores": f"the backend {self.name!r} does not bound processors"}
 
-
-def undeclared(given: object, protocol: type[Backend] | type[Sandbox]) -> str:
-    """Say which members of the Protocol an object lacks, and what to do; nothing when it has all of them."""
-    declared = {*vars(protocol), *protocol.__annotations__}
-    missing = sorted(name for name in declared if name[0] != "_" and not hasattr(given, name))
-    if not missing:
-        return ""
-    return (
-        f"{type(given).__name__} has no {', '.join(missing)}; every member of toolcell.sandbox.backend."
-        f"{protocol.__name__} is needed, and {protocol.__name__}Defaults, to inherit from, has the optional ones"
-    )
-
-
-_complete: WeakSet[type] = WeakSet()
-"""Classes whose sandboxes have every member."""
-
-
-def check_sandbox(sandbox: Sandbox) -> Sandbox:
-    """Return a sandbox that a backend has started.
+def check_kind_of(given: object, kind: type) -> None:
+    """Check that an object is a `Backend`, or that one has started a `Sandbox`.
 
     Raises:
-        UsageError: it lacks a member of the Protocol.
+        UsageError: it does not inherit from `kind`, or has not set its data.
     """
-    if type(sandbox) not in _complete:
-        if problem := undeclared(sandbox, Sandbox):
-            raise UsageError(problem)
-        _complete.add(type(sandbox))
-    return sandbox
+    name = type(given).__name__
+    if not isinstance(given, kind):
+        raise UsageError(f"{name} must inherit from toolcell.sandbox.{kind.__name__}, and does not")
+    if missing := [each for each in kind.__annotations__ if not hasattr(given, each)]:
+        raise UsageError(f"{name} has no {', '.join(missing)}; set what toolcell.sandbox.{kind.__name__} declares")
 
 
 @frozen

@@ -9,7 +9,7 @@ from typing import Any
 
 from toolcell.config import Policy
 from toolcell.errors import SandboxUnavailable, UsageError
-from toolcell.sandbox.backend import Backend, undeclared
+from toolcell.sandbox.backend import Backend, check_kind_of
 
 BUILT_IN = ("process", "docker")
 CLASSES = {"ray": "RayBackend()", "kubernetes": "KubernetesBackend()", "k8s": "KubernetesBackend()"}
@@ -30,8 +30,8 @@ def check_choice(backend: object, python: object) -> None:
         raise UsageError(f"backend= takes a backend, not the class {backend.__name__}; write {backend.__name__}()")
     elif not callable(getattr(backend, "start", None)):
         raise UsageError(f"{wanted}, not {type(backend).__name__}")
-    elif problem := undeclared(backend, Backend):
-        raise UsageError(problem)
+    else:
+        check_kind_of(backend, Backend)
     if not isinstance(python, str | os.PathLike | None):
         raise UsageError(f"python= takes the path of an interpreter, not {type(python).__name__} {python!r:.80}")
 

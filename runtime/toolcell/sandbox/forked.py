@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from toolcell.config import Limits
-from toolcell.sandbox.backend import INTERRUPTED_S, ByteStream, Exit, SandboxDefaults
+from toolcell.sandbox.backend import INTERRUPTED_S, ByteStream, Exit, Sandbox
 from toolcell.sandbox.stream import SocketStream, read_available
 from toolcell.support.change_event import ChangeEvent
 from toolcell_bridge.entry.shared_protocol import ASK, FREEZE, INTERRUPT, KILL, THAW
@@ -140,7 +140,7 @@ class SupervisorChannel:
                 os.close(descriptor)
 
 
-class SupervisedSandbox(SandboxDefaults):
+class SupervisedSandbox(Sandbox):
     """One guest and its supervisor."""
 
     def __init__(

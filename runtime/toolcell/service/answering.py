@@ -14,7 +14,8 @@ from starlette.responses import Response
 
 from toolcell.results import Array, Table
 from toolcell.service.problems import Problem
-from toolcell.support import TooLong, daemon_threads, exact_json_bytes, exact_json_text, is_small, left_out
+from toolcell.support import daemon_threads
+from toolcell.support.exact_json import TooLong, exact_json_bytes, exact_json_text, is_small, left_out
 
 JSON: Final = "application/json"
 

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from toolcell.support import Lru, TokenBucket
+from toolcell.support.lru import Lru
+from toolcell.support.token_bucket import TokenBucket
 
 MAX_ADDRESSES: Final = 20_000
 MAX_PROVED: Final = 20_000

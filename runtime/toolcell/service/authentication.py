@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection
 
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
-from toolcell.support import is_loopback
+from toolcell.support.asgi import is_loopback
 
 LOOPBACK_TENANT = "default"
 

@@ -11,7 +11,8 @@ from toolcell.service.bearer import BearerAuthenticator, bearer_of, unauthorized
 from toolcell.service.config import ServiceConfig
 from toolcell.service.principal import Principal
 from toolcell.service.tokens import PREFIX, TokenDatabase
-from toolcell.support import daemon_threads, logger_of
+from toolcell.support import daemon_threads
+from toolcell.support.log import logger_of
 
 logger = logger_of("toolcell.service.tokens")
 

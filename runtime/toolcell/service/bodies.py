@@ -14,7 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from toolcell.service.problems import Problem
 from toolcell.service.receiving import Reservation
-from toolcell.support import daemon_threads, one_line
+from toolcell.support import daemon_threads
+from toolcell.support.text import one_line
 from toolcell_bridge import MAX_ELEMENTS
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -15,9 +15,8 @@ from anyio.abc import TaskGroup
 from toolcell.config import CheckTypes, Limits, LintProfile
 from toolcell.control import PlanRows, ResumeDecision
 from toolcell.errors import UsageError
-from toolcell.options import OnApproval, Refresh, RunOptions
 from toolcell.results import AbandonedThread, CommitResult, ExecutionResult, Preflight, RevertResult, Suspension
-from toolcell.run import FileContent, FileInput, OnLog, OnProgress, RunStream
+from toolcell.run import FileContent, FileInput, OnApproval, OnLog, OnProgress, Refresh, RunOptions, RunStream
 from toolcell.service.client_base import AskingClient
 from toolcell.service.client_session import ClientSession
 from toolcell.service.socket.arguments import plain_decisions
@@ -29,7 +28,8 @@ from toolcell.service.socket.wire_arguments import (
     wire_script,
     wire_token,
 )
-from toolcell.support import Lifetime, OpenedInBlock, check_keywords, keywords_known, keywords_of
+from toolcell.support.keywords import check_keywords, keywords_known, keywords_of
+from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.tools import (
     CallableTools,
     CodeRuntime,

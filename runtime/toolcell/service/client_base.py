@@ -16,7 +16,8 @@ from toolcell.service.socket.offer import offer_key, offered_tools
 from toolcell.service.socket.streams import StreamLost
 from toolcell.service.socket.values import READERS
 from toolcell.service.socket.wire_arguments import given_only, wire_context
-from toolcell.support import Lifetime, Lru
+from toolcell.support.lifetime import Lifetime
+from toolcell.support.lru import Lru
 from toolcell.tools import OF_THIS_PROCESS, AbandonedThreads, RunContext, ToolRegistry, registry_of
 from toolcell_bridge import RemoteProtocolError, UnsendableValue, ValueTooLarge
 

@@ -11,13 +11,13 @@ import anyio
 from toolcell.config import CheckTypes, Limits, LintProfile
 from toolcell.control import ResumeDecision
 from toolcell.errors import ServiceError, SessionError, ToolcellError, UsageError
-from toolcell.options import OnApproval, RunOptions
 from toolcell.results import ExecutionResult, SessionFile, Suspension
-from toolcell.run import FileContent, FileInput, OnLog, OnProgress, RunStream
+from toolcell.run import FileContent, FileInput, OnApproval, OnLog, OnProgress, RunOptions, RunStream
 from toolcell.service.socket.arguments import plain_decisions
 from toolcell.service.socket.values import READERS
 from toolcell.service.socket.wire_arguments import wire_files, wire_run, wire_token
-from toolcell.support import OpenedInBlock, check_keywords, keywords_known, keywords_of
+from toolcell.support.keywords import check_keywords, keywords_known, keywords_of
+from toolcell.support.lifetime import OpenedInBlock
 from toolcell.tools import CallableTools, RunContext
 
 

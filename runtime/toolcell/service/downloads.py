@@ -9,7 +9,9 @@ from typing import Final
 
 from toolcell.errors import StoreError
 from toolcell.results import OutputFile
-from toolcell.support import SqliteDatabase, daemon_threads, logger_of
+from toolcell.support import daemon_threads
+from toolcell.support.log import logger_of
+from toolcell.support.sqlite import SqliteDatabase
 
 logger = logger_of("toolcell.service")
 

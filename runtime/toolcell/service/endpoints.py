@@ -26,7 +26,7 @@ from toolcell.service.receiving import Reservation
 from toolcell.service.revocations import AskWho
 from toolcell.service.routes.models import NoQuery, RequestModel
 from toolcell.service.tenants import Tenant
-from toolcell.support import exact_json_text
+from toolcell.support.exact_json import exact_json_text
 from toolcell.tools import new_id
 
 if TYPE_CHECKING:

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from toolcell.support import SqliteDatabase, is_locked, lock, make_private_folder
+from toolcell.support.file_lock import is_locked, lock
+from toolcell.support.private_files import make_private_folder
+from toolcell.support.sqlite import SqliteDatabase
 
 KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 """Printable ASCII, so that a key can be a header."""

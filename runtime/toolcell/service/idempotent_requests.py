@@ -31,7 +31,10 @@ from toolcell.service.interrupted_runs import interrupted_problem
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem, problem_in
 from toolcell.service.tenants import Tenant
-from toolcell.support import CONNECTION, Lifetime, daemon_threads, logger_of
+from toolcell.support import daemon_threads
+from toolcell.support.http_protocol import CONNECTION
+from toolcell.support.lifetime import Lifetime
+from toolcell.support.log import logger_of
 
 logger = logger_of("toolcell.service.idempotent_requests")
 

@@ -14,7 +14,8 @@ import httpx
 import jwt
 
 from toolcell.errors import UsageError
-from toolcell.support import is_loopback, logger_of
+from toolcell.support.asgi import is_loopback
+from toolcell.support.log import logger_of
 
 logger = logger_of("toolcell.service.jwks")
 

@@ -20,7 +20,7 @@ from toolcell.errors import (
     UnknownId,
     UsageError,
 )
-from toolcell.support import json_text
+from toolcell.support.exact_json import json_text
 
 MEDIA_TYPE: Final = "application/problem+json"
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
-from toolcell.support import logger_of
+from toolcell.support.log import logger_of
 
 logger = logger_of("toolcell.service.revocations")
 

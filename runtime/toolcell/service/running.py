@@ -12,7 +12,7 @@ from starlette.requests import Request
 from toolcell.service.endpoints import ApiRequest
 from toolcell.service.problems import Problem
 from toolcell.service.runs_under_way import RunUnderWay
-from toolcell.support import CONNECTION
+from toolcell.support.http_protocol import CONNECTION
 
 T = TypeVar("T")
 

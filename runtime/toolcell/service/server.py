@@ -18,7 +18,9 @@ from toolcell.service.authentication import LoopbackAuthenticator
 from toolcell.service.problems import Problem
 from toolcell.service.service import Service
 from toolcell.service.socket.messages import FRAME_BYTES
-from toolcell.support import HttpLimits, HttpServer, bounded_protocol, is_loopback, json_text, url_of
+from toolcell.support.asgi import HttpServer, is_loopback, url_of
+from toolcell.support.exact_json import json_text
+from toolcell.support.http_protocol import HttpLimits, bounded_protocol
 
 END_S: Final = 1
 """What connections may take to end when nothing runs any more."""

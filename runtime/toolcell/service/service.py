@@ -24,7 +24,7 @@ from toolcell.service.revocations import Revocations
 from toolcell.service.runs_under_way import RunsUnderWay
 from toolcell.service.socket.callers import Callers
 from toolcell.service.tenants import Tenants
-from toolcell.support import OpenedInBlock
+from toolcell.support.lifetime import OpenedInBlock
 from toolcell.tools import ToolRegistry
 
 SHARES: Final = 1024

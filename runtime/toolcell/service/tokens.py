@@ -23,7 +23,7 @@ from typing import Any, Final
 from toolcell.errors import UsageError
 from toolcell.service.config import NAME
 from toolcell.service.principal import Scope
-from toolcell.support import SqliteDatabase
+from toolcell.support.sqlite import SqliteDatabase
 from toolcell_bridge import is_visible
 
 PREFIX: Final = "tcs"

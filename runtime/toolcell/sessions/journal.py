@@ -21,8 +21,8 @@ from toolcell.journal.file import Damaged, JournalFile, OlderCopy, RecordKind, T
 from toolcell.journal.ledger import Journal, JournalEntry
 from toolcell.journal.recorded_tools import RecordedTools
 from toolcell.journal.store import JournalStore
-from toolcell.options import OnApproval
 from toolcell.results import ExecutionResult, Outcome, Suspension
+from toolcell.run.options import OnApproval
 from toolcell.run.request import Script
 from toolcell.sessions.kept_state import KeptState, StateFile
 from toolcell.sessions.settings import SESSION_PREFIX, SESSION_SUFFIX, STATE_SUFFIX, Restores, is_name

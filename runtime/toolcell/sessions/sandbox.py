@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from toolcell.config import Limits
-from toolcell.sandbox.backend import ByteStream, Exit, Sample, Sandbox
+from toolcell.sandbox.backend import Exit, Sample, Sandbox
 
 
 def since(before: Sample, now: Sample) -> Sample:
@@ -25,7 +25,7 @@ def since(before: Sample, now: Sample) -> Sample:
     )
 
 
-class SessionSandbox:
+class SessionSandbox(Sandbox):
     """Does what its sandbox does, and counts from `begin_script`."""
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -34,44 +34,13 @@ class SessionSandbox:
         self._at_start_s = sandbox.sample().cpu_s
         self._of_runs_s = 0.0
         self._latest_s = self._at_start_s
-        self.is_alive, self.read_output, self.measure_often = (
-            sandbox.is_alive,
-            sandbox.read_output,
-            sandbox.measure_often,
-        )
-        self.kill, self.kill_now, self.destroy = sandbox.kill, sandbox.kill_now, sandbox.destroy
-        self.ask_line, self.read_on, self.interrupt = sandbox.ask_line, sandbox.read_on, sandbox.interrupt
-        self.unpause, self.freeze, self.accept = sandbox.unpause, sandbox.freeze, sandbox.accept
-
-    @property
-    def id(self) -> str:
-        """Its name in logs and in the audit record."""
-        return self._sandbox.id
-
-    @property
-    def stream(self) -> ByteStream:
-        """The bridge."""
-        return self._sandbox.stream
-
-    @property
-    def layers(self) -> Mapping[str, str]:
-        """Live isolation layers."""
-        return self._sandbox.layers
+        self.id, self.stream, self.layers = sandbox.id, sandbox.stream, sandbox.layers
+        self.backend, self.limits = sandbox.backend, sandbox.limits
 
     @property
     def outside_layers(self) -> Mapping[str, str]:
         """Those of which its guest does not tell."""
         return self._sandbox.outside_layers
-
-    @property
-    def backend(self) -> str:
-        """Name of the backend that made it."""
-        return self._sandbox.backend
-
-    @property
-    def limits(self) -> Limits:
-        """What it was started with."""
-        return self._sandbox.limits
 
     @property
     def interrupted_s(self) -> float:
@@ -129,3 +98,51 @@ class SessionSandbox:
         """Wait until its main process has ended; return how."""
         end = await self._sandbox.ended()
         return replace(end, cpu_s=max(0.0, end.cpu_s - self._before.cpu_s))
+
+    def accept(self, layers: Mapping[str, str]) -> None:
+        """Take the layers that the guest names."""
+        self._sandbox.accept(layers)
+
+    def is_alive(self) -> bool:
+        """False once its end is known."""
+        return self._sandbox.is_alive()
+
+    def read_output(self) -> tuple[bytes, bytes]:
+        """Take what was written raw."""
+        return self._sandbox.read_output()
+
+    def kill(self) -> None:
+        """Kill every process inside."""
+        self._sandbox.kill()
+
+    def kill_now(self) -> None:
+        """Kill every process inside from another thread."""
+        self._sandbox.kill_now()
+
+    async def destroy(self) -> None:
+        """Kill every process inside and free every resource."""
+        await self._sandbox.destroy()
+
+    def ask_line(self) -> bool:
+        """Ask the script which line it is at."""
+        return self._sandbox.ask_line()
+
+    async def read_on(self) -> None:
+        """Read what the script writes."""
+        await self._sandbox.read_on()
+
+    def interrupt(self) -> None:
+        """Interrupt the script."""
+        self._sandbox.interrupt()
+
+    async def unpause(self) -> None:
+        """Let everything inside run again."""
+        await self._sandbox.unpause()
+
+    def freeze(self) -> bool:
+        """Stop everything inside until `destroy`."""
+        return self._sandbox.freeze()
+
+    def measure_often(self, is_often: bool) -> None:
+        """Make measurements cheaper, or no more."""
+        self._sandbox.measure_often(is_often)

@@ -18,10 +18,10 @@ from toolcell.config import CheckTypes, Limits, LintProfile
 from toolcell.control.decisions import ResumeDecision
 from toolcell.control.draft import Draft
 from toolcell.errors import SessionError, UsageError
-from toolcell.options import OnApproval, RunOptions
 from toolcell.results import ExecutionResult, SessionFile, SessionReport, Suspension
 from toolcell.run.callbacks import NO_HANDLERS, OnLog, OnProgress
 from toolcell.run.input_files import FileContent, FileInput, guest_files
+from toolcell.run.options import OnApproval, RunOptions
 from toolcell.run.request import Script, script_from
 from toolcell.run.run import CANCELLED
 from toolcell.run.streaming import RunStream

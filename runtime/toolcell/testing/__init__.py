@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from toolcell.support import lazy_names
+from toolcell.support.lazy import lazy_names
 
 if TYPE_CHECKING:
     from toolcell.agents.providers.scripted import Request, ScriptedModel, calls

@@ -26,7 +26,7 @@ import psutil
 import toolcell_bridge
 from toolcell.config import GIB, Limits
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox import BackendDefaults, Exit, Sample, Sandbox, SandboxDefaults, SocketStream, read_available
+from toolcell.sandbox import Backend, Exit, Sample, Sandbox, SocketStream, read_available
 from toolcell.sandbox.process import TreeWatch
 from toolcell.testing.scripted import Guest, ScriptedSandbox
 
@@ -35,7 +35,7 @@ SPARE_ADDRESSES_BYTES = 4 * GIB
 """Address space beyond the memory limit: threads and the allocator reserve far more than they use."""
 
 
-class FakeSandbox(SandboxDefaults):
+class FakeSandbox(Sandbox):
     """A process with a folder of its own and without isolation."""
 
     def __init__(self, ident: str, limits: Limits, environment: Mapping[str, str]) -> None:
@@ -61,7 +61,7 @@ class FakeSandbox(SandboxDefaults):
         self._output = (out[0], err[0])
         for descriptor in self._output:
             os.set_blocking(descriptor, False)
-        self.stream = SocketStream(ours)
+        self.stream: SocketStream = SocketStream(ours)
         self._tree: TreeWatch | None = None
         self._is_closed = False
 
@@ -166,7 +166,7 @@ class FakeSandbox(SandboxDefaults):
             shutil.rmtree(self.workspace, ignore_errors=True)
 
 
-class FakeBackend(BackendDefaults):
+class FakeBackend(Backend):
     """Starts sandboxes without isolation; a Runtime accepts it only with `allow_unisolated=True`."""
 
     name: ClassVar[str] = "fake"

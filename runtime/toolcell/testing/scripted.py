@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from toolcell.config import Limits
-from toolcell.sandbox import Exit, Sample, SandboxDefaults
-from toolcell.support import ChangeEvent
+from toolcell.sandbox import Exit, Sample, Sandbox
+from toolcell.support.change_event import ChangeEvent
 from toolcell_bridge import (
     PROTOCOL_VERSION,
     CallTool,
@@ -111,7 +111,7 @@ class ScriptedStream:
             self._sandbox.receive(bytes(data))
 
 
-class ScriptedSandbox(SandboxDefaults):
+class ScriptedSandbox(Sandbox):
     """A sandbox whose guest is scripted."""
 
     def __init__(self, ident: str, limits: Limits, guest: Guest, layers: Mapping[str, str]) -> None:
@@ -119,7 +119,7 @@ class ScriptedSandbox(SandboxDefaults):
         self.limits = limits
         self.backend = "fake"
         self.layers: Mapping[str, str] = {}
-        self.stream = ScriptedStream(self)
+        self.stream: ScriptedStream = ScriptedStream(self)
         self.runs: list[RunScript] = []
         """The runs it was asked for."""
         self.files: dict[str, bytes] = {}

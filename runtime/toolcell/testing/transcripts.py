@@ -18,7 +18,7 @@ import anyio
 
 from toolcell.config import Limits
 from toolcell.errors import UsageError
-from toolcell.sandbox import Backend, BackendDefaults, ByteStream, Exit, Sample, Sandbox, SandboxDefaults
+from toolcell.sandbox import Backend, ByteStream, Exit, Sample, Sandbox
 from toolcell_bridge import Done, FrameReader, Hello, Message, ProtocolError, decode
 
 SILENCE_S = 20.0
@@ -104,7 +104,7 @@ class _RecordedStream:
         await self._stream.send(data)
 
 
-class _RecordedSandbox(SandboxDefaults):
+class _RecordedSandbox(Sandbox):
     """A sandbox whose stream is recorded."""
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -114,11 +114,7 @@ class _RecordedSandbox(SandboxDefaults):
         self.id = sandbox.id
         self.backend = sandbox.backend
         self.limits = sandbox.limits
-
-    @property
-    def layers(self) -> Mapping[str, str]:
-        """Live layers."""
-        return self._sandbox.layers
+        self.layers = sandbox.layers
 
     @property
     def transcript(self) -> Transcript:
@@ -128,6 +124,7 @@ class _RecordedSandbox(SandboxDefaults):
     def accept(self, layers: Mapping[str, str]) -> None:
         """Take Hello's layers."""
         self._sandbox.accept(layers)
+        self.layers = self._sandbox.layers
 
     def is_alive(self) -> bool:
         """False once its end is known."""
@@ -166,7 +163,7 @@ class _RecordedSandbox(SandboxDefaults):
         await self._sandbox.destroy()
 
 
-class TranscriptRecorder(BackendDefaults):
+class TranscriptRecorder(Backend):
     """A backend that records the bridges of its sandboxes. `record` makes one."""
 
     name: ClassVar[str] = "recorder"

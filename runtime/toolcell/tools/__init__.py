@@ -23,7 +23,7 @@ __all__ = [
     "approval_hook", "as_result", "ask_user_spec", "bounded_schema", "brief", "bytes_in", "check_code_runtime",
     "check_count", "check_does", "check_kind", "check_of", "check_one_of", "check_path", "check_seconds",
     "check_shown_chars", "checked_vectors", "code_result", "code_spec", "compile_schema", "compile_tool",
-    "count_values", "current", "current_context", "declared", "decode_tool_call", "describe_code", "describe_failure",
+    "count_values", "current", "current_context", "decode_tool_call", "describe_code", "describe_failure",
     "described_sandbox", "embed_texts", "ends_run", "events", "flows_of", "function_spec", "is_approved_later",
     "is_async", "is_large", "keyword_invoke", "leaves_in", "list_names", "load_scripts", "load_tools", "maybe_await",
     "mentions_bytes", "nearest", "new_id", "open_jobs", "passes_on", "patterns_work", "plan_of", "plan_spec",
@@ -147,7 +147,7 @@ if TYPE_CHECKING:
     from toolcell.tools.script_folder import load_scripts
     from toolcell.tools.search import FOUND, MAX_FOUND, is_large, search_spec
     from toolcell.tools.spec import Invoke, RegisteredTool, ToolSpec, compile_tool
-    from toolcell.tools.stubs import declared, python_stubs
+    from toolcell.tools.stubs import python_stubs
     from toolcell.tools.text_data import check_of, strict_json
     from toolcell.tools.uploads import Upload
     from toolcell.tools.values import bytes_in, leaves_in
@@ -209,7 +209,7 @@ else:
             "toolcell.tools.spec": "Invoke RegisteredTool ToolSpec compile_tool",
             "toolcell.tools.schema_patterns": "MAX_COMPILE_WORK patterns_work",
             "toolcell.tools.foreign_definitions": "HIDDEN bounded_schema safe_text",
-            "toolcell.tools.stubs": "declared python_stubs",
+            "toolcell.tools.stubs": "python_stubs",
             "toolcell.tools.text_data": "check_of strict_json",
             "toolcell.tools.uploads": "Upload",
             "toolcell.tools.values": "bytes_in leaves_in",

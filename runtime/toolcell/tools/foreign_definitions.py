@@ -12,7 +12,6 @@ from typing import Any
 
 from toolcell.errors import RegistrationError
 from toolcell.support.text import cut_text
-from toolcell.tools.stubs import OBSERVED
 from toolcell_bridge.wire.invisible import INVISIBLE
 
 MAX_SCHEMA_TEXT_CHARS = 500
@@ -43,7 +42,6 @@ def bounded_schema(schema: Mapping[str, Any], what: str) -> dict[str, Any]:
     if len(text) > MAX_SCHEMA_BYTES:
         raise RegistrationError(f"{what} has {len(text)} bytes, limit {MAX_SCHEMA_BYTES}")
     cleaned: dict[str, Any] = _clean(json.loads(text), what, 0)
-    cleaned.pop(OBSERVED, None)  # ours: says that we have seen what a tool returns, and how often
     return cleaned
 
 

@@ -38,7 +38,6 @@ from toolcell.tools.hooks import (
     refused_by_person,
     show_after_hooks,
 )
-from toolcell.tools.observed_output import note_result
 from toolcell.tools.options import Origin
 from toolcell.tools.problems import list_names
 from toolcell.tools.registry_state import RegistryState, permits_all
@@ -146,8 +145,6 @@ async def conclude(state: RegistryState, call: Call, result: ToolResult) -> Tool
         await show_user(call, result)
     if not run.scope.is_shared and (result.status is not Status.OK or run.state.failures):
         result = with_repeat_hint(call, result, state.settings.repeat_hint)
-    if state.settings.observe_outputs:
-        note_result(state, call, result)
     if run.dry_run is not None:
         run.dry_run.concluded(call, result)
     await _end(call, result)

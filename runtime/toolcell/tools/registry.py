@@ -32,7 +32,6 @@ from toolcell.tools.events import EventBus
 from toolcell.tools.hooks import BeforeHook, Hook
 from toolcell.tools.model_calls import ToolCall, unique_ids
 from toolcell.tools.names import TakenNames, check_collisions
-from toolcell.tools.observed_output import with_observed
 from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, Origin
 from toolcell.tools.pipeline import answer_call, refuse, run_call
 from toolcell.tools.policy import CallPolicy
@@ -41,7 +40,7 @@ from toolcell.tools.result import ToolResult
 from toolcell.tools.saved_script import SavedScript, saved_script
 from toolcell.tools.search import FOUND, find_by_meaning, listed_within, named_of, search_spec
 from toolcell.tools.spec import Middleware, RegisteredTool, ToolSpec, compile_tool
-from toolcell.tools.stubs import declared, python_module
+from toolcell.tools.stubs import python_module
 from toolcell_bridge.wire.requests import HTTP
 
 if TYPE_CHECKING:
@@ -485,7 +484,7 @@ class ToolRegistry:
         `shown_chars`: when they have more characters and `search_tools` is offered, only it, tools that run others such
         as execute_code, and those of the names in `found`. The others can be called all the same.
         """
-        state = with_observed(self._state)
+        state = self._state
         tools = [*state.visible(origin, policies)]
         shown = tools if shown_chars is None else listed_within(tools, shown_chars, found)
         return [state.definition(tool, policies) for tool in shown]
@@ -514,7 +513,7 @@ class ToolRegistry:
     def returns(self, name: str) -> Mapping[str, Any] | None:
         """Return the JSON Schema that a tool declares of what it returns; None where it says nothing."""
         tool = self._state.tools.get(name)
-        return declared(tool.options.returns) if tool is not None else None
+        return tool.options.returns if tool is not None else None
 
     def has(self, name: str) -> bool:
         """True when a tool of that name is registered, refused or not."""
@@ -546,7 +545,7 @@ class ToolRegistry:
 
         Shape: the text of a `.pyi` module that type-checks on its own. `asynchronous`: with `async def`.
         """
-        tools = ((tool.definition, tool.options.returns) for tool in with_observed(self._state).visible(origin))
+        tools = ((tool.definition, tool.options.returns) for tool in self._state.visible(origin))
         return python_module(tools, asynchronous)
 
     async def search_tools(
@@ -583,7 +582,7 @@ class ToolRegistry:
         """
         if isinstance(names, str):
             raise UsageError(f"describe_tools takes a list of names, not {names!r:.80}; write [{names!r:.80}]")
-        state = with_observed(self._state)
+        state = self._state
         tools = {tool.name: tool for tool in state.visible(origin, policies)}
         definitions = [state.definition(tool, policies) for tool in tools.values()]
         wanted = definitions if names is None else named_of(definitions, names)
@@ -741,11 +740,10 @@ class ToolRegistry:
 
     def snapshot(self) -> ToolRegistry:
         """Return this registry as it is now, frozen, for a run to work with."""
-        state = with_observed(self._state) if self.settings.observe_outputs else self._state
-        if self._frozen and state is self._state:
+        if self._frozen:
             return self
         snapshot = ToolRegistry.__new__(ToolRegistry)
-        snapshot._begin(state, self.events, self._shared_run, None)
+        snapshot._begin(self._state, self.events, self._shared_run, None)
         return snapshot.freeze()
 
     def with_tools(self, tools: Sequence[RegisteredTool]) -> ToolRegistry:

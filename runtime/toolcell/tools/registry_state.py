@@ -51,8 +51,6 @@ class RegistrySettings:
     a tool that has such threads is not started again until one of them ends."""
     repeat_hint: int = 3
     """The same call failing this often in a row makes its error say so."""
-    observe_outputs: bool = False
-    """Stubs of tools that do not declare what they return have the types of results so far, marked as observed."""
     embeddings: EmbeddingProvider | None = None
     """Makes `search_tools` look for likeness of meaning too, not in scripts: a replay finds what its run has found."""
 
@@ -63,7 +61,6 @@ class RegistrySettings:
             check_count(name, getattr(self, name), 1)
         check_count("max_batch", self.max_batch, 1, optional=True)
         check_kind("sequential", self.sequential, bool)
-        check_kind("observe_outputs", self.observe_outputs, bool)
         if self.embeddings is not None:
             check_does("embeddings", self.embeddings, EmbeddingProvider, PROVIDERS)
         check_one_of("coercion", self.coercion, get_args(Coercion))
@@ -102,8 +99,6 @@ class RegistryState:
     middleware: tuple[Middleware, ...] = ()
     policies: tuple[CallPolicy, ...] = ()
     settings: RegistrySettings = field(default_factory=RegistrySettings)
-    has_observed: bool = False
-    """The tools have the types of results that were observed until a snapshot was made. They stay as they are."""
     _permissions: dict[tuple[str, Origin], tuple[int, bool]] = field(default_factory=dict, init=False, compare=False)
     """Decisions on registered names, each with the version of the rules it was made under."""
     _visible: dict[Origin, Visible] = field(default_factory=dict, init=False, compare=False)

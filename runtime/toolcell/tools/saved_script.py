@@ -19,7 +19,7 @@ from toolcell.tools.definition import ToolDefinition, check_definition
 from toolcell.tools.names import MAX_NAME_CHARS, check_name, provider_name
 from toolcell.tools.options import ToolOptions
 from toolcell.tools.spec import RegisteredTool
-from toolcell.tools.stubs import declared, is_identifier, mapping
+from toolcell.tools.stubs import is_identifier, mapping
 from toolcell_bridge.guest.tools import GUEST_NAMES
 from toolcell_bridge.wire.frozen import frozen
 
@@ -191,7 +191,7 @@ def tools_mentioned(source: str, tools: Iterable[RegisteredTool]) -> dict[str, T
     """Return the tools whose names occur in a text. The text is not parsed: it may be a stranger's."""
     words = frozenset(_WORD.findall(source))
     return {
-        tool.name: ToolThen(tool.definition.parameters, declared(tool.options.returns))
+        tool.name: ToolThen(tool.definition.parameters, tool.options.returns)
         for tool in tools
         if words.issuperset(_WORD.findall(tool.name.replace("-", "_"))) or tool.name in source
     }

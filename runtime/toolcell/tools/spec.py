@@ -19,7 +19,6 @@ from toolcell.tools.definition import ToolDefinition, check_definition
 from toolcell.tools.options import Coercion, Extras, Origin, ToolOptions
 from toolcell.tools.problems import ParameterError, described
 from toolcell.tools.result import ToolResult
-from toolcell.tools.stubs import declared
 from toolcell.tools.values import NO_BLOBS, Path
 from toolcell_bridge.wire.frozen import frozen
 
@@ -134,7 +133,7 @@ class RegisteredTool:
         plain: dict[str, Any] = definition.to_mcp()
         if options.label:
             plain["title"] = options.label
-        returns = declared(options.returns)
+        returns = options.returns
         if returns is not None and returns.get("type") == "object":
             plain["outputSchema"] = dict(returns)
         plain["annotations"] = {

@@ -22,9 +22,7 @@ BUILTINS = ("bool", "bytes", "dict", "float", "int", "list", "staticmethod", "st
 ABSTRACT = ("Mapping", "Sequence")
 _SIMPLE = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
 _OF_VALUES = {"NoneType": "None", "list": "list[Any]", "dict": "dict[str, Any]"}
-OBSERVED = "x-observed"
-"""Key of a schema that nobody declared: in how many results of the tool it was seen."""
-_ABOUT = frozenset({"description", "default", "examples", OBSERVED})
+_ABOUT = frozenset({"description", "default", "examples"})
 _MAX_LITERALS = 20
 _MAX_DEPTH = 5
 _NAME = re.compile(r"\w+")
@@ -40,16 +38,6 @@ def is_identifier(name: str) -> bool:
 def mapping(value: Any) -> Mapping[str, Any]:
     """Return a mapping as it is, and {} for anything else."""
     return value if isinstance(value, Mapping) else {}
-
-
-def declared(returns: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return what a tool declares to return, and None for what was only observed."""
-    return None if returns is None or is_observed(returns) else returns
-
-
-def is_observed(returns: Mapping[str, Any] | None) -> bool:
-    """Return whether a schema is what results were seen to be. Its number is written into stubs: it must be one."""
-    return returns is not None and type(returns.get(OBSERVED)) is int
 
 
 def names_in(schema: Any) -> Iterator[str]:
@@ -279,7 +267,7 @@ def python_signature(definition: ToolDefinition, returns: Mapping[str, Any] | No
     stub = _Stub(definition, None, types, False)
     returned = types.annotation(returns, "", "") if returns is not None else "Any"
     parameters = [each for each in stub.parameters if each != "*"]
-    return f"{definition.name}({', '.join(parameters)}) -> {returned}{' (observed)' * is_observed(returns)}"
+    return f"{definition.name}({', '.join(parameters)}) -> {returned}"
 
 
 def _types(tools: Iterable[Described], lenient: bool = False) -> StubTypes:
@@ -345,11 +333,10 @@ class _Stub:
         returned = self._types.visible(returned)
         start = f"{'async ' if self._asynchronous else ''}def {name}("
         line = f"{start}{', '.join(parameters)}) -> {returned}:"
-        seen = f"  # returns as observed in {returns[OBSERVED]} results" if returns and is_observed(returns) else ""
         if len(line) <= 110:
-            return line + seen
+            return line
         listed = "".join(f"    {parameter},\n" for parameter in parameters)
-        return f"{start}\n{listed}) -> {returned}:{seen}"
+        return f"{start}\n{listed}) -> {returned}:"
 
     def _parameters(self) -> list[str]:
         schema = self._schema

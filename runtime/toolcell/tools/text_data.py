@@ -17,7 +17,6 @@ from toolcell.tools.options import ToolOptions
 from toolcell.tools.parts import Text
 from toolcell.tools.problems import ValueCheck
 from toolcell.tools.result import ErrorCode, Status, ToolResult
-from toolcell.tools.stubs import declared
 from toolcell.tools.values import plain_value
 
 
@@ -105,7 +104,7 @@ def as_data(name: str, options: ToolOptions, result: ToolResult) -> ToolResult:
     """Do the same at once, whatever it takes."""
     if not may_be_data(options, result):
         return result
-    returns, text = declared(options.returns), result.output
+    returns, text = options.returns, result.output
     wants_data = returns is not None and _says_a_type(returns)
     try:
         value = _parsed(text)
@@ -122,7 +121,7 @@ def may_be_data(options: ToolOptions, result: ToolResult) -> bool:
         return False
     if result.files or not all(type(part) is Text for part in result.parts):
         return False
-    returns = declared(options.returns)
+    returns = options.returns
     if returns is not None and _says_a_type(returns):
         return not _takes_text(returns, returns, iter(range(MAX_PARTS)))
     return result.output.lstrip()[:1] in ("{", "[")

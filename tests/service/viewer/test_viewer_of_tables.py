@@ -15,7 +15,7 @@ from service.viewer.watching import served
 from toolcell import ToolRegistry
 from toolcell.service.app import create_app
 from toolcell.service.config import ServiceConfig, TenantConfig
-from toolcell.support import exact_json_text
+from toolcell.support.exact_json import exact_json_text
 from toolcell_bridge import to_plain
 
 np: Any = pytest.importorskip("numpy")

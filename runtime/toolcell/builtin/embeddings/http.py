@@ -15,7 +15,7 @@ import anyio
 
 from toolcell.builtin.stores.records import MAX_DIMENSIONS
 from toolcell.errors import EmbeddingError, UsageError
-from toolcell.support import one_line
+from toolcell.support.text import one_line
 from toolcell.tools import Secrets, check_count, check_kind, check_seconds, checked_vectors
 
 RETRIED: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504})

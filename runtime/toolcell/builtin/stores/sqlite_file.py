@@ -9,7 +9,8 @@ from typing import Any, Final, TypeVar
 
 from toolcell.builtin.stores.database import Rows, Transaction
 from toolcell.builtin.stores.schema import MIGRATIONS
-from toolcell.support import SqliteDatabase, daemon_threads
+from toolcell.support import daemon_threads
+from toolcell.support.sqlite import SqliteDatabase
 
 APPLICATION_ID: Final = 0x746C6363
 """`tlcc`. Source: https://sqlite.org/pragma.html#pragma_application_id."""

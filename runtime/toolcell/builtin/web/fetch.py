@@ -25,7 +25,9 @@ from toolcell.egress.request import HttpRequest
 from toolcell.egress.resolver import Resolver
 from toolcell.egress.urls import Target, parse_url
 from toolcell.errors import ToolError
-from toolcell.support import Lru, TokenBucket, quiet_loggers
+from toolcell.support.lru import Lru
+from toolcell.support.quiet import quiet_loggers
+from toolcell.support.token_bucket import TokenBucket
 
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 ROBOTS_AGENT: Final = "toolcell"

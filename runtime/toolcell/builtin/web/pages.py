@@ -14,7 +14,7 @@ from typing import Any, Literal
 from toolcell.builtin.encodings import text_of
 from toolcell.builtin.web.fetch import Response
 from toolcell.builtin.web.markup import bounded_markup
-from toolcell.support import logger_of
+from toolcell.support.log import logger_of
 
 logger = logger_of("toolcell.tools")
 

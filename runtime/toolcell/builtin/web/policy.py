@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from toolcell import __version__
+from toolcell._version import __version__
 from toolcell.egress.addresses import IPAddress, IPNetwork, networks_of, refusal
 from toolcell.egress.rules import readings
 from toolcell.egress.urls import Target

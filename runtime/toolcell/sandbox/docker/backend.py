@@ -15,7 +15,8 @@ from typing import ClassVar, Literal
 
 from toolcell.config import Limits, Policy, names_of
 from toolcell.errors import SandboxUnavailable, UsageError
-from toolcell.sandbox.backend import INTERRUPTED_S, BackendDefaults, Exit, Sample, Sandbox, SandboxDefaults
+from toolcell.sandbox.backend import INTERRUPTED_S, Backend, Exit, Sample, Sandbox
+from toolcell.sandbox.docker.attach import AttachedStream
 from toolcell.sandbox.docker.container import Container
 from toolcell.sandbox.docker.engine import Engine
 from toolcell.sandbox.docker.hardening import (
@@ -36,7 +37,7 @@ from toolcell.sandbox.interpreter import FEW_ARENAS, ONE_THREAD, hashing
 END_MARKER_BYTES = 16
 
 
-class DockerSandbox(SandboxDefaults):
+class DockerSandbox(Sandbox):
     """One container with one guest."""
 
     def __init__(
@@ -56,7 +57,7 @@ class DockerSandbox(SandboxDefaults):
         self._is_asking = False
         self._has_asked = False
         self.id = ident
-        self.stream = container.stream
+        self.stream: AttachedStream = container.stream
         self.limits = limits
         self.layers: Mapping[str, str] = {}
         self.backend = "docker"
@@ -175,7 +176,7 @@ class DockerSandbox(SandboxDefaults):
         await self._container.destroy()
 
 
-class DockerBackend(BackendDefaults):
+class DockerBackend(Backend):
     """Starts sandboxes as containers of a Docker or Podman daemon."""
 
     name: ClassVar[str] = "docker"

@@ -17,10 +17,10 @@ import anyio
 import msgpack
 from anyio.abc import TaskGroup
 
-import toolcell
+from toolcell._version import __version__
 from toolcell.config import MIB, Limits, Policy, names_of
 from toolcell.errors import MissingPackage, SandboxUnavailable, UsageError
-from toolcell.sandbox.backend import BackendDefaults
+from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.docker.hardening import GUEST_LAYERS
 from toolcell.sandbox.kubernetes.asyncio_thread import AsyncioThread
 from toolcell.sandbox.kubernetes.cluster import ClaimedPod, Cluster
@@ -61,7 +61,7 @@ class Claiming:
     """Why there will be none."""
 
 
-class KubernetesBackend(BackendDefaults):
+class KubernetesBackend(Backend):
     """Starts sandboxes in the pods of a warm pool."""
 
     name: ClassVar[str] = "kubernetes"
@@ -341,9 +341,9 @@ class KubernetesBackend(BackendDefaults):
             await program.aclose()
 
     def _check(self, address: PodAddress, pod: ClaimedPod) -> None:
-        if address.version != toolcell.__version__:
+        if address.version != __version__:
             raise SandboxUnavailable(
-                f"the pod {pod.name} has toolcell {address.version}, and this is {toolcell.__version__}: build the "
+                f"the pod {pod.name} has toolcell {address.version}, and this is {__version__}: build the "
                 "image again, and change the pool's template"
             )
 

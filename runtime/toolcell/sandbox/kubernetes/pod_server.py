@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgpack
 
-import toolcell
+from toolcell._version import __version__
 from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable, ToolcellError
 from toolcell.sandbox.kubernetes.relay import ADDRESS_FILE, SOCKET_FILE, pod_directory
@@ -142,7 +142,7 @@ class PodServer:
         try:
             if port:
                 servers.append(await loop.create_server(partial(NodeConnection, remote), None, port))
-            address = PodAddress(toolcell.__version__, key, port, certificate)
+            address = PodAddress(__version__, key, port, certificate)
             write_file(Path(directory, ADDRESS_FILE), address.pack())  # which a relay reads
             await self._open_wanted()
         finally:

@@ -11,7 +11,7 @@ import msgpack
 
 from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.backend import INTERRUPTED_S, Exit, Sample, SandboxDefaults
+from toolcell.sandbox.backend import INTERRUPTED_S, Exit, Sample, Sandbox
 from toolcell.sandbox.node import frames
 from toolcell.sandbox.node.stream import NodeStream
 
@@ -35,12 +35,12 @@ class Placement:
     """Layers that everything in this place has from outside."""
 
 
-class NodeSandbox(SandboxDefaults):
+class NodeSandbox(Sandbox):
     """A sandbox whose processes are on a node."""
 
     def __init__(self, stream: NodeStream, ident: str, limits: Limits, placement: Placement) -> None:
         self.id = ident
-        self.stream = stream
+        self.stream: NodeStream = stream
         self.limits = limits
         self.layers: Mapping[str, str] = {}
         self.backend = placement.backend

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from toolcell.config import AUTO_FLOOR, Limits, Policy, Profile
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.backend import BackendDefaults, Sandbox
+from toolcell.sandbox.backend import Backend, Sandbox
 from toolcell.sandbox.process.backend import ProcessBackend
 from toolcell.sandbox.shortages import IsolationRefused
 from toolcell.support.log import logger_of
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 logger = logger_of(__name__)
 
 
-class AutoBackend(BackendDefaults):
+class AutoBackend(Backend):
     """Opens the backend of one profile after the other, and is the first that this machine does not refuse.
 
     A shortage, such as one of memory, is no reason for a weaker profile: it is raised. The log warns of a weaker one.

@@ -20,7 +20,7 @@ from anyio.abc import TaskGroup
 
 from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.backend import BackendDefaults
+from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.interpreter import imported_ahead
 from toolcell.sandbox.process import cgroup_manager, programs, root_filesystem
 from toolcell.sandbox.process.cgroup_manager import Cgroup, CgroupManager, NoLocation
@@ -31,7 +31,7 @@ from toolcell.sandbox.stream import SocketStream, open_pipe
 from toolcell_bridge.guest.lint_profiles import PRELOAD
 
 
-class ProcessBackend(BackendDefaults):
+class ProcessBackend(Backend):
     """Starts sandboxes by forking a zygote."""
 
     name: ClassVar[str] = "process"

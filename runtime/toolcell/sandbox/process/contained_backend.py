@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 
 from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.backend import BackendDefaults
+from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.forked import SupervisorChannel
 from toolcell.sandbox.process import root_filesystem
 from toolcell.sandbox.process.contained_sandbox import ContainedSandbox, ContainedUsage, rlimits_for
@@ -29,7 +29,7 @@ from toolcell.sandbox.stream import open_pipe
 from toolcell_bridge.guest.lint_profiles import PRELOAD
 
 
-class ContainedBackend(BackendDefaults):
+class ContainedBackend(Backend):
     """Starts sandboxes by forking a zygote that has no namespaces of its own."""
 
     name: ClassVar[str] = "process"

@@ -15,7 +15,7 @@ import anyio
 import anyio.lowlevel
 
 from toolcell.config import MIB, Limits
-from toolcell.sandbox.backend import INTERRUPTED_S, Exit, Sample, SandboxDefaults
+from toolcell.sandbox.backend import INTERRUPTED_S, Exit, Sample, Sandbox
 from toolcell.sandbox.interpreter import plan_rlimits
 from toolcell.sandbox.process.cgroup import MOST_KEPT_AHEAD, REMEMBERED_BYTES, Cgroup
 from toolcell.sandbox.process.cgroup_manager import CgroupManager
@@ -58,7 +58,7 @@ def rlimits_for(limits: Limits, has_cgroup: bool, *, executes: bool = False) -> 
     return plan_rlimits(limits, processes, is_counted=has_cgroup, executes=executes)
 
 
-class ProcessSandbox(SandboxDefaults):
+class ProcessSandbox(Sandbox):
     """One forked child of the zygote."""
 
     def __init__(
@@ -77,7 +77,7 @@ class ProcessSandbox(SandboxDefaults):
         self._closed = False
         """Its descriptors are closed."""
         self.id = ident
-        self.stream = stream
+        self.stream: SocketStream = stream
         self.limits = limits
         self.layers: Mapping[str, str] = {}
         self.backend = "process"

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import toolcell
 import toolcell_bridge
+from toolcell._version import FOLDER
 from toolcell.sandbox.process import cgroup_manager
 from toolcell.sandbox.process.cgroup_manager import CgroupManager, NoLocation
 from toolcell.sandbox.process.child_probe import ChildProbe, Probe, attempt
@@ -70,7 +70,7 @@ def probe_all() -> tuple[Probe, ...]:
 
     if sys.platform != "linux":
         return _none("the process backend needs Linux", "use the Docker backend")
-    homes = {str(Path(path).resolve().parent) for path in (*toolcell.__path__, *toolcell_bridge.__path__)}
+    homes = {str(Path(path).resolve().parent) for path in (FOLDER, *toolcell_bridge.__path__)}
     command = [sys.executable, "-I", "-S", "-c", _SCRIPT, *homes]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL, check=True)

@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 
 from toolcell.config import Limits, Policy, names_of
 from toolcell.errors import MissingPackage, SandboxUnavailable, UsageError
-from toolcell.sandbox.backend import BackendDefaults
+from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.docker.hardening import GUEST_LAYERS, required_layers
 from toolcell.sandbox.node.sandbox import NodeSandbox, Placement
 from toolcell.sandbox.node.server import NodeAddress, NodeSettings
@@ -59,7 +59,7 @@ class RayNode:
     """In the time of the event loop."""
 
 
-class RayBackend(BackendDefaults):
+class RayBackend(Backend):
     """Starts sandboxes on the nodes of a cluster."""
 
     name: ClassVar[str] = "ray"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from toolcell.config import CheckTypes, Limits, LintProfile
-from toolcell.support import from_exact
+from toolcell.support.exact_json import from_exact
 from toolcell.tools import MAX_STEPS
 
 MAX_FILES = 256

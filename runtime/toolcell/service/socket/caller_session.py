@@ -20,7 +20,8 @@ from toolcell.service.socket.served_request import CallTeller, ServedRequest
 from toolcell.service.socket.values import plain_record
 from toolcell.service.tenants import Tenant
 from toolcell.sessions import Session
-from toolcell.support import Lru, daemon_threads
+from toolcell.support import daemon_threads
+from toolcell.support.lru import Lru
 from toolcell.tools import RunContext, ToolRegistry
 
 MAX_TOOLSETS: Final = 4

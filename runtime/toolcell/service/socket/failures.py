@@ -24,7 +24,7 @@ from toolcell.errors import (
 )
 from toolcell.service.problems import Problem
 from toolcell.service.socket.messages import RequestFailed
-from toolcell.support import logger_of
+from toolcell.support.log import logger_of
 
 logger = logger_of("toolcell.service")
 

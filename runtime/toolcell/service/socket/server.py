@@ -16,7 +16,8 @@ from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem, problem_of
 from toolcell.service.socket.messages import FRAMES, SOCKET_VERSION, CallerHello, Goodbye
 from toolcell.service.socket.streams import LOST, read_frame
-from toolcell.support import TokenBucket, quiet_from_here
+from toolcell.support.quiet import quiet_from_here
+from toolcell.support.token_bucket import TokenBucket
 from toolcell_bridge import RemoteProtocolError
 
 HELLO_S: Final = 10.0

@@ -28,7 +28,7 @@ from toolcell.service.socket.messages import (
     RequestOver,
     Taken,
 )
-from toolcell.support import ChangeEvent
+from toolcell.support.change_event import ChangeEvent
 from toolcell_bridge import RemoteProtocolError, TableCodec
 
 WINDOW_BYTES: Final = 4 * PART_BYTES

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 from toolcell.config import Limits, check_types_of
 from toolcell.errors import UsageError
-from toolcell.options import RunOptions
 from toolcell.results import ExecutionResult, Suspension
-from toolcell.run import FileContent, FileInput, guest_files, run_message
+from toolcell.run import FileContent, FileInput, RunOptions, guest_files, run_message
 from toolcell.service.socket.arguments import WHO
 from toolcell.settings import settings_of
 from toolcell.tools import RunContext, brief

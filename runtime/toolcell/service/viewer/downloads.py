@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
-from toolcell.support import one_line
+from toolcell.support.text import one_line
 from toolcell_bridge import picture_type
 
 SANDBOX: Final = "sandbox; default-src 'none'; frame-ancestors 'none'"

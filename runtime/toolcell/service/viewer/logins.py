@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from toolcell.support import Lru
+from toolcell.support.lru import Lru
 
 IDLE_S: Final = 3600.0
 LONGEST_S: Final = 12 * 3600.0

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from toolcell.audit import ABORTED, TRUSTS, UNFINISHED, Filter, Index, Place, RunSummary
 from toolcell.errors import UsageError
 from toolcell.results import Outcome
-from toolcell.support import parse_time
+from toolcell.support.times import parse_time
 
 PAGE: Final = 50
 MAX_LOOKED_AT: Final = 1000

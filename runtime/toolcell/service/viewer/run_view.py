@@ -23,7 +23,7 @@ from toolcell.audit import (
 )
 from toolcell.service.viewer.downloads import image_kind
 from toolcell.service.viewer.rendering import count, seconds, size
-from toolcell.support import table_with_rows
+from toolcell.support.about_tables import table_with_rows
 
 CALLS_PER_PAGE: Final = 100
 MAX_LINES: Final = 3000

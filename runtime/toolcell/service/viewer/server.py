@@ -12,7 +12,8 @@ from toolcell.audit import Verifier
 from toolcell.service.log_reader import LogReader
 from toolcell.service.viewer.app import create_viewer
 from toolcell.service.viewer.visitors import OneLog
-from toolcell.support import HttpLimits, HttpServer, bounded_protocol, url_of
+from toolcell.support.asgi import HttpServer, url_of
+from toolcell.support.http_protocol import HttpLimits, bounded_protocol
 
 MAX_CONNECTIONS = 200
 

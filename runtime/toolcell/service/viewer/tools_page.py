@@ -8,7 +8,7 @@ from toolcell.audit import Filter, Index, jsonable
 from toolcell.service.viewer.figures import tool_figures
 from toolcell.service.viewer.site import PageMissing, Visit, page
 from toolcell.service.viewer.visitors import READ
-from toolcell.support import json_text
+from toolcell.support.exact_json import json_text
 
 NEWEST_RUNS = 20
 """Definitions are looked for in so many of the newest runs."""

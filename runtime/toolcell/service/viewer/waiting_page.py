@@ -19,7 +19,8 @@ from toolcell.service.viewer.rendering import MAX_TEXT_CHARS
 from toolcell.service.viewer.service_host import host_of
 from toolcell.service.viewer.site import PageMissing, Visit, form, page
 from toolcell.service.viewer.visitors import APPROVE, READ
-from toolcell.support import arguments_text, daemon_threads, table_text
+from toolcell.support import daemon_threads
+from toolcell.support.call_text import arguments_text, table_text
 from toolcell.tools import Approve, without_bytes
 
 CHANGED = "what waits is no longer what this page showed; look at it again"

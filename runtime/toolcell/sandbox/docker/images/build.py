@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import toolcell
+from toolcell._version import FOLDER
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.docker.client import Conflict, EngineClient, NotFound, call_api
 from toolcell.sandbox.docker.images import debian_base, reference
@@ -71,7 +71,7 @@ def sources() -> Path:
     Raises:
         SandboxUnavailable: the folder was not installed.
     """
-    package = Path(toolcell.__file__).parent
+    package = Path(FOLDER)
     for folder in (package / "sandbox_images", package.parent.parent / "sandbox_images"):
         if (folder / "python" / "Dockerfile").is_file():
             return folder

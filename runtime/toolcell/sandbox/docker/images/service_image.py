@@ -11,8 +11,8 @@ from typing import Final
 
 from packaging.requirements import Requirement
 
-import toolcell
 import toolcell_bridge
+from toolcell._version import FOLDER, __version__
 from toolcell.errors import PackageError
 from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.docker.images import reference
@@ -42,7 +42,7 @@ def build_service(
     with context_of("service") as context:
         for name in FILES:
             shutil.copyfile(sources() / "service" / name, context / name)
-        report(f"toolcell {toolcell.__version__} for Python {on.python.version}")
+        report(f"toolcell {__version__} for Python {on.python.version}")
         site = context / "site"
         install_packages(site, [*requirements(on.python), *packages], on.python)
         drop_tests(site)
@@ -79,10 +79,9 @@ def requirements(python: ImagePython) -> list[str]:
 def copy_toolcell(site: Path) -> None:
     """Copy both packages, and the folder of the images, into `site`."""
     unwanted = shutil.ignore_patterns("__pycache__", "*.pyc")
-    for package in (toolcell, toolcell_bridge):
-        folder = Path(str(package.__file__)).parent
+    for folder in (Path(FOLDER), Path(toolcell_bridge.__file__).parent):
         shutil.copytree(folder, site / folder.name, ignore=unwanted, dirs_exist_ok=True)
     shutil.copytree(sources(), site / "toolcell" / "sandbox_images", ignore=unwanted, dirs_exist_ok=True)
-    about = site / f"toolcell-{toolcell.__version__}.dist-info"
+    about = site / f"toolcell-{__version__}.dist-info"
     about.mkdir(exist_ok=True)
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: toolcell\nVersion: {toolcell.__version__}\n")
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: toolcell\nVersion: {__version__}\n")
