@@ -105,12 +105,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
 
 
 def _quick(items: list[pytest.Item]) -> Iterator[pytest.Item]:
-    """Return what is not slow, and of a function with parameters the first row, unless its mark says every row."""
-    seen = set[str]()
+    """Return what is not slow and needs no engine or browser, of a function with parameters the first row or, if marked, all."""
+    seen, left_out = set[str](), {"slow", *machine.WHY_NOT} - {"isolation"}
     for item in items:
         function, _, _ = item.nodeid.partition("[")
         every_row = any(mark.kwargs.get("every_row") for mark in item.iter_markers("quick"))
-        if item.get_closest_marker("slow") is None and (every_row or function not in seen):
+        if not any(mark.name in left_out for mark in item.iter_markers()) and (every_row or function not in seen):
             seen.add(function)
             yield item
 

@@ -13,7 +13,7 @@ from toolcell.tools.call import RunScope
 from toolcell.tools.options import Origin
 from toolcell.tools.policy import CallPolicy
 
-pytestmark = [pytest.mark.quick, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
 
 
 def tools(store: SqliteStore) -> ToolRegistry:

@@ -72,6 +72,7 @@ async def fetched(
 
 @pytest.mark.conforms("S6", "S-b2")
 async def test_the_article_of_a_page_is_its_text() -> None:
+    pytest.importorskip("trafilatura")
     result, site = await fetched({"/": page(ARTICLE)})
     assert "Sentence number 3 of the article" in result.text and "café" in result.text
     for gone in ("evil()", "<p>", "x{}", "Home", "Imprint"):

@@ -40,10 +40,8 @@ async def run(runtime: Runtime, site: Site, script: str, **options: Any) -> Exec
 
 
 async def test_a_script_sends_a_request_and_gets_its_answer() -> None:
-    async with site_and_runtime({"/x?y=1": page("hello", "text/plain", "203 Fine", "X-A: 1", "X-A: 2")}) as (
-        site,
-        runtime,
-    ):
+    pages = {"/x?y=1": page("hello", "text/plain", "203 Fine", "X-A: 1", "X-A: 2")}
+    async with site_and_runtime(pages, headers=["X-B"]) as (site, runtime):
         result = await run(runtime, site, "set_result(send(site + 'x?y=1#part', headers=[['X-B', '3']]))")
 
     assert result.value == {

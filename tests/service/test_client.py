@@ -466,7 +466,7 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 
 
 def test_a_client_needs_asyncio_and_says_so() -> None:
-    import trio
+    trio = pytest.importorskip("trio")
 
     async def main() -> None:
         with pytest.raises(UsageError, match="needs asyncio"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from rows import each_row
 from toolcell.support.change_event import ChangeEvent
 
 pytestmark = pytest.mark.quick
@@ -78,8 +77,10 @@ def test_whoever_was_cancelled_in_one_event_loop_does_not_bind_the_next_loop() -
     anyio.run(woken)
 
 
-@each_row("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_whoever_waits_for_so_long_learns_whether_something_was_reported(backend: str) -> None:
+    pytest.importorskip(backend)
+
     async def main() -> None:
         change = ChangeEvent()
 
