@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from toolcell import Policy
-from toolcell.cli import build, doctor, doctor_docker, doctor_profiles, exits
+from toolcell.cli import build, doctor, doctor_apparmor, doctor_docker, doctor_profiles, exits
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.process import probes
 from toolcell.sandbox.process.child_probe import Probe
@@ -186,3 +186,28 @@ def test_a_socket_in_a_folder_that_is_closed_is_for_the_client_to_explain(monkey
     monkeypatch.setattr(EngineClient, "connect_now", refuse)
     with pytest.raises(SandboxUnavailable, match="this user may not"), engine.engine():
         pass
+
+
+def test_fix_writes_the_profile_that_grants_user_namespaces_to_this_interpreter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ubuntu's kernels have the switch, and only root may write to AppArmor's folder."""
+    switch, program = tmp_path / "switch", os.path.realpath(sys.executable)
+    monkeypatch.setattr(doctor_apparmor, "SWITCH", switch)
+    monkeypatch.setattr(doctor_apparmor, "PROFILES", tmp_path / "apparmor.d")
+    for text in (None, "0\n"):
+        if text is not None:
+            switch.write_text(text)
+        status, _, told = invoke("--fix")
+        assert status == exits.USAGE and str(switch) in told
+
+    switch.write_text("1\n")
+    status, _, told = invoke("--fix")
+    assert status == exits.USAGE and f"sudo {sys.executable} -m toolcell doctor --fix" in told.replace("\n", " ")
+
+    (tmp_path / "apparmor.d").mkdir()
+    status, text, _ = invoke("--fix")
+    (file,) = (tmp_path / "apparmor.d").iterdir()
+    assert status == exits.OK and f"sudo apparmor_parser --replace {file}" in text
+    profile = [line.strip() for line in file.read_text().splitlines()]
+    assert f"profile {file.name} {program} flags=(unconfined) {{" in profile and "userns," in profile

@@ -81,7 +81,7 @@ def test_behind_a_filter_like_a_containers_the_namespaces_are_missing_and_the_fi
     ("code", "change", "remedy"),
     [
         (errno.EPERM, {"unprivileged_clone": 0}, "kernel.unprivileged_userns_clone=1"),
-        (errno.EPERM, {"apparmor_restricts": 1}, "kernel.apparmor_restrict_unprivileged_userns=0"),
+        (errno.EPERM, {"apparmor_restricts": 1}, "doctor --fix"),
         (errno.EPERM, {"filtered": True}, 'profile="container"'),
         (errno.ENOSPC, {}, "user.max_user_namespaces"),
         (errno.EPERM, {"max_user_namespaces": 0}, "user.max_user_namespaces"),

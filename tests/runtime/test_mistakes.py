@@ -80,7 +80,7 @@ SETTINGS: dict[str, Mistake] = {
     "a misspelt layer": (lambda: Policy(require=["seccmp"]), "'seccmp'", "'seccomp'"),  # type: ignore[arg-type]
     "a text for a list of layers": (lambda: Policy(require="seccomp"), "'seccomp'", "must be a list"),  # type: ignore[arg-type]
     "a number in the environment": (lambda: Policy(env={"A": 1}), "env.A = 1", "a valid string"),  # type: ignore[dict-item]
-    "an unknown profile": (lambda: Policy(profile="docker"), "'docker'", "'full' or 'container'"),  # type: ignore[arg-type]
+    "an unknown profile": (lambda: Policy(profile="docker"), "'docker'", "'auto'"),  # type: ignore[arg-type]
     "an unknown lint profile": (lambda: Policy(lint="hard"), "'hard'", "'standard'"),  # type: ignore[arg-type]
     "a pool by another name": (lambda: PoolConfig(size=3), "size = 3", "did you mean warm?"),  # type: ignore[call-arg]
     "an empty pool": (lambda: PoolConfig(cap=0), "cap = 0", "greater than 0"),

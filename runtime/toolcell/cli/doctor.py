@@ -14,7 +14,7 @@ from rich.text import Text
 
 import toolcell_bridge
 from toolcell._version import FOLDER
-from toolcell.cli import doctor_docker, doctor_profiles, doctor_ray, exits
+from toolcell.cli import doctor_apparmor, doctor_docker, doctor_profiles, doctor_ray, exits
 from toolcell.cli.terminal import print_json, reporting, safe, stdout
 from toolcell.config import PROFILES, Layer, Profile
 from toolcell.errors import UsageError
@@ -56,9 +56,19 @@ def doctor(
         str | None,
         typer.Option("--ray", metavar="ADDRESS", help="Check the nodes of this Ray cluster; auto finds it."),
     ] = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Write the AppArmor profile that gives this interpreter user namespaces.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
 ) -> None:
     """Show which isolation layers work here, why others do not, and how to get them."""
+    if fix:
+        told = doctor_apparmor.write()
+        if as_json:
+            print_json({"ok": True, "done": told})
+        else:
+            stdout().print(safe(told))
+        return
     if ray is not None:
         cluster = doctor_ray.examine(ray, required_layers(require))
         doctor_ray.show(cluster, as_json)

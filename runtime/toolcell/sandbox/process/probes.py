@@ -162,8 +162,8 @@ _FIX_GVISOR = (
     'runtime="runsc")'
 )
 _FIX_APPARMOR = (
-    "AppArmor restricts unprivileged user namespaces: `sysctl kernel.apparmor_restrict_unprivileged_userns=0`, a"
-    " profile for this interpreter that grants userns, or run as root"
+    "AppArmor restricts unprivileged user namespaces: `sudo toolcell doctor --fix` writes a profile that grants them to"
+    " this interpreter; or run as root"
 )
 
 
