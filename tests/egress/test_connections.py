@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import anyio
 import anyio.abc
+import psutil
 import pytest
 from anyio.abc import ByteStream
 
-from builtin.webkit import Site, page, serve
+from builtin.webkit import Names, Site, page, serve
 from egress.doors import TOKEN, Door, code_of, door
 from egress.test_attacks import of
+from held import left_after
 from toolcell.builtin.web.policy import WebPolicy
-from toolcell.egress import Allow, sending
+from toolcell.egress import Allow, run_requests, sending
 from toolcell.egress.connector import GuardedTransport
 from toolcell.egress.resolver import MAX_LOOKUPS, SystemResolver
 from toolcell.egress.streams import MAX_HEAD_BYTES
@@ -147,6 +150,100 @@ async def test_the_connections_of_all_runs_are_bounded(monkeypatch: pytest.Monke
 
     assert code_of(refused) == "EgressTimeout" and "within 0.05 s: too many are open" in refused.message
     assert sent.value["body"] == b"b"
+
+
+async def reset(stream: ByteStream) -> None:
+    sock = stream.extra(anyio.abc.SocketAttribute.raw_socket)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+async def silent(stream: ByteStream) -> None:
+    await stream.receive()
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+LONG = page("x" * 300_000)
+
+FAILURES: dict[str, tuple[str, str, bool]] = {
+    # what is asked for, the code of its failure, and whether the same request may succeed later
+    "http://private.test:{port}/": ("EgressRefused", "address", False),
+    "http://unknown.test:{port}/": ("EgressConnectError", "was not found", True),
+    "http://nowhere.test:{port}/": ("EgressConnectError", "has no address", True),
+    "http://127.0.0.1:{closed}/": ("EgressConnectError", "refused", True),
+    "https://127.0.0.1:{port}/": ("EgressTimeout", "Timeout", True),
+    "http://127.0.0.1:{port}/silent": ("EgressTimeout", "Timeout", True),
+    "http://127.0.0.1:{port}/reset": ("EgressConnectionReset", "ReadError", False),
+    "http://127.0.0.1:{port}/closed": ("EgressProtocolError", "disconnected", False),
+    "http://127.0.0.1:{port}/garbage": ("EgressProtocolError", "Protocol", False),
+    "http://127.0.0.1:{port}/coded": ("EgressProtocolError", "content-encoding", False),
+    "http://127.0.0.1:{port}/damaged": ("EgressProtocolError", "decompressed", False),
+    "http://127.0.0.1:{port}/long": ("EgressLimit", "more than 200000 bytes", False),
+}
+
+
+async def test_a_request_that_failed_holds_no_connection_and_says_whether_it_may_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With room for one connection, each failure is followed by another, and all of them by an answer."""
+    monkeypatch.setattr(sending, "MAX_OF_ALL", 1)
+    pages = {
+        "/silent": silent,
+        "/reset": reset,
+        "/closed": b"",
+        "/garbage": b"no HTTP\r\n\r\n",
+        "/coded": page("x", "text/plain", "200 OK", "Content-Encoding: br"),
+        "/damaged": page("x" * 99, "text/plain", "200 OK", "Content-Encoding: gzip"),
+        "/long": LONG,
+        "/": page("answer"),
+    }
+    names = Names(private_test=[["10.0.0.7"]], nowhere_test=[[]])
+    found = dict[str, Any]()
+    async with serve(pages) as site:
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            closed = unused.getsockname()[1]
+            ports = {"ports": [site.port, closed]}
+            rules = [of(site, max_bytes=200_000, **ports)]
+            rules += [Allow(f"{name}.test", **ports) for name in ("private", "unknown", "nowhere")]
+            async with door(*rules, resolver=names, secrets={"TOKEN": TOKEN}) as run:
+
+                async def fail() -> None:
+                    for url, (code, said, _) in FAILURES.items():
+                        timeout_s = 0.05 if code == "EgressTimeout" else 10
+                        result = await run.send(url.format(port=site.port, closed=closed), timeout_s=timeout_s)
+                        assert result.error is not None and said in result.message, url
+                        found[url] = code_of(result), result.error.retryable
+
+                assert not await left_after(fail)
+                answer = await run.send(site.url(host="127.0.0.1"))
+
+    assert found == {url: (code, may_retry) for url, (code, _, may_retry) in FAILURES.items()}
+    assert answer.value["body"] == b"answer"
+
+
+async def test_an_answer_that_nobody_reads_on_holds_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection is closed when the script drops it, reads too many others, or ends."""
+    monkeypatch.setattr(run_requests, "MAX_RESTS", 2)
+    own, counts = psutil.Process(), list[int]()
+    async with serve({"/": page("x" * 600_000)}) as site, door(of(site)) as run:
+
+        def count() -> None:
+            found = own.net_connections("tcp4")
+            counts.append(sum(bool(each.raddr) and each.raddr.port == site.port for each in found))
+
+        rest = (await run.send(site.url(host="127.0.0.1"))).value["rest"]
+        count()
+        await run.call("http_read", {"rest": rest, "size": 0})
+        count()
+        other = Door(run.registry)
+        async with other.requests.until_end():
+            rests = [(await other.send(site.url(host="127.0.0.1"))).value["rest"] for _ in range(4)]
+            count()
+            parts = [await other.call("http_read", {"rest": rest, "size": 1}) for rest in rests]
+        count()
+
+    assert counts == [1, 0, 2, 0]
+    assert [*map(code_of, parts)] == ["EgressProtocolError"] * 2 + ["sent"] * 2
 
 
 async def test_http_fetch_has_the_same_bounds() -> None:
