@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from toolcell import Agent, PoolConfig, ResumeError, Runtime, ToolRegistry, UsageError
+from toolcell import Agent, PoolConfig, ResumeError, RunContext, Runtime, ToolRegistry, UsageError
 from toolcell.agents import ToolLoopResult
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.control import AlreadyMade, Approve, Deny, Edit
 from toolcell.control.agent_turns import Turn, TurnApprovals
 from toolcell.flows import Flow
 from toolcell.journal.store import JournalStore
-from toolcell.tools import Rewrite
+from toolcell.tools import Event, Rewrite
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
@@ -259,6 +259,43 @@ async def test_what_a_script_that_waits_has_read_counts_for_the_calls_that_wait_
 
 
 SCRIPT = "call_tool('note', text='begin')\nset_result([call_tool('pay', to=to) for to in 'xy'])"
+
+
+FIRST = (
+    "execute_code start", "pay start", "{'details': 'begun'}", "note start", "note end", r"{'text': 'printed\n'}",
+    "pay start", "pay end",
+)  # fmt: skip
+LAST = ("{'details': 'paid'}", "note start", "note end", r"{'text': 'printed\nprinted last\n'}")
+
+
+@pytest.mark.isolation
+async def test_listeners_are_told_of_what_happens_after_a_resume_as_before_it() -> None:
+    """Listeners of the agent, also where the run has a context with a stream of events of its own."""
+    script = """
+progress("begun"); tools.note(text="first"); print("printed")
+tools.pay(to="a")
+progress("paid"); tools.note(text="last"); print("printed last")
+"""
+    told = list[str]()
+
+    def listen(event: Event) -> None:
+        if event.type in ("tool_execution_start", "tool_execution_end"):
+            told.append(f"{event.tool} {event.type.rpartition('_')[2]}")
+        elif event.type == "tool_execution_update":
+            told.append(str(event.update))
+
+    async with Runtime(pool=PoolConfig(warm=0)) as runtime:
+        for first, again in ((None, None), (RunContext(), RunContext())):
+            reply = calls(("execute_code", {"code": script}), ("pay", {"to": "b"}))
+            agent = Bank().agent(reply, "end", code_execution=runtime)
+            agent.events.subscribe(listen)
+            waits = await agent.run("go", context=first)
+            assert waits.suspension is not None
+            assert sorted(told) == sorted([*FIRST, "pay end", "execute_code end"])
+            told.clear()
+            await agent.resume(waits.suspension, {each.id: Approve() for each in waits.suspension.calls}, context=again)
+            assert sorted(told) == sorted([*FIRST, *LAST, "pay end", "execute_code end"])
+            told.clear()
 
 
 @pytest.mark.slow

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +97,21 @@ def test_a_run_that_goes_on_in_another_process_has_read_what_it_had_read(
     assert office.done == ["mail", "pay"]
 
 
-def test_a_mended_script_has_read_what_the_broken_one_had_read(deny: SyncRuntime, office: Office) -> None:
-    broken = deny.execute_code("letter = call_tool('mail')\n1/0", tools=office.registry)
-    mended = "call_tool('post', text='the code is 1234')"
-    result = deny.execute_code(mended, tools=office.registry, repairs=broken)
+def test_a_mended_script_has_read_what_the_broken_ones_had_read(
+    deny: SyncRuntime, ask: SyncRuntime, office: Office
+) -> None:
+    """Also the one before the last, and where no journal is on disk."""
+    said = list[str]()
+    for runtime in (deny, ask):
+        broken = runtime.execute_code("letter = call_tool('mail')\n1/0", tools=office.registry)
+        broken = runtime.execute_code("1/0", tools=office.registry, repairs=broken)
+        mended = "call_tool('post', text='the code is 1234')"
+        result = runtime.execute_code(mended, tools=office.registry, repairs=broken, on_approval="suspend")
+        said += [call.reason for call in result.suspension.calls] if result.suspension is not None else []
+        said += [result.error.message] if result.error is not None and result.suspension is None else []
 
-    assert result.error is not None and result.error.message == FAILED + REFUSED
-    assert office.done == ["mail"]
+    assert said == [FAILED + REFUSED, ASKED]
+    assert office.done == ["mail", "mail"]
 
 
 def test_a_flow_that_asks_suspends_the_run_and_an_approval_holds_for_one_call(ask: SyncRuntime, office: Office) -> None:
@@ -147,6 +158,87 @@ def test_what_is_read_is_written_down_before_it_is_read(deny: SyncRuntime, journ
         path.unlink()
     deny.execute_code("call_tool('look')", tools=office.registry)
     assert found == [True]
+
+
+HOST = """
+import os, signal, sys
+import anyio
+from toolcell import Flow, Policy, PoolConfig, Runtime, ToolRegistry
+
+folder, *dies = sys.argv[1:]
+registry = ToolRegistry()
+
+@registry.tool(reads="private")
+async def mail() -> str:
+    "Read all the mail there is."
+    return "the code is 1234"
+
+@registry.tool
+async def summary() -> str:
+    "Have a script read the mail."
+    return (await runtime.execute_code("set_result(call_tool('mail'))", tools=registry)).value
+
+@registry.tool(idempotent=True)
+async def pause() -> None:
+    "Have the host die in the first life."
+    if dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+@registry.tool(sends="public")
+async def post(text: str) -> None:
+    "Post a text where everybody can read it."
+
+async def main() -> None:
+    global runtime
+    policy = Policy(flows=(Flow("private", "public", "deny"),))
+    async with Runtime(registry, journal=folder, policy=policy, pool=PoolConfig(warm=0)) as runtime:
+        if dies:
+            script = f"letter = call_tool('{dies[0]}'); call_tool('pause'); call_tool('post', text=letter)"
+            await runtime.execute_code(script, on_approval="suspend")
+        (interrupted,) = runtime.interrupted_runs()
+        result = await runtime.resume(interrupted)
+        print(result.outcome, result.error and result.error.message)
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("way", ["summary", "mail"])
+def test_a_run_whose_host_died_after_an_answer_has_read_what_the_answer_said(way: str, tmp_path: Path) -> None:
+    """Also where the tool had a script of its own read it, so that only its answer says so."""
+    command = [sys.executable, "-c", HOST, str(tmp_path)]
+    killed = subprocess.run([*command, way], capture_output=True, text=True, timeout=60, check=False)
+    resumed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert resumed.stdout == f"error {FAILED}{REFUSED}\n", resumed.stderr
+
+
+@pytest.mark.anyio
+async def test_a_session_has_read_what_it_had_read_however_it_goes_on(office: Office, tmp_path: Path) -> None:
+    said, options = dict[str, str](), {"journal": tmp_path, "policy": POLICY, "pool": PoolConfig(warm=0)}
+
+    async def post(way: str, session: Any) -> None:
+        result = await session.execute_code("call_tool('post', text=letter)")
+        said[way] = result.error.message if result.error is not None else "posted"
+
+    async with Runtime(office.registry, **options) as runtime, runtime.session("reads") as session:
+        await session.execute_code("letter = call_tool('mail')")
+        await post("next script", session)
+        async with await session.fork() as copy:
+            await post("fork", copy)
+            async with await copy.fork("named") as another:
+                await post("fork of a fork", another)
+        await session.put_down()
+        await post("another sandbox", session)
+    async with Runtime(office.registry, **options) as runtime:
+        async with runtime.session("reads", restore=True) as session:
+            await post("another process", session)
+        async with runtime.session("named", restore=True) as session:
+            await post("a fork in another process", session)
+
+    assert len(said) == 6 and set(said.values()) == {FAILED + REFUSED}, said
+    assert office.done == ["mail"]
 
 
 @pytest.mark.slow

@@ -8,11 +8,12 @@ from typing import Any
 import anyio
 import pytest
 
-from toolcell import Outcome, PoolConfig, Runtime, SyncRuntime, ToolError, ToolRegistry, UsageError
+from toolcell import Agent, Outcome, PoolConfig, RunContext, Runtime, SyncRuntime, ToolError, ToolRegistry, UsageError
+from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index
 from toolcell.compat import register_or_replace
-from toolcell.control import Approve
+from toolcell.control import Approve, Draft
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
@@ -77,6 +78,40 @@ def test_what_a_run_and_what_a_commit_made_is_undone_in_reverse_order(opened: Sy
     assert files.files == {"a": "z", "b": "empty"}
     assert opened.revert(direct).ok and files.files == {}
     assert files.undone == ["b", "a", "a", "a"] * 2
+
+
+@pytest.mark.anyio
+async def test_what_a_dry_run_collected_is_not_undone_before_its_commit(files: Files) -> None:
+    """On every route that can be reverted, also where a preview of the tool ran."""
+
+    registry = ToolRegistry()
+
+    def unsave(args: dict[str, str], _before: Any) -> None:
+        files.undone.append(args["name"])
+        del files.files[args["name"]]
+
+    @registry.tool(preview=lambda name: "saved", revert=unsave)
+    async def save(name: str) -> str:
+        """Save an empty file of that name."""
+        files.files[name] = ""
+        return "saved"
+
+    calls_of_it = calls(("save", {"name": "agent"}))
+    async with Runtime(registry, pool=PoolConfig(warm=0)) as runtime:
+        drafts = [Draft() for _ in range(3)]
+        contexts = [RunContext(dry_run=draft) for draft in drafts]
+        plan = await runtime.execute_plan([{"tool": "save", "args": {"name": "plan"}}], context=contexts[0])
+        script = await runtime.execute_code("call_tool('save', name='script')", context=contexts[1])
+        agent = Agent(ScriptedModel([calls_of_it, "end"]), tools=registry)
+        run = await agent.run("go", context=contexts[2])
+        for undo in (runtime.revert(plan), runtime.revert(script), agent.revert(run)):
+            with pytest.raises(UsageError):
+                await undo
+        assert [len(draft.effects) for draft in drafts] == [1, 1, 1] and files.files == {} and files.undone == []
+
+        for draft in drafts:
+            assert (await runtime.revert(await runtime.commit(draft))).ok
+    assert files.files == {} and files.undone == ["plan", "script", "agent"]
 
 
 def test_a_run_is_undone_once_and_what_cannot_be_undone_is_named(opened: SyncRuntime, files: Files) -> None:

@@ -92,6 +92,35 @@ def attempt(to):
     assert effects.made == [["pay", "eve", 3]]
 
 
+@pytest.mark.parametrize("on_approval", ["suspend", "ask", "deny"])
+def test_an_observer_is_told_the_start_and_the_end_of_each_call(
+    on_approval: Any, runtime: SyncRuntime, effects: Effects
+) -> None:
+    """However calls that need approval are decided, before and after the run waited for that."""
+    told = list[tuple[str, str]]()
+
+    class Observer:
+        def call_started(self, call: Call, /) -> None:
+            told.append(("started", call.name))
+
+        def call_ended(self, call: Call, /) -> None:
+            told.append(("ended", call.name))
+
+    script = "call_tool('write', text='a')\ntry: call_tool('pay', to='b')\nexcept ToolError: pass\ncall_tool('read', name='c')"
+    tools, context = effects.registry.merged(), RunContext(observer=Observer())
+    if on_approval == "ask":
+        tools.add_hook(approval_hook(lambda call: Approve()))
+    result = runtime.execute_code(script, tools=tools, on_approval=on_approval, context=context)
+    if result.suspension is not None:
+        assert told == [("started", "write"), ("ended", "write")]
+        told.clear()
+        again = RunContext(observer=Observer())
+        result = runtime.resume(result.suspension, {"call_2": Approve()}, tools=tools, context=again)
+
+    assert result.ok, result.error
+    assert told == [(what, name) for name in ("write", "pay", "read") for what in ("started", "ended")]
+
+
 def test_calls_of_one_parallel_batch_suspend_together(runtime: SyncRuntime, effects: Effects) -> None:
     source = """
 calls = [('pay', {'to': 'a'}), ('read', {'name': 'x'}), ('pay', {'to': 'b'}), ('write', {'text': 't'}), ('pay', {'to': 'c'})]

@@ -385,6 +385,22 @@ class TestTools:
         assert prompts == ["[toolcell] Make the ", "continue? [y/n] "]
         assert "typed n" in shown.text() and "refused" in shown.text(), shown
 
+    def test_what_is_shown_in_part_or_was_answered_before_it_was_asked_is_not_approved(self, notebooks: Start) -> None:
+        notebook = notebooks("--tools", TOOLS)
+        client = notebook.client
+
+        shown = notebook.run("send_mail('ann@example.com', 'x' * 5000)", answers=["y"])
+        assert "too long to be shown" in shown.of("error")[0]["evalue"] and notebook.asked == []
+
+        ident = client.execute("input()", allow_stdin=True)
+        client.get_stdin_msg(timeout=PATIENCE_S)
+        notebook.manager.interrupt_kernel()
+        notebook.outcome_of(ident)
+        client.stdin_channel.send(client.session.msg("input_reply", {"value": "y"}))  # some do not name the question
+        notebook.run("1")
+        shown = notebook.run("send_mail('ann@example.com', 'hello')", answers=["n"])
+        assert "refused" in shown.of("error")[0]["evalue"] and len(notebook.asked) == 1
+
 
 @pytest.mark.isolation
 def test_modules_and_settings_in_the_folder_are_not_loaded_on_the_host(notebooks: Start, tmp_path: Path) -> None:
