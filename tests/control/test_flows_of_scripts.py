@@ -178,11 +178,8 @@ async def summary() -> str:
     "Have a script read the mail."
     return (await runtime.execute_code("set_result(call_tool('mail'))", tools=registry)).value
 
-@registry.tool(idempotent=True)
-async def pause() -> None:
-    "Have the host die in the first life."
-    if dies:
-        os.kill(os.getpid(), signal.SIGKILL)
+def die(_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 @registry.tool(sends="public")
 async def post(text: str) -> None:
@@ -193,8 +190,8 @@ async def main() -> None:
     policy = Policy(flows=(Flow("private", "public", "deny"),))
     async with Runtime(registry, journal=folder, policy=policy, pool=PoolConfig(warm=0)) as runtime:
         if dies:
-            script = f"letter = call_tool('{dies[0]}'); call_tool('pause'); call_tool('post', text=letter)"
-            await runtime.execute_code(script, on_approval="suspend")
+            script = f"letter = call_tool('{dies[0]}'); progress('read'); call_tool('post', text=letter)"
+            await runtime.execute_code(script, on_approval="suspend", on_progress=die)
         (interrupted,) = runtime.interrupted_runs()
         result = await runtime.resume(interrupted)
         print(result.outcome, result.error and result.error.message)
@@ -227,8 +224,7 @@ async def test_a_session_has_read_what_it_had_read_however_it_goes_on(office: Of
         await post("next script", session)
         async with await session.fork() as copy:
             await post("fork", copy)
-            async with await copy.fork("named") as another:
-                await post("fork of a fork", another)
+            await (await copy.fork("named")).close()
         await session.put_down()
         await post("another sandbox", session)
     async with Runtime(office.registry, **options) as runtime:
@@ -237,7 +233,7 @@ async def test_a_session_has_read_what_it_had_read_however_it_goes_on(office: Of
         async with runtime.session("named", restore=True) as session:
             await post("a fork in another process", session)
 
-    assert len(said) == 6 and set(said.values()) == {FAILED + REFUSED}, said
+    assert len(said) == 5 and set(said.values()) == {FAILED + REFUSED}, said
     assert office.done == ["mail"]
 
 

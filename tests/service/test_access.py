@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import itertools
 import re
 import ssl
 import subprocess
@@ -21,7 +22,7 @@ from starlette.testclient import TestClient
 
 from rows import each_row
 from toolcell.errors import UsageError
-from toolcell.service import ServiceConfig, create_app
+from toolcell.service import ServiceConfig, TenantConfig, create_app
 from toolcell.service.authentication import FORWARDED
 from toolcell.service.principal import Scope
 from toolcell.service.service import Service
@@ -189,3 +190,69 @@ def test_without_tokens_a_host_is_a_name_and_a_port(tmp_path: Path, host: str) -
     client = TestClient(app, base_url="http://localhost", client=("127.0.0.1", 50_000))
 
     assert client.get("/metrics", headers={"Host": host}).status_code == 401
+
+
+SCOPES = {
+    "POST /v1/execute": "execute",
+    "POST /v1/plan": "execute",
+    "GET /v1/runs": "read",
+    "GET /v1/runs/x": "read",
+    "GET /v1/runs/x/files/x": "read",
+    "POST /v1/runs/x/replay": "execute read",
+    "GET /v1/suspended": "read",
+    "GET /v1/suspended/x": "read",
+    "POST /v1/suspended/x/decide": "approve",
+    "POST /v1/drafts/x/commit": "approve",
+    "POST /v1/runs/x/revert": "approve",
+    "POST /v1/sessions": "execute",
+    "GET /v1/sessions": "read",
+    "GET /v1/sessions/x": "read",
+    "DELETE /v1/sessions/x": "execute",
+    "POST /v1/sessions/x/execute": "execute",
+    "POST /v1/sessions/x/files": "execute",
+    "GET /v1/sessions/x/files": "execute",
+    "PUT /v1/sessions/x/files/x": "execute",
+    "GET /v1/sessions/x/files/x": "execute",
+    "POST /v1/sessions/x/interrupt": "execute",
+    "POST /v1/sessions/x/reset": "execute",
+    "POST /v1/sessions/x/abandon": "execute",
+    "POST /v1/sessions/x/fork": "execute",
+    "GET /v1/tools": "read",
+    "GET /v1/stubs": "read",
+    "GET /v1/tools/x": "read",
+}
+"""What each route needs. A session's files are what its scripts are: they are read and written by who may run some."""
+
+
+def test_each_route_needs_its_scopes_and_no_others(tmp_path: Path) -> None:
+    """A token that has them is let in, and one that has all others is not; `admin` has all of its tenant."""
+    grantable = {Scope.EXECUTE, Scope.READ, Scope.APPROVE, Scope.OPERATOR}
+    store = TokenDatabase(tmp_path / "tokens.db")
+    tokens = {
+        frozenset(chosen): store.create("acme", list(chosen)).text
+        for size in range(1, len(grantable) + 1)
+        for chosen in itertools.combinations(sorted(grantable), size)
+    }
+    admin = store.create("acme", [Scope.ADMIN]).text
+    store.close()
+    config = ServiceConfig(state=tmp_path / "state", tokens=store.path, tenants={"acme": TenantConfig()})
+    found = dict[str, str]()
+    with TestClient(create_app(config), base_url="http://localhost") as http:
+
+        def is_let_in(route: str, token: str) -> bool:
+            method, _, path = route.partition(" ")
+            answer = http.request(method, path, headers={"Authorization": f"Bearer {token}"} if token else {})
+            assert answer.status_code not in (405, 500), answer.text
+            return answer.status_code not in (401, 403)
+
+        document = http.get("/v1/openapi.json").json()
+        for path, methods in document["paths"].items():
+            for method in methods if path.startswith("/v1/") else ():
+                route = f"{method.upper()} {re.sub('{.*?}', 'x', path)}"
+                if is_let_in(route, ""):
+                    continue  # what says how to ask
+                needed = [each for each in grantable if not is_let_in(route, tokens[frozenset(grantable - {each})])]
+                assert is_let_in(route, tokens[frozenset(needed)]) and is_let_in(route, admin), route
+                found[route] = " ".join(sorted(needed))
+
+    assert found == SCOPES

@@ -8,10 +8,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from held import left_after
 from service.clock import Clock
 from toolcell.service.idempotency import (
     Answered,
@@ -74,6 +76,38 @@ def test_a_key_is_forgotten_after_its_time_and_not_before(store: IdempotencyStor
     clock.now += 1
     assert store.begin("acme", "done", OTHER, "run-4") == Begun()
     assert store.begin("acme", "long", ONE, "run-5") == StillRunning("run-2", is_here=True), "it still runs"
+
+
+def test_the_key_of_a_request_under_way_is_kept_however_long_that_takes(
+    store: IdempotencyStore, tmp_path: Path, clock: Clock
+) -> None:
+    """Not when it is sent again, nor for want of room, nor by another process that begins."""
+    for number in range(4):
+        store.begin("acme", f"long-{number}", ONE, f"run-{number}")
+    clock.now += 1000
+
+    assert isinstance(store.begin("acme", "new", ONE, "run-5"), Full)
+    others = [IdempotencyStore(tmp_path, keep_s=100, rows=4, clock=clock) for _ in range(2)]
+    for other in others:
+        other.open()
+    for asked in (store, *others):
+        for number in range(4):
+            found = asked.begin("acme", f"long-{number}", ONE, "run-6")
+            assert found == StillRunning(f"run-{number}", is_here=asked is store)
+    for other in others:
+        other.close()
+
+
+def test_a_store_that_is_closed_holds_nothing(tmp_path: Path) -> None:
+    async def use() -> None:
+        store = IdempotencyStore(tmp_path)
+        store.open()
+        store.begin("acme", "key", ONE, "run-1")
+        store.release("acme", "key")
+        store.close()
+
+    assert not anyio.run(left_after, use)
+    assert not [*(tmp_path / "lives").glob("[0-9a-f]*")]
 
 
 def test_a_tenant_with_too_many_keys_is_refused_and_no_key_is_forgotten_early(

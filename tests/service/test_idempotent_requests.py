@@ -12,7 +12,8 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from toolcell import ToolRegistry
+from toolcell import SandboxUnavailable, ToolRegistry
+from toolcell.sandbox.process.backend import ProcessBackend
 from toolcell.service import ServiceConfig, create_app
 from toolcell.service.config import TenantConfig
 from toolcell.service.idempotent_requests import wanted_wait_s
@@ -139,6 +140,22 @@ def test_what_did_not_begin_can_be_sent_again_with_its_key(client: TestClient, l
     again = send(client, "later")
     assert again.status_code == 200 and "Idempotency-Replayed" not in again.headers
     assert len(ledger.calls) == 3
+
+
+def test_what_found_no_sandbox_can_be_sent_again_with_its_key(
+    client: TestClient, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start(*_: Any, **__: Any) -> Any:
+        raise SandboxUnavailable("no room on this machine")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProcessBackend, "start", start)
+        patch.setattr(ProcessBackend, "start_many", start, raising=False)
+        refused = [send(client, "no room", "1") for _ in range(2)]
+    again = send(client, "no room", code="1")
+
+    assert [(each.status_code, each.json()["code"]) for each in refused] == [(503, "sandbox_unavailable")] * 2
+    assert again.status_code == 200 and "Idempotency-Replayed" not in again.headers, again.text
 
 
 def test_a_body_that_is_refused_uses_up_no_key(client: TestClient) -> None:
