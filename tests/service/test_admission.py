@@ -10,10 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolcell import PoolConfig, Runtime, SandboxUnavailable
 from toolcell.errors import UsageError
 from toolcell.service.admission import Admission
 from toolcell.service.fair_queue import LONGEST_RETRY_S, FairQueue, Share, Ticket, Waiter
 from toolcell.service.problems import Problem
+from toolcell.service.sessions import TenantSessions
+from toolcell.sessions import Session
+from toolcell.testing import FakeBackend
 
 pytestmark = pytest.mark.quick
 
@@ -242,3 +246,44 @@ async def test_a_closed_admission_refuses(one_place: Admission) -> None:
 def test_an_admission_without_places_is_refused() -> None:
     with pytest.raises(UsageError):
         Admission(0, 1, share_of(1, 1))
+
+
+@pytest.mark.anyio
+async def test_sessions_that_are_being_opened_count_and_those_that_failed_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    goes_on, open_session, refusals = anyio.Event(), Session.open, list[str]()
+
+    async def fail(_: Session) -> Session:
+        raise SandboxUnavailable("no room on this machine")
+
+    async def wait(session: Session) -> Session:
+        await goes_on.wait()
+        return await open_session(session)
+
+    async with Runtime(backend=FakeBackend(), allow_unisolated=True, pool=PoolConfig(warm=0)) as runtime:
+        sessions = TenantSessions(runtime, 2)
+
+        async def create() -> None:
+            try:
+                await sessions.create(None, {})
+            except Problem as exc:
+                refusals.append(exc.code)
+
+        monkeypatch.setattr(Session, "open", fail)
+        for _ in range(5):
+            with pytest.raises(SandboxUnavailable):
+                await sessions.create(None, {})
+        monkeypatch.setattr(Session, "open", wait)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(create)
+            await anyio.wait_all_tasks_blocked()
+            goes_on.set()
+        assert (sessions.open_count, refusals) == (2, ["too_many_sessions"] * 3)
+        for name, _ in await sessions.list():
+            await sessions.forget(name)
+        sessions.lend()
+        await create()
+        await create()
+        assert (sessions.open_count, len(refusals)) == (2, 4)

@@ -151,8 +151,8 @@ def test_what_found_no_sandbox_can_be_sent_again_with_its_key(
     with monkeypatch.context() as patch:
         patch.setattr(ProcessBackend, "start", start)
         patch.setattr(ProcessBackend, "start_many", start, raising=False)
-        refused = [send(client, "no room", "1") for _ in range(2)]
-    again = send(client, "no room", code="1")
+        refused = [send(client, "no-room", "1") for _ in range(2)]
+    again = send(client, "no-room", code="1")
 
     assert [(each.status_code, each.json()["code"]) for each in refused] == [(503, "sandbox_unavailable")] * 2
     assert again.status_code == 200 and "Idempotency-Replayed" not in again.headers, again.text
