@@ -430,6 +430,35 @@ async def test_a_tool_never_outlasts_the_run() -> None:
     assert result.messages[2]["content"] == "timed out: the run's time is used up"
 
 
+@pytest.mark.parametrize("config_s", [None, 600.0])
+async def test_an_agent_ends_at_the_deadline_of_its_context_whatever_its_own_time(config_s: float | None) -> None:
+    """Whether its tool hangs or its model; and at its own, where that comes first."""
+
+    async def hang() -> None:
+        """Wait for ever and never return."""
+        await anyio.sleep_forever()
+
+    class Thinker:
+        model = "thinker"
+
+        async def complete(self, *_: Any, **__: Any) -> ModelResponse:
+            await anyio.sleep_forever()
+            raise AssertionError
+
+    found = list[str]()
+    with anyio.fail_after(20):
+        for model in (ScriptedModel([calls(("hang", {})), "never"]), Thinker()):
+            for deadline_s, own_s in ((0.05, config_s), (600.0, 0.05)):
+                options = {} if own_s is None else {"wall_s": own_s}
+                if isinstance(model, ScriptedModel):
+                    model = ScriptedModel([calls(("hang", {})), "never"])
+                context = RunContext(deadline=anyio.current_time() + deadline_s)
+                result = await Agent(model, tools=ToolRegistry([hang]), **options).run("go", context=context)
+                found.append(result.stop_reason)
+
+    assert found == ["budget"] * 4
+
+
 @pytest.mark.conforms("O-b5")
 def test_old_answers_are_shortened_once_a_transcript_is_too_long() -> None:
     long = "x" * 1000

@@ -227,3 +227,27 @@ async def test_a_plan_that_times_out_shows_no_result_that_its_after_hooks_have_n
 
     assert [row["error"] for row in result.value] == ["tool execution aborted"] * 2
     assert "ssn" not in repr(result)
+
+
+@pytest.mark.parametrize("options", [{"max_concurrency": 1}, {"exclusive_group": GROUP}, {}], ids=str)
+async def test_a_tool_that_calls_itself_does_not_wait_for_its_own_place(options: dict[str, Any]) -> None:
+    """Also by way of another tool, and where the run has one worker."""
+    registry = ToolRegistry()
+
+    @registry.tool(**options)
+    async def count(left: int) -> int:
+        """Count down by calling itself."""
+        if not left:
+            return 0
+        return 1 + int((await registry.dispatch("again", {"left": left - 1})).value)
+
+    @registry.tool(**options)
+    async def again(left: int) -> int:
+        """Call the other one."""
+        return int((await registry.dispatch("count", {"left": left})).value)
+
+    with anyio.fail_after(20):
+        result = await registry.dispatch("count", {"left": 5}, context=RunContext(max_workers=1))
+        together = await registry.execute_batch([("count", {"left": 5})] * 3, context=RunContext(max_workers=1))
+
+    assert [each.value for each in (result, *together)] == [5] * 4, result.message
