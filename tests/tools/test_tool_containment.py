@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from rows import each_row
@@ -335,6 +336,51 @@ async def test_the_record_of_a_call_begins_before_its_effect_and_ends_after() ->
         "started nowhere {} False",
         "ended nowhere error",
     ]
+
+
+@pytest.mark.parametrize("is_asynchronous", [False, True], ids=["plain", "async"])
+@pytest.mark.parametrize("route", ["call", "batch", "plan"])
+async def test_the_end_of_each_call_that_began_is_noted_also_when_its_run_is_cancelled(
+    route: str, is_asynchronous: bool
+) -> None:
+    told, began = list[str](), anyio.Event()
+
+    class Observer:
+        def call_started(self, call: Call) -> None:
+            told.append(f"started {call.name}")
+
+        def call_ended(self, call: Call) -> Any:
+            assert call.result is not None
+            told.append(f"ended {call.name} {call.result.status}")
+            return anyio.lowlevel.checkpoint() if is_asynchronous else None
+
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def hang() -> None:
+        """Wait for ever and never return."""
+        began.set()
+        await anyio.sleep_forever()
+
+    async def run() -> None:
+        context = RunContext(observer=Observer())
+        match route:
+            case "call":
+                await registry.dispatch("hang", {}, context=context)
+            case "batch":
+                await registry.execute_batch([("hang", {})] * 2, context=context)
+            case _:
+                await registry.run_plan({"steps": [{"tool": "hang", "args": {}}]}, context)
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            await began.wait()
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+
+    count = 2 if route == "batch" else 1
+    assert sorted(told) == ["ended hang cancelled"] * count + ["started hang"] * count
 
 
 class Refusing(dict[str, Any]):

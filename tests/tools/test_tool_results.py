@@ -533,3 +533,38 @@ async def test_text_that_is_not_of_the_declared_type_is_a_clear_error(route: str
 async def test_a_declared_type_that_takes_no_text_makes_data_of_it(returns: Any, text: str, value: Any) -> None:
     result = await searching(text, returns=returns).execute("web_search")
     assert (result.value, result.has_value, result.text) == (value, True, text)
+
+
+async def test_a_secret_is_taken_out_of_every_part_of_a_result() -> None:
+    """Of each field that can hold text, also deep in data and where a tool fails."""
+    secret, registry = "tok-51fa0c9d7e", ToolRegistry()
+
+    @registry.tool
+    async def leak() -> ToolResult:
+        """Return a secret in every way."""
+        data = {"deep": [{secret: secret}, f"<{secret}>"]}
+        return dataclasses.replace(
+            ToolResult.ok(secret, value=data, details=data),
+            parts=(Text(secret), Image(secret.encode(), "image/png"), File(secret, secret.encode())),
+            files=(File(secret, secret.encode()),),
+            for_user=secret,
+        )
+
+    @registry.tool
+    async def fail() -> ToolResult:
+        """Fail with a secret in every way."""
+        return ToolResult.fail(secret, code=secret, details={"deep": [{secret: secret}]})
+
+    @registry.tool
+    async def crash() -> None:
+        """Raise a secret."""
+        raise ValueError(secret)
+
+    context = RunContext(secrets=Secrets({"token": secret}))
+    results = [await registry.dispatch(name, {}, context=context) for name in ("leak", "fail", "crash")]
+
+    for result in results:
+        for each in dataclasses.fields(result):
+            if each.name != "exc":
+                assert secret not in repr(getattr(result, each.name)), each.name
+    assert "deep" in str(results[0].value) and "deep" in str(results[0].details)
