@@ -206,6 +206,20 @@ async def test_failures_are_told_to_whoever_waits_and_the_pool_goes_on(monkeypat
         pool.release(0)
 
 
+async def test_failures_before_a_start_that_succeeds_are_forgotten_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are in a long life: only those in a row are told."""
+    monkeypatch.setattr(pools, "BACKOFF_S", (0.0,))
+    works = Works()
+    async with opened(works, warm=0) as pool:
+        for number in range(2 * pools.TRIES):
+            works.fails = pools.TRIES - 1
+            assert await pool.acquire() == number
+            pool.release(number)
+        works.fails = pools.TRIES
+        with pytest.raises(SandboxUnavailable, match="no more"):
+            await pool.acquire()
+
+
 async def test_an_item_whose_end_fails_takes_no_other_with_it(caplog: pytest.LogCaptureFixture) -> None:
     class Failing(Works):
         async def end(self, item: int) -> None:

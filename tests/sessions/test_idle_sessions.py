@@ -20,7 +20,7 @@ from toolcell.sandbox.process import signals
 from toolcell.sandbox.process.cgroup import MOST_KEPT, CgroupFiles, KeptFiles, V2Cgroup
 from toolcell.sandbox.process.namespaced_sandbox import ProcessSandbox
 from toolcell.sandbox.process.signals import signal_all, tree_of
-from toolcell.sessions import state
+from toolcell.sessions import Session, state
 
 HIDES = """
 import os, threading, toolcell_bridge.guest.leftovers as leftovers
@@ -119,6 +119,27 @@ async def test_a_session_is_paused_after_a_while_without_a_script_and_put_down_a
                     await anyio.sleep(0.01)
             assert not session.is_paused and not await session.pause()
             assert (await session.execute_code("x")).value == 1
+
+
+@pytest.mark.isolation
+async def test_nobody_looks_at_a_session_that_idles_until_it_is_time(
+    anyio_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, look_at = list[float](), Session.look_at.fget  # type: ignore[attr-defined]
+
+    def counted(session: Session) -> float:
+        looks.append(look_at(session))
+        return looks[-1]
+
+    monkeypatch.setattr(state, "PAUSE_S", 0.0)
+    monkeypatch.setattr(Session, "look_at", property(counted))
+    async with Runtime(pool=PoolConfig(warm=0)) as runtime, runtime.session() as session, runtime.session():
+        await session.execute_code("x = 41")
+        await until_stopped(2)
+        looks.clear()
+        for _ in range(1000):
+            await anyio.lowlevel.checkpoint()
+        assert len(looks) < 20
 
 
 @pytest.mark.isolation

@@ -217,9 +217,9 @@ CASES = {
         [[0, 0, 0o555], "c", "e"],
     ),
     "environment": (
-        "import os, sys\nos.environ['A'] = 'b'\nsys.path.append('/x')",
-        "[os.environ['A'], '/x' in sys.path]",
-        None,
+        "import os, sys\nhad = os.environ.pop('HOME', '')\nos.environ['A'] = 'b'\nsys.path.append('/x')",
+        "[bool(had), os.environ['A'], 'HOME' in os.environ, '/x' in sys.path]",
+        [True, "b", False, True],
     ),
     "tools": (
         "call, t, ns, d = call_tool, tools.write, tools.box, tools.box.double\nout = set_result\nfrom tools import write",

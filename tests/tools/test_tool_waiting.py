@@ -238,12 +238,12 @@ def counting(options: dict[str, Any]) -> ToolRegistry:
 
     @registry.tool(**options)
     async def count(left: int) -> int:
-        """Count down."""
+        """Count down by calling the other tool or itself."""
         return 1 + await call(("again", "count")[left % 2], left - 1) if left else 0
 
     @registry.tool(**options)
     async def again(left: int) -> int:
-        """Count on."""
+        """Count down by calling the first tool."""
         return 1 + await call("count", left - 1) if left else 0
 
     return registry

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
-from datetime import date, time, timedelta
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import accumulate, pairwise, product
 from typing import Any
@@ -21,7 +21,7 @@ from rows import each_row
 from toolcell.support.call_text import table_text
 from toolcell_bridge.wire import columns as columns_module
 from toolcell_bridge.wire.codec import decode, decode_in_steps, encode, encode_parts
-from toolcell_bridge.wire.columns import MOST_EMPTY_ROWS, BadTable, Column
+from toolcell_bridge.wire.columns import MOST_EMPTY_ROWS, BadTable, Column, is_time_zone, time_zone
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.errors import RemoteProtocolError, ValueTooLarge
 from toolcell_bridge.wire.framing import FrameReader
@@ -433,3 +433,13 @@ def test_mutated_tables_are_read_whole_or_refused(seed: int) -> None:
     tally = fuzz(3000, seed)
     assert tally.refused > 1000
     assert {"numpy", "pandas.DataFrame", "polars.DataFrame", "pyarrow.Table"} <= set(tally.accepted)
+
+
+def test_a_distance_from_utc_is_read_as_it_is_written() -> None:
+    moment = datetime(2026, 11, 28, 12)
+    for minutes in range(-14 * 60, 14 * 60 + 1):
+        name = f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02}:{abs(minutes) % 60:02}"
+        zone = time_zone(name)
+        assert is_time_zone(name) and zone is not None and zone.utcoffset(moment) == timedelta(minutes=minutes), name
+    new_york = time_zone("America/New_York")
+    assert new_york is not None and new_york.utcoffset(moment) == timedelta(hours=-5)
