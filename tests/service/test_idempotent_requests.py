@@ -13,7 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from toolcell import SandboxUnavailable, ToolRegistry
-from toolcell.sandbox.process.backend import ProcessBackend
+from toolcell.sandbox.pool import Pool
 from toolcell.service import ServiceConfig, create_app
 from toolcell.service.config import TenantConfig
 from toolcell.service.idempotent_requests import wanted_wait_s
@@ -145,12 +145,11 @@ def test_what_did_not_begin_can_be_sent_again_with_its_key(client: TestClient, l
 def test_what_found_no_sandbox_can_be_sent_again_with_its_key(
     client: TestClient, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def start(*_: Any, **__: Any) -> Any:
+    async def acquire(_: Any) -> Any:
         raise SandboxUnavailable("no room on this machine")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ProcessBackend, "start", start)
-        patch.setattr(ProcessBackend, "start_many", start, raising=False)
+        patch.setattr(Pool, "acquire", acquire)
         refused = [send(client, "no-room", "1") for _ in range(2)]
     again = send(client, "no-room", code="1")
 
