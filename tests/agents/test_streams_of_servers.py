@@ -155,6 +155,26 @@ STREAMS: dict[str, tuple[list[dict[str, Any]], list[tuple[str, Any]]]] = {
     "vLLM with Command A: an empty name in the first piece": (
         [piece(index=0, id="c1", function={"name": "", "arguments": ""}), call_piece(0, READ, name="read_file")], BOTH[:1],
     ),
+    "llama.cpp: one id for two calls": (
+        [call_piece(0, READ, "x", "read_file"), call_piece(1, WRITE, "x", "write_file")], BOTH,
+    ),
+    "llama.cpp: one id for two calls of one tool, in pieces": (
+        [call_piece(0, "", "x", "read_file"), call_piece(0, READ, "x"), call_piece(1, "", "x", "read_file"), call_piece(1, WRITE)],
+        SAME,
+    ),
+    "Nebius, Cerebras: each piece at another index, its id and name on the first alone": (
+        [call_piece(0, "", "c1", "read_file"), call_piece(1, '{"path"'), call_piece(2, ': "a"}'),
+         call_piece(3, "", "c2", "write_file"), call_piece(4, WRITE)],
+        BOTH,
+    ),
+    "gateways: the tail at another index, under an id of its own": (
+        [call_piece(0, "", "c1", "read_file"), call_piece(1, READ, "c1b")], BOTH[:1],
+    ),
+    "gateways: ids are numbers": (
+        [piece(index=0, id=0, function={"name": "read_file", "arguments": READ}),
+         piece(index=1, id=7, function={"name": "write_file", "arguments": WRITE})],
+        BOTH,
+    ),
     "gateways: a function of null": (
         [call_piece(0, READ, "c1", "read_file"), piece(index=0, function=None)], BOTH[:1],
     ),
@@ -297,7 +317,7 @@ def test_arguments_that_are_an_object_stay_the_text_that_they_were() -> None:
     text = '{ "b": 1.0,\n  "a": "\\u00e9" }'
 
     assert ToolCall("c", "t", text).to_openai()["function"]["arguments"] == text
-    assert ToolCall("c", "t", "").to_openai()["function"]["arguments"] == "{}"
+    assert [ToolCall("c", "t", blank).to_openai()["function"]["arguments"] for blank in ("", " \n")] == ["{}", "{}"]
 
 
 @each_row(("kind", "streaming"), [("openai", False), ("openai", True), ("anthropic", False)])

@@ -114,8 +114,8 @@ def open_calls(messages: Sequence[Message]) -> tuple[Message, list[ToolCall]]:
     """Return the last assistant message with calls, and those of its calls that have no answer yet."""
     for index in range(len(messages) - 1, -1, -1):
         if calls := messages[index].get("tool_calls"):
-            answered = {message.get("tool_call_id") for message in messages[index + 1 :]}
-            return messages[index], [ToolCall.read(call) for call in calls if call["id"] not in answered]
+            answered = {str(message.get("tool_call_id")) for message in messages[index + 1 :]}
+            return messages[index], [call for call in map(ToolCall.read, calls) if call.id not in answered]
     return {}, []
 
 
@@ -130,15 +130,15 @@ def repaired(messages: Iterable[Message]) -> list[Message]:
     answers: dict[str, Message] = {}
     for message in messages:
         if message.get("role") == "tool":
-            if message.get("tool_call_id") in waiting:
-                answers.setdefault(message["tool_call_id"], message)
+            if (call_id := str(message.get("tool_call_id"))) in waiting:
+                answers.setdefault(call_id, message)
             continue
         whole += _answers(waiting, answers)
         waiting, answers = [], {}
         if message.get("role") == "assistant":
             if message.get("finish_reason") in _FAILED_REASONS:
                 continue
-            waiting = [call["id"] for call in message.get("tool_calls") or ()]
+            waiting = [str(call["id"]) for call in message.get("tool_calls") or ()]
         whole.append(message)
     return whole + _answers(waiting, answers)
 

@@ -56,7 +56,8 @@ class ToolCall:
             arguments: Any = next((source[key] for key in ("arguments", "args", "input") if key in source), {})
             if isinstance(name, str):
                 # The Responses API has both: `id` is that of the item, `call_id` what its answer refers to.
-                return cls(str(call.get("call_id") or call.get("id") or ""), name, arguments)
+                ident = next((each for key in ("call_id", "id") if (each := call.get(key)) not in (None, "")), "")
+                return cls(str(ident), name, arguments)
         raise UsageError(f'{call!r:.200} is not a tool call; write ("name", {{...}})')
 
     @property
@@ -91,9 +92,9 @@ class ToolCall:
 
         Shape: {"id", "type": "function", "function": {"name", "arguments": "<json>"}}.
         """
-        parsed = self.parsed()
-        is_object = parsed.mode is ParseMode.STRICT and isinstance(parsed.arguments, Mapping) and self.arguments != ""
-        sent = self.arguments_json if is_object else json.dumps(self.sent_arguments, ensure_ascii=False)
+        parsed, text = self.parsed(), self.arguments_json
+        is_object = parsed.mode is ParseMode.STRICT and isinstance(parsed.arguments, Mapping) and text.strip()
+        sent = text if is_object else json.dumps(self.sent_arguments, ensure_ascii=False)
         function = {"name": self.name, "arguments": sent}
         return {"id": self.id, "type": "function", "function": function}
 

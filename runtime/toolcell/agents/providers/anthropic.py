@@ -9,10 +9,10 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from toolcell.agents.providers.provider import Message, ModelResponse, OnText, ProviderError, read_usage
+from toolcell.agents.providers.provider import Message, ModelResponse, OnText, ProviderError, read_usage, text_of
 from toolcell.agents.providers.retries import reported_error
-from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator
-from toolcell.tools import TokenUsage, ToolCall, ToolDefinition
+from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator, fields_of
+from toolcell.tools import ToolCall, ToolDefinition, unique_ids
 
 MAX_TOKENS = 4096
 """The API requires a number. Used when the options give none."""
@@ -24,11 +24,7 @@ _FINISH_REASONS = {
     "model_context_window_exceeded": "length",
     "stop_sequence": "stop",
 }
-_OWN_BLOCKS = frozenset({"text", "tool_use"})
-"""What a message of ours holds by itself. The API requires all other blocks back unchanged: thoughts, and the calls and
-results of the tools that run at Anthropic."""
-
-_CALL_BLOCKS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
+_SYSTEM = frozenset({"system", "developer"})
 _THOUGHTS = frozenset({"thinking", "redacted_thinking"})
 
 
@@ -48,8 +44,10 @@ class AnthropicProvider(SdkProvider):
     ) -> dict[str, Any]:
         """Translate a request. System messages are a parameter of their own in this API."""
         request = {"max_tokens": MAX_TOKENS, **options, "model": model, "messages": to_anthropic(messages)}
-        system = "\n\n".join(message["content"] for message in messages if message.get("role") == "system")
-        if system:
+        contents = [message.get("content") for message in messages if message.get("role") in _SYSTEM]
+        if any(isinstance(content, list) for content in contents):
+            request["system"] = [part for content in contents for part in _parts(content)]
+        elif system := "\n\n".join(content for content in contents if content):
             request["system"] = system
         if tools:
             request["tools"] = [tool.to_anthropic() for tool in tools]
@@ -61,13 +59,12 @@ class AnthropicProvider(SdkProvider):
         Raises:
             ProviderError: it is an error, or not a message.
         """
-        if error := getattr(answer, "error", None):
+        message = fields_of(answer)
+        if error := message.get("error"):
             raise reported_error(error)
-        if not isinstance(getattr(answer, "content", None), list):
+        if not isinstance(message.get("content"), list):
             raise ProviderError(f"the model's answer is not a message with content: {str(answer)[:200]!r}")
-        blocks = [block.model_dump(exclude_none=True) for block in answer.content]
-        usage = read_usage(getattr(answer, "usage", None))
-        return _response(blocks, answer.stop_reason, usage)
+        return _response(list(map(fields_of, message["content"])), message.get("stop_reason"), message.get("usage"))
 
     def accumulator(self, on_text: OnText, tools: Sequence[ToolDefinition]) -> StreamAccumulator:
         """Return what builds a message from stream events."""
@@ -78,8 +75,9 @@ def to_anthropic(messages: Iterable[Message]) -> list[Message]:
     """Translate messages. All answers to one response's calls become blocks of one user message."""
     sent: list[Message] = []
     for message in messages:
+        content = message.get("content") or ""
         match message.get("role"):
-            case "system":
+            case "system" | "developer":
                 continue
             case "tool":
                 block = _tool_result(message)
@@ -88,33 +86,73 @@ def to_anthropic(messages: Iterable[Message]) -> list[Message]:
                 else:
                     sent.append({"role": "user", "content": [block]})
             case "assistant":
-                sent.append({"role": "assistant", "content": _assistant_blocks(message)})
+                if blocks := _assistant_blocks(message):
+                    sent.append({"role": "assistant", "content": blocks})
             case _:
-                sent.append({"role": "user", "content": message.get("content") or ""})
+                sent.append({"role": "user", "content": content if isinstance(content, str) else _parts(content)})
     return sent
 
 
+def _parts(content: Any) -> list[dict[str, Any]]:
+    """Translate a message's content, text or parts, into blocks. The API refuses blank text."""
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
+    blocks = [_block({"type": "text", "text": part} if isinstance(part, str) else part) for part in parts]
+    return [block for block in blocks if block.get("type") != "text" or str(block.get("text") or "").strip()]
+
+
+def _block(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate a part in OpenAI's format; blocks of this API stay as they are."""
+    match part:
+        case {"type": "text" | "input_text" | "output_text"}:
+            return {**part, "type": "text"}
+        case {"type": "refusal", "refusal": text}:
+            return {"type": "text", "text": text}
+        case {"type": "image_url", "image_url": {"url": str(url)} | str(url)}:
+            return {"type": "image", "source": _source(url)}
+        case {"type": "file", "file": {"file_data": str(url)}}:
+            return {"type": "document", "source": _source(url)}
+    return dict(part)
+
+
+def _source(url: str) -> dict[str, str]:
+    head, _, data = url.partition(",")
+    if head.startswith("data:") and head.endswith(";base64"):
+        return {"type": "base64", "media_type": head[5:-7].partition(";")[0], "data": data}
+    return {"type": "url", "url": url}
+
+
 def _tool_result(message: Message) -> dict[str, Any]:
-    block: dict[str, Any] = {"type": "tool_result", "tool_use_id": message["tool_call_id"]}
-    block["content"] = message["content"]
+    block: dict[str, Any] = {"type": "tool_result", "tool_use_id": str(message["tool_call_id"])}
+    content = message.get("content") or ""
+    block["content"] = content if isinstance(content, str) else _parts(content)
     if images := message.get("images"):
         pictures = [{"type": "image", "source": {"type": "base64", **image}} for image in images]
-        text = [{"type": "text", "text": message["content"]}] if message["content"] else []
-        block["content"] = [*text, *pictures]
+        block["content"] = [*_parts(content), *pictures]
     if message.get("is_error"):
         block["is_error"] = True
     return block
 
 
-def _assistant_blocks(message: Message) -> list[dict[str, Any]] | str:
-    blocks: list[dict[str, Any]] = list(message.get("extra", {}).get("blocks", ()))
-    if message.get("content") and not any(block["type"] == "text" for block in blocks):
-        blocks.append({"type": "text", "text": message["content"]})
-    for call in message.get("tool_calls") or ():
-        function = call["function"]
-        arguments = ToolCall("", function["name"], function["arguments"]).sent_arguments
-        blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
-    return blocks or ""
+def _assistant_blocks(message: Message) -> list[dict[str, Any]]:
+    """Return the blocks of an answer, in the order in which they came; none for an empty one, which the API refuses."""
+    kept = [dict(block) for block in (message.get("extra") or {}).get("blocks") or ()]
+    content, calls = message.get("content"), dict[str, dict[str, Any]]()
+    for call in map(ToolCall.read, message.get("tool_calls") or ()):
+        calls[call.id] = {"type": "tool_use", "id": call.id, "name": call.name, "input": call.sent_arguments}
+    if text_of(kept) == content:
+        content = None
+    else:  # a processor has edited the text, or it is not kept beside thoughts
+        kept = [block for block in kept if block.get("type") != "text"]
+    blocks: list[dict[str, Any]] = []
+    for block in kept:
+        if block.get("type") == "tool_use":
+            blocks += _parts(content)
+            content = None
+            use = calls.pop(str(block.get("id")), None)
+            block = block | use if use else {}
+        blocks += [block] if block else []
+    blocks = _parts([*blocks, *_parts(content), *calls.values()])
+    return blocks if any(block["type"] not in _THOUGHTS for block in blocks) else []
 
 
 def _read_object(text: str) -> dict[str, Any]:
@@ -126,24 +164,42 @@ def _read_object(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _response(blocks: Sequence[Mapping[str, Any]], stop_reason: str | None, usage: TokenUsage) -> ModelResponse:
-    text = "".join(block["text"] for block in blocks if block["type"] == "text")
-    calls = tuple(
-        ToolCall(block["id"], block["name"], json.dumps(block["input"], ensure_ascii=False))
-        if not isinstance(block["input"], str)
-        else ToolCall(block["id"], block["name"], block["input"])
-        for block in blocks
-        if block["type"] == "tool_use"
+def _response(blocks: Sequence[Mapping[str, Any]], stop_reason: Any, usage: Any) -> ModelResponse:
+    """Read a whole message's blocks. They are kept where text and calls alone do not make them again."""
+    text = text_of([block for block in blocks if block.get("type") == "text"])
+    uses = [block for block in blocks if block.get("type") == "tool_use"]
+    calls = unique_ids(
+        ToolCall("" if (ident := block.get("id")) is None else str(ident), block.get("name") or "", _input(block))
+        for block in uses
     )
-    # Blocks of tools that run at Anthropic stand between texts, so the texts are kept where they were.
-    has_others = any(block["type"] not in _OWN_BLOCKS | _THOUGHTS for block in blocks)
-    kept = [
-        dict(block)
-        for block in blocks
-        if block["type"] not in _OWN_BLOCKS or (has_others and block["type"] == "text" and block["text"])
-    ]
-    reason = _FINISH_REASONS.get(stop_reason or "end_turn", stop_reason or "stop")
-    return ModelResponse(text, calls, reason, usage, {"blocks": kept} if kept else {})
+    idents, kept = iter(calls), []
+    for block in blocks:
+        fields = {name: value for name, value in block.items() if value is not None}
+        if block.get("type") == "tool_use":
+            call = next(idents)
+            fields = {name: value for name, value in fields.items() if name != "input"} | {
+                "id": call.id,
+                "name": call.name,
+            }
+        elif block.get("type") == "text" and not str(block.get("text") or "").strip():
+            continue
+        kept.append(fields)
+    plain = [{"type": "text", "text": text}] if text.strip() else []
+    plain += [{"type": "tool_use", "id": call.id, "name": call.name} for call in calls]
+    if not stop_reason:
+        stop_reason = "tool_use" if calls else "end_turn"
+    reason = _FINISH_REASONS.get(stop_reason, stop_reason)
+    extra = {"blocks": kept} if kept != plain else {}
+    return ModelResponse(text if text.strip() else "", tuple(calls), reason, read_usage(usage), extra)
+
+
+def _input(block: Mapping[str, Any]) -> str:
+    given = block.get("input")
+    return given if isinstance(given, str) else json.dumps(given if given is not None else {}, ensure_ascii=False)
+
+
+_BLOCK_OF = {"thinking_delta": "thinking", "signature_delta": "thinking", "input_json_delta": "tool_use"}
+"""The type of a block that did not start, by that of its first delta. All others are of text."""
 
 
 class _MessageAccumulator(StreamAccumulator):
@@ -152,43 +208,57 @@ class _MessageAccumulator(StreamAccumulator):
     def __init__(self, on_text: OnText) -> None:
         super().__init__(on_text)
         self._blocks: dict[int, dict[str, Any]] = {}
+        self._inputs: dict[int, str] = {}
         self._stop_reason: str | None = None
-        self._input_tokens = 0
-        self._output_tokens = 0
+        self._has_ended = False
+        self._usage: dict[str, Any] = {}
 
-    def add(self, event: Any) -> None:
-        match event.type:
+    def add(self, item: Any) -> None:
+        event = fields_of(item)
+        index = event.get("index") or 0
+        match event.get("type"):
             case "message_start":
-                self._input_tokens = event.message.usage.input_tokens
+                self._count(fields_of(event.get("message")).get("usage"))
             case "content_block_start":
-                block = event.content_block.model_dump(exclude_none=True)
-                self._blocks[event.index] = block | ({"input": ""} if block["type"] in _CALL_BLOCKS else {})
-            case "content_block_stop":
-                block = self._blocks[event.index]
-                if block["type"] in _CALL_BLOCKS - _OWN_BLOCKS:  # these go back as they came
-                    block["input"] = _read_object(block["input"])
+                self._blocks[index] = dict(fields_of(event.get("content_block")))
+                self._show(self._blocks[index])
             case "content_block_delta":
-                self._add_delta(self._blocks[event.index], event.delta)
+                self._add_delta(index, fields_of(event.get("delta")))
             case "message_delta":
-                self._stop_reason = event.delta.stop_reason or self._stop_reason
-                self._output_tokens = event.usage.output_tokens
+                self._stop_reason = fields_of(event.get("delta")).get("stop_reason") or self._stop_reason
+            case "message_stop":
+                self._has_ended = True
+        self._count(event.get("usage"))
 
-    def _add_delta(self, block: dict[str, Any], delta: Any) -> None:
-        match delta.type:
-            case "text_delta":
-                block["text"] += delta.text
-                self.show(delta.text)
-            case "input_json_delta":
-                block["input"] += delta.partial_json
-            case "thinking_delta":
-                block["thinking"] += delta.thinking
-            case "signature_delta":
-                block["signature"] = delta.signature
+    def _count(self, usage: Any) -> None:
+        """Take the counts that an event has. Some servers give all of them in the last one, and 0 before."""
+        self._usage |= {name: count for name, count in fields_of(usage).items() if isinstance(count, int) and count}
+
+    def _show(self, fields: Mapping[str, Any]) -> None:
+        if isinstance(text := fields.get("text"), str) and text:
+            self.show(text)
+
+    def _add_delta(self, index: int, delta: Mapping[str, Any]) -> None:
+        block = self._blocks.setdefault(index, {"type": _BLOCK_OF.get(str(delta.get("type")), "text")})
+        match delta.get("type"):
+            case "input_json_delta":  # a server may have given the whole input at the start
+                self._inputs[index] = self._inputs.get(index, "") + (delta.get("partial_json") or "")
+            case "text_delta" | "thinking_delta":
+                field = "text" if delta["type"] == "text_delta" else "thinking"
+                block[field] = (block.get(field) or "") + (delta.get(field) or "")
+                self._show(delta)
+            case "citations_delta":
+                block["citations"] = [*(block.get("citations") or ()), delta.get("citation")]
+            case _:
+                block |= {name: value for name, value in delta.items() if name != "type" and value is not None}
 
     @property
     def is_complete(self) -> bool:
-        return self._stop_reason is not None
+        return self._stop_reason is not None or self._has_ended
 
     def response(self) -> ModelResponse:
-        usage = TokenUsage(self._input_tokens, self._output_tokens)
-        return _response([self._blocks[index] for index in sorted(self._blocks)], self._stop_reason, usage)
+        for index, text in self._inputs.items():
+            if text.strip():
+                block = self._blocks[index]  # those of tools that run at Anthropic go back as they came
+                block["input"] = text if block.get("type") == "tool_use" else _read_object(text)
+        return _response([self._blocks[index] for index in sorted(self._blocks)], self._stop_reason, self._usage)

@@ -6,22 +6,35 @@ Translates messages and answers. The loop retries, so the SDK's own retries are 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from toolcell.agents.providers.provider import REFUSED, Message, ModelResponse, OnText, ProviderError, read_usage
+from toolcell.agents.providers.provider import (
+    CALL_FIELDS,
+    FIELDS,
+    REFUSED,
+    Message,
+    ModelResponse,
+    OnText,
+    ProviderError,
+    call_fields,
+    text_of,
+)
 from toolcell.agents.providers.retries import reported_error
-from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator
-from toolcell.tools import NO_USAGE, ToolCall, ToolDefinition
+from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator, fields_of
+from toolcell.tools import ToolCall, ToolDefinition
 
 _OWN_KEYS = frozenset({"is_error", "images", "extra", "finish_reason", "labels"})
 """Keys of our messages that the API does not know."""
 
-EXTRA = "extra_content"
-"""Field of a call: what Gemini's compatible end signs, and refuses to go on without."""
-
 _NEWER_NAMES = {"max_tokens": "max_completion_tokens"}
+
+_END = re.compile(rb"(?:^|\n)data: ?\[DONE\]")
+
+_GROWING = frozenset({"text", "summary", "thinking"})
+"""Fields of the items of a list that come in pieces: of reasoning (OpenRouter, MiniMax) and of content (Mistral)."""
 
 
 class OpenAIProvider(SdkProvider):
@@ -52,19 +65,15 @@ class OpenAIProvider(SdkProvider):
         Raises:
             ProviderError: it is an error, or not a completion.
         """
-        _raise_reported_error(answer)
-        choices = getattr(answer, "choices", None)
-        if not choices:
+        completion = fields_of(answer)
+        _raise_reported_error(completion)
+        if not (choices := completion.get("choices")):
             raise ProviderError(f"the model's answer is not a completion with choices: {str(answer)[:200]!r}")
-        choice = choices[0]
+        choice = fields_of(choices[0])
         _raise_reported_error(choice)
-        message, usage = choice.message, read_usage(getattr(answer, "usage", None))
-        text = _text_of(getattr(message, "content", None))
-        made = getattr(message, "tool_calls", None) or ()
-        calls, extra = tuple(map(_read_call, made)), _extra([getattr(call, EXTRA, None) for call in made])
-        if refusal := getattr(message, "refusal", None):
-            return ModelResponse(text or refusal, calls, REFUSED, usage, extra)
-        return ModelResponse(text, calls, _finish_reason(choice.finish_reason or "stop"), usage, extra)
+        message = fields_of(choice.get("message"))
+        calls = [_whole_call(fields_of(call)) for call in message.get("tool_calls") or ()]
+        return _read_message(message, calls, choice.get("finish_reason"), completion.get("usage"))
 
     def accumulator(self, on_text: OnText, tools: Sequence[ToolDefinition]) -> StreamAccumulator:
         """Return what builds a completion from stream chunks."""
@@ -80,13 +89,49 @@ def to_openai(messages: Iterable[Message]) -> list[Message]:
             sent.append(_image_message(images))
             images = []
         own = {key: value for key, value in message.items() if key not in _OWN_KEYS}
-        if calls := own.get("tool_calls"):  # servers parse the arguments of earlier calls, and refuse what is not JSON
-            own["tool_calls"] = [ToolCall.read(call).to_openai() for call in calls]
-            for call, content in zip(own["tool_calls"], message.get("extra", {}).get(EXTRA, ()), strict=False):
-                call |= {EXTRA: content} if content else {}
-        sent.append(own)
+        match message.get("role"):
+            case "assistant":
+                own = _assistant_message(own, message.get("extra") or {})
+            case "tool":
+                own["tool_call_id"] = str(own.get("tool_call_id"))
+            case _ if isinstance(own.get("content"), list):
+                own["content"] = [_part(part) for part in own["content"]]
+        sent += [own] if own else []
         images += message.get("images", ())
     return [*sent, _image_message(images)] if images else sent
+
+
+def _assistant_message(own: Message, extra: Mapping[str, Any]) -> Message:
+    """Return a message with what the provider needs back; an empty dict for an empty answer, which servers refuse."""
+    fields, of_calls = dict(extra.get(FIELDS) or {}), extra.get(CALL_FIELDS) or {}
+    parts, audio = fields.pop("content", None), fields.get("audio")
+    if isinstance(audio, Mapping):  # the API takes no more of it back
+        fields["audio"] = {"id": audio.get("id")}
+    content = own.get("content")
+    if parts and text_of(parts) == content:  # not if a processor has edited the text
+        content = parts
+    is_empty = isinstance(content, str) and not content.strip()
+    calls = [_call(call, of_calls) for call in own.pop("tool_calls", None) or ()]
+    if calls:
+        return fields | own | {"content": None if content == "" else content, "tool_calls": calls}
+    return {} if (is_empty or not content) and not audio else fields | own | {"content": content}
+
+
+def _call(given: Any, of_calls: Mapping[str, Mapping[str, Any]]) -> Message:
+    """Return a call with its own fields. Servers parse the arguments of earlier calls, and refuse what is not JSON."""
+    call = ToolCall.read(given).to_openai()
+    fields = {**call_fields(given), **of_calls.get(call["id"], {})}
+    return fields | call | {"function": {**fields.get("function", {}), **call["function"]}}
+
+
+def _part(part: Any) -> Any:
+    """Return a part of a user's message; a picture as Anthropic's API has it is translated."""
+    match part:
+        case {"type": "image", "source": {"type": "base64", "media_type": str(kind), "data": str(data)}}:
+            return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
+        case {"type": "image", "source": {"type": "url", "url": str(url)}}:
+            return {"type": "image_url", "image_url": {"url": url}}
+    return part
 
 
 def _image_message(images: Iterable[Mapping[str, str]]) -> Message:
@@ -97,39 +142,70 @@ def _image_message(images: Iterable[Mapping[str, str]]) -> Message:
     return {"role": "user", "content": [{"type": "text", "text": "Images from the tools above:"}, *parts]}
 
 
-def _extra(contents: Sequence[Any]) -> dict[str, Any]:
-    """Return what the message has to keep of its calls, in their order."""
-    return {EXTRA: list(contents)} if any(contents) else {}
+def _read_message(message: Mapping[str, Any], calls: Sequence[Message], reason: Any, usage: Any) -> ModelResponse:
+    """Read a whole message, which a completion has and a stream's chunks add up to."""
+    reason = REFUSED if reason == "content_filter" else reason
+    return ModelResponse.read({**message, "tool_calls": calls, "finish_reason": reason, "usage": usage})
 
 
-def _finish_reason(reason: str) -> str:
-    return REFUSED if reason == "content_filter" else reason
+def _whole_call(call: Mapping[str, Any]) -> Message:
+    """Return a call in which nothing is missing: without a name the registry answers it with an error."""
+    function = fields_of(call.get("function"))
+    name, arguments = function.get("name") or "", function.get("arguments") or ""
+    return {**call, "function": {**function, "name": name, "arguments": arguments}}
 
 
-def _raise_reported_error(body: Any) -> None:
+def _raise_reported_error(body: Mapping[str, Any]) -> None:
     """Raise the error that a body with status 200 reports: `error`, or `object: "error"`."""
-    error = getattr(body, "error", None)
-    if error is None and getattr(body, "object", None) == "error":
-        error = {name: getattr(body, name, None) for name in ("message", "type", "code")}
+    error = body.get("error")
+    if error is None and body.get("object") == "error":
+        error = {name: body.get(name) for name in ("message", "type", "code")}
     if error:
         raise reported_error(error)
 
 
-def _text_of(content: Any) -> str:
-    """Return the text of a message's content: text, a list of parts, or nothing. Thoughts are not part of it."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, Sequence):
-        return ""
-    parts = [part if isinstance(part, Mapping) else vars(part) for part in content if not isinstance(part, str)]
-    texts = [part.get("text") for part in parts if part.get("type", "text") in ("text", "output_text")]
-    return "".join(text for text in texts if isinstance(text, str))
+def _merge(whole: dict[str, Any], piece: Mapping[str, Any]) -> None:
+    """Add a piece of a streamed message to what came before: texts and lists grow, dicts are merged, the rest is set.
+
+    Source: the deltas of OpenAI, OpenRouter, DeepSeek, Mistral and MiniMax.
+    """
+    for name, value in piece.items():
+        match whole.get(name), value:
+            case _, None:
+                continue
+            case str() as text, str() if name != "role":
+                whole[name] = text + value
+            case dict() as inner, Mapping():
+                _merge(inner, value)
+            case list() as items, list():
+                _merge_items(items, value)
+            case _, list():
+                whole[name] = items = []
+                _merge_items(items, value)
+            case _:
+                whole[name] = value
 
 
-def _read_call(call: Any) -> ToolCall:
-    function = getattr(call, "function", None)
-    name, arguments = getattr(function, "name", None), getattr(function, "arguments", None)
-    return ToolCall(getattr(call, "id", None) or "", name or "", arguments or "")
+def _merge_items(items: list[Any], pieces: Iterable[Any]) -> None:
+    for piece in pieces:
+        if not (items and _goes_on(items[-1], piece)):
+            items.append(dict(piece) if isinstance(piece, Mapping) else piece)
+            continue
+        growing = {name: value for name, value in piece.items() if name in _GROWING}
+        items[-1].update({name: value for name, value in piece.items() if name not in growing and value is not None})
+        _merge(items[-1], growing)
+
+
+def _goes_on(item: Any, piece: Any) -> bool:
+    """Return whether a piece continues an item: the same kind at the same index, which its signature ends."""
+    if not isinstance(item, dict) or not isinstance(piece, Mapping) or "data" in piece:
+        return False
+    if any(item.get(name) != piece.get(name) for name in ("type", "index")):
+        return False
+    if item.get("id") and piece.get("id") and item["id"] != piece["id"]:
+        return False
+    grows = any(piece.get(name) for name in _GROWING)
+    return not (item.get("signature") and grows) and (grows or "index" in piece)
 
 
 @dataclass(slots=True)
@@ -138,12 +214,19 @@ class _PartialCall:
     id: str = ""
     name: str = ""
     arguments: str = ""
-    extra: Any = None
+    fields: dict[str, Any] = field(default_factory=dict)
 
     @property
     def is_whole(self) -> bool:
         """True when the arguments are a whole JSON object, so that more of them cannot follow."""
-        return isinstance(ToolCall("", self.name, self.arguments).parsed_if_safe().arguments, Mapping)
+        return bool(self.arguments.strip()) and isinstance(
+            ToolCall("", self.name, self.arguments).parsed_if_safe().arguments, Mapping
+        )
+
+    def read(self) -> Message:
+        """Return the call as a whole message has it."""
+        function = self.fields.get("function", {}) | {"name": self.name, "arguments": self.arguments}
+        return self.fields | {"id": self.id, "function": function}
 
 
 class _PartialCalls:
@@ -153,19 +236,19 @@ class _PartialCalls:
         self._tools = tools
         self._calls: list[_PartialCall] = []
 
-    def add(self, piece: Any) -> None:
+    def add(self, piece: Mapping[str, Any]) -> None:
         """Take in one item of a delta's `tool_calls`."""
-        function = getattr(piece, "function", None)
-        name, arguments = getattr(function, "name", None) or "", getattr(function, "arguments", None)
-        ident = getattr(piece, "id", None) or getattr(function, "id", None) or ""
-        index = getattr(piece, "index", None)
-        call = self._continued(ident, index, name)
+        function = fields_of(piece.get("function"))
+        name, arguments = function.get("name") or "", function.get("arguments")
+        found = [each for each in (piece.get("id"), function.get("id")) if each not in (None, "")]
+        ident, index = str(found[0]) if found else "", piece.get("index")
+        call = self._continued(ident, index, name, arguments)
         if call is None:
             last = self._calls[-1].index if self._calls else 0
             call = _PartialCall(index if isinstance(index, int) else last)
             self._calls.append(call)
         call.id = call.id or ident
-        call.extra = getattr(piece, EXTRA, None) or call.extra
+        call.fields |= call_fields({**piece, "function": function})
         if name != call.name:
             call.name += name
         if isinstance(arguments, str):
@@ -173,14 +256,17 @@ class _PartialCalls:
         elif arguments is not None:  # the whole object, not a piece of its text
             call.arguments = json.dumps(arguments, ensure_ascii=False)
 
-    def _continued(self, ident: str, index: Any, name: str) -> _PartialCall | None:
+    def _continued(self, ident: str, index: Any, name: str, arguments: Any) -> _PartialCall | None:
         """Return the call that a piece belongs to; None if it begins one."""
-        for call in reversed(self._calls):
-            if ident and call.id == ident:
+        of_id = [call for call in self._calls if ident and call.id == ident]
+        for call in reversed(of_id):
+            if self._is_of_same_id(call, index, name, arguments):
                 return call
-        at_index = [call for call in self._calls if call.index == index or not isinstance(index, int)]
-        if not at_index:
+        if of_id:
             return None
+        at_index = [call for call in self._calls if call.index == index or not isinstance(index, int)]
+        if not at_index:  # Nebius and Cerebras count the pieces: without id and name, a piece goes to the latest call
+            return self._calls[-1] if self._calls and not ident and not name else None
         latest = at_index[-1]
         if not name:
             return latest  # some servers make up another id for each piece
@@ -190,14 +276,29 @@ class _PartialCalls:
             return latest
         # Without an id only the name is left: it is repeated, in pieces, or that of the next call.
         if name == latest.name:
-            return None if latest.arguments and latest.is_whole else latest
+            return None if latest.is_whole else latest
         return None if latest.arguments or latest.name in self._tools else latest
 
-    def read(self) -> tuple[tuple[ToolCall, ...], dict[str, Any]]:
-        """Return the calls, in the order of their indices, and what the message has to keep of them."""
-        ordered = sorted(self._calls, key=lambda call: call.index)
-        calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in ordered)
-        return calls, _extra([call.extra for call in ordered])
+    def _is_of_same_id(self, call: _PartialCall, index: Any, name: str, arguments: Any) -> bool:
+        """Return whether a piece with the id of `call` is of it: llama.cpp has given several calls one id."""
+        is_at_index = call.index == index or not isinstance(index, int)
+        if not name or not call.name:
+            return True
+        if name != call.name:
+            return is_at_index and not call.arguments and call.name not in self._tools
+        if is_at_index:
+            return not (call.is_whole and arguments)
+        return bool(call.arguments.strip()) and not call.is_whole
+
+    def read(self) -> list[Message]:
+        """Return the calls, in the order of their indices. One that never got a name is the rest of the one before."""
+        named: list[_PartialCall] = []
+        for call in self._calls:
+            if named and not call.name and not named[-1].is_whole:
+                named[-1].arguments += call.arguments
+            else:
+                named.append(call)
+        return [call.read() for call in sorted(named, key=lambda call: call.index)]
 
 
 class _CompletionAccumulator(StreamAccumulator):
@@ -205,35 +306,51 @@ class _CompletionAccumulator(StreamAccumulator):
 
     def __init__(self, on_text: OnText, tools: frozenset[str]) -> None:
         super().__init__(on_text)
-        self._text = ""
+        self._message: dict[str, Any] = {}
         self._calls = _PartialCalls(tools)
         self._finish_reason = ""
-        self._is_refused = False
-        self._usage = NO_USAGE
+        self._has_ended = False
+        self._usage: Any = None
+
+    def opened(self, stream: Any) -> None:
+        """Look for `[DONE]`, which the SDK does not pass on: some servers end with it alone, without a reason."""
+        response = getattr(stream, "response", None)
+        if response is not None:
+            response.aiter_bytes = self._watching(response.aiter_bytes)
+
+    def _watching(self, read: Callable[..., AsyncIterator[bytes]]) -> Callable[..., AsyncIterator[bytes]]:
+        async def aiter_bytes(*args: Any, **options: Any) -> AsyncIterator[bytes]:
+            tail = b"\n"
+            async for data in read(*args, **options):
+                seen = tail + data
+                self._has_ended = self._has_ended or _END.search(seen) is not None
+                tail = seen[-16:]
+                yield data
+
+        return aiter_bytes
 
     def add(self, chunk: Any) -> None:
-        _raise_reported_error(chunk)
-        if (usage := getattr(chunk, "usage", None)) is not None:
-            self._usage = read_usage(usage)
-        for choice in getattr(chunk, "choices", None) or ():
+        data = fields_of(chunk)
+        _raise_reported_error(data)
+        self._usage = data.get("usage") or self._usage
+        for choice in map(fields_of, data.get("choices") or ()):
             _raise_reported_error(choice)
-            self._finish_reason = getattr(choice, "finish_reason", None) or self._finish_reason
-            delta = getattr(choice, "delta", None)
-            if text := _text_of(getattr(delta, "content", None)):
-                self._text += text
+            self._finish_reason = choice.get("finish_reason") or self._finish_reason
+            delta = dict(fields_of(choice.get("delta")))
+            for piece in delta.pop("tool_calls", None) or ():
+                self._calls.add(fields_of(piece))
+            text = text_of(delta.get("content")) + (delta.get("refusal") or "")
+            if isinstance(delta.get("content"), str) and isinstance(self._message.get("content"), list):
+                delta["content"] = [{"type": "text", "text": delta["content"]}] if delta["content"] else None
+            elif isinstance(delta.get("content"), list) and isinstance(said := self._message.get("content"), str):
+                self._message["content"] = [{"type": "text", "text": said}] if said else []
+            _merge(self._message, delta)
+            if text:
                 self.show(text)
-            if refusal := getattr(delta, "refusal", None):
-                self._text += refusal
-                self._is_refused = True
-                self.show(refusal)
-            for piece in getattr(delta, "tool_calls", None) or ():
-                self._calls.add(piece)
 
     @property
     def is_complete(self) -> bool:
-        return bool(self._finish_reason)
+        return bool(self._finish_reason) or (self._has_ended and bool(self._message.get("content")))
 
     def response(self) -> ModelResponse:
-        reason = REFUSED if self._is_refused else _finish_reason(self._finish_reason)
-        calls, extra = self._calls.read()
-        return ModelResponse(self._text, calls, reason, self._usage, extra)
+        return _read_message(self._message, self._calls.read(), self._finish_reason, self._usage)

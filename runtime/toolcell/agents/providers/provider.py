@@ -1,7 +1,8 @@
 """The Protocol that every model implements, and the messages and responses it exchanges with the loop.
 
-Messages are plain dicts in OpenAI's format. A tool's answer may have more keys: `is_error`, `images`,
-and `labels`, which any message may have: what has been read up to it.
+Messages are plain dicts in OpenAI's format: the one form of a conversation, which each provider writes in its own.
+A tool's answer may have more keys: `is_error`, `images`, and `labels`, which any message may have: what has been read
+up to it. An assistant's may have `extra`: what its provider needs back as it came.
 """
 
 from __future__ import annotations
@@ -11,13 +12,22 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, runtime_checkable
 
 from toolcell.errors import ToolcellError
-from toolcell.tools import NO_USAGE, TokenUsage, ToolCall, ToolDefinition
+from toolcell.tools import NO_USAGE, TokenUsage, ToolCall, ToolDefinition, unique_ids
 
 Message = dict[str, Any]
 """Shape: {"role", "content"}; an assistant's also has `tool_calls`, a tool's answer has `tool_call_id`."""
 
 REFUSED, PAUSED = "refusal", "pause_turn"
 """Finish reasons: the model does not want to answer, and the model has not finished its turn."""
+
+FIELDS, CALL_FIELDS = "fields", "calls"
+"""Under `extra`: fields of a message that this form does not have, as they came, and those of its calls."""
+
+_READ_FIELDS = frozenset(
+    {"role", "content", "refusal", "tool_calls", "function_call", "finish_reason", "usage", "extra"}
+)
+_READ_FIELDS_OF_CALLS = frozenset({"index", "id", "type", "function"})
+_READ_FIELDS_OF_FUNCTIONS = frozenset({"id", "name", "arguments"})
 
 OnText = Callable[[str], None]
 
@@ -65,10 +75,52 @@ class ModelResponse:
             case str():
                 return cls(answer)
             case Mapping():
-                calls = tuple(ToolCall.read(call) for call in answer.get("tool_calls") or ())
-                reason = answer.get("finish_reason") or ("tool_calls" if calls else "stop")
-                return cls(answer.get("content") or "", calls, reason, read_usage(answer.get("usage")))
+                return cls._read_message(answer)
         raise ProviderError(f"the provider returned {type(answer).__name__}, which is not an answer")
+
+    @classmethod
+    def _read_message(cls, message: Mapping[str, Any]) -> Self:
+        """Read an assistant's message. Whatever has no place in a response is kept in `extra`."""
+        content, found = message.get("content"), message.get("tool_calls") or ()
+        calls = tuple(unique_ids(map(ToolCall.read, found)))
+        fields = {name: value for name, value in message.items() if name not in _READ_FIELDS and value is not None}
+        if isinstance(content, list) and any(not _is_plain_text(part) for part in content):
+            fields["content"] = content
+        of_calls = {call.id: kept for call, given in zip(calls, found, strict=True) if (kept := call_fields(given))}
+        made = {name: kept for name, kept in ((FIELDS, fields), (CALL_FIELDS, of_calls)) if kept}
+        reason = message.get("finish_reason") or ("tool_calls" if calls else "stop")
+        text, refusal = text_of(content), message.get("refusal")
+        return cls(
+            text or refusal or "",
+            calls,
+            REFUSED if refusal else reason,
+            read_usage(message.get("usage")),
+            {**(message.get("extra") or {}), **made},
+        )
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a message's content: text, a list of parts, or nothing. Thoughts are not part of it."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        return ""
+    parts = [part for part in content if isinstance(part, Mapping)]
+    texts = [part.get("text") for part in parts if part.get("type", "text") in ("text", "output_text")]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _is_plain_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.keys() == {"type", "text"} and part["type"] == "text"
+
+
+def call_fields(call: Any) -> dict[str, Any]:
+    """Return the fields of a call in OpenAI's format that a `ToolCall` does not have, such as Gemini's signatures."""
+    if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
+        return {}
+    kept = {name: value for name, value in call.items() if name not in _READ_FIELDS_OF_CALLS and value is not None}
+    inside = {name: value for name, value in function.items() if name not in _READ_FIELDS_OF_FUNCTIONS}
+    return kept | ({"function": inside} if inside else {})
 
 
 def read_usage(usage: Any) -> TokenUsage:

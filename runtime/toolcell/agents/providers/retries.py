@@ -87,15 +87,22 @@ def as_provider_error(exc: Exception) -> ProviderError:
         return exc
     status, headers = getattr(exc, "status_code", None), _headers_of(exc)
     body = getattr(exc, "body", None)
-    is_transient = _is_transient(body.get("error", body) if isinstance(body, Mapping) else body)
+    reported = _error_in(body)
+    is_transient = _is_transient(reported)
     if isinstance(status, int):
         is_retryable = _should_retry(headers, status in TRANSIENT_STATUSES or (status < 400 and is_transient))
-        return ProviderError(str(exc), status=status, retryable=is_retryable, retry_after_s=_retry_after_s(headers))
+        wait_s = _retry_after_s(headers)
+        wait_s = _retry_delay_s(reported) if wait_s is None else wait_s
+        return ProviderError(str(exc), status=status, retryable=is_retryable, retry_after_s=wait_s)
     is_connection = isinstance(exc, ConnectionError | TimeoutError) or type(exc).__name__ in _CONNECTION_ERRORS
     said = f"{exc}: {body[:500]}" if isinstance(body, str) and body not in str(exc) else str(exc)
     host = _host_of(exc) if is_connection else ""
     at = f" at {host}" if host else ""
-    return ProviderError(f"{type(exc).__name__}{at}: {said}", retryable=is_connection or is_transient)
+    return ProviderError(
+        f"{type(exc).__name__}{at}: {said}",
+        retryable=is_connection or is_transient,
+        retry_after_s=_retry_delay_s(reported),
+    )
 
 
 def _host_of(exc: Exception) -> str:
@@ -118,7 +125,27 @@ def reported_error(error: Any) -> ProviderError:
     fields = error if isinstance(error, Mapping) else {"message": error}
     message, names = fields.get("message"), ", ".join(str(fields[key]) for key in ("type", "code") if fields.get(key))
     text = f"the model's server answered with an error: {message or 'no message'}"
-    return ProviderError(f"{text} ({names})" if names else text, retryable=_is_transient(error))
+    return ProviderError(
+        f"{text} ({names})" if names else text, retryable=_is_transient(error), retry_after_s=_retry_delay_s(error)
+    )
+
+
+def _error_in(body: Any) -> Any:
+    """Return the error of a body: under `error`, and with Gemini's compatible end in a list."""
+    first = body[0] if isinstance(body, list) and body else body
+    return first.get("error", first) if isinstance(first, Mapping) else first
+
+
+def _retry_delay_s(error: Any) -> float | None:
+    """Return the wait that Gemini asks for in its error's details.
+
+    Shape: {"@type": ".../google.rpc.RetryInfo", "retryDelay": "34.07s"}.
+    """
+    details = error.get("details") if isinstance(error, Mapping) else None
+    for detail in details if isinstance(details, list) else ():
+        if isinstance(detail, Mapping) and isinstance(delay := detail.get("retryDelay"), str):
+            return _number(delay.removesuffix("s"))
+    return None
 
 
 def _is_transient(error: Any) -> bool:

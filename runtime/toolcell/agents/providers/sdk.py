@@ -110,6 +110,19 @@ def known_options(method: Callable[..., Any], options: Mapping[str, Any]) -> dic
     return known
 
 
+def fields_of(data: Any) -> Mapping[str, Any]:
+    """Return what an object of an SDK was read from, unknown fields included; of anything else nothing.
+
+    Servers send what the SDK's models do not expect, so nothing is validated.
+    """
+    if isinstance(data, Mapping):
+        return data
+    if callable(dump := getattr(data, "model_dump", None)):
+        dumped: Mapping[str, Any] = dump(mode="json", by_alias=True, exclude_unset=True, warnings=False)
+        return dumped
+    return getattr(data, "__dict__", {})
+
+
 class StreamAccumulator(ABC):
     """Builds one `ModelResponse` from the items of a stream, and passes text on as it arrives."""
 
@@ -126,6 +139,7 @@ class StreamAccumulator(ABC):
         """
         try:
             async with await opening as items:
+                self.opened(items)
                 async for item in items:
                     self.add(item)
         except Exception as exc:
@@ -140,6 +154,9 @@ class StreamAccumulator(ABC):
         """Pass a piece of text on."""
         self._has_shown_text = True
         self._on_text(text)
+
+    def opened(self, stream: Any) -> None:  # noqa: B027
+        """Look at the stream before its first item."""
 
     @abstractmethod
     def add(self, item: Any) -> None:
