@@ -77,7 +77,7 @@ def test_registering_a_tool_takes_few_function_calls_however_many_there_are() ->
     registry = ToolRegistry()
     calls = [looked_at(registry, number) for number in range(500)]
 
-    assert max(calls[1:]) <= 600
+    assert max(calls[1:]) <= 640  # weighing its schema before it is compiled is some of them
 
 
 def test_what_is_sent_with_a_script_has_as_many_elements_with_many_tools_as_with_few() -> None:
