@@ -73,7 +73,6 @@ KINDS = {
     "folder": "os.makedirs('odd/empty')",
     "link to itself": "os.symlink('odd', 'odd')",
     "link to nothing": "os.symlink('nothing', 'odd')",
-    "whiteout": "__import__('ctypes').CDLL(None).renameat2(-100, b'here', -100, b'there', 4); os.rename('here', 'odd')",
     "no permission": "open('odd', 'w').close(); os.chmod('odd', 0)",
     "missing": "pass",
 }

@@ -386,9 +386,11 @@ def test_a_container_ends_when_a_supervisor_is_killed(tmp_path: Path) -> None:
 OLD = "from toolcell_bridge.isolation import landlock; landlock.NEWEST_ABI = 5"
 
 
-def test_where_signals_cannot_be_kept_inside_the_mode_refuses_to_start(tmp_path: Path) -> None:
-    with pytest.raises(EOFError, match="below 6 a sandbox can signal the others"), running(tmp_path, before=OLD):
-        pass
+def test_where_landlock_has_no_scopes_a_filter_keeps_signals_inside(tmp_path: Path) -> None:
+    with running(tmp_path, before=OLD) as container:
+        other = container.open().run("import os\nset_result(os.getpid())")
+        attack = f"import os\ntry:\n    set_result(os.kill({other}, 0))\nexcept OSError as exc:\n    set_result(type(exc).__name__)"
+        assert container.open().run(attack) == "PermissionError"
 
 
 def test_where_scopes_are_not_required_it_starts_and_kills_every_descendant(tmp_path: Path) -> None:
