@@ -53,7 +53,7 @@ needs("k8s_agent_sandbox")
 
 from integrations.fake_kubernetes import TOKEN, DockerKubelet, FakeKubernetes, ProcessKubelet  # noqa: E402
 
-pytestmark = [pytest.mark.framework, pytest.mark.isolation]
+pytestmark = [pytest.mark.framework, pytest.mark.isolation, pytest.mark.timeout(600)]  # a whole contract is one test
 
 SOON_S = 60.0
 FLOOD = """

@@ -46,7 +46,7 @@ needs("ray")
 import ray  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
-pytestmark = [pytest.mark.framework, pytest.mark.isolation]
+pytestmark = [pytest.mark.framework, pytest.mark.isolation, pytest.mark.timeout(600)]
 
 NODES = 3
 SOON_S = 60.0

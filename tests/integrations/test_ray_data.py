@@ -17,7 +17,7 @@ import ray  # noqa: E402
 
 from toolcell.integrations.ray_data import BatchFailed, SandboxedFunction, batch_of, columns_of  # noqa: E402
 
-pytestmark = [pytest.mark.framework, pytest.mark.isolation]
+pytestmark = [pytest.mark.framework, pytest.mark.isolation, pytest.mark.timeout(600)]
 
 SQUARES = "def transform(batch):\n    return {'id': batch['id'], 'square': [n * n for n in batch['id']]}"
 

@@ -19,7 +19,7 @@ from integrations.conftest import needs
 
 needs("ray")
 
-pytestmark = [pytest.mark.framework, pytest.mark.isolation]
+pytestmark = [pytest.mark.framework, pytest.mark.isolation, pytest.mark.timeout(600)]
 
 PROGRAM = Path(__file__).with_name("ray_losses.py")
 
