@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import math
 import pkgutil
 import re
 import re._constants as sre
 import re._parser as parser
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +27,8 @@ from toolcell.errors import ToolcellError
 SIZES = (2_000, 8_000, 32_000)
 FREE_S = 0.004
 """CPU time of a text that is not looked at more closely: noise is larger."""
+TOO_LONG_S = 4.0
+"""CPU time of one text, after which nothing more has to be measured."""
 MOST_GROWTH = 8.0
 """Of the time, where a text becomes four times as long. What is quadratic grows sixteenfold."""
 
@@ -230,14 +234,34 @@ def cpu_s(compiled: re.Pattern[Any], methods: frozenset[str], text: Any) -> floa
     return time.process_time() - began
 
 
+class _TooLong(Exception):
+    """A pattern took `TOO_LONG_S` for one text."""
+
+
+def _stop(*_: object) -> None:
+    raise _TooLong
+
+
 def slowest(found: Found) -> tuple[float, tuple[str, str, str]]:
     """Return by how much the time of a pattern grows, at worst, where its text becomes four times as long."""
+    before = signal.signal(signal.SIGVTALRM, _stop)
+    try:
+        return _slowest(found)
+    except _TooLong:
+        return math.inf, ("", found.module, "")
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _slowest(found: Found) -> tuple[float, tuple[str, str, str]]:
     compiled, worst = re.compile(found.pattern, found.flags), (0.0, ("", "", ""))
     for begin, repeated, end in texts_for(found.pattern, found.flags):
         before = 0.0
         for size in SIZES:
             text: Any = begin + repeated * (size // len(repeated)) + end
             text = text.encode("latin-1", "replace") if isinstance(found.pattern, bytes) else text
+            signal.setitimer(signal.ITIMER_VIRTUAL, TOO_LONG_S)
             took = cpu_s(compiled, found.methods, text)
             if took > FREE_S and before:
                 again = min(took, cpu_s(compiled, found.methods, text))

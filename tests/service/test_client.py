@@ -21,6 +21,7 @@ from toolcell.results.effects import CommitResult
 from toolcell.run.streaming import CallUpdated
 from toolcell.service import Client, SyncClient, TenantConfig
 from toolcell.service.client_session import ClientSession
+from toolcell.service.socket.offer import KEPT_OFFERS
 from toolcell.sessions.session import Session
 from toolcell.sync import SyncRuntime
 from toolcell.tools import approval_hook
@@ -433,6 +434,27 @@ async def test_many_runs_of_one_client_go_on_at_once(url: str) -> None:
         results: list[ExecutionResult] = await asyncio.gather(*runs)
 
     assert [each.value for each in results] == list(range(8))
+
+
+@pytest.mark.slow
+async def test_runs_with_more_toolsets_than_the_service_keeps_go_on_at_once_and_in_turn(url: str) -> None:
+    def toolset(n: int) -> ToolRegistry:
+        registry = ToolRegistry()
+
+        @registry.tool
+        def number() -> int:
+            """Return the number of its toolset."""
+            return n
+
+        return registry
+
+    script = "set_result(call_tool('number'))"
+    async with Client(url) as client:
+        toolsets = [toolset(n) for n in range(2 * KEPT_OFFERS)]
+        together = await asyncio.gather(*(client.execute_code(script, tools=each) for each in toolsets))
+        in_turn = [await client.execute_code(script, tools=each) for each in toolsets]
+
+    assert [each.value for each in together] == [each.value for each in in_turn] == list(range(2 * KEPT_OFFERS))
 
 
 async def test_a_sync_client_runs_scripts_sessions_and_streams(url: str) -> None:

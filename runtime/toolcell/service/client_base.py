@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -10,9 +11,10 @@ from toolcell.errors import ServiceError, ServiceUnavailable, UsageError
 from toolcell.run import NO_HANDLERS, RunHandlers
 from toolcell.service.socket.caller_tools import CallerTools
 from toolcell.service.socket.exchange import Exchange
+from toolcell.service.socket.failures import ToolsetForgotten
 from toolcell.service.socket.link import ServiceLink
 from toolcell.service.socket.messages import Ask
-from toolcell.service.socket.offer import offer_key, offered_tools
+from toolcell.service.socket.offer import KEPT_OFFERS, offer_key, offered_tools
 from toolcell.service.socket.streams import StreamLost
 from toolcell.service.socket.values import READERS
 from toolcell.service.socket.wire_arguments import given_only, wire_context
@@ -22,10 +24,7 @@ from toolcell.tools import OF_THIS_PROCESS, AbandonedThreads, RunContext, ToolRe
 from toolcell_bridge import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
 ATTEMPTS: Final = 5
-"""To send a request whose session was lost before anything of it was sent."""
-
-KEPT_OFFERS: Final = 16
-"""The service keeps as many."""
+"""To send a request whose session was lost before anything of it was sent, or whose tools the service has forgotten."""
 
 
 class AskingClient:
@@ -40,6 +39,7 @@ class AskingClient:
     def _begin_asking(self) -> None:
         self._offers: Lru[Any, tuple[str, int, ToolRegistry]] = Lru(KEPT_OFFERS)
         """Toolsets that the service has: by what is in them, its session, their number and their tools."""
+        self._offering = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._abandoned = AbandonedThreads(OF_THIS_PROCESS)
 
@@ -85,6 +85,9 @@ class AskingClient:
                 answer = await self._exchanged(method, plain, caller, handlers)
             except StreamLost:
                 continue  # nothing of it was sent, so it is safe to send it
+            except ToolsetForgotten:
+                self._offers.pop(offer_key(registry))
+                continue
             return self._read(kind, answer, abandoned)
         raise ServiceUnavailable(f"the service at {self._link.url} is lost again and again: {self._link.problem}")
 
@@ -119,12 +122,13 @@ class AskingClient:
     async def _offered(self, registry: ToolRegistry) -> int:
         """Return the number of a toolset at the service; offer it if it is not there."""
         key = offer_key(registry)
-        session, number, _ = self._offers.get(key, ("", 0, registry))
-        if session == self._link.home:
-            self._offers.use(key)  # as at the service
+        async with self._offering:  # many that begin at once offer their tools once
+            session, number, _ = self._offers.get(key, ("", 0, registry))
+            if session == self._link.home:
+                self._offers.use(key)  # as at the service
+                return number
+            number = next(self._numbers)
+            offer = {"toolset": number, "tools": offered_tools(registry), "with_own": self._server_tools}
+            await self._exchanged("offer_tools", offer, CallerTools(registry, RunContext()), NO_HANDLERS)
+            self._offers.put(key, (self._link.home, number, registry))  # keeps the tools, so that their ids stay theirs
             return number
-        number = next(self._numbers)
-        offer = {"toolset": number, "tools": offered_tools(registry), "with_own": self._server_tools}
-        await self._exchanged("offer_tools", offer, CallerTools(registry, RunContext()), NO_HANDLERS)
-        self._offers.put(key, (self._link.home, number, registry))  # keeps the tools, so that their ids stay theirs
-        return number

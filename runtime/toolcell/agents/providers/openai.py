@@ -33,7 +33,7 @@ _NEWER_NAMES = {"max_tokens": "max_completion_tokens"}
 
 _END = re.compile(rb"(?:^|\n)data: ?\[DONE\]")
 
-_GROWING = frozenset({"text", "summary", "thinking"})
+_PIECES = frozenset({"text", "summary", "thinking"})
 """Fields of the items of a list that come in pieces: of reasoning (OpenRouter, MiniMax) and of content (Mistral)."""
 
 
@@ -191,7 +191,7 @@ def _merge_items(items: list[Any], pieces: Iterable[Any]) -> None:
         if not (items and _goes_on(items[-1], piece)):
             items.append(dict(piece) if isinstance(piece, Mapping) else piece)
             continue
-        growing = {name: value for name, value in piece.items() if name in _GROWING}
+        growing = {name: value for name, value in piece.items() if name in _PIECES}
         items[-1].update({name: value for name, value in piece.items() if name not in growing and value is not None})
         _merge(items[-1], growing)
 
@@ -204,7 +204,7 @@ def _goes_on(item: Any, piece: Any) -> bool:
         return False
     if item.get("id") and piece.get("id") and item["id"] != piece["id"]:
         return False
-    grows = any(piece.get(name) for name in _GROWING)
+    grows = any(piece.get(name) for name in _PIECES)
     return not (item.get("signature") and grows) and (grows or "index" in piece)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from toolcell.config import Limits
 from toolcell.errors import SessionError, UsageError
@@ -15,6 +15,8 @@ from toolcell.runtime import Runtime
 from toolcell.service.principal import Principal
 from toolcell.service.problems import Problem
 from toolcell.service.socket.arguments import Arguments
+from toolcell.service.socket.failures import ToolsetForgotten
+from toolcell.service.socket.offer import KEPT_OFFERS
 from toolcell.service.socket.remote_tools import remote_registry
 from toolcell.service.socket.served_request import CallTeller, ServedRequest
 from toolcell.service.socket.values import plain_record
@@ -24,9 +26,6 @@ from toolcell.support import daemon_threads
 from toolcell.support.lru import Lru
 from toolcell.tools import RunContext, ToolRegistry
 
-MAX_TOOLSETS: Final = 4
-"""That a caller may have offered at once. The one that was not used for longest is forgotten."""
-
 
 class CallerSession:
     """Session of one principal. It ends with the caller's session, and everything in it ends then."""
@@ -34,7 +33,7 @@ class CallerSession:
     def __init__(self, principal: Principal, tenant: Tenant) -> None:
         self.principal, self.tenant = principal, tenant
         self.runtime: Runtime = tenant.runtime
-        self._toolsets: Lru[int, ToolRegistry] = Lru(MAX_TOOLSETS)
+        self._toolsets: Lru[int, ToolRegistry] = Lru(KEPT_OFFERS)
         self._sessions: dict[int, Session] = {}
         self._numbers = itertools.count(1)
 
@@ -63,13 +62,13 @@ class CallerSession:
         """Return the tools of a request; None: those of the tenant.
 
         Raises:
-            UsageError: there is no such toolset.
+            ToolsetForgotten: there is no such toolset.
         """
         number = given.take("toolset", int)
         if number is None:
             return None
         if (found := self._toolsets.use(number)) is None:
-            raise UsageError(f"there is no toolset {number}; offer it again")
+            raise ToolsetForgotten(f"there is no toolset {number}; offer it again")
         return found
 
     # Options of requests

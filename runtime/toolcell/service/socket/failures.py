@@ -28,6 +28,13 @@ from toolcell.support.log import logger_of
 
 logger = logger_of("toolcell.service")
 
+
+class ToolsetForgotten(UsageError):
+    """The service has no toolset of this number, or has it no more. It is to be offered again; nothing was done."""
+
+    code = "toolset_forgotten"
+
+
 _KINDS: Final[dict[str, type[ToolcellError]]] = {
     kind.code: kind
     for kind in (
@@ -39,6 +46,7 @@ _KINDS: Final[dict[str, type[ToolcellError]]] = {
         PackageError,
         AuditError,
         McpServerError,
+        ToolsetForgotten,
     )
 }
 _BUSY: Final = frozenset({429, 503})

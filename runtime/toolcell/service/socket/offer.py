@@ -29,6 +29,9 @@ TOLD: Final = (
 )
 """Options of `ToolOptions` that the service has to know. The others are met where the tool runs."""
 
+KEPT_OFFERS: Final = 4
+"""Toolsets of a caller that the service keeps. The one that was not used for longest is forgotten."""
+
 
 def offered_tools(tools: CallableTools) -> list[dict[str, Any]]:
     """Return the tools that scripts and plans may call, for the service.
