@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import cycle, product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,6 +50,71 @@ def test_help_and_version_load_neither_models_nor_docker_nor_rich() -> None:
     for flag in ("--help", "--version"):
         done = subprocess.run([sys.executable, "-c", probe, flag], capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1] == "[]"
+
+
+LOSSES = {
+    "reader gone": exits.READER_GONE,
+    "stdout full": exits.FAILED,
+    "stdout closed": exits.FAILED,
+    "stderr full": exits.OK,
+    "stderr closed": exits.OK,
+    "stdin closed": exits.OK,
+}
+EACH_COMMAND = """
+import gc, json, os, sys
+gc.disable()
+from toolcell.cli import COMMANDS, build, main
+for name in COMMANDS:
+    build([name])  # so that each command below has its modules already
+gc.freeze()
+
+def lose(stream, how):
+    number = ("stdin", "stdout", "stderr").index(stream)
+    if how == "closed":
+        os.close(number)
+        setattr(sys, stream, None)  # as in an interpreter that starts without it
+    else:
+        os.dup2(os.open("/dev/full", os.O_WRONLY), number)
+
+for index, (line, loss) in enumerate(json.loads(sys.argv[1])):
+    if (child := os.fork()) == 0:
+        sys.argv = ["toolcell", *line.split()]
+        os.dup2(os.open(f"stderr-{index}", os.O_CREAT | os.O_WRONLY), 2)
+        if loss == "reader gone":
+            reader, writer = os.pipe()
+            os.dup2(writer, 1)
+            os.close(reader)
+            os.close(writer)
+        else:
+            lose(*loss.split())
+        main()
+    with open("statuses", "a") as file:
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=file)
+"""
+"""Runs each command line in a fork that has lost a stream."""
+
+
+def test_streams_that_are_closed_or_full_end_every_command_with_its_documented_status(tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text('def double(x: int) -> int:\n    """Double x."""\n    return 2 * x\n')
+    (tmp_path / "s.py").write_text("print(1)\n")
+    helps = zip([f"{name} --help" for name in COMMANDS], cycle(LOSSES), strict=False)
+    scripts = [("run s.py", loss) for loss in ("reader gone", "stdout full", "stderr closed")]
+    cases = [*helps, *scripts, *product(["--version", "tools t.py --json", "run"], LOSSES)]
+    subprocess.run(
+        [sys.executable, "-c", EACH_COMMAND, json.dumps(cases)],
+        cwd=tmp_path,
+        env=os.environ | {"COLUMNS": "60"},  # help without tables: it is quicker
+        stdout=subprocess.DEVNULL,
+        timeout=60,
+        check=True,
+    )
+    found, statuses = {}, (tmp_path / "statuses").read_text().split()
+    for index, (case, status) in enumerate(zip(cases, statuses, strict=True)):
+        told = (tmp_path / f"stderr-{index}").read_text()
+        found[case] = int(status), "cannot write to stdout" in told, "Traceback" in told
+    # Without a script, `run` writes its usage error to stderr alone.
+    expected = {(line, loss): exits.USAGE if line == "run" else LOSSES[loss] for line, loss in cases}
+    assert found == {case: (status, status == exits.FAILED, False) for case, status in expected.items()}
 
 
 def test_every_command_explains_itself() -> None:

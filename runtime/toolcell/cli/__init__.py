@@ -5,12 +5,13 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
-import io
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
+
+from toolcell.cli.streams import standard_streams
 
 if TYPE_CHECKING:
     import typer
@@ -42,9 +43,6 @@ TABLE_COLUMNS = 72
 
 def main() -> None:
     """Run the `toolcell` command."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode still gets every character
     try:
         gc.disable()  # imports leave no garbage: a tenth of their time
         app = build(sys.argv[1:])
@@ -52,7 +50,8 @@ def main() -> None:
         gc.enable()
         # At its end the interpreter looks for garbage in all that was imported: a tenth of a short command's time.
         atexit.register(gc.freeze)
-        app(prog_name="toolcell")
+        with standard_streams():
+            app(prog_name="toolcell")
     except KeyboardInterrupt:  # while modules are imported; a command that runs has its own way to end
         os.write(2, b"interrupted\n")
         os._exit(128 + signal.SIGINT)  # `exits.INTERRUPTED`, whose module may not be imported yet

@@ -13,17 +13,18 @@ from toolcell.errors import (
 )
 from toolcell.results import Outcome
 
-OK, FAILED, USAGE, UNAVAILABLE, LIMIT, BROKEN, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+OK, FAILED, USAGE, UNAVAILABLE, LIMIT, BROKEN, INTERRUPTED, READER_GONE = 0, 1, 2, 3, 4, 5, 130, 141
 
 MEANINGS: dict[int, str] = {
     OK: "the script reached its end",
     FAILED: "the script failed: an exception, sys.exit(n), a syntax error, or refused by the lint profile; or one "
-    "of its files was not saved",
+    "of its files was not saved, or the output was not written",
     USAGE: "the command line, an input or the tools file is wrong; nothing ran",
     UNAVAILABLE: "no sandbox could be started: an isolation layer, a package or an MCP server is missing; nothing ran",
     LIMIT: "a limit ended the script: time, CPU, memory, output, processes or tool calls",
     BROKEN: "the sandbox died or was lost, or broke the bridge protocol",
     INTERRUPTED: "interrupted by Ctrl-C, or a tool ended the run",
+    READER_GONE: "the reader of the output closed its pipe, as `head` does",
 }
 
 BY_OUTCOME: dict[Outcome, int] = {

@@ -7,7 +7,6 @@ Consoles use colour only on a terminal. Text of a script or a tool is never pars
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -75,10 +74,6 @@ def reporting(command: Command) -> Command:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
-        except BrokenPipeError:
-            # The reader closed our output. Without this, Python would report the same error again at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(exits.FAILED) from None
         except KeyboardInterrupt:
             raise _interrupted() from None
         except (ToolcellError, BaseExceptionGroup) as exc:
