@@ -10,11 +10,11 @@ import os
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import anyio
 
-from toolcell.config import CheckTypes, Limits, LintProfile, Policy, PoolConfig, check_types_of
+from toolcell.config import CheckTypes, Limits, Policy, PoolConfig, check_types_of
 from toolcell.control.script_checks import ScriptChecks
 from toolcell.control.script_runs import ScriptRuns
 from toolcell.errors import UsageError, warn_user
@@ -23,15 +23,14 @@ from toolcell.results import AbandonedThread, ExecutionResult, Outcome, Suspensi
 from toolcell.results.call_list import finished_runs
 from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.connection import GuestConnection
-from toolcell.run.input_files import FileContent, FileInput
-from toolcell.run.options import OnApproval, Refresh, RunOptions
+from toolcell.run.options import OnApproval, RunKwargs, RunOptions
 from toolcell.run.runs import EgressRules, Runs
 from toolcell.run.sandboxes import Sandboxes
 from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.environment import Environment
 from toolcell.sandbox.pool import Pool
 from toolcell.settings import settings_of
-from toolcell.support.keywords import check_keywords, keywords_known, keywords_of
+from toolcell.support.keywords import keywords_known
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.tools import RunContext, ToolRegistry
 from toolcell.tools.call import CallableTools
@@ -295,28 +294,7 @@ class Runtime(OpenedInBlock):
     # Running scripts.
 
     @keywords_known
-    async def execute_code(
-        self,
-        source: str,
-        *,
-        inputs: Mapping[str, Any] | None = None,
-        files: Iterable[FileInput] | Mapping[str, FileContent] = (),
-        tools: CallableTools | Iterable[Any] | None = None,
-        limits: Limits | None = None,
-        lint: LintProfile | None = None,
-        context: RunContext | None = None,
-        seed: int | None = None,
-        clock: float | None = None,
-        on_approval: OnApproval = "ask",
-        repairs: ExecutionResult | str | None = None,
-        refresh: Refresh = "",
-        dry_run: bool | Draft = False,
-        preflight: bool = False,
-        check_types: bool | CheckTypes | None = None,
-        cancel: anyio.Event | None = None,
-        on_log: OnLog | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> ExecutionResult:
+    async def execute_code(self, source: str, **options: Unpack[RunKwargs]) -> ExecutionResult:
         """Run a script in a fresh sandbox and return its result.
 
         `inputs` become names in the script, `files` its workspace; `tools` is what it may call. docs/scripts.md has the
@@ -331,28 +309,9 @@ class Runtime(OpenedInBlock):
 
         Cancellation: the sandbox is killed with everything in it.
         """
-        options = RunOptions(
-            inputs=inputs,
-            files=files,
-            tools=tools,
-            limits=limits,
-            lint=lint,
-            context=context,
-            seed=seed,
-            clock=clock,
-            on_approval=on_approval,
-            repairs=repairs,
-            refresh=refresh,
-            dry_run=dry_run,
-            preflight=preflight,
-            check_types=check_types,
-            cancel=cancel,
-            on_log=on_log,
-            on_progress=on_progress,
-        )
-        return await self.scripts.execute(source, options)
+        return await self.scripts.execute(source, RunOptions.of("execute_code", options))
 
-    def stream(self, source: str, **options: Any) -> RunStream:
+    def stream(self, source: str, **options: Unpack[RunKwargs]) -> RunStream:
         """Run a script as `execute_code` does, and return its events, for `async for`.
 
         Shape: `LogPrinted`, `ProgressReported`, `CallStarted`, `CallUpdated` and `CallEnded` as they happen; at the end
@@ -367,8 +326,7 @@ class Runtime(OpenedInBlock):
         from toolcell.run.streaming import RunStream
 
         self.check_open()
-        check_keywords("stream", options, keywords_of(type(self).execute_code))
-        return RunStream(partial(self.scripts.execute, source), RunOptions(**options), self.runs.task_group)
+        return RunStream(partial(self.scripts.execute, source), RunOptions.of("stream", options), self.runs.task_group)
 
     @keywords_known
     def map(

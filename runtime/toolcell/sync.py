@@ -6,13 +6,14 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack
 
 from toolcell.control.draft import Draft
 from toolcell.control.steps_of_plans import PlanRows
 from toolcell.errors import UsageError
 from toolcell.results import AbandonedThread, ExecutionResult, SessionFile, Suspension
 from toolcell.results.effects import CommitResult, Preflight, RevertResult
+from toolcell.run.options import RunKwargs, SessionRunKwargs
 from toolcell.runtime import Runtime
 from toolcell.sessions.session import Session
 from toolcell.support.loop_thread import LoopThread, each_of
@@ -86,11 +87,11 @@ class SyncRuntime:
     async def __aexit__(self, *exc_info: object) -> None:
         """Never reached: `__aenter__` raises."""
 
-    def execute_code(self, source: str, **options: Any) -> ExecutionResult:
+    def execute_code(self, source: str, **options: Unpack[RunKwargs]) -> ExecutionResult:
         """Run a script and wait for it; see `Runtime.execute_code` for options and errors."""
         return self._opened().call(partial(self.runtime.execute_code, source, **options))
 
-    def stream(self, source: str, **options: Any) -> Iterator[RunEvent]:
+    def stream(self, source: str, **options: Unpack[RunKwargs]) -> Iterator[RunEvent]:
         """Run a script and return what happens as events, for `for`; see `Runtime.stream`."""
         thread = self._opened()
         return each_of(thread, thread.run_sync(partial(self.runtime.stream, source, **options)))
@@ -195,11 +196,11 @@ class SyncSession:
         if not self._thread.has_ended:
             self._call(self.session.close)
 
-    def execute_code(self, source: str, **options: Any) -> ExecutionResult:
+    def execute_code(self, source: str, **options: Unpack[SessionRunKwargs]) -> ExecutionResult:
         """Run a script and wait for it; see `Session.execute_code`."""
         return self._call(partial(self.session.execute_code, source, **options), self.session.interrupt)
 
-    def stream(self, source: str, **options: Any) -> Iterator[RunEvent]:
+    def stream(self, source: str, **options: Unpack[SessionRunKwargs]) -> Iterator[RunEvent]:
         """Run a script and return what happens as events; see `Session.stream`."""
         self._thread.check()
         return each_of(self._thread, self._thread.run_sync(partial(self.session.stream, source, **options)))

@@ -13,11 +13,12 @@ from rows import each_row
 from toolcell import Runtime, SyncRuntime
 from toolcell.control import Draft
 from toolcell.errors import UsageError
-from toolcell.run.options import RunOptions
+from toolcell.run.options import RunKwargs, RunOptions, SessionRunKwargs
 from toolcell.service import Client
 from toolcell.service.client_session import ClientSession
 from toolcell.service.routes.models import ExecuteRequest
 from toolcell.sessions.session import Session
+from toolcell.sync import SyncSession
 
 pytestmark = pytest.mark.quick
 
@@ -27,14 +28,17 @@ IN_A_BLOCK = ("seed", "clock", "repairs", "refresh", "preflight")
 """Options of a run by itself, which scripts of a session do not have."""
 
 
-def keywords(function: Callable[..., Any]) -> set[str]:
-    parameters = inspect.signature(function).parameters.values()
-    return {each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+def options_of(door: Callable[..., Any]) -> str:
+    return str(inspect.signature(door).parameters["options"].annotation)
 
 
 def test_a_run_takes_every_option_at_each_door() -> None:
-    assert keywords(Runtime.execute_code) == keywords(Client.execute_code) == FIELDS
-    assert keywords(Session.execute_code) == keywords(ClientSession.execute_code) == FIELDS - set(IN_A_BLOCK)
+    assert set(RunKwargs.__annotations__) == FIELDS
+    assert set(SessionRunKwargs.__annotations__) == FIELDS - set(IN_A_BLOCK)
+    for kind in (Runtime, Client, SyncRuntime):
+        assert options_of(kind.execute_code) == options_of(kind.stream) == "Unpack[RunKwargs]"
+    for kind in (Session, ClientSession, SyncSession):
+        assert options_of(kind.execute_code) == options_of(kind.stream) == "Unpack[SessionRunKwargs]"
     local = {"context", "cancel", "on_log", "on_progress"}
     assert set(ExecuteRequest.model_fields) - {"code"} == FIELDS - local
 

@@ -189,11 +189,15 @@ class McpServer:
 
     async def _execute(self, ctx: Context, args: dict[str, Any]) -> Answer:
         limits = self.runtime.limits.model_copy(update=args.get("limits") or {})
-        options = {"inputs": args.get("inputs"), "limits": limits, "on_approval": "suspend"}
-        options["check_types"] = args.get("check_types")
         session = await self._session(ctx)
-        streaming = self.runtime if session is None else session
-        return await self._finish(ctx, await self._relay(ctx, streaming.stream(args["code"], **options)))
+        stream = (self.runtime if session is None else session).stream(
+            args["code"],
+            inputs=args.get("inputs"),
+            limits=limits,
+            on_approval="suspend",
+            check_types=args.get("check_types"),
+        )
+        return await self._finish(ctx, await self._relay(ctx, stream))
 
     async def _resume(self, ctx: Context, args: dict[str, Any]) -> Answer:
         if _can_ask(ctx):  # a model must not answer in the place of a person who can be asked

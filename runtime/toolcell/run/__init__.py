@@ -7,8 +7,8 @@ from toolcell.support.lazy import lazy_names
 __all__ = [
     "NO_HANDLERS", "CallEnded", "CallStarted", "CallUpdated", "Dispatch", "FileContent", "FileInput",
     "FileReturned", "GuestConnection", "LogPrinted", "OnApproval", "OnLog", "OnProgress", "ProgressReported",
-    "Refresh", "Run", "RunEvent", "RunFinished", "RunHandlers", "RunOptions", "RunRequest", "RunStream",
-    "check_on_approval", "failure", "guest_files", "run_message",
+    "Run", "RunEvent", "RunFinished", "RunHandlers", "RunKwargs", "RunOptions", "RunRequest", "RunStream",
+    "SessionRunKwargs", "check_on_approval", "failure", "guest_files", "run_message",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from toolcell.run.calls import Dispatch
     from toolcell.run.connection import GuestConnection
     from toolcell.run.input_files import FileContent, FileInput, guest_files
-    from toolcell.run.options import OnApproval, Refresh, RunOptions, check_on_approval
+    from toolcell.run.options import OnApproval, RunKwargs, RunOptions, SessionRunKwargs, check_on_approval
     from toolcell.run.request import RunRequest, run_message
     from toolcell.run.run import Run
     from toolcell.run.streaming import (
@@ -39,7 +39,7 @@ else:
             "toolcell.run.calls": "Dispatch",
             "toolcell.run.connection": "GuestConnection",
             "toolcell.run.input_files": "FileContent FileInput guest_files",
-            "toolcell.run.options": "OnApproval Refresh RunOptions check_on_approval",
+            "toolcell.run.options": "OnApproval RunKwargs RunOptions SessionRunKwargs check_on_approval",
             "toolcell.run.request": "RunRequest run_message",
             "toolcell.run.run": "Run",
             "toolcell.run.streaming": (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import anyio
 
@@ -17,6 +17,7 @@ from toolcell.results import ExecutionResult
 from toolcell.run.callbacks import OnLog, OnProgress, RunHandlers
 from toolcell.run.input_files import FileContent, FileInput
 from toolcell.settings import settings_of
+from toolcell.support.keywords import check_keywords
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.checks import brief, check_one_of
 from toolcell.tools.placeholders import DryRun
@@ -26,9 +27,36 @@ OnApproval = Literal["ask", "deny", "suspend"]
 Refresh = Literal["", "reads"]
 
 
+class SessionRunKwargs(TypedDict, total=False):
+    """What a script of a session may be given, as keywords: see `RunOptions`."""
+
+    inputs: Mapping[str, Any] | None
+    files: Iterable[FileInput] | Mapping[str, FileContent]
+    tools: CallableTools | Iterable[Any] | None
+    limits: Limits | None
+    lint: LintProfile | None
+    context: RunContext | None
+    on_approval: OnApproval
+    dry_run: bool | DryRun
+    check_types: bool | CheckTypes | None
+    cancel: anyio.Event | None
+    on_log: OnLog | None
+    on_progress: OnProgress | None
+
+
+class RunKwargs(SessionRunKwargs, total=False):
+    """What a run may be given, as keywords: see `RunOptions`."""
+
+    seed: int | None
+    clock: float | None
+    repairs: ExecutionResult | str | None
+    refresh: Refresh
+    preflight: bool
+
+
 @frozen(kw_only=True)
 class RunOptions:
-    """What one run is given. Each method takes as many of these as it can use; the others keep their defaults.
+    """What one run is given, checked. Each method takes as many of these as it can use (`RunKwargs`).
 
     Raises:
         UsageError: names the option, its value and what it may be.
@@ -62,6 +90,12 @@ class RunOptions:
     """Setting it ends the run with outcome `cancelled`."""
     on_log: OnLog | None = None
     on_progress: OnProgress | None = None
+
+    @classmethod
+    def of(cls, door: str, given: Mapping[str, Any], known: type = RunKwargs) -> RunOptions:
+        """Return the keywords that the method `door` was given, checked. `known`: a TypedDict of those that it has."""
+        check_keywords(door, given, known.__annotations__)
+        return cls(**given)
 
     def __post_init__(self) -> None:
         if self.lint is not None:

@@ -7,16 +7,23 @@ import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Unpack
 
 import anyio
 from anyio.abc import TaskGroup
 
-from toolcell.config import CheckTypes, Limits, LintProfile
+from toolcell.config import Limits
 from toolcell.control import PlanRows, ResumeDecision
 from toolcell.errors import UsageError
 from toolcell.results import AbandonedThread, CommitResult, ExecutionResult, Preflight, RevertResult, Suspension
-from toolcell.run import FileContent, FileInput, OnApproval, OnLog, OnProgress, Refresh, RunOptions, RunStream
+from toolcell.run import (
+    OnApproval,
+    OnLog,
+    OnProgress,
+    RunKwargs,
+    RunOptions,
+    RunStream,
+)
 from toolcell.service.client_base import AskingClient
 from toolcell.service.client_session import ClientSession
 from toolcell.service.socket.arguments import plain_decisions
@@ -28,7 +35,7 @@ from toolcell.service.socket.wire_arguments import (
     wire_script,
     wire_token,
 )
-from toolcell.support.keywords import check_keywords, keywords_known, keywords_of
+from toolcell.support.keywords import keywords_known
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.tools import (
     CallableTools,
@@ -116,28 +123,7 @@ class Client(OpenedInBlock, AskingClient, CodeRuntime):
     # Running scripts.
 
     @keywords_known
-    async def execute_code(
-        self,
-        source: str,
-        *,
-        inputs: Mapping[str, Any] | None = None,
-        files: Iterable[FileInput] | Mapping[str, FileContent] = (),
-        tools: Tools = None,
-        limits: Limits | None = None,
-        lint: LintProfile | None = None,
-        context: RunContext | None = None,
-        seed: int | None = None,
-        clock: float | None = None,
-        on_approval: OnApproval = "ask",
-        repairs: ExecutionResult | str | None = None,
-        refresh: Refresh = "",
-        dry_run: bool = False,
-        preflight: bool = False,
-        check_types: bool | CheckTypes | None = None,
-        cancel: anyio.Event | None = None,
-        on_log: OnLog | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> ExecutionResult:
+    async def execute_code(self, source: str, **options: Unpack[RunKwargs]) -> ExecutionResult:
         """Run a script at the service; see `Runtime.execute_code`. Calls of `tools` are made here.
 
         `limits` may be less than those of the service, never more. Of `context` the service gets the ids of thread,
@@ -150,26 +136,7 @@ class Client(OpenedInBlock, AskingClient, CodeRuntime):
 
         Cancellation: the run is ended. When the service is not there to answer, that is not waited for.
         """
-        options = RunOptions(
-            inputs=inputs,
-            files=files,
-            tools=tools,
-            limits=limits,
-            lint=lint,
-            context=context,
-            seed=seed,
-            clock=clock,
-            on_approval=on_approval,
-            repairs=repairs,
-            refresh=refresh,
-            dry_run=dry_run,
-            preflight=preflight,
-            check_types=check_types,
-            cancel=cancel,
-            on_log=on_log,
-            on_progress=on_progress,
-        )
-        return await self._execute_script(source, options)
+        return await self._execute_script(source, RunOptions.of("execute_code", options))
 
     async def _execute_script(self, source: str, options: RunOptions) -> ExecutionResult:
         result = await self._ask(
@@ -184,11 +151,10 @@ class Client(OpenedInBlock, AskingClient, CodeRuntime):
         assert isinstance(result, ExecutionResult)
         return result
 
-    def stream(self, source: str, **options: Any) -> RunStream:
+    def stream(self, source: str, **options: Unpack[RunKwargs]) -> RunStream:
         """Run a script as `execute_code` does, and return what happens as events; see `Runtime.stream`."""
         self._lifetime.check()
-        check_keywords("stream", options, keywords_of(type(self).execute_code))
-        return RunStream(partial(self._execute_script, source), RunOptions(**options), self._open_tasks)
+        return RunStream(partial(self._execute_script, source), RunOptions.of("stream", options), self._open_tasks)
 
     def _open_tasks(self) -> TaskGroup:
         self._lifetime.check()

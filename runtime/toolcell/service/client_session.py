@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import anyio
 
-from toolcell.config import CheckTypes, Limits, LintProfile
 from toolcell.control import ResumeDecision
 from toolcell.errors import ServiceError, SessionError, ToolcellError, UsageError
 from toolcell.results import ExecutionResult, SessionFile, Suspension
-from toolcell.run import FileContent, FileInput, OnApproval, OnLog, OnProgress, RunOptions, RunStream
+from toolcell.run import FileContent, FileInput, OnLog, OnProgress, RunOptions, RunStream, SessionRunKwargs
 from toolcell.service.socket.arguments import plain_decisions
 from toolcell.service.socket.values import READERS
 from toolcell.service.socket.wire_arguments import wire_files, wire_run, wire_token
-from toolcell.support.keywords import check_keywords, keywords_known, keywords_of
+from toolcell.support.keywords import keywords_known
 from toolcell.support.lifetime import OpenedInBlock
 from toolcell.tools import CallableTools, RunContext
 
@@ -118,48 +117,21 @@ class ClientSession(OpenedInBlock):
     # Scripts.
 
     @keywords_known
-    async def execute_code(
-        self,
-        source: str,
-        *,
-        inputs: Mapping[str, Any] | None = None,
-        files: Iterable[FileInput] | Mapping[str, FileContent] = (),
-        tools: CallableTools | Iterable[Any] | None = None,
-        limits: Limits | None = None,
-        lint: LintProfile | None = None,
-        context: RunContext | None = None,
-        on_approval: OnApproval = "ask",
-        dry_run: bool = False,
-        check_types: bool | CheckTypes | None = None,
-        cancel: anyio.Event | None = None,
-        on_log: OnLog | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> ExecutionResult:
+    async def execute_code(self, source: str, **options: Unpack[SessionRunKwargs]) -> ExecutionResult:
         """Run a script in the session's sandbox; see `Session.execute_code` and `Client.execute_code`."""
-        options = RunOptions(
-            inputs=inputs,
-            files=files,
-            tools=tools,
-            limits=limits,
-            lint=lint,
-            context=context,
-            on_approval=on_approval,
-            dry_run=dry_run,
-            check_types=check_types,
-            cancel=cancel,
-            on_log=on_log,
-            on_progress=on_progress,
-        )
-        return await self._execute_script(source, options)
+        return await self._execute_script(source, RunOptions.of("execute_code", options, SessionRunKwargs))
 
     async def _execute_script(self, source: str, options: RunOptions) -> ExecutionResult:
         return await self._run("execute_code", wire_run(source, options), options)
 
-    def stream(self, source: str, **options: Any) -> RunStream:
+    def stream(self, source: str, **options: Unpack[SessionRunKwargs]) -> RunStream:
         """Run a script as `execute_code` does, and return what happens as events; see `Session.stream`."""
-        check_keywords("stream", options, keywords_of(type(self).execute_code))
-        options = {**options, "context": options.get("context") or self._context}
-        return RunStream(partial(self._execute_script, source), RunOptions(**options), lambda: self._client._tasks)
+        options["context"] = options.get("context") or self._context
+        return RunStream(
+            partial(self._execute_script, source),
+            RunOptions.of("stream", options, SessionRunKwargs),
+            lambda: self._client._tasks,
+        )
 
     @keywords_known
     async def resume(

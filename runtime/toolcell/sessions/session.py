@@ -9,19 +9,18 @@ import math
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, Unpack
 
 import anyio
 import anyio.lowlevel
 
-from toolcell.config import CheckTypes, Limits, LintProfile
+from toolcell.config import Limits
 from toolcell.control.decisions import ResumeDecision
-from toolcell.control.draft import Draft
 from toolcell.errors import SessionError, UsageError
 from toolcell.results import ExecutionResult, SessionFile, SessionReport, Suspension
 from toolcell.run.callbacks import NO_HANDLERS, OnLog, OnProgress
 from toolcell.run.input_files import FileContent, FileInput, guest_files
-from toolcell.run.options import OnApproval, RunOptions
+from toolcell.run.options import RunOptions, SessionRunKwargs
 from toolcell.run.request import Script, script_from
 from toolcell.run.run import CANCELLED
 from toolcell.run.streaming import RunStream
@@ -30,7 +29,7 @@ from toolcell.sessions.journal import NO_HISTORY, History
 from toolcell.sessions.settings import Restores, SessionSettings, check_name, check_script_limits
 from toolcell.sessions.state import SessionState
 from toolcell.support.copies import changed
-from toolcell.support.keywords import check_keywords, keywords_known, keywords_of
+from toolcell.support.keywords import keywords_known
 from toolcell.support.lifetime import OpenedInBlock
 from toolcell.tools.call import CallableTools, RunContext
 
@@ -209,23 +208,7 @@ class Session(OpenedInBlock):
     # Scripts.
 
     @keywords_known
-    async def execute_code(
-        self,
-        source: str,
-        *,
-        inputs: Mapping[str, Any] | None = None,
-        files: Iterable[FileInput] | Mapping[str, FileContent] = (),
-        tools: CallableTools | Iterable[Any] | None = None,
-        limits: Limits | None = None,
-        lint: LintProfile | None = None,
-        context: RunContext | None = None,
-        on_approval: OnApproval = "ask",
-        dry_run: bool | Draft = False,
-        check_types: bool | CheckTypes | None = None,
-        cancel: anyio.Event | None = None,
-        on_log: OnLog | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> ExecutionResult:
+    async def execute_code(self, source: str, **options: Unpack[SessionRunKwargs]) -> ExecutionResult:
         """Run a script in the session's sandbox; see `Runtime.execute_code` for the arguments.
 
         With `dry_run` the script runs in a copy of the session, rebuilt from the journal, and leaves nothing in it.
@@ -241,21 +224,7 @@ class Session(OpenedInBlock):
 
         Cancellation: the sandbox is lost, and the script with it.
         """
-        options = RunOptions(
-            inputs=inputs,
-            files=files,
-            tools=tools,
-            limits=limits,
-            lint=lint,
-            context=context,
-            on_approval=on_approval,
-            dry_run=dry_run,
-            check_types=check_types,
-            cancel=cancel,
-            on_log=on_log,
-            on_progress=on_progress,
-        )
-        return await self._execute_script(source, options)
+        return await self._execute_script(source, RunOptions.of("execute_code", options, SessionRunKwargs))
 
     async def _execute_script(self, source: str, options: RunOptions) -> ExecutionResult:
         """Run a script; see `execute_code`."""
@@ -295,15 +264,18 @@ class Session(OpenedInBlock):
         assert result.session is not None
         return changed(result, session=changed(result.session, id=self.id))
 
-    def stream(self, source: str, **options: Any) -> RunStream:
+    def stream(self, source: str, **options: Unpack[SessionRunKwargs]) -> RunStream:
         """Run a script as `execute_code` does, and return what happens as events; see `Runtime.stream`.
 
         Leaving the loop early interrupts the script. The state is kept if it ends within a second.
         """
         self._check_open()
-        check_keywords("stream", options, keywords_of(type(self).execute_code))
-        options = {**options, "context": options.get("context") or self._context}
-        return RunStream(partial(self._execute_script, source), RunOptions(**options), self._host.runs.task_group)
+        options["context"] = options.get("context") or self._context
+        return RunStream(
+            partial(self._execute_script, source),
+            RunOptions.of("stream", options, SessionRunKwargs),
+            self._host.runs.task_group,
+        )
 
     @property
     def waiting(self) -> Suspension | str:

@@ -39,7 +39,7 @@ def keywords_known(function: Callable[Given, Returned]) -> Callable[Given, Retur
         if given > len(by_position) and inspect.Parameter.VAR_POSITIONAL not in kinds:
             others = ", ".join(f"{each}=" for each in known if each not in by_position)
             said = f"{name}({', '.join(by_position)}) takes {len(by_position)} by position, not {given}"
-            return UsageError(f"{said}; the rest by keyword: {others:.200}")
+            return UsageError(f"{said}; the rest by keyword{': ' * bool(others)}{others:.200}")
         return None
 
     if not inspect.iscoroutinefunction(function):
@@ -77,13 +77,6 @@ def check_keywords(door: str, given: Iterable[str], known: Collection[str]) -> N
     for name in given:
         if name not in known:
             raise UsageError(f"{door}() has no argument {name!r:.80}; {_hint(name, list(known))}")
-
-
-@functools.cache
-def keywords_of(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the keyword-only parameters of a function."""
-    parameters = inspect.signature(function).parameters.values()
-    return tuple(each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY)
 
 
 def fields_known(kind: type[Made]) -> type[Made]:
