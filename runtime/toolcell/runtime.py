@@ -99,6 +99,7 @@ class Runtime(OpenedInBlock):
         policy = settings_of(Policy, policy, "policy")
         if (degree := check_types_of(check_types)) is not None:
             policy = policy.model_copy(update={"check_types": degree})
+        self.environment.check_own(policy)
         self.pool_config = settings_of(PoolConfig, pool, "pool")
         self.audit = audit
         self._journal, self._finished = journal, finished_runs()

@@ -27,6 +27,8 @@ from toolcell import (
     ToolRegistry,
     UsageError,
 )
+from toolcell.sandbox.docker.backend import DockerBackend
+from toolcell.sandbox.process.backend import ProcessBackend
 
 from .conftest import Run
 
@@ -109,6 +111,31 @@ RUNTIMES: dict[str, Mistake] = {
     "a package that is not a name": (lambda: Runtime(packages=[3]), "3 is not a name", "list of names"),  # type: ignore[list-item]
     "an empty name": (lambda: Runtime(preload=[""]), "'' is not a name", "list of names"),
     "a version for python": (lambda: Runtime(python=3.11), "3.11", "path of an interpreter"),  # type: ignore[arg-type]
+    "packages beside a backend": (
+        lambda: Runtime(backend=DockerBackend(), packages=["pandas"], preload=["pandas"]),
+        "packages= and preload=",
+        "DockerBackend(packages=...)",
+    ),
+    "an interpreter beside a backend": (
+        lambda: Runtime(backend=DockerBackend(), python="/usr/bin/python3"),
+        "python=",
+        "takes no python=",
+    ),
+    "preloads beside a backend": (
+        lambda: Runtime(backend=ProcessBackend(), preload=["json"]),
+        "preload=",
+        "ProcessBackend(preload=...)",
+    ),
+    "isolation beside a backend": (
+        lambda: Runtime(backend=ProcessBackend(), policy=Policy(require=["seccomp"])),
+        "policy=",
+        "ProcessBackend(policy=...)",
+    ),
+    "variables beside a backend": (
+        lambda: Runtime(backend=DockerBackend(policy=Policy(shell=True)), policy=Policy(shell=True, env={"A": "b"})),
+        "policy=",
+        "DockerBackend(policy=...)",
+    ),
     "a flag for audit": (lambda: Runtime(audit=True), "True", "a folder or an AuditLog"),  # type: ignore[arg-type]
     "a flag for journal": (lambda: Runtime(journal=True), "True", "journal='journals/'"),  # type: ignore[arg-type]
     "with for async with": (a_plain_with, "Runtime", "`async with Runtime(...)`"),

@@ -7,12 +7,12 @@ nothing that they do not declare. What a backend need not do has a default.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 from mmap import mmap
 from typing import Any, ClassVar, Protocol
 
-from toolcell.config import AUTO_FLOOR, DEFAULT_LAYERS, Limits
+from toolcell.config import AUTO_FLOOR, DEFAULT_LAYERS, Limits, Policy
 from toolcell.errors import UsageError
 from toolcell.results import Outcome
 from toolcell_bridge.wire.frozen import frozen
@@ -213,6 +213,12 @@ class Backend(ABC):
 
     isolates: ClassVar[bool]
     """False only for a test double. A Runtime refuses it without `allow_unisolated`."""
+
+    policy: Policy | None = None
+    packages: Sequence[str] = ()
+    preload: Sequence[str] = ()
+    python: str | None = None
+    """What it was made with. A Runtime cannot change it, and refuses arguments of its own that say something else."""
 
     @abstractmethod
     async def open(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any
@@ -12,6 +13,9 @@ from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.built_in import built_in_backend, check_choice
 from toolcell.sandbox.shortages import IsolationRefused, check_supported
 from toolcell.support import daemon_threads
+
+_OF_SANDBOXES = ("profile", "require", "shell", "hash_seed", "env", "env_passthrough")
+"""Fields of a Policy that a backend holds. The others are held by the runtime, whatever its backend."""
 
 WEAKER: Mapping[str, Mapping[str, Any]] = {
     'Policy(require=DEFAULT_LAYERS - {"landlock"})': {"require": AUTO_FLOOR["full"]},
@@ -38,7 +42,9 @@ class Environment:
         """
         check_choice(choice, python)
         self._choice, self._python, self._allow_unisolated = choice, python, allow_unisolated
-        self._names, self._preload = names_of(packages, "packages"), names_of(preload, "preload")
+        made_with = (choice.packages, choice.preload) if isinstance(choice, Backend) else ((), ())
+        self._names = names_of(packages, "packages") or tuple(made_with[0])
+        self._preload = names_of(preload, "preload") or tuple(made_with[1])
         self.packages = tuple(map(package_name, self._names))
         """What scripts may import besides the standard library; with versions once it is open."""
         self.facts: dict[str, Any] = {"packages": self._names, "preload": self._preload}
@@ -57,6 +63,31 @@ class Environment:
     def is_built_in(self) -> bool:
         """True when the backend is made here, with the policy of the runtime."""
         return isinstance(self._choice, str)
+
+    def check_own(self, policy: Policy) -> None:
+        """Check that nothing is asked for that a backend which was made elsewhere would not do.
+
+        Raises:
+            UsageError: names the argument, and where it belongs.
+        """
+        if isinstance(self._choice, str):
+            return
+        given = {"python": self._python, "packages": self._names, "preload": self._preload}
+        made = self._choice
+        made_with = {"python": made.python, "packages": tuple(made.packages), "preload": tuple(made.preload)}
+        asked = [name for name, value in given.items() if value and value != made_with[name]]
+        own_policy = self._choice.policy or Policy()
+        changed = [each for each in _OF_SANDBOXES if each in policy.model_fields_set]
+        if any(getattr(policy, each) != getattr(own_policy, each) for each in changed):
+            asked.append("policy")
+        if asked:
+            kind = type(self._choice).__name__
+            takes = inspect.signature(type(self._choice)).parameters
+            cures = (f"write {kind}({each}=...)" if each in takes else f"{kind} takes no {each}=" for each in asked)
+            raise UsageError(
+                f"backend= is a {kind} that was made without this {'= and '.join(asked)}=, which its sandboxes "
+                f'would not have; {", ".join(cures)}, or let the Runtime make it: backend="process", backend="docker"'
+            )
 
     @property
     def isolates(self) -> bool:

@@ -220,12 +220,12 @@ class DockerBackend(Backend):
             raise UsageError("packages= does not go with shell=True in Docker; give image= one that has both")
         if cpus < 0.01:
             raise UsageError(f"cpus must be at least 0.01, not {cpus}")
-        self._policy = policy or Policy()
-        self._image = image or (SHELL_IMAGE if self._policy.shell else None)
+        self.policy: Policy = policy or Policy()
+        self._image = image or (SHELL_IMAGE if self.policy.shell else None)
         self._runtime, self._mode = runtime, mode
-        self._packages, self._preload = names_of(packages, "packages"), names_of(preload, "preload")
+        self.packages, self.preload = names_of(packages, "packages"), names_of(preload, "preload")
         self._docker_host, self._cpus = docker_host, cpus
-        self._required = required_layers(self._policy, runtime)
+        self._required = required_layers(self.policy, runtime)
         self._engine: Engine | None = None
         self._blueprint: Blueprint | None = None
         self._shared: SharedContainers | None = None
@@ -276,7 +276,7 @@ class DockerBackend(Backend):
             SandboxUnavailable: there is no daemon, image or runtime of that name; the message says what to do.
         """
         engine = await Engine.open(
-            docker_host=self._docker_host, image=self._image, packages=self._packages, runtime=self._runtime
+            docker_host=self._docker_host, image=self._image, packages=self.packages, runtime=self._runtime
         )
         self._blueprint = Blueprint(
             image=engine.image.id,
@@ -284,12 +284,12 @@ class DockerBackend(Backend):
             runtime=self._runtime,
             cpus=self._cpus,
             labels=engine.labels(self._mode),
-            executes=self._policy.shell,
-            environment=ONE_THREAD | FEW_ARENAS | hashing(self._policy.hash_seed),
+            executes=self.policy.shell,
+            environment=ONE_THREAD | FEW_ARENAS | hashing(self.policy.hash_seed),
         )
         self._engine = engine
         if self._mode == "forked":
-            self._shared = SharedContainers(engine, self._blueprint, self._policy, self._preload, self._required)
+            self._shared = SharedContainers(engine, self._blueprint, self.policy, self.preload, self._required)
 
     async def start(self, limits: Limits) -> Sandbox:
         """Start one sandbox and send its guest the settings.
@@ -306,7 +306,7 @@ class DockerBackend(Backend):
         container = await engine.launch(container_config(blueprint, limits), blueprint, end_marker=end_marker)
         try:
             rlimits = rlimits_for(limits, blueprint)
-            await container.stream.send(settings_frame(limits, self._policy, self._preload, rlimits, end_marker))
+            await container.stream.send(settings_frame(limits, self.policy, self.preload, rlimits, end_marker))
         except BaseException:
             await container.destroy()
             raise

@@ -118,14 +118,15 @@ class KubernetesBackend(Backend):
             if not isinstance(seconds, int | float) or not FEWEST_S <= seconds < math.inf:
                 raise UsageError(f"{what}= takes seconds, at least {FEWEST_S:g}, not {brief(seconds)}")
         check_kind("policy=", policy, Policy, NoneType)
-        self._policy = policy or Policy(profile="container")
-        if self._policy.profile != "container":
+        self.policy: Policy = policy or Policy(profile="container")
+        if self.policy.profile != "container":
             raise UsageError('a pod has no namespaces to give: use Policy(profile="container")')
-        if self._policy.shell:
+        if self.policy.shell:
             raise UsageError("shell=True is not built for pods: a program would see the files of the pod")
-        if "landlock" not in self._policy.require and sandboxes_per_pod > 1:
+        if "landlock" not in self.policy.require and sandboxes_per_pod > 1:
             raise UsageError("sandboxes of one pod are kept apart by Landlock; require it, or use sandboxes_per_pod=1")
-        self._settings = pack_settings(self._policy, tuple(names_of(preload, "preload")))
+        self.preload = tuple(names_of(preload, "preload"))
+        self._settings = pack_settings(self.policy, self.preload)
         self._cluster = Cluster(pool, namespace, kubeconfig, context)
         self._is_direct, self._slots = connect == "port", sandboxes_per_pod
         self._ready_s, self._lease_s = float(ready_s), float(lease_s)
@@ -213,7 +214,7 @@ class KubernetesBackend(Backend):
             await self._leave(used)
 
         layers = layers_of(used.pod.body)
-        placement = Placement(self.name, self._policy.require, leave, GUEST_LAYERS, layers)
+        placement = Placement(self.name, self.policy.require, leave, GUEST_LAYERS, layers)
         return NodeSandbox(stream, f"{used.pod.name}:{stream.started}.{next(self._count)}", limits, placement)
 
     async def _place(self, limits: Limits) -> UsedPod:

@@ -40,13 +40,14 @@ class AutoBackend(Backend):
         """`frame_bytes`: of the first runs; None: the default of `Limits`."""
         self._frame_bytes = frame_bytes
         self._given: dict[str, Any] = {"packages": packages, "preload": preload, "python": python}
-        self._policy = policy
+        self.policy: Policy = policy
+        self.preload, self.python = preload, python
         self._full = ProcessBackend(policy=self._policy_of("full"), **self._given)
         self._chosen: ProcessBackend | ContainedBackend = self._full
 
     def _policy_of(self, profile: Profile) -> Policy:
-        wanted = self._policy.require | AUTO_FLOOR[profile]
-        return self._policy.model_copy(update={"profile": profile, "require": wanted})
+        wanted = self.policy.require | AUTO_FLOOR[profile]
+        return self.policy.model_copy(update={"profile": profile, "require": wanted})
 
     def spawn(self) -> None:
         """Start the zygote of the profile `full` and do not wait for it.
@@ -66,7 +67,7 @@ class AutoBackend(Backend):
         try:
             await self._full.open()
         except IsolationRefused as refused:
-            if self._policy.shell:  # see built_in.NO_SHELL
+            if self.policy.shell:  # see built_in.NO_SHELL
                 raise
             from toolcell.sandbox.process.contained_backend import ContainedBackend  # where it is needed
 

@@ -48,12 +48,12 @@ class ProcessBackend(Backend):
         program: str = "",
     ) -> None:
         """`program`: the only one that scripts may execute, as they see it. With `Policy(shell=True)` they may many."""
-        self._policy = policy or Policy()
-        self._program, self._executes = program, self._policy.shell or bool(program)
+        self.policy: Policy = policy or Policy()
+        self._program, self._executes = program, self.policy.shell or bool(program)
         self._packages = packages
-        self._preload = tuple(preload)
-        self._python = python
-        self._environment = (programs.ENVIRONMENT if self._policy.shell else {}) | self._policy.environment()
+        self.preload = tuple(preload)
+        self.python = python
+        self._environment = (programs.ENVIRONMENT if self.policy.shell else {}) | self.policy.environment()
         self.absent: Mapping[str, str] = {}
         """Layers that this kernel does not have and the policy does not require, and why. Known once it is open."""
         self._zygote: NamespacedZygote | None = None
@@ -111,17 +111,17 @@ class ProcessBackend(Backend):
     def _spawn_zygote(self) -> NamespacedZygote:
         # Always in the guest package, so that a run may choose a lint profile. Preloaded only if every run has one.
         extras = ("RestrictedPython",)
-        preload = (*PRELOAD[self._policy.lint], *self._preload)
+        preload = (*PRELOAD[self.policy.lint], *self.preload)
         manager = self._cgroups
         where = manager.directories if isinstance(manager, CgroupManager) else ((), "")
-        root = root_filesystem.build(self._packages, extras, self._python, self._policy.shell)
+        root = root_filesystem.build(self._packages, extras, self.python, self.policy.shell)
         return NamespacedZygote.spawn(
             root,
             (preload, imported_ahead(self._packages)),
             next_slot(),
-            self._policy.hash_seed,
+            self.policy.hash_seed,
             where,
-            programs=[self._program, root.loader] if self._program else [] if self._policy.shell else None,
+            programs=[self._program, root.loader] if self._program else [] if self.policy.shell else None,
         )
 
     async def _start_zygote(self) -> NamespacedZygote:
@@ -131,7 +131,7 @@ class ProcessBackend(Backend):
             manager = self._cgroups
             lacks = {**ready["lacks"], **({"cgroup": manager.reason} if isinstance(manager, NoLocation) else {})}
             has_cgroup = isinstance(manager, CgroupManager)
-            check_layers(self._policy.require, {*ready["layers"], *(["cgroup"] if has_cgroup else [])}, lacks)
+            check_layers(self.policy.require, {*ready["layers"], *(["cgroup"] if has_cgroup else [])}, lacks)
             if zygote.problems:
                 problems = "; ".join(f"{name}: {why}" for name, why in zygote.problems.items())
                 raise SandboxUnavailable(f"preloading failed: {problems}")
@@ -216,7 +216,7 @@ class ProcessBackend(Backend):
                 output=(out, err),
                 limits=limits,
                 ident=ident,
-                required=self._policy.require,
+                required=self.policy.require,
                 cgroup=cgroup,
                 cgroups=manager,
             )

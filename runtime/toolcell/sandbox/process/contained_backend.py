@@ -51,10 +51,10 @@ class ContainedBackend(Backend):
     ) -> None:
         """`frame_bytes`: of the first runs; None: the default of `Limits`. `is_alone`: nothing else is in this
         container, so a policy may do without Landlock, as gVisor has none."""
-        self._policy = policy or Policy(profile="container")
-        self._packages, self._preload, self._python = packages, tuple(preload), python
+        self.policy: Policy = policy or Policy(profile="container")
+        self._packages, self.preload, self.python = packages, tuple(preload), python
         self._frame_bytes = frame_bytes or Limits().frame_bytes
-        self._unscoped = is_alone and "landlock" not in self._policy.require
+        self._unscoped = is_alone and "landlock" not in self.policy.require
         self._usage = ContainedUsage()
         self._tasks: TaskGroup | None = None
         self._zygotes: dict[int, ContainedZygote] = {}
@@ -97,7 +97,7 @@ class ContainedBackend(Backend):
             ours.pop_all()
         channel = SupervisorChannel(bridge, (out, err), control)
         return ContainedSandbox(
-            child, zygote, channel=channel, usage=self._usage, limits=limits, required=self._policy.require
+            child, zygote, channel=channel, usage=self._usage, limits=limits, required=self.policy.require
         )
 
     async def _living_zygote(self, frame_bytes: int) -> ContainedZygote:
@@ -118,15 +118,15 @@ class ContainedBackend(Backend):
     async def _start_zygote(self, frame_bytes: int) -> ContainedZygote:
         settings = {
             "frame_bytes": frame_bytes,
-            "environment": self._policy.environment(),
-            "preload": [*PRELOAD[self._policy.lint], *self._preload],
+            "environment": self.policy.environment(),
+            "preload": [*PRELOAD[self.policy.lint], *self.preload],
             "unscoped": self._unscoped,
         }
-        place = root_filesystem.in_place(self._packages, ("RestrictedPython",), self._python)
-        zygote = ContainedZygote.spawn(place, settings, self._policy.hash_seed, self._usage.process_usage)
+        place = root_filesystem.in_place(self._packages, ("RestrictedPython",), self.python)
+        zygote = ContainedZygote.spawn(place, settings, self.policy.hash_seed, self._usage.process_usage)
         ready = await zygote.wait_ready()
         try:
-            check_layers(self._policy.require, ready["layers"], ready["lacks"])
+            check_layers(self.policy.require, ready["layers"], ready["lacks"])
         except SandboxUnavailable:
             zygote.kill()
             raise

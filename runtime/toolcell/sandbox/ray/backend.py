@@ -92,17 +92,18 @@ class RayBackend(Backend):
         check_kind("policy=", policy, Policy, NoneType)
         check_kind("resources=", resources, Mapping, NoneType)
         check_kind("tls=", tls, bool)
-        self._policy = policy or Policy()
-        if self._policy.profile != "full":
+        self.policy: Policy = policy or Policy()
+        if self.policy.profile != "full":
             raise UsageError('profile="container" is not built for nodes; use the full profile')
         if sandboxes not in ("process", "docker"):
             raise UsageError(f'sandboxes must be "process" or "docker", not {sandboxes!r}')
         if image is not None and sandboxes != "docker":
             raise UsageError('image= is what containers are made of; it goes with sandboxes="docker"')
         self._is_docker = sandboxes == "docker"
-        self._required = required_layers(self._policy, None) if self._is_docker else self._policy.require
-        names = tuple(names_of(packages, "packages")), tuple(names_of(preload, "preload"))
-        settings = NodeSettings(self._policy.model_dump(exclude_unset=True), *names, bool(tls), sandboxes, image)
+        self._required = required_layers(self.policy, None) if self._is_docker else self.policy.require
+        self.packages, self.preload = tuple(names_of(packages, "packages")), tuple(names_of(preload, "preload"))
+        fields = self.policy.model_dump(exclude_unset=True)
+        settings = NodeSettings(fields, self.packages, self.preload, bool(tls), sandboxes, image)
         self._cluster = RayCluster(address, dict(resources or {}), settings)
         self._slots = sandboxes_per_node
         self._nodes: dict[str, RayNode] = {}
