@@ -1,4 +1,9 @@
-"""Shows an agent whose model writes code: the code calls tools, its progress is printed, and one answer comes back."""
+"""Shows an agent whose model writes code: the code calls tools, its progress is printed, and one answer comes back.
+
+With --stream, what the model writes is printed as it comes.
+"""
+
+import sys
 
 import anyio
 
@@ -36,6 +41,10 @@ def print_event(event: Event) -> None:
             print(f"  start  {event.tool} by {event.origin}")
         case "tool_execution_update":
             print(f"  update {event.tool}: {event.update['text'].splitlines()[-1]}")
+        case "message_update" if "--stream" in sys.argv:
+            print(*event.update.values(), end="", flush=True)  # text, reasoning or a call's arguments
+        case "message_end" if "--stream" in sys.argv:
+            print()
 
 
 async def main() -> None:
@@ -48,8 +57,10 @@ async def main() -> None:
     )
     async with Runtime(registry, limits=Limits(wall_s=10)) as runtime:
         agent = Agent(model, tools=registry, code_execution=runtime, system_prompt="You are an accountant.")
-        agent.subscribe(print_event)
-        run = await agent.run("What did our customers order for?")
+        async with agent.stream("What did our customers order for?") as events:
+            async for event in events:
+                print_event(event)
+    run = events.result
     for message in run.messages:
         if message["role"] == "tool":
             print("the model read:", message["content"].replace("\n", "\n    "))

@@ -17,8 +17,11 @@ from house import ROOT
 
 pytestmark = pytest.mark.quick
 
-ARGUMENTS = {"own_backend.py": [] if os.environ.get("CI") == "true" else ["values", "output", "isolation", "usage"]}
-"""The whole contract takes half a minute; CI checks all of it."""
+ARGUMENTS = {
+    "agent_loop.py": ["--stream"],
+    # The whole contract takes half a minute; CI checks all of it.
+    "own_backend.py": [] if os.environ.get("CI") == "true" else ["values", "output", "isolation", "usage"],
+}
 
 
 SLOW = [

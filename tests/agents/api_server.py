@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from toolcell import RunContext
+
 Reply = tuple[int, dict[str, str], Any]
-"""Status, headers, and a body: JSON data, or a list of chunks to stream as server-sent events."""
+"""Status, headers, and a body: JSON data, or a list of chunks to stream as server-sent events.
+
+A `threading.Event` among the chunks is waited for; after that the client may be gone.
+"""
 
 
 class ApiServer(ThreadingHTTPServer):
@@ -37,6 +42,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.headers_seen.append(dict(self.headers))
         status, headers, reply = self.server.replies.pop(0)
         streamed = isinstance(reply, list)
+        if streamed and any(isinstance(each, threading.Event) for each in reply):
+            self._send_slowly(reply)
+            return
         content = b"".join(map(_event, reply)) if streamed else json.dumps(reply).encode()
         self.send_response(status)
         self.send_header("content-type", "text/event-stream" if streamed else "application/json")
@@ -45,6 +53,18 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
+
+    def _send_slowly(self, reply: list[Any]) -> None:
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        with suppress(ConnectionError):
+            for each in reply:
+                if isinstance(each, threading.Event):
+                    each.wait(30)
+                else:
+                    self.wfile.write(_event(each))
 
     def log_message(self, *args: Any) -> None:
         """Keep quiet."""
@@ -70,6 +90,16 @@ def serving(*replies: Reply) -> Iterator[ApiServer]:
         server.shutdown()
         server.server_close()
         thread.join(10)
+
+
+def heard_by(on_text: Callable[[str], object] | None) -> RunContext:
+    """Return the context of a run of which `on_text` hears the text as it comes."""
+    context = RunContext()
+    if on_text is not None:
+        context.events.subscribe(
+            lambda event: on_text(event.update["text"]) if "text" in (event.update or ()) else None
+        )
+    return context
 
 
 def ok(body: Any) -> Reply:

@@ -29,16 +29,7 @@ from toolcell.agents.providers.openai import to_openai
 from toolcell.agents.providers.retries import as_provider_error, reported_error
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
-]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _sdks() -> None:
-    pytest.importorskip("openai")
-    pytest.importorskip("anthropic")
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("sdks")]
 
 
 THOUGHT = {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from email.utils import formatdate
 from typing import Any
 
 import pytest
 
-from agents.api_server import Reply, chunk, completion, message, ok, serving, streamed_message, text, tool_use
+from agents.api_server import Reply, chunk, completion, heard_by, message, ok, serving, streamed_message, text, tool_use
 from agents.test_providers import provider, sleep
 from rows import each_row
 from toolcell import UsageError
@@ -17,27 +18,19 @@ from toolcell.agents.providers.anthropic import to_anthropic
 from toolcell.agents.providers.retries import as_provider_error
 from toolcell.agents.providers.scripted import ScriptedModel
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("sdks")]
 
 KINDS = pytest.mark.parametrize("kind", ["openai", "anthropic"])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _sdks() -> None:
-    pytest.importorskip("openai")
-    pytest.importorskip("anthropic")
-
-
-async def run(kind: str, *replies: Reply, **config: Any) -> tuple[Any, list[dict[str, Any]]]:
+async def run(
+    kind: str, *replies: Reply, on_text: Callable[[str], object] | None = None, **config: Any
+) -> tuple[Any, list[dict[str, Any]]]:
     with serving(*replies) as server:
         async with provider(kind, server) as model:
             retry = RetryPolicy(attempts=3, sleep=sleep)
-            result = await run_tool_loop(
-                ToolLoopConfig(provider=model, model="m", retry=retry, **config), [user("read it")]
-            )
+            loop = ToolLoopConfig(provider=model, model="m", retry=retry, stream=on_text is not None, **config)
+            result = await run_tool_loop(loop, [user("read it")], context=heard_by(on_text))
     return result, server.requests
 
 

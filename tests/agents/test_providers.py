@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from agents.api_server import (
     call_piece,
     chunk,
     completion,
+    heard_by,
     message,
     ok,
     serving,
@@ -26,18 +28,7 @@ from toolcell.agents.providers.anthropic import AnthropicProvider, to_anthropic
 from toolcell.agents.providers.openai import OpenAIProvider, to_openai
 from toolcell.tools import Image, Text, ToolRegistry, ToolResult
 
-pytestmark = [
-    pytest.mark.anyio,
-    # Both SDKs leave generators unfinished after the last event of a stream. trio warns about that.
-    pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
-]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _sdks() -> None:
-    """Import them where these tests run and not in every process that collects them: it takes seconds."""
-    pytest.importorskip("openai")
-    pytest.importorskip("anthropic")
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("sdks")]
 
 
 def reading() -> ToolRegistry:
@@ -64,12 +55,14 @@ async def sleep(seconds: float) -> None:
     """Do not wait between attempts."""
 
 
-async def run(kind: str, *replies: Reply, **config: Any) -> tuple[Any, ApiServer]:
+async def run(
+    kind: str, *replies: Reply, on_text: Callable[[str], object] | None = None, **config: Any
+) -> tuple[Any, ApiServer]:
     config.setdefault("retry", RetryPolicy(attempts=3, sleep=sleep))
     with serving(*replies) as server:
         async with provider(kind, server) as model:
-            loop = ToolLoopConfig(provider=model, model="m", tools=reading(), **config)
-            result = await run_tool_loop(loop, [system("Be brief."), user("read it")])
+            loop = ToolLoopConfig(provider=model, model="m", tools=reading(), stream=on_text is not None, **config)
+            result = await run_tool_loop(loop, [system("Be brief."), user("read it")], context=heard_by(on_text))
     return result, server
 
 

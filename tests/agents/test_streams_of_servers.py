@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from agents.api_server import Reply, call_piece, chunk, completion, message, ok, serving, tool_use
+from agents.api_server import Reply, call_piece, chunk, completion, heard_by, message, ok, serving, tool_use
 from agents.test_providers import provider, sleep
 from rows import each_row
 from toolcell import ToolRegistry
@@ -19,16 +20,7 @@ from toolcell.agents.providers.provider import ModelResponse
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.tools.model_calls import ToolCall
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
-]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _sdks() -> None:
-    pytest.importorskip("openai")
-    pytest.importorskip("anthropic")
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("sdks")]
 
 
 def files(made: list[tuple[str, Any]]) -> ToolRegistry:
@@ -58,15 +50,16 @@ def files(made: list[tuple[str, Any]]) -> ToolRegistry:
 DONE = [chunk({"content": "done"}), chunk({}, finish="stop"), "[DONE]"]
 
 
-async def talk(*replies: Reply, kind: str = "openai", **config: Any) -> tuple[ToolLoopResult, list[Any], list[Any]]:
+async def talk(
+    *replies: Reply, kind: str = "openai", on_text: Callable[[str], object] | None = None, **config: Any
+) -> tuple[ToolLoopResult, list[Any], list[Any]]:
     """Run an agent's loop against a server with these replies. Returns result, calls made and requests."""
     made: list[tuple[str, Any]] = []
     with serving(*replies) as server:
         async with provider(kind, server) as model:
-            settings = ToolLoopConfig(
-                provider=model, model="m", tools=files(made), retry=RetryPolicy(attempts=2, sleep=sleep), **config
-            )
-            result = await run_tool_loop(settings, [user("go")])
+            config |= {"retry": RetryPolicy(attempts=2, sleep=sleep), "stream": on_text is not None}
+            settings = ToolLoopConfig(provider=model, model="m", tools=files(made), **config)
+            result = await run_tool_loop(settings, [user("go")], context=heard_by(on_text))
     return result, made, server.requests
 
 

@@ -502,15 +502,6 @@ async def test_text_for_the_user_is_delivered_in_order_also_by_async_callbacks()
     assert shown == ["one", "two"]
 
 
-async def test_text_is_passed_on_as_it_arrives_when_the_provider_streams() -> None:
-    shown: list[str] = []
-
-    result = await loop(ScriptedModel(["one two three"]), on_text=shown.append)
-
-    assert "".join(shown) == result.content == "one two three"
-    assert len(shown) == 3
-
-
 async def test_a_scripted_model_without_replies_left_raises_an_error_that_says_so() -> None:
     result = await loop(ScriptedModel([]), retry=RetryPolicy(attempts=1))
 

@@ -9,11 +9,20 @@ from toolcell.agents.loop_result import ToolLoopResult
 from toolcell.agents.processors import Halt, Processor
 from toolcell.agents.providers.anthropic import AnthropicProvider
 from toolcell.agents.providers.openai import OpenAIProvider
-from toolcell.agents.providers.provider import Message, ModelResponse, Provider, ProviderError, assistant, system, user
+from toolcell.agents.providers.provider import (
+    Message,
+    MessageUpdate,
+    ModelResponse,
+    Provider,
+    ProviderError,
+    assistant,
+    system,
+    user,
+)
 from toolcell.agents.providers.retries import RetryPolicy
 
 __all__ = [
-    "Agent", "AnthropicProvider", "Halt", "Message", "ModelResponse", "Network", "OpenAIProvider", "Processor",
-    "Provider", "ProviderError", "RetryPolicy", "SubAgent", "ToolLoopConfig", "ToolLoopResult", "assistant",
-    "run_tool_loop", "system", "user",
+    "Agent", "AnthropicProvider", "Halt", "Message", "MessageUpdate", "ModelResponse", "Network", "OpenAIProvider",
+    "Processor", "Provider", "ProviderError", "RetryPolicy", "SubAgent", "ToolLoopConfig", "ToolLoopResult",
+    "assistant", "run_tool_loop", "system", "user",
 ]  # fmt: skip

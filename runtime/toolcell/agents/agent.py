@@ -5,7 +5,7 @@ The loop does the work. An agent keeps the conversation, runs one prompt at a ti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,6 +14,7 @@ from toolcell.agents.loop import MAX_ITERATIONS, LoopRun, ToolLoopConfig
 from toolcell.agents.loop_result import EMPTY, FINAL, SUSPENDED, TERMINATED, TRUNCATED, ToolLoopResult
 from toolcell.agents.offer import add_search
 from toolcell.agents.providers.provider import Message, Provider, system, user
+from toolcell.agents.stream import AgentStream
 from toolcell.agents.transcript import check_messages
 from toolcell.control import (
     DENIED,
@@ -204,6 +205,21 @@ class Agent:
             approvals = TurnApprovals() if self._on_approval == "suspend" and run.scope.approvals is None else None
             return await self._loop(run, self.tools_for_run(tools), approvals)
 
+    def stream(
+        self, prompt: str | Sequence[Message], *, tools: Tools = None, context: RunContext | None = None
+    ) -> AgentStream:
+        """Do the same as `run`, and return its events as they come: `async with agent.stream("...") as events`.
+
+        Shape: `Event`. A `message_update` has a piece of a message that a model generates, also a sub-agent's, as
+        {"text": ...}, {"reasoning": ...} or {"arguments": ...} in `update`. At the end `events.result` is what `run`
+        returns. Leaving the block early ends the run.
+        """
+
+        def run(context: RunContext) -> Awaitable[ToolLoopResult]:
+            return self.run(prompt, tools=tools, context=context)
+
+        return AgentStream(run, context or self._new_run())
+
     def run_sync(
         self, prompt: str | Sequence[Message], *, tools: Tools = None, context: RunContext | None = None
     ) -> ToolLoopResult:
@@ -295,7 +311,7 @@ class Agent:
     @contextmanager
     def _forwarding(self, bus: EventBus) -> Iterator[None]:
         """Forward the events of a run with its own bus to the agent's listeners."""
-        if bus is self.events:
+        if bus.reaches(self.events):
             yield
             return
         unsubscribe = bus.subscribe(self.events.forward)

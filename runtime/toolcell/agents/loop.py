@@ -34,12 +34,13 @@ from toolcell.agents.providers.provider import (
     PAUSED,
     REFUSED,
     Message,
+    MessageUpdate,
     ModelResponse,
-    OnText,
     Provider,
     ProviderError,
     StreamingProvider,
     assistant,
+    updates_of,
     user,
 )
 from toolcell.agents.providers.retries import MISUSE_STATUSES, RetryPolicy, send_with_retries
@@ -119,8 +120,8 @@ class ToolLoopConfig:
     """Shortens the transcript before a request. None: never."""
     on_user: OnUser | None = None
     """Receives the text that tools return for the user, in order."""
-    on_text: OnText | None = None
-    """Receives the model's text as it arrives, from providers that stream."""
+    stream: bool = False
+    """Ask the model, and those of sub-agents, to stream, and emit each piece that arrives as `message_update`."""
     follow_up_jobs: bool = False
     """Before an answer is final, wait for background jobs and send the model their results."""
     error_style: ErrorStyle = "plain"
@@ -189,8 +190,11 @@ class LoopRun:
         self.context = _with_limits(context, config)
         self._on_user = config.on_user or context.scope.on_user
         """A sub-agent without one of its own has that of the agent above."""
-        if self._on_user is not context.scope.on_user:
-            self.context = self.context.within(on_user=self._on_user)
+        self._streams = config.stream or context.scope.streams
+        self._has_begun = False
+        """A part of the message that the model is generating was emitted."""
+        if self._on_user is not context.scope.on_user or self._streams is not context.scope.streams:
+            self.context = self.context.within(on_user=self._on_user, streams=self._streams)
         share_labels(self.context)
         self.context.state.labels.add(labels_in(messages))
         self._registry = config.tools.snapshot() if config.tools is not None else None
@@ -291,6 +295,9 @@ class LoopRun:
         self._iterations += 1
         response = await after_response(self.config.processors, await self._send(request, tools))
         response = replace(response, tool_calls=tuple(unique_ids(response.tool_calls)))
+        if self._streams and not self._has_begun:
+            for update in updates_of(response):
+                self._emit_update(update)
         self._usage += response.usage
         if self.context.state.budget is not None:
             self.context.state.budget.add_tokens(response.usage)
@@ -311,9 +318,11 @@ class LoopRun:
         raise self._interrupted()
 
     async def _chat(self, request: list[Message], tools: Sequence[ToolDefinition]) -> ModelResponse:
-        config = self.config
-        if config.on_text is not None and isinstance(config.provider, StreamingProvider):
-            answer = await config.provider.stream_chat(request, tools, config.model, self._options, config.on_text)
+        config, self._has_begun = self.config, False
+        # What a processor edits or refuses must not have been seen before.
+        streams = self._streams and all(processor.post_llm is None for processor in config.processors)
+        if streams and isinstance(config.provider, StreamingProvider):
+            answer = await config.provider.stream_chat(request, tools, config.model, self._options, self._emit_update)
         else:
             answer = await config.provider.chat(request, tools, config.model, self._options)
         return ModelResponse.read(answer)
@@ -398,16 +407,32 @@ class LoopRun:
     # Record and report
 
     def _append(self, message: Message, call_id: str | None = None) -> None:
-        self._emit(events.MESSAGE_START, call_id, message=message)
+        if not self._has_begun:
+            self._emit(events.MESSAGE_START, call_id, message=message)
         self.messages.append(message)
+        self._has_begun = False
         self._emit(events.MESSAGE_END, call_id, message=message)
 
-    def _emit(self, kind: str, call_id: str | None = None, **data: Any) -> None:
+    def _emit_update(self, update: MessageUpdate) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._emit(events.MESSAGE_START, message={"role": "assistant", "content": ""})
+        piece = {update.kind: update.piece}
+        self._emit(events.MESSAGE_UPDATE, update.call_id or None, tool=update.tool or None, update=piece)
+
+    def _emit(
+        self, kind: str, call_id: str | None = None, tool: str | None = None, update: Any = None, **data: Any
+    ) -> None:
         run = self.context
         if run.events.active:
-            data |= {"agent": self.config.name, "depth": run.scope.depth}
             run.events.emit(
-                type=kind, run_id=run.run_id, call_id=call_id, parent_call_id=run.scope.parent_call_id, data=data
+                type=kind,
+                run_id=run.run_id,
+                call_id=call_id,
+                parent_call_id=run.scope.parent_call_id,
+                tool=tool,
+                update=update,
+                data=data | {"agent": self.config.name, "depth": run.scope.depth},
             )
 
 

@@ -207,6 +207,8 @@ class RunScope:
     on_user: OnUser | None = None
     """Receiver of the agent above: receives what tools show to the user, also those of plans, scripts and background
     work."""
+    streams: bool = False
+    """Models are asked to stream, and their messages are reported as they come."""
     is_shared: bool = False
     """Stands in where no run was given: unrelated calls share it, so it bounds and orders nothing."""
 

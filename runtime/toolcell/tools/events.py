@@ -27,7 +27,7 @@ TOOL_UPDATE = "tool_execution_update"
 TOOL_FINISHED = "tool_execution_finished"
 """The tool itself is done; hooks and its place in the batch are still to come. In completion order."""
 TOOL_END = "tool_execution_end"
-MESSAGE_START, MESSAGE_END = "message_start", "message_end"
+MESSAGE_START, MESSAGE_UPDATE, MESSAGE_END = "message_start", "message_update", "message_end"
 TURN_START, TURN_END = "turn_start", "turn_end"
 AGENT_START, AGENT_END = "agent_start", "agent_end"
 JOB_END = "job_end"
@@ -59,6 +59,7 @@ class Event:
     args: Any = None
     """Raw at the start of a call, validated in its updates and end."""
     update: Any = None
+    """What a tool reports; a piece of a model's message, as {"text": ...}, {"reasoning": ...} or {"arguments": ...}."""
     result: ToolResult | None = None
     is_error: bool | None = None
     duration_ms: float | None = None
@@ -86,7 +87,7 @@ _FIELD_NAMES = tuple(each.name for each in fields(Event))
 Listener = Callable[[Event], object]
 
 
-class _Backlog:
+class Backlog:
     """Queued events; full, it forgets the oldest update, never a start or an end."""
 
     def __init__(self, max_events: int) -> None:
@@ -117,7 +118,7 @@ class EventStream:
     """A listener's own queue: iterate it, as slowly as need be."""
 
     def __init__(self, bus: EventBus, max_events: int) -> None:
-        self._backlog = _Backlog(max_events)
+        self._backlog = Backlog(max_events)
         self._wake = ChangeEvent()
         self._unsubscribe = bus.subscribe(self._put)
         self._closed = False
@@ -183,6 +184,10 @@ class EventBus:
         """A bounded queue of everything from now on, to be read with `async for`."""
         return EventStream(self, max_events)
 
+    def reaches(self, bus: EventBus) -> bool:
+        """Return whether `bus` has the events of this one anyway."""
+        return self is bus
+
     def forward(self, event: Event) -> None:
         """Hand out an event of another bus, number and all."""
         for listener in self._listeners:
@@ -221,6 +226,10 @@ class EventBranch(EventBus):
         super().__init__()
         self._above, self.unheard = above, above.unheard
         self.subscribe(listener)
+
+    def reaches(self, bus: EventBus) -> bool:
+        """Return whether `bus` is this one or above it."""
+        return self is bus or self._above.reaches(bus)
 
     def forward(self, event: Event) -> None:
         """Hand out an event of another bus, number and all."""

@@ -7,9 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from toolcell.agents.providers.provider import Message, ModelResponse, OnText, ProviderError, read_usage, text_of
+from toolcell.agents.providers.provider import (
+    Message,
+    MessageUpdate,
+    ModelResponse,
+    OnUpdate,
+    ProviderError,
+    read_usage,
+    text_of,
+)
 from toolcell.agents.providers.retries import reported_error
 from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator, fields_of
 from toolcell.tools import ToolCall, ToolDefinition, unique_ids
@@ -66,9 +74,9 @@ class AnthropicProvider(SdkProvider):
             raise ProviderError(f"the model's answer is not a message with content: {str(answer)[:200]!r}")
         return _response(list(map(fields_of, message["content"])), message.get("stop_reason"), message.get("usage"))
 
-    def accumulator(self, on_text: OnText, tools: Sequence[ToolDefinition]) -> StreamAccumulator:
+    def accumulator(self, on_update: OnUpdate, tools: Sequence[ToolDefinition]) -> StreamAccumulator:
         """Return what builds a message from stream events."""
-        return _MessageAccumulator(on_text)
+        return _MessageAccumulator(on_update)
 
 
 def to_anthropic(messages: Iterable[Message]) -> list[Message]:
@@ -198,6 +206,9 @@ def _input(block: Mapping[str, Any]) -> str:
     return given if isinstance(given, str) else json.dumps(given if given is not None else {}, ensure_ascii=False)
 
 
+_REPORTED: tuple[tuple[Literal["text", "reasoning"], str], ...] = (("reasoning", "thinking"), ("text", "text"))
+"""What an update is of, by the field of a block or a delta."""
+
 _BLOCK_OF = {"thinking_delta": "thinking", "signature_delta": "thinking", "input_json_delta": "tool_use"}
 """The type of a block that did not start, by that of its first delta. All others are of text."""
 
@@ -205,8 +216,8 @@ _BLOCK_OF = {"thinking_delta": "thinking", "signature_delta": "thinking", "input
 class _MessageAccumulator(StreamAccumulator):
     """Builds a message from stream events. A tool's input stays JSON text: half of it may be missing."""
 
-    def __init__(self, on_text: OnText) -> None:
-        super().__init__(on_text)
+    def __init__(self, on_update: OnUpdate) -> None:
+        super().__init__(on_update)
         self._blocks: dict[int, dict[str, Any]] = {}
         self._inputs: dict[int, str] = {}
         self._stop_reason: str | None = None
@@ -220,8 +231,8 @@ class _MessageAccumulator(StreamAccumulator):
             case "message_start":
                 self._count(fields_of(event.get("message")).get("usage"))
             case "content_block_start":
-                self._blocks[index] = dict(fields_of(event.get("content_block")))
-                self._show(self._blocks[index])
+                self._blocks[index] = block = dict(fields_of(event.get("content_block")))
+                self._report(block, block, _input(block) if block.get("input") else "")
             case "content_block_delta":
                 self._add_delta(index, fields_of(event.get("delta")))
             case "message_delta":
@@ -234,19 +245,26 @@ class _MessageAccumulator(StreamAccumulator):
         """Take the counts that an event has. Some servers give all of them in the last one, and 0 before."""
         self._usage |= {name: count for name, count in fields_of(usage).items() if isinstance(count, int) and count}
 
-    def _show(self, fields: Mapping[str, Any]) -> None:
-        if isinstance(text := fields.get("text"), str) and text:
-            self.show(text)
+    def _report(self, block: Mapping[str, Any], piece: Mapping[str, Any], arguments: str) -> None:
+        """Report what a piece adds to a block. Calls of tools that run at Anthropic are not reported."""
+        if block.get("type") == "tool_use":
+            ident, name = str(block.get("id") or ""), str(block.get("name") or "")
+            self.report(MessageUpdate("arguments", arguments, ident, name))
+        for kind, field in _REPORTED:
+            if isinstance(text := piece.get(field), str):
+                self.report(MessageUpdate(kind, text))
 
     def _add_delta(self, index: int, delta: Mapping[str, Any]) -> None:
         block = self._blocks.setdefault(index, {"type": _BLOCK_OF.get(str(delta.get("type")), "text")})
+        arguments = delta.get("partial_json") or ""
         match delta.get("type"):
             case "input_json_delta":  # a server may have given the whole input at the start
-                self._inputs[index] = self._inputs.get(index, "") + (delta.get("partial_json") or "")
+                self._inputs[index] = self._inputs.get(index, "") + arguments
+                self._report(block, {}, arguments)
             case "text_delta" | "thinking_delta":
                 field = "text" if delta["type"] == "text_delta" else "thinking"
                 block[field] = (block.get(field) or "") + (delta.get(field) or "")
-                self._show(delta)
+                self._report({}, delta, "")
             case "citations_delta":
                 block["citations"] = [*(block.get("citations") or ()), delta.get("citation")]
             case _:

@@ -16,10 +16,12 @@ from toolcell.agents.providers.provider import (
     FIELDS,
     REFUSED,
     Message,
+    MessageUpdate,
     ModelResponse,
-    OnText,
+    OnUpdate,
     ProviderError,
     call_fields,
+    reasoning_of,
     text_of,
 )
 from toolcell.agents.providers.retries import reported_error
@@ -75,9 +77,9 @@ class OpenAIProvider(SdkProvider):
         calls = [_whole_call(fields_of(call)) for call in message.get("tool_calls") or ()]
         return _read_message(message, calls, choice.get("finish_reason"), completion.get("usage"))
 
-    def accumulator(self, on_text: OnText, tools: Sequence[ToolDefinition]) -> StreamAccumulator:
+    def accumulator(self, on_update: OnUpdate, tools: Sequence[ToolDefinition]) -> StreamAccumulator:
         """Return what builds a completion from stream chunks."""
-        return _CompletionAccumulator(on_text, frozenset(tool.name for tool in tools))
+        return _CompletionAccumulator(on_update, frozenset(tool.name for tool in tools))
 
 
 def to_openai(messages: Iterable[Message]) -> list[Message]:
@@ -236,8 +238,8 @@ class _PartialCalls:
         self._tools = tools
         self._calls: list[_PartialCall] = []
 
-    def add(self, piece: Mapping[str, Any]) -> None:
-        """Take in one item of a delta's `tool_calls`."""
+    def add(self, piece: Mapping[str, Any]) -> MessageUpdate:
+        """Take in one item of a delta's `tool_calls`, and return what it adds."""
         function = fields_of(piece.get("function"))
         name, arguments = function.get("name") or "", function.get("arguments")
         found = [each for each in (piece.get("id"), function.get("id")) if each not in (None, "")]
@@ -251,10 +253,12 @@ class _PartialCalls:
         call.fields |= call_fields({**piece, "function": function})
         if name != call.name:
             call.name += name
-        if isinstance(arguments, str):
+        if arguments is None or isinstance(arguments, str):
+            arguments = arguments or ""
             call.arguments += arguments
-        elif arguments is not None:  # the whole object, not a piece of its text
-            call.arguments = json.dumps(arguments, ensure_ascii=False)
+        else:  # the whole object, not a piece of its text
+            call.arguments = arguments = json.dumps(arguments, ensure_ascii=False)
+        return MessageUpdate("arguments", arguments, call.id, call.name)
 
     def _continued(self, ident: str, index: Any, name: str, arguments: Any) -> _PartialCall | None:
         """Return the call that a piece belongs to; None if it begins one."""
@@ -304,8 +308,8 @@ class _PartialCalls:
 class _CompletionAccumulator(StreamAccumulator):
     """Builds a completion from stream chunks."""
 
-    def __init__(self, on_text: OnText, tools: frozenset[str]) -> None:
-        super().__init__(on_text)
+    def __init__(self, on_update: OnUpdate, tools: frozenset[str]) -> None:
+        super().__init__(on_update)
         self._message: dict[str, Any] = {}
         self._calls = _PartialCalls(tools)
         self._finish_reason = ""
@@ -337,16 +341,18 @@ class _CompletionAccumulator(StreamAccumulator):
             _raise_reported_error(choice)
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
             delta = dict(fields_of(choice.get("delta")))
-            for piece in delta.pop("tool_calls", None) or ():
-                self._calls.add(fields_of(piece))
+            pieces = delta.pop("tool_calls", None) or ()
             text = text_of(delta.get("content")) + (delta.get("refusal") or "")
+            thoughts = reasoning_of(delta)
             if isinstance(delta.get("content"), str) and isinstance(self._message.get("content"), list):
                 delta["content"] = [{"type": "text", "text": delta["content"]}] if delta["content"] else None
             elif isinstance(delta.get("content"), list) and isinstance(said := self._message.get("content"), str):
                 self._message["content"] = [{"type": "text", "text": said}] if said else []
             _merge(self._message, delta)
-            if text:
-                self.show(text)
+            self.report(MessageUpdate("reasoning", thoughts))
+            self.report(MessageUpdate("text", text))
+            for piece in pieces:
+                self.report(self._calls.add(fields_of(piece)))
 
     @property
     def is_complete(self) -> bool:

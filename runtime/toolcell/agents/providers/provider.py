@@ -7,9 +7,9 @@ up to it. An assistant's may have `extra`: what its provider needs back as it ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from toolcell.errors import ToolcellError
 from toolcell.tools import NO_USAGE, TokenUsage, ToolCall, ToolDefinition, unique_ids
@@ -29,7 +29,9 @@ _READ_FIELDS = frozenset(
 _READ_FIELDS_OF_CALLS = frozenset({"index", "id", "type", "function"})
 _READ_FIELDS_OF_FUNCTIONS = frozenset({"id", "name", "arguments"})
 
-OnText = Callable[[str], None]
+_REASONING = ("reasoning_content", "reasoning")
+_THOUGHTS = ("thinking", "reasoning")
+"""How the types of parts begin that hold thoughts."""
 
 DEFAULT_OPTIONS: Mapping[str, Any] = {"max_tokens": 4096, "temperature": 0.7}
 """What a provider gets when a run gives no options. Those for OpenAI and Anthropic leave the choice to the model."""
@@ -110,6 +112,23 @@ def text_of(content: Any) -> str:
     return "".join(text for text in texts if isinstance(text, str))
 
 
+def reasoning_of(message: Mapping[str, Any]) -> str:
+    """Return the thoughts in a message or in a piece of one. Servers have them under different names.
+
+    Source: DeepSeek and Kimi, OpenRouter, MiniMax, Mistral, Anthropic.
+    """
+    for name in _REASONING:
+        if isinstance(text := message.get(name), str) and text:
+            return text
+    parts = [part for name in ("reasoning_details", "content", "blocks") for part in _parts_of(message.get(name))]
+    thoughts = [part for part in parts if str(part.get("type")).startswith(_THOUGHTS)]
+    return "".join(text_of(part.get(name)) for part in thoughts for name in ("text", "summary", "thinking"))
+
+
+def _parts_of(value: Any) -> list[Mapping[str, Any]]:
+    return [part for part in value if isinstance(part, Mapping)] if isinstance(value, list) else []
+
+
 def _is_plain_text(part: Any) -> bool:
     return isinstance(part, Mapping) and part.keys() == {"type", "text"} and part["type"] == "text"
 
@@ -138,6 +157,33 @@ def read_usage(usage: Any) -> TokenUsage:
     return TokenUsage(count("input_tokens", "prompt_tokens"), count("output_tokens", "completion_tokens"))
 
 
+@dataclass(frozen=True, slots=True)
+class MessageUpdate:
+    """A piece of a message that is being generated."""
+
+    kind: Literal["text", "reasoning", "arguments"]
+    piece: str
+    """What has come since the last update of this kind, of arguments: of this call. May be empty when a call begins."""
+    call_id: str = ""
+    """Id of the call whose arguments these are; empty if the server gives it later or never."""
+    tool: str = ""
+    """Name of the tool that is called."""
+
+
+OnUpdate = Callable[[MessageUpdate], None]
+
+
+def updates_of(response: ModelResponse) -> Iterator[MessageUpdate]:
+    """Return a whole response as updates."""
+    for kept in (response.extra, response.extra.get(FIELDS) or {}):
+        if thoughts := reasoning_of(kept):
+            yield MessageUpdate("reasoning", thoughts)
+    if response.content:
+        yield MessageUpdate("text", response.content)
+    for call in response.tool_calls:
+        yield MessageUpdate("arguments", call.arguments_json, call.id, call.name)
+
+
 class Provider(Protocol):
     """A model. It may also have `supports_images = True`, and `stream_chat`."""
 
@@ -149,7 +195,7 @@ class Provider(Protocol):
 
 @runtime_checkable
 class StreamingProvider(Protocol):
-    """A model that can show its response while it is generated."""
+    """A model that can report its response while it is generated."""
 
     async def stream_chat(
         self,
@@ -157,10 +203,10 @@ class StreamingProvider(Protocol):
         tools: Sequence[ToolDefinition],
         model: str,
         options: Mapping[str, Any],
-        on_text: OnText,
+        on_update: OnUpdate,
         /,
     ) -> Any:
-        """Do the same as `chat`, and call `on_text` with each piece of text as it arrives."""
+        """Do the same as `chat`, and call `on_update` with each piece of the message as it arrives."""
 
 
 def system(content: str) -> Message:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from toolcell.agents.providers.provider import Message, ModelResponse, OnText, ProviderError
+from toolcell.agents.providers.provider import Message, ModelResponse, OnUpdate, ProviderError, updates_of
 from toolcell.errors import UsageError
 from toolcell.tools import ToolCall, ToolDefinition
 
@@ -85,11 +85,12 @@ class ScriptedModel:
         tools: Sequence[ToolDefinition],
         model: str,
         options: Mapping[str, Any],
-        on_text: OnText,
+        on_update: OnUpdate,
         /,
     ) -> ModelResponse:
-        """Return the next reply, and pass its text on word by word."""
+        """Return the next reply, and report it word by word."""
         response = await self.chat(messages, tools, model, options)
-        for index, word in enumerate(response.content.split(" ")):
-            on_text(f" {word}" if index else word)
+        for update in updates_of(response):
+            for index, word in enumerate(update.piece.split(" ")):
+                on_update(replace(update, piece=f" {word}" if index else word))
         return response

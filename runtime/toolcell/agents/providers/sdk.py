@@ -8,7 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from toolcell.agents.providers.provider import DEFAULT_OPTIONS, Message, ModelResponse, OnText, ProviderError
+from toolcell.agents.providers.provider import (
+    DEFAULT_OPTIONS,
+    Message,
+    MessageUpdate,
+    ModelResponse,
+    OnUpdate,
+    ProviderError,
+)
 from toolcell.agents.providers.retries import as_provider_error
 from toolcell.errors import UsageError
 from toolcell.tools import ToolDefinition
@@ -41,13 +48,13 @@ class SdkProvider(ABC):
         tools: Sequence[ToolDefinition],
         model: str,
         options: Mapping[str, Any],
-        on_text: OnText,
+        on_update: OnUpdate,
         /,
     ) -> ModelResponse:
         """Request one response as a stream."""
         create = self.create_method(self._client)
         request = self.request(messages, tools, model, known_options(create, options))
-        return await self.accumulator(on_text, tools).read(create(**request, **self.stream_options))
+        return await self.accumulator(on_update, tools).read(create(**request, **self.stream_options))
 
     @abstractmethod
     def create_method(self, client: Any) -> Callable[..., Awaitable[Any]]:
@@ -64,7 +71,7 @@ class SdkProvider(ABC):
         """Translate an answer."""
 
     @abstractmethod
-    def accumulator(self, on_text: OnText, tools: Sequence[ToolDefinition]) -> StreamAccumulator:
+    def accumulator(self, on_update: OnUpdate, tools: Sequence[ToolDefinition]) -> StreamAccumulator:
         """Return what builds the response from a stream."""
 
     @classmethod
@@ -124,17 +131,17 @@ def fields_of(data: Any) -> Mapping[str, Any]:
 
 
 class StreamAccumulator(ABC):
-    """Builds one `ModelResponse` from the items of a stream, and passes text on as it arrives."""
+    """Builds one `ModelResponse` from the items of a stream, and reports what arrives."""
 
-    def __init__(self, on_text: OnText) -> None:
-        self._on_text = on_text
+    def __init__(self, on_update: OnUpdate) -> None:
+        self._on_update = on_update
         self._has_shown_text = False
 
     async def read(self, opening: Awaitable[Any]) -> ModelResponse:
         """Open the stream, read it to its end, and return the response.
 
         Raises:
-            ProviderError: the stream failed or ended early. It is not retryable once text was passed on: the reader
+            ProviderError: the stream failed or ended early. It is not retryable once text was reported: the reader
                 would see that text twice.
         """
         try:
@@ -150,10 +157,11 @@ class StreamAccumulator(ABC):
             raise ProviderError("the model's stream ended before its answer did", retryable=not self._has_shown_text)
         return self.response()
 
-    def show(self, text: str) -> None:
-        """Pass a piece of text on."""
-        self._has_shown_text = True
-        self._on_text(text)
+    def report(self, update: MessageUpdate) -> None:
+        """Report a piece of the message. A piece of a call's arguments may be empty, which names the call."""
+        if update.piece or update.tool:
+            self._has_shown_text = self._has_shown_text or update.kind == "text"
+            self._on_update(update)
 
     def opened(self, stream: Any) -> None:  # noqa: B027
         """Look at the stream before its first item."""
