@@ -221,6 +221,15 @@ def test_a_flood_of_output_ends_the_run_and_is_not_kept(run: Run, script: str) -
     assert len(result.logs.text) < 4000
 
 
+def test_shared_memory_of_a_few_megabytes_has_room(run: Run) -> None:
+    script = (
+        "from multiprocessing.shared_memory import SharedMemory\n"
+        "memory = SharedMemory(create=True, size=8_000_000)\n"
+        "memory.buf[:] = b'x' * 8_000_000; memory.close(); memory.unlink()"
+    )
+    assert run(script).outcome is Outcome.OK
+
+
 @pytest.mark.parametrize(
     ("script", "words"),
     [

@@ -107,11 +107,28 @@ async def test_every_sandbox_ends_with_its_container_and_the_next_gets_a_new_one
             await started.wait()
             (before,) = await containers(backend)
             await backend.engine.client.kill(before)
-        assert results[0].outcome is Outcome.KILLED
+        assert results[0].outcome is Outcome.LOST
+        assert "its container ended" in results[0].error.message
         assert (await runtime.execute_code(ECHO)).value == 1
         with anyio.fail_after(60):
             while before in await containers(backend):
                 await anyio.sleep(0.05)
+
+
+SHARED_MEMORY = """
+import mmap
+held = [mmap.mmap(-1, 40 << 20) for _ in range(4)]
+for memory in held:
+    for at in range(0, 40 << 20, 4096):
+        memory[at] = 1
+"""
+
+
+@pytest.mark.docker
+def test_shared_anonymous_memory_counts_as_memory(runtime: SyncRuntime) -> None:
+    result = runtime.execute_code(SHARED_MEMORY, limits=LIMITS.model_copy(update={"memory_bytes": 64 * MIB}))
+
+    assert result.outcome is Outcome.MEMORY_LIMIT, result.error
 
 
 @pytest.mark.docker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -16,14 +16,12 @@ _PARENT, _UTIME, _STIME, _CUTIME, _CSTIME, THREADS, BEGAN, RESIDENT = 1, 11, 12,
 class ProcessUsage:
     """Measures sandboxes by their process trees. Pages that a guest shares with the zygote are not counted."""
 
-    def __init__(self, held_by: Callable[[int], int] | None = None) -> None:
-        """`held_by`: how to measure the memory of one process; by default its pages that belong to no file."""
-        self._held_by = held_by or private_bytes
+    def __init__(self) -> None:
         self._base_bytes: dict[int, int] = {}
 
     def begin(self, sandbox: int, zygote: int | None = None) -> None:
         """Start to count for a sandbox, right after the fork. `zygote`: what it was forked from; None: this process."""
-        self._base_bytes[sandbox] = self._held_by(os.getpid() if zygote is None else zygote)
+        self._base_bytes[sandbox] = held_bytes(os.getpid() if zygote is None else zygote)
 
     def forget(self, sandbox: int) -> None:
         """Count no more for a sandbox."""
@@ -54,14 +52,13 @@ class ProcessUsage:
         self, sandbox: int, supervisor: int, rows: Mapping[int, list[bytes]], members: list[int]
     ) -> tuple[float, int, int]:
         # The ended processes below the supervisor, and for each living one its own time and that of its ended children.
-        cpu_s, held_bytes, threads = waited_for_s(rows[supervisor]), 0, 0
+        cpu_s, memory_bytes, threads = waited_for_s(rows[supervisor]), 0, 0
         for pid in members:
             row = rows[pid]
             cpu_s += own_s(pid, row) + waited_for_s(row)
             threads += int(row[THREADS])
-            own_bytes = self._held_by(pid)
-            held_bytes += max(0, own_bytes - self._base_bytes.get(sandbox, 0))
-        return cpu_s, held_bytes, threads
+            memory_bytes += max(0, held_bytes(pid) - self._base_bytes.get(sandbox, 0))
+        return cpu_s, memory_bytes, threads
 
 
 def own_s(pid: int, row: list[bytes]) -> float:
@@ -128,16 +125,6 @@ def _owner(pid: int, rows: Mapping[int, list[bytes]], owners: dict[int, int]) ->
     owner = owners.get(pid, 0)
     owners.update(dict.fromkeys(path, owner))
     return owner
-
-
-def private_bytes(pid: int) -> int:
-    """Return the resident memory that belongs to no file and is not shared."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb", buffering=0) as file:
-            fields = file.read(256).split()
-    except OSError:
-        return 0
-    return (int(fields[1]) - int(fields[2])) * PAGE_BYTES
 
 
 def held_bytes(pid: int) -> int:

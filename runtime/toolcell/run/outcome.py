@@ -76,6 +76,11 @@ FRAMES, LOCALS = 10, 20
 LEFTOVERS, LEFTOVER_CHARS = 20, 120
 """Threads and processes that are named, and characters of each name."""
 
+HINTS: Mapping[int, str] = {
+    7: " (SIGBUS): memory of a file or of SharedMemory was used that its file system has no room for; raise disk_bytes",
+}
+"""What a signal mostly means."""
+
 BELOW = 0.9
 """A sandbox that the kernel killed below this part of its limit was killed for somebody else's limit."""
 
@@ -220,7 +225,8 @@ def _killed(exit: Exit) -> ErrorInfo:
     if exit.problem:
         return ErrorInfo("Killed", f"the sandbox was killed: {exit.problem}", signal=exit.signal)
     if exit.signal is not None:
-        return ErrorInfo("Killed", f"the sandbox died of signal {exit.signal}", signal=exit.signal)
+        hint = HINTS.get(exit.signal, "")
+        return ErrorInfo("Killed", f"the sandbox died of signal {exit.signal}{hint}", signal=exit.signal)
     return ErrorInfo("Killed", f"the sandbox ended without a word (exit code {exit.code})", exit_code=exit.code)
 
 

@@ -25,7 +25,7 @@ from toolcell.support.change_event import ChangeEvent
 from toolcell_bridge.guest.errors import ASK_SIGNAL
 from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 
-EVENT_NAMES = ["die", "died", "oom", "destroy", "remove"]
+EVENT_NAMES = ["die", "died", "kill", "oom", "destroy", "remove"]
 """Events that matter here. Podman has its own names for two of them."""
 
 END_S = 5.0
@@ -36,6 +36,8 @@ MEMORY_EVENT_S = 0.5
 
 SIGNALLED = 128
 SIGKILL = 9
+ENDING = frozenset({"9", "15", "SIGKILL", "SIGTERM"})
+"""Signals of `docker kill` and `docker stop`, as events name them."""
 
 
 class ContainerState:
@@ -48,6 +50,8 @@ class ContainerState:
         """The stream of events broke: no event will arrive."""
         self.exit_code: int | None = None
         self.memory_kills = 0
+        self.is_killed = False
+        """Somebody had the daemon kill or stop it: this host, or another one."""
         self._changed = ChangeEvent()
 
     def notify(self) -> None:
@@ -66,6 +70,8 @@ class ContainerState:
         match action:
             case "oom":
                 self.memory_kills += 1
+            case "kill":
+                self.is_killed = self.is_killed or str(attributes.get("signal")) in ENDING
             case "die" | "died":
                 self.is_dead = True
                 code = attributes.get("exitCode", attributes.get("containerExitCode"))
@@ -249,8 +255,10 @@ class Container:
             if state.exit_code == SIGNALLED + SIGKILL and not (self._was_alive or self._is_destroyed):
                 await state.wait_for(lambda state: bool(state.memory_kills), MEMORY_EVENT_S)
         code = state.exit_code
+        if state.is_killed and not (self._was_alive or self._is_destroyed):
+            return Exit(problem="somebody killed or stopped its container")
         if code is None:
-            return Exit()
+            return Exit(problem="the engine reports no end of its container")
         return Exit(signal=code - SIGNALLED) if code > SIGNALLED else Exit(code=code)
 
     async def _ask_daemon(self) -> None:

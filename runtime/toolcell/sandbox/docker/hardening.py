@@ -27,14 +27,14 @@ GUEST_USER = "65534:65534"
 SCRATCH = "/sandbox"
 SHARED_MEMORY = "/dev/shm"
 
-SHARED_MEMORY_BYTES = MIB
-"""Most that /dev/shm gets, out of `disk_bytes`. It is for semaphores and small segments. It is a separate file system
-because a path below /dev cannot be a link into the workspace."""
+SHARED_MEMORY_BYTES = 64 * MIB
+"""Most that /dev/shm gets, out of `disk_bytes`; as much as Docker gives. It is a separate file system because a path
+below /dev cannot be a link into the workspace."""
 
 SHARED_MEMORY_INODES = 256
 
-SHARED_MEMORY_SHARE = 8
-"""/dev/shm gets at most this fraction (one eighth) of `disk_bytes`."""
+SHARED_MEMORY_SHARE = 4
+"""/dev/shm gets this fraction (a quarter) of `disk_bytes`."""
 
 GVISOR_TMP = "/tmp"
 """gVisor mounts a file system without any limit there, unless the container's configuration mounts one."""

@@ -18,7 +18,7 @@ from toolcell.sandbox.forked import SupervisedSandbox, SupervisorChannel
 from toolcell.sandbox.interpreter import plan_rlimits
 from toolcell.sandbox.process.contained_zygote import ContainedProcess, ContainedZygote
 from toolcell.sandbox.shortages import check_layers
-from toolcell_bridge.entry.process_usage import ProcessUsage, held_bytes
+from toolcell_bridge.entry.process_usage import ProcessUsage
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 
 END_S = 5.0
@@ -123,7 +123,7 @@ class ContainedUsage:
     """The latest measurement of every sandbox of one backend. Any thread may ask for it."""
 
     def __init__(self) -> None:
-        self.process_usage = ProcessUsage(held_bytes)
+        self.process_usage = ProcessUsage()
         self._supervisors: dict[int, int] = {}
         self._rows: dict[int, tuple[float, int, int]] = {}
         self._measured_at_s = 0.0

@@ -51,6 +51,12 @@ LINK_SHARED_MEMORY = f"import os; os.symlink({SCRATCH + '/shm'!r}, {SHARED_MEMOR
 """Code that makes the link in /dev. The image cannot contain it, because the container has a /dev of its own, which
 belongs to root. It runs once, as a root without any capability, before anything else is in the container."""
 
+CONTAINER_ENDED = "its container ended: somebody or the engine killed it"
+
+OUT_OF_MEMORY = "its container ran out of memory, which other sandboxes in it held"
+BELOW = 0.9
+"""A sandbox that the kernel killed below this part of its limit was killed for what others held."""
+
 KILL_S = 5.0
 """How long the container may take to report that a killed sandbox is gone. One system call kills a sandbox."""
 
@@ -121,7 +127,8 @@ class SharedSandbox(SupervisedSandbox):
         self.container = container
         self._remote = remote
         self._memory_kills_before = container.container.usage.read().memory_kills
-        self._memory_kills = 0
+        self._memory_kills = self._memory_kills_then = 0
+        self._memory_bytes = limits.memory_bytes
         self.backend = "docker"
 
     @property
@@ -142,6 +149,7 @@ class SharedSandbox(SupervisedSandbox):
 
     async def prepare(self, limits: Limits) -> None:
         """Lower the rlimits of the guest to those of the next run. The run's monitor enforces the other limits."""
+        self._memory_bytes = limits.memory_bytes
         if limits is not self.limits:
             await self.container.lower(self._remote, asdict(rlimits_for(limits)))
 
@@ -161,7 +169,8 @@ class SharedSandbox(SupervisedSandbox):
 
     def kill(self) -> None:
         """Kill every process of the sandbox, without waiting. `ended` waits for the end."""
-        self.is_killed = True
+        if not self.is_killed:  # what the kernel killed before, and not afterwards
+            self.is_killed, self._memory_kills_then = True, self.container.container.usage.read().memory_kills
         if not self.channel.send_control(KILL):
             self.container.kill(self._remote)
 
@@ -179,11 +188,17 @@ class SharedSandbox(SupervisedSandbox):
             await self._remote.wait_ended()
         end = self._remote.end
         if end is None:
-            return Exit()
-        if end.signal == SIGKILL and not self.is_killed:
-            # The host did not send the signal and a guest may not, so the kernel did, for the container's memory.
-            kills = self.container.container.usage.read().memory_kills
+            return Exit(problem="" if self.container.container.is_alive() else CONTAINER_ENDED)
+        if end.signal == SIGKILL:
+            # A guest may not send it. What came before the host's kill was the kernel's, for the container's memory.
+            usage = self.container.container.usage
+            kills = self._memory_kills_then if self.is_killed else usage.read().memory_kills
             self._memory_kills = max(0, kills - self._memory_kills_before)
+            if self._memory_kills and end.peak_memory_bytes < BELOW * self._memory_bytes:
+                self._memory_kills = 0
+                return Exit(cpu_s=end.cpu_s, problem=OUT_OF_MEMORY)
+            if self._memory_kills:
+                return end
         # The reported peak leaves out pages shared with the parent. The kernel's figure in `end` includes them.
         return replace(end, peak_memory_bytes=self._remote.peak.memory_bytes)
 
