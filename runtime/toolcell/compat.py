@@ -75,29 +75,9 @@ def from_parts(plain: PartsResult) -> ToolResult:
 # for_llm / for_user
 
 
-def ok(text: str) -> ToolResult:
-    """For the model only."""
-    return ToolResult.ok(text)
-
-
-def silent(text: str) -> ToolResult:
-    """For the model; nothing is shown to the user."""
-    return ToolResult.silenced(text)
-
-
-def async_(text: str) -> ToolResult:
-    """Work goes on in the background."""
-    return ToolResult.async_(text)
-
-
-def error(message: str) -> ToolResult:
-    """A failure."""
-    return ToolResult.fail(message)
-
-
-def user(text: str) -> ToolResult:
-    """The same for the model and the user."""
-    return ToolResult.user(text)
+ok, silent, user = ToolResult.ok, ToolResult.silenced, ToolResult.user
+async_, error = ToolResult.async_, ToolResult.fail
+"""What makes a result, by the names of that form."""
 
 
 def to_for_llm(result: ToolResult) -> dict[str, Any]:
@@ -111,12 +91,12 @@ def to_for_llm(result: ToolResult) -> dict[str, Any]:
 
 def from_for_llm(plain: Mapping[str, Any]) -> ToolResult:
     """Convert back."""
-    text, for_user = plain.get("for_llm", ""), plain.get("for_user") or None
+    text, for_user = plain.get("for_llm"), plain.get("for_user") or None
     quiet = bool(plain.get("silent", False))
     if plain.get("is_error"):
-        return ToolResult.fail(text, for_user=for_user, silent=quiet)
+        return ToolResult.fail(text or "", for_user=for_user, silent=quiet)
     status = Status.PENDING if plain.get("async") else Status.OK
-    return ToolResult(parts=(Text(text),) if text else (), status=status, for_user=for_user, silent=quiet)
+    return ToolResult(parts=() if text is None else (Text(text),), status=status, for_user=for_user, silent=quiet)
 
 
 # Ok / Err

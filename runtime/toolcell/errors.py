@@ -140,7 +140,9 @@ class ToolError(ToolcellError, RuntimeError):
         self.message = f"{message}"
         self.code = code
         self.retryable = retryable
-        self.details = dict(details or {})
+        # What an author hands on may be anything, and must not hide the failure.
+        given: object = details or {}
+        self.details: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"details": given}
 
 
 class ToolAbort(ToolcellError, RuntimeError):

@@ -138,7 +138,7 @@ LONG = "x" * 500
 
 
 def fails() -> ToolResult:
-    return ToolResult.fail("ssn 1", details={"ssn": 1}, output="ssn 1")
+    return ToolResult.fail("ssn 1", facts={"ssn": 1}, output="ssn 1")
 
 
 def raises() -> ToolResult:

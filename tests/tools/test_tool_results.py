@@ -553,7 +553,7 @@ async def test_a_secret_is_taken_out_of_every_part_of_a_result() -> None:
     @registry.tool
     async def fail() -> ToolResult:
         """Fail with a secret in every way."""
-        return ToolResult.fail(secret, code=secret, details={"deep": [{secret: secret}]})
+        return ToolResult.fail(secret, code=secret, facts={"deep": [{secret: secret}]})
 
     @registry.tool
     async def crash() -> None:

@@ -324,7 +324,7 @@ def failed(message: str, output: str, value: dict[str, Any] | None = None, **fie
     """Return a failure with its output. Code finds the value in the error's details."""
     fields.setdefault("code", ErrorCode.TOOL_ERROR)
     return ToolResult.fail(
-        message, output=output, retryable=False, details=value or {}, value=value, has_value=value is not None, **fields
+        message, output=output, retryable=False, facts=value, value=value, has_value=value is not None, **fields
     )
 
 

@@ -282,7 +282,7 @@ class Skills(ToolPackage):
         if not result.ok or value["exit_code"]:
             error = result.error
             why = f"exit status {value['exit_code']}" if error is None else f"{error.type}: {error.message}"
-            return ToolResult.fail(f"{script}: {one_line(why, 500)}", output=text, details=value)
+            return ToolResult.fail(f"{script}: {one_line(why, 500)}", output=text, facts=value)
         return ToolResult.ok(text, value=value)
 
     def _files_of(self, skill: Skill) -> dict[str, bytes]:

@@ -365,8 +365,9 @@ def code_result(result: ExecutionResult, *, with_logs: bool = True, with_variabl
         value=result.value,
         has_value=result.has_value,
         files=files,
-        details={"outcome": str(result.outcome)},
-    ).with_details(details)
+        details=details,
+        facts={"outcome": str(result.outcome)},
+    )
 
 
 def describe_failure(result: ExecutionResult) -> str:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, NoReturn, TypedDict
+from typing import Any, Literal, NoReturn, NotRequired, TypedDict
 
 from toolcell.errors import RegistrationError, warn_user
+from toolcell.tools.dialects import DialectName, adapted_json, dialect_of
 from toolcell.tools.names import check_name, provider_name
 from toolcell.tools.schema import OF_RESULTS, without_names_of_results
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
@@ -33,6 +34,7 @@ class ProviderFunction(TypedDict):
     name: str
     description: str
     parameters: dict[str, Any]
+    strict: NotRequired[bool]
 
 
 class ProviderToolDef(TypedDict):
@@ -111,17 +113,26 @@ class ToolDefinition:
         """True when the two differ."""
         return self._checked_json != self._parameters_json
 
-    def to_openai(self) -> ProviderToolDef:
-        """Shape: {"type": "function", "function": {"name", "description", "parameters"}}."""
-        function = ProviderFunction(
-            name=provider_name(self.name), description=self.description, parameters=self.parameters
-        )
+    def adapted(self, dialect: DialectName) -> dict[str, Any]:
+        """Return `parameters` without what a provider would refuse a request for."""
+        schema: dict[str, Any] = json.loads(adapted_json(self._parameters_json, dialect))
+        return schema
+
+    def to_openai(self, model: str = "", *, strict: bool = False) -> ProviderToolDef:
+        """Shape: {"type": "function", "function": {"name", "description", "parameters"}}.
+
+        `model`: Gemini and Mistral take other schemas. `strict`: OpenAI holds its model to the schema.
+        """
+        parameters = self.adapted("openai-strict" if strict else dialect_of(model))
+        function = ProviderFunction(name=provider_name(self.name), description=self.description, parameters=parameters)
+        if strict:
+            function["strict"] = True
         return ProviderToolDef(type="function", function=function)
 
     def to_anthropic(self) -> AnthropicToolDef:
         """Shape: {"name", "description", "input_schema"}."""
         return AnthropicToolDef(
-            name=provider_name(self.name), description=self.description, input_schema=self.parameters
+            name=provider_name(self.name), description=self.description, input_schema=self.adapted("anthropic")
         )
 
     def to_mcp(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def as_result(value: Any, requires_result: bool = False) -> ToolResult:
     if kind is dict or (kind is list and _NOT_DATA.isdisjoint(map(type, value))):
         return _structured(value)
     if value is None:
-        return _no_result() if requires_result else of_text("")
+        return _no_result() if requires_result else ToolResult()
     if isinstance(value, ToolResult):
         return _well_formed(value)
     return _odd_result(value)
@@ -87,7 +87,7 @@ def _structured(value: Any) -> ToolResult:
             ending = (picture_type(plain) or "/bin").partition("/")[2]
             return ToolResult(files=(File(f"result.{ending}", plain),), parts=(Text(described_bytes(plain)),))
         case None:
-            return of_text("")
+            return ToolResult()
         case _:
             return of_plain(plain)
 
@@ -99,7 +99,7 @@ def _no_result() -> ToolResult:
 def failure_of(call: Call, exc: BaseException) -> ToolResult:
     """Return a tool's exception as a failure: class and message for the model, the traceback only in `exc`."""
     if isinstance(exc, ToolError):
-        return ToolResult.fail(exc.message, code=exc.code, retryable=exc.retryable, details=exc.details, exc=exc)
+        return ToolResult.fail(exc.message, code=exc.code, retryable=exc.retryable, facts=exc.details, exc=exc)
     said = text_of(exc)
     named = f"{type(exc).__name__}{f': {said}' if said else ''}"
     if call.options.expose_errors:

@@ -247,9 +247,9 @@ def _find_permitted(state: RegistryState, call: Call, *, is_counted: bool = True
         return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False, status=Status.BLOCKED)
     for quotas in run.quotas if run.quotas and is_counted and not _was_counted(call) else ():
         if (refused := quotas.take_call(run)) is not None:
-            details = {"retry_after_s": refused.retry_after_s if isinstance(refused, QuotaExceeded) else None}
+            facts = {"retry_after_s": refused.retry_after_s if isinstance(refused, QuotaExceeded) else None}
             message = f"{call.name} was not called: {refused}"
-            return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, status=Status.BLOCKED, details=details)
+            return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, status=Status.BLOCKED, facts=facts)
     return tool
 
 
@@ -274,7 +274,7 @@ def _unknown(state: RegistryState, call: Call) -> ToolResult:
     message = f"unknown tool: {asked}{did_you_mean(call.name, names)}{available}"
     if call.name.startswith(AGENT_PREFIX) and any(name.startswith(AGENT_PREFIX) for name in names):
         message = f'unknown agent "{asked.removeprefix(AGENT_PREFIX)}"; {message}'
-    return ToolResult.fail(message, code=ErrorCode.UNKNOWN_TOOL, details={"available": names[:100]})
+    return ToolResult.fail(message, code=ErrorCode.UNKNOWN_TOOL, facts={"available": names[:100]})
 
 
 def _wrong_origin(call: Call) -> ToolResult:

@@ -27,12 +27,12 @@ MAX_UPDATE_CHARS = 8_000
 class Update:
     """One partial result."""
 
-    text: str = ""
+    text: str | None = None
     details: Any = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, without what is empty."""
-        return {key: value for key, value in {"text": self.text, "details": self.details}.items() if value}
+        """Plain data, without what is None."""
+        return {key: value for key, value in {"text": self.text, "details": self.details}.items() if value is not None}
 
 
 class ProgressReporter:
@@ -90,22 +90,23 @@ def _nobody(update: dict[str, Any]) -> None:
 
 
 def _as_update(partial: object, details: Any) -> Update:
+    text: str | None
     match partial:
         case ToolResult():
-            text, details = partial.output, partial.details if details is None else details
+            text, details = partial.output or None, partial.details if details is None else details
         case None:
-            text = ""
+            text = None
         case str():
             text = partial
         case Mapping():
-            text, details = "", partial if details is None else details
+            text, details = None, partial if details is None else details
         case _:
             text = str(partial)
     if isinstance(details, str):
         details = details[:MAX_UPDATE_CHARS]
     elif details is not None and not _is_short(details):
         details = f"({type(details).__name__} too large to show)"
-    return Update(text[:MAX_UPDATE_CHARS], details)
+    return Update(None if text is None else text[:MAX_UPDATE_CHARS], details)
 
 
 def _is_short(value: Any) -> bool:

@@ -172,9 +172,9 @@ class ToolResult:
             raise UsageError(f"ToolResult({self.status}) must have no error, not {brief(self.error)}")
 
     @classmethod
-    def ok(cls, text: str = "", *, value: Any = None, **fields: Any) -> Self:
-        """Success: `text` for the model, `value` for code."""
-        parts = (Text(text),) if text or not isinstance(text, str) else ()
+    def ok(cls, text: str | None = None, *, value: Any = None, **fields: Any) -> Self:
+        """Success: `text` for the model, `value` for code. A value without text is its own text."""
+        parts = () if text is None or (text == "" and value is not None) else (Text(text),)
         return cls(parts=parts, value=value, has_value=value is not None, **fields)
 
     @classmethod
@@ -191,29 +191,30 @@ class ToolResult:
         retryable: bool | None = None,
         output: str = "",
         status: Status = Status.ERROR,
-        details: Mapping[str, Any] | None = None,
+        facts: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> Self:
-        """Failure: `message` says what to do about it; `output` is what was captured until then."""
+        """Failure: `message` says what to do about it; `output` is what was captured until then. `facts` are for the
+        code that called: the `details` of its `ToolError`."""
         again = code in RETRYABLE_CODES if retryable is None else retryable
-        failure = ToolFailure(code, message, again, details or {})
+        failure = ToolFailure(code, message, again, facts or {})
         fields.setdefault("parts", (Text(output),) if output or not isinstance(output, str) else ())
         return cls(status=status, error=failure, **fields)
 
     @classmethod
-    def silenced(cls, text: str) -> Self:
+    def silenced(cls, text: str, **fields: Any) -> Self:
         """For the model only: nothing is shown to the user."""
-        return cls(parts=(Text(text),), silent=True)
+        return cls(parts=(Text(text),), silent=True, **fields)
 
     @classmethod
-    def user(cls, text: str) -> Self:
+    def user(cls, text: str, **fields: Any) -> Self:
         """Success, with the same text for the model and the user."""
-        return cls(parts=(Text(text),), for_user=text)
+        return cls(parts=(Text(text),), for_user=text, **fields)
 
     @classmethod
-    def async_(cls, text: str, *, job_id: str | None = None) -> Self:
+    def async_(cls, text: str, **fields: Any) -> Self:
         """Started in the background; the final result follows."""
-        return cls(parts=(Text(text),), status=Status.PENDING, job_id=job_id)
+        return cls(parts=(Text(text),), status=Status.PENDING, **fields)
 
     def with_error(self, exc: BaseException) -> Self:
         """Return the same result with `exc` attached for logs."""
@@ -366,10 +367,9 @@ def of_plain(value: Any) -> ToolResult:
 
 
 def of_text(text: str) -> ToolResult:
-    """Do what `ToolResult.ok` does, in a fraction of the time; empty text is an empty result."""
+    """Do what `ToolResult.ok` does with a text, in a fraction of the time."""
     result = _new(ToolResult)
-    if text:
-        result.__dict__["parts"] = (Text(text),)
+    result.__dict__["parts"] = (Text(text),)
     return result
 
 

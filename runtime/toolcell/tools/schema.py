@@ -1,4 +1,4 @@
-"""JSON Schemas as models follow them best: inline, without titles, references or null branches.
+"""JSON Schemas as models follow them best: inline, without titles, references or what they need not know of null.
 
 Knows no tool and no registry.
 """
@@ -18,7 +18,7 @@ OF_RESULTS: Final = "x-of-results"
 
 
 def clean_schema(schema: Mapping[str, Any]) -> Schema:
-    """Inline references, drop titles, close objects, and drop the null branch of optional properties.
+    """Inline references, drop titles, close objects, and drop null where it means the same as nothing.
 
     Raises:
         RegistrationError: a type contains itself, so no inline schema can describe it.
@@ -33,6 +33,7 @@ def clean_schema(schema: Mapping[str, Any]) -> Schema:
 _SCHEMA_KEYS = frozenset({"items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else"})
 _SCHEMA_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 _SCHEMA_MAPS = frozenset({"properties", "patternProperties"})
+_NO_DEFAULT = object()
 
 
 def _clean(schema: Any, definitions: Mapping[str, Any], inside: tuple[str, ...]) -> Any:
@@ -81,10 +82,10 @@ def _close_object(schema: Schema) -> Schema:
 
 
 def optional_schema(schema: Any) -> Any:
-    """Return the schema of a property that may be absent: without null branch, and without a default of null."""
-    if not isinstance(schema, dict):
+    """Return the schema of a property that may be absent. Where that means null, it says nothing of null."""
+    if not isinstance(schema, dict) or schema.get("default", _NO_DEFAULT) is not None:
         return schema
-    trimmed = {key: value for key, value in schema.items() if not (key == "default" and value is None)}
+    trimmed = {key: value for key, value in schema.items() if key != "default"}
     branches = trimmed.get("anyOf")
     if not isinstance(branches, list) or {"type": "null"} not in branches:
         return trimmed

@@ -14,6 +14,7 @@ from typing_extensions import is_typeddict
 
 from toolcell.errors import RegistrationError
 from toolcell.tools.bytes_arguments import BASE64
+from toolcell.tools.parts import File, Image, Text
 from toolcell.tools.schema import Schema, optional_schema
 from toolcell.tools.table_arguments import table_maker, table_schema, table_type
 from toolcell.tools.values import json_copy
@@ -243,21 +244,27 @@ def _property(function: Callable[..., Any], name: str, hint: Any, default: Any, 
         raise RegistrationError(f"{_name(function)}: parameter {name!r}: {exc}") from exc
     schema.pop("default", None)
     if default is not _NO_DEFAULT:
-        schema = optional_schema(schema)
-        if default is not None:
-            schema["default"] = _jsonable(default)
+        schema = optional_schema({**schema, "default": _jsonable(default)})
     if description and "description" not in schema:
         schema["description"] = description
     return schema
 
 
 def _return_schema(annotation: Any, result_type: type) -> Schema | None:
-    if annotation in (Any, None, result_type, inspect.Signature.empty):
+    if annotation in (Any, None, inspect.Signature.empty) or _may_be_result(annotation, result_type):
         return None
     try:
         return type_schema(annotation, "serialization")
     except RegistrationError:
         return None  # a return type without a schema is not an obstacle: it only documents
+
+
+def _may_be_result(annotation: Any, result_type: type) -> bool:
+    """Return true for a form of result, which has text, data and files of its own, and for what may be one."""
+    kinds = get_args(annotation) or (annotation,)
+    if any(kind in (result_type, Text, Image, File) or hasattr(kind, "to_tool_result") for kind in kinds):
+        return True
+    return kinds != (annotation,) and any(_may_be_result(kind, result_type) for kind in kinds)
 
 
 _PLAIN_TYPES = (str, int, float, bool, object, type(None))

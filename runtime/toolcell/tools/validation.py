@@ -173,7 +173,7 @@ def unusable(tool: RegisteredTool, exc: ArgumentError) -> ToolResult:
     """Return the refusal of arguments, in the words of the tool's adapter."""
     prefix = tool.spec.args_prefix
     message = str(exc) if prefix is None else prefix + str(exc).partition(": ")[2]
-    return ToolResult.fail(message, code=exc.code, exc=exc.__cause__, details=exc.details)
+    return ToolResult.fail(message, code=exc.code, exc=exc.__cause__, facts=exc.details)
 
 
 _CHECKED_AROUND = frozenset({

@@ -58,7 +58,7 @@ class OpenAIProvider(SdkProvider):
         options = {_NEWER_NAMES.get(name, name): value for name, value in options.items()}
         request = {**options, "model": model, "messages": to_openai(messages)}
         if tools:
-            request["tools"] = [tool.to_openai() for tool in tools]
+            request["tools"] = [tool.to_openai(model) for tool in tools]
         return request
 
     def read_answer(self, answer: Any) -> ModelResponse:

@@ -1,0 +1,184 @@
+"""Tools go to each provider in a form that it takes, and a model may still send all that the tool takes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from toolcell import ToolDefinition, ToolRegistry
+from toolcell.tools import Tool
+from toolcell.tools.dialects import DialectName
+from toolcell.tools.problems import ValueCheck
+
+TEXT = {"type": "string"}
+WHOLE = {"type": "integer"}
+NULL = {"type": "null"}
+
+
+def of(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[DialectName, dict[str, Any]]]] = {
+    "no properties": ({"type": "object"}, dict.fromkeys(get_args(DialectName), of())),
+    "no items": (
+        of(a={"type": "array"}),
+        {"openai": of(a={"type": "array", "items": {}}), "anthropic": of(a={"type": "array"})},
+    ),
+    "a tuple": (
+        of(a={"type": "array", "prefixItems": [WHOLE, WHOLE], "maxItems": 2}),
+        {"openai": of(a={"type": "array", "maxItems": 2, "items": WHOLE})},
+    ),
+    "choices": (
+        {
+            "type": "object",
+            "anyOf": [of(a=TEXT) | {"required": ["a"]}, {"$ref": "#/$defs/B"}],
+            "$defs": {"B": of(b=TEXT)},
+        },
+        {
+            "openai": of(a=TEXT, b=TEXT) | {"$defs": {"B": of(b=TEXT)}},
+            "anthropic": of(a=TEXT, b=TEXT) | {"$defs": {"B": of(b=TEXT)}},
+            "gemini": of(a=TEXT, b=TEXT),
+        },
+    ),
+    "several types": (
+        of(a={"type": ["string", "integer", "null"], "default": None}, b={"type": ["integer", "null"]}),
+        {
+            "gemini": of(a={"anyOf": [TEXT, WHOLE], "nullable": True}, b=WHOLE | {"nullable": True}),
+        },
+    ),
+    "references": (
+        of(a={"$ref": "#/$defs/Tree"})
+        | {"$defs": {"Tree": of(below={"type": "array", "items": {"$ref": "#/$defs/Tree"}})}},
+        {"gemini": of(a=of(below={"type": "array", "items": {}}))},
+    ),
+    "keywords": (
+        of(a=WHOLE | {"exclusiveMinimum": 0}, b={"const": "x"}, c={"enum": [1, 2]}, d=TEXT | {"format": "uri"})
+        | {"additionalProperties": False, "$schema": "x"},
+        {"gemini": of(a=WHOLE, b=TEXT | {"enum": ["x"]}, c=WHOLE, d=TEXT)},
+    ),
+    "optional": (
+        of(a=TEXT, b=WHOLE | {"default": 1}, c=of(d=TEXT)) | {"required": ["a"]},
+        {
+            "openai-strict": of(
+                a=TEXT,
+                b={"anyOf": [WHOLE, NULL]},
+                c={
+                    "anyOf": [
+                        of(d={"anyOf": [TEXT, NULL]}) | {"required": ["d"], "additionalProperties": False},
+                        NULL,
+                    ]
+                },
+            )
+            | {"required": ["a", "b", "c"], "additionalProperties": False},
+        },
+    ),
+}
+
+
+def parts_of(schema: Any) -> Iterator[dict[str, Any]]:
+    """Iterate over a schema and those in it."""
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    for key, value in schema.items():
+        if key in ("properties", "$defs", "definitions", "patternProperties"):
+            for each in value.values():
+                yield from parts_of(each)
+        elif key in ("anyOf", "oneOf", "allOf", "prefixItems"):
+            for each in value:
+                yield from parts_of(each)
+        elif key in ("items", "additionalProperties", "not"):
+            yield from parts_of(value)
+
+
+def refusal(dialect: DialectName, schema: dict[str, Any]) -> str:
+    """Return for what a server would refuse this schema, as reported of it."""
+    if schema.get("type") != "object" or not isinstance(schema.get("properties"), dict):
+        return "object schema missing properties"
+    if {"oneOf", "anyOf", "allOf", "enum", "not"} & schema.keys():
+        return "choices at the top level"
+    for part in parts_of(schema):
+        if dialect != "anthropic" and part.get("type") == "array" and not isinstance(part.get("items"), dict):
+            return "array schema missing items"
+        if dialect == "gemini":
+            if unknown := part.keys() & {"$ref", "$defs", "additionalProperties", "const", "oneOf", "exclusiveMinimum"}:
+                return f"unknown name {unknown}"
+            if not isinstance(part.get("type", ""), str):
+                return "proto field is not repeating"
+            if not all(isinstance(each, str) for each in part.get("enum", ())):
+                return "enum: only text"
+    return ""
+
+
+@pytest.mark.quick
+@pytest.mark.conforms("E6")
+def test_each_provider_gets_a_schema_in_the_form_that_it_takes() -> None:
+    made = {
+        (case, dialect): ToolDefinition("act", "Do something.", schema).adapted(dialect)
+        for case, (schema, expected) in CASES.items()
+        for dialect in expected
+    }
+    closed = {"required": [], "additionalProperties": False}
+    expected = {(case, dialect): each for case, (_, of_case) in CASES.items() for dialect, each in of_case.items()}
+    expected["no properties", "openai-strict"] = of() | closed
+    assert made == expected
+
+
+@pytest.mark.slow
+def test_every_real_schema_is_taken_by_every_provider_and_takes_its_valid_call() -> None:
+    packed = gzip.decompress((Path(__file__).parent / "real_schemas.json.gz").read_bytes())
+    rows: list[Any] = json.loads(packed)
+    assert len(rows) > 2_000
+    refused, lost = list[Any](), list[Any]()
+    for row in rows:
+        name, schema, call = row["name"], row["parameters"], row["call"]
+        definition = ToolDefinition(name, "Do something.", schema)
+        for dialect in get_args(DialectName):
+            adapted = definition.adapted(dialect)
+            if why := refusal(dialect, adapted):
+                refused.append((dialect, name, why))
+            if dialect in ("openai", "gemini") and ValueCheck(adapted).problem(call) is not None:
+                lost.append((dialect, name))
+    assert refused == []
+    assert lost == []
+
+
+def test_openais_own_package_finds_nothing_to_change_in_a_strict_schema() -> None:
+    from openai.lib._pydantic import _ensure_strict_json_schema
+
+    for schema, _ in CASES.values():
+        strict = ToolDefinition("act", "Do something.", schema).adapted("openai-strict")
+        again = _ensure_strict_json_schema(json.loads(json.dumps(strict)), path=(), root=strict)
+        assert again == strict
+
+
+@pytest.mark.quick
+def test_a_builder_and_a_tool_without_schema_are_taken_as_they_are_registered() -> None:
+    registry = ToolRegistry([Tool("act", "Do something useful.").param("a", "array", "A list").call(lambda args: "")])
+    registry.register("other", "Do something else.", {"type": "object"}, lambda args: "")
+
+    for definition in registry.to_provider_defs():
+        assert refusal("openai", definition["function"]["parameters"]) == ""
+    strict = registry.definitions()[0].to_openai(strict=True)["function"]
+    assert (strict["strict"], strict["parameters"]["required"]) == (True, ["a"])
+    gemini = registry.definitions()[0].to_openai("google/gemini-3-pro")["function"]["parameters"]
+    assert "additionalProperties" not in gemini
+
+
+@pytest.mark.quick
+def test_references_that_stand_for_more_than_can_be_written_are_bounded() -> None:
+    doubling: dict[str, Any] = {
+        f"L{at}": of(a={"$ref": f"#/$defs/L{at + 1}"}, b={"$ref": f"#/$defs/L{at + 1}"}) for at in range(40)
+    }
+    schema = of(a={"$ref": "#/$defs/L0"}) | {"$defs": doubling | {"L40": TEXT}}
+
+    adapted = ToolDefinition("act", "Do something.", schema).adapted("gemini")
+
+    assert refusal("gemini", adapted) == ""
+    assert sum(1 for _ in parts_of(adapted)) <= 40_000
