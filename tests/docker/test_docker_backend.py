@@ -227,7 +227,9 @@ def test_shared_memory_of_a_few_megabytes_has_room(run: Run) -> None:
         "memory = SharedMemory(create=True, size=8_000_000)\n"
         "memory.buf[:] = b'x' * 8_000_000; memory.close(); memory.unlink()"
     )
-    assert run(script).outcome is Outcome.OK
+    result = run(script, limits=LIMITS.model_copy(update={"disk_bytes": Limits().disk_bytes}))
+
+    assert result.outcome is Outcome.OK, result.error
 
 
 @pytest.mark.parametrize(
