@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import html
 import json
+import textwrap
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import PurePosixPath
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import given
@@ -46,6 +47,16 @@ FORMS: dict[str, str | bytes] = {
     "hex": TEXT.hex(),
     "base64": base64.b64encode(b"user:" + TEXT).decode(),
     "base64 for URLs": base64.urlsafe_b64encode(TEXT).decode(),
+    "encodeURIComponent": quote(SECRET, safe="!'()*"),
+    "URLEncoder of Java": quote_plus(SECRET, safe="*").replace("~", "%7E"),
+    "hex, with colons": TEXT.hex(":"),
+    "hex, with dashes": TEXT.hex("-").upper(),
+    "hex, as numbers": ", ".join(f"0x{byte:02x}" for byte in TEXT),
+    "escapes of bytes": "".join(f"\\x{byte:02x}" for byte in TEXT),
+    "base64 in lines of mail": base64.encodebytes(b"-" * 30 + TEXT * 3).decode(),
+    "base64 in lines of mail, in JSON": json.dumps(base64.encodebytes(b"-" * 30 + TEXT + b"-" * 30).decode()),
+    "base64 in lines of PEM": "\r\n".join(textwrap.wrap(base64.b64encode(b"-" * 41 + TEXT + b"-" * 30).decode(), 64)),
+    "base64 in JSON of PHP": base64.b64encode(TEXT).decode().replace("/", "\\/"),
     "UTF-8": b"\xff" + TEXT + b"\x00",
     "UTF-16": SECRET.encode("utf-16"),
 }

@@ -49,10 +49,12 @@ class LiteralSearch:
                 room = max(MAX_TOGETHER_BYTES, len(literal))
             groups[-1].append("".join(f"\\x{{{byte:x}}}" for byte in literal))
             room -= len(literal)
-        return [_automaton("|".join(group)) for group in groups]
+        return [automaton("|".join(group)) for group in groups]
 
 
-def _automaton(pattern: str) -> Callable[[str], bool]:
+@functools.lru_cache(maxsize=32)
+def automaton(pattern: str) -> Callable[[str], bool]:
+    """Return what says whether a pattern occurs in a text."""
     from pydantic_core import SchemaValidator, core_schema  # only large data needs it
 
     return SchemaValidator(core_schema.str_schema(pattern=pattern)).isinstance_python

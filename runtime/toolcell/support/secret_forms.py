@@ -20,8 +20,19 @@ MIN_NUMBER_CHARS: Final = 4
 LONGEST_FORM: Final = 8
 """Most characters of a form for each byte of a secret: a quotation mark, escaped three times."""
 
+_KEPT_IN_URLS: Final = ("!'()*", "!'()*;,/?:@&=+$#")
+"""What JavaScript's `encodeURIComponent` and `encodeURI` leave as it is."""
+
 _NUMBER: Final = re.compile(r"[+-]?(?:\d++(?:\.\d++)?|\.\d++)", re.ASCII)
 MOST_FLOAT32: Final = 3.4e38
+_BREAK: Final = re.compile(r"\r?\n|\\r\\n|\\n")
+_LINE: Final = re.compile(r"[A-Za-z0-9+/]{64}")
+"""The end of a line of base64, as mail (76 characters) and PEM (64) have them."""
+
+LINE_CHARS: Final = 64
+LINES_OF_BASE64: Final = r"[A-Za-z0-9+/]{64}(?:\r?\n|\\)"
+"""Occurs in a text with such lines, and in few others."""
+
 _ESCAPE: Final = re.compile("%[0-9A-F]{2}")
 
 
@@ -49,7 +60,7 @@ _IN_JSON: Final = (
 def forms_of(secret: str) -> set[str]:
     """Return the forms of a secret. Those of bytes that are not UTF-8 are read as Latin-1, one character for a byte."""
     raw = secret.encode("utf-8", "surrogatepass")
-    texts = {secret, *_escaped(secret), *_in_urls(raw), raw.hex(), raw.hex().upper()}
+    texts = {secret, *_escaped(secret), *_in_urls(raw), *_in_hex(raw)}
     texts |= {*(secret.replace("\n", between) for between in ("\r\n", " ", "")), *_in_base64(raw)}
     as_bytes = [form.encode("utf-8", "surrogatepass") for form in texts if not form.isascii()]
     as_bytes += [secret.encode(coding, "surrogatepass") for coding in ("utf-16-le", "utf-16-be")]
@@ -67,8 +78,18 @@ def _escaped(secret: str) -> Iterator[str]:
 
 def _in_urls(raw: bytes) -> Iterator[str]:
     everything = "".join(f"%{byte:02X}" for byte in raw)
-    for form in {quote(raw), quote(raw, safe=""), quote_plus(raw), everything, quote(quote(raw, safe=""))}:
+    forms = {quote(raw), quote(raw, safe=""), quote_plus(raw), everything, quote(quote(raw, safe=""))}
+    forms |= {quote(raw, safe=kept) for kept in _KEPT_IN_URLS}
+    forms.add(quote_plus(raw, safe="*").replace("~", "%7E"))  # Java, and forms of browsers
+    for form in forms:
         yield from (form, _ESCAPE.sub(lambda match: match[0].lower(), form))
+
+
+def _in_hex(raw: bytes) -> Iterator[str]:
+    """Yield the bytes as digits, together or one by one, as dumps and logs write them."""
+    for digits in ("{:02x}", "{:02X}"):
+        each = [digits.format(byte) for byte in raw]
+        yield from (between.join(each) for between in ("", ":", " ", "-", ", ", " 0x", ", 0x", "\\x", "\\\\x"))
 
 
 def _in_base64(raw: bytes) -> Iterator[str]:
@@ -82,7 +103,8 @@ def _in_base64(raw: bytes) -> Iterator[str]:
         start, end = (before * 8 + 5) // 6, (before + len(raw)) * 8 // 6
         if end - start >= MIN_BASE64_CHARS:
             form = base64.b64encode(bytes(before) + raw).decode()[start:end]
-            yield from (form, form.replace("+", "-").replace("/", "_"))
+            yield from (form, form.replace("+", "-").replace("/", "_"), form.replace("/", "\\/"))
+            yield from (form.replace("+", escaped) for escaped in ("\\u002b", "\\u002B"))
 
 
 def numbers_of(secret: str) -> set[Decimal | float]:
@@ -95,3 +117,16 @@ def numbers_of(secret: str) -> set[Decimal | float]:
         found.add(float(struct.unpack("f", struct.pack("f", exact))[0]))
     signed = {sign * number for number in found for sign in (1, -1) if math.isfinite(number)}
     return {number for number in signed if len(f"{Decimal(number).normalize():f}".strip("-")) >= MIN_NUMBER_CHARS}
+
+
+def unwrapped(text: str) -> tuple[str, list[int]]:
+    """Join lines of base64. Return the text, and in turn its place and its length for each break that is gone."""
+    pieces, gone, end, length = list[str](), list[int](), 0, 0
+    for found in _BREAK.finditer(text):
+        start, stop = found.span()
+        if start - end >= LINE_CHARS and _LINE.fullmatch(text, start - LINE_CHARS, start):
+            pieces.append(text[end:start])
+            length += start - end
+            gone += (length, stop - start)
+            end = stop
+    return ("".join((*pieces, text[end:])), gone) if gone else (text, gone)

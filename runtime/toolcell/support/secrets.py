@@ -7,14 +7,15 @@ of a table. This module writes nothing.
 from __future__ import annotations
 
 import functools
-from bisect import bisect_right
+import itertools
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Final
 
 from toolcell.errors import UsageError
-from toolcell.support.literals import LiteralSearch
+from toolcell.support.literals import LiteralSearch, automaton
 from toolcell.support.packing import Unrecordable
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.columns import Column
@@ -109,22 +110,43 @@ class SecretSearch:
             return self._occurs(data)
         return any(literal in data for literal in self._literals)
 
+    def _unwrapped(self, text: str) -> Iterator[tuple[int, int, str]]:
+        """Yield what is to be hidden once lines of base64 are joined, by its places in the text."""
+        from toolcell.support.secret_forms import LINE_CHARS, LINES_OF_BASE64, unwrapped
+
+        if len(text) <= LINE_CHARS or (len(text) > PIECE_CHARS and not automaton(LINES_OF_BASE64)(text)):
+            return
+        joined, gone = unwrapped(text)
+        if not gone or not self.may_be_in(joined.encode("utf-8", "surrogatepass")):
+            return
+        places, before = gone[::2], [0, *itertools.accumulate(gone[1::2])]
+        for start, stop, mark in self._found(joined):
+            yield start + before[bisect_right(places, start)], stop + before[bisect_left(places, stop)], mark
+
     def hide(self, text: str) -> tuple[str, int]:
         """Return a text without secrets, and how many were removed."""
-        if not self._marks or not self.may_be_in(text.encode("utf-8", "surrogatepass")):
+        if not self._marks:
             return text, 0
+        found = list(self._unwrapped(text))
+        if self.may_be_in(text.encode("utf-8", "surrogatepass")):
+            found = sorted([*found, *self._found(text)])
         pieces: list[str] = []
         end = 0
-        for start, stop, mark in self._found(text):
+        for start, stop, mark in found:
+            if start < end:
+                end = max(end, stop)
+                continue
             pieces += (text[end:start], hidden(text[start:stop], mark))
             end = stop
         return "".join((*pieces, text[end:])), len(pieces) // 2
 
     def hide_in_bytes(self, data: bytes) -> tuple[bytes, int]:
         """Do the same in bytes."""
-        if not self._marks or not self.may_be_in(data):
+        if not self._marks:
             return data, 0
         text, count = self.hide(data.decode("latin-1"))
+        if not count:
+            return data, 0
         return text.encode("latin-1", "replace"), count
 
     def _found(self, text: str) -> Iterator[tuple[int, int, str]]:
