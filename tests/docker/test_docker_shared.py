@@ -115,6 +115,28 @@ async def test_every_sandbox_ends_with_its_container_and_the_next_gets_a_new_one
                 await anyio.sleep(0.05)
 
 
+ONE_NAME = """
+import os, pathlib, tempfile
+places = [os.getcwd(), OUTPUT_DIR, os.path.dirname(__file__), os.path.expanduser('~'), str(pathlib.Path.cwd()), str(pathlib.Path('.').resolve()),
+          os.path.realpath('/work'), os.path.abspath('.'), os.getcwdb().decode(), os.path.realpath(b'.').decode()]
+kept = pathlib.Path('kept').resolve(); kept.write_text('x')
+set_result([sorted(set(places)), os.path.realpath(tempfile.gettempdir()), os.path.realpath('/usr/../etc')])
+"""
+
+
+@pytest.mark.docker
+def test_the_workspace_has_one_name_which_a_copy_of_a_session_finds_too(runtime: SyncRuntime) -> None:
+    with runtime.session() as session:
+        result = session.execute_code(ONE_NAME)
+        assert result.value == [["/sandbox/work"], "/sandbox/tmp", "/etc"], result.error
+        copy = session.fork()
+        with copy:
+            assert copy.execute_code("set_result([kept.read_text(), kept.is_relative_to(OUTPUT_DIR)])").value == [
+                "x",
+                True,
+            ]
+
+
 SHARED_MEMORY = """
 import mmap
 held = [mmap.mmap(-1, 40 << 20) for _ in range(4)]

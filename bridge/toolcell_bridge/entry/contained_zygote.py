@@ -53,10 +53,11 @@ from toolcell_bridge.entry.supervisor import (
     empty,
 )
 from toolcell_bridge.guest import errors
+from toolcell_bridge.guest.linked_names import use_links
 from toolcell_bridge.isolation import landlock
 from toolcell_bridge.isolation.apply_in_container import ContainerIsolation, beside_other_files
 from toolcell_bridge.isolation.capabilities import set_undumpable
-from toolcell_bridge.isolation.guest_paths import WORKSPACE
+from toolcell_bridge.isolation.guest_paths import SCRATCH, WORKSPACE
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 from toolcell_bridge.isolation.syscalls import PR_SET_PDEATHSIG, prctl
 
@@ -327,6 +328,7 @@ class SharedZygote:
     def _run_guest(self, layers: dict[str, str], workspace: str) -> NoReturn:
         """Send Hello, and run scripts until the host hangs up. Isolation is already applied."""
         if os.path.realpath(WORKSPACE) == workspace:
+            use_links(os.path.dirname(workspace), SCRATCH)
             workspace = WORKSPACE  # its name in every sandbox; an image without our links does not have it
         else:
             # The container's passwd cannot be read, so getpass.getuser() needs a name.
