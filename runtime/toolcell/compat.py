@@ -148,7 +148,7 @@ def as_stream_event(event: Event) -> dict[str, Any] | None:
     match event:
         case Event(type=events.TOOL_START):
             return {"type": "tool-call-start", "name": event.tool, "args": event.args}
-        case Event(type=events.TOOL_UPDATE):
+        case Event(type=events.TOOL_UPDATE | events.TOOL_OUTPUT):
             return {"type": "tool-progress", "name": event.tool, "update": event.update}
         case Event(type=events.TOOL_END, result=ToolResult(usage=used) as result):
             usage = {"input_tokens": used.input_tokens, "output_tokens": used.output_tokens}

@@ -315,10 +315,10 @@ class Runtime(OpenedInBlock):
     def stream(self, source: str, **options: Unpack[RunKwargs]) -> RunStream:
         """Run a script as `execute_code` does, and return its events, for `async for`.
 
-        Shape: `LogPrinted`, `ProgressReported`, `CallStarted`, `CallUpdated` and `CallEnded` as they happen; at the end
-        each `FileReturned`, and `RunFinished` with the result. Leaving the loop early ends the run; `async with` around
-        the loop also waits for that. `cancel`, if given, is set then. A reader that falls 256 events behind holds the
-        script up, and its `wall_s` goes on; no event but a `CallUpdated` is lost.
+        Shape: `LogPrinted`, `ProgressReported`, `CallStarted`, `CallUpdated`, `CallOutput` and `CallEnded` as they
+        happen; at the end each `FileReturned`, and `RunFinished` with the result. Leaving the loop early ends the run;
+        `async with` around the loop also waits for that. `cancel`, if given, is set then. A reader that falls 256
+        events behind holds the script up, and its `wall_s` goes on; no event but a `CallUpdated` is lost.
 
         Raises:
             UsageError: an argument is wrong, or this runtime is not open here.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tracemalloc
 from typing import Any
 
+import anyio.lowlevel
 import pytest
 
 from hostile.counting import calls
@@ -42,7 +43,7 @@ def test_a_result_as_a_dict_costs_the_same_whatever_is_in_it() -> None:
 )
 async def test_progress_too_large_to_show_is_not_looked_through(value: Any) -> None:
     shown: list[Any] = []
-    report = ProgressReporter(shown.append)
+    report = ProgressReporter(lambda kind, update: shown.append(update), anyio.lowlevel.checkpoint)
 
     tracemalloc.start()
     try:
@@ -59,7 +60,7 @@ async def test_progress_too_large_to_show_is_not_looked_through(value: Any) -> N
 async def test_progress_that_is_short_is_shown_as_it_is(value: Any) -> None:
     shown: list[Any] = []
 
-    ProgressReporter(shown.append)(details=value)
+    ProgressReporter(lambda kind, update: shown.append(update), anyio.lowlevel.checkpoint)(details=value)
 
     assert shown == [{"details": value}]
 
@@ -69,7 +70,7 @@ async def test_progress_that_contains_itself_is_too_large() -> None:
     endless: list[Any] = []
     endless.append(endless)
 
-    ProgressReporter(shown.append)(details=endless)
+    ProgressReporter(lambda kind, update: shown.append(update), anyio.lowlevel.checkpoint)(details=endless)
 
     assert shown == [{"details": "(list too large to show)"}]
 

@@ -24,6 +24,7 @@ from toolcell import (
 )
 from toolcell.run.streaming import (
     CallEnded,
+    CallOutput,
     CallStarted,
     CallUpdated,
     FileReturned,
@@ -114,17 +115,22 @@ async def test_a_stream_has_what_its_tools_report_and_nothing_of_other_runs() ->
     async def count(ctx: ToolContext, name: str) -> None:
         """Count, and report it."""
         ctx.update(f"{name} begins", details={"of": name})
+        for number in range(600):
+            await ctx.write(f"{number},")
 
     async with Runtime(registry, pool=SMALL) as runtime:
-        seen = []
+        seen, output = [], ""
         async for event in runtime.stream("call_tool('count', name='one')", context=context):
             if isinstance(event, CallStarted):
                 await registry.execute("count", {"name": "other"}, context=context)
             elif isinstance(event, CallUpdated):
                 seen.append((event.tool, event.text, event.details))
+            elif isinstance(event, CallOutput):
+                output += event.text
         assert not context.events.active
 
     assert seen == [("count", "one begins", {"of": "one"})]
+    assert output == "".join(f"{number}," for number in range(600))
 
 
 @pytest.mark.anyio

@@ -17,7 +17,7 @@ from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.compat import as_call_event, as_stream_event
 from toolcell.tools import Block, Event, EventBus, RunContext, Secrets, ToolContext, ToolRegistry, ToolResult
 from toolcell.tools.context import current_context
-from toolcell.tools.events import TOOL_END, TOOL_START, TOOL_UPDATE
+from toolcell.tools.events import TOOL_END, TOOL_OUTPUT, TOOL_START, TOOL_UPDATE
 from toolcell.tools.progress import BURST, MAX_UPDATE_CHARS
 from tools.toolkit import PATIENCE_S, FakeRuntime, Meeting, kinds, recorded
 
@@ -422,10 +422,55 @@ async def test_a_flood_of_updates_is_thinned_and_the_last_one_always_told() -> N
 
 
 @pytest.mark.conforms("I-b2")
+async def test_what_a_tool_writes_arrives_whole_and_in_order_and_it_waits_for_slow_readers() -> None:
+    written, pieces = 0, [f"{number}," for number in range(200)]
+
+    async def write(ctx: ToolContext) -> None:
+        """Write in pieces."""
+        nonlocal written
+        for piece in pieces:
+            await ctx.write(piece)
+            written += 1
+
+    def write_in_thread(ctx: ToolContext) -> None:
+        """Write in pieces, from a thread."""
+        nonlocal written
+        for piece in pieces:
+            ctx.write(piece)
+            written += 1
+
+    async def write_much(ctx: ToolContext) -> None:
+        """Write all at once, and do not wait."""
+        nonlocal written
+        ctx.write("".join(pieces))
+        ctx.update(details="x" * 50_000)
+        written += len(pieces)
+
+    for tool in (write, write_in_thread, write_much):
+        registry, written = ToolRegistry([tool]), 0
+        plain = recorded(registry.events)
+        read, ahead = "", 0
+        with registry.events.stream(max_events=10) as events:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(registry.execute, tool.__name__)
+                async for event in events:
+                    if event.type == TOOL_OUTPUT:
+                        read += event.update["text"]
+                        await anyio.lowlevel.checkpoint()
+                        ahead = max(ahead, written - read.count(","))
+                    if event.type == TOOL_END:
+                        break
+        assert read == "".join(pieces) == "".join(each.update["text"] for each in plain if each.type == TOOL_OUTPUT)
+        assert ahead <= 11
+        states = [event.update for event in plain if event.type == TOOL_UPDATE]
+        assert states == ([{"details": "x" * 50_000}] if tool is write_much else [])
+
+
+@pytest.mark.conforms("I-b2")
 async def test_an_update_is_bounded_redacted_and_can_neither_end_nor_fail_anything() -> None:
     async def work(ctx: ToolContext) -> str:
         """Tell a few odd things."""
-        ctx.update("x" * 100_000)
+        ctx.update("x" * 2 * MAX_UPDATE_CHARS)
         ctx.update(ToolResult.fail("no", terminate=True, details={"key": "hunter22"}))
         ctx.update(details=list(range(100_000)))
         ctx.update({"rows": 3})

@@ -314,7 +314,7 @@ class Agent:
         if bus.reaches(self.events):
             yield
             return
-        unsubscribe = bus.subscribe(self.events.forward)
+        unsubscribe = bus.subscribe(self.events.forward, self.events.wait_for_room)
         try:
             yield
         finally:

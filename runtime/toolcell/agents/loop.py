@@ -107,7 +107,7 @@ class ToolLoopConfig:
     """Most requests to the model."""
     llm_options: Mapping[str, Any] | None = None
     sequential: bool | None = None
-    """Run the calls of one response one at a time. None: as the registry is set."""
+    """Run calls one at a time, also those of plans and scripts. None: as the registry is set."""
     synthesize: bool = False
     """After the last iteration, ask once more for an answer, without tools."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -195,6 +195,8 @@ class LoopRun:
         """A part of the message that the model is generating was emitted."""
         if self._on_user is not context.scope.on_user or self._streams is not context.scope.streams:
             self.context = self.context.within(on_user=self._on_user, streams=self._streams)
+        if config.sequential is not None:
+            self.context = self.context.within(sequential=config.sequential)
         share_labels(self.context)
         self.context.state.labels.add(labels_in(messages))
         self._registry = config.tools.snapshot() if config.tools is not None else None
@@ -370,7 +372,6 @@ class LoopRun:
             [call.parsed_if_safe() for call in calls],
             context=self.context,
             origin=self._origin,
-            sequential=self.config.sequential,
             message=message,
             on_result=self._add_result,
         )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "NO_HANDLERS", "CallEnded", "CallStarted", "CallUpdated", "Dispatch", "FileContent", "FileInput",
+    "NO_HANDLERS", "CallEnded", "CallOutput", "CallStarted", "CallUpdated", "Dispatch", "FileContent", "FileInput",
     "FileReturned", "GuestConnection", "LogPrinted", "OnApproval", "OnLog", "OnProgress", "ProgressReported",
     "Run", "RunEvent", "RunFinished", "RunHandlers", "RunKwargs", "RunOptions", "RunRequest", "RunStream",
     "SessionRunKwargs", "check_on_approval", "failure", "guest_files", "run_message",
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from toolcell.run.run import Run
     from toolcell.run.streaming import (
         CallEnded,
+        CallOutput,
         CallStarted,
         CallUpdated,
         FileReturned,
@@ -43,8 +44,8 @@ else:
             "toolcell.run.request": "RunRequest run_message",
             "toolcell.run.run": "Run",
             "toolcell.run.streaming": (
-                "CallEnded CallStarted CallUpdated FileReturned LogPrinted ProgressReported RunEvent RunFinished "
-                "RunStream"
+                "CallEnded CallOutput CallStarted CallUpdated FileReturned LogPrinted ProgressReported RunEvent "
+                "RunFinished RunStream"
             ),
             "toolcell.run.tool_bridge": "failure",
         },

@@ -20,7 +20,7 @@ from toolcell.results import ExecutionResult, OutputFile
 from toolcell.run.options import RunOptions
 from toolcell.support.background import BackgroundTask, TaskReader
 from toolcell.tools.call import Call, CallObserver, RunContext
-from toolcell.tools.events import TOOL_UPDATE, Event, EventBranch
+from toolcell.tools.events import TOOL_OUTPUT, TOOL_UPDATE, Event, EventBranch
 from toolcell.tools.run_state import new_id
 
 QUEUE_EVENTS = 256
@@ -71,6 +71,15 @@ class CallUpdated:
 
 
 @dataclass(frozen=True, slots=True)
+class CallOutput:
+    """A tool wrote a piece of its output: `await ctx.write("a line")`. None is lost; the tool waits for the reader."""
+
+    call_id: str
+    tool: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class CallEnded:
     """A tool call has its result."""
 
@@ -96,7 +105,9 @@ class RunFinished:
     result: ExecutionResult
 
 
-RunEvent = LogPrinted | ProgressReported | CallStarted | CallUpdated | CallEnded | FileReturned | RunFinished
+RunEvent = (
+    LogPrinted | ProgressReported | CallStarted | CallUpdated | CallOutput | CallEnded | FileReturned | RunFinished
+)
 
 
 class _Feed(BackgroundTask):
@@ -129,7 +140,7 @@ class _Feed(BackgroundTask):
         return self._wait_for_room() if len(self._events) > QUEUE_EVENTS else None
 
     async def _wait_for_room(self) -> None:
-        while len(self._events) > QUEUE_EVENTS:
+        while len(self._events) > QUEUE_EVENTS and not self.is_left:
             await self.changed.wait()
 
     def log(self, stream: str, text: str) -> Awaitable[None] | None:
@@ -191,11 +202,15 @@ class _CallWatcher:
         args = call.run.secrets.shown(call.args if call.refusal is None else call.raw_args)
         await self._tell(CallStarted(call.call_id, call.name, args, call.parent_call_id))
 
-    def updated(self, event: Event) -> None:
-        """Tell what a tool reports."""
-        if event.type == TOOL_UPDATE and (event.run_id, event.call_id) in self._under_way:
-            text, details = event.update.get("text", ""), event.update.get("details")
-            self._feed.update(CallUpdated(event.call_id or "", event.tool or "", text, details))
+    def updated(self, event: Event) -> Awaitable[None] | None:
+        """Tell what a tool reports. Return what waits until there is room for more of its output."""
+        if event.type not in (TOOL_UPDATE, TOOL_OUTPUT) or (event.run_id, event.call_id) not in self._under_way:
+            return None
+        call_id, tool, text = event.call_id or "", event.tool or "", event.update.get("text", "")
+        if event.type == TOOL_OUTPUT:
+            return self._feed.put(CallOutput(call_id, tool, text))
+        self._feed.update(CallUpdated(call_id, tool, text, event.update.get("details")))
+        return None
 
     async def call_ended(self, call: Call, /) -> None:
         """Tell what became of a call."""

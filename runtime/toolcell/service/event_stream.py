@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from toolcell.errors import ToolcellError
 from toolcell.run import (
     CallEnded,
+    CallOutput,
     CallStarted,
     CallUpdated,
     FileReturned,
@@ -45,6 +46,7 @@ _NAMES: Final = {
     ProgressReported: "progress",
     CallStarted: "call_started",
     CallUpdated: "call_updated",
+    CallOutput: "call_output",
     CallEnded: "call_ended",
 }
 

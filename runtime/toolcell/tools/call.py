@@ -209,6 +209,8 @@ class RunScope:
     work."""
     streams: bool = False
     """Models are asked to stream, and their messages are reported as they come."""
+    sequential: bool | None = None
+    """Whether calls run one at a time, also those of plans and scripts. None: as the registry is set."""
     is_shared: bool = False
     """Stands in where no run was given: unrelated calls share it, so it bounds and orders nothing."""
 

@@ -192,9 +192,12 @@ class Workers:
     Most calls find a worker free, so `free` is a plain number and may be decremented without calling `take`.
     """
 
-    __slots__ = ("_kept", "_waiting", "free")
+    __slots__ = ("_alone", "_kept", "_waiting", "count", "free")
 
     def __init__(self, count: int) -> None:
+        self.count = count
+        self._alone: Workers | None = None
+        """Has one place, for who wants all of these: two who wait for all would wait for each other."""
         self.free = count
         """Invariant: zero while anybody waits."""
         self._kept = 0
@@ -224,6 +227,25 @@ class Workers:
             else:
                 self._waiting.remove(turn)
             raise
+
+    async def take_all(self, patience_s: float = math.inf) -> None:
+        """Wait until nobody works, and take every worker.
+
+        Raises:
+            ToolError: as from `take`.
+        """
+        if self._alone is None:
+            self._alone = Workers(1)
+        taken = 0
+        await self._alone.take(patience_s)
+        try:
+            while taken < self.count:
+                await self.take(patience_s)
+                taken += 1
+        finally:
+            self._alone.give_back()
+            for _ in range(taken if taken < self.count else 0):
+                self.give_back()
 
     def release(self, threads: Sequence[ToolThread]) -> None:
         """Give the worker back when the functions of these threads have returned."""

@@ -26,7 +26,6 @@ from toolcell.support import event_loop
 from toolcell.support.log import logger_of
 from toolcell.tools.call import Call, RunContext
 from toolcell.tools.concurrency import maybe_await
-from toolcell.tools.events import TOOL_UPDATE
 from toolcell.tools.finalize import finalize, finalize_soon, show_user
 from toolcell.tools.hooks import after_hooks, show_after_hooks
 from toolcell.tools.jobs import Job, Work, contained
@@ -156,13 +155,21 @@ class ToolContext:
     def update(self) -> ProgressReporter:
         """Report progress: `ctx.update("half way")`, `ctx.update(details={...})`. Works from any thread."""
         if self.progress is None:
-            self.progress = ProgressReporter(self._emit_update)
+            self.progress = ProgressReporter(self._emit_update, self.call.run.events.wait_for_room)
             if self.is_over:
                 self.progress.close()
         return self.progress
 
-    def _emit_update(self, update: dict[str, Any]) -> None:
-        self.call.emit(TOOL_UPDATE, args=self.call.args, update=update)
+    def _emit_update(self, kind: str, update: dict[str, Any]) -> None:
+        self.call.emit(kind, args=self.call.args, update=update)
+
+    def write(self, text: str) -> Awaitable[None]:
+        """Stream a piece of the tool's output, whole and in order: `await ctx.write("a line")`.
+
+        Who listens gets each piece as `tool_execution_output`. It waits while more is written than is read. In a thread
+        it needs no `await`.
+        """
+        return self.update.write(text)
 
     def for_any_thread(self) -> Self:
         """Return the context, after creating what can only be created in the event loop's thread."""

@@ -10,7 +10,7 @@ import inspect
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import field, fields
 from typing import Any
 
@@ -24,6 +24,9 @@ logger = logger_of("toolcell.tools")
 
 TOOL_START = "tool_execution_start"
 TOOL_UPDATE = "tool_execution_update"
+"""What a tool says of itself; later ones may replace earlier ones."""
+TOOL_OUTPUT = "tool_execution_output"
+"""A piece of what a tool writes while it runs. None is lost."""
 TOOL_FINISHED = "tool_execution_finished"
 """The tool itself is done; hooks and its place in the batch are still to come. In completion order."""
 TOOL_END = "tool_execution_end"
@@ -98,8 +101,12 @@ class Backlog:
     def __bool__(self) -> bool:
         return bool(self._events)
 
+    @property
+    def is_full(self) -> bool:
+        return len(self._events) >= self._max_events
+
     def put(self, event: Event) -> None:
-        if len(self._events) >= self._max_events:
+        if self.is_full:
             self._make_room()
         self._events.append(event)
 
@@ -120,7 +127,7 @@ class EventStream:
     def __init__(self, bus: EventBus, max_events: int) -> None:
         self._backlog = Backlog(max_events)
         self._wake = ChangeEvent()
-        self._unsubscribe = bus.subscribe(self._put)
+        self._unsubscribe = bus.subscribe(self._put, self._wait_for_room)
         self._closed = False
 
     @property
@@ -131,6 +138,10 @@ class EventStream:
     def _put(self, event: Event) -> None:
         self._backlog.put(event)
         self._wake.notify()
+
+    async def _wait_for_room(self) -> None:
+        while self._backlog.is_full and not self._closed:
+            await self._wake.wait()
 
     def close(self) -> None:
         """End the stream; what is queued can still be read."""
@@ -147,7 +158,9 @@ class EventStream:
     async def __aiter__(self) -> AsyncIterator[Event]:
         while True:
             while self._backlog:
-                yield self._backlog.take()
+                event = self._backlog.take()
+                self._wake.notify()
+                yield event
             if self._closed:
                 return
             await self._wake.wait()
@@ -158,6 +171,8 @@ class EventBus:
 
     def __init__(self) -> None:
         self._listeners: tuple[Listener, ...] = ()
+        self._waits: dict[Listener, Callable[[], Awaitable[None]]] = {}
+        """What waits until a listener has room for more."""
         self._seq = 0
         self.unheard: deque[Any] = deque()
         """What asynchronous listeners returned, to be awaited in this order."""
@@ -165,20 +180,31 @@ class EventBus:
         """True when anybody listens; without a listener no event is made."""
         self.listener_errors = 0
 
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
+    def subscribe(
+        self, listener: Listener, wait_for_room: Callable[[], Awaitable[None]] | None = None
+    ) -> Callable[[], None]:
         """Call `listener` with every event as it happens, in the emitting task; returns what unsubscribes it.
 
         An async listener is awaited by the call that emitted, before its next step. For quick functions: one that may
-        take its time belongs on `stream()`.
+        take its time belongs on `stream()`. `wait_for_room`: what a tool waits for that writes more than is read.
         """
+        if wait_for_room is not None:
+            self._waits[listener] = wait_for_room
         self._listeners = (*self._listeners, listener)
         self.active = True
 
         def unsubscribe() -> None:
             self._listeners = tuple(known for known in self._listeners if known is not listener)
+            self._waits.pop(listener, None)
             self.active = bool(self._listeners)
 
         return unsubscribe
+
+    async def wait_for_room(self) -> None:
+        """Wait until the listeners have room for more of what must not be lost."""
+        await self.hear()
+        for wait in [*self._waits.values()]:
+            await wait()
 
     def stream(self, max_events: int = QUEUE_EVENTS) -> EventStream:
         """A bounded queue of everything from now on, to be read with `async for`."""
@@ -226,6 +252,11 @@ class EventBranch(EventBus):
         super().__init__()
         self._above, self.unheard = above, above.unheard
         self.subscribe(listener)
+
+    async def wait_for_room(self) -> None:
+        """Wait for the listeners above, too."""
+        await super().wait_for_room()
+        await self._above.wait_for_room()
 
     def reaches(self, bus: EventBus) -> bool:
         """Return whether `bus` is this one or above it."""

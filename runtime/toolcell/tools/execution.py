@@ -117,7 +117,10 @@ async def _with_worker(
     workers = None if context.call.run.scope.is_shared else _workers(state, context.call)
     if workers is None:
         return await _through_middleware(state, context, tool, timeout_s)
-    if workers.free:
+    is_alone = tool.options.mode == "sequential" or state.in_turn(context.call.run)
+    if is_alone:
+        await workers.take_all(timeout_s)
+    elif workers.free:
         workers.free -= 1
     else:
         await workers.take(timeout_s)
@@ -125,10 +128,8 @@ async def _with_worker(
     try:
         return await _through_middleware(state, context, tool, timeout_s)
     finally:
-        if context.call.threads:
-            workers.release(context.call.threads)
-        else:
-            workers.give_back()
+        for _ in range(workers.count if is_alone else 1):
+            _give_back(workers, context.call)
 
 
 def _give_back(workers: Workers, call: Call) -> None:

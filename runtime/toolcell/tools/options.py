@@ -38,7 +38,7 @@ EVERY_ORIGIN = frozenset(Origin)
 CallableFrom = frozenset[Origin]
 
 ExecutionMode = Literal["", "parallel", "sequential"]
-"""Empty inherits; sequential forces every batch the tool appears in to run one call at a time."""
+"""Empty inherits; while a call of a sequential tool runs, no other call of its run does."""
 
 Coercion = Literal["safe", "lenient", "off"]
 """`safe` mends common model mistakes; `lenient` also turns null into 0, "" or false; `off` mends nothing."""

@@ -499,7 +499,9 @@ class _PlanRun:
             steps = [s for s in self._plan.steps if s.index not in self._same_as and not s.problem]
             self._calls = {step.index: self._new_call(step, step.args) for step in steps}
             calls = [call for call in self._calls.values() if not await self._answer_recorded(call)]
-            await run_batch(self._state, calls, limit=None, sequential=self._state.settings.sequential)
+            await run_batch(
+                self._state, calls, limit=None, sequential=any(self._state.in_turn(call.run) for call in calls)
+            )
         else:
             await self._scheduled()
 

@@ -1,26 +1,31 @@
-"""Partial results while a tool runs: rate-limited, from any thread, and only until the tool is done.
+"""What a tool tells while it runs, from any thread, and only until it is done: states and output.
 
-An update is text and details for people watching; it can neither end a run nor mark an error.
+A state is text and details for people watching; the next one may replace it. Output is text in pieces, of which none is
+lost: who writes faster than is read waits. Neither can end a run nor mark an error.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import anyio.from_thread
 import anyio.lowlevel
 
 from toolcell.support.token_bucket import TokenBucket
+from toolcell.tools.checks import check_kind
+from toolcell.tools.events import TOOL_OUTPUT, TOOL_UPDATE
 from toolcell.tools.result import ToolResult
 from toolcell_bridge.wire.frozen import frozen
 
 UPDATES_PER_S = 20.0
 BURST = 20
 """Updates let through at once before the rate applies; later ones replace each other until there is room."""
-MAX_UPDATE_CHARS = 8_000
+MAX_UPDATE_CHARS = 200_000
+MAX_PIECE_CHARS = 8_000
 
 
 @frozen
@@ -38,10 +43,12 @@ class Update:
 class ProgressReporter:
     """The updates of one call. Call it: `progress("half way")`, `progress(details={"rows": 3})`."""
 
-    __slots__ = ("_bucket", "_closed", "_emit", "_thread", "_token", "_waiting", "ignored")
+    __slots__ = ("_bucket", "_closed", "_emit", "_thread", "_token", "_wait_for_room", "_waiting", "ignored")
 
-    def __init__(self, emit: Callable[[dict[str, Any]], None]) -> None:
-        self._emit = emit
+    def __init__(
+        self, emit: Callable[[str, dict[str, Any]], None], wait_for_room: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._emit, self._wait_for_room = emit, wait_for_room
         self._closed = False
         self._bucket = TokenBucket(1 / UPDATES_PER_S, BURST)
         self._thread = threading.get_ident()
@@ -60,12 +67,32 @@ class ProgressReporter:
         except RuntimeError:  # the event loop is gone, and with it whoever was watching
             self.ignored += 1
 
+    def write(self, text: str) -> Awaitable[None]:
+        """Write a piece of the tool's output: `await on_update.write("a line")`. In a thread it waits by itself."""
+        check_kind("what a tool writes", text, str)
+        if self._closed or threading.get_ident() == self._thread:
+            return self._write(text)
+        with suppress(RuntimeError):  # the event loop is gone, and with it whoever was watching
+            anyio.from_thread.run(self._write_and_wait, text, token=self._token)
+        return _Room(None)
+
+    def _write(self, text: str) -> Awaitable[None]:
+        if self._closed:
+            self.ignored += 1
+            return _Room(None)
+        for start in range(0, len(text), MAX_PIECE_CHARS):
+            self._emit(TOOL_OUTPUT, {"text": text[start : start + MAX_PIECE_CHARS]})
+        return _Room(self._wait_for_room)
+
+    async def _write_and_wait(self, text: str) -> None:
+        await self._write(text)
+
     def _accept(self, update: Update) -> None:
         if self._closed:
             self.ignored += 1
         elif self._has_room():
             self._waiting = None
-            self._emit(update.to_dict())
+            self._emit(TOOL_UPDATE, update.to_dict())
         else:
             self._waiting = update
 
@@ -79,14 +106,26 @@ class ProgressReporter:
     def close(self) -> None:
         """Let the last update that waited for room through, and no other after it."""
         if self._waiting is not None:
-            self._emit(self._waiting.to_dict())
+            self._emit(TOOL_UPDATE, self._waiting.to_dict())
             self._waiting = None
         self._closed = True
-        self._emit = _nobody  # it leads to the call, and from there to here: only the garbage collector would find that
+        self._emit, self._wait_for_room = _nobody, anyio.lowlevel.checkpoint
+        # it leads to the call, and from there to here: only the garbage collector would find that
 
 
-def _nobody(update: dict[str, Any]) -> None:
+def _nobody(kind: str, update: dict[str, Any]) -> None:
     """Tell nobody."""
+
+
+class _Room:
+    """Awaits that the listeners have room for more; nothing is lost when nobody does."""
+
+    def __init__(self, wait: Callable[[], Awaitable[None]] | None) -> None:
+        self._wait = wait
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        if self._wait is not None:
+            yield from self._wait().__await__()
 
 
 def _as_update(partial: object, details: Any) -> Update:

@@ -689,9 +689,8 @@ class ToolRegistry:
             self.new_call(call.name, call.arguments, call_id=call.id, origin=origin, context=run, message=message)
             for call in unique_ids(map(ToolCall.read, calls))
         ]
-        settings = self.settings
-        in_turn = settings.sequential if sequential is None else sequential
-        limit = None if origin is None and message is None else settings.max_batch
+        in_turn = self._state.in_turn(run) if sequential is None else sequential
+        limit = None if origin is None and message is None else self.settings.max_batch
         return await run_batch(self._state, made, sequential=in_turn, limit=limit, on_result=on_result)
 
     async def refuse(

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, get_args
 
 from toolcell.errors import UsageError
 from toolcell.support.spelling import suggestion
+from toolcell.tools.call import RunContext
 from toolcell.tools.checks import check_count, check_does, check_kind, check_one_of, check_seconds
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider
@@ -39,7 +40,7 @@ class RegistrySettings:
     max_workers: int = 10
     """Calls of one batch, plan or run being executed at once."""
     sequential: bool = False
-    """Batches run one call at a time."""
+    """Calls of a run are made one at a time."""
     max_batch: int = MAX_BATCH
     """Calls one model response may ask for; each further one gets an error result."""
     coercion: Coercion = "safe"
@@ -114,6 +115,10 @@ class RegistryState:
             known = version, permits_all(self.policies, tool, origin)
             self._permissions[tool.name, origin] = known
         return known[1]
+
+    def in_turn(self, run: RunContext) -> bool:
+        """Return whether calls of a run are made one at a time."""
+        return self.settings.sequential if run.scope.sequential is None else run.scope.sequential
 
     def visible(self, origin: Origin, policies: tuple[CallPolicy, ...] = ()) -> Iterable[RegisteredTool]:
         """Return the tools that a caller from `origin` sees, in order of registration.
