@@ -9,39 +9,30 @@ import importlib.util
 import io
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from toolcell.builtin.file import Roots
 from toolcell.builtin.package import ToolPackage, offered
-from toolcell.builtin.tables.requests import (
-    MAX_CONDITIONS,
-    MAX_METRICS,
-    Format,
-    Metric,
-    Transform,
-    condition,
-)
-from toolcell.builtin.tables.text import open_text
+from toolcell.builtin.tables.reading import Format, Record, Table, open_text
 from toolcell.builtin.workspace import Workspace
 from toolcell.errors import ToolError, UsageError
 from toolcell.tools import ToolContext, ToolDefinition, ToolOptions, ToolResult, ToolSpec, run_in_thread
 
-if TYPE_CHECKING:
-    from toolcell.builtin.tables.batches import Batch
-
 PARSE_LIMIT: Final = 1000
 TIMEOUT_S: Final = 600.0
-"""Seconds of one call. A gigabyte takes about a minute."""
+"""Seconds of one call. A gigabyte takes minutes."""
+MAX_CONDITIONS: Final = 100
+MAX_METRICS: Final = 100
 _OF_FILES: Final = ("path", "encoding")
 """Parameters that only a package with a workspace has."""
 
-Records = list[dict[str, Any]]
+Records = list[Record]
+_Batches = Iterator[Sequence[Record]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +42,7 @@ class TableFile:
     path: str
     format: str | None
     delimiter: str | None
+    encoding: str | None = None
 
 
 class CellCondition(TypedDict):
@@ -142,13 +134,14 @@ class DataTools(ToolPackage):
         if not path and not content.strip():
             raise ToolError("content is required", code="invalid_arguments")
 
-        def work(text: io.TextIOWrapper, check: _Check) -> dict[str, Any]:
-            from toolcell.builtin.tables import operations, readers
+        def work(table: Table, batches: _Batches) -> dict[str, Any]:
+            from toolcell.builtin.tables import evaluation
 
-            table = readers.TextTable(text, format, delimiter)
-            return operations.parsed(table, check(table.batches(())), limit)
+            return evaluation.parsed(table, batches, limit)
 
-        return await self._over(ctx, content, path, work, encoding)
+        if content and path:
+            raise ToolError("give content or a path, not both", code="invalid_arguments")
+        return await self._over(ctx, content, TableFile(path, format, delimiter, encoding), work)
 
     @offered(read_only=True, idempotent=True, timeout_s=TIMEOUT_S, returns=_value("records"))
     async def data_filter(
@@ -173,16 +166,13 @@ class DataTools(ToolPackage):
             raise ToolError("where conditions are required", code="invalid_arguments")
         if len(where) > MAX_CONDITIONS:
             raise ToolError(f"where has {len(where)} conditions, and may have {MAX_CONDITIONS}")
-        conditions = [condition(each["column"], each["op"], each["value"]) for each in where]
-        file = TableFile(path, format, delimiter)
-        columns = [each.column for each in conditions]
 
-        def work(batches: Iterator[Batch]) -> dict[str, Any]:
-            from toolcell.builtin.tables import operations
+        def work(_: object, batches: _Batches) -> dict[str, Any]:
+            from toolcell.builtin.tables import evaluation
 
-            return operations.filtered(batches, conditions)
+            return evaluation.filtered(batches, where)
 
-        return await self._of_rows(ctx, records, file, columns, work)
+        return await self._over(ctx, records, TableFile(path, format, delimiter), work)
 
     @offered(read_only=True, idempotent=True, timeout_s=TIMEOUT_S, returns=_value("groups"))
     async def data_aggregate(
@@ -209,16 +199,14 @@ class DataTools(ToolPackage):
             raise ToolError("metrics are required", code="invalid_arguments")
         if len(metrics) > MAX_METRICS:
             raise ToolError(f"there are {len(metrics)} metrics, and may be {MAX_METRICS}")
-        wanted = [Metric(each["column"], each["op"]) for each in metrics]
         groups = list(dict.fromkeys(group_by or ()))
-        file = TableFile(path, format, delimiter)
 
-        def work(batches: Iterator[Batch]) -> dict[str, Any]:
-            from toolcell.builtin.tables import operations
+        def work(_: object, batches: _Batches) -> dict[str, Any]:
+            from toolcell.builtin.tables import evaluation
 
-            return operations.aggregated(batches, wanted, groups)
+            return evaluation.aggregated(batches, metrics, groups)
 
-        return await self._of_rows(ctx, records, file, [*groups, *(each.column for each in wanted)], work)
+        return await self._over(ctx, records, TableFile(path, format, delimiter), work)
 
     @offered(read_only=True, idempotent=True, timeout_s=TIMEOUT_S, returns=_value("records"))
     async def data_transform(
@@ -250,83 +238,50 @@ class DataTools(ToolPackage):
         renamed = rename or {}
         if len(set(renamed.values())) < len(renamed):
             raise ToolError("rename gives two columns the same name", code="invalid_arguments")
-        how = Transform(select, renamed, sort_by, sort_desc, limit)
-        file = TableFile(path, format, delimiter)
 
-        def work(batches: Iterator[Batch]) -> dict[str, Any]:
-            from toolcell.builtin.tables import operations
+        def work(_: object, batches: _Batches) -> dict[str, Any]:
+            from toolcell.builtin.tables import evaluation
 
-            return operations.transformed(batches, how)
+            return evaluation.transformed(batches, evaluation.Transform(select, renamed, sort_by, sort_desc, limit))
 
-        return await self._of_rows(ctx, records, file, None if sort_by is not None else (), work)
-
-    async def _of_rows(
-        self,
-        ctx: ToolContext,
-        records: Records | None,
-        file: TableFile,
-        columns: Sequence[str] | None,
-        work: Callable[[Iterator[Batch]], dict[str, Any]],
-    ) -> ToolResult:
-        if records is not None and file.path:
-            raise ToolError("give records or a path, not both", code="invalid_arguments")
-        if records is None and not file.path:
-            raise ToolError("records are required", code="invalid_arguments")
-
-        def over(text: io.TextIOWrapper, check: _Check) -> dict[str, Any]:
-            from toolcell.builtin.tables import batches, readers
-
-            if records is not None:
-                return work(check(batches.batches_of(records)))
-            return work(check(readers.TextTable(text, file.format, file.delimiter).batches(columns)))
-
-        return await self._over(ctx, b"", file.path, over)
+        return await self._over(ctx, records, TableFile(path, format, delimiter), work)
 
     async def _over(
         self,
         ctx: ToolContext,
-        content: str | bytes,
-        path: str,
-        work: Callable[[io.TextIOWrapper, _Check], dict[str, Any]],
-        encoding: str | None = None,
+        given: Records | str | bytes | None,
+        file: TableFile,
+        work: Callable[[Table, _Batches], dict[str, Any]],
     ) -> ToolResult:
         """Do the work in a thread, which ends soon after the call does."""
-        if content and path:
-            raise ToolError("give content or a path, not both", code="invalid_arguments")
-        workspace = await self._roots.of(ctx) if path and self._roots is not None else None
+        if isinstance(given, list) and file.path:
+            raise ToolError("give records or a path, not both", code="invalid_arguments")
+        if given is None and not file.path:
+            raise ToolError("records are required", code="invalid_arguments")
+        workspace = await self._roots.of(ctx) if file.path and self._roots is not None else None
         is_over = threading.Event()
 
-        def run() -> Mapping[str, Any]:
-            def check(batches: Generator[Batch, None, None]) -> Iterator[Batch]:
-                for batch in opened.enter_context(closing(batches)):
-                    if is_over.is_set():
-                        raise ToolError("the call is over", code="cancelled")
-                    yield batch
+        def checked(batches: Iterable[Sequence[Record]]) -> _Batches:
+            for batch in batches:
+                if is_over.is_set():
+                    raise ToolError("the call is over", code="cancelled")
+                yield batch
 
-            data = content.encode() if isinstance(content, str) else content
+        def run() -> Mapping[str, Any]:
+            from polars.exceptions import PanicException, PolarsError
+
+            data = given.encode() if isinstance(given, str) else given if isinstance(given, bytes) else b""
             with (
-                io.BytesIO(data) if workspace is None else workspace.open(path) as source,
-                open_text(source, encoding) as text,
-                ExitStack() as opened,
+                io.BytesIO(data) if workspace is None else workspace.open(file.path) as source,
+                open_text(source, file.encoding) as text,
             ):
-                return _answered(work, text, check)
+                table = Table(text, file.format, file.delimiter)
+                try:
+                    return work(table, checked([given] if isinstance(given, list) else table.batches()))
+                except (PolarsError, PanicException) as exc:  # of a table that is too strange for polars
+                    raise ToolError(f"the table cannot be evaluated: {str(exc)[:200]}") from exc
 
         try:
             return ToolResult.of(await run_in_thread(run, ctx.call.give_up))
         finally:
             is_over.set()
-
-
-_Check = Callable[[Generator["Batch", None, None]], Iterator["Batch"]]
-
-
-def _answered(
-    work: Callable[[io.TextIOWrapper, _Check], dict[str, Any]], text: io.TextIOWrapper, check: _Check
-) -> dict[str, Any]:
-    """Do the work; what polars cannot do with a strange table is the table's error."""
-    from polars.exceptions import PanicException, PolarsError
-
-    try:
-        return work(text, check)
-    except (PolarsError, PanicException) as exc:
-        raise ToolError(f"the table cannot be evaluated: {str(exc)[:200]}") from exc

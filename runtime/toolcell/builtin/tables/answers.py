@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any, Final
 
-from toolcell.builtin.tables.requests import Record
+from toolcell.builtin.tables.reading import Record
 
 MAX_ANSWER_BYTES: Final = 32 * 1024
 MAX_CELL_DEPTH: Final = 32
@@ -25,26 +26,17 @@ class Collector:
         self._rows: list[Record] = []
         self._is_full = False
 
-    @property
-    def wants_more(self) -> bool:
-        """False when further rows would only be counted."""
-        return not self._is_full and (self._limit is None or len(self._rows) < self._limit)
-
-    def add(self, row: Record) -> None:
-        """Take the next row."""
-        self.count += 1
-        if not self.wants_more:
-            return
-        plain = plain_cells(row)
-        self._room -= size_of(plain) + 2
-        if self._room < 0:
-            self._is_full = True
-        else:
-            self._rows.append(plain)
-
-    def skip(self, count: int) -> None:
-        """Count rows that nobody wants to see."""
-        self.count += count
+    def take(self, rows: Iterable[Record]) -> None:
+        """Take the next rows; count those for which there is no room."""
+        for row in rows:
+            self.count += 1
+            if self._is_full or (self._limit is not None and len(self._rows) >= self._limit):
+                continue
+            plain = plain_cells(row)
+            self._room -= size_of(plain) + 2
+            self._is_full = self._room < 0
+            if not self._is_full:
+                self._rows.append(plain)
 
     def records(self) -> list[Record]:
         """Return the rows of the answer."""
