@@ -197,7 +197,7 @@ async def test_a_tool_that_has_answered_or_failed_leaves_no_job(execute: Any) ->
         async with JobTable() as jobs:
             run = RunContext(state=RunState(jobs=jobs))
             log = recorded(run.events)
-            result = await Agent(model, tools=registry, follow_up_jobs=True).run("go", context=run)
+            result = await Agent(model, tools=registry).run("go", context=run)
 
             assert result.content == "done"
             assert jobs.list() == ()
@@ -245,7 +245,7 @@ async def test_the_result_of_background_work_loses_the_runs_secrets(how: str) ->
     async with JobTable() as jobs:
         run = RunContext(state=RunState(jobs=jobs), secrets=Secrets({"key": "hunter2secret"}))
         log = recorded(run.events)
-        result = await Agent(model, tools=[start], follow_up_jobs=True).run("go", context=run)
+        result = await Agent(model, tools=[start]).run("go", context=run)
 
     assert "key [redacted]" in repr(result.messages)
     assert "hunter2" not in repr((result, log))

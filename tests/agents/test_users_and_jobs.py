@@ -70,7 +70,7 @@ async def test_what_a_tool_shows_to_the_user_reaches_them_once_on_every_route(ro
     registry = announcing()
     registry.save_script("saved", CODE)
 
-    await agent_run(TURNS[route], registry, on_user=lambda text, result: shown.append(text), follow_up_jobs=True)
+    await agent_run(TURNS[route], registry, on_user=lambda text, result: shown.append(text))
 
     assert shown == ["shown: a"]
 
@@ -110,10 +110,9 @@ async def test_a_listener_of_the_user_that_fails_costs_no_script_its_result() ->
 @pytest.mark.conforms("L1", "L-b1")
 @each_row("route", ["job", "job of a plan", "job of a script"])
 async def test_an_agent_keeps_background_jobs_without_being_asked_to(route: str) -> None:
-    run = await agent_run(TURNS[route], announcing(), follow_up_jobs=True)
+    run = await agent_run(TURNS[route], announcing())
 
     text = json.dumps(run.messages)
-    assert "keeps no background jobs" not in text
     assert run.stop_reason == "final"
     if route == "job":
         assert "Background job job_1 of announce_later finished" in text
@@ -158,7 +157,9 @@ async def test_no_background_job_outlives_its_run(kind: str) -> None:
         return ctx.start_job(work)
 
     runs: dict[str, Callable[[Runtime], Awaitable[Any]]] = {
-        "agent": lambda runtime: Agent(ScriptedModel([calls(("linger", {})), "went on"]), tools=registry).run("go"),
+        "agent": lambda runtime: Agent(ScriptedModel([calls(("linger", {})), "went on"]), tools=registry, wall_s=1).run(
+            "go"
+        ),
         "plan": lambda runtime: runtime.execute_plan([{"tool": "linger", "args": {}}]),
         "code": lambda runtime: runtime.execute_code("call_tool('linger', {})"),
     }

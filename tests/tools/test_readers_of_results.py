@@ -142,7 +142,7 @@ async def read_by_script(registry: ToolRegistry, name: str, run: RunContext) -> 
 
 async def read_by_model(registry: ToolRegistry, name: str, run: RunContext) -> Any:
     model = ScriptedModel([ModelResponse("", (ToolCall("1", name, "{}"),), "tool_calls"), "done"])
-    agent = Agent(model, tools=registry, follow_up_jobs=True)
+    agent = Agent(model, tools=registry)
     result = await agent.run("go", context=run)
     return [result.messages, [repr(step) for step in result.steps]]
 

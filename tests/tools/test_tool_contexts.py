@@ -19,6 +19,7 @@ from toolcell.errors import UsageError
 from toolcell.tools import (
     AgentTool,
     JobTable,
+    Origin,
     RunContext,
     Secrets,
     Status,
@@ -27,6 +28,7 @@ from toolcell.tools import (
     ToolRegistry,
     ToolResult,
     current_context,
+    tool,
 )
 from toolcell.tools.run_state import RunState
 from tools.toolkit import PATIENCE_S, FakeRuntime, recorded
@@ -236,7 +238,7 @@ async def test_a_job_has_an_id_a_result_an_event_and_can_be_found() -> None:
 @pytest.mark.conforms("L4", "L-b3")
 async def test_a_finished_job_is_told_to_the_model_as_a_follow_up() -> None:
     model = ScriptedModel([calls(("in_background", {})), "started, waiting", "it worked"])
-    agent = Agent(model, tools=[in_background], follow_up_jobs=True)
+    agent = Agent(model, tools=[in_background])
 
     async with JobTable() as jobs:
         run = RunContext(state=_with_jobs(jobs))
@@ -311,8 +313,46 @@ async def test_closing_the_table_ends_what_still_runs() -> None:
     assert jobs.list()[0].is_done
     late = await registry.dispatch("start", {}, context=run)
     assert late.is_error
-    none_kept = await registry.execute("start")
-    assert none_kept.text == "this run keeps no background jobs"
+
+
+@pytest.mark.conforms("L1", "L-b1", "L-b2")
+@each_row("outcome", ["worked", "failed", "too slow"])
+async def test_background_work_has_its_result_on_every_route_of_a_program_also_without_a_run(outcome: str) -> None:
+    completed, arrived = list[str](), anyio.Event()
+
+    @tool
+    async def start(ctx: ToolContext) -> ToolResult:
+        """Start some work in the background."""
+
+        async def work() -> ToolResult:
+            await anyio.lowlevel.checkpoint()
+            if outcome == "too slow":
+                await anyio.sleep_forever()
+            return ToolResult.ok("worked") if outcome == "worked" else ToolResult.fail("failed")
+
+        return ctx.start_job(work, timeout_s=0.01 if outcome == "too slow" else None)
+
+    async def complete(run: RunContext, result: ToolResult) -> None:
+        completed.append(result.text)
+        arrived.set()
+
+    registry = ToolRegistry([start])
+    registry.enable_plan_execution()
+    said = "job of start timed out after 0.01 s" if outcome == "too slow" else outcome
+    results = {
+        "execute": await registry.execute("start"),
+        "batch": (await registry.execute_batch([("start", {}), ("start", {})]))[1],
+        "batch of a model": (await registry.execute_batch([("start", {})], origin=Origin.MODEL))[0],
+    }
+    assert {route: result.text for route, result in results.items()} == dict.fromkeys(results, said)
+    rows = (await registry.execute("execute_plan", {"steps": [{"tool": "start"}]})).value
+    assert said in (rows[0].get("result"), rows[0].get("error"))
+
+    answer = await execute_with_context(registry, "start", {}, "chat", "1", complete)
+    assert (answer.status, answer.text) == (Status.PENDING, "started")
+    with anyio.fail_after(PATIENCE_S):
+        await arrived.wait()
+    assert completed == [said]
 
 
 @pytest.mark.conforms("L1", "L-b1", "L-b2")
@@ -368,7 +408,7 @@ async def test_a_completion_that_comes_too_late_changes_nothing_and_is_logged(
         await handles[0](ToolResult.ok("second"))
         if late != "again":
             await registry.dispatch("start", {}, context=run)
-        finished = [job.result.text for job in jobs.take_finished() if job.result is not None]
+        finished = [job.result.text for job in jobs.take_finished(()) if job.result is not None]
 
     assert completed == ["first"]
     assert finished == (["first"] if with_jobs else [])
@@ -420,7 +460,7 @@ async def test_a_job_that_has_ended_keeps_its_end_when_its_handle_is_called_late
         assert "completed again" not in caplog.text
         await handles[0](ToolResult.ok("too late"))
         result = await jobs.await_(pending.job_id)
-        finished = jobs.take_finished()
+        finished = jobs.take_finished(())
 
     assert end in result.text
     assert len(finished) == len(completed) == 1

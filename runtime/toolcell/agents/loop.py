@@ -122,8 +122,6 @@ class ToolLoopConfig:
     """Receives the text that tools return for the user, in order."""
     stream: bool = False
     """Ask the model, and those of sub-agents, to stream, and emit each piece that arrives as `message_update`."""
-    follow_up_jobs: bool = False
-    """Before an answer is final, wait for background jobs and send the model their results."""
     error_style: ErrorStyle = "plain"
     shown_chars: int = SHOWN_CHARS
     """Most characters of tools in each request. From a larger catalogue with `search_tools`, what was found or called
@@ -338,13 +336,13 @@ class LoopRun:
     async def _wait_for_jobs(self, response: ModelResponse) -> None:
         """Add the results of background jobs to the conversation. Without any, `response` is the run's answer."""
         jobs = self.context.state.jobs
-        if not self.config.follow_up_jobs or jobs is None:
+        if jobs is None:
             raise _end_without_calls(response)
         with self.context.state.cancellable(self.context.deadline) as scope:
-            await jobs.wait_finished()
+            await jobs.wait_finished(self.context.scope.agents)
         if scope.cancelled_caught:
             raise self._interrupted()
-        finished = jobs.take_finished()
+        finished = jobs.take_finished(self.context.scope.agents)
         if not finished:
             raise _end_without_calls(response)
         for job in finished:

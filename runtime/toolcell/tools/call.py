@@ -309,6 +309,8 @@ class Call:
     result: ToolResult | None = None
     is_started = False
     """An observer knows of it."""
+    last_step: Callable[[], Awaitable[ToolResult]] | None = None
+    """Background work that no run keeps: the call ends with it."""
     is_executed = False
     is_shown = False
     """The after hooks have seen its result: it is that of a job."""
@@ -352,6 +354,11 @@ class Call:
     def origin_label(self) -> str:
         """Shape: model, plan[2], code, subagent."""
         return str(self.origin) if self.step is None else f"{self.origin}[{self.step}]"
+
+    @property
+    def agents(self) -> tuple[int, ...]:
+        """The agent that makes it and those above, by identity."""
+        return self.run.scope.agents
 
     @property
     def coerced(self) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from toolcell.tools.call import Call, RunContext
 from toolcell.tools.concurrency import maybe_await
 from toolcell.tools.finalize import finalize, finalize_soon, show_user
 from toolcell.tools.hooks import after_hooks, show_after_hooks
-from toolcell.tools.jobs import Job, Work, contained
+from toolcell.tools.jobs import Job, Work, contained, run_alone
 from toolcell.tools.options import Origin
 from toolcell.tools.progress import ProgressReporter
 from toolcell.tools.result import ErrorCode, ToolResult
@@ -192,19 +192,31 @@ class ToolContext:
         return self.completion
 
     def start_job(self, work: Work, *, ack: str = "started", timeout_s: float | None = None) -> ToolResult:
-        """Hand work to the run's job table and return the pending result to give back.
+        """Have work go on after the call, and return the pending result to give back.
 
-        Raises:
-            ToolError: the run keeps no job table.
+        It belongs to the run's jobs. A call that is made without any has it as its own last step, and returns its
+        result; with an `on_complete`, the work goes on by itself and that gets the result.
         """
-        jobs = self.call.run.state.jobs
-        if jobs is None:
-            raise ToolError("this run keeps no background jobs", code="unavailable")
+        call = self.call
+        jobs = call.run.state.jobs
 
         async def finished() -> ToolResult:
-            return await concluded(self.call, await contained(work))
+            return await concluded(call, await contained(work))
 
-        return ToolResult.async_(ack, job_id=jobs.start(self.call, finished, timeout_s).id)
+        if jobs is not None:
+            return ToolResult.async_(ack, job_id=jobs.start(call, finished, timeout_s).id)
+
+        async def alone() -> ToolResult:
+            return await run_alone(call.name, finished, timeout_s)
+
+        async def delivered() -> None:
+            await maybe_await(call.deliver(await alone()))
+
+        if call.run.on_complete is None:
+            call.last_step = alone
+        else:
+            _begun(delivered())
+        return ToolResult.async_(ack)
 
     async def call_tool(self, name: str, args: Mapping[str, Any] | None = None) -> ToolResult:
         """Call another tool on the same path, with the caller's rights."""

@@ -43,6 +43,10 @@ class JobOwner(Protocol):
     def call_id(self) -> str:
         """The model's id of the call."""
 
+    @property
+    def agents(self) -> tuple[int, ...]:
+        """The agent whose call it is and those above, by identity."""
+
     def emit(self, kind: str, **fields: Any) -> None:
         """Emit an event of the call."""
 
@@ -57,6 +61,7 @@ class Job:
         self.id = job_id
         self.tool = owner.name
         self.call_id = owner.call_id
+        self.agents = owner.agents
         self.timeout_s = timeout_s
         self.result: ToolResult | None = None
         self.scope = anyio.CancelScope()
@@ -236,11 +241,7 @@ class JobTable:
         result = ToolResult.fail("job cancelled", code=ErrorCode.CANCELLED, status=Status.CANCELLED)
         try:
             with job.scope:
-                with anyio.move_on_after(job.timeout_s) as timeout:
-                    result = await (contained(work) if work is not None else job.wait())
-                if timeout.cancelled_caught:
-                    message = f"job of {job.tool} timed out after {job.timeout_s:g} s"
-                    result = ToolResult.fail(message, code=ErrorCode.TIMEOUT, status=Status.TIMEOUT)
+                result = await run_alone(job.tool, job.wait if work is None else work, job.timeout_s)
         finally:  # also when the work lets out a cancellation that nobody sent
             if job.id in self._jobs and not job.is_done:
                 self._complete(job, result)
@@ -280,15 +281,17 @@ class JobTable:
         if inspect.isawaitable(delivery) and self._is_open:
             self._start_soon(_await_logged, delivery, job.id, name=f"toolcell job {job.id} tells")
 
-    def take_finished(self) -> tuple[Job, ...]:
-        """Jobs that finished since the last time, for a follow-up message to the model."""
-        finished = tuple(self._finished)
-        self._finished.clear()
+    def take_finished(self, agents: tuple[int, ...]) -> tuple[Job, ...]:
+        """Return the jobs of an agent that finished since the last time, for a follow-up message to its model."""
+        finished = tuple(job for job in self._finished if job.agents == agents)
+        self._finished = deque(job for job in self._finished if job.agents != agents)
         return finished
 
-    async def wait_finished(self) -> None:
-        """Wait until `take_finished` has something to give. Returns at once when nothing is running."""
-        while not self._finished and any(not job.is_done for job in self._jobs.values()):
+    async def wait_finished(self, agents: tuple[int, ...]) -> None:
+        """Wait until `take_finished` has something to give. Returns at once when nothing of the agent is running."""
+        while not any(job.agents == agents for job in self._finished):
+            if not any(job.agents == agents and not job.is_done for job in self._jobs.values()):
+                return
             await self._changed.wait()
 
 
@@ -297,6 +300,15 @@ async def _await_logged(delivery: Awaitable[Any], job_id: str) -> None:
         await delivery
     except Exception:
         logger.exception("completion callback for job %s failed", job_id)
+
+
+async def run_alone(tool: str, work: Work, timeout_s: float | None) -> ToolResult:
+    """Run background work, for so many seconds at most."""
+    timeout_s = JOB_TIMEOUT_S if timeout_s is None else timeout_s
+    with anyio.move_on_after(timeout_s):
+        return await contained(work)
+    message = f"job of {tool} timed out after {timeout_s:g} s"
+    return ToolResult.fail(message, code=ErrorCode.TIMEOUT, status=Status.TIMEOUT)
 
 
 async def contained(work: Work) -> ToolResult:

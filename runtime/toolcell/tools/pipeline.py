@@ -391,7 +391,10 @@ async def _record_start(call: Call, refusal: ToolResult | None) -> ToolResult | 
 
 
 async def _await_job(call: Call, result: ToolResult, job_id: str | None, wait_s: float) -> ToolResult:
-    """Wait a while for background work, for plans and code; a model goes on without its result."""
+    """Wait for background work, but not for that of a model's call, which goes on, nor for ever."""
+    if (work := call.last_step) is not None:
+        call.is_shown = True
+        return await _until_cut_short(call, work())
     jobs = call.run.state.jobs
     job_id = result.job_id or job_id
     job = jobs.get(job_id) if jobs is not None and job_id is not None else None
