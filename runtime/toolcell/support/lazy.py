@@ -7,6 +7,27 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from toolcell.errors import MissingPackage
+
+
+class _Absent(type):
+    """Class of what stands for a name whose package is not installed: it is there, and nothing can be done with it."""
+
+    missing: MissingPackage
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise MissingPackage(str(cls.missing)) from cls.missing
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise MissingPackage(str(cls.missing)) from cls.missing
+
+
+def _absent(name: str, missing: MissingPackage) -> Any:
+    """Return what stands for a name whose package is not installed."""
+    return _Absent(name, (), {"missing": missing, "__doc__": str(missing)})
+
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of `package`, whose `__all__` lists its public names.
@@ -23,7 +44,16 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
         home = home_of.get(name)
         if home is None:
             return importlib.import_module(f"{package}.{name}")
-        namespace[name] = value = getattr(importlib.import_module(home), name)
+        try:
+            value = getattr(importlib.import_module(home), name)
+        except ModuleNotFoundError as exc:
+            if (exc.name or "").partition(".")[0] == "toolcell":
+                raise
+            extra = f"toolcell[{home.split('.')[1]}]"
+            return _absent(name, MissingPackage(f"{name} needs {exc.name}: pip install {exc.name}, or {extra!r}"))
+        except MissingPackage as exc:
+            return _absent(name, exc)
+        namespace[name] = value
         return value
 
     def list_names() -> list[str]:
