@@ -64,7 +64,17 @@ def double(number: int) -> int:
     return 2 * number
 
 
-@pytest.mark.parametrize("wrong", ["/nonexistent/python", "/bin/true"])
+@pytest.mark.isolation
+def test_an_interpreter_without_a_folder_is_looked_up_on_the_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "python-of-mine").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin")
+    with SyncRuntime(python="python-of-mine", pool=PoolConfig(warm=0)) as runtime:
+        assert runtime.execute_code("6 * 7").value == 42
+
+
+@pytest.mark.parametrize("wrong", ["/nonexistent/python", "/bin/true", "no-such-python"])
 def test_what_is_no_python_is_named(wrong: str, tmp_path: Path) -> None:
     with pytest.raises(SandboxUnavailable, match=wrong), SyncRuntime(python=wrong):
         pass

@@ -42,4 +42,7 @@ def test_every_public_name_is_there_without_extras_and_using_one_names_what_to_i
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 3
-    assert all("pip install" in line and extra in line for line, extra in zip(lines, ["egress", "egress", "service"]))
+    assert all(
+        "pip install" in line and extra in line
+        for line, extra in zip(lines, ["egress", "egress", "service"], strict=True)
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -101,6 +102,9 @@ def interpreter(python: str | None = None) -> Interpreter:
 
 
 def _ask(python: str) -> tuple[str, str, str, tuple[int, int], str]:
+    named = os.fspath(python)
+    if os.sep not in named and (found := shutil.which(named)) is not None:
+        python = found
     try:
         done = subprocess.run(
             [python, "-I", "-S", "-c", ASK], capture_output=True, text=True, check=True, timeout=30, env={}
