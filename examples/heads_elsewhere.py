@@ -1,8 +1,8 @@
 """Shows signed heads of the audit log kept elsewhere: in a write-once store, and with a time stamp of a service.
 
-Whoever can change the log, the heads on its machine and even use its key could write history anew. What this program
-handed to others still contradicts them. The store and the service are stand-ins: put an object store with object lock,
-and an authority of time stamps (RFC 3161), in their place.
+Whoever can change the record and the heads on its machine, and even use its key, could write history anew. What this
+program handed to others still contradicts them. The store and the service are stand-ins: put an object store with
+object lock, and an authority of time stamps (RFC 3161), in their place.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ def digest_of(head: dict[str, object]) -> str:
 
 async def main() -> None:
     with tempfile.TemporaryDirectory() as home:
-        directory, key = Path(home) / "runs", HmacKey.generate()
+        path, key = Path(home) / "runs.db", HmacKey.generate()
         store, service = WriteOnceStore(Path(home) / "store"), TimeStampService()
 
         def keep(head: Head) -> None:  # called in the thread that signs, about once a second while records come
@@ -62,11 +62,11 @@ async def main() -> None:
             store.put(f"{head.chain}-{head.seq:012}", {"head": plain, "token": service.stamp(digest_of(plain))})
 
         def log() -> AuditLog:
-            return AuditLog(directory, key=key, heads=Path(home) / "heads", on_checkpoint=keep)
+            return AuditLog(path, key=key, heads=Path(home) / "heads", on_checkpoint=keep)
 
         async with Runtime(audit=log()) as runtime:
             await runtime.execute_code("print('first')")
-        shutil.copytree(directory, Path(home) / "older")
+        shutil.copy(path, Path(home) / "older.db")
         async with Runtime(audit=log()) as runtime:
             await runtime.execute_code("print('second')")
 
@@ -74,12 +74,11 @@ async def main() -> None:
         heads = [Head.from_dict(each["head"]) for each in kept]
         print("heads kept:", len(heads) >= 2)
         print("stamped:", all(service.confirms(digest_of(each["head"]), each["token"]) for each in kept))
-        print("the log agrees with them:", verify(directory, [key], heads=heads).ok)
+        print("the log agrees with them:", verify(path, [key], heads=heads).ok)
 
-        shutil.rmtree(directory)  # somebody puts the older copy back
-        shutil.copytree(Path(home) / "older", directory)
-        print("alone, the older copy verifies:", verify(directory, [key], heads=[]).ok)
-        print("with them:", verify(directory, [key], heads=heads).findings[-1].message)
+        shutil.copy(Path(home) / "older.db", path)  # somebody puts the older copy back
+        print("alone, the older copy verifies:", verify(path, [key], heads=[]).ok)
+        print("with them:", verify(path, [key], heads=heads).findings[-1].message)
 
 
 anyio.run(main)

@@ -1,4 +1,4 @@
-"""Shows two observers: one follows the calls of a run, the other gets each record of the audit log."""
+"""Shows two observers: one follows the calls of a run, the other gets each event of the audit log."""
 
 import tempfile
 from collections import Counter
@@ -37,7 +37,7 @@ async def main() -> None:
     def count(event: AuditEvent) -> None:
         kinds[event.kind] += 1
 
-    with tempfile.TemporaryDirectory() as folder, AuditLog(folder, sinks=[count]) as log:
+    with tempfile.TemporaryDirectory() as folder, AuditLog(f"{folder}/runs.db", sinks=[count]) as log:
         async with Runtime(registry, audit=log) as runtime:
             for article in ("nut", "bolt", "hammer"):
                 await runtime.execute_code(

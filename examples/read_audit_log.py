@@ -1,6 +1,8 @@
 """Shows an audit log: one run is recorded, read back, verified, and replayed on the recorded answers alone."""
 
+import sqlite3
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import anyio
@@ -46,18 +48,19 @@ def print_run(run: RecordedRun) -> None:
 
 async def main() -> None:
     with tempfile.TemporaryDirectory() as home:
-        directory, key = Path(home) / "runs", HmacKey.generate()  # Runtime(audit="runs/") makes and keeps a key itself
-        async with Runtime(registry, audit=AuditLog(directory, key=key, heads=Path(home) / "heads")) as runtime:
+        path, key = Path(home) / "runs.db", HmacKey.generate()  # Runtime(audit="runs.db") makes and keeps a key itself
+        async with Runtime(registry, audit=AuditLog(path, key=key, heads=Path(home) / "heads")) as runtime:
             await runtime.execute_code(SCRIPT, context=RunContext(user_id="ada", run_id="restock"))
 
-        with Index(directory) as index:
-            index.refresh()
+        with Index(path) as index:
             run = index.load(index.find("restock"))
         print_run(run)
-        print("verified:", verify(directory, [key]).ok)
-        segment = next(directory.glob("*/*.log"))
-        segment.write_bytes(segment.read_bytes().replace(b"samovar", b"samizda"))
-        print("after an edit:", verify(directory, [key]).findings[0].message)
+        print("verified:", verify(path, [key]).ok)
+        with closing(sqlite3.connect(path)) as db:
+            print("calls:", db.execute("SELECT tool, count(*) FROM call GROUP BY tool").fetchall())
+            db.execute("UPDATE event SET at = at + 1 WHERE kind = 'run_started'")
+            db.commit()
+        print("after an edit:", verify(path, [key]).findings[0].message)
 
     async with Runtime(**runtime_options(run)) as runtime:  # this runtime has no tools
         again = await replay(runtime, run)

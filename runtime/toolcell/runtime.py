@@ -84,7 +84,7 @@ class Runtime(OpenedInBlock):
         `egress`: an `Egress` says where libraries of scripts may send HTTP requests; without one they have no network.
         `allow_unisolated`: take a backend without isolation, in tests of your own code, never for a model's."""
         if not (audit is None or isinstance(audit, str | os.PathLike) or hasattr(audit, "is_open")):
-            raise UsageError(f"audit= takes a folder or an AuditLog, not {type(audit).__name__} {audit!r:.80}")
+            raise UsageError(f"audit= takes a file or an AuditLog, not {type(audit).__name__} {audit!r:.80}")
         self.environment = Environment(
             backend, python=python, packages=packages, preload=preload, allow_unisolated=allow_unisolated
         )

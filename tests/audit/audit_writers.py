@@ -29,9 +29,9 @@ EFFECTS = "effects"
 
 def opened(directory: str) -> tuple[Ledger, AuditLog]:
     ledger = Ledger(Path(directory) / "log")
-    # Small segments and frequent checkpoints, so that a kill meets every kind of moment.
-    config = AuditConfig(fsync="never", checkpoint_s=0.01, segment_bytes=16 * 1024)
-    return ledger, AuditLog(ledger.directory, key=KEY, heads=Path(directory) / "heads", config=config)
+    # Frequent checkpoints, so that a kill meets every kind of moment.
+    config = AuditConfig(fsync="never", checkpoint_s=0.01)
+    return ledger, AuditLog(ledger.path, key=KEY, heads=Path(directory) / "heads", config=config)
 
 
 def write(directory: str, runs: str) -> None:

@@ -1,4 +1,4 @@
-"""Every test writes its own log, signs with its own key, and leaves nothing in the user's home directory."""
+"""Every test writes its own record, signs with its own key, and leaves nothing in the user's home directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ def _own_home(tmp_path: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:  # of its own: a test may undo what it patched itself
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
         patch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-        patch.setattr("toolcell.audit.indexing.default_index_dir", lambda: tmp_path / "index")
         for name in ("TOOLCELL_AUDIT_KEY", "TOOLCELL_AUDIT"):
             patch.delenv(name, raising=False)
         yield
@@ -24,4 +23,4 @@ def _own_home(tmp_path: Path) -> Iterator[None]:
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     """A place for a log, a key to it, and ways to fill and to read it."""
-    return Ledger(tmp_path / "log")
+    return Ledger(tmp_path / "log" / "runs.db")

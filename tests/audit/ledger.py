@@ -1,24 +1,26 @@
-"""A log for tests, filled with runs that need no sandbox, and read back as plain records."""
+"""A record for tests, filled with runs that need no sandbox, and read back as plain events."""
 
 from __future__ import annotations
 
 import itertools
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
 
 from toolcell import Limits, Policy, ToolRegistry
-from toolcell.audit import records
+from toolcell.audit import records, store
 from toolcell.audit.config import AuditConfig
-from toolcell.audit.format import chain_directories, segment_files
+from toolcell.audit.filters import Filter
 from toolcell.audit.keys import HmacKey
 from toolcell.audit.log import AuditLog
 from toolcell.audit.query import Index
-from toolcell.audit.reader import RecordedRun, StoredRecord, read_log
+from toolcell.audit.reader import RecordedRun
 from toolcell.audit.recorder import Recorder
+from toolcell.audit.records import StoredEvent
 from toolcell.audit.run_record import RunRecord
 from toolcell.audit.verification import Report, verify
 from toolcell.results import ExecutionResult, LogEntry, Logs, Outcome
@@ -59,10 +61,10 @@ def make_registry() -> ToolRegistry:
 
 
 class Ledger:
-    """One log in one directory, with one key."""
+    """One record, with one key."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.key = HmacKey.generate()
         self.registry = make_registry()
         self._count = itertools.count(1)
@@ -71,7 +73,7 @@ class Ledger:
         """The log, not yet open."""
         options.setdefault("key", self.key)
         config = options.pop("config", None) or AuditConfig(fsync="never", **options.pop("settings", {}))
-        return AuditLog(self.directory, config=config, **options)
+        return AuditLog(self.path, config=config, **options)
 
     @contextmanager
     def opened(self, **options: Any) -> Iterator[Recorder]:
@@ -119,40 +121,41 @@ class Ledger:
 
     # Reading
 
-    def found(self) -> list[StoredRecord]:
-        """Every record."""
-        return list(read_log(self.directory))
+    def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        """What a query finds, as any SQLite program sees it. Also for changes."""
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as db:
+            return db.execute(query, values).fetchall()
+
+    def found(self) -> list[StoredEvent]:
+        """Every event, in the order in which they were written."""
+        with closing(store.open_read_only(self.path)) as db:
+            return [records.event_of(row) for row in db.execute(f"SELECT {store.EVENT_COLUMNS} FROM event ORDER BY id")]
 
     def kinds(self) -> list[str]:
-        """The kinds of the records of runs, in order."""
-        return [found.record.kind for found in self.found() if found.record.run]
+        """The kinds of the events of runs, in order."""
+        return [event.kind for event in self.found() if event.run]
 
     def fields(self, kind: str) -> list[dict[str, Any]]:
-        """What the records of a kind say."""
-        return [found.record.fields for found in self.found() if found.record.kind == kind]
+        """What the events of a kind say."""
+        return [event.fields for event in self.found() if event.kind == kind]
 
     def the_run(self, id: str = "last") -> RecordedRun:
         """One run, put together."""
-        with Index(self.directory) as index:
-            index.refresh()
+        with Index(self.path) as index:
             return index.load(index.find(id))
 
-    def segments(self) -> list[Path]:
-        """The segments of all writer."""
-        return [path for chain in chain_directories(self.directory) for path in segment_files(chain).values()]
-
-    def chain(self) -> Path:
-        """The only chain."""
-        (path,) = chain_directories(self.directory)
-        return path
+    def trusts(self) -> dict[str, str]:
+        """Id of each run to how far it can be trusted."""
+        with Index(self.path, [self.key]) as index:
+            return {run.id: run.trust for run in index.runs(Filter(limit=None))}
 
     def verify(self, **options: Any) -> Report:
         """Check it with its own key."""
-        return verify(self.directory, options.pop("keys", [self.key]), **options)
+        return verify(self.path, options.pop("keys", [self.key]), **options)
 
     def bytes_on_disk(self) -> bytes:
-        """Everything in the directory."""
-        return b"".join(path.read_bytes() for path in sorted(self.directory.rglob("*")) if path.is_file())
+        """Everything in the record's files."""
+        return b"".join(path.read_bytes() for path in sorted(self.path.parent.glob(f"{self.path.name}*")))
 
 
 RUN_KINDS = [records.RUN_STARTED, records.CALL_STARTED, records.CALL_ENDED, records.RUN_ENDED]

@@ -1,4 +1,4 @@
-"""One well-formed content of each kind of record."""
+"""One well-formed body of each kind of event."""
 
 from __future__ import annotations
 
@@ -7,15 +7,8 @@ from typing import Any, Final
 from toolcell.audit import records
 
 EXAMPLES: Final[dict[str, tuple[Any, ...]]] = {
-    records.SEGMENT: (2, "log", "chain", 1, {}),
-    records.OPENED: ("host", 1, "0.1", "3.11", "key", "hmac-sha256", [["chain", 1, b"", "why"]], {}),
-    records.CHECKPOINT: ("time", "key", b"signature"),
-    records.PRUNED: (1, 2, 3, b"hash", "age", {}),
-    records.TOOLS: ("digest", [["name", "description", {}]], {}),
-    records.SETTINGS: (
-        "digest", {"wall_s": 1.0, "cpu_s": 1.0, "memory_bytes": 1, "tool_calls": 1}, {"hash_seed": None},
-        {"backend": "process", "layers": {"user": "on"}, "environment": {"packages": []}}, {},
-    ),
+    records.OPENED: ("host", 1, "0.1", "3.11", "key", "hmac-sha256", ["chain", 1, b"hash"], {}),
+    records.PRUNED: ("chain", 3, b"hash", 3, "age", {}),
     records.RUN_STARTED: (
         "id", "code", "x = 1", "00ff", {"name": 1}, None, [["name", 1, "00ff", None]], "digest", "digest", "off",
         7, 1.5, None,
@@ -28,8 +21,5 @@ EXAMPLES: Final[dict[str, tuple[Any, ...]]] = {
         {"type": "ValueError", "message": "no", "line": 1},
         {"wall_s": 1.0, "cpu_s": 1.0, "start_s": 0.1, "peak_memory_bytes": 1}, [1, 0], {},
     ),
-    "witnessed": ("file:heads", "chain", 5, b"digest", "", {}),
     records.KEY_CHANGED: ("old", "new", "ed25519", "", {}),
-    records.REDACTED: ("chain", 5, "id", b"digest", b"digest", ["source"], "ada", "asked", {}),
-    "held": ("chain", 5, "id", True, "ada", "a claim", {}),
 }  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from typer.testing import CliRunner
 from audit.ledger import Ledger
 from toolcell import PoolConfig, SyncRuntime
 from toolcell.audit import keys
-from toolcell.audit.format import LOG_FILE
 from toolcell.audit.reader import RecordedCall
 from toolcell.cli import audit_terminal, build, exits
 from toolcell.errors import UsageError
@@ -67,7 +65,7 @@ def filled(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> L
 
 @pytest.mark.conforms("T5")
 def test_runs_are_listed_the_newest_last(filled: Ledger) -> None:
-    status, out, _ = invoke("list", filled.directory)
+    status, out, _ = invoke("list", filled.path)
     lines = out.splitlines()
 
     assert status == exits.OK
@@ -92,23 +90,23 @@ def test_runs_are_listed_the_newest_last(filled: Ledger) -> None:
     ],
 )
 def test_lists_are_filtered(filled: Ledger, flags: list[str], expected: list[str]) -> None:
-    _, out, _ = invoke("list", filled.directory, *flags, "--json")
+    _, out, _ = invoke("list", filled.path, *flags, "--json")
 
     assert [line["id"] for line in json.loads(out)] == expected
 
 
 def test_a_script_is_found_by_its_digest(filled: Ledger) -> None:
-    _, out, _ = invoke("list", filled.directory, "--json")
+    _, out, _ = invoke("list", filled.path, "--json")
     digest = json.loads(out)[1]["sha256"]
 
-    assert [
-        line["id"] for line in json.loads(invoke("list", filled.directory, "--sha256", digest[:9], "--json")[1])
-    ] == ["bbbb2222"]
+    assert [line["id"] for line in json.loads(invoke("list", filled.path, "--sha256", digest[:9], "--json")[1])] == [
+        "bbbb2222"
+    ]
 
 
 @pytest.mark.conforms("T5")
 def test_a_run_is_shown_with_its_calls_on_a_timeline(filled: Ledger) -> None:
-    status, out, _ = invoke("show", filled.directory, "aaaa")
+    status, out, _ = invoke("show", filled.path, "aaaa")
 
     assert status == exits.OK
     for expected in (
@@ -133,14 +131,14 @@ def test_a_run_is_shown_with_its_calls_on_a_timeline(filled: Ledger) -> None:
 def test_last_is_the_newest_run_and_a_default_directory_can_be_set(
     filled: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TOOLCELL_AUDIT", str(filled.directory))
+    monkeypatch.setenv("TOOLCELL_AUDIT", str(filled.path))
 
     assert json.loads(invoke("show", "last", "--json")[1])["id"] == "bbbb2222"
     assert invoke("list")[0] == exits.OK
 
 
 def test_a_run_as_json_holds_everything(filled: Ledger) -> None:
-    shown = json.loads(invoke("show", filled.directory, "aaaa1111", "--json")[1])
+    shown = json.loads(invoke("show", filled.path, "aaaa1111", "--json")[1])
 
     assert shown["start"]["source"] == SCRIPT
     assert [call["tool"] for call in shown["calls"]] == ["search", "fail", "outer", "search"]
@@ -155,8 +153,8 @@ def test_a_call_that_a_hook_answered_is_shown_with_its_answer_and_not_as_refused
         context = RunContext(run_id="dddd4444")
         filled.run(recorder, SCRIPT, [("search", {"query": "boxes"})], context=context)
 
-    _, out, _ = invoke("show", filled.directory, "dddd")
-    shown = json.loads(invoke("show", filled.directory, "dddd", "--json")[1])
+    _, out, _ = invoke("show", filled.path, "dddd")
+    shown = json.loads(invoke("show", filled.path, "dddd", "--json")[1])
 
     assert "refused" not in out
     assert "answered by a hook, the tool did not run" in out
@@ -176,70 +174,72 @@ def test_nothing_a_script_did_reaches_the_terminal_raw(filled: Ledger) -> None:
             context=RunContext(run_id="cccc", user_id=evil, thread_id=evil),
         )
     for command in (["list"], ["stats"], ["verify"]):
-        _, out, err = invoke(*command, filled.directory)
+        _, out, err = invoke(*command, filled.path)
         assert not set("\x1b\x07\u202e") & set(out + err)
-    _, out, err = invoke("show", filled.directory, "cccc")
+    _, out, err = invoke("show", filled.path, "cccc")
     assert not set("\x1b\x07\u202e") & set(out + err)
     assert "\\x1b]0;owned\\x07" in out
 
 
 def test_runs_and_calls_are_counted(filled: Ledger) -> None:
-    _, out, _ = invoke("stats", filled.directory)
-    counted = json.loads(invoke("stats", filled.directory, "--json")[1])
+    _, out, _ = invoke("stats", filled.path)
+    counted = json.loads(invoke("stats", filled.path, "--json")[1])
 
     assert "2 runs of 2 scripts" in out
     assert re.search(r"search +2 +0 ", out)
     assert counted["outcomes"] == {"ok": 2}
-    assert json.loads(invoke("stats", filled.directory, "--tool", "fail", "--json")[1])["runs"] == 1
+    assert json.loads(invoke("stats", filled.path, "--tool", "fail", "--json")[1])["runs"] == 1
 
 
 def test_verify_says_ok_and_exits_with_0_or_what_is_wrong_and_with_5(filled: Ledger) -> None:
-    status, out, _ = invoke("verify", filled.directory)
+    status, out, _ = invoke("verify", filled.path)
     assert (status, out.split()[0]) == (exits.OK, "ok")
-    (path,) = filled.segments()
-    data = bytearray(path.read_bytes())
-    data[data.index(b"boxes")] ^= 1
-    path.write_bytes(bytes(data))
-    status, out, _ = invoke("verify", filled.directory)
+    filled.rows("UPDATE event SET at = at + 1 WHERE n = 3")
+    status, out, _ = invoke("verify", filled.path)
 
     assert status == exits.BROKEN
-    assert re.search(r"^edited +chain [0-9a-f]{12}, segment 1, record \d+, offset \d+$", out, re.MULTILINE)
-    report = json.loads(invoke("verify", filled.directory, "--json")[1])
+    assert re.search(r"^edited +chain [0-9a-f]{12}, event 3$", out, re.MULTILINE)
+    report = json.loads(invoke("verify", filled.path, "--json")[1])
     assert report["ok"] is False
     assert report["findings"][0]["kind"] == "edited"
-    _, _, err = invoke("list", filled.directory)
-    assert "1 damaged records were passed over" in err
+
+
+def cut_off(ledger: Ledger, last: int) -> None:
+    """Remove the last events and the checkpoint of them."""
+    for table in ("event", "checkpoint"):
+        ledger.rows(f"DELETE FROM {table} WHERE n > ?", last)
+    ledger.rows("DELETE FROM run WHERE n > ?", last)
+    ledger.rows("UPDATE run SET outcome = 'unfinished', ended = NULL, calls = 0, failed = 0, wall_s = NULL, "
+                "cpu_s = NULL, peak_memory_bytes = NULL WHERE (SELECT count(*) FROM event WHERE event.run = run.n AND "
+                "kind = 'run_ended') = 0")  # fmt: skip
 
 
 def test_a_head_that_was_kept_shows_that_an_end_was_cut_off(filled: Ledger, tmp_path: Path) -> None:
-    assert invoke("verify", filled.directory, "--write-head", tmp_path / "head.json")[0] == exits.OK
-    (path,) = filled.segments()
-    os.truncate(path, path.stat().st_size - 200)
-    status, out, _ = invoke("verify", filled.directory, "--head", tmp_path / "head.json")
+    assert invoke("verify", filled.path, "--write-head", tmp_path / "head.json")[0] == exits.OK
+    cut_off(filled, len(filled.found()) - 1)
+    status, out, _ = invoke("verify", filled.path, "--head", tmp_path / "head.json")
 
     assert status == exits.BROKEN
     assert "its end was cut off" in out
 
 
 def test_an_end_without_a_signature_fails_only_when_asked(filled: Ledger) -> None:
-    (path,) = filled.segments()
-    os.truncate(path, path.stat().st_size - 20)
-    empty = filled.directory.parent / "none.json"
+    cut_off(filled, len(filled.found()) - 1)
+    empty = filled.path.parent / "none.json"
     empty.write_text("[]")
 
-    assert invoke("verify", filled.directory, "--head", empty)[0] == exits.OK
-    assert invoke("verify", filled.directory, "--head", empty, "--strict")[0] == exits.BROKEN
+    assert invoke("verify", filled.path, "--head", empty)[0] == exits.OK
+    assert invoke("verify", filled.path, "--head", empty, "--strict")[0] == exits.BROKEN
 
 
 def test_a_strict_check_says_that_it_failed_and_why(filled: Ledger, tmp_path: Path) -> None:
-    (path,) = filled.segments()
-    os.truncate(path, path.stat().st_size - 20)
+    cut_off(filled, len(filled.found()) - 1)
     (tmp_path / "none.json").write_text("[]")
-    words = ("verify", filled.directory, "--head", tmp_path / "none.json", "--strict")
+    words = ("verify", filled.path, "--head", tmp_path / "none.json", "--strict")
     _, out, _ = invoke(*words)
 
     assert out.splitlines()[0].split()[0] == "not_closed"
-    assert "is not closed (its writer was killed" in out
+    assert "its writer was killed" in out
     assert not any(line.startswith("ok") for line in out.splitlines())
     assert json.loads(invoke(*words, "--json")[1])["ok"] is False
     assert json.loads(invoke(*words[:-1], "--json")[1])["ok"] is True
@@ -247,7 +247,7 @@ def test_a_strict_check_says_that_it_failed_and_why(filled: Ledger, tmp_path: Pa
 
 @pytest.mark.conforms("T5")
 def test_a_receipt_is_written_and_verified(filled: Ledger, tmp_path: Path) -> None:
-    assert invoke("export", filled.directory, "aaaa", "-o", tmp_path / "r.json")[0] == exits.OK
+    assert invoke("export", filled.path, "aaaa", "-o", tmp_path / "r.json")[0] == exits.OK
     status, out, _ = invoke("verify", tmp_path / "r.json")
     assert (status, out.split()[:3]) == (exits.OK, ["ok", "run", "aaaa1111,"])
     (tmp_path / "r.json").write_text((tmp_path / "r.json").read_text().replace("boxes", "foxes", 1))
@@ -255,7 +255,7 @@ def test_a_receipt_is_written_and_verified(filled: Ledger, tmp_path: Path) -> No
 
     assert status == exits.BROKEN
     assert "does not hold what was recorded" in out
-    assert json.loads(invoke("export", filled.directory, "aaaa", "-o", "-")[1])["format"] == "toolcell receipt 2"
+    assert json.loads(invoke("export", filled.path, "aaaa", "-o", "-")[1])["format"] == "toolcell receipt 3"
 
 
 def test_a_receipt_is_verified_elsewhere_with_the_public_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,22 +263,22 @@ def test_a_receipt_is_verified_elsewhere_with_the_public_key(tmp_path: Path, mon
     assert invoke("keygen", tmp_path / "sign.pem")[0] == exits.OK
     ledger = Ledger(tmp_path / "log")
     ledger.fill(1, key=tmp_path / "sign.pem")
-    invoke("export", ledger.directory, "last", "-o", tmp_path / "r.json")
+    invoke("export", ledger.path, "last", "-o", tmp_path / "r.json")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another machine"))
     (tmp_path / "sign.pem").unlink()
 
     assert invoke("verify", tmp_path / "r.json", "--key", tmp_path / "sign.pem.pub")[0] == exits.OK
-    assert invoke("verify", ledger.directory, "--key", tmp_path / "sign.pem.pub")[0] == exits.OK
+    assert invoke("verify", ledger.path, "--key", tmp_path / "sign.pem.pub")[0] == exits.OK
 
 
 def test_want_of_a_key_is_said_once_and_is_no_sign_of_a_change(filled: Ledger, tmp_path: Path) -> None:
     keys.save_private(other := tmp_path / "other.key", keys.HmacKey.generate().to_text())
-    invoke("export", filled.directory, "aaaa", "-o", tmp_path / "r.json")
+    invoke("export", filled.path, "aaaa", "-o", tmp_path / "r.json")
     needed = f"key {filled.key.key_id} (hmac-sha256), which was not given; pass it with --key"
     status, out, _ = invoke("verify", tmp_path / "r.json", "--key", other)
     assert status == exits.USAGE
     assert out == f"it could not be checked: it is signed with {needed}: {keys.WHERE_KEYS_ARE}\n"
-    status, out, _ = invoke("verify", filled.directory, "--key", other)
+    status, out, _ = invoke("verify", filled.path, "--key", other)
 
     assert status == exits.USAGE
     assert out.count(needed) == 1
@@ -287,7 +287,7 @@ def test_want_of_a_key_is_said_once_and_is_no_sign_of_a_change(filled: Ledger, t
 
 def test_an_export_says_who_can_verify_it(filled: Ledger, tmp_path: Path) -> None:
     for place in (tmp_path / "r.json", Path("-")):
-        _, _, err = invoke("export", filled.directory, "aaaa", "-o", place)
+        _, _, err = invoke("export", filled.path, "aaaa", "-o", place)
         assert "only those who have that key can verify it" in err
         assert "toolcell audit keygen sign.pem" in err
 
@@ -297,7 +297,7 @@ def test_an_export_that_anyone_can_verify_needs_no_note(tmp_path: Path) -> None:
     invoke("keygen", tmp_path / "sign.pem")
     ledger = Ledger(tmp_path / "log")
     ledger.fill(1, key=tmp_path / "sign.pem")
-    _, _, err = invoke("export", ledger.directory, "last", "-o", tmp_path / "r.json")
+    _, _, err = invoke("export", ledger.path, "last", "-o", tmp_path / "r.json")
 
     assert "note" not in err
 
@@ -335,20 +335,20 @@ def test_what_cannot_be_done_is_said_in_one_line(filled: Ledger, words: list[str
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["verify", "nodir/"], "no audit log in nodir"),
-        (["list", "nodir/"], "no audit log in nodir"),
+        (["verify", "nodir/"], "there is no record nodir"),
+        (["list", "nodir/"], "there is no record nodir"),
         (["verify", "LOG", "--key", "nope"], "cannot read the key nope"),
         (["verify", "LOG", "--head", "nope.json"], "cannot read heads from nope.json"),
         (["verify", "LOG", "--head", "junk.json"], "junk.json holds no heads"),
         (["verify", "junk.json"], "junk.json is not a receipt"),
         (["verify", "LOG", "--write-head", "nodir2/x.json"], "--write-head nodir2/x.json: it cannot be written"),
         (["export", "LOG", "last", "-o", "nodir2/x.json"], "cannot write nodir2/x.json"),
-        (["verify"], "no audit log in runs; name the log's directory (to `verify`, or a receipt)"),
-        (["show", "last"], "no audit log in runs; name the log's directory"),
+        (["verify"], "no record runs.db; name the record's file (to `verify`, or a receipt)"),
+        (["show", "last"], "no record runs.db; name the record's file"),
         (["show", "LOG"], "RUN is missing"),
         (["show", "nodir/"], "RUN is missing"),
         (["show", "junk.json"], "`toolcell audit verify junk.json` checks a receipt"),
-        (["show", "junk.json", "last"], "junk.json is a file, and a log is a directory"),
+        (["show", "junk.json", "last"], "cannot read the record junk.json: it is not a database"),
         (["list", "LOG", "--outcome", "bogus"], "--outcome 'bogus': want one of ok, error, timeout"),
         (["list", "LOG", "-n", "-3"], "--limit"),
         (["replay", "LOG", "aaaa", "--from", "99"], "--from 99: want 1 to 3"),
@@ -358,7 +358,7 @@ def test_what_cannot_be_done_is_said_in_one_line(filled: Ledger, words: list[str
 )
 def test_what_was_merely_named_wrong_exits_with_2(filled: Ledger, words: list[str], said: str) -> None:
     Path("junk.json").write_text("{}")
-    status, out, err = invoke(*(str(filled.directory) if word == "LOG" else word for word in words))
+    status, out, err = invoke(*(str(filled.path) if word == "LOG" else word for word in words))
 
     assert status == exits.USAGE
     assert said in err
@@ -368,23 +368,22 @@ def test_what_was_merely_named_wrong_exits_with_2(filled: Ledger, words: list[st
 
 def test_a_default_key_that_is_not_there_is_asked_for(filled: Ledger) -> None:
     keys.default_key_path().unlink()
-    status, _, err = invoke("verify", filled.directory)
+    status, _, err = invoke("verify", filled.path)
 
     assert status == exits.USAGE
     assert "--key FILE" in err
 
 
-def test_a_log_that_cannot_be_read_is_not_called_damaged_and_a_damaged_one_is(filled: Ledger) -> None:
-    place = filled.directory / LOG_FILE
-    place.write_text("{")
-    status, _, err = invoke("list", filled.directory)
+def test_a_record_that_cannot_be_read_is_not_called_damaged_and_a_damaged_one_is(filled: Ledger) -> None:
+    filled.rows("UPDATE about SET value = 'x'")
+    status, _, err = invoke("list", filled.path)
     assert (status, "is damaged" in err) == (exits.BROKEN, True)
-    place.unlink()
-    place.mkdir()  # for root there is no file without permission to read
-    status, _, err = invoke("list", filled.directory)
+    filled.path.unlink()
+    filled.path.mkdir()
+    status, _, err = invoke("list", filled.path)
 
     assert (status, "is damaged" in err) == (exits.USAGE, False)
-    assert "Is a directory" in err
+    assert "it is a folder" in err
 
 
 @pytest.mark.parametrize("command", ["list", "show", "stats", "verify", "export", "replay", "keygen"])
@@ -437,11 +436,11 @@ def replayable(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.isolation
 def test_a_replay_checks_runs_for_ci(replayable: Ledger, tmp_path: Path) -> None:
-    status, out, _ = invoke("replay", replayable.directory, "all", "--check")
+    status, out, _ = invoke("replay", replayable.path, "all", "--check")
     assert status == exits.OK
     assert [line.split()[:3] for line in out.splitlines()] == [["ok", "run", "aaaa1111:"], ["ok", "run", "bbbb2222:"]]
     (tmp_path / "changed.py").write_text(SCRIPT.replace("no such page", "no page"))
-    status, out, _ = invoke("replay", replayable.directory, "aaaa", "--check", "--source", tmp_path / "changed.py")
+    status, out, _ = invoke("replay", replayable.path, "aaaa", "--check", "--source", tmp_path / "changed.py")
 
     assert status == exits.FAILED
     assert out.splitlines() == ["differs  run aaaa1111: call 2, line 3: fail gets other arguments"]
@@ -450,13 +449,13 @@ def test_a_replay_checks_runs_for_ci(replayable: Ledger, tmp_path: Path) -> None
 @pytest.mark.isolation
 def test_a_difference_is_shown_with_its_line_and_both_values(replayable: Ledger, tmp_path: Path) -> None:
     (tmp_path / "changed.py").write_text(SCRIPT.replace("no such page", "no page"))
-    status, out, _ = invoke("replay", replayable.directory, "aaaa", "--source", tmp_path / "changed.py")
+    status, out, _ = invoke("replay", replayable.path, "aaaa", "--source", tmp_path / "changed.py")
 
     assert status == exits.FAILED
     assert "> 3 |     call_tool('fail', text='no page')" in out
     assert 'expected {"text": "no such page"}' in out
     assert 'got      {"text": "no page"}' in out
-    plain = json.loads(invoke("replay", replayable.directory, "aaaa", "--source", "changed.py", "--json")[1])
+    plain = json.loads(invoke("replay", replayable.path, "aaaa", "--source", "changed.py", "--json")[1])
     assert plain["divergence"]["index"] == 2
 
 
@@ -466,7 +465,7 @@ def test_a_replay_shows_no_secret_that_it_was_given(
 ) -> None:
     monkeypatch.setenv("PAGE", "planted-planted")
     (tmp_path / "changed.py").write_text(SCRIPT.replace("no such page", "planted-planted"))
-    wanted = ("replay", replayable.directory, "aaaa", "--source", tmp_path / "changed.py")
+    wanted = ("replay", replayable.path, "aaaa", "--source", tmp_path / "changed.py")
 
     assert "planted-planted" in invoke(*wanted)[1]
     status, out, _ = invoke(*wanted, "--secret", "PAGE")
@@ -480,7 +479,7 @@ def test_a_call_that_is_not_made_is_quoted_from_the_record_and_the_error_from_th
     replayable: Ledger, tmp_path: Path
 ) -> None:
     (tmp_path / "broken.py").write_text("\nx = nope\n")
-    status, out, _ = invoke("replay", replayable.directory, "aaaa", "--source", "broken.py")
+    status, out, _ = invoke("replay", replayable.path, "aaaa", "--source", "broken.py")
 
     assert status == exits.FAILED
     assert "call 1, line 1 as recorded: it does not call search" in out
@@ -493,7 +492,7 @@ def test_a_call_that_is_not_made_is_quoted_from_the_record_and_the_error_from_th
 def test_a_replay_of_a_run_without_an_end_does_not_claim_the_same_result(ledger: Ledger) -> None:
     with ledger.opened() as recorder:
         ledger.begin(recorder, "x = 1")
-    status, out, _ = invoke("replay", ledger.directory, "last")
+    status, out, _ = invoke("replay", ledger.path, "last")
 
     assert status == exits.OK
     assert "no end is recorded to compare" in out
@@ -502,12 +501,12 @@ def test_a_replay_of_a_run_without_an_end_does_not_claim_the_same_result(ledger:
 
 @pytest.mark.isolation
 def test_a_replay_can_be_stepped_through(replayable: Ledger) -> None:
-    _, out, _ = invoke("replay", replayable.directory, "aaaa", "--from", "2")
+    _, out, _ = invoke("replay", replayable.path, "aaaa", "--from", "2")
     lines = out.splitlines()
     assert lines[0] == '   2  fail({"text": "no such page"})  line 3'
     assert "tool_error: no such page" in lines[1]
     assert "      | skipped" in lines
-    _, out, _ = invoke("replay", replayable.directory, "aaaa", "--from", "1", "--until", "2")
+    _, out, _ = invoke("replay", replayable.path, "aaaa", "--from", "1", "--until", "2")
 
     assert out.splitlines()[0].startswith("   1  search(")
     assert "stopped at call 2, as asked" in out
@@ -567,8 +566,7 @@ def test_a_list_fits_the_terminal(filled: Ledger) -> None:
     from toolcell.audit.query import Index
 
     console = Console(width=90, force_terminal=True, file=io.StringIO(), color_system=None)
-    with Index(filled.directory) as index:
-        index.refresh()
+    with Index(filled.path) as index:
         audit_terminal.show_list(index.runs(), console)
     assert isinstance(console.file, io.StringIO)
 

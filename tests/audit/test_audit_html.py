@@ -100,8 +100,7 @@ def run_with(text: str) -> RecordedRun:
 
 
 def page_with(text: str, trust: str = VERIFIED) -> str:
-    redactions = [{"at_ns": 1, "by": text, "parts": [text], "seq": 3, "reason": text}]
-    return to_html(run_with(text), trust, redactions=redactions, log=text)
+    return to_html(run_with(text), trust, log=text)
 
 
 def test_there_are_fifty_payloads() -> None:
@@ -179,12 +178,12 @@ def test_the_command_writes_the_page(ledger: Ledger, tmp_path: Path) -> None:
     with ledger.opened() as recorder:
         ledger.run(recorder, "a = '<b>'\nset_result(a)", context=RunContext(run_id="aaaa"), printed="<i>")
     file = tmp_path / "run.html"
-    status, _, err = invoke("show", ledger.directory, "aaaa", "--html", file)
+    status, _, err = invoke("show", ledger.path, "aaaa", "--html", file)
 
     assert status == exits.OK and "run.html" in err
     page = file.read_text(encoding="utf-8")
     assert "&lt;b&gt;" in page and "<b>" not in page and "unverified" in page
-    assert invoke("show", ledger.directory, "aaaa", "--html", tmp_path / "no" / "dir")[0] == exits.USAGE
+    assert invoke("show", ledger.path, "aaaa", "--html", tmp_path / "no" / "dir")[0] == exits.USAGE
 
 
 def test_runs_without_a_script_an_end_or_calls_have_a_page() -> None:

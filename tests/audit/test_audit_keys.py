@@ -68,12 +68,11 @@ def test_what_is_no_key_is_refused(tmp_path: Path, text: str) -> None:
         keys.load_signer(path)
 
 
-def test_a_key_may_not_lie_in_the_log_it_signs(ledger: Ledger) -> None:
-    ledger.directory.mkdir()
-    keys.save_private(ledger.directory / "a.key", HmacKey.generate().to_text())
+def test_a_key_is_not_the_record_it_signs(ledger: Ledger) -> None:
+    keys.save_private(ledger.path, HmacKey.generate().to_text())
 
-    with pytest.raises(UsageError, match="lies in the log"):
-        ledger.log(key=ledger.directory / "a.key").open()
+    with pytest.raises(UsageError, match="is the record that it would sign"):
+        ledger.log(key=ledger.path).open()
 
 
 def test_a_short_hmac_key_is_refused() -> None:

@@ -11,10 +11,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from audit.ledger import Ledger
-from toolcell.audit import indexing, receipt, records
+from toolcell.audit import receipt, records
 from toolcell.audit.otel import SpanSink
 from toolcell.audit.query import Index
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome
@@ -83,12 +84,15 @@ def run_with(ledger: Ledger, recorder: Any, planted: str) -> None:
     error = ErrorInfo(type="ValueError", message=planted, line=1, traceback=f"Traceback\n  raise {planted}")
     logs = Logs((LogEntry("stdout", planted), LogEntry("stderr", f"> {planted}")), 2 * len(planted))
     record.end(ExecutionResult(record.context.run_id, Outcome.ERROR, {"v": [planted]}, True, logs, error=error))
-    with recorder.observe(RunContext(user_id=planted), "plan") as observed:
-        import anyio
 
-        anyio.run(lambda: ledger.registry.dispatch("search", {"query": planted}, context=observed))
-    with pytest.raises(RuntimeError), recorder.observe(RunContext(), "program"):
-        raise RuntimeError(planted)
+    async def work() -> None:
+        async with recorder.observe(RunContext(user_id=planted), "plan") as observed:
+            await ledger.registry.dispatch("search", {"query": planted}, context=observed)
+        async with recorder.observe(RunContext(), "program"):
+            raise RuntimeError(planted)
+
+    with pytest.raises(RuntimeError):
+        anyio.run(work)
 
 
 @pytest.fixture
@@ -108,21 +112,14 @@ def everything(ledger: Ledger) -> dict[str, bytes]:
     with ledger.opened(secrets=[SECRET], sinks=[sink]) as recorder:
         for planted in SPELLINGS.values():
             run_with(ledger, recorder, planted)
-    with Index(ledger.directory) as index:
-        index.refresh()
+    with Index(ledger.path) as index:
         receipts = [receipt.export(index, each) for each in index.runs() if each.kind == "code"]
-    with closing(sqlite3.connect(next(indexing.default_index_dir().glob("*.sqlite")))) as db:
+    with closing(sqlite3.connect(ledger.path)) as db:
         dump = "\n".join(db.iterdump()).encode()
-    bodies = [
-        base64.b64decode(step["body"])
-        for each in receipts
-        for way in each["ways"]
-        for step in way["records"]
-        if "body" in step
-    ]
+    bodies = [base64.b64decode(step["body"]) for each in receipts for step in each["events"] if "body" in step]
     return {
         "log": ledger.bytes_on_disk(),
-        "index": dump + b"".join(path.read_bytes() for path in indexing.default_index_dir().iterdir()),
+        "index": dump,
         "receipts": json.dumps([each["run"] for each in receipts]).encode() + b"".join(bodies),
         "spans": "".join(span.to_json() for span in exporter.get_finished_spans()).encode(),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,12 @@ from typing import Any
 import pytest
 
 from audit.ledger import Ledger
-from toolcell.audit import indexing, receipt
+from toolcell.audit import receipt, titles
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index, RunSummary
 from toolcell.audit.reader import UNFINISHED
 from toolcell.errors import AuditError, UsageError
 from toolcell.tools import RunContext
-
-SMALL = {"segment_bytes": 4096}
 
 
 @pytest.fixture
@@ -34,8 +31,7 @@ def filled(ledger: Ledger) -> Ledger:
 
 
 def asked(ledger: Ledger, **wanted: Any) -> list[RunSummary]:
-    with Index(ledger.directory) as index:
-        index.refresh()
+    with Index(ledger.path) as index:
         return index.runs(Filter(**wanted))
 
 
@@ -89,7 +85,7 @@ def test_runs_are_found_by_time(filled: Ledger) -> None:
     [("\nimport os\nx = os.name", "x = os.name"), (" import os; os.getpid()", "import os; os.getpid()"), ("", "")],
 )
 def test_a_title_is_the_first_line_that_says_something(source: str, title: str) -> None:
-    assert indexing.title_of(source) == title
+    assert titles.title_of(source) == title
 
 
 def test_a_line_says_what_a_run_was(filled: Ledger) -> None:
@@ -102,8 +98,7 @@ def test_a_line_says_what_a_run_was(filled: Ledger) -> None:
 
 
 def test_a_run_is_found_by_the_beginning_of_its_id(filled: Ledger) -> None:
-    with Index(filled.directory) as index:
-        index.refresh()
+    with Index(filled.path) as index:
         line = index.runs()[2]
 
         assert index.find(line.id) == index.find(line.id[:12]) == line
@@ -118,8 +113,7 @@ def test_a_beginning_that_several_ids_share_is_not_enough(ledger: Ledger) -> Non
     with ledger.opened() as recorder:
         for _ in range(2):
             ledger.run(recorder, context=RunContext(run_id="same"))
-    with Index(ledger.directory) as index:
-        index.refresh()
+    with Index(ledger.path) as index:
         assert index.find("same").id == "same"
         with pytest.raises(UsageError, match="several runs"):
             index.find("sam")
@@ -130,8 +124,7 @@ def test_runs_with_one_id_are_reached_by_their_place_in_the_log(ledger: Ledger) 
     for number in range(3):
         with ledger.opened() as recorder:
             ledger.run(recorder, f"set_result({number})", context=RunContext(run_id="same"))
-    with Index(ledger.directory, [ledger.key]) as index:
-        index.refresh()
+    with Index(ledger.path, [ledger.key]) as index:
         runs = index.runs()
         with pytest.raises(UsageError, match="several runs have the id 'same'") as caught:
             index.find("same")
@@ -151,102 +144,32 @@ def test_runs_with_one_id_are_reached_by_their_place_in_the_log(ledger: Ledger) 
         assert len({receipt.file_name(run.id) for run in runs}) == 3
 
 
-def test_an_index_keeps_up_with_a_log_that_is_being_written(ledger: Ledger) -> None:
-    with ledger.opened(settings=SMALL) as recorder, Index(ledger.directory) as index:
+def test_a_reader_keeps_up_with_a_log_that_is_being_written(ledger: Ledger) -> None:
+    with ledger.opened() as recorder, Index(ledger.path) as index:
         for number in range(1, 15):
             record = ledger.begin(recorder)
-            index.refresh()
             assert index.runs()[-1].outcome == UNFINISHED
             ledger.call(record, "search", {"query": "x"}, 1)
             record.end_calls()
-            index.refresh()
             assert len(index.runs()) == number
             assert (index.runs()[-1].outcome, index.runs()[-1].calls) == ("ok", 1)
 
 
-def test_an_index_made_anew_is_the_same(filled: Ledger) -> None:
-    with Index(filled.directory) as index:
-        index.refresh()
-        before, counted = index.runs(), index.stats()
-        index.rebuild()
-
-        assert index.runs() == before
-        assert index.stats() == counted
-
-
-@pytest.mark.parametrize("content", [b"", b"not a database at all" * 100])
-def test_a_damaged_index_is_made_again(filled: Ledger, content: bytes) -> None:
-    assert len(asked(filled)) == 5
-    (file,) = indexing.default_index_dir().iterdir()
-    file.write_bytes(content)
-
-    assert len(asked(filled)) == 5
-
-
-def test_an_index_of_another_log_is_made_again(filled: Ledger, tmp_path: Path) -> None:
-    other = Ledger(tmp_path / "other")
-    other.fill(1)
-    asked(other)
-    (file,) = indexing.default_index_dir().iterdir()
-    asked(filled)
-    (own,) = set(indexing.default_index_dir().iterdir()) - {file}
-    file.replace(own)
-
-    assert len(asked(filled)) == 5
-
-
-def test_without_a_cache_a_log_is_indexed_in_memory(filled: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = sqlite3.connect
-
-    def connect(path: Path, **options: Any) -> sqlite3.Connection:
-        if path != Path(":memory:"):
-            raise sqlite3.OperationalError("attempt to write a readonly database")
-        return real(path, **options)
-
-    monkeypatch.setattr(sqlite3, "connect", connect)
-    assert len(asked(filled)) == 5
-
-
-def test_pruned_runs_leave_the_index(ledger: Ledger) -> None:
-    ledger.fill(40, settings=SMALL)
+def test_pruned_runs_are_not_listed(ledger: Ledger) -> None:
+    for _ in range(4):
+        ledger.fill(10)
     assert len(asked(ledger, limit=None)) == 40
-    with ledger.log(settings={**SMALL, "keep_bytes": 8000}) as log:
+    with ledger.log(settings={"keep_bytes": 30_000}) as log:
         log.prune()
     left = asked(ledger, limit=None)
 
     assert 0 < len(left) < 40
-    with Index(ledger.directory) as index:
+    with Index(ledger.path) as index:
         assert [index.load(line).outcome for line in left] == ["ok"] * len(left)
 
 
-def test_what_is_damaged_is_passed_over_and_counted(filled: Ledger) -> None:
-    (path,) = filled.segments()
-    data = bytearray(path.read_bytes())
-    data[data.index(b"b = 1")] ^= 1
-    path.write_bytes(bytes(data))
-    with Index(filled.directory) as index:
-        index.refresh()
-
-        assert index.damage.pieces == 1
-        assert len(index.runs()) == 4
-
-
-def test_a_record_damaged_after_it_was_indexed_is_not_shown(filled: Ledger) -> None:
-    with Index(filled.directory) as index:
-        index.refresh()
-        line = index.runs()[1]
-        (path,) = filled.segments()
-        data = bytearray(path.read_bytes())
-        data[data.index(b"b = 1")] ^= 1
-        path.write_bytes(bytes(data))
-
-        with pytest.raises(AuditError, match="no intact record"):
-            index.load(line)
-
-
 def test_counts_are_by_outcome_tool_and_day(filled: Ledger) -> None:
-    with Index(filled.directory) as index:
-        index.refresh()
+    with Index(filled.path) as index:
         counted = index.stats()
         tools = {row["tool"]: row for row in counted["tools"]}
 
@@ -260,8 +183,8 @@ def test_counts_are_by_outcome_tool_and_day(filled: Ledger) -> None:
         assert index.stats(Filter(user="bob"))["outcomes"] == {"ok": 1}
 
 
-def test_where_there_is_no_log_there_is_no_index(tmp_path: Path) -> None:
-    with pytest.raises(AuditError, match="there is no audit log"):
-        Index(tmp_path)
+def test_where_there_is_no_record_none_is_made(tmp_path: Path) -> None:
+    with pytest.raises(AuditError, match="there is no record"):
+        Index(tmp_path / "runs.db")
 
     assert list(tmp_path.iterdir()) == []

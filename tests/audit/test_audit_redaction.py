@@ -316,7 +316,7 @@ def test_a_tools_definition_is_recorded_as_it_is(ledger: Ledger) -> None:
     with ledger.opened() as recorder:
         ledger.run(recorder, calls=[("login", {"token": "very-secret-thing"})])
 
-    definitions = {name: parameters for name, _, parameters, *_ in ledger.fields(records.TOOLS)[0]["definitions"]}
+    definitions = {name: parameters for name, _, parameters, *_ in ledger.the_run().definitions}
     assert definitions["login"]["properties"]["token"] == {"type": "string"}
     assert ledger.fields(records.CALL_STARTED)[0]["args"] == {"token": REDACTED}
 
@@ -368,7 +368,7 @@ def test_what_is_too_large_is_cut_after_redaction_and_named_by_digest(ledger: Le
     run = ledger.the_run()
 
     assert secret.encode() not in disk
-    assert len(disk) < 40_000
+    assert len(disk) < 80_000  # of which most is SQLite's: a page for each table and index
     assert run.source is None
     for more, name in ((run.start["more"], "source"), (run.start["more"], "inputs"), (run.end["more"], "value")):
         assert more[f"{name}_cut"]["bytes"] > 100_000

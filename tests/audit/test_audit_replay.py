@@ -115,8 +115,7 @@ set_result({'last': last, 'n': len(second)})
 
 
 def runs_of(ledger: Ledger) -> list[RecordedRun]:
-    with Index(ledger.directory) as index:
-        index.refresh()
+    with Index(ledger.path) as index:
         return [index.load(line) for line in index.runs(Filter(limit=None))]
 
 
@@ -487,8 +486,12 @@ def test_what_was_too_large_to_record_has_to_be_given(ledger: Ledger) -> None:
 
 
 def test_what_is_no_script_cannot_be_replayed(ledger: Ledger) -> None:
-    with ledger.opened() as recorder, recorder.observe(RunContext()):
-        pass
+    async def work(recorder: Any) -> None:
+        async with recorder.observe(RunContext()):
+            pass
+
+    with ledger.opened() as recorder:
+        anyio.run(work, recorder)
 
     class Nothing:
         async def execute_code(self, *args: Any, **options: Any) -> Any:

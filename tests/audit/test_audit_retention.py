@@ -1,141 +1,126 @@
-"""Retention of chains that nobody writes, and dry runs."""
+"""What is no longer kept goes, with a signed checkpoint in its place, and what stays says why."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from pathlib import Path
-from typing import Any
 
+import anyio
 import pytest
-from typer.testing import CliRunner
 
 from audit.ledger import Ledger
-from toolcell.audit import records
-from toolcell.audit.config import AuditConfig
-from toolcell.audit.format import PRUNE_FILE, segment_files
-from toolcell.audit.keys import save_private
-from toolcell.audit.query import Index
-from toolcell.audit.retention import expired_segments
-from toolcell.cli import build
+from audit.test_audit_commands import invoke
+from audit.test_audit_log import until
+from toolcell.audit import HmacKey, records
+from toolcell.audit.chain_check import PUT_BACK
+from toolcell.audit.store import EVENT_COLUMNS
+from toolcell.cli import exits
 
-SMALL = {"segment_bytes": 4096, "checkpoint_s": 0.01}
-CALM = {"segment_bytes": 4096, "checkpoint_s": 60}
-"""Without checkpoints that depend on the time: they fill segments too."""
-KEEP_LITTLE = {"keep_bytes": 6000}
+HOUR_S = 3600
 
 
-def two_chains(ledger: Ledger) -> tuple[Path, Path]:
-    """A chain that nobody writes any more, and a newer one: both were open at once."""
-    with ledger.log(settings=SMALL) as first, ledger.log(settings=SMALL) as second:
-        from toolcell.audit.recorder import Recorder
-
-        for number in range(12):
-            ledger.run(Recorder(first), f"# first {number}")
-            ledger.run(Recorder(second), f"# second {number}")
-        return ledger.directory / first.chain, ledger.directory / second.chain
-
-
-def sources(ledger: Ledger) -> list[str]:
-    with Index(ledger.directory, [ledger.key]) as index:
-        index.refresh()
-        return [index.load(run).source or "" for run in index.runs()]
+@pytest.fixture
+def aged(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """Two chains of runs of ten hours ago, and one of now."""
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() - 10 * HOUR_S * 10**9)
+    for _ in range(2):
+        ledger.fill(3)
+    monkeypatch.setattr(time, "time_ns", real)
+    ledger.fill(2)
+    return ledger
 
 
-def test_chains_that_nobody_reopens_are_pruned_and_verify_afterwards(ledger: Ledger) -> None:
-    chains = two_chains(ledger)
-    before = [len(segment_files(chain)) for chain in chains]
-    with ledger.opened(settings=SMALL | KEEP_LITTLE) as recorder:
-        recorder.log.prune()
-        removed = ledger.fields(records.PRUNED)
-        ledger.run(recorder, "# third")
+def test_old_runs_go_and_the_rest_verifies(aged: Ledger) -> None:
+    with aged.log(settings={"keep_s": HOUR_S}) as log:
+        gone = [each for each in log.prune() if each.count]
+        assert [(each.reason, each.is_whole) for each in gone] == [("age", True)] * 2
+    report = aged.verify(strict=True)
 
-    after = [len(segment_files(chain)) for chain in chains]
-    assert all(now < then for now, then in zip(after, before, strict=True))
-    assert min(after) >= 1
-    report = ledger.verify()
     assert report.ok, report.findings
-    assert {each["more"].get("chain") for each in removed} & {chain.name for chain in chains}
-    assert "# third" in sources(ledger)
+    assert "removed by retention" in " ".join(report.notes)
+    assert len(aged.trusts()) == 2
+    assert [(fields["count"], fields["reason"]) for fields in aged.fields(records.PRUNED)] == [(13, "age")] * 2
+    assert not aged.rows("SELECT * FROM run WHERE writer NOT IN (SELECT writer FROM event)")
+    aged.fill(1)
+    assert aged.verify(strict=True).ok
 
 
-def test_a_chain_that_another_process_writes_or_that_does_not_verify_is_left_alone(ledger: Ledger) -> None:
-    idle, other = two_chains(ledger)
-    first = next(iter(segment_files(idle).values()))
-    first.write_bytes(first.read_bytes()[:-200] + bytes(200))
-    before = len(segment_files(idle))
-    with ledger.log(settings=SMALL), ledger.log(settings=SMALL | KEEP_LITTLE) as log:
+def test_a_record_that_is_open_forgets_by_itself_also_when_it_is_quiet(aged: Ledger) -> None:
+    with aged.log(settings={"keep_s": 0.05, "checkpoint_s": 0.01}):
+        anyio.run(until, lambda: not aged.trusts())
+    assert aged.verify(strict=True).ok
+
+
+def test_by_size_the_oldest_go_first(ledger: Ledger) -> None:
+    for _ in range(3):
+        ledger.fill(5)
+    newest = list(ledger.trusts())[-5:]
+    ((size,),) = ledger.rows("SELECT sum(length(body) + 200) FROM event")
+    with ledger.log(settings={"keep_bytes": size // 2}) as log:
         log.prune()
+    left = list(ledger.trusts())
 
-    assert len(segment_files(idle)) == before
-    assert other.is_dir()
-
-
-def test_an_idle_chain_is_pruned_without_being_asked(ledger: Ledger) -> None:
-    chains = two_chains(ledger)
-    before = sum(len(segment_files(chain)) for chain in chains)
-    with ledger.opened(settings=SMALL | KEEP_LITTLE) as recorder:
-        ledger.run(recorder)
-        deadline = time.monotonic() + 20
-        while sum(len(segment_files(chain)) for chain in chains) >= before - 3 and time.monotonic() < deadline:
-            time.sleep(0.01)
-
-    assert sum(len(segment_files(chain)) for chain in chains) < before - 3
-    assert ledger.verify().ok
-
-
-def test_a_dry_run_removes_nothing_and_names_what_would_go(ledger: Ledger) -> None:
-    two_chains(ledger)
-    before = ledger.bytes_on_disk()
-    config = AuditConfig(**KEEP_LITTLE)
-    planned = {(each.chain, each.segment.number) for each in expired_segments(ledger.directory, config, [ledger.key])}
-
-    assert ledger.bytes_on_disk() == before
-    assert len({chain for chain, _ in planned}) == 2
-    assert list(expired_segments(ledger.directory, AuditConfig(keep_s=3600), [ledger.key])) == []
-
-
-def run_cli(*arguments: Any) -> Any:
-    words = ["audit", *map(str, arguments)]
-    return CliRunner().invoke(build(words), words)
-
-
-def test_prune_as_a_command(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    two_chains(ledger)
-    key = tmp_path / "key"
-    save_private(key, ledger.key.to_text())
-    monkeypatch.setenv("TOOLCELL_AUDIT_KEY", str(key))
-    log = ledger.directory
-
-    assert run_cli("prune", log).exit_code == 2
-    dry = json.loads(run_cli("prune", log, "--keep-bytes", 6000, "--dry-run", "--json").stdout)
-    assert len(dry) > 3
-    done = run_cli("prune", log, "--keep-bytes", 6000)
-    assert done.exit_code == 0, done.output
-    assert "were removed" in done.output
-    assert json.loads(run_cli("prune", log, "--older-than", "1d", "--json").stdout) == []
-    assert ledger.verify().ok
-
-
-@pytest.mark.parametrize("with_older_record", [True, False])
-def test_segments_that_retention_removed_and_somebody_put_back_are_found(
-    ledger: Ledger, tmp_path: Path, with_older_record: bool
-) -> None:
-    ledger.fill(20, settings=CALM)
-    if with_older_record:
-        with ledger.log(settings=CALM | KEEP_LITTLE) as log:
-            assert log.prune() > 0
-        ledger.fill(20, settings=CALM)
-    shutil.copytree(ledger.chain(), tmp_path / "old")
-    with ledger.log(settings=CALM | KEEP_LITTLE) as log:
-        assert log.prune() > 0
+    assert left[-5:] == newest
+    assert len(left) < 10
     assert ledger.verify(strict=True).ok
-    newest = max(segment_files(ledger.chain()).values())
-    for path in (tmp_path / "old").iterdir():
-        if path.name < newest.name or path.name == PRUNE_FILE:
-            shutil.copyfile(path, ledger.chain() / path.name)
-    if not with_older_record:
-        (ledger.chain() / PRUNE_FILE).unlink()
+    assert {fields["reason"] for fields in ledger.fields(records.PRUNED)} == {"size"}
 
-    assert [each.kind for each in ledger.verify().findings] == ["bad_stub"]
+
+def test_a_run_under_way_stays_and_so_does_what_does_not_verify(aged: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = time.time_ns
+    with aged.opened() as recorder:
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time_ns", lambda: real() - 10 * HOUR_S * 10**9)
+            record = aged.begin(recorder)
+        recorder.log.checkpoint()
+        first = aged.found()[0].chain
+        aged.rows("UPDATE event SET at = at + 1 WHERE writer = ? AND n = 2", first)
+        with aged.log(settings={"keep_s": HOUR_S}) as log:
+            told = {each.chain: each for each in log.prune()}
+            assert told[first].count == 0 and "does not verify" in told[first].reason
+            assert told[recorder.log.chain].count == 0
+        aged.call(record, "search", {"query": "x"}, 1)
+        record.end_calls()
+    aged.rows("UPDATE event SET at = at - 1 WHERE writer = ? AND n = 2", first)
+    assert aged.verify(strict=True).ok
+    assert [run.outcome for run in [aged.the_run()]] == ["ok"]
+
+
+def test_no_time_or_size_of_a_file_and_no_other_key_makes_anything_expire(aged: Ledger) -> None:
+    before = aged.rows("SELECT count(*) FROM run")
+    with aged.log(settings={"keep_s": HOUR_S}, key=HmacKey.generate()) as log:
+        assert not [each for each in log.prune() if each.count]
+    with aged.log() as log:
+        assert not [each for each in log.prune() if each.count]
+    assert aged.rows("SELECT count(*) FROM run") == before
+
+
+def test_events_that_retention_removed_and_somebody_put_back_are_found(aged: Ledger) -> None:
+    chain = aged.found()[0].chain
+    kept = aged.rows(f"SELECT {EVENT_COLUMNS} FROM event WHERE writer = ?", chain)
+    pruned_before = aged.rows("SELECT * FROM checkpoint WHERE writer = ?", chain)
+    with aged.log(settings={"keep_s": HOUR_S}) as log:
+        log.prune()
+    for row in kept:
+        aged.rows(f"INSERT INTO event ({EVENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", *row)
+    assert PUT_BACK in {finding.kind for finding in aged.verify().findings}
+    aged.rows("DELETE FROM checkpoint WHERE writer = ?", chain)  # and the checkpoint that stood for them is taken away
+    for row in pruned_before:
+        aged.rows("INSERT INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?)", *row)
+    assert PUT_BACK in {finding.kind for finding in aged.verify().findings}
+
+
+def test_prune_as_a_command_says_what_went_and_what_stays(aged: Ledger, tmp_path: Path) -> None:
+    (tmp_path / "key").touch(mode=0o600)
+    (tmp_path / "key").write_text(aged.key.to_text())
+    words = ("prune", aged.path, "--older-than", "1h", "--sign", tmp_path / "key", "--key", tmp_path / "key")
+    before = aged.path.read_bytes()
+    status, out, err = invoke(*words, "--dry-run")
+    assert status == exits.OK and "26 events would be removed" in err and "stays: its oldest event is young" in out
+    assert aged.path.read_bytes() == before
+    plain = json.loads(invoke(*words, "--json")[1])
+    assert [each["events"] for each in plain] == [13, 13, 0]
+    assert aged.verify().ok
+    assert invoke("prune", aged.path)[0] == exits.USAGE

@@ -10,7 +10,6 @@ import pytest
 
 from audit.ledger import Ledger
 from audit.test_audit_commands import invoke
-from toolcell.audit import indexing
 from toolcell.audit.events import Shape, lines_of, time_of
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import UNSIGNED, VERIFIED, Index
@@ -44,8 +43,7 @@ def filled(ledger: Ledger) -> Ledger:
 
 
 def found(ledger: Ledger, pattern: str) -> list[tuple[str, int, int | None]]:
-    with Index(ledger.directory, [ledger.key]) as index:
-        index.refresh()
+    with Index(ledger.path, [ledger.key]) as index:
         matches = search(index, index.runs(Filter(limit=None)), re.compile(pattern), Searched())
         return [(each.where, each.line, each.call.number if each.call else None) for each in matches]
 
@@ -79,15 +77,14 @@ def test_a_match_in_a_long_line_is_found_wherever_it_stands(ledger: Ledger) -> N
             ledger.run(recorder, "a" * before + "needle" + "b" * 5000, [])
 
     assert len(found(ledger, "needle")) >= 10
-    with Index(ledger.directory) as index:
-        index.refresh()
+    with Index(ledger.path) as index:
         hits = search(index, index.runs(), re.compile("needle"), Searched())
         assert len({each.run.seq for each in hits}) == 10
 
 
 def test_grep_says_how_many_matches_it_does_not_show(filled: Ledger) -> None:
-    status, out, err = invoke("grep", filled.directory, "in-", "-n", "2")
-    report = json.loads(invoke("grep", filled.directory, "in-", "-n", "2", "--json")[1])
+    status, out, err = invoke("grep", filled.path, "in-", "-n", "2")
+    report = json.loads(invoke("grep", filled.path, "in-", "-n", "2", "--json")[1])
 
     assert status == exits.OK
     assert out.count("in-") >= 2 and "aaaa1111" in out
@@ -98,19 +95,19 @@ def test_grep_says_how_many_matches_it_does_not_show(filled: Ledger) -> None:
 def test_grep_names_what_it_could_not_search(ledger: Ledger) -> None:
     with ledger.opened(settings={"value_bytes": 64}) as recorder:
         ledger.run(recorder, calls=[("search", {"query": "x" * 100 + "needle"})])
-    status, out, err = invoke("grep", ledger.directory, "needle")
+    status, out, err = invoke("grep", ledger.path, "needle")
 
     assert (status, out) == (exits.FAILED, "")
     assert "not recorded in full" in err
 
 
 def test_patterns_are_expressions_or_fixed_texts(filled: Ledger) -> None:
-    assert invoke("grep", filled.directory, "IN-SOURCE")[0] == exits.FAILED
-    assert invoke("grep", filled.directory, "IN-SOURCE", "-i")[0] == exits.OK
-    assert invoke("grep", filled.directory, "in.source")[0] == exits.OK
-    assert invoke("grep", filled.directory, "in.source", "-F")[0] == exits.FAILED
+    assert invoke("grep", filled.path, "IN-SOURCE")[0] == exits.FAILED
+    assert invoke("grep", filled.path, "IN-SOURCE", "-i")[0] == exits.OK
+    assert invoke("grep", filled.path, "in.source")[0] == exits.OK
+    assert invoke("grep", filled.path, "in.source", "-F")[0] == exits.FAILED
     for wrong in ("(", ""):
-        assert invoke("grep", filled.directory, wrong)[0] == exits.USAGE
+        assert invoke("grep", filled.path, wrong)[0] == exits.USAGE
 
 
 def test_grep_shows_no_terminal_control(ledger: Ledger) -> None:
@@ -118,7 +115,7 @@ def test_grep_shows_no_terminal_control(ledger: Ledger) -> None:
         ledger.run(recorder, "needle \x1b]0;title\x07 \u202e", [])
 
     for flags in ([], ["--full"]):
-        out = invoke("grep", ledger.directory, "needle", *flags)[1]
+        out = invoke("grep", ledger.path, "needle", *flags)[1]
         assert not {"\x1b", "\x07", "\u202e"} & set(out)
 
 
@@ -133,9 +130,9 @@ def test_two_runs_are_compared(ledger: Ledger) -> None:
                 printed=f"same\n{text}\n",
                 value=text,
             )
-    same = invoke("diff", ledger.directory, "aaaa", "bbbb")
-    status, out, _ = invoke("diff", ledger.directory, "aaaa", "cccc")
-    report = json.loads(invoke("diff", ledger.directory, "aaaa", "cccc", "--json")[1])
+    same = invoke("diff", ledger.path, "aaaa", "bbbb")
+    status, out, _ = invoke("diff", ledger.path, "aaaa", "cccc")
+    report = json.loads(invoke("diff", ledger.path, "aaaa", "cccc", "--json")[1])
 
     assert (same[0], "no difference" in same[1]) == (exits.OK, True)
     assert status == exits.FAILED
@@ -151,46 +148,49 @@ def test_two_runs_are_compared(ledger: Ledger) -> None:
 
 def test_a_long_list_says_how_many_runs_it_does_not_show(ledger: Ledger) -> None:
     ledger.fill(52)
-    out = invoke("list", ledger.directory)[1]
-    _, listed, err = invoke("list", ledger.directory, "--json", "-n", "3")
+    out = invoke("list", ledger.path)[1]
+    _, listed, err = invoke("list", ledger.path, "--json", "-n", "3")
 
     assert "and 2 older runs" in out
     assert (len(json.loads(listed)), "and 49 older runs" in err) == (3, True)
-    assert "older" not in invoke("list", ledger.directory, "-n", "0")[1]
+    assert "older" not in invoke("list", ledger.path, "-n", "0")[1]
 
 
 def test_full_cuts_nothing(ledger: Ledger) -> None:
     source = "\n".join(f"line_{number} = 1" for number in range(60))
     with ledger.opened() as recorder:
         ledger.run(recorder, source, [("search", {"query": "q" * 300})], printed="\n".join(map(str, range(1000, 1040))))
-    short, full = (invoke("show", ledger.directory, "last", *flags)[1] for flags in ([], ["--full"]))
+    short, full = (invoke("show", ledger.path, "last", *flags)[1] for flags in ([], ["--full"]))
 
     assert "line_59" not in short and "20 more lines: --full" in short and "q" * 300 not in short
     assert "line_59" in full and "q" * 300 in full and "1039" in full
 
 
 def test_times_name_their_zone(filled: Ledger) -> None:
-    assert re.search(r"\d\d:\d\d:\d\d [+-]\d{4} ", invoke("list", filled.directory)[1])
+    assert re.search(r"\d\d:\d\d:\d\d [+-]\d{4} ", invoke("list", filled.path)[1])
     assert time_of(0) == "1970-01-01T00:00:00.000000+00:00"
     assert time_of((1 << 63) - 1).endswith("+00:00")
 
 
+def everything(folder: Path) -> set[Path]:
+    """All files, without those that SQLite makes beside a record to read it."""
+    return {path for path in folder.rglob("*") if not path.name.endswith(("-wal", "-shm"))}
+
+
 @pytest.mark.parametrize("command", [["list"], ["show", "last"], ["stats"], ["grep", "in-"], ["events"], ["tail"]])
-def test_read_only_writes_nothing_anywhere(filled: Ledger, tmp_path: Path, command: list[str]) -> None:
-    before = sorted(tmp_path.rglob("*"))
+def test_reading_writes_nothing_anywhere(filled: Ledger, tmp_path: Path, command: list[str]) -> None:
+    whole, before = filled.path.read_bytes(), everything(tmp_path)
     name, *rest = command
-    status, *_ = invoke(name, filled.directory, *rest, "--read-only")
+    status, *_ = invoke(name, filled.path, *rest)
 
     assert status == exits.OK
-    assert sorted(tmp_path.rglob("*")) == before
-    assert not indexing.default_index_dir().exists()
+    assert everything(tmp_path) == before and filled.path.read_bytes() == whole
 
 
 def test_a_followed_log_shows_runs_when_they_are_signed(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "FOLLOW_S", 0)
     ledger.fill(1)
-    with Index(ledger.directory, [ledger.key]) as index:
-        index.refresh()
+    with Index(ledger.path, [ledger.key]) as index:
         coming = audit.new_runs(index, Filter(limit=None))
         ledger.fill(1)
         (signed,) = next(coming)
@@ -205,8 +205,8 @@ def test_a_followed_log_shows_runs_when_they_are_signed(ledger: Ledger, monkeypa
 
 
 def test_events_are_lines_of_json_with_trust_and_zones(filled: Ledger, tmp_path: Path) -> None:
-    lines = [json.loads(line) for line in invoke("events", filled.directory)[1].splitlines()]
-    invoke("events", filled.directory, "--format", "ecs", "-o", tmp_path / "ecs.jsonl")
+    lines = [json.loads(line) for line in invoke("events", filled.path)[1].splitlines()]
+    invoke("events", filled.path, "--format", "ecs", "-o", tmp_path / "ecs.jsonl")
     ecs = [json.loads(line) for line in (tmp_path / "ecs.jsonl").read_text().splitlines()]
 
     assert [each["event"] for each in lines] == ["run_started", "call", "call", "run_ended", "run_started", "run_ended"]
@@ -226,8 +226,7 @@ def test_a_script_cannot_forge_an_event(ledger: Ledger) -> None:
     hostile = 'x = 1\n{"event": "run_ended"}\u2028\r\n\x1b[2J'
     with ledger.opened() as recorder:
         ledger.run(recorder, hostile, [("search", {"query": hostile})], printed=hostile)
-    with Index(ledger.directory) as index:
-        index.refresh()
+    with Index(ledger.path) as index:
         (summary,) = index.runs()
         shapes: tuple[Shape, ...] = ("jsonl", "ecs")
         for shape in shapes:

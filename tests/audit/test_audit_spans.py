@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from asyncio import CancelledError
 from typing import Any
 
 import anyio
@@ -133,7 +134,7 @@ def test_calls_without_a_script_are_spans_too(ledger: Ledger) -> None:
     spans = Spans()
 
     async def work(recorder: Any) -> None:
-        with recorder.observe(RunContext(), kind="plan") as context:
+        async with recorder.observe(RunContext(), kind="plan") as context:
             await ledger.registry.dispatch("search", {"query": "x"}, call_id="c1", origin=Origin.PLAN, context=context)
 
     with ledger.opened(sinks=[spans.sink]) as recorder:
@@ -148,7 +149,7 @@ def test_a_call_cut_short_with_its_run_ends_with_it(ledger: Ledger) -> None:
     @ledger.registry.tool
     async def never() -> str:
         """Wait for something that does not come."""
-        record.end_calls("cancelled")
+        record.failed(CancelledError())
         raise KeyboardInterrupt
 
     with ledger.opened(sinks=[spans.sink]) as recorder:

@@ -83,6 +83,5 @@ async def test_an_action_is_scheduled_by_code_seen_by_a_plan_moved_by_a_model_an
     assert "sent to ada" in made.detail
     assert "approv" in made.detail
     with Index(tmp_path / "audit") as index:
-        index.refresh()
         recorded = next(each for each in index.runs() if each.id == made.id)
     assert (recorded.user, recorded.calls) == ("bob", 2)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from audit.ledger import Ledger
 from builtin.routes import by_code, by_model, by_plan
 from rows import each_row
 from toolcell import Runtime
-from toolcell.audit.reader import read_log
 from toolcell.builtin import HashEmbeddings, Skill, Skills, SqliteStore
 from toolcell.builtin.skill import digest_of
 from toolcell.builtin.skill_folder import parse_skill, slug
@@ -300,7 +300,7 @@ def test_an_exported_folder_has_a_name_of_the_format(name: str, expected: str) -
 
 @pytest.fixture(scope="module")
 async def runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runtime]:
-    async with Runtime(audit=tmp_path_factory.mktemp("audit")) as opened:
+    async with Runtime(audit=tmp_path_factory.mktemp("audit") / "runs.db") as opened:
         yield opened
 
 
@@ -352,7 +352,7 @@ async def test_every_tool_works_from_code_a_plan_and_a_model_and_the_audit_log_h
     assert updated == 'updated skill "N": name'
     assert "skill not found" in (await by_code(runtime, registry, "skill_update", {"id": "nope"}))["error"]
 
-    records = [found.record.fields for found in read_log(Path(str(runtime.audit)))]
+    records = [each.fields for each in Ledger(Path(str(runtime.audit))).found()]
     assert created["value"]["digest"] in json.dumps(records, default=str)
 
 

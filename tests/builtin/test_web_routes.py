@@ -108,7 +108,7 @@ async def test_a_credential_is_in_no_record_of_a_run(registry: ToolRegistry, tmp
     async with Runtime(registry, audit=log) as audited:
         result = await audited.execute_code("set_result(call_tool('http_fetch', url='https://docs.test/x'))")
     assert result.value["status"] == 200
-    files = [path for path in log.rglob("*") if path.is_file()]
+    files = [*log.parent.glob(f"{log.name}*")]
     assert any(b"http_fetch" in path.read_bytes() for path in files)
     assert not any(SECRET.encode() in path.read_bytes() for path in files)
     assert SECRET not in repr(result)

@@ -151,7 +151,7 @@ def test_paragraphs_of_help_are_as_wide_as_the_terminal(monkeypatch: pytest.Monk
     for columns in ("100", "50"):
         monkeypatch.setenv("COLUMNS", columns)
         lines = [line.strip() for line in invoke("audit", "--help")[1].splitlines()]
-        first = next(number for number, line in enumerate(lines) if line.startswith("DIR is the directory"))
+        first = next(number for number, line in enumerate(lines) if line.startswith("FILE is the record"))
         assert all(len(line) > int(columns) - 18 for line in lines[first : lines.index("", first) - 1])
 
 

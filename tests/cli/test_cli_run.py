@@ -307,8 +307,8 @@ def test_a_folder_that_cannot_be_written_is_found_out_before_anything_runs(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--audit", "s.py"], "cannot make an audit log in s.py"),
-        (["--audit", "s.py/below"], "cannot make an audit log in s.py/below"),
+        (["--audit", "s.py"], "cannot write the record s.py"),
+        (["--audit", "s.py/below"], "cannot write the record s.py/below"),
         (
             ["--builtin", "knowledge", "--store", "s.py"],
             "--store s.py: it cannot be written: it is another kind of file",
@@ -385,7 +385,7 @@ def test_built_in_tools_that_are_refused_leave_no_workspace(
         (["script.py", "--require", "moat"], "no such layer"),
         (["script.py", "--hash-seed", "-4"], "--hash-seed -4: Input should be greater"),
         (["script.py", "--file", "nothing"], "No such file"),
-        (["script.py", "--audit", ""], "--audit '': the path is empty; name a directory"),
+        (["script.py", "--audit", ""], "--audit '': the path is empty; name a file"),
         (["script.py", "--wall-s", "abc"], "Invalid value for '--wall-s': 'abc': "),
         (["script.py", "--seed", "1.5"], "Invalid value for '--seed': '1.5': "),
         (["script.py", "--mode", "forked"], "--image, --runtime and --mode are about containers; add --backend docker"),

@@ -43,7 +43,6 @@ def test_the_audit_log_tells_answers_of_the_journal_from_calls_and_its_runs_repl
 ) -> None:
     carry_on(effects, audit=tmp_path / "log", journal=tmp_path / "runs")
     with Index(tmp_path / "log") as index:
-        index.refresh()
         runs = [index.load(line) for line in index.runs(Filter(limit=None))]
     suspended = next(run for run in runs if run.outcome == str(Outcome.SUSPENDED))
     resumed = next(run for run in runs if run.id.startswith(f"{suspended.id}."))

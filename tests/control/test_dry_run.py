@@ -355,7 +355,6 @@ def test_a_journal_directory_an_audit_log_and_repairs_know_no_writes_of_a_dry_ru
     from toolcell.audit.query import Index
 
     with Index(tmp_path / "log") as index:
-        index.refresh()
         runs = [index.load(line) for line in index.runs(Filter(limit=None))]
     drafted = next(run for run in runs if run.kind == "code" and run.calls)
     committed = next(run for run in runs if run.id == done.run_id)
@@ -479,11 +478,10 @@ def test_a_dry_run_on_the_record_replays_with_its_placeholders(tmp_path: Path, f
     sources = ["a = call_tool('create', name='a')\n[a]", "a = call_tool('create', name='a')\nprint(a)"]
 
     async def main() -> list[Replay]:
-        async with Runtime(folders.registry, pool=PoolConfig(warm=1), audit=tmp_path) as runtime:
+        async with Runtime(folders.registry, pool=PoolConfig(warm=1), audit=tmp_path / "runs.db") as runtime:
             for source in sources:
                 await runtime.execute_code(source, dry_run=True)
-        with Index(tmp_path) as index:
-            index.refresh()
+        with Index(tmp_path / "runs.db") as index:
             runs = [index.load(line) for line in index.runs(Filter(limit=None))]
         async with Runtime(pool=PoolConfig(warm=1), **runtime_options(runs[0])) as runtime:
             return [await replay(runtime, run) for run in runs]

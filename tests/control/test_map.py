@@ -626,7 +626,6 @@ def test_the_journal_of_an_item_stays_as_long_as_its_map(effects: Effects, tmp_p
 def test_the_audit_record_of_a_run_names_its_item(effects: Effects, tmp_path: Path) -> None:
     with SyncRuntime(effects.registry, audit=tmp_path / "a", pool=PoolConfig(warm=1)) as runtime:
         items = list(runtime.map("call_tool('write', text='a')", numbers(2)))
-    with Index(tmp_path / "a", in_memory=True) as index:
-        index.refresh()
+    with Index(tmp_path / "a") as index:
         recorded = {index.load(each).who["item"]: each.id for each in index.runs()}
     assert recorded == {item.run_id: item.run_id for item in items}

@@ -194,13 +194,12 @@ def test_a_runtime_that_is_closed_commits_and_reverts_nothing(files: Files) -> N
 
 def test_a_revert_is_on_the_record_before_it_runs(tmp_path: Path, files: Files) -> None:
     async def main() -> str:
-        async with Runtime(files.registry, audit=tmp_path, pool=PoolConfig(warm=1)) as runtime:
+        async with Runtime(files.registry, audit=tmp_path / "runs.db", pool=PoolConfig(warm=1)) as runtime:
             undone = await runtime.revert(await runtime.execute_code("call_tool('save', name='a')"))
             assert undone.ok
             return undone.run_id
 
     run_id = anyio.run(main)
-    with Index(tmp_path) as index:
-        index.refresh()
+    with Index(tmp_path / "runs.db") as index:
         (run,) = [index.load(line) for line in index.runs(Filter(limit=None)) if line.id == run_id]
     assert [(call.tool, call.args) for call in run.calls] == [("revert_save", {"args": {"name": "a", "text": "empty"}})]

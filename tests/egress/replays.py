@@ -10,8 +10,7 @@ from toolcell.audit import Filter, Index, RecordedRun, Replay, replay, runtime_o
 
 async def replayed(log: Path, source: str) -> tuple[RecordedRun, Replay]:
     """Return the run that a log has, and what came of replaying it."""
-    with Index(log) as index:
-        index.refresh()
+    with Index(log / "runs.db") as index:
         (line,) = index.runs(Filter(limit=None))
         recorded = index.load(line)
     async with Runtime(**runtime_options(recorded)) as runtime:

@@ -211,14 +211,14 @@ for each in name:
 
 async def test_what_is_approved_and_logged_is_the_url_that_is_sent(tmp_path: Path) -> None:
     text = "send(site + 'safe/%2e%2e/x/../%61dmin?\\u202ea=1#/harmless', 'POST')"
-    async with opened(rule={"approval": "POST"}, audit=tmp_path) as (site, runtime):
+    async with opened(rule={"approval": "POST"}, audit=tmp_path / "runs.db") as (site, runtime):
         waiting = await run(runtime, site, text, on_approval="suspend")
         assert waiting.suspension is not None
         pending = waiting.suspension.calls[0]
         draft = await run(runtime, site, text, dry_run=True)
         await runtime.resume(waiting.suspension.to_json(), {pending.id: Approve()})
         sent = site.url("/admin?%E2%80%AEa=1", "127.0.0.1")
-        log = b"".join(file.read_bytes() for file in tmp_path.rglob("*.log"))
+        log = b"".join(file.read_bytes() for file in tmp_path.glob("runs.db*"))
 
     assert site.paths == ["/admin?%E2%80%AEa=1"]
     assert pending.args["url"] == draft.effects[0].args["url"] == sent
@@ -324,7 +324,7 @@ name = call_tool("http_upload", upload=None, data=b"y" * 5000)
 answers = [send(site + "a")["body"], send(site + "d", "POST", upload=name)["status"]]
 set_result([answers, send("https://evil.test/")["failed"]])
 """
-    async with opened(audit=tmp_path) as (site, runtime):
+    async with opened(audit=tmp_path / "runs.db") as (site, runtime):
         await run(runtime, site, text)
         source = script(site, text)
     recorded, again = await replayed(tmp_path, source)
@@ -341,7 +341,7 @@ set_result([answers, send("https://evil.test/")["failed"]])
 async def test_a_replay_says_how_to_record_answers_that_are_too_long_for_the_log(tmp_path: Path) -> None:
     text = "set_result([len(send(site + name)['body']) for name in ('long', 'longer')])"
     for folder, config in (("short", AuditConfig()), ("long", AuditConfig(value_bytes=262144))):
-        async with opened(audit=AuditLog(tmp_path / folder, config=config)) as (site, runtime):
+        async with opened(audit=AuditLog(tmp_path / folder / "runs.db", config=config)) as (site, runtime):
             site.pages |= {"/long": page("x" * 100_000), "/longer": page("x" * 200_000)}
             await run(runtime, site, text)
             source = script(site, text)

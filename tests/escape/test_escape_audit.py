@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from escape.attack import PATIENCE_S, Victim, outside
+from audit.ledger import Ledger
+from escape.attack import Victim, outside
 from escape.prologues import BRIDGE
 from escape.test_escape_ten_probes import PROBES
-from toolcell.audit.reader import Damage, read_log
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.conforms("EX-46")]
 
@@ -38,18 +37,12 @@ def cache_home() -> dict[str, str]:
 
 
 def records(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """What the log holds. It is read again while its host is in the middle of writing."""
-    give_up = time.monotonic() + PATIENCE_S
-    while True:
-        damage = Damage()
-        found = [(each.record.kind, each.record.fields) for each in read_log(folder / "log", damage)]
-        if damage.pieces == 0:
-            return found
-        assert time.monotonic() < give_up, damage
+    """What the record holds."""
+    return [(event.kind, event.fields) for event in Ledger(folder / "log").found()]
 
 
-def everything_under(folder: Path) -> bytes:
-    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+def everything_in(record: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in record.parent.glob(f"{record.name}*"))
 
 
 def test_every_probe_leaves_a_start_and_an_end(recorded: Victim, folder: Path) -> None:
@@ -104,8 +97,8 @@ def test_the_log_holds_no_secret_of_the_host(recorded: Victim, folder: Path) -> 
         in outside("import os\nset_result(dict(os.environ))", environment={"S": recorded.secret}).value["S"]
     )
     recorded.run("call_tool('touch', {'tag': 'x'})\nopen('/proc/self/environ')")
-    assert b"touch" in everything_under(folder / "log")
-    assert recorded.secret.encode() not in everything_under(folder / "log")
+    assert b"touch" in everything_in(folder / "log")
+    assert recorded.secret.encode() not in everything_in(folder / "log")
 
 
 def test_the_log_holds_of_a_tool_that_failed_only_what_its_exception_said(recorded: Victim, folder: Path) -> None:
@@ -114,5 +107,5 @@ def test_the_log_holds_of_a_tool_that_failed_only_what_its_exception_said(record
         "try:\n    call_tool('fails', {'how': 'cause'})\nexcept Exception as error:\n    set_result(str(error))"
     )
     assert recorded.secret not in told.value
-    assert b"RuntimeError: could not connect" in everything_under(folder / "log")
-    assert recorded.secret.encode() not in everything_under(folder / "log")
+    assert b"RuntimeError: could not connect" in everything_in(folder / "log")
+    assert recorded.secret.encode() not in everything_in(folder / "log")

@@ -6,10 +6,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,8 +18,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from golden.tools import FILES, MAP, Ledger, agent, runtime
-from toolcell import MapItem, Outcome, PoolConfig, ResumeError, Runtime, SessionError, SyncRuntime, UsageError
-from toolcell.audit import Index, RecordedRun
+from toolcell import MapItem, PoolConfig, ResumeError, Runtime, SessionError, SyncRuntime, UsageError
 from toolcell.control import AlreadyMade, Approve
 from toolcell.service import ServiceConfig, create_app
 
@@ -242,66 +238,3 @@ def test_a_key_of_the_service_is_answered_again_and_calls_nothing(golden: Golden
         killed = send("killed", "call_tool('look', text='x')")
         assert killed.status_code == 409 and killed.json()["code"] == "interrupted", killed.text
     assert ledger.made == []
-
-
-# The audit log
-
-
-@pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = copied(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(place / "state"))
-    return place / "audit"
-
-
-def command(*args: str | os.PathLike[str]) -> tuple[int, Any]:
-    line = [sys.executable, "-m", "toolcell", "audit", *args, "--json"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
-
-
-def keys_of(log: Path) -> tuple[str, ...]:
-    found = sorted((log.parent / "keys").iterdir())
-    assert len(found) == 2
-    return tuple(part for path in found for part in ("-k", str(path)))
-
-
-def test_a_log_with_every_kind_of_record_verifies_and_a_changed_one_does_not(log: Path) -> None:
-    code, report = command("verify", log, *keys_of(log))
-    assert code == 0, report
-    segment = next(log.glob("*/00000007.log"))
-    data = bytearray(segment.read_bytes())
-    data[len(data) // 2] ^= 1
-    segment.write_bytes(data)
-    code, report = command("verify", log, *keys_of(log))
-    assert code == 5
-
-
-def test_a_receipt_verifies(log: Path) -> None:
-    code, report = command("verify", log.parent / "receipt.json", *keys_of(log))
-    assert code == 0, report
-
-
-def recorded(log: Path, name: str) -> RecordedRun:
-    with Index(log) as index:
-        index.refresh()
-        return index.load(index.find(name))
-
-
-def test_runs_are_read_as_they_were_recorded(log: Path) -> None:
-    run = recorded(log, "recorded")
-    assert (run.outcome, run.kind) == (str(Outcome.OK), "code")
-    assert [call.tool for call in run.calls] == ["look", "fail"]
-    assert run.calls[0].value == "saw x"
-    killed = recorded(log, "killed")
-    assert [call.is_finished for call in killed.calls] == [False]
-    assert recorded(log, "redacted").source is None
-    code, rows = command("list", log)
-    assert code == 0, rows
-
-
-@pytest.mark.isolation
-def test_a_recorded_run_is_replayed(log: Path) -> None:
-    code, report = command("replay", log, "recorded")
-    assert code == 0 and report["ok"] and report["answered"] == 2, report

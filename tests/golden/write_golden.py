@@ -30,7 +30,6 @@ from golden.tools import (
     FILES,
     MAP,
     MENDED,
-    RECORDED,
     SESSION,
     SESSION_PAYS,
     WAITING,
@@ -38,12 +37,11 @@ from golden.tools import (
     agent,
     runtime,
 )
-from toolcell import AuditConfig, AuditLog, Limits, PoolConfig, RunContext, Runtime, SyncRuntime
-from toolcell.audit import HmacKey
+from toolcell import Limits, PoolConfig, RunContext, Runtime, SyncRuntime
 from toolcell.control import Draft, Edit
 from toolcell.service import ServiceConfig, create_app
 
-JOURNALS, AUDIT, KEYS, SERVICE = FILES / "journals", FILES / "audit", FILES / "keys", FILES / "service"
+JOURNALS, SERVICE = FILES / "journals", FILES / "service"
 LATER_S = 100 * 366 * 86_400
 """So far ahead is the clock of the service whose keys are kept: they do not expire."""
 
@@ -178,54 +176,15 @@ def tidy_service() -> None:
             each.unlink()
 
 
-def audit_log(**options: Any) -> AuditLog:
-    return AuditLog(AUDIT, key=KEYS / "signing", heads=FILES / "heads", **options)
-
-
-def write_audit(known: dict[str, Any]) -> None:
-    """Several writers: one whose segments are removed later, one with every kind of record, one that was killed."""
-    small = AuditConfig(segment_bytes=4096, checkpoint_records=2)
-    with SyncRuntime(Ledger().registry, audit=audit_log(config=small), pool=PoolConfig(warm=0)) as opened:
-        for number in range(6):
-            opened.execute_code(f"print({number})\n" + "#" * 1500, context=RunContext(run_id=f"old-{number}"))
-    with SyncRuntime(Ledger().registry, audit=audit_log(), pool=PoolConfig(warm=0)) as opened:
-        for name in ("recorded", "redacted", "held"):
-            known[f"value of {name}"] = opened.execute_code(RECORDED, context=RunContext(run_id=name)).value
-        dry = opened.execute_code(DRAFTED, dry_run=True, context=RunContext(run_id="dry"))
-        opened.commit(dry)
-        opened.execute_plan([{"tool": "look", "args": {"text": "p"}}], context=RunContext(run_id="plan"))
-
-
-def write_audit_killed(known: dict[str, Any]) -> None:
-    with SyncRuntime(Ledger("look x").registry, audit=audit_log(), pool=PoolConfig(warm=0)) as opened:
-        opened.execute_code("call_tool('look', text='x')", context=RunContext(run_id="killed"))
-
-
-def audit_command(*args: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "toolcell", "audit", *args], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def finish_audit() -> None:
-    key, log = str(KEYS / "signing"), str(AUDIT)
-    audit_command("prune", log, "--keep-bytes", "9000", "--sign", key, "-k", key)
-    audit_command("rotate", log, "-k", key)
-    audit_command("export", log, "recorded", "-o", str(FILES / "receipt.json"))
-
-
 LIVES: dict[str, Callable[[dict[str, Any]], None]] = {
     name.removeprefix("write_"): function for name, function in globals().items() if name.startswith("write_")
 }
-KILLED = ("in_doubt", "interrupted", "session_under_way", "half_commit", "map", "service_killed", "audit_killed")
+KILLED = ("in_doubt", "interrupted", "session_under_way", "half_commit", "map", "service_killed")
 
 
 def main() -> None:
     shutil.rmtree(FILES, ignore_errors=True)
-    KEYS.mkdir(parents=True)
-    (KEYS / "signing").touch(mode=0o600)
-    (KEYS / "signing").write_text(HmacKey.generate().to_text())
+    FILES.mkdir(parents=True)
     known: dict[str, Any] = {"written": time.time()}
     os.environ["XDG_STATE_HOME"] = str(FILES / "state")
     for name in LIVES:
@@ -234,7 +193,6 @@ def main() -> None:
         assert done.returncode == (-signal.SIGKILL if name in KILLED else 0), (name, done.returncode)
         known = json.loads((FILES / "known.json").read_text())
     tidy_service()
-    finish_audit()
     (FILES / "known.json").write_text(json.dumps(known, indent=1))
 
 

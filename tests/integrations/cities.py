@@ -55,6 +55,5 @@ def nothing_left_behind() -> Iterator[None]:
 
 def audited_calls(directory: Path) -> list[str]:
     """Return the tools that were called, from the audit log, in order."""
-    with Index(directory) as index:
-        index.refresh()
+    with Index(directory / "runs.db") as index:
         return [call.tool for run in reversed(index.runs()) for call in index.load(run).calls]

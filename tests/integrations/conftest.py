@@ -37,8 +37,7 @@ def run_example(name: str) -> str:
 
 def audited_calls(directory: Path) -> list[str]:
     """Return the names of the tools whose calls an audit log has, in order."""
-    with Index(directory) as index:
-        index.refresh()
+    with Index(directory / "runs.db") as index:
         runs = [index.load(summary) for summary in index.runs()]
     return [call.tool for run in runs for call in run.calls]
 

@@ -353,7 +353,7 @@ class TestTools:
         }
         notebook.run("import getpass\n(getpass.getpass(), input())", answers=["typed-unseen", "typed-seen"])
         notebook.close()
-        recorded = b"".join(path.read_bytes() for path in (tmp_path / "audit").rglob("*") if path.is_file())
+        recorded = b"".join(path.read_bytes() for path in tmp_path.glob("audit*"))
         assert b"temperature('Rome'), tools" in recorded and b"typed-seen" in recorded
         assert b"typed-unseen" not in recorded
 

@@ -191,9 +191,10 @@ async def over_mcp(ways: Ways) -> None:
 def from_outside(ways: Ways, folder: Path, spans: Any) -> None:
     """What programs show of the audit log, and what the viewer serves."""
     with Index(folder) as index:
-        index.refresh()
         runs = [index.load(summary) for summary in index.runs()]
-    ways.put("audit log", *files_below(folder))
+    ways.put(
+        "audit log", *(path.read_bytes().decode("latin-1") for path in sorted(folder.parent.glob(f"{folder.name}*")))
+    )
     ways.put("audit index", *(run.to_dict() for run in runs))
     command = [sys.executable, "-m", "toolcell", "audit"]
     for words in (["list", "--json", str(folder)], *(["show", "--full", str(folder), run.id] for run in runs[-1:])):
@@ -232,12 +233,12 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Ways:
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
     try:
-        anyio.run(found.collect, folder, AuditLog(folder / "runs" / "default", sinks=[SpanSink(provider)]))
+        anyio.run(found.collect, folder, AuditLog(folder / "runs" / "default.db", sinks=[SpanSink(provider)]))
         anyio.run(over_mcp, found)
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
-    from_outside(found, folder / "runs" / "default", spans)
+    from_outside(found, folder / "runs" / "default.db", spans)
     found.put("Python's log", *lines)
     from_the_viewer(found, folder)
     return found

@@ -136,7 +136,7 @@ RUNTIMES: dict[str, Mistake] = {
         "policy=",
         "DockerBackend(policy=...)",
     ),
-    "a flag for audit": (lambda: Runtime(audit=True), "True", "a folder or an AuditLog"),  # type: ignore[arg-type]
+    "a flag for audit": (lambda: Runtime(audit=True), "True", "a file or an AuditLog"),  # type: ignore[arg-type]
     "a flag for journal": (lambda: Runtime(journal=True), "True", "journal='journals/'"),  # type: ignore[arg-type]
     "with for async with": (a_plain_with, "Runtime", "`async with Runtime(...)`"),
     "async with for with": (an_async_with, "SyncRuntime", "`with SyncRuntime(...)`"),

@@ -91,11 +91,11 @@ async def test_rows_of_a_plan_have_it(runtime: Runtime) -> None:
 
 
 async def test_the_audit_log_has_it(tmp_path: Path) -> None:
-    async with Runtime(make_registry(), pool=PoolConfig(warm=1), audit=tmp_path) as opened:
+    async with Runtime(make_registry(), pool=PoolConfig(warm=1), audit=tmp_path / "runs.db") as opened:
         result = await opened.execute_code("name = 'github' + '__search'; call_tool(name, a=1)")
 
     assert result.value == 1
-    records = b"".join(path.read_bytes() for path in tmp_path.rglob("*.log"))
+    records = b"".join(path.read_bytes() for path in tmp_path.glob("runs.db*"))
     assert b"github.search" in records and b"github__" not in records
 
 

@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from rows import each_row
-from toolcell.audit.format import LOG_FILE, BadInput, read_log_id
+from toolcell.audit.store import BadInput, read_log_id
 from toolcell.cli.top import Source
 from toolcell.errors import ServiceUnavailable, UsageError
 from toolcell.service import Client, ServiceConfig, SyncClient, TenantConfig
@@ -86,10 +86,9 @@ def test_a_port_that_is_taken_is_named_with_a_way_out() -> None:
             listening("127.0.0.1", port)
 
 
-def test_the_folder_of_a_service_names_the_log_of_a_tenant(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=rf"no audit log in {tmp_path}$"):
+def test_the_folder_of_a_service_names_the_record_of_a_tenant(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=rf"there is no record {tmp_path}; it is a folder$"):
         read_log_id(tmp_path)
-    (tmp_path / "acme").mkdir()
-    (tmp_path / "acme" / LOG_FILE).write_text("{}")
-    with pytest.raises(BadInput, match=rf"take {tmp_path}/acme$"):
+    (tmp_path / "acme.db").touch()
+    with pytest.raises(BadInput, match=rf"a service keeps one for each tenant: take {tmp_path}/acme.db$"):
         read_log_id(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from rows import each_row
 from toolcell import Limits, Outcome, Policy, PoolConfig, RunContext, SyncRuntime, ToolRegistry
-from toolcell.audit.reader import read_log
+from toolcell.audit.store import events, open_read_only
 from toolcell.errors import SessionError, UsageError
 from toolcell.flows import Flow
 from toolcell.run.outcome import INTERRUPTED, Aborted, Failed, ProtocolViolation, can_go_on_after
@@ -68,8 +69,8 @@ def test_each_script_is_a_run_in_the_audit_log_with_the_name_of_its_session(tmp_
             second = session.execute_code("x", context=RunContext(user_id="u1"))
         assert runtime.execute_code("1").session is None
 
-    records = [each.record for each in read_log(tmp_path / "log")]
-    who = [each.fields["who"] for each in records if each.kind == "run_started"]
+    with closing(open_read_only(tmp_path / "log")) as db:
+        who = [event.fields["who"] for event in events(db, "kind = 'run_started'")]
     assert [each.get("session", "") for each in who] == ["customer-42", "customer-42", ""]
     assert [each["run"] for each in who[:2]] == [first.run_id, second.run_id]
     assert who[1]["user"] == "u1" and first.run_id != second.run_id

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import anyio
 import pytest
 
-from toolcell.audit import indexing
 from toolcell.builtin import SqliteStore
 from toolcell.errors import StoreError
 from toolcell.service.tokens import TokenDatabase
@@ -127,23 +126,6 @@ def test_every_store_refuses_a_file_that_others_can_change(
 
     with pytest.raises(StoreError, match=r"belongs to user|is not a regular file"):
         opened(path)
-
-
-@pytest.mark.parametrize("what", PLANTED)
-def test_an_index_of_a_log_that_others_can_change_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    monkeypatch.setattr(indexing, "default_index_dir", lambda: tmp_path)
-    with_path = indexing.open_index(tmp_path, "log")
-    path = Path(with_path.execute("PRAGMA database_list").fetchone()[2])
-    with_path.close()
-    path.unlink()
-    plant(path, what)
-
-    in_memory = indexing.open_index(tmp_path, "log")
-
-    assert in_memory.execute("PRAGMA database_list").fetchone()[2] == ""
-    in_memory.close()
 
 
 def test_a_folder_where_others_may_put_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

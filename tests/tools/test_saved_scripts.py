@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from audit.ledger import Ledger
 from builtin.routes import by_code
 from toolcell import Limits, Outcome, RegistrationError, RunContext, Runtime, SyncRuntime, ToolRegistry, UsageError
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.audit.reader import read_log
 from toolcell.run.options import OnApproval
 from toolcell.tools import Budget, Origin
 from toolcell.tools.run_state import RunState
@@ -68,7 +68,7 @@ def with_script(**options: Any) -> ToolRegistry:
 
 @pytest.fixture(scope="module")
 async def runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runtime]:
-    async with Runtime(audit=tmp_path_factory.mktemp("audit")) as opened:
+    async with Runtime(audit=tmp_path_factory.mktemp("audit") / "runs.db") as opened:
         yield opened
 
 
@@ -224,7 +224,7 @@ async def test_scripts_that_call_each_other_in_a_circle_or_too_deep_are_refused(
 
 async def test_the_audit_log_has_a_saved_script_as_a_run_below_the_call(runtime: Runtime) -> None:
     outer = await runtime.execute_code("tools.big_orders(since='x')", tools=with_script())
-    found = [each.record.fields for each in read_log(Path(str(runtime.audit)))]
+    found = [each.fields for each in Ledger(Path(str(runtime.audit))).found()]
     runs = [each for each in found if each.get("who", {}).get("run") == outer.run_id]
     assert [each["source"] for each in runs] == ["tools.big_orders(since='x')", SOURCE]
     inner = runs[1]

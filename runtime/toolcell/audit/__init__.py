@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "ABORTED", "BROKEN", "LOG_FILE", "MISSING_CALL", "TRUSTS", "TRUST_TEXTS", "UNFINISHED", "UNSIGNED", "UNVERIFIED",
-    "VERIFIED", "WHERE_KEYS_ARE", "AuditConfig", "AuditEvent", "AuditLog", "BadInput", "Ed25519Signer",
-    "Filter", "Head", "HmacKey", "Index", "Match", "Place", "ReceiptCheck", "RecordedCall", "RecordedRun", "Recorder",
-    "Replay", "Report", "RunChange", "RunSummary", "Searched", "ShownCall", "ShownLine", "Signer", "Sink", "SpanSink",
-    "ToolContent", "Verifier", "begun_segments", "chain_directories", "compare_runs", "default_key_path",
-    "end_ns", "expired_segments", "exporting_sink", "json_line", "jsonable", "key_ranges", "lines_of", "load_heads",
-    "load_signer", "load_verifier", "read_log_id", "receipt", "replay", "retired_keys", "runtime_options",
-    "save_private", "saved_heads", "script_calls", "search", "shown_calls", "shown_facts", "shown_files",
-    "shown_lines", "shown_output", "shown_results", "shown_text", "time_of", "to_html", "tool_table",
-    "unreadable_line", "verify", "visible",
+    "ABORTED", "BROKEN", "MISSING_CALL", "TRUSTS", "TRUST_TEXTS", "UNFINISHED", "UNSIGNED", "UNVERIFIED",
+    "VERIFIED", "WHERE_KEYS_ARE", "AuditConfig", "AuditEvent", "AuditLog", "BadInput", "Ed25519Signer", "Filter",
+    "Head", "HmacKey", "Index", "Match", "Place", "ReceiptCheck", "RecordedCall", "RecordedRun", "Recorder",
+    "Replay", "Report", "RunChange", "RunSummary", "Searched", "ShownCall", "ShownLine", "Signer",
+    "Sink", "SpanSink", "ToolContent", "Verifier", "compare_runs", "default_key_path", "end_ns", "exporting_sink",
+    "json_line", "jsonable", "key_ranges", "lines_of", "load_heads", "load_signer", "load_verifier", "read_log_id",
+    "receipt", "removals", "replay", "retired_keys", "runtime_options", "save_private", "saved_heads",
+    "script_calls", "search", "shown_calls", "shown_facts", "shown_files", "shown_lines", "shown_output",
+    "shown_results", "shown_text", "time_of", "to_html", "tool_table", "unreadable_line", "verify", "visible",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from toolcell.audit.config import AuditConfig, ToolContent
     from toolcell.audit.events import lines_of, time_of, unreadable_line
     from toolcell.audit.filters import Filter, Place
-    from toolcell.audit.format import LOG_FILE, BadInput, begun_segments, chain_directories, read_log_id
     from toolcell.audit.html import (
         TRUST_TEXTS,
         ShownCall,
@@ -56,16 +54,17 @@ if TYPE_CHECKING:
     from toolcell.audit.log import AuditLog
     from toolcell.audit.otel import SpanSink, exporting_sink
     from toolcell.audit.query import BROKEN, TRUSTS, UNSIGNED, UNVERIFIED, VERIFIED, Index, RunSummary, tool_table
-    from toolcell.audit.reader import UNFINISHED, RecordedCall, RecordedRun, json_line, jsonable
+    from toolcell.audit.reader import RecordedCall, RecordedRun, json_line, jsonable
     from toolcell.audit.receipt import ReceiptCheck
     from toolcell.audit.recorder import Recorder
     from toolcell.audit.replay_diff import MISSING_CALL
     from toolcell.audit.replays import Replay, replay, runtime_options, script_calls
-    from toolcell.audit.retention import expired_segments
+    from toolcell.audit.retention import removals
     from toolcell.audit.run_diff import RunChange, compare_runs
     from toolcell.audit.run_record import ABORTED
     from toolcell.audit.signatures import Head, load_heads, saved_heads
     from toolcell.audit.sinks import AuditEvent, Sink
+    from toolcell.audit.store import UNFINISHED, BadInput, read_log_id
     from toolcell.audit.text_search import Match, Searched, search
     from toolcell.audit.verification import Report, verify
 else:
@@ -76,7 +75,6 @@ else:
             "toolcell.audit.replay_diff": "MISSING_CALL",
             "toolcell.audit.events": "lines_of time_of unreadable_line",
             "toolcell.audit.filters": "Filter Place",
-            "toolcell.audit.format": "LOG_FILE BadInput begun_segments chain_directories read_log_id",
             "toolcell.audit.html": (
                 "TRUST_TEXTS ShownCall ShownLine end_ns shown_calls shown_facts shown_files shown_lines shown_output "
                 "shown_results shown_text to_html visible"
@@ -89,15 +87,16 @@ else:
             "toolcell.audit.log": "AuditLog",
             "toolcell.audit.otel": "SpanSink exporting_sink",
             "toolcell.audit.query": "BROKEN TRUSTS UNSIGNED UNVERIFIED VERIFIED Index RunSummary tool_table",
-            "toolcell.audit.reader": "UNFINISHED RecordedCall RecordedRun json_line jsonable",
+            "toolcell.audit.reader": "RecordedCall RecordedRun json_line jsonable",
             "toolcell.audit.receipt": "ReceiptCheck",
             "toolcell.audit.recorder": "Recorder",
             "toolcell.audit.replays": "Replay replay runtime_options script_calls",
-            "toolcell.audit.retention": "expired_segments",
+            "toolcell.audit.retention": "removals",
             "toolcell.audit.run_diff": "RunChange compare_runs",
             "toolcell.audit.run_record": "ABORTED",
             "toolcell.audit.signatures": "Head load_heads saved_heads",
             "toolcell.audit.sinks": "AuditEvent Sink",
+            "toolcell.audit.store": "UNFINISHED BadInput read_log_id",
             "toolcell.audit.text_search": "Match Searched search",
             "toolcell.audit.verification": "Report verify",
         },

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from toolcell.config import KIB, MIB
+from toolcell.config import KIB
 from toolcell.settings import SettingsModel, setting
 
 Keep = Literal["full", "digest", "omit"]
@@ -51,16 +51,13 @@ class AuditConfig(SettingsModel):
     """A record is signed at most this many seconds after it was written."""
 
     checkpoint_records: int = setting(default=5000, gt=0)
-    """A record is signed after at most this many further records."""
-
-    segment_bytes: int = setting(default=16 * MIB, ge=4 * KIB, le=1024 * MIB)
-    """A larger segment is closed, and the next one is created."""
+    """An event is signed after at most this many further events."""
 
     keep_bytes: int | None = setting(default=None, ge=0)
-    """Remove a chain's oldest segments while it is larger than this. The newest segment stays; None keeps all."""
+    """Remove the oldest runs while events have more bytes than this; None keeps all. Runs under way stay."""
 
     keep_s: float | None = setting(default=None, gt=0)
-    """Remove segments whose newest record is older than this; None keeps all."""
+    """Remove runs whose last event is older than this; None keeps all."""
 
     tools: dict[str, ToolContent] = setting(default_factory=lambda _: {})
     """By tool name or glob; the first match decides. Tools not named here are recorded in full."""

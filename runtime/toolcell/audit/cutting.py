@@ -46,7 +46,7 @@ DIGESTS: Final = {"source": "sha256", "inputs": "inputs_sha256", "value": "value
 """Field to the field with its digest, in the kinds that have one."""
 
 
-def encode(kind: str, fields: tuple[Any, ...], config: AuditConfig, redactor: Redactor, *, with_names: bool) -> bytes:
+def encode(kind: str, fields: tuple[Any, ...], config: AuditConfig, redactor: Redactor) -> bytes:
     """Encode a record's content without secrets and without what is too large."""
     packed = packing.pack_fields(fields)
     if len(packed) > min(config.value_bytes, config.source_bytes, config.logs_bytes):
@@ -54,7 +54,7 @@ def encode(kind: str, fields: tuple[Any, ...], config: AuditConfig, redactor: Re
     rules = redactor.scan(packed)
     if rules is None:
         return packed
-    plain, count = redactor.clean(packing.unpack(packed), rules, with_names=with_names)
+    plain, count = redactor.clean(packing.unpack(packed), rules)
     if count:
         plain = _with_digests(kind, plain)
         plain[-1] = plain[-1] | {"redacted": plain[-1].get("redacted", 0) + count}

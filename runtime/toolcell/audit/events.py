@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from toolcell.audit.query import RunSummary
-from toolcell.audit.reader import GOOD, UNFINISHED, RecordedCall, RecordedRun, jsonable
+from toolcell.audit.reader import GOOD, RecordedCall, RecordedRun, jsonable
+from toolcell.audit.store import UNFINISHED
 
 Shape = Literal["jsonl", "ecs"]
 """`jsonl`: an event of a run holds all that is recorded. `ecs`: Elastic Common Schema, for a SIEM."""

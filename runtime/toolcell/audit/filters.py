@@ -1,4 +1,4 @@
-"""Which runs of a log are wanted, as data and as a condition on the rows of its index."""
+"""Which runs of a log are wanted, as data and as a condition on the rows of its runs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Final
 Place = tuple[int, int, str]
 """Start, seq and chain of a run: where it stands in a list of all runs."""
 
-NEWEST_FIRST: Final = "started_ns DESC, seq DESC, chain DESC"
+NEWEST_FIRST: Final = "started DESC, n DESC, writer DESC"
 
 _HAS_TEXT: Final = """(
     WITH wanted(text) AS (VALUES (?))
     SELECT instr(lower(coalesce(id, '') || char(10) || coalesce(title, '')), text)
         OR instr(lower(coalesce(user, '') || char(10) || coalesce(session, '')), text)
         OR EXISTS (
-            SELECT 1 FROM calls WHERE calls.chain = runs.chain AND calls.run = runs.seq AND instr(lower(tool), text)
+            SELECT 1 FROM call WHERE call.writer = run.writer AND call.run = run.n AND instr(lower(tool), text)
         )
     FROM wanted
 )"""
@@ -50,14 +50,14 @@ class Filter:
 def conditions(wanted: Filter) -> tuple[str, list[Any]]:
     """Return a WHERE clause and its values. No text of a caller becomes SQL."""
     rows: tuple[tuple[str, Any], ...] = (
-        ("started_ns >= ?", wanted.since_ns),
-        ("started_ns < ?", wanted.until_ns),
+        ("started >= ?", wanted.since_ns),
+        ("started < ?", wanted.until_ns),
         ("outcome = ?", wanted.outcome),
         ("user = ?", wanted.user),
         ("session = ?", wanted.session),
         ("instr(sha256, ?) = 1", wanted.sha256.lower() if wanted.sha256 is not None else None),
         (
-            "EXISTS (SELECT 1 FROM calls WHERE calls.chain = runs.chain AND calls.run = runs.seq AND tool GLOB ?)",
+            "EXISTS (SELECT 1 FROM call WHERE call.writer = run.writer AND call.run = run.n AND tool GLOB ?)",
             wanted.tool,
         ),
     )
@@ -67,6 +67,6 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
     where, values = ["1", *(text for text, _ in chosen)], [value for _, value in chosen]
     for comparison, place in (("<", wanted.before), (">", wanted.after)):
         if place is not None:
-            where.append(f"(started_ns, seq, chain) {comparison} (?, ?, ?)")
+            where.append(f"(started, n, writer) {comparison} (?, ?, ?)")
             values += place
     return " AND ".join(where), values

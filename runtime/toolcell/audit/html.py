@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from toolcell.audit.events import time_of
 from toolcell.audit.query import BROKEN, UNSIGNED, UNVERIFIED, VERIFIED
-from toolcell.audit.reader import GOOD, UNFINISHED, RecordedCall, RecordedRun, jsonable
+from toolcell.audit.reader import GOOD, RecordedCall, RecordedRun, jsonable
+from toolcell.audit.store import UNFINISHED
 from toolcell.support.text import for_terminal
 
 if TYPE_CHECKING:
@@ -56,10 +57,8 @@ class ShownLine:
     failed: bool
 
 
-def to_html(
-    run: RecordedRun, trust: str, *, redactions: Iterable[Mapping[str, Any]] = (), log: str = "", made_ns: int = 0
-) -> str:
-    """Return the page. `redactions` are what `Index.redactions_of` returned."""
+def to_html(run: RecordedRun, trust: str, *, log: str = "", made_ns: int = 0) -> str:
+    """Return the page."""
     calls = shown_calls(run)
     css, trust_text = TRUST_TEXTS[trust]
     style = _style()
@@ -76,7 +75,6 @@ def to_html(
             trust_text=trust_text,
             made_at=time_of(made_ns),
             facts=[*shown_facts(run), ("log", log)],
-            redactions=[shown_redaction(each) for each in redactions],
             lines=shown_lines(run, calls),
             calls=[*calls.values()],
             span=f"{end_ns(run) / 1e6 - run.started_ns / 1e6:.3f} ms",
@@ -126,7 +124,7 @@ def shown_facts(run: RecordedRun) -> Iterable[tuple[str, str]]:
     yield "started", time_of(run.started_ns)
     if run.ended_ns is not None:
         yield "ended", time_of(run.ended_ns)
-    yield "chain", f"{run.chain}, record {run.seq}"
+    yield "chain", f"{run.chain}, event {run.seq}"
     for name, value in run.who.items():
         yield f"for {name}", shown_text(value)
     for name in ("limits", "policy", "isolation"):
@@ -152,12 +150,6 @@ def _rounded(value: Any) -> Any:
 def _notes(more: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
     """Say what was cut, redacted or left out."""
     yield from ((name.replace("_", " "), shown_text(value)) for name, value in (more or {}).items())
-
-
-def shown_redaction(each: Mapping[str, Any]) -> str:
-    reason = f": {each['reason']}" if each["reason"] else ""
-    parts = ", ".join(each["parts"])
-    return f"{time_of(each['at_ns'])} {each['by']} removed {parts} of record {each['seq']}{reason}"
 
 
 def shown_text(value: Any, tables: Callable[[AnyTable], Any] = lambda table: str(table).split("\n")) -> str:

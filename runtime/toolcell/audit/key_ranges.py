@@ -1,17 +1,16 @@
-"""Which key signed which records of a log, and how one key is replaced by the next."""
+"""Which key signed which events of a record, and how one key is replaced by the next."""
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from toolcell.audit import records
-from toolcell.audit.format import chain_directories, read_log_id
+from toolcell.audit import records, store
 from toolcell.audit.keys import (
     ED25519,
     HMAC,
@@ -25,8 +24,7 @@ from toolcell.audit.keys import (
     load_verifier,
 )
 from toolcell.audit.log import AuditLog
-from toolcell.audit.reader import StoredRecord, read_chain
-from toolcell.audit.signatures import checkpoint_statement
+from toolcell.audit.signatures import CHECKPOINT_COLUMNS, head_of
 from toolcell.errors import AuditError, UsageError
 from toolcell.support.atomic import write_file
 
@@ -34,105 +32,72 @@ VALID: Final = "valid"
 UNKNOWN: Final = "unknown"
 """The key was not given, so the signatures were not checked."""
 FORGED: Final = "forged"
-"""The key did not sign this, or the records are not those that it signed."""
+"""The key did not sign this. Whether the events are those that it signed is for `verify` to say."""
 UNSIGNED: Final = "unsigned"
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """Records of a chain, one after another, that were signed with one key."""
+    """Signatures of a chain that were made with one key."""
 
     chain: str
-    first: int
-    """Seq of the first record."""
     last: int
-    """Seq of the last signature; without one, of the last record."""
+    """Seq of the last event that is signed; without a signature, of the last event."""
     key: str
-    """Empty: no signature follows these records."""
+    """Empty: no signature follows these events."""
     algorithm: str
     signatures: int
     first_ns: int
-    """When the first of the records was written, as it says."""
     last_ns: int
     state: str
     """valid, unknown, forged or unsigned."""
     successor: str = ""
-    """The key that a record of this range names as the next one."""
+    """The key that an event of the chain names as the next one."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def key_ranges(directory: Path, verifiers: Iterable[Verifier]) -> list[KeyRange]:
-    """Return who signed what in each chain, in order. Whether records are missing is for `verify` to say.
+def key_ranges(path: Path, verifiers: Iterable[Verifier]) -> list[KeyRange]:
+    """Return who signed what in each chain, in the order in which the chains were begun.
 
     Raises:
-        AuditError: there is no log in `directory`, or it cannot be read.
+        AuditError: there is no record in `path`, or it cannot be read.
     """
-    log, keys = read_log_id(directory), by_id(verifiers)
-    return [each for path in chain_directories(directory) for each in _merged(_ranges_of(path, log, keys))]
-
-
-def _ranges_of(path: Path, log: str, keys: Mapping[str, Verifier]) -> Iterator[KeyRange]:
-    """Yield the range of each signature."""
-    first: StoredRecord | None = None
-    last: StoredRecord | None = None
-    is_linked, successor = True, ""
-    for stored in read_chain(path):
-        first = first or stored
-        if last is not None:
-            place = (last.frame.record_hash, last.record.seq + 1)
-            is_linked = is_linked and place == (stored.frame.previous_hash, stored.record.seq)
-        last = stored
-        if stored.record.kind == records.KEY_CHANGED:
-            successor = stored.record.fields["new"]
-        elif stored.record.kind == records.CHECKPOINT:
-            state = _state_of(stored, log, path.name, keys)
-            state = FORGED if not is_linked and state == VALID else state
-            fields = stored.record.fields
-            algorithm = algorithm_of(fields["signature"])
-            yield _range(path.name, first, stored, fields["key"], algorithm, state, successor)
-            first, is_linked, successor = None, True, ""
-    if first is not None and last is not None:
-        yield _range(path.name, first, last, "", "", UNSIGNED, "")
-
-
-def _range(
-    chain: str, first: StoredRecord, last: StoredRecord, key: str, algorithm: str, state: str, successor: str
-) -> KeyRange:
-    start, end = first.record, last.record
-    own = (chain, start.seq, end.seq, key, algorithm, int(bool(key)), start.at_ns, end.at_ns)
-    return KeyRange(*own, state, successor)
-
-
-def _state_of(stored: StoredRecord, log: str, chain: str, keys: Mapping[str, Verifier]) -> str:
-    record = stored.record
-    verifier = keys.get(record.fields["key"])
-    if verifier is None:
-        return UNKNOWN
-    reason, previous_hash = record.fields["reason"], stored.frame.previous_hash
-    statement = checkpoint_statement(log, chain, record.seq, record.at_ns, previous_hash, reason)
-    return VALID if verifier.is_valid(statement, record.fields["signature"]) else FORGED
-
-
-def _merged(ranges: Iterable[KeyRange]) -> Iterator[KeyRange]:
-    open_range: KeyRange | None = None
-    for each in ranges:
-        if open_range is not None and (open_range.key, open_range.state) == (each.key, each.state):
-            open_range = replace(
-                open_range,
-                last=each.last,
-                last_ns=each.last_ns,
-                signatures=open_range.signatures + each.signatures,
-                successor=each.successor or open_range.successor,
-            )
-            continue
-        if open_range is not None:
-            yield open_range
-        open_range = each
-    if open_range is not None:
-        yield open_range
+    keys = by_id(verifiers)
+    found: list[KeyRange] = []
+    with closing(store.open_read_only(path)) as db, store.translated(path):
+        log = store.record_id(db)
+        chains = db.execute("SELECT writer, max(n), min(at), max(at) FROM event GROUP BY writer ORDER BY min(id)")
+        for chain, last, first_ns, last_ns in chains.fetchall():
+            changed = store.events(db, "writer = ? AND kind = ?", chain, records.KEY_CHANGED)
+            successor = "".join(str(event.fields["new"]) for event in changed)
+            rows = db.execute(f"SELECT {CHECKPOINT_COLUMNS} FROM checkpoint WHERE writer = ? ORDER BY n", (chain,))
+            by_key: dict[tuple[str, str], list[Any]] = {}
+            for head in (head_of(log, row) for row in rows):
+                if head is not None:
+                    verifier = keys.get(head.key)
+                    state = UNKNOWN if verifier is None else VALID if head.is_signed_by(verifier) else FORGED
+                    by_key.setdefault((head.key, state), []).append(head)
+            for (key, state), heads in by_key.items():
+                found.append(
+                    KeyRange(
+                        chain,
+                        heads[-1].seq,
+                        key,
+                        algorithm_of(heads[0].signature),
+                        len(heads),
+                        heads[0].at_ns,
+                        heads[-1].at_ns,
+                        state,
+                        successor,
+                    )
+                )
+            signed = max((heads[-1].seq for heads in by_key.values()), default=0)
+            if signed < last:
+                found.append(KeyRange(chain, last, "", "", 0, first_ns, last_ns, UNSIGNED))
+    return found
 
 
 # Rotation
@@ -157,10 +122,10 @@ def retired_keys(path: Path) -> list[Verifier]:
 def rotate(path: Path, logs: Iterable[Path], algorithm: str = "") -> tuple[Signer, Signer]:
     """Replace the key at `path` by a new one and return both. The old key is kept beside it, to verify with.
 
-    Each log gets a record, signed with the old key, that names the new one. Open writers go on with the old key.
+    Each record gets an event, signed with the old key, that names the new one. Open writers go on with the old key.
 
     Raises:
-        AuditError: the key or a log cannot be used. The key at `path` is still the old one.
+        AuditError: the key or a record cannot be used. The key at `path` is still the old one.
         UsageError: there is no such algorithm, or a file is in the way.
     """
     old = load_signer(path)

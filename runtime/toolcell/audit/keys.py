@@ -232,8 +232,8 @@ def signer_of(key: Signer | str | os.PathLike[str] | None, log: Path) -> Signer:
             raise UsageError(f"key must be a file's path or sign by itself (a Signer), not {type(key).__name__}")
         return WrappedSigner(key)
     path = Path(key) if key is not None else default_key_path()
-    if path.resolve().is_relative_to(log.resolve()):
-        raise UsageError(f"the key {path} lies in the log it signs: who can change one could use the other")
+    if path.resolve() == log.resolve():
+        raise UsageError(f"the key {path} is the record that it would sign")
     return own_signer() if key is None else load_signer(path)
 
 

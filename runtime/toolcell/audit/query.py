@@ -1,48 +1,40 @@
-"""Query a log, and say of each run how far it can be trusted.
+"""Query a record, and say of each run how far it can be trusted.
 
-The index finds runs; what is shown of one is read from its records. Trust is decided from links and signatures.
+The tables of runs and calls find runs; what is shown of one is read from its events, and trust is decided from their
+hashes and signatures.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
+from toolcell.audit import records, store
 from toolcell.audit.filters import NEWEST_FIRST, Filter, conditions
-from toolcell.audit.format import read_log_id, segment_path
-from toolcell.audit.indexing import Indexer, open_index
 from toolcell.audit.keys import Verifier, by_id
-from toolcell.audit.reader import (
-    UNFINISHED,
-    Damage,
-    RecordedRun,
-    RecordLocation,
-    StoredRecord,
-    assemble,
-    jsonable,
-    read_at,
-)
-from toolcell.audit.signatures import checkpoint_statement
+from toolcell.audit.reader import RecordedRun, assemble
+from toolcell.audit.records import StoredEvent, hash_digest
+from toolcell.audit.shapes import BLOB_SHAPES
+from toolcell.audit.signatures import CHECKPOINT_COLUMNS, PRUNED, Head, head_of
+from toolcell.audit.store import UNFINISHED
 from toolcell.errors import AuditError, UsageError
+from toolcell.support.packing import bytes_digest, unpack
 
 VERIFIED: Final = "verified"
-"""A valid signature covers all records of the run."""
+"""A valid signature covers all events of the run."""
 UNSIGNED: Final = "unsigned"
 """No signature covers its end yet: it was written just now, its writer was killed, or somebody else wrote it."""
 UNVERIFIED: Final = "unverified"
 """It is signed with a key that was not given."""
 BROKEN: Final = "broken"
-"""Its records are not what was signed, or some are missing, or stand in another place."""
+"""Its events are not what was signed, or some are missing, or stand in another place."""
 
 TRUSTS: Final = (VERIFIED, UNSIGNED, UNVERIFIED, BROKEN)
-
-REDACTION_FIELDS: Final = ("seq", "parts", "by", "reason", "original")
-"""What is shown of a record that says what was removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +42,7 @@ class RunSummary:
     """One run in a list."""
 
     id: str
-    """Unique in the log: as given when it was recorded, or chain:seq where several runs were recorded with one id."""
+    """Unique in the record: as given, or chain:seq where several runs were recorded with one id."""
     chain: str
     seq: int
     kind: str
@@ -69,42 +61,41 @@ class RunSummary:
     peak_memory_bytes: int | None
     trust: str
     """verified, unsigned, unverified or broken."""
-    redacted: int = 0
-    """Records of the run from which something was removed later."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return {_COLUMN_OF.get(name, name): getattr(self, name) for name in self.__slots__}
+        return {_JSON_KEYS.get(name, name): getattr(self, name) for name in self.__slots__}
 
 
-_COLUMN_OF: Final = {"kind": "sort"}
-"""Attribute to the name of its column and JSON key, where they differ."""
-
+_JSON_KEYS: Final = {"kind": "sort"}
 _COLUMNS: Final = (
-    *(_COLUMN_OF.get(name, name) for name in RunSummary.__dataclass_fields__ if name not in ("trust", "redacted")),
-    "stretch",
-    "last_seq",
-    "is_split",
+    "id, writer, n, kind, started, ended, outcome, sha256, user, session, title, calls, failed, wall_s, cpu_s, "
+    "peak_memory_bytes"
 )
 
+_TYPES: Final[dict[str, tuple[type, Any]]] = dict.fromkeys(_COLUMNS.split(", "), (str, "")) | {
+    "n": (int, 0), "started": (int, 0), "ended": (int, None), "sha256": (str, None), "calls": (int, 0),
+    "failed": (int, 0), "wall_s": (float, None), "cpu_s": (float, None), "peak_memory_bytes": (int, None),
+}  # fmt: skip
+"""Column to its type, and what is shown where another program put something else there."""
 
 _PLACE: Final = re.compile(r"([0-9a-f]{12}):([0-9]{1,18})")
-"""Chain and seq of a run's first record. No other run can be there, whatever ids are recorded."""
+"""Chain and seq of a run's first event. No other run can be there, whatever ids are recorded."""
 
 
 class Index:
-    """The index of one log. Use it in a `with` block and in one thread. `verifiers` are the keys that it trusts.
+    """Reads one record. Use it in a `with` block and in one thread. `verifiers` are the keys that it trusts."""
 
-    With `in_memory` nothing is written anywhere; the whole log is read each time.
-    """
-
-    def __init__(self, directory: str | Path, verifiers: Iterable[Verifier] = (), *, in_memory: bool = False) -> None:
-        self.directory = Path(directory)
-        self._log = read_log_id(self.directory)
+    def __init__(self, path: str | Path, verifiers: Iterable[Verifier] = ()) -> None:
+        self.path = Path(path)
         self._verifiers = by_id(verifiers)
-        self._db = open_index(self.directory, self._log, in_memory=in_memory)
-        self._indexer = Indexer(self._db, self.directory)
-        self._signed: dict[tuple[str, int], tuple[int, int, int]] = {}
+        self._db = store.open_read_only(self.path)
+        with store.translated(self.path):
+            self._log = store.record_id(self._db)
+            for statement in store.PLAIN_ROWS:
+                self._db.execute(statement)
+        self._walked: dict[str, tuple[int, int]] = {}
+        """Chain to the last stretch of events that were found to be what was signed."""
 
     def __enter__(self) -> Self:
         return self
@@ -113,133 +104,149 @@ class Index:
         self.close()
 
     def close(self) -> None:
-        """Close the index."""
+        """Close the file."""
         self._db.close()
+
+    @property
+    def log(self) -> str:
+        """Id of the record."""
+        return self._log
 
     @property
     def verifiers(self) -> list[Verifier]:
         """The keys that it trusts."""
         return [*self._verifiers.values()]
 
-    @property
-    def damage(self) -> Damage:
-        """Counts the records that could not be read."""
-        return self._indexer.damage
-
-    @property
-    def changed(self) -> list[str]:
-        """Chains that are no longer what they were when this user read the log before."""
-        return [*self._indexer.changed]
-
-    def rebuild(self) -> None:
-        """Empty the index and read the whole log."""
-        self._signed.clear()
-        self._indexer.rebuild()
+    def state(self) -> object:
+        """Return what differs once somebody has written to the record."""
+        with store.translated(self.path):
+            return self._db.execute("PRAGMA data_version").fetchone()[0]
 
     def refresh(self) -> None:
-        """Read what was added to the log since the last time, and again what was changed."""
-        self._signed.clear()
-        self._indexer.refresh()
+        """Look at every event again: whoever can write the file may have changed one."""
+        self._walked.clear()
 
     # Trust
 
-    def _trust(self, chain: str, stretch: int, last_seq: int) -> str:
-        """Return the trust in the records of a stretch up to one."""
-        if (chain, stretch) not in self._signed:
-            self._signed[chain, stretch] = self._check_signatures(chain, stretch)
-        valid, forged, unchecked = self._signed[chain, stretch]
-        if last_seq <= valid:
+    def _trust(self, chain: str, first: int, last: int) -> str:
+        """Return the trust in a stretch of events."""
+        walked = self._walked.get(chain)
+        if walked is not None and walked[0] <= first and last <= walked[1]:
             return VERIFIED
-        if last_seq <= forged:
-            return BROKEN
-        return UNVERIFIED if last_seq <= unchecked else UNSIGNED
-
-    def _check_signatures(self, chain: str, stretch: int) -> tuple[int, int, int]:
-        """Return the last seq with a valid signature, and of a forged one and one of an unknown key behind it."""
-        forged = unchecked = 0
         rows = self._db.execute(
-            "SELECT seq, at_ns, previous, reason, key, signature FROM signatures "
-            "WHERE chain = ? AND stretch = ? ORDER BY seq DESC",
-            (chain, stretch),
+            f"SELECT {CHECKPOINT_COLUMNS} FROM checkpoint WHERE writer = ? AND n >= ? AND reason != ? ORDER BY n",
+            (chain, last, PRUNED),
         )
-        for seq, at_ns, previous_hash, reason, key, signature in rows:
-            verifier = self._verifiers.get(key)
+        unknown: Head | None = None
+        for row in rows:
+            head = head_of(self._log, row)
+            verifier = self._verifiers.get(head.key) if head is not None else None
+            if head is None or (verifier is not None and not head.is_signed_by(verifier)):
+                return BROKEN
             if verifier is None:
-                unchecked = max(unchecked, seq)
+                unknown = unknown or head
                 continue
-            statement = checkpoint_statement(self._log, chain, seq, at_ns, previous_hash, reason)
-            if verifier.is_valid(statement, signature):
-                return seq, forged, unchecked
-            forged = max(forged, seq)
-        return 0, forged, unchecked
+            if not self._is_linked(chain, first, head):
+                return BROKEN
+            self._walked[chain] = (first, head.seq)
+            return VERIFIED
+        if unknown is not None:
+            return UNVERIFIED if self._is_linked(chain, first, unknown) else BROKEN
+        return UNSIGNED if self._is_linked(chain, first, None) else BROKEN
+
+    def _is_linked(self, chain: str, first: int, head: Head | None) -> bool:
+        """True when each event from one on names the one before it, up to that of a head or to the last."""
+        values: tuple[Any, ...] = (chain, first)
+        upto = ""
+        if head is not None:
+            upto, values = "AND n <= ?", (*values, head.seq)
+        query = f"SELECT {store.EVENT_COLUMNS} FROM event WHERE writer = ? AND n >= ? {upto} ORDER BY n"
+        last: StoredEvent | None = None
+        try:
+            for row in self._db.execute(query, values):
+                event = records.event_of(row)
+                expected = (last.seq + 1, last.record_hash) if last is not None else (first, event.previous_hash)
+                own = hash_digest(event.previous_hash, event.run, event.digest)
+                if (event.seq, event.previous_hash) != expected or own != event.record_hash:
+                    return False
+                last = event
+        except ValueError:
+            return False
+        if last is None:
+            return False
+        return head is None or (last.seq, last.record_hash) == (head.seq, head.record_hash)
 
     def _summary(self, row: tuple[Any, ...]) -> RunSummary:
-        *shown, stretch, last_seq, is_split = row
-        trust = BROKEN if is_split else self._trust(shown[1], stretch, last_seq)
-        is_signed = trust in (VERIFIED, UNVERIFIED) and shown[6] != UNFINISHED
-        if trust != BROKEN and not is_signed and self._is_followed(shown[1], stretch):
-            trust = BROKEN  # what followed it was changed or removed
-        redacted = self._db.execute(
-            "SELECT seq, original, remains FROM redacted WHERE chain = ? AND run = ?", (shown[1], shown[2])
-        ).fetchall()
-        for each in redacted:
-            trust = self._weaker(trust, self._trust_in_redaction(shown[1], *each))
-        if self._is_id_shared(shown[0]):
-            shown[0] = f"{shown[1]}:{shown[2]}"
-        return RunSummary(*(*shown, trust, len(redacted)))
+        """Return what the events of a run say: the row of the table only found it."""
+        _, chain, seq, *_ = row
+        last = self._db.execute("SELECT min(n), max(n), count(*) FROM event WHERE writer = ? AND run = ?", (chain, seq))
+        first_n, last_n, count = last.fetchone()
+        if first_n != seq or not count:
+            return RunSummary(*(*_typed(row), BROKEN))
+        trust = self._trust(chain, seq, last_n)
+        try:
+            row, is_same = self._told(row, chain, seq, last_n)
+        except ValueError:
+            row, is_same = _typed(row), False
+        if not is_same:
+            trust = BROKEN
+        id = row[0]
+        if len(self._db.execute("SELECT 1 FROM run WHERE id = ? LIMIT 2", (id,)).fetchall()) > 1:
+            id = f"{chain}:{seq}"
+        return RunSummary(*(id, *row[1:], trust))
 
-    def _is_id_shared(self, id: str) -> bool:
-        """True when several runs were recorded under this id: then each is known by its place in the log."""
-        return len(self._db.execute("SELECT 1 FROM runs WHERE id = ? LIMIT 2", (id,)).fetchall()) > 1
-
-    @staticmethod
-    def _weaker(one: str, other: str) -> str:
-        return max(one, other, key=TRUSTS.index)
-
-    def _trust_in_redaction(self, chain: str, seq: int, original: bytes, left: bytes) -> str:
-        """Return the trust in the newest record that says this record was redacted; broken without one."""
-        rows = self._db.execute(
-            "SELECT chain, stretch, seq, original, remains FROM redactions WHERE target = ? AND target_seq = ? "
-            "ORDER BY at_ns DESC",
-            (chain, seq),
-        )
-        newest: dict[str, list[Any]] = {}
-        for at_chain, stretch, at_seq, *said in rows.fetchall():
-            newest.setdefault(self._trust(at_chain, stretch, at_seq), said)
-        matching = [trust for trust in (VERIFIED, UNVERIFIED) if newest.get(trust) == [original, left]]
-        return matching[0] if matching else BROKEN
-
-    def _is_followed(self, chain: str, stretch: int) -> bool:
-        later = "SELECT 1 FROM stretches WHERE chain = ? AND number > ?"
-        return self._db.execute(later, (chain, stretch)).fetchone() is not None
+    def _told(self, row: tuple[Any, ...], chain: str, seq: int, last_n: int) -> tuple[tuple[Any, ...], bool]:
+        """Return the row as the first and last event say it is, and whether the table says the same."""
+        found = store.events(self._db, "writer = ? AND n IN (?, ?)", chain, seq, last_n)
+        changes = [
+            change
+            for event in found
+            if event.kind in (records.RUN_STARTED, records.RUN_ENDED)
+            for change in store.rows_of(chain, event.seq, event.run, event.kind, event.at_ns, event.fields)
+        ]
+        told = store.told_run(changes)
+        if told["outcome"] == UNFINISHED:  # the calls of a run under way are counted in the table alone
+            calls = self._db.execute(
+                "SELECT count(*), total(status NOT IN ('ok', 'pending', ?)) FROM call WHERE writer = ? AND run = ?",
+                (UNFINISHED, chain, seq),
+            ).fetchone()
+            told |= {"calls": calls[0], "failed": int(calls[1])}
+            row = (*row[:11], calls[0], int(calls[1]), *row[13:])
+        said = tuple(told[name] for name in _COLUMNS.split(", "))
+        return said, said == row
 
     # Queries
 
     def select(self, query: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of a query of ours over the index's tables."""
-        return self._db.execute(query, tuple(values)).fetchall()
+        """Return the rows of a query of ours over `run`, `call`, `plain_run` and `plain_call`."""
+        with store.translated(self.path):
+            return self._db.execute(query, tuple(values)).fetchall()
 
     def runs(self, wanted: Filter | None = None) -> list[RunSummary]:
         """Return the runs that a filter selects, oldest first."""
-        wanted = wanted or Filter()
-        return list(itertools.islice(self._newest_first(wanted), wanted.limit))[::-1]
+        with store.translated(self.path):
+            return self._runs(wanted or Filter())
 
-    def _newest_first(self, wanted: Filter) -> Iterator[RunSummary]:
+    def _runs(self, wanted: Filter) -> list[RunSummary]:
         where, values = conditions(wanted)
         limit = f" LIMIT {int(wanted.limit)}" if wanted.limit is not None and wanted.trust is None else ""
-        query = f"SELECT {', '.join(_COLUMNS)} FROM runs WHERE {where} ORDER BY {NEWEST_FIRST}{limit}"
-        for row in self._db.execute(query, values).fetchall():
-            summary = self._summary(row)
-            if wanted.trust in (None, summary.trust):
-                yield summary
+        query = f"SELECT {_COLUMNS} FROM run WHERE {where} ORDER BY {NEWEST_FIRST}{limit}"
+        if wanted.trust is None:
+            return [self._summary(row) for row in reversed(self._db.execute(query, values).fetchall())]
+        found: list[RunSummary] = []
+        for row in self._db.execute(query, values):
+            if (summary := self._summary(row)).trust == wanted.trust:
+                found.append(summary)
+                if len(found) == wanted.limit:
+                    break
+        return found[::-1]
 
     def count(self, wanted: Filter) -> int:
         """Return how many runs a filter selects, whatever its limit."""
         if wanted.trust is not None:
-            return sum(1 for _ in self._newest_first(wanted))
+            return len(self.runs(replace(wanted, limit=None)))
         where, values = conditions(wanted)
-        (count,) = self._db.execute(f"SELECT count(*) FROM runs WHERE {where}", values).fetchone()
-        return int(count)
+        return int(self.select(f"SELECT count(*) FROM run WHERE {where}", values)[0][0])
 
     def find(self, id: str, *, is_whole: bool = False) -> RunSummary:
         """Find a run by its id or the beginning of its id, or as chain:seq; `last` is the newest run.
@@ -251,16 +258,17 @@ class Index:
         """
         if id == "last" and not is_whole and (newest := self.runs(Filter(limit=1))):
             return newest[0]
-        query = f"SELECT {', '.join(_COLUMNS)} FROM runs WHERE "
+        query = f"SELECT {_COLUMNS} FROM run WHERE "
         place = _PLACE.fullmatch(id)
-        exact = self._db.execute(f"{query} chain = ? AND seq = ?", place.groups()).fetchall() if place else []
-        exact = exact or self._db.execute(f"{query} id = ? ORDER BY started_ns", (id,)).fetchall()
+        exact = self.select(f"{query} writer = ? AND n = ?", place.groups()) if place else []
+        exact = exact or self.select(f"{query} id = ? ORDER BY started", (store.storable(id),))
         found = exact
         if not exact and not is_whole:
-            found = self._db.execute(f"{query} substr(id, 1, ?) = ?", (len(id), id)).fetchmany(10)
+            found = self.select(f"{query} substr(id, 1, ?) = ? LIMIT 10", (len(id), store.storable(id)))
         if not found or not id:
-            raise UsageError(f"no run {id!r} in {self.directory}; `toolcell audit list {self.directory}` shows them")
-        summaries = [self._summary(row) for row in found]
+            raise UsageError(f"no run {id!r} in {self.path}; `toolcell audit list {self.path}` shows them")
+        with store.translated(self.path):
+            summaries = [self._summary(row) for row in found]
         if len(exact) > 1:  # anybody who can write there can add a run with an id that is taken
             best = min(TRUSTS.index(each.trust) for each in summaries)
             summaries = [each for each in summaries if each.trust == TRUSTS[best]]
@@ -273,80 +281,73 @@ class Index:
         """Read everything recorded of a run.
 
         Raises:
-            AuditError: its first record cannot be read.
+            AuditError: its first event cannot be read.
         """
-        found = self.records_of(summary)
-        shared = {}
-        for digest in shared_digests(found):
-            stored = self.shared_record(summary, digest)
-            shared[digest] = stored.record.fields if stored is not None else {}
-        run = assemble(found, shared)
+        with readable(summary):
+            found = self.events_of(summary)
+            shared = {digest: self._shared(name, digest) for name, digest in shared_digests(found)}
+            run = assemble(found, shared)
         if run is None:
-            raise AuditError(f"the first record of run {summary.id} cannot be read; run `toolcell audit verify`")
+            raise AuditError(f"the first event of run {summary.id} cannot be read; run `toolcell audit verify`")
         return replace(run, id=summary.id)
 
-    def records_of(self, summary: RunSummary) -> list[StoredRecord]:
-        """Return the records of a run, in order."""
-        query = "SELECT segment, offset, hash FROM places WHERE chain = ? AND run = ? ORDER BY segment, offset"
-        rows = self._db.execute(query, (summary.chain, summary.seq)).fetchall()
-        return [read_at(self.directory, RecordLocation(summary.chain, *place), digest) for *place, digest in rows]
+    def events_of(self, summary: RunSummary) -> list[StoredEvent]:
+        """Return the events of a run, in order.
 
-    def redactions_of(self, summary: RunSummary) -> list[dict[str, Any]]:
-        """Return as plain data who removed what of a run, and when: `at_ns` and `REDACTION_FIELDS`."""
-        return [
-            {"at_ns": each.record.at_ns, **jsonable({name: each.record.fields[name] for name in REDACTION_FIELDS})}
-            for each in self.redaction_records(summary)
-        ]
-
-    def redaction_records(self, summary: RunSummary) -> list[StoredRecord]:
-        """Return the records of redactions of a run, oldest first: who removed what, and when. One for each record."""
-        rows = self._db.execute(
-            "SELECT redactions.chain, segment, offset, hash, stretch, redactions.seq FROM redactions "
-            "JOIN redacted ON target = redacted.chain AND target_seq = redacted.seq "
-            "AND redactions.original = redacted.original AND redactions.remains = redacted.remains "
-            "WHERE redacted.chain = ? AND run = ? ORDER BY at_ns",
-            (summary.chain, summary.seq),
-        ).fetchall()
-        return [
-            read_at(self.directory, RecordLocation(*place), digest)
-            for *place, digest, stretch, seq in rows
-            if self._trust(place[0], stretch, seq) in (VERIFIED, UNVERIFIED)
-        ]
-
-    def shared_record(self, summary: RunSummary, digest: str) -> StoredRecord | None:
-        """Return the record of the settings or tools with this digest that a run was recorded with.
-
-        None when it was pruned, or can be trusted less than the run.
+        Raises:
+            AuditError: one is not what its hash says.
+            ValueError: a row is no event.
         """
+        with store.translated(self.path):
+            found = list(store.events(self._db, "writer = ? AND run = ?", summary.chain, summary.seq))
+        if damaged := next((event for event in found if not event.is_intact), None):
+            raise AuditError(f"event {damaged.seq} of run {summary.id} was changed; run `toolcell audit verify`")
+        return found
+
+    def events_between(self, chain: str, first: int, last: int) -> Iterator[StoredEvent]:
+        """Yield the events of a chain from one number to another.
+
+        Raises:
+            ValueError: a row is no event.
+        """
+        yield from store.events(self._db, "writer = ? AND n BETWEEN ? AND ?", chain, first, last)
+
+    def head_after(self, chain: str, seq: int) -> Head | None:
+        """Return the first checkpoint of an event or one after it."""
         rows = self._db.execute(
-            "SELECT segment, offset, hash, common.stretch, common.seq FROM common "
-            "JOIN runs ON runs.chain = common.chain AND runs.seq = ? "
-            "WHERE common.chain = ? AND digest = ? ORDER BY common.seq > runs.seq, abs(common.seq - runs.seq)",
-            (summary.seq, summary.chain, digest.encode("utf-8", "backslashreplace").decode()),
+            f"SELECT {CHECKPOINT_COLUMNS} FROM checkpoint WHERE writer = ? AND n >= ? AND reason != ? ORDER BY n",
+            (chain, seq, PRUNED),
         )
-        for segment, offset, record_hash, stretch, seq in rows.fetchall():
-            is_weaker = summary.trust == VERIFIED and self._trust(summary.chain, stretch, seq) != VERIFIED
-            if not is_weaker and segment_path(self.directory / summary.chain, segment).exists():
-                return read_at(self.directory, RecordLocation(summary.chain, segment, offset), record_hash)
-        return None
+        return next((head for row in rows if (head := head_of(self._log, row)) is not None), None)
+
+    def blob(self, digest: str) -> bytes | None:
+        """Return what many runs share; None where it was pruned, or is not what the digest says."""
+        row = self._db.execute("SELECT bytes FROM blob WHERE sha256 = ?", (digest,)).fetchone()
+        is_right = row is not None and type(row[0]) is bytes and bytes_digest(row[0]) == digest
+        return row[0] if is_right else None
+
+    def _shared(self, name: str, digest: str) -> dict[str, Any]:
+        content = self.blob(digest)
+        return {} if content is None else shared_fields(name, content)
 
     def stats(self, wanted: Filter | None = None) -> dict[str, Any]:
         """Shape: {"runs", "trust", "outcomes", "days": {name: n}, "tools": [...], "wall_s", "cpu_s", "scripts"}."""
-        where, values = conditions(wanted or Filter())
-        chosen = f"FROM runs WHERE {where}"
+        with store.translated(self.path):
+            return self._stats(wanted or Filter())
+
+    def _stats(self, wanted: Filter) -> dict[str, Any]:
+        where, values = conditions(wanted)
+        chosen = f"FROM plain_run AS run WHERE {where}"
         total, wall_s, cpu_s, scripts = self._db.execute(
             f"SELECT count(*), total(wall_s), total(cpu_s), count(DISTINCT sha256) {chosen}", values
         ).fetchone()
         outcomes = dict(self._db.execute(f"SELECT outcome, count(*) {chosen} GROUP BY outcome ORDER BY 2 DESC", values))
-        trusts = Counter(
-            self._summary(row).trust
-            for row in self._db.execute(f"SELECT {', '.join(_COLUMNS)} {chosen}", values).fetchall()
-        )
-        day = "coalesce(date(started_ns / 1000000000, 'unixepoch'), '?')"
+        trusts = Counter(each.trust for each in self._runs(replace(wanted, limit=None)))
+        day = "coalesce(date(started / 1000000000, 'unixepoch'), '?')"
         days = dict(self._db.execute(f"SELECT {day}, count(*) {chosen} GROUP BY 1 ORDER BY 1", values))
         rows = self._db.execute(
-            f"SELECT tool, status, duration_us FROM calls JOIN (SELECT chain AS c, seq AS s {chosen}) "
-            "ON chain = c AND run = s ORDER BY tool, duration_us",
+            f"SELECT tool, status, duration_us FROM plain_call JOIN (SELECT writer AS w, n AS s {chosen}) "
+            "ON writer = w AND run = s ORDER BY tool, duration_us",
             values,
         )
         return {
@@ -361,10 +362,43 @@ class Index:
         }
 
 
-def shared_digests(found: list[StoredRecord]) -> list[str]:
-    """Return the digests of the settings and tools that a run's first record names."""
-    fields = found[0].record.fields if found else {}
-    return [digest for name in ("terms", "tools") if (digest := fields.get(name))]
+@contextmanager
+def readable(summary: RunSummary) -> Iterator[None]:
+    """Turn what no writer writes into an `AuditError` that names the run."""
+    try:
+        yield
+    except ValueError as exc:
+        raise AuditError(f"run {summary.id} cannot be read: {exc}; run `toolcell audit verify`") from exc
+
+
+def _typed(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        each if type(each) is wanted else default for each, (wanted, default) in zip(row, _TYPES.values(), strict=True)
+    )
+
+
+def shared_digests(found: list[StoredEvent]) -> list[tuple[str, str]]:
+    """Return the names and digests of the settings and tools that a run's first event names.
+
+    Raises:
+        ValueError: its body is not one that toolcell writes.
+    """
+    fields = found[0].fields if found and found[0].kind == records.RUN_STARTED else {}
+    return [(name, digest) for name in BLOB_SHAPES if (digest := fields.get(name))]
+
+
+def shared_fields(name: str, content: bytes) -> dict[str, Any]:
+    """Return settings or tools by name.
+
+    Raises:
+        ValueError: no writer writes such a blob.
+    """
+    values, shapes = unpack(content), BLOB_SHAPES[name]
+    if type(values) not in (list, tuple) or len(values) != len(shapes):
+        raise ValueError(f"the blob of {name} is not a list of its fields")
+    if wrong := next((key for (key, fits), each in zip(shapes.items(), values, strict=True) if not fits(each)), None):
+        raise ValueError(f"the {wrong} of the blob of {name} has another shape")
+    return dict(zip(shapes, values, strict=True))
 
 
 def tool_table(rows: Iterable[tuple[str, str, int | None]]) -> list[dict[str, Any]]:

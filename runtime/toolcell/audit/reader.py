@@ -1,136 +1,24 @@
-"""Read a log without writing to it: its records in order, and the runs that they describe.
-
-Only whole and intact records are read. Damaged ones are counted and skipped; `verify` says what happened to them.
-Nothing here decides whether a record is genuine.
-"""
+"""A recorded run and its calls, put together from their events. Nothing here decides whether an event is genuine."""
 
 from __future__ import annotations
 
 import base64
-import heapq
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final
 
 from toolcell.audit import records
-from toolcell.audit.format import (
-    MAGIC,
-    Frame,
-    Piece,
-    Torn,
-    begun_segments,
-    chain_directories,
-    read_frame_at,
-    read_segment_file,
-    segment_path,
-    split_segment,
-)
-from toolcell.audit.records import Record
+from toolcell.audit.records import StoredEvent
+from toolcell.audit.store import UNFINISHED
 from toolcell.config import package_name
-from toolcell.errors import AuditError
 from toolcell.support.packing import Unrecordable, value_digest
 from toolcell_bridge.wire.tables import AnyTable, Array, Table
 
-
-@dataclass(frozen=True, slots=True)
-class RecordLocation:
-    """Where a record is stored."""
-
-    chain: str
-    segment: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRecord:
-    """A record and where it is stored."""
-
-    location: RecordLocation
-    record: Record
-    frame: Frame
-
-
-@dataclass(slots=True)
-class Damage:
-    """Counts the pieces that could not be read."""
-
-    pieces: int = 0
-
-
-def read_segment(
-    path: Path, chain: str, number: int, start: int = len(MAGIC), damage: Damage | None = None
-) -> Iterator[StoredRecord]:
-    """Yield the records of one segment from `start` on. A file that cannot be read is damage, if that is counted.
-
-    Raises:
-        AuditError: the file cannot be read, and `damage` is None.
-    """
-    try:
-        data = read_segment_file(path)
-    except AuditError:
-        if damage is None:
-            raise
-        damage.pieces += 1
-        return
-    yield from split_records(data, chain, number, start, damage)
-
-
-def split_records(
-    data: bytes, chain: str, number: int, start: int = len(MAGIC), damage: Damage | None = None
-) -> Iterator[StoredRecord]:
-    """Yield the records in a segment's data from `start` on."""
-    for piece in split_segment(data, start):
-        record = _record_of(piece)
-        if record is not None and isinstance(piece, Frame):
-            yield StoredRecord(RecordLocation(chain, number, piece.offset), record, piece)
-        elif damage is not None and not isinstance(piece, Torn):
-            damage.pieces += 1
-
-
-def _record_of(piece: Piece) -> Record | None:
-    if not isinstance(piece, Frame) or not piece.is_intact:
-        return None
-    try:
-        return records.parse(piece.body)
-    except ValueError:
-        return None
-
-
-def read_chain(path: Path, damage: Damage | None = None) -> Iterator[StoredRecord]:
-    """Yield the records of one chain."""
-    for number, segment in begun_segments(path).items():
-        yield from read_segment(segment, path.name, number, damage=damage)
-
-
-def read_log(directory: Path, damage: Damage | None = None) -> Iterator[StoredRecord]:
-    """Yield the records of all chains, merged by the time they were written."""
-    chains = [read_chain(path, damage) for path in chain_directories(directory)]
-    yield from heapq.merge(*chains, key=lambda found: found.record.at_ns)
-
-
-def read_at(directory: Path, location: RecordLocation, record_hash: bytes) -> StoredRecord:
-    """Return the record at a location where one with this hash was found before.
-
-    Raises:
-        AuditError: there is another record now, or none.
-    """
-    path = segment_path(directory / location.chain, location.segment)
-    piece = next(split_segment(read_frame_at(path, location.offset), 0), None)
-    record = _record_of(piece) if piece is not None else None
-    if record is None or not isinstance(piece, Frame) or piece.record_hash != record_hash:
-        raise AuditError(f"there is no intact record at {path}:{location.offset}; run `toolcell audit verify`")
-    return StoredRecord(location, record, piece)
-
-
 # Runs
-
-UNFINISHED: Final = "unfinished"
 
 GOOD: Final = frozenset({"ok", "pending"})
 """Outcomes of runs and statuses of calls in which nothing failed."""
-"""Outcome of a run, or status of a call, without a recorded end: it still runs, or its host was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,31 +187,35 @@ class RecordedRun:
         return {name: jsonable(value) for name, value in plain.items()}
 
 
-def assemble(found: Iterable[StoredRecord], shared: Mapping[str, Mapping[str, Any]]) -> RecordedRun | None:
-    """Build a run from its records; None when its first record is missing. `shared` is settings and tools by digest."""
+def assemble(found: Iterable[StoredEvent], shared: Mapping[str, Mapping[str, Any]]) -> RecordedRun | None:
+    """Build a run from its events; None when its first event is missing. `shared` is settings and tools by digest.
+
+    Raises:
+        ValueError: a body is not one that toolcell writes.
+    """
     run: RecordedRun | None = None
     calls: dict[int, RecordedCall] = {}
     ended_ns, end = None, {}
-    for stored in sorted(found, key=lambda each: each.record.seq):
-        record, fields = stored.record, stored.record.fields
-        match record.kind:
+    for event in sorted(found, key=lambda each: each.seq):
+        fields = event.fields
+        match event.kind:
             case records.RUN_STARTED:
                 settings, tools = shared.get(fields["terms"] or "", {}), shared.get(fields["tools"] or "", {})
-                own = (fields["id"], stored.location.chain, record.seq, fields["sort"], record.at_ns, fields)
+                own = (fields["id"], event.chain, event.seq, fields["sort"], event.at_ns, fields)
                 run = RecordedRun(*own, settings=settings, tools=tools)
             case records.CALL_STARTED:
-                calls[fields["number"]] = started_call(fields, record)
+                calls[fields["number"]] = started_call(fields, event)
             case records.CALL_ENDED if (started := calls.get(fields["number"])) is not None:
-                calls[started.number] = ended_call(started, fields, record)
+                calls[started.number] = ended_call(started, fields, event)
             case records.RUN_ENDED:
-                ended_ns, end = record.at_ns, fields
+                ended_ns, end = event.at_ns, fields
     if run is None:
         return None
     return replace(run, calls=tuple(calls[number] for number in sorted(calls)), ended_ns=ended_ns, end=end)
 
 
-def started_call(fields: Mapping[str, Any], record: Record) -> RecordedCall:
-    """Build a call from the record of its start."""
+def started_call(fields: Mapping[str, Any], event: StoredEvent) -> RecordedCall:
+    """Build a call from the event of its start."""
     return RecordedCall(
         fields["number"],
         fields["call"],
@@ -332,19 +224,19 @@ def started_call(fields: Mapping[str, Any], record: Record) -> RecordedCall:
         origin=fields["origin"],
         line=fields["line"],
         args=fields["args"],
-        started_ns=record.at_ns,
-        started_seq=record.seq,
+        started_ns=event.at_ns,
+        started_seq=event.seq,
         start_extra=fields["more"] or {},
     )
 
 
-def ended_call(started: RecordedCall, fields: Mapping[str, Any], record: Record) -> RecordedCall:
-    """Add the record of a call's end."""
+def ended_call(started: RecordedCall, fields: Mapping[str, Any], event: StoredEvent) -> RecordedCall:
+    """Add the event of a call's end."""
     return replace(
         started,
         status=fields["status"],
-        ended_ns=record.at_ns,
-        ended_seq=record.seq,
+        ended_ns=event.at_ns,
+        ended_seq=event.seq,
         duration_s=fields["duration_us"] / 1e6,
         value=fields["value"],
         code=fields["code"],

@@ -1,15 +1,14 @@
 """Receipts: one run in one file that anybody with the verification key can check.
 
-A receipt holds the run's records as they were written, and inclusion proofs: the hash chain from the run's first record
-to the next signed checkpoint, and the same for the run's settings and tools. Records of other runs in between appear as
-run number and digest only. The number is part of a record's hash, so no record of the run can be hidden as one of
-another. The readable summary in a receipt is checked against the records.
+A receipt holds the run's events as they were written, the settings and tools that they name by digest, and a proof of
+inclusion: the hash chain from the run's first event to the next signed checkpoint. Events of other runs in between
+appear as run number and digest only. The number is part of an event's hash, so no event of the run can be hidden as one
+of another. The readable summary in a receipt is checked against the events.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,15 +17,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from toolcell.audit import records
-from toolcell.audit.format import BadInput, Frame, begun_segments, body_digest, hash_digest, hash_record, read_log_id
 from toolcell.audit.keys import HMAC, Verifier, algorithm_of, by_id, key_wanted
-from toolcell.audit.query import Index, RunSummary, shared_digests
-from toolcell.audit.reader import RecordedRun, RecordLocation, StoredRecord, assemble, read_segment
-from toolcell.audit.signatures import checkpoint_statement
+from toolcell.audit.query import Index, RunSummary, readable, shared_digests, shared_fields
+from toolcell.audit.reader import RecordedRun, assemble
+from toolcell.audit.records import StoredEvent, event_of, hash_digest
+from toolcell.audit.signatures import Head
+from toolcell.audit.store import BadInput
 from toolcell.errors import AuditError
 from toolcell.support.atomic import write_named
+from toolcell.support.packing import bytes_digest
 
-FORMAT: Final = "toolcell receipt 2"
+FORMAT: Final = "toolcell receipt 3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,52 +67,41 @@ def export(index: Index, summary: RunSummary) -> dict[str, Any]:
     """Make the receipt of a run, as plain data for JSON.
 
     Raises:
-        BadInput: no checkpoint covers the run: it still runs, or its log was not signed after it.
-        AuditError: its records are damaged.
+        BadInput: no checkpoint covers the run: it still runs, or its record was not signed after it.
+        AuditError: its events are damaged.
     """
-    own = index.records_of(summary)
-    if not own or own[0].record.kind != records.RUN_STARTED:
-        raise AuditError(f"run {summary.id} does not begin with its own record in {index.directory}")
-    shared = [index.shared_record(summary, digest) for digest in shared_digests(own)]
-    shown = [*([stored] for stored in shared if stored is not None), own]
-    made: dict[str, Any] = {
+    with readable(summary):
+        return _export(index, summary)
+
+
+def _export(index: Index, summary: RunSummary) -> dict[str, Any]:
+    own = index.events_of(summary)
+    if not own or own[0].kind != records.RUN_STARTED:
+        raise AuditError(f"run {summary.id} does not begin with its own event in {index.path}")
+    head = index.head_after(summary.chain, own[-1].seq)
+    if head is None:
+        raise BadInput(f"no checkpoint covers run {summary.id} yet; it takes a second, or its writer was killed")
+    blobs = {digest: index.blob(digest) for _, digest in shared_digests(own)}
+    steps = index.events_between(summary.chain, own[0].seq, head.seq)
+    return {
         "format": FORMAT,
-        "log": read_log_id(index.directory),
-        "chain": summary.chain,
-        "run": index.load(summary).to_dict() | {"id": own[0].record.fields["id"]},  # as its record says
-        "ways": [_inclusion_proof(index.directory, summary, each) for each in shown],
+        "run": index.load(summary).to_dict() | {"id": own[0].fields["id"]},  # as its event says
+        "before": own[0].previous_hash.hex(),
+        "first_seq": own[0].seq,
+        "events": [_step(event, event.run == summary.seq) for event in steps],
+        "blobs": {digest: _text(content) for digest, content in blobs.items() if content is not None},
+        "head": head.to_dict(),
     }
-    if redactions := index.redaction_records(summary):
-        proofs = ((each.location.chain, _inclusion_proof(index.directory, summary, [each])) for each in redactions)
-        made["redactions"] = [{"chain": chain, **proof} for chain, proof in proofs]
-    return made
 
 
-def _inclusion_proof(directory: Path, summary: RunSummary, shown: list[StoredRecord]) -> dict[str, Any]:
-    """Collect every record from the first of `shown` to the checkpoint after the last one."""
-    hashes = {stored.frame.record_hash for stored in shown}
-    first = shown[0]
-    steps: list[dict[str, Any]] = []
-    for stored in _read_from(directory / first.location.chain, first):
-        is_end = stored.record.kind == records.CHECKPOINT and stored.record.seq > shown[-1].record.seq
-        steps.append(_step(stored, is_end or stored.frame.record_hash in hashes))
-        if is_end:
-            return {"before": first.frame.previous_hash.hex(), "first_seq": first.record.seq, "records": steps}
-    raise BadInput(f"no checkpoint covers run {summary.id} yet; it takes a second, or its writer was killed")
+def _step(event: StoredEvent, is_shown: bool) -> dict[str, Any]:
+    if not is_shown:
+        return {"run": event.run, "sha256": event.digest.hex()}
+    return {"kind": event.kind, "at_ns": event.at_ns, "salt": event.salt.hex(), "body": _text(event.body)}
 
 
-def _read_from(chain: Path, first: StoredRecord) -> Iterable[StoredRecord]:
-    for number, segment in begun_segments(chain).items():
-        if number == first.location.segment:
-            yield from read_segment(segment, chain.name, number, first.location.offset)
-        elif number > first.location.segment:
-            yield from read_segment(segment, chain.name, number)
-
-
-def _step(stored: StoredRecord, is_shown: bool) -> dict[str, Any]:
-    if is_shown:
-        return {"body": base64.b64encode(stored.frame.body).decode("ascii")}
-    return {"run": stored.record.run, "sha256": body_digest(stored.frame.body).hex()}
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
 
 
 MAX_NAME_CHARS: Final = 100
@@ -135,6 +125,15 @@ def write(receipt: Mapping[str, Any], path: str | Path) -> None:
         write_named(path, [json.dumps(receipt, indent=1), "\n"])
     except OSError as exc:
         raise BadInput(f"cannot write {path}: {exc.strerror}") from exc
+
+
+def is_one(path: Path) -> bool:
+    """True when a file begins like JSON: it is a receipt, and not a record."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(64).lstrip()[:1] == b"{"
+    except OSError:
+        return False
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -162,110 +161,95 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def needs_shared_key(receipt: Mapping[str, Any]) -> bool:
     """True when the receipt is signed with an HMAC key: only holders of the signing key can check it."""
-    last = records.parse(base64.b64decode(receipt["ways"][-1]["records"][-1]["body"]))
-    return algorithm_of(last.fields["signature"]) == HMAC
+    return algorithm_of(bytes.fromhex(receipt["head"]["signature"])) == HMAC
 
 
 def check(receipt: Mapping[str, Any], verifiers: Iterable[Verifier]) -> ReceiptCheck:
-    """Check a receipt, using only its records and their signature."""
+    """Check a receipt, using only its events and their signature."""
     problems: list[str] = []
     missing_keys: list[str] = []
-    keys = by_id(verifiers)
     try:
-        proofs = [_verify_hashes(proof, str(receipt["chain"])) for proof in receipt["ways"]]
-        for shown in proofs:
-            if not (problem := _missing_key(shown[-1], keys)):
-                problems += _check_signature(str(receipt["log"]), shown[-1], keys)
-            elif problem not in missing_keys:
-                missing_keys.append(problem)
-        run = _assemble_run(proofs)
-        last = proofs[-1][-1].record
-        problems += _find_hidden(receipt["ways"], proofs, run.seq)
+        head = Head.from_dict(receipt["head"])
+        shown, last_hash = _follow(receipt, head.chain)
+        if (head.seq, head.record_hash) != (receipt["first_seq"] + len(receipt["events"]) - 1, last_hash):
+            problems.append("its events are not those that were signed")
+        verifier = by_id(verifiers).get(head.key)
+        if verifier is None:
+            missing_keys.append(f"it could not be checked: it is signed with {key_wanted(head.key, head.signature)}")
+        elif not head.is_signed_by(verifier):
+            problems.append("its signature is not of this checkpoint")
+        run = _assemble_run(shown, receipt["blobs"])
+        problems += _find_hidden(receipt, run.seq)
         problems += _check_calls(run)
-        problems += _check_redactions(receipt, proofs, keys)
         plain = json.loads(json.dumps(run.to_dict()))
         if json.dumps(plain, sort_keys=True) != json.dumps(receipt["run"], sort_keys=True):  # else 1 equals true
-            problems.append("what it says in words is not what its records say")
+            problems.append("what it says in words is not what its events say")
         found = (*missing_keys, *problems)
-        is_unchecked = bool(missing_keys) and not problems
-        missing = () if found else tuple(_find_missing(run))
         return ReceiptCheck(
             not found,
             run,
             problems=found,
-            key=last.fields["key"],
-            signed_ns=last.at_ns,
-            is_unchecked=is_unchecked,
-            missing=missing,
+            key=head.key,
+            signed_ns=head.at_ns,
+            is_unchecked=bool(missing_keys) and not problems,
+            missing=() if found else tuple(_find_missing(run)),
         )
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as exc:
+    except (
+        KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError, AuditError
+    ) as exc:  # fmt: skip
         return ReceiptCheck(False, None, (*missing_keys, *problems, f"it is not whole: {type(exc).__name__} {exc}"))
 
 
-def _verify_hashes(proof: Mapping[str, Any], chain: str) -> list[StoredRecord]:
-    """Return the records shown in an inclusion proof, with hashes computed from the proof.
+def _follow(receipt: Mapping[str, Any], chain: str) -> tuple[list[StoredEvent], bytes]:
+    """Return the events that are shown, and the hash of the last one of all, shown or not.
 
     Raises:
-        ValueError: a record is malformed or not in its place.
+        ValueError: an event is malformed.
     """
-    record_hash = bytes.fromhex(proof["before"])
-    found: list[StoredRecord] = []
-    for seq, step in enumerate(proof["records"], start=int(proof["first_seq"])):
-        previous_hash = record_hash
+    record_hash, first = bytes.fromhex(receipt["before"]), receipt["first_seq"]
+    if type(first) is not int:
+        raise ValueError(f"its first number is {first!r:.40}")
+    found: list[StoredEvent] = []
+    for seq, step in enumerate(receipt["events"], start=first):
+        previous = record_hash
         if "body" not in step:
-            record_hash = hash_digest(previous_hash, step["run"], bytes.fromhex(step["sha256"]))
+            record_hash = hash_digest(previous, step["run"], bytes.fromhex(step["sha256"]))
             continue
         body = base64.b64decode(step["body"], validate=True)
-        record_hash = hash_record(previous_hash, body)
-        record = records.parse(body)
-        if record.seq != seq or not records.is_canonical(record):
-            raise ValueError(f"record {seq} is not where it was written")
-        found.append(StoredRecord(RecordLocation(chain, 0, 0), record, Frame(0, previous_hash, body, record_hash)))
-    return found
+        row = (chain, seq, first, step["kind"], step["at_ns"], bytes.fromhex(step["salt"]), body, previous, b"")
+        event = event_of(row)
+        event.record_hash = record_hash = hash_digest(previous, event.run, event.digest)
+        found.append(event)
+    return found, record_hash
 
 
-def _assemble_run(proofs: list[list[StoredRecord]]) -> RecordedRun:
-    """Build the run from the records shown in the proofs.
+def _assemble_run(shown: list[StoredEvent], blobs: Mapping[str, str]) -> RecordedRun:
+    """Build the run from its events and blobs.
 
     Raises:
-        ValueError: they are the records of no run, or of several.
+        ValueError: they are the events of no run, or a blob is not what its digest says.
     """
-    shown = [stored.record for proof in proofs for stored in proof]
-    kinds = (records.TOOLS, records.SETTINGS)
-    shared = {record.fields["digest"]: record.fields for record in shown if record.kind in kinds}
-    own = [stored for proof in proofs for stored in proof if stored.record.run]
-    run = assemble(own, shared)
-    if run is None or {stored.record.run for stored in own} != {run.seq}:
-        raise ValueError("it does not hold the records of one run")
+    shared = {}
+    named = shared_digests(shown)
+    if blobs.keys() - {digest for _, digest in named}:
+        raise ValueError("it holds a blob that the run does not name")
+    for name, digest in named:
+        if digest in blobs:
+            content = base64.b64decode(blobs[digest], validate=True)
+            if bytes_digest(content) != digest:
+                raise ValueError(f"its {name} are not those of the run")
+            shared[digest] = shared_fields(name, content)
+    run = assemble(shown, shared)
+    if run is None:
+        raise ValueError("it does not hold the events of a run")
     return run
 
 
-def _find_hidden(ways: list[Mapping[str, Any]], proofs: list[list[StoredRecord]], run: int) -> Iterator[str]:
-    """Find records of the run that are hidden. All of its records are in the last proof, which has no gap."""
-    if any(stored.record.run for proof in proofs[:-1] for stored in proof):
-        yield "records of the run stand in several proofs, and between them others could be hidden"
-    for seq, step in enumerate(ways[-1]["records"], start=ways[-1]["first_seq"]):
+def _find_hidden(receipt: Mapping[str, Any], run: int) -> Iterator[str]:
+    """Find events of the run that are hidden."""
+    for seq, step in enumerate(receipt["events"], start=receipt["first_seq"]):
         if step.get("run") == run:
-            yield f"record {seq} belongs to the run and is hidden"
-
-
-def _check_redactions(
-    receipt: Mapping[str, Any], proofs: list[list[StoredRecord]], keys: Mapping[str, Verifier]
-) -> Iterator[str]:
-    """Find records that were redacted without a signed record that says so."""
-    signed = set()
-    for proof in receipt.get("redactions") or ():
-        shown = _verify_hashes(proof, str(proof["chain"]))
-        if problem := _missing_key(shown[-1], keys):
-            yield problem  # anybody can sign a redaction with a key that nobody knows
-            continue
-        yield from _check_signature(str(receipt["log"]), shown[-1], keys)
-        found = [each.record.fields for each in shown if each.record.kind == records.REDACTED]
-        signed |= {tuple(fields[name] for name in ("chain", "seq", "original", "left")) for fields in found}
-    for stored in (each for proof in proofs for each in proof if each.record.original):
-        left = hashlib.sha256(stored.frame.body).digest()
-        if (stored.location.chain, stored.record.seq, stored.record.original, left) not in signed:
-            yield f"content of record {stored.record.seq} was removed, and no signed record says what is left of it"
+            yield f"event {seq} belongs to the run and is hidden"
 
 
 def _check_calls(run: RecordedRun) -> list[str]:
@@ -285,22 +269,3 @@ def _find_missing(run: RecordedRun) -> Iterator[str]:
     for name, found in (("terms", run.settings), ("tools", run.tools)):
         if run.start.get(name) and not found:
             yield f"it does not show the run's {'settings' if name == 'terms' else name}"
-
-
-def _missing_key(last: StoredRecord, keys: Mapping[str, Verifier]) -> str:
-    """Name the key that is needed to check a signature and was not given; empty when none is missing."""
-    fields = last.record.fields
-    if last.record.kind != records.CHECKPOINT or fields["key"] in keys:
-        return ""
-    return f"it could not be checked: it is signed with {key_wanted(fields['key'], fields['signature'])}"
-
-
-def _check_signature(log: str, last: StoredRecord, keys: Mapping[str, Verifier]) -> list[str]:
-    record = last.record
-    if record.kind != records.CHECKPOINT:
-        return ["it does not end with a checkpoint"]
-    reason, key, signature = (record.fields[name] for name in ("reason", "key", "signature"))
-    chain, previous_hash = last.location.chain, last.frame.previous_hash
-    statement = checkpoint_statement(log, chain, record.seq, record.at_ns, previous_hash, reason)
-    is_valid = keys[key].is_valid(statement, signature)
-    return [] if is_valid else ["its records are not what was signed"]

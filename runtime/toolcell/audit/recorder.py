@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from mmap import mmap
 from typing import TYPE_CHECKING, Any
 
+import anyio
+
 from toolcell.audit import cutting, records
+from toolcell.audit.config import ToolContent
 from toolcell.audit.log import AuditLog
 from toolcell.audit.redact import Redactor
 from toolcell.audit.run_record import RunRecord
@@ -23,7 +26,7 @@ from toolcell.run.runs import replay_seed
 from toolcell.sandbox.backend import profile_of
 from toolcell.support import daemon_threads
 from toolcell.support.lru import Lru
-from toolcell.support.packing import text_digest, value_digest
+from toolcell.support.packing import bytes_digest, pack, text_digest, unpack, value_digest
 from toolcell.tools.options import Origin
 
 if TYPE_CHECKING:
@@ -95,10 +98,26 @@ class Recorder:
         environment: Mapping[str, Any] | None = None,
     ) -> RunRecord:
         """Record that a script is about to run. `files` are its `file_entries`."""
+        return self.beginning(message, limits=limits, policy=policy, registry=registry, context=context, files=files,
+                              sandbox=sandbox, environment=environment).write()  # fmt: skip
+
+    def beginning(
+        self,
+        message: RunScript,
+        *,
+        limits: Limits,
+        policy: Policy,
+        registry: CallableTools,
+        context: RunContext,
+        files: Sequence[Any] = (),
+        sandbox: Sandbox | None = None,
+        environment: Mapping[str, Any] | None = None,
+    ) -> Beginning:
+        """Return what is to be recorded of a script that is about to run."""
         tools = self._tools(registry, frozenset(message.tools.split())) if message.tools else None
         settings = self._settings(limits, policy, sandbox, environment or {})
         sandbox_id = sandbox.id if sandbox is not None else None
-        return self._begin(context, CODE, message, files, tools, settings, sandbox_id)
+        return self._beginning(context, CODE, message, files, tools, settings, sandbox_id)
 
     async def run_observer(
         self,
@@ -112,7 +131,7 @@ class Recorder:
         """Return the observer of a script's run, which begins its record when the script was sent."""
         entries = await self.file_entries(request.files, context) if request.files else []
         return AuditRunObserver(
-            lambda sandbox: self.begin(
+            lambda sandbox: self.beginning(
                 request.message,
                 limits=request.limits,
                 policy=policy,
@@ -124,18 +143,23 @@ class Recorder:
             )
         )
 
-    @contextmanager
-    def observe(self, context: RunContext, kind: str = CALLS) -> Iterator[RunContext]:
+    @asynccontextmanager
+    async def observe(self, context: RunContext, kind: str = CALLS) -> AsyncIterator[RunContext]:
         """Record every call made with the yielded context, for agents, plans and programs without a sandbox."""
-        record = self._begin(context, kind)
+        beginning = self._beginning(context, kind)
+        if (record := beginning.try_write()) is None:
+            record = await daemon_threads.run_sync(beginning.write)
         try:
             yield record.context
         except BaseException as exc:
-            record.failed(exc)
+            with anyio.CancelScope(shield=True):
+                await daemon_threads.run_sync(record.failed, exc)
             raise
-        record.end_calls()
+        if not record.end_calls():
+            with anyio.CancelScope(shield=True):
+                await daemon_threads.run_sync(record.end_calls, True)
 
-    def _begin(
+    def _beginning(
         self,
         context: RunContext,
         kind: str,
@@ -144,10 +168,8 @@ class Recorder:
         tools: _Shared | None = None,
         settings: _Shared | None = None,
         sandbox_id: str | None = None,
-    ) -> RunRecord:
+    ) -> Beginning:
         redactor = self._redactor_of(context.secrets)
-        for shared in (tools, settings):
-            self._write_shared(shared)
         script: tuple[Any, ...] = (None, None, None, None)
         own: tuple[Any, ...] = (None, None, None)
         if message is not None:
@@ -166,21 +188,8 @@ class Recorder:
             _who(context),
             {},
         )
-        run = self.log.append(records.RUN_STARTED, 0, fields, redactor)
-        for shared in (tools, settings):
-            self._write_shared(shared)  # again, if this record began a new segment
-        return RunRecord(self.log, self._content_of, run=run, context=context, redactor=redactor)
-
-    def _write_shared(self, shared: _Shared | None) -> None:
-        """Write tools or settings, unless the open segment holds them already."""
-        if shared is None or shared.digest in self.log.shared_digests:
-            return
-        self.log.shared_digests.add(shared.digest)  # first: the write may begin a segment, which clears the set
-        try:
-            self.log.append(shared.kind, 0, (shared.digest, *shared.content, {}))
-        except BaseException:
-            self.log.shared_digests.discard(shared.digest)
-            raise
+        shared = tuple(each for each in (tools, settings) if each is not None)
+        return Beginning(self.log, shared, fields, self._content_of, context, redactor)
 
     def _redactor_of(self, secrets: Mapping[str, str]) -> Redactor:
         if not secrets:
@@ -210,7 +219,7 @@ class Recorder:
             if sandbox is not None:
                 isolation |= {"backend": sandbox.backend, "layers": dict(sandbox.layers), **profile_of(sandbox)}
             content = (limits.model_dump(), policy_fields, isolation)
-            known = self._remember(key, records.SETTINGS, content, (limits, policy))
+            known = self._remember(key, content, (limits, policy))
         return known
 
     def _tools(self, registry: CallableTools, names: frozenset[str]) -> _Shared:
@@ -219,11 +228,15 @@ class Recorder:
         key = tuple(map(id, offered))
         if (known := self._shared.get(key)) is None:
             defined = [_defined(registry, each) for each in offered]
-            known = self._remember(key, records.TOOLS, (defined,), offered)
+            known = self._remember(key, (defined,), offered)
         return known
 
-    def _remember(self, key: Any, kind: str, content: tuple[Any, ...], alive: object) -> _Shared:
-        known = _Shared(kind, value_digest(content), content, alive)
+    def _remember(self, key: Any, content: tuple[Any, ...], alive: object) -> _Shared:
+        redactor, packed = self.log.redactor, pack(content)
+        if (rules := redactor.scan(packed)) is not None:  # an argument called `token` is not a token
+            cleaned, count = redactor.clean(unpack(packed), rules, with_names=False)
+            packed = pack(cleaned) if count else packed
+        known = _Shared(bytes_digest(packed), packed, alive)
         self._shared.put(key, known)
         return known
 
@@ -236,13 +249,48 @@ def _defined(registry: CallableTools, tool: ToolDefinition) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """Tools or settings of many runs. They are recorded once per segment, and runs name their digest."""
+    """Tools or settings of many runs. They are recorded once, and runs name their digest."""
 
-    kind: str
     digest: str
-    content: tuple[Any, ...]
+    packed: bytes
     alive: object
     """The objects whose ids are in the key; kept alive so that no other object gets the same id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The first event of a run, to be written."""
+
+    log: AuditLog
+    shared: tuple[_Shared, ...]
+    fields: tuple[Any, ...]
+    content_of: Callable[[str], ToolContent]
+    context: RunContext
+    redactor: Redactor
+
+    def try_write(self, wait: bool = False) -> RunRecord | None:
+        """Write it. None: another process must be waited for.
+
+        Raises:
+            AuditError: it could not be written.
+        """
+        for each in self.shared:
+            if not self.log.keep_blob(each.digest, each.packed, wait=wait):
+                return None
+        run = self.log.try_append(records.RUN_STARTED, 0, self.fields, self.redactor, wait=wait)
+        if run is None:
+            return None
+        return RunRecord(self.log, self.content_of, run, self.context, self.redactor)
+
+    def write(self) -> RunRecord:
+        """Write it, however long another process has to be waited for.
+
+        Raises:
+            AuditError: it could not be written.
+        """
+        record = self.try_write(wait=True)
+        assert record is not None
+        return record
 
 
 def _input_files(files: Iterable[GuestFile], log: AuditLog, redactor: Redactor) -> list[Any]:
@@ -285,7 +333,7 @@ class AuditRunObserver:
 
     __slots__ = ("_begin", "_record", "_sandbox")
 
-    def __init__(self, begin: Callable[[Sandbox | None], RunRecord]) -> None:
+    def __init__(self, begin: Callable[[Sandbox | None], Beginning]) -> None:
         self._begin = begin
         self._sandbox: Sandbox | None = None
         self._record: RunRecord | None = None
@@ -294,9 +342,17 @@ class AuditRunObserver:
         """Remember the sandbox: its isolation belongs to the record."""
         self._sandbox = sandbox
 
-    def on_script_sent(self) -> None:
+    def on_script_sent(self) -> Awaitable[None] | None:
         """Record the start of the run."""
-        self._record = self._begin(self._sandbox)
+        beginning = self._begin(self._sandbox)
+        if (record := beginning.try_write()) is None:
+            return self._begin_later(beginning)
+        self._record = record
+        record.writes_ends_later = True
+        return None
+
+    async def _begin_later(self, beginning: Beginning) -> None:
+        self._record = await daemon_threads.run_sync(beginning.write)
         self._record.writes_ends_later = True
 
     def context_of(self, call: CallTool, call_id: str, context: RunContext) -> RunContext:
@@ -311,24 +367,35 @@ class AuditRunObserver:
         assert self._record is not None
         self._record.problem = error
 
-    def on_answers_sent(self) -> None:
+    def on_answers_sent(self) -> Awaitable[None] | None:
         """Record the ends of the calls that were answered."""
-        if self._record is None:
-            return
+        record = self._record
+        if record is None:
+            return None
         try:
-            self._record.flush()
+            return None if record.flush() else self._flush_later(record)
         except AuditError as exc:
-            self._record.problem = exc
+            record.problem = exc
             raise ToolAbort("a tool call could not be recorded") from exc
 
-    def on_end(self, result: ExecutionResult) -> None:
-        """Record the end of the run."""
-        if self._record is not None:
-            self._record.end(result)
+    async def _flush_later(self, record: RunRecord) -> None:
+        try:
+            await daemon_threads.run_sync(record.flush, True)
+        except AuditError as exc:
+            record.problem = exc
+            raise ToolAbort("a tool call could not be recorded") from exc
 
-    def on_failure(self, error: BaseException) -> None:
+    def on_end(self, result: ExecutionResult) -> Awaitable[None] | None:
+        """Record the end of the run."""
+        record = self._record
+        return None if record is None or record.end(result, wait=False) else self._end_later(record, result)
+
+    async def _end_later(self, record: RunRecord, result: ExecutionResult) -> None:
+        await daemon_threads.run_sync(record.end, result)
+
+    async def on_failure(self, error: BaseException) -> None:
         """Record that the run has no result."""
         if self._record is None and isinstance(error, SandboxUnavailable):
-            self._record = self._begin(self._sandbox)
+            self._record = await daemon_threads.run_sync(self._begin(self._sandbox).write)
         if self._record is not None:
-            self._record.failed(error)
+            await daemon_threads.run_sync(self._record.failed, error)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from toolcell.audit.log import AuditLog
 from toolcell.audit.redact import Redactor
 from toolcell.errors import AuditError
 from toolcell.results import ErrorInfo, ExecutionResult, Usage
+from toolcell.support import daemon_threads
 from toolcell.support.log import logger_of
 from toolcell.support.packing import value_digest
 
@@ -41,7 +43,7 @@ class RunRecord:
     """The records of one run that still runs."""
 
     __slots__ = (
-        "_calls", "_content_of", "_context", "_failed_calls", "_log", "_next_observer", "_numbers",
+        "_calls", "_content_of", "_context", "_failed_calls", "_flushing", "_log", "_next_observer", "_numbers",
         "_observed", "_redactor", "_run", "_unwritten_ends", "lines", "problem", "writes_ends_later",
     )  # fmt: skip
 
@@ -73,6 +75,8 @@ class RunRecord:
         self._observed: RunContext | None = None
         self._unwritten_ends: list[tuple[int, Any]] = []
         """Time of each end, and its record's fields or the call to make them from."""
+        self._flushing = threading.Lock()
+        """Held by whoever writes them: the event loop, or a thread that waits for another process."""
 
     @property
     def context(self) -> RunContext:
@@ -99,13 +103,18 @@ class RunRecord:
         origin = call.origin if call.step is None else call.origin_label
         if (keep := self._content_of(call.name)) is not FULL:
             args = self._reduced_args(keep, args, extra)
-        self._log.append(
-            records.CALL_STARTED,
-            self._run,
-            (number, call.call_id, parent, call.name, origin, line, args, extra),
-            self._redactor,
-        )
+        fields = (number, call.call_id, parent, call.name, origin, line, args, extra)
+        if self._log.try_append(records.CALL_STARTED, self._run, fields, self._redactor) is None:
+            return self._start_later(call, fields)
         return self._next_observer.call_started(call) if self._next_observer is not None else None
+
+    async def _start_later(self, call: Call, fields: tuple[Any, ...]) -> None:
+        """Wait in a thread for another process that writes, and for the effect to be recorded."""
+        from toolcell.tools.concurrency import maybe_await  # who reads a record loads no tools
+
+        await daemon_threads.run_sync(self._log.append, records.CALL_STARTED, self._run, fields, self._redactor)
+        if self._next_observer is not None:
+            await maybe_await(self._next_observer.call_started(call))
 
     def call_ended(self, call: Call) -> Any:
         """Record the end of a call, or keep it for `flush`."""
@@ -114,21 +123,38 @@ class RunRecord:
         # A failure is read now: its exception may look different later.
         is_later = self.writes_ends_later and not result.is_error
         self._unwritten_ends.append((time.time_ns(), call if is_later else self._end_of(call, result)))
-        if not self.writes_ends_later:
-            self.flush()
+        if not self.writes_ends_later and not self.flush():
+            return self._end_later(call)
         return self._next_observer.call_ended(call) if self._next_observer is not None else None
 
-    def flush(self) -> None:
-        """Write the ends of calls that are not written yet.
+    async def _end_later(self, call: Call) -> None:
+        from toolcell.tools.concurrency import maybe_await
+
+        await daemon_threads.run_sync(self.flush, True)
+        if self._next_observer is not None:
+            await maybe_await(self._next_observer.call_ended(call))
+
+    def flush(self, wait: bool = False) -> bool:
+        """Write the ends of calls that are not written yet. False: for the rest, another process must be waited for.
 
         Raises:
-            AuditError: a record could not be written.
+            AuditError: an event could not be written.
         """
-        while self._unwritten_ends:
-            at_ns, ended = self._unwritten_ends.pop(0)
-            if type(ended) is not tuple:
-                ended = self._end_of(ended, ended.result)
-            self._log.append(records.CALL_ENDED, self._run, ended, self._redactor, at_ns)
+        if not self._flushing.acquire(blocking=wait):
+            return False
+        try:
+            while self._unwritten_ends:
+                at_ns, ended = self._unwritten_ends[0]
+                if type(ended) is not tuple:
+                    ended = self._end_of(ended, ended.result)
+                    self._unwritten_ends[0] = (at_ns, ended)
+                written = self._log.try_append(records.CALL_ENDED, self._run, ended, self._redactor, at_ns, wait=wait)
+                if written is None:
+                    return False
+                self._unwritten_ends.pop(0)
+        finally:
+            self._flushing.release()
+        return True
 
     def _end_of(self, call: Call, result: ToolResult) -> tuple[Any, ...]:
         """Return the fields of the record of a call's end."""
@@ -189,16 +215,17 @@ class RunRecord:
 
     # The end
 
-    def end(self, result: ExecutionResult) -> None:
-        """Record the result of the run.
+    def end(self, result: ExecutionResult, wait: bool = True) -> bool:
+        """Record the result of the run. False: another process must be waited for, and nothing was written.
 
         Raises:
-            AuditError: this record, or an earlier one of the run, could not be written.
+            AuditError: this event, or an earlier one of the run, could not be written.
         """
         logs = result.logs
         printed = [[entry.stream, entry.text] for entry in logs.entries]
-        self._end(
+        is_written = self._end(
             str(result.outcome),
+            wait=wait,
             value=result.value,
             has_value=result.has_value,
             value_sha256=value_digest(result.value) if result.has_value else None,
@@ -209,19 +236,20 @@ class RunRecord:
             usage=_usage_fields(result.usage),
             extra={"lint": result.isolation.lint} if result.isolation.lint != "off" else {},
         )
-        if self.problem is not None:
+        if is_written and self.problem is not None:
             raise self.problem
+        return is_written
 
-    def end_calls(self, outcome: str = "ok", error: Mapping[str, Any] | None = None) -> None:
-        """Record the end of a run that has no result: one without a sandbox, or one that the host ended."""
-        self._end(outcome, error=error, extra={})
+    def end_calls(self, wait: bool = False) -> bool:
+        """Record the end of a run without a sandbox. False: another process must be waited for."""
+        return self._end("ok", wait=wait, error=None, extra={})
 
     def failed(self, exc: BaseException) -> None:
         """Record that an exception of the host ended the run. Logs an `AuditError`: the caller re-raises its own."""
         outcome = EXCEPTION_OUTCOMES.get(type(exc).__name__, ABORTED)
         error = {"type": type(exc).__name__, "message": str(exc), "trace": _trace(exc) if outcome == ABORTED else None}
         try:
-            self.end_calls(outcome, {name: value for name, value in error.items() if value})
+            self._end(outcome, wait=True, error={name: value for name, value in error.items() if value}, extra={})
         except AuditError:
             logger.exception("the end of run %s could not be recorded", self._context.run_id)
 
@@ -229,6 +257,7 @@ class RunRecord:
         self,
         outcome: str,
         *,
+        wait: bool,
         error: Mapping[str, Any] | None,
         extra: Mapping[str, Any],
         value: Any = None,
@@ -238,8 +267,9 @@ class RunRecord:
         streams: Sequence[Any] = (0, 0, False),
         files: Sequence[Any] = (),
         usage: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.flush()
+    ) -> bool:
+        if not self.flush(wait):
+            return False
         calls = [self._calls, self._failed_calls]
         fields = (
             outcome,
@@ -254,7 +284,8 @@ class RunRecord:
             calls,
             extra,
         )
-        self._log.append(records.RUN_ENDED, self._run, fields, self._redactor)
+        written = self._log.try_append(records.RUN_ENDED, self._run, fields, self._redactor, wait=wait)
+        return written is not None
 
 
 def _failure(result: ToolResult, extra: dict[str, Any]) -> str | None:

@@ -1,5 +1,5 @@
-"""The kinds of records, and what each of their fields may hold. Anybody can write a chained record, so no reader trusts
-the types in one.
+"""The kinds of events, and what each of their fields may hold. Anybody who can write the file can add an event, so no
+reader trusts the types in one.
 
 Values of scripts and tools may be anything. All other fields have the shapes that their readers rely on. This module
 knows neither files nor encodings.
@@ -127,17 +127,11 @@ _usage = table(wall_s=number, cpu_s=optional(number), start_s=number, peak_memor
 _error = mapping(type=text, message=text, line=optional(whole), column=optional(whole))
 
 SHAPES: Final[dict[str, dict[str, Shape]]] = {
-    "segment": {"format": integer, "log": text, "chain": text, "number": integer, "more": _more},
     "opened": {
         "host": text, "pid": integer, "toolcell": text, "python": text, "key": text, "algorithm": text,
-        "left": optional(each(row(text, integer, data, text))), "more": _more,
+        "after": optional(row(text, integer, data)), "more": _more,
     },
-    "checkpoint": {"reason": text, "key": text, "signature": data},
-    "retired": {"first": integer, "last": integer, "seq": integer, "link": data, "reason": text, "more": _more},
-    "tools": {"digest": text, "definitions": each(_tool), "more": _more},
-    "terms": {
-        "digest": text, "limits": _limits, "policy": mapping(), "isolation": _isolation, "more": _more,
-    },
+    "pruned": {"chain": text, "seq": integer, "hash": data, "count": integer, "reason": text, "more": _more},
     "run_started": {
         "id": text, "sort": text, "source": optional(text), "sha256": optional(text), "inputs": anything,
         "inputs_sha256": optional(text), "files": each(row(text, integer, text, optional(data))),
@@ -159,23 +153,18 @@ SHAPES: Final[dict[str, dict[str, Shape]]] = {
         "files": each(row(text, optional(text), integer, optional(text), optional(text))), "error": optional(_error),
         "usage": _usage, "calls": row(integer, integer), "more": _more,
     },
-    "redacted": {
-        "chain": text, "seq": integer, "run": text, "original": data, "left": data, "parts": each(text), "by": text,
-        "reason": text, "more": _more,
-    },
-    "witnessed": {"witness": text, "chain": text, "seq": integer, "link": data, "problem": text, "more": _more},
     "key_changed": {"old": text, "new": text, "algorithm": text, "public": text, "more": _more},
-    "held": {
-        "chain": text, "seq": integer, "run": text, "is_held": flag, "by": text, "reason": text, "more": _more,
-    },
 }  # fmt: skip
-"""Kind of a record to its fields, in order, with their shapes. The names are part of the format, and so is the order: a
-record has the number of its kind here, and its fields without their names. New kinds and new fields go to the end; a
-reader gives None to fields that are missing. `redacted`, `held` and `witnessed` are no longer written, only read:
-logs that have them, as in `tests/golden`, still verify.
+"""Kind of an event to its fields, in order, with their shapes.
 
-`tools` and `terms` (the run settings: limits, policy, isolation) are the same for many runs, so each is recorded once
-per segment, and a run names its digest. `left` lists the chains that the writer found and did not continue, each as
-[chain, seq, record hash, why]. `sort` is the run's kind. `more` holds what few records of a kind have:
-redactions, digests of values that were left out, coercions, agents.
+`opened` begins each chain: `after` is the newest event of the record then, as [chain, seq, hash]. `tools` and `terms`
+(the run settings: limits, policy, isolation) are the same for many runs, so each is a blob, and a run names its
+digest. `sort` is the run's kind. `more` holds what few events of a kind have: redactions, digests of values that were
+left out, coercions, agents.
 """
+
+BLOB_SHAPES: Final[dict[str, dict[str, Shape]]] = {
+    "tools": {"definitions": each(_tool)},
+    "terms": {"limits": _limits, "policy": mapping(), "isolation": _isolation},
+}
+"""The same for blobs, by the field of `run_started` that names one."""

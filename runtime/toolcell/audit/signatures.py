@@ -1,20 +1,20 @@
-"""The statements that signatures are made over: checkpoints, heads kept outside the log, and prune records.
+"""The statements that signatures are made over, and the heads that are kept outside the record.
 
-A statement names its purpose and its log, so no statement can be passed off as another. This module knows no keys.
+A statement names its purpose and its record, so no statement can be passed off as another. This module knows no keys.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import platformdirs
 
-from toolcell.audit.format import PRUNE_FILE, BadInput, json_bytes, read_small_file
+from toolcell.audit.store import BadInput
 from toolcell.errors import AuditError
 from toolcell.support.atomic import write_file
 from toolcell.support.packing import pack
@@ -23,42 +23,46 @@ from toolcell.support.private_files import make_private_folder
 if TYPE_CHECKING:
     from toolcell.audit.keys import Signer, Verifier
 
-
-def checkpoint_statement(log: str, chain: str, seq: int, at_ns: int, previous_hash: bytes, reason: str) -> bytes:
-    """Return the statement of a checkpoint: the chain up to this hash is what was written."""
-    return pack(["toolcell audit checkpoint 1", log, chain, seq, at_ns, previous_hash, reason])
+TIME, ASKED, CLOSED, PRUNED = "time", "asked", "closed", "pruned"
+"""Why a checkpoint was made. `pruned`: events up to it were removed by retention, and it stands for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The length of a chain at a checkpoint. A head that is kept outside the log shows when the chain's end is cut."""
+    """A signed checkpoint: a chain up to this event is what was written.
+
+    The newest one of a chain, kept outside the record, shows when the chain's end is cut.
+    """
 
     log: str
+    """Id of the record."""
     chain: str
     seq: int
     record_hash: bytes
     at_ns: int
+    reason: str
     key: str
     signature: bytes
 
     @staticmethod
-    def _statement(log: str, chain: str, seq: int, record_hash: bytes, at_ns: int) -> bytes:
-        return pack(["toolcell audit head 1", log, chain, seq, record_hash, at_ns])
+    def _statement(log: str, chain: str, seq: int, record_hash: bytes, at_ns: int, reason: str) -> bytes:
+        return pack(["toolcell record checkpoint 1", log, chain, seq, record_hash, at_ns, reason])
 
     @classmethod
-    def sign(cls, log: str, chain: str, seq: int, record_hash: bytes, at_ns: int, signer: Signer) -> Self:
+    def sign(cls, log: str, chain: str, seq: int, record_hash: bytes, at_ns: int, reason: str, signer: Signer) -> Self:
         """Make a signed head."""
-        signature = signer.sign(cls._statement(log, chain, seq, record_hash, at_ns))
-        return cls(log, chain, seq, record_hash, at_ns, signer.key_id, signature)
+        signature = signer.sign(cls._statement(log, chain, seq, record_hash, at_ns, reason))
+        return cls(log, chain, seq, record_hash, at_ns, reason, signer.key_id, signature)
 
     def is_signed_by(self, verifier: Verifier) -> bool:
-        """True when the head has not been changed since it was signed."""
-        statement = self._statement(self.log, self.chain, self.seq, self.record_hash, self.at_ns)
-        return verifier.is_valid(statement, self.signature)
+        """True when it has not been changed since it was signed."""
+        own = self._statement(self.log, self.chain, self.seq, self.record_hash, self.at_ns, self.reason)
+        return verifier.is_valid(own, self.signature)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return _plain(self, HEAD_FIELDS)
+        fields = {name: getattr(self, _ATTRIBUTES.get(name, name)) for name in HEAD_FIELDS}
+        return {name: value.hex() if name in _BYTES else value for name, value in fields.items()}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
@@ -67,81 +71,40 @@ class Head:
         Raises:
             AuditError: this is not a head.
         """
-        return cls(**_parsed(plain, HEAD_FIELDS, "head"))
+        try:
+            fields: dict[str, Any] = {name: plain[name] for name in HEAD_FIELDS}
+            for name, value in fields.items():
+                if name in _BYTES:
+                    fields[name] = bytes.fromhex(value)
+                elif not isinstance(value, int if name in _NUMBERS else str):
+                    raise TypeError(f"{name} is {value!r:.60}")
+        except (KeyError, TypeError, ValueError, AttributeError) as exc:
+            raise AuditError(f"this is not a head of a record: {type(exc).__name__} {exc}") from exc
+        return cls(**{_ATTRIBUTES.get(name, name): value for name, value in fields.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class PruneRecord:
-    """Stands for the removed beginning of a chain. The rest of the chain verifies against it."""
-
-    log: str
-    chain: str
-    last_segment: int
-    """This segment and all before it were removed."""
-    seq: int
-    """Number of the last record removed."""
-    record_hash: bytes
-    """Hash of the same record: the previous hash of the first record kept."""
-    newest_ns: int
-    """When that record was written."""
-    files_sha256: str
-    """Over the sha256 of each removed file, each together with the digest of those before it."""
-    at_ns: int
-    key: str
-    signature: bytes
-
-    @staticmethod
-    def statement(*values: Any) -> bytes:
-        """Return the statement that is signed: the fields in order, without the last two."""
-        return pack(["toolcell audit stub 1", *values])
-
-    def is_signed_by(self, verifier: Verifier) -> bool:
-        """True when the prune record has not been changed since it was signed."""
-        values = [getattr(self, _ATTRIBUTES.get(name, name)) for name in PRUNE_FIELDS[:-2]]
-        return verifier.is_valid(self.statement(*values), self.signature)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return _plain(self, PRUNE_FIELDS)
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` returned.
-
-        Raises:
-            AuditError: this is not a prune record.
-        """
-        return cls(**_parsed(plain, PRUNE_FIELDS, "stub"))
+HEAD_FIELDS: Final = ("log", "chain", "seq", "hash", "at_ns", "reason", "key", "signature")
+_ATTRIBUTES: Final = {"hash": "record_hash"}
+_BYTES: Final = frozenset({"hash", "signature"})
+_NUMBERS: Final = frozenset({"seq", "at_ns"})
 
 
-HEAD_FIELDS = ("log", "chain", "seq", "link", "at_ns", "key", "signature")
-PRUNE_FIELDS = (
-    "log", "chain", "last_segment", "seq", "link", "newest_ns", "files_sha256", "at_ns", "key", "signature",
-)  # fmt: skip
+# Checkpoints in the database
 
-_ATTRIBUTES = {"link": "record_hash"}
-"""Key in JSON to attribute, where they differ."""
-
-_BYTES = frozenset({"link", "signature"})
-_NUMBERS = frozenset({"seq", "at_ns", "last_segment", "newest_ns"})
+CHECKPOINT_COLUMNS: Final = "writer, n, hash, at, reason, key_id, signature"
+INSERT_CHECKPOINT: Final = f"INSERT OR REPLACE INTO checkpoint ({CHECKPOINT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
-def _plain(value: object, names: Iterable[str]) -> dict[str, Any]:
-    fields = {name: getattr(value, _ATTRIBUTES.get(name, name)) for name in names}
-    return {name: item.hex() if name in _BYTES else item for name, item in fields.items()}
+def checkpoint_row(head: Head) -> tuple[Any, ...]:
+    """Return the values of `INSERT_CHECKPOINT`."""
+    return (head.chain, head.seq, head.record_hash, head.at_ns, head.reason, head.key, head.signature)
 
 
-def _parsed(plain: Mapping[str, Any], names: Iterable[str], kind: str) -> dict[str, Any]:
-    try:
-        fields: dict[str, Any] = {name: plain[name] for name in names}
-        for name, value in fields.items():
-            if name in _BYTES:
-                fields[name] = bytes.fromhex(value)
-            elif not isinstance(value, int if name in _NUMBERS else str):
-                raise TypeError(f"{name} is {value!r:.60}")
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise AuditError(f"this is not a {kind} of an audit log: {type(exc).__name__} {exc}") from exc
-    return {_ATTRIBUTES.get(name, name): value for name, value in fields.items()}
+def head_of(log: str, row: tuple[Any, ...]) -> Head | None:
+    """Return the head in a row of the checkpoints; None where a column is of another type."""
+    if tuple(map(type, row)) != (str, int, bytes, int, str, str, bytes):
+        return None
+    return Head(log, *row)
 
 
 # Files
@@ -156,26 +119,25 @@ def save_head(directory: Path, head: Head) -> None:
     """Write the head of a chain in place of its older one."""
     folder = directory / head.log
     make_private_folder(folder)
-    write_file(folder / f"{head.chain}.json", json_bytes(head.to_dict()))
+    text = json.dumps(head.to_dict(), indent=1, sort_keys=True) + "\n"
+    write_file(folder / f"{head.chain}.json", text.encode())
+
+
+def forget_heads(directory: Path, log: str, chains: list[str]) -> None:
+    """Remove the heads of chains of which retention has left nothing."""
+    for chain in chains:
+        with suppress(OSError):
+            (directory / log / f"{chain}.json").unlink(missing_ok=True)
 
 
 def saved_heads(log: str, directory: Path | None = None) -> list[Head]:
-    """Return the heads that writers of a log saved on this machine."""
+    """Return the heads that writers of a record saved on this machine."""
     folder = (directory or default_heads_dir()) / log
     try:
         files = sorted(folder.glob("*.json"))
     except OSError:
         return []
     return [head for file in files for head in load_heads(file)]
-
-
-def known_heads(log: str, directory: Path) -> list[Head]:
-    """Return the heads that a writer has to respect. Unlike `saved_heads`, pass over files that hold none."""
-    heads: list[Head] = []
-    for file in (directory / log).glob("*.json"):
-        with suppress(BadInput):
-            heads += load_heads(file)
-    return [head for head in heads if head.log == log]
 
 
 def load_heads(path: str | Path) -> list[Head]:
@@ -192,17 +154,3 @@ def load_heads(path: str | Path) -> list[Head]:
         raise BadInput(f"cannot read heads from {path}: {why}") from exc
     except AuditError as exc:
         raise BadInput(f"{path} holds no heads: {exc}") from exc
-
-
-def read_prune_record(chain: Path) -> PruneRecord | None:
-    """Return the prune record of a chain; None when nothing was ever removed from it.
-
-    Raises:
-        AuditError: the prune record is damaged.
-    """
-    try:
-        return PruneRecord.from_dict(json.loads(read_small_file(chain / PRUNE_FILE)))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as exc:
-        raise AuditError(f"{chain / PRUNE_FILE} is damaged: {exc}") from exc

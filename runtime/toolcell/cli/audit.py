@@ -48,7 +48,6 @@ from toolcell.cli.audit_terminal import (
     DirAndRun,
     FilterFlags,
     KeyFiles,
-    ReadOnly,
     default_directory,
     opened,
     split_target,
@@ -69,8 +68,8 @@ if TYPE_CHECKING:
 
 SUMMARY = """Recorded runs: list, show, search, verify, export and replay them.
 
-DIR is the directory of the log (`Runtime(audit=DIR)`); the default is $TOOLCELL_AUDIT, or ./runs. RUN is a run's id,
-the beginning of one, or `last`.
+FILE is the record (`Runtime(audit=FILE)`); the default is $TOOLCELL_AUDIT, or ./runs.db. RUN is a run's id, the
+beginning of one, or `last`.
 """
 
 
@@ -103,12 +102,11 @@ def list_runs(
     filters: FilterFlags,
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Show at most this many; 0 is all.")] = 50,
     key: KeyFiles = None,
-    read_only: ReadOnly = False,
     as_json: AsJson = False,
 ) -> None:
     """List runs with their trust, the newest last. Older runs are only counted."""
     wanted = filters.filter(limit)
-    with opened(directory, key, read_only) as index:
+    with opened(directory, key) as index:
         runs = index.runs(wanted)
         older = index.count(wanted) - len(runs)
         if as_json:
@@ -127,20 +125,18 @@ def show(
         Path | None, typer.Option("--html", metavar="FILE", help="Write one self-contained HTML file.")
     ] = None,
     key: KeyFiles = None,
-    read_only: ReadOnly = False,
     as_json: AsJson = False,
 ) -> None:
     """Show one run: settings, script, calls on a timeline, output and result."""
     directory, wanted = split_target(target)
-    with opened(directory, key, read_only) as index:
+    with opened(directory, key) as index:
         summary = index.find(wanted)
         run = index.load(summary)
         if html is not None:
-            write_html(to_html(run, summary.trust, redactions=index.redactions_of(summary), **about(directory)), html)
+            write_html(to_html(run, summary.trust, **about(directory)), html)
         elif as_json:
-            print_json(run.to_dict() | {"trust": summary.trust, "redactions": index.redactions_of(summary)})
+            print_json(run.to_dict() | {"trust": summary.trust})
         else:
-            audit_terminal.show_redactions(index.redactions_of(summary), stdout())
             audit_terminal.show_run(run, stdout(), summary.trust, audit_terminal.FULL if full else audit_terminal.SHORT)
 
 
@@ -149,12 +145,11 @@ def stats(
     *,
     filters: FilterFlags,
     key: KeyFiles = None,
-    read_only: ReadOnly = False,
     as_json: AsJson = False,
 ) -> None:
     """Count runs by outcome, trust and day, and calls by tool with how long they took."""
     wanted = filters.filter()
-    with opened(directory, key, read_only) as index:
+    with opened(directory, key) as index:
         counted = index.stats(wanted)
         if as_json:
             print_json(counted)
@@ -195,7 +190,7 @@ MAX_DIFF_LINES = 60
 
 
 def grep(
-    target: Annotated[list[str], typer.Argument(metavar="[DIR] PATTERN", help="The log, and what to look for.")],
+    target: Annotated[list[str], typer.Argument(metavar="[FILE] PATTERN", help="The record, and what to look for.")],
     *,
     filters: FilterFlags,
     ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="Ignore case.")] = False,
@@ -205,7 +200,6 @@ def grep(
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Show at most this many matches; 0 is all.")] = 200,
     full: Annotated[bool, typer.Option("--full", help="Show whole lines.")] = False,
     key: KeyFiles = None,
-    read_only: ReadOnly = False,
     as_json: AsJson = False,
 ) -> None:
     """Search scripts, inputs, arguments, answers, output, errors and files' digests. Exits with 1 if nothing is found.
@@ -215,7 +209,7 @@ def grep(
     directory, text = split_target(target)
     pattern = compile_pattern(text, fixed, ignore_case)
     searched = Searched()
-    with opened(directory, key, read_only) as index:
+    with opened(directory, key) as index:
         matches = search(index, index.runs(filters.filter()), pattern, searched)
         shown = list(itertools.islice(matches, limit or None))
         more = sum(1 for _ in matches)  # not kept: only counted
@@ -287,18 +281,17 @@ def _match(match: Match, full: bool) -> list[Any]:
 
 
 def diff(
-    target: Annotated[list[str], typer.Argument(metavar="[DIR] RUN RUN", help="The log, and two of its runs.")],
+    target: Annotated[list[str], typer.Argument(metavar="[FILE] RUN RUN", help="The record, and two of its runs.")],
     *,
     full: Annotated[bool, typer.Option("--full", help="Cut nothing.")] = False,
     key: KeyFiles = None,
-    read_only: ReadOnly = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare two recorded runs: script, settings, calls, output and result. Exits with 1 if they differ."""
     if len(target) not in (2, 3):
-        raise UsageError("expected two runs, and before them their log if it is not the default")
+        raise UsageError("expected two runs, and before them their record if it is not the default")
     directory = Path(target[0]) if len(target) == 3 else default_directory()
-    with opened(directory, key, read_only) as index:
+    with opened(directory, key) as index:
         found = [index.find(id) for id in target[-2:]]
         changes = compare_runs(*map(index.load, found))
         if as_json:
@@ -343,19 +336,19 @@ def tail(
         bool, typer.Option("--follow", "-f", help="Keep showing runs as they end, until Ctrl-C.")
     ] = False,
     key: KeyFiles = None,
-    read_only: ReadOnly = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the newest runs, and with -f new ones as they end. With --json, one object per line."""
     wanted = filters.filter(limit)
-    with opened(directory, key, read_only) as index:
+    with opened(directory, key) as index:
+        coming = new_runs(index, filters.filter()) if follow else ()  # first: what comes meanwhile is shown twice
         runs = index.runs(wanted) if limit else []
         if as_json:
             write_lines(runs)
         else:
             audit_terminal.show_list(runs, stdout())
         if follow:
-            for more in new_runs(index, filters.filter()):
+            for more in coming:
                 write_lines(more) if as_json else audit_terminal.show_list(more, stdout(), has_heading=False)
 
 
@@ -368,8 +361,13 @@ def write_lines(runs: list[RunSummary]) -> None:
 
 
 def new_runs(index: Index, wanted: Filter) -> Iterator[list[RunSummary]]:
-    """Yield runs as they are recorded: when they are signed, or after a few looks without; again when they change."""
-    shown = {(run.chain, run.seq): (run.outcome, run.trust) for run in index.runs(wanted)}
+    """Return runs from now on: when they are signed, or after a few looks without; again when they change."""
+    return _new_runs(index, wanted, {(run.chain, run.seq): (run.outcome, run.trust) for run in index.runs(wanted)})
+
+
+def _new_runs(
+    index: Index, wanted: Filter, shown: dict[tuple[str, int], tuple[str, str]]
+) -> Iterator[list[RunSummary]]:
     waiting: dict[tuple[str, int], int] = {}
     while True:
         started = time.monotonic()
@@ -420,10 +418,9 @@ def events(
     ] = EventFormat.JSONL,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: stdout.")] = None,
     key: KeyFiles = None,
-    read_only: ReadOnly = False,
 ) -> None:
     """Write runs for another system, such as a SIEM: a line of JSON for each start, call and end, with its trust."""
-    with opened(directory, key, read_only) as index:
+    with opened(directory, key) as index:
         lines = event_lines(index, index.runs(filters.filter()), shape)
         if output is None:
             sys.stdout.writelines(f"{line}\n" for line in lines)
@@ -443,7 +440,7 @@ ALL = "all"
 
 def replay(
     target: Annotated[
-        list[str], typer.Argument(metavar="[DIR] RUN", help="The log and the run, or `all`.", show_default=False)
+        list[str], typer.Argument(metavar="[FILE] RUN", help="The record and the run, or `all`.", show_default=False)
     ],
     *,
     check: Annotated[bool, typer.Option("--check", help="One line per run, for CI.")] = False,
@@ -507,7 +504,6 @@ def recorded_runs(target: list[str]) -> list[RecordedRun]:
     """Load the runs to replay."""
     directory, wanted = split_target(target)
     with Index(directory) as index:
-        index.refresh()
         if wanted != ALL:
             return [index.load(index.find(wanted))]
         runs = [index.load(summary) for summary in index.runs(Filter(limit=None)) if summary.kind == "code"]

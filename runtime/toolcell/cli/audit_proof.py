@@ -18,10 +18,11 @@ from toolcell.audit import (
     HmacKey,
     Report,
     default_key_path,
-    expired_segments,
     key_ranges,
     load_heads,
+    read_log_id,
     receipt,
+    removals,
     save_private,
     saved_heads,
     verify,
@@ -52,7 +53,7 @@ note: it is signed with an HMAC key, so only those who have that key can verify 
 
 
 def check(
-    target: Annotated[Path | None, typer.Argument(metavar="[DIR|RECEIPT]", help="A log or a receipt.")] = None,
+    target: Annotated[Path | None, typer.Argument(metavar="[FILE|RECEIPT]", help="A record or a receipt.")] = None,
     *,
     key: KeyFiles = None,
     head: Annotated[
@@ -67,9 +68,9 @@ def check(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check that a log or a receipt was not changed. Exits with 5 if it was.
+    """Check that a record or a receipt was not changed. Exits with 5 if it was.
 
-    Finds edits, deletions, reorderings, copies, swapped segments and wrong keys; an end that was cut off against the
+    Finds edits, deletions, reorderings, copies, forged prunes and wrong keys; an end that was cut off against the
     heads that this machine or --head knows. Exits with 2 when there was nothing to check, or no key to
     check it with.
     """
@@ -77,7 +78,7 @@ def check(
     verifiers = load_keys(key)
     if write_head is not None:
         check_output_file("--write-head", write_head)
-    if path.is_file():
+    if receipt.is_one(path):
         checked = receipt.check(receipt.read(path), verifiers)
         if as_json:
             print_json(checked.to_dict())
@@ -135,12 +136,12 @@ def status_of(checked: receipt.ReceiptCheck | Report) -> int:
 
 
 def write_heads(log: str, path: Path) -> None:
-    """Write the heads of a log that are saved on this machine."""
+    """Write the heads of a record that are saved on this machine."""
     import json
 
     heads = [head.to_dict() for head in saved_heads(log)]
     if not heads:
-        raise BadInput(f"this machine has no heads of log {log}, so {path} was not written; its writer saves them")
+        raise BadInput(f"this machine has no heads of record {log}, so {path} was not written; its writer saves them")
     try:
         write_named(path, [json.dumps(heads, indent=1), "\n"])
     except OSError as exc:
@@ -157,42 +158,43 @@ def prune(
     directory: Dir = None,
     *,
     older_than: Annotated[
-        str | None, typer.Option("--older-than", metavar="TIME", help="Remove segments older than 90m, 30d or a date.")
+        str | None, typer.Option("--older-than", metavar="TIME", help="Remove runs older than 90m, 30d or a date.")
     ] = None,
     keep_bytes: Annotated[
-        int | None, typer.Option("--keep-bytes", metavar="N", min=0, help="Keep at most this many bytes per chain.")
+        int | None, typer.Option("--keep-bytes", metavar="N", min=0, help="Keep at most this many bytes.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     sign_with: SignWith = None,
     key: KeyFiles = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove old segments of all chains that are not in use. A signed record says what was removed.
+    """Remove old runs, and say what stays and why. A signed checkpoint stands for what was removed.
 
-    The newest segment of a chain stays, and so do segments that do not verify.
+    Runs that are under way stay, and so do chains that do not verify.
     """
     if older_than is None and keep_bytes is None:
         raise UsageError("say what is to go: --older-than 90d, --keep-bytes N, or both")
     path = directory or default_directory()
     keep_s = max(1e-9, time.time() - parse_time(older_than) / 1e9) if older_than is not None else None
     config = AuditConfig(keep_s=keep_s, keep_bytes=keep_bytes, fsync="always")
-    keys = [*known_keys(key), *(known_keys([sign_with]) if sign_with is not None else ())]
-    expired = [*expired_segments(path, config, keys)]
-    if not dry_run and expired:
+    if dry_run:
+        keys = [*known_keys(key), *(known_keys([sign_with]) if sign_with is not None else ())]
+        found = removals(path, config, keys)
+    else:
+        read_log_id(path)
         with AuditLog(path, key=sign_with, config=config) as log:
-            log.prune()
-        left = {(each.chain, each.segment.number) for each in expired_segments(path, config, keys)}
-        expired = [each for each in expired if (each.chain, each.segment.number) not in left]
+            found = [each for each in log.prune() if each.chain != log.chain or each.count]
     if as_json:
-        print_json([each.to_dict() for each in expired])
+        print_json([each.to_dict() for each in found])
         return
-    for each in expired:
-        at = datetime.fromtimestamp(each.segment.newest_ns / 1e9).astimezone().isoformat(" ", "seconds")
-        stdout().print(
-            safe(f"chain {each.chain}, segment {each.segment.number}: {each.segment.size} bytes, up to {at}")
-        )
-    total = sum(each.segment.size for each in expired)
-    stderr().print(safe(f"{len(expired)} segments, {total} bytes {'would be' if dry_run else 'were'} removed"))
+    for each in found:
+        if each.count:
+            at = datetime.fromtimestamp(each.newest_ns / 1e9).astimezone().isoformat(" ", "seconds")
+            stdout().print(safe(f"chain {each.chain}: {each.count} events, up to {at} ({each.reason})"))
+        else:
+            stdout().print(safe(f"chain {each.chain} stays: {one_line(each.reason, 200)}", "dim"))
+    total = sum(each.count for each in found)
+    stderr().print(safe(f"{total} events {'would be' if dry_run else 'were'} removed"))
 
 
 STYLES = {key_ranges.VALID: "green", key_ranges.UNKNOWN: "yellow", key_ranges.UNSIGNED: "yellow"}
@@ -219,7 +221,7 @@ def keygen(
 
 
 def keys(directory: Dir = None, *, key: KeyFiles = None, as_json: AsJson = False) -> None:
-    """Show which key signed which records of each chain, and when. Exits with 5 if a signature is forged.
+    """Show which key signed which events of each chain, and when. Exits with 5 if a signature is forged.
 
     Keys that `rotate` replaced are found beside ours.
     """
@@ -243,7 +245,7 @@ def show_ranges(found: list[key_ranges.KeyRange]) -> None:
                 f"{each.chain}  ",
                 safe(f"{key:<28}  ", "cyan"),
                 (f"{each.state:<8}  ", STYLES.get(each.state, "bold red")),
-                f"records {each.first} to {each.last}, {what}, {times}",
+                f"up to event {each.last}, {what}, {times}",
             )
         )
         if each.successor:
@@ -252,7 +254,8 @@ def show_ranges(found: list[key_ranges.KeyRange]) -> None:
 
 def rotate(
     directories: Annotated[
-        list[Path] | None, typer.Argument(metavar="[DIR]...", help="Logs that record the new key.", show_default=False)
+        list[Path] | None,
+        typer.Argument(metavar="[FILE]...", help="Records that get to know the new key.", show_default=False),
     ] = None,
     *,
     file: Annotated[
@@ -265,9 +268,9 @@ def rotate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replace the signing key. In each log, a record signed with the old key names the new one.
+    """Replace the signing key. In each record, an event signed with the old key names the new one.
 
-    The old key is kept as FILE.ID, to verify with. Programs that have a log open use the old key until they open it
+    The old key is kept as FILE.ID, to verify with. Programs that have a record open use the old key until they open it
     again.
     """
     path = file or default_key_path()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,7 +23,6 @@ from rich.text import Text
 from toolcell.audit import (
     ABORTED,
     BROKEN,
-    LOG_FILE,
     TRUSTS,
     UNFINISHED,
     UNSIGNED,
@@ -47,20 +45,21 @@ from toolcell.audit import (
     retired_keys,
 )
 from toolcell.cli.render import duration
-from toolcell.cli.terminal import safe, size, stderr, write_text
+from toolcell.cli.terminal import safe, size, write_text
 from toolcell.errors import AuditError, UsageError
 from toolcell.results import Outcome
 from toolcell.support.text import counted, one_line, with_line
 from toolcell.support.times import parse_time
 
-DEFAULT_DIR = "runs"
+DEFAULT_FILE = "runs.db"
 OUTCOMES = (*map(str, Outcome), ABORTED, UNFINISHED)
 """The values of `--outcome`."""
 
-Dir = Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The log.", show_default=False)]
-DirAndRun = Annotated[list[str], typer.Argument(metavar="[DIR] RUN", help="The log and the run.", show_default=False)]
+Dir = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The record.", show_default=False)]
+DirAndRun = Annotated[
+    list[str], typer.Argument(metavar="[FILE] RUN", help="The record and the run.", show_default=False)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document.")]
-ReadOnly = Annotated[bool, typer.Option("--read-only", help="Write nothing: read the whole log without an index.")]
 KeyFiles = Annotated[
     list[Path] | None,
     typer.Option(
@@ -70,16 +69,16 @@ KeyFiles = Annotated[
 
 
 def default_directory() -> Path:
-    """Return $TOOLCELL_AUDIT, or ./runs.
+    """Return $TOOLCELL_AUDIT, or ./runs.db.
 
     Raises:
-        UsageError: there is no log in it.
+        UsageError: there is no record.
     """
-    directory = Path(os.environ.get("TOOLCELL_AUDIT") or DEFAULT_DIR)
+    directory = Path(os.environ.get("TOOLCELL_AUDIT") or DEFAULT_FILE)
     try:
         read_log_id(directory)
     except BadInput as exc:
-        raise UsageError(f"{exc}; name the log's directory (to `verify`, or a receipt) or set $TOOLCELL_AUDIT") from exc
+        raise UsageError(f"{exc}; name the record's file (to `verify`, or a receipt) or set $TOOLCELL_AUDIT") from exc
     return directory
 
 
@@ -115,18 +114,18 @@ def known_keys(files: list[Path] | None) -> list[Verifier]:
 
 
 def split_target(target: list[str]) -> tuple[Path, str]:
-    """Split `DIR RUN`, or `RUN` alone, into directory and run.
+    """Split `FILE RUN`, or `RUN` alone, into record and run.
 
     Raises:
-        UsageError: there are more than two arguments, or the only one is a log or a file.
+        UsageError: there are more than two arguments, or the only one is a file.
     """
     if len(target) > 2:
-        raise UsageError(f"expected a log and a run, not {' '.join(target)}")
-    if len(target) == 1 and (target[0].endswith("/") or os.path.exists(os.path.join(target[0], LOG_FILE))):
-        why = f"`toolcell audit list {target[0]}` shows its runs, and `last` is the newest"
-        raise UsageError(f"RUN is missing: {target[0]} is taken for the log, which comes before RUN; {why}")
+        raise UsageError(f"expected a record and a run, not {' '.join(target)}")
     if len(target) == 1 and target[0].endswith(".json") and os.path.isfile(target[0]):
         raise UsageError(f"{target[0]} is a file and no RUN; `toolcell audit verify {target[0]}` checks a receipt")
+    if len(target) == 1 and (target[0].endswith("/") or os.path.isfile(target[0])):
+        why = f"`toolcell audit list {target[0]}` shows its runs, and `last` is the newest"
+        raise UsageError(f"RUN is missing: {target[0]} is taken for the record, which comes before RUN; {why}")
     return (Path(target[0]) if len(target) == 2 else default_directory()), target[-1]
 
 
@@ -177,21 +176,10 @@ class FilterFlags:
 
 
 @contextmanager
-def opened(directory: Path | None, key: list[Path] | None = None, read_only: bool = False) -> Iterator[Index]:
-    """Open the index of a log and bring it up to date. Afterwards warn of what is damaged or was changed."""
-    with Index(directory or default_directory(), known_keys(key), in_memory=read_only) as index:
-        if sys.stderr.isatty():
-            with stderr().status("reading the log"):
-                index.refresh()
-        else:
-            index.refresh()
+def opened(path: Path | None, key: list[Path] | None = None) -> Iterator[Index]:
+    """Open a record to read."""
+    with Index(path or default_directory(), known_keys(key)) as index:
         yield index
-        for chain in index.changed:
-            text = f"chain {chain} was changed since it was read before; `toolcell audit verify {index.directory}`"
-            stderr().print(safe(text, "bold red"))
-        if index.damage.pieces:
-            text = f"{index.damage.pieces} damaged records were passed over; `toolcell audit verify {index.directory}`"
-            stderr().print(safe(text, "bold red"))
 
 
 BAR_CELLS = 28
@@ -209,7 +197,7 @@ TRUST_TEXTS = {
 MAX_TIME_NS = 253_000_000_000 * 10**9
 """In the year 9987. A record may hold any number for a time."""
 
-COUNTED = ("segments", "records", "runs", "checkpoints")
+COUNTED = ("events", "runs", "checkpoints")
 
 _GOOD = frozenset({"ok", "pending"})
 _FULL, _LIGHT = "█", "▏"
@@ -281,14 +269,6 @@ def _table(*headings: str) -> Table:
 
 
 # One run
-
-
-def show_redactions(redactions: Iterable[Mapping[str, Any]], console: Console) -> None:
-    """Write who removed what of a run, and when."""
-    for each in redactions:
-        reason = f": {each['reason']}" if each["reason"] else ""
-        text = f"redacted: {', '.join(each['parts'])} of record {each['seq']} by {each['by']}{reason}"
-        console.print(safe(one_line(f"{show_time(each['at_ns'])}  {text}", 200), "yellow"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,9 +498,9 @@ def show_stats(stats: Mapping[str, Any], console: Console) -> None:
 def show_report(report: Report, console: Console) -> None:
     """Write the findings of `verify`, or that there are none."""
     for finding in report.findings[:MAX_FINDINGS]:
-        places = (("segment", finding.segment), ("record", finding.seq), ("offset", finding.offset))
-        where = ", ".join(f"{name} {value}" for name, value in places if value is not None)
-        console.print(Text.assemble((f"{finding.kind:<14}", "bold red"), f"chain {finding.chain}, {where}"))
+        chain = one_line(f"chain {finding.chain}", 40) if finding.chain else "the file"
+        where = f"{chain}, event {finding.seq}" if finding.seq is not None else chain
+        console.print(Text.assemble((f"{finding.kind:<14}", "bold red"), safe(where)))
         console.print(safe(f"              {finding.message}"))
     if len(report.findings) > MAX_FINDINGS:
         kinds = Counter(finding.kind for finding in report.findings[MAX_FINDINGS:])

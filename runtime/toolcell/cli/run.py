@@ -136,7 +136,7 @@ class RuntimeFlags:
     clock: Annotated[float | None, typer.Option("--clock", help="Start the script's clock at this Unix time.")] = None
     hash_seed: Annotated[int | None, typer.Option("--hash-seed", help="PYTHONHASHSEED of the script.")] = None
     audit: Annotated[
-        str | None, typer.Option("--audit", metavar="DIR", help="Record the run in the audit log in this directory.")
+        str | None, typer.Option("--audit", metavar="FILE", help="Record the run in this file, such as runs.db.")
     ] = None
     otel: Annotated[
         Literal["otlp", "console"] | None,
@@ -175,7 +175,7 @@ class RuntimeFlags:
         if self.otel is None:
             return folder
         if folder is None:
-            raise UsageError("--otel needs --audit DIR")
+            raise UsageError("--otel needs --audit FILE")
         from toolcell.audit import AuditLog, exporting_sink
 
         return AuditLog(folder, sinks=[exporting_sink(self.otel)])
@@ -346,13 +346,13 @@ def split(given: list[str] | None) -> tuple[str, ...]:
 
 
 def audit_folder(path: str | None) -> Path | None:
-    """Return the directory of the audit log.
+    """Return the path of the record.
 
     Raises:
         UsageError: the path is empty, which would mean the current directory.
     """
     if path is not None and not path.strip():
-        raise UsageError(f"--audit {path!r}: the path is empty; name a directory, such as runs/")
+        raise UsageError(f"--audit {path!r}: the path is empty; name a file, such as runs.db")
     return None if path is None else Path(path)
 
 

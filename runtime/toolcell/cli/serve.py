@@ -37,7 +37,8 @@ class TenantFlags:
     ] = None
     backend: Annotated[str | None, typer.Option("--backend", metavar="NAME", help="process or docker.")] = None
     audit: Annotated[
-        str | None, typer.Option("--audit", metavar="DIR", help="Record the runs in the audit log in this directory.")
+        str | None,
+        typer.Option("--audit", metavar="DIR", help="Record the runs in this folder: NAME.db for each tenant."),
     ] = None
     warm: Annotated[int | None, typer.Option("--warm", metavar="N", help="Sandboxes started in advance.")] = None
 

@@ -10,7 +10,7 @@ import anyio
 import typer
 
 from toolcell.audit import read_log_id
-from toolcell.cli.audit_terminal import Dir, KeyFiles, ReadOnly, default_directory, known_keys
+from toolcell.cli.audit_terminal import Dir, KeyFiles, default_directory, known_keys
 from toolcell.cli.terminal import reporting
 from toolcell.errors import UsageError
 
@@ -31,7 +31,6 @@ def ui(
     *,
     port: Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="Port; 0 is any free one.")] = 0,
     key: KeyFiles = None,
-    read_only: ReadOnly = False,
     backend: Annotated[
         str, typer.Option("--backend", metavar="NAME", help="Backend of replays: process or docker.")
     ] = "process",
@@ -47,10 +46,10 @@ def ui(
     path = directory or default_directory()
     read_log_id(path)
     with closing(listening("127.0.0.1", port)) as listener:
-        anyio.run(_serve, path, known_keys(key), read_only, backend, listener)
+        anyio.run(_serve, path, known_keys(key), backend, listener)
 
 
-async def _serve(path: Path, keys: list[Verifier], read_only: bool, backend: str, listener: socket.socket) -> None:
+async def _serve(path: Path, keys: list[Verifier], backend: str, listener: socket.socket) -> None:
     from toolcell.service.viewer.server import serve_log
 
-    await serve_log(path, keys, listener, in_memory=read_only, backend=backend, on_address=typer.echo)
+    await serve_log(path, keys, listener, backend=backend, on_address=typer.echo)

@@ -123,7 +123,7 @@ class DryRuns:
         from toolcell.control.commit import Commit, changed_read
         from toolcell.control.kept_drafts import COMMIT, OVER
 
-        with self._runs.observed(context, "commit") as run:
+        async with self._runs.observed(context, "commit") as run:
             if recheck and (changed := await changed_read(draft, run)):
                 draft.state = ""
                 raise UsageError(

@@ -116,7 +116,7 @@ class PlanRuns:
     ) -> tuple[PlanRows, JournaledSteps | None]:
         made, record = MadeCalls(context.scope.made_calls), None
         try:
-            with self._runs.observed(
+            async with self._runs.observed(
                 context.within(abandoned=self._runs.abandoned, made_calls=made, runtime=self._runs.runtime), "plan"
             ) as run:
                 run = self._runs.under_rules(run)

@@ -44,7 +44,7 @@ async def revert(
     """Undo the calls of a run or a commit; see `Runtime.revert`."""
     runs.check_open()
     made = made_by(reverts, result)
-    with runs.observed(context or RunContext(run_id=os.urandom(16).hex()), "revert") as run:
+    async with runs.observed(context or RunContext(run_id=os.urandom(16).hex()), "revert") as run:
         return await revert_calls(made, run)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from toolcell.config import Policy
@@ -20,13 +20,13 @@ class RunObserver(Protocol):
     """Follows one run. The methods are called in the order in which they are written here.
 
     `on_script_sent` and `on_answers_sent` come when the guest is busy with what it was sent, so their time costs the
-    script nothing. No tool is called before `on_script_sent` has returned.
+    script nothing. No tool is called before `on_script_sent` has returned. What a method returns is awaited.
     """
 
     def on_sandbox(self, sandbox: Sandbox) -> None:
         """A sandbox was found for the run."""
 
-    def on_script_sent(self) -> None:
+    def on_script_sent(self) -> Awaitable[None] | None:
         """The script was sent.
 
         Raises:
@@ -40,21 +40,21 @@ class RunObserver(Protocol):
     def on_unrecorded(self, error: AuditError) -> None:
         """A tool call could not be recorded. The run is being ended, and the result must not be returned."""
 
-    def on_answers_sent(self) -> None:
+    def on_answers_sent(self) -> Awaitable[None] | None:
         """Every answer so far was sent.
 
         Raises:
             ToolAbort: the end of a call could not be recorded; the run ends.
         """
 
-    def on_end(self, result: ExecutionResult) -> None:
+    def on_end(self, result: ExecutionResult) -> Awaitable[None] | None:
         """The run has a result.
 
         Raises:
             AuditError: the result, or something before it, could not be recorded.
         """
 
-    def on_failure(self, error: BaseException) -> None:
+    async def on_failure(self, error: BaseException) -> None:
         """The run ends with an exception. Must not raise."""
 
 
@@ -73,7 +73,7 @@ class RunRecorder(Protocol):
         """Return the observer of a script's run."""
         ...
 
-    def observe(self, context: RunContext, kind: str) -> AbstractContextManager[RunContext]:
+    def observe(self, context: RunContext, kind: str) -> AbstractAsyncContextManager[RunContext]:
         """Record the calls that are made with the yielded context."""
         ...
 
@@ -106,7 +106,7 @@ class NullObserver:
     def on_end(self, result: ExecutionResult) -> None:
         """Do nothing."""
 
-    def on_failure(self, error: BaseException) -> None:
+    async def on_failure(self, error: BaseException) -> None:
         """Do nothing."""
 
 

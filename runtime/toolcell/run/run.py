@@ -187,7 +187,8 @@ class Run:
         await connection.flush()
         try:
             # The guest starts meanwhile. No tool call is made until this returns.
-            self._observer.on_script_sent()
+            if (noted := self._observer.on_script_sent()) is not None:
+                await noted
         except AuditError as exc:
             connection.stop(Failed(exc))
 
@@ -209,7 +210,8 @@ class Run:
                     if wire.is_decoding:
                         continue
                     await connection.flush()
-                    self._observer.on_answers_sent()
+                    if (noted := self._observer.on_answers_sent()) is not None:
+                        await noted
                     if has_printed and (printed := printed + 1) > PRINTED_READS:
                         await anyio.sleep(PAUSE_S)
                     has_printed = False
@@ -300,7 +302,7 @@ class Run:
         while connection.stopped is None:
             calls.finish(call, answer)
             await connection.flush()
-            self._answers_sent()
+            await self._answers_sent()
             if self._threads_left is not None:
                 await self._threads_left.wait()  # of a call that was given up: until then its place is taken
             if (made := await self._make_queued()) is None:
@@ -334,9 +336,10 @@ class Run:
             self._stop_for(exc)
             return None
 
-    def _answers_sent(self) -> None:
+    async def _answers_sent(self) -> None:
         try:
-            self._observer.on_answers_sent()
+            if (noted := self._observer.on_answers_sent()) is not None:
+                await noted
         except Exception as exc:
             self._stop_for(exc)
 

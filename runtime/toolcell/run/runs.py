@@ -10,10 +10,11 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import anyio
 from anyio.abc import TaskGroup
 
 from toolcell.config import Limits, Policy
@@ -237,7 +238,7 @@ class Runs:
         flows.add_flow(*self.policy.flows)
         return context.within(policies=(*context.scope.policies, flows))
 
-    def observed(self, context: RunContext, kind: str) -> AbstractContextManager[RunContext]:
+    def observed(self, context: RunContext, kind: str) -> AbstractAsyncContextManager[RunContext]:
         """Record the calls that are made with the yielded context, if there is an audit log."""
         return self.recorder.observe(context, kind) if self.recorder is not None else nullcontext(context)
 
@@ -345,11 +346,13 @@ class Runs:
         except BaseException as exc:
             count_cpu(context, min(script.limits.cpu_s, time.perf_counter() - started))  # nobody measured it
             journal.abandon()
-            observer.on_failure(exc)
+            with anyio.CancelScope(shield=True):
+                await observer.on_failure(exc)
             raise
         count_cpu(context, result.usage.cpu_s)
         self._reverts.keep(result.journal_id, run.made_calls)
-        observer.on_end(result)
+        if (noted := observer.on_end(result)) is not None:
+            await noted
         self.tell_end(result)
         return result
 

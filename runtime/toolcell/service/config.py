@@ -98,7 +98,7 @@ class TenantConfig(SettingsModel):
     """How many of these there are at most."""
 
     audit: Path | None = None
-    """Folder of the audit log; in `defaults`, the folder in which each tenant has one, under its name. None: nothing is
+    """The record; in `defaults`, the folder in which each tenant has one, NAME.db. None: nothing is
     recorded, and there is no list of runs."""
 
     audit_key: Path | None = None
@@ -226,7 +226,7 @@ class ServiceConfig(SettingsModel):
         own = self.tenants.get(name)
         given = {field: getattr(own, field) for field in own.model_fields_set} if own is not None else {}
         if "audit" not in given and self.defaults.audit is not None:
-            given["audit"] = self.defaults.audit / name
+            given["audit"] = self.defaults.audit / f"{name}.db"
         if self.knows_callers and "audit_key" not in given and self.defaults.audit_key is None:
             given["audit_key"] = self.state / "tenants" / name / "audit.key"
         return self.defaults.model_copy(update=given)

@@ -1,17 +1,15 @@
-"""Read one audit log for many requests: a thread of its own keeps the index and answers in turn."""
+"""Read one record for many requests: a thread of its own keeps it open and answers in turn."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from toolcell.audit import Index, Verifier, begun_segments, chain_directories
-from toolcell.errors import AuditError
+from toolcell.audit import Index, Verifier
 from toolcell.support import daemon_threads
 
 Answer = TypeVar("Answer")
@@ -22,14 +20,13 @@ READING_SHARE: Final = 10
 
 
 class LogReader:
-    """The index of one log, and answers from it that are kept until the log changes. Close it."""
+    """One record, and answers from it that are kept until it changes. Close it."""
 
     def __init__(
         self,
         directory: str | Path,
         verifiers: Iterable[Verifier] = (),
         *,
-        in_memory: bool = False,
         is_patient: bool = True,
     ) -> None:
         """`is_patient`: an answer may be of a moment ago; otherwise it has all that was written before the question."""
@@ -38,7 +35,6 @@ class LogReader:
         self.verifiers = tuple(verifiers)
         self.revision = 0
         """Counts how often something new was read."""
-        self._in_memory = in_memory
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="toolcell-log")
         self._index: Index | None = None
         self._seen: object = None
@@ -83,7 +79,7 @@ class LogReader:
 
     def _answer(self, question: Callable[[Index], Answer]) -> Answer:
         if self._index is None:
-            self._index = Index(self.directory, self.verifiers, in_memory=self._in_memory)
+            self._index = Index(self.directory, self.verifiers)
         self._refresh(self._index)
         return question(self._index)
 
@@ -91,30 +87,14 @@ class LogReader:
         """Read what is new, unless that was done a moment ago."""
         if self._is_patient and time.monotonic() < self._look_at_s:
             return
-        files = self._files()
+        state = index.state()
         begun_s = time.monotonic()
-        if files != self._seen:
+        if state != self._seen:
             index.refresh()
-            self._seen = files
+            self._seen = state
             self.revision += 1
         took_s = time.monotonic() - begun_s
         self._look_at_s = time.monotonic() + max(LOOK_AGAIN_S, READING_SHARE * took_s)
-
-    def _files(self) -> object:
-        """Say what the files of the log look like. Whoever changes one changes the time that the kernel notes."""
-        found = []
-        for chain in chain_directories(self.directory):
-            try:
-                segments = [*begun_segments(chain).values()]
-            except AuditError:
-                continue
-            for path in segments:
-                try:
-                    status = os.lstat(path)
-                except OSError:
-                    continue
-                found.append((str(path), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
-        return found
 
     def _close_index(self) -> None:
         if self._index is not None:

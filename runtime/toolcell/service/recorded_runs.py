@@ -53,7 +53,7 @@ class RecordedRuns:
 
         def read(index: Index) -> dict[str, Any]:
             summary = _find_run(index, ident)
-            return index.load(summary).to_dict() | {"trust": summary.trust, "redactions": index.redactions_of(summary)}
+            return index.load(summary).to_dict() | {"trust": summary.trust}
 
         return await self._read(read)
 

@@ -54,18 +54,32 @@ def _make_private_file(path: Path) -> None:
     The folder is checked first: once nobody else can put files there, what the other checks see stays true.
     """
     make_private_folder(path.parent)
-    _check_folder(path)
+    check_folder(path)
     # A file that is there is not opened: closing it would end the locks of this process's connections to it (POSIX).
     # Another process would then remove the log that they read, and nothing it writes would be seen here any more.
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    _check_file(path)
-    for suffix in ("-wal", "-shm", "-journal"):  # SQLite believes them: who writes them writes the database
+    check_file(path)
+    check_files_beside(path)
+
+
+def check_files_beside(path: Path) -> None:
+    """Check the files that SQLite reads beside a database: whoever writes them writes the database.
+
+    Raises:
+        StoreError: others may change one.
+    """
+    for suffix in ("-wal", "-shm", "-journal"):
         with suppress(FileNotFoundError):
-            _check_file(path.with_name(path.name + suffix))
+            check_file(path.with_name(path.name + suffix))
 
 
-def _check_folder(path: Path) -> None:
+def check_folder(path: Path) -> None:
+    """Check that nobody else may put files beside a database.
+
+    Raises:
+        StoreError: others may.
+    """
     status = path.parent.stat()
     mode = stat.S_IMODE(status.st_mode)
     others = 0o002 if _is_own_group(status.st_gid) else 0o022
@@ -88,7 +102,12 @@ def _is_own_group(group: int) -> bool:
     return group == user.pw_gid and found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name}
 
 
-def _check_file(path: Path) -> None:
+def check_file(path: Path) -> None:
+    """Check that a file is a regular one that only its owner may read or change.
+
+    Raises:
+        StoreError: it is not.
+    """
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
         raise StoreError(f"{path} is not a regular file; give the path of a file")

@@ -12,19 +12,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from audit.adversary.test_attacks_on_a_record import rehash
 from audit.adversary.test_poisoned_records import HOSTILE, packed
 from audit.ledger import Ledger
 from audit.record_examples import EXAMPLES
 from toolcell.audit import receipt, records
 from toolcell.audit.config import AuditConfig
 from toolcell.audit.filters import Filter
-from toolcell.audit.format import MAGIC, encode_frame, segment_path, split_segment
 from toolcell.audit.otel import SpanSink
 from toolcell.audit.query import Index
 from toolcell.audit.reader import RecordedRun
 from toolcell.audit.replay_diff import Comparison
 from toolcell.audit.replays import AnsweringTools, recorded_result, runtime_options, script_calls
-from toolcell.audit.retention import expired_segments
+from toolcell.audit.retention import removals
 from toolcell.audit.run_diff import compare_runs
 from toolcell.audit.sinks import AuditEvent
 from toolcell.errors import ToolcellError
@@ -37,9 +37,8 @@ MOST_S = 20.0
 def each_reader(ledger: Ledger) -> None:
     """Verify, list, show, compare, export, check, replay's preparations, and what retention would remove."""
     ledger.verify()
-    list(expired_segments(ledger.directory, AuditConfig(keep_s=1), [ledger.key]))
-    with Index(ledger.directory, [ledger.key]) as index:
-        index.refresh()
+    removals(ledger.path, AuditConfig(keep_s=1), [ledger.key])
+    with Index(ledger.path, [ledger.key]) as index:
         index.stats()
         runs = []
         for summary in index.runs(Filter(limit=None)):
@@ -91,61 +90,29 @@ def mutations(data: bytes, dice: random.Random) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_segment_of_any_bytes_stops_no_reader(ledger: Ledger, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(6))
+def test_a_file_of_any_bytes_stops_no_reader(ledger: Ledger, seed: int) -> None:
     ledger.fill(3)
-    path = segment_path(ledger.chain(), 1)
-    path.write_bytes(mutations(path.read_bytes(), random.Random(seed)))
+    ledger.path.write_bytes(mutations(ledger.path.read_bytes(), random.Random(seed)))
     started = time.monotonic()
-    each_reader(ledger)
+    attempt(lambda: each_reader(ledger))
 
     assert time.monotonic() - started < MOST_S
 
 
-def rechained(bodies: list[bytes]) -> bytes:
-    """A segment of these bodies, each linked to the one before it as it should be."""
-    data, last = MAGIC, bytes(32)
-    for body in bodies:
-        frame, last = encode_frame(last, body)
-        data += frame
-    return data
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_chained_records_of_any_content_stop_no_reader(ledger: Ledger, seed: int) -> None:
-    """Whole runs in which fields are exchanged for hostile values, in records that are linked."""
+@pytest.mark.parametrize("seed", range(6))
+def test_chained_events_of_any_content_stop_no_reader(ledger: Ledger, seed: int) -> None:
+    """Whole runs in which fields are exchanged for hostile values, in events that are linked."""
     dice = random.Random(seed)
     ledger.fill(2)
-    path = segment_path(ledger.chain(), 1)
-    bodies = [piece.body for piece in split_segment(path.read_bytes()) if hasattr(piece, "body")]
-    for index, body in enumerate(bodies):
-        record = records.parse(body)
-        fields = [*record.fields.values()]
+    for event in ledger.found():
+        fields = [*event.fields.values()]
         for _ in range(dice.randrange(3)):
             fields[dice.randrange(len(fields))] = dice.choice(HOSTILE)
-        bodies[index] = records.encode_body(record.seq, record.at_ns, record.run, record.kind, packed(tuple(fields)))
-    path.write_bytes(rechained(bodies))
+        ledger.rows("UPDATE event SET body = ? WHERE n = ?", packed(tuple(fields)), event.seq)
+    rehash(ledger, ledger.rows("SELECT writer FROM event")[0][0])
     each_reader(ledger)
 
-    assert not ledger.verify().ok
-
-
-def test_a_record_put_before_a_run_begins_is_not_shown_as_verified(ledger: Ledger) -> None:
-    """It would be linked to nothing, and come before the part of the chain that is signed."""
-    ledger.fill(1)
-    path = segment_path(ledger.chain(), 1)
-    data = path.read_bytes()
-    ended = next(found.record for found in ledger.found() if found.record.kind == records.CALL_ENDED)
-    fields = ended.fields | {"value": "forged"}
-    body = records.encode_body(ended.seq + 1, ended.at_ns, ended.run, records.CALL_ENDED, packed((*fields.values(),)))
-    path.write_bytes(rechained([body]) + data[len(MAGIC) :])
-    with Index(ledger.directory, [ledger.key]) as index:
-        index.refresh()
-        (run,) = index.runs()
-
-        assert run.trust == "broken"
-        with pytest.raises(ToolcellError):
-            receipt.export(index, run)
     assert not ledger.verify().ok
 
 
@@ -165,9 +132,9 @@ def test_whatever_was_recorded_is_well_formed(
     """Any names, ids, values and texts: each record has the shapes that readers rely on, and the log verifies."""
     from toolcell.tools import RunContext
 
-    ledger = Ledger(tmp_path_factory.mktemp("any") / "log")
+    ledger = Ledger(tmp_path_factory.mktemp("any") / "runs.db")
     context = RunContext(run_id=name or "x", user_id=who, thread_id=name, channel=who)
-    with ledger.opened(settings={"value_bytes": 64, "logs_bytes": 64}, heads=ledger.directory / "../heads") as recorder:
+    with ledger.opened(settings={"value_bytes": 64, "logs_bytes": 64}, heads=ledger.path.parent / "heads") as recorder:
         calls = [("search", {"query": printed}), (tool, {name: 1}), ("fail", {"text": printed})]
         ledger.run(
             recorder,
@@ -193,5 +160,5 @@ def test_spans_of_any_records_are_made_or_left_out() -> None:
     for _ in range(300):
         kind = dice.choice([*EXAMPLES])
         fields = dict(zip(records.FIELDS[kind], EXAMPLES[kind], strict=False))
-        body = records.encode_body(5, 5, 5, kind, packed((*fields.values(),)))
-        sink(AuditEvent(kind, "chain", 5, 5, 5, records.parse(body).fields))
+        body = packed((*fields.values(),))
+        sink(AuditEvent(kind, "chain", 5, 5, 5, records.fields_of(kind, body)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from audit.adversary.test_forged_history import last_frame
 from audit.ledger import Ledger
 from audit.record_examples import EXAMPLES
 from toolcell.audit import records
 from toolcell.audit.filters import Filter
-from toolcell.audit.format import encode_frame, segment_path
 from toolcell.audit.query import Index
 from toolcell.audit.receipt import check, export, read
 from toolcell.audit.replays import runtime_options
-from toolcell.audit.signatures import load_heads, read_prune_record
+from toolcell.audit.signatures import load_heads
+from toolcell.audit.store import EVENT_COLUMNS
 from toolcell.cli import audit_terminal
 from toolcell.errors import AuditError, ToolcellError
+from toolcell.service.viewer.figures import run_figures
 from toolcell.support import packing
 
 STAND_IN, BIG_INT = 2, 1
@@ -51,26 +53,32 @@ def packed(fields: tuple[Any, ...]) -> bytes:
 
 
 class Forger:
-    """Appends records to a segment, each linked to the one before it."""
+    """Appends events to the newest chain of a record, each linked to the one before it, with their rows."""
 
-    def __init__(self, path: Path) -> None:
-        last = last_frame(path)
-        self.seq, self._hash, self._path, self._data = records.parse(last.body).seq, last.record_hash, path, bytearray()
+    def __init__(self, ledger: Ledger) -> None:
+        last = ledger.found()[-1]
+        self._ledger, self._chain, self.seq, self._hash = ledger, last.chain, last.seq, last.record_hash
+        self._rows: list[tuple[Any, ...]] = []
 
     def add(self, kind: str, content: bytes, *, run: int | None = None, seq: int | None = None, at: int = 5) -> int:
         self.seq = self.seq + 1 if seq is None else seq
-        run = self.seq if run is None else run
-        framed, self._hash = encode_frame(self._hash, records.encode_body(self.seq, at, run, kind, content))
-        self._data += framed
+        run, salt = self.seq if run is None else run, bytes(16)
+        digest = records.event_digest(self._chain, self.seq, run, kind, at, salt + content)
+        before, self._hash = self._hash, records.hash_digest(self._hash, run, digest)
+        self._rows.append((self._chain, self.seq, run, kind, at, salt, content, before, self._hash))
         return self.seq
 
     def write(self) -> None:
-        with open(self._path, "ab") as file:
-            file.write(self._data)
+        with closing(sqlite3.connect(self._ledger.path)) as db:
+            db.executemany(f"INSERT INTO event ({EVENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", self._rows)
+            runs = ((self._chain, row[1]) for row in self._rows if row[3] == records.RUN_STARTED)
+            db.executemany("INSERT INTO run (writer, n, id, kind, started, outcome, calls, failed) "
+                           "VALUES (?, ?, 'id', 'code', 5, 'unfinished', 0, 0)", runs)  # fmt: skip
+            db.commit()
 
 
 def poison(forger: Forger, kind: str) -> None:
-    """Add a record for each field of a kind and each hostile value, each in a run of its own."""
+    """Add an event for each field of a kind and each hostile value, each in a run of its own."""
     for index in range(len(EXAMPLES[kind])):
         for value in HOSTILE:
             fields = list(EXAMPLES[kind])
@@ -81,15 +89,12 @@ def poison(forger: Forger, kind: str) -> None:
             if kind == records.CALL_ENDED:
                 forger.add(records.CALL_STARTED, packed(EXAMPLES[records.CALL_STARTED]), run=run)
             forger.add(kind, packed(tuple(fields)), run=None if kind == records.RUN_STARTED else run)
-            if kind in (records.SETTINGS, records.TOOLS):  # of a run that names them
-                forger.add(records.RUN_STARTED, packed(EXAMPLES[records.RUN_STARTED]))
 
 
 def read_everything(ledger: Ledger) -> int:
     """Use every reader; return how many runs there are."""
     console = Console(file=io.StringIO(), width=100)
-    with Index(ledger.directory, [ledger.key]) as index:
-        index.refresh()
+    with Index(ledger.path, [ledger.key]) as index:
         runs = index.runs(Filter(limit=None))
         audit_terminal.show_list(runs, console)
         audit_terminal.show_stats(index.stats(), console)
@@ -105,8 +110,9 @@ def read_everything(ledger: Ledger) -> int:
                 runtime_options(run)
             except ToolcellError:
                 pass
-        with pytest.raises(AuditError):
-            export(index, runs[0])
+        for summary in runs[:3]:
+            with suppress(AuditError):
+                export(index, summary)
     audit_terminal.show_report(ledger.verify(), console)
     return len(runs)
 
@@ -114,8 +120,7 @@ def read_everything(ledger: Ledger) -> int:
 @pytest.mark.parametrize("kind", sorted(EXAMPLES))
 def test_a_record_with_a_field_of_any_kind_stops_no_reader(ledger: Ledger, kind: str) -> None:
     ledger.fill(1)
-    path = segment_path(ledger.chain(), 1)
-    forger = Forger(path)
+    forger = Forger(ledger)
     poison(forger, kind)
     forger.add(records.RUN_STARTED, packed(EXAMPLES[records.RUN_STARTED]))
     forger.write()
@@ -125,28 +130,37 @@ def test_a_record_with_a_field_of_any_kind_stops_no_reader(ledger: Ledger, kind:
     assert ledger.the_run().outcome == "ok"
 
 
-@pytest.mark.parametrize(("seq", "at"), [(2**64 - 1, 5), (2**63, 5), (2**63 - 1, 5), (2**62, 2**64 - 1)])
+def test_a_row_with_a_column_of_any_type_stops_no_reader(ledger: Ledger) -> None:
+    """Whoever can write the file can do it with any program."""
+    odd = ["NULL", "'x'", "x'ff'", "CAST(x'ff' AS TEXT)", "-1", "9223372036854775807", "9e999", "1.5", "''"]
+    ledger.fill(1)
+    (chain,) = ledger.rows("SELECT DISTINCT writer FROM event")[0]
+    added = 0
+    for table, count in (("run", 16), ("call", 8)):
+        for column in range(count):
+            for value in odd:
+                added += 1
+                row = [f"'{chain}'", str(1000 + added), *("NULL" for _ in range(count - 2))]
+                row[column] = value
+                ledger.rows(f"INSERT OR IGNORE INTO {table} VALUES ({', '.join(row)})")
+
+    assert read_everything(ledger) > 1
+    with Index(ledger.path, [ledger.key]) as index:
+        assert [run.outcome for run in index.runs(Filter(limit=None, trust="verified"))] == ["ok"]
+        run_figures(index, "all")
+
+
+@pytest.mark.parametrize(("seq", "at"), [(2**63 - 1, 5), (2**62, 2**63 - 1), (2**62, -1)])
 def test_huge_numbers_stop_neither_readers_nor_writers(ledger: Ledger, seq: int, at: int) -> None:
     ledger.fill(1)
-    forger = Forger(segment_path(ledger.chain(), 1))
+    forger = Forger(ledger)
     forger.add(records.RUN_STARTED, packed(EXAMPLES[records.RUN_STARTED]), seq=seq, at=at)
     forger.write()
     ledger.fill(1)
 
     assert not ledger.verify().ok
-    with Index(ledger.directory) as index:
-        index.refresh()
+    with Index(ledger.path) as index:
         assert {run.outcome for run in index.runs()} <= {"ok", "unfinished"}
-
-
-@given(body=st.binary(max_size=80), kind=st.sampled_from(sorted(EXAMPLES)))
-def test_any_bytes_are_a_record_or_refused(body: bytes, kind: str) -> None:
-    for data in (body, records.encode_body(1, 2, 0, kind, body)):
-        try:
-            record = records.parse(data)
-        except ValueError:
-            continue
-        records.is_canonical(record)
 
 
 hostile = st.sampled_from(HOSTILE)
@@ -158,10 +172,10 @@ def test_any_mixture_of_fields_is_a_record_or_refused(changes: dict[int, Any], k
     for index, value in changes.items():
         fields[index % len(fields)] = value
     try:
-        record = records.parse(records.encode_body(1, 2, 1, kind, packed(tuple(fields))))
+        found = records.fields_of(kind, packed(tuple(fields)))
     except ValueError:
         return
-    assert (*record.fields,) == records.FIELDS[kind]
+    assert (*found,) == records.FIELDS[kind]
 
 
 DEEP = "[" * 200_000
@@ -172,29 +186,19 @@ def test_json_of_any_depth_is_refused_in_every_file(ledger: Ledger, tmp_path: Pa
     ledger.fill(1)
     file = tmp_path / "hostile.json"
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
-    (ledger.chain() / "stub.json").write_bytes(file.read_bytes())
     for reader in (read, load_heads):
         with pytest.raises(AuditError):
             reader(file)
-    with pytest.raises(AuditError):
-        read_prune_record(ledger.chain())
-
-    assert not ledger.verify().ok
 
 
 def test_a_receipt_of_any_shape_is_not_right(ledger: Ledger) -> None:
     ledger.fill(1)
-    with Index(ledger.directory) as index:
-        index.refresh()
+    with Index(ledger.path) as index:
         receipt = export(index, index.find("last"))
     plain = [None, 1, "", "x", [], {}, [[]], nested(900), {"records": [{}]}, 2**70, "\ud800"]
-    for name in ("log", "chain", "run", "ways"):
+    for name in ("run", "events", "head", "before", "first_seq", "blobs"):
         for value in plain:
             assert not check(receipt | {name: value}, [ledger.key]).ok
-    for name in ("before", "first_seq", "records"):
-        for value in plain:
-            ways = [*receipt["ways"][:-1], receipt["ways"][-1] | {name: value}]
-            assert not check(receipt | {"ways": ways}, [ledger.key]).ok
 
 
 def test_extensions_inside_one_another_are_not_decoded_one_by_one() -> None:

@@ -15,9 +15,9 @@ from audit.ledger import Ledger
 
 
 def test_the_command_prints_an_address_that_works_until_it_is_interrupted(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "runs")
+    ledger = Ledger(tmp_path / "runs.db")
     ledger.fill(2)
-    command = [sys.executable, "-m", "toolcell", "ui", str(ledger.directory), "--read-only"]
+    command = [sys.executable, "-m", "toolcell", "ui", str(ledger.path)]
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as viewer:
         assert viewer.stdout is not None and viewer.stderr is not None

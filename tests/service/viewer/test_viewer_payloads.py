@@ -19,6 +19,7 @@ from toolcell.audit import records
 from toolcell.audit.log import AuditLog
 from toolcell.service.app import create_app
 from toolcell.service.config import ServiceConfig, TenantConfig
+from toolcell.support.packing import bytes_digest, pack
 
 pytestmark = pytest.mark.browser
 
@@ -74,10 +75,14 @@ def write(log: AuditLog, texts: list[str]) -> None:
     """Write a run with these texts in every field that a script, a tool, a tenant or a model can fill."""
     now, one = time.time_ns(), texts[0]
     whole = "\n".join(each.replace("\n", " ") for each in texts)
-    digest = f"{abs(hash(one)):064x}"
-    log.append(records.TOOLS, 0, (digest, [[each, each, {"type": each}, {"enum": texts}] for each in texts], {}))
     layers = {"backend": one, "layers": dict(zip(texts, texts, strict=True)), "environment": {}}
-    log.append(records.SETTINGS, 0, (digest, {"wall_s": 1.0, "tool_calls": 9}, {"x": texts}, layers, {}))
+    blobs = [
+        pack(([[each, each, {"type": each}, {"enum": texts}] for each in texts],)),
+        pack(({"wall_s": 1.0, "cpu_s": 1.0, "memory_bytes": 1, "tool_calls": 9}, {"x": texts}, layers)),
+    ]
+    for blob in blobs:
+        log.keep_blob(bytes_digest(blob), blob, wait=True)
+    tools, settings = map(bytes_digest, blobs)
     files = [[each, 3, "00ff", b"<svg onload=alert(1)>"] for each in texts]
     who = {"user": one, "thread": texts[-1], one: one}
     started = (
@@ -88,8 +93,8 @@ def write(log: AuditLog, texts: list[str]) -> None:
         {one: texts},
         None,
         files,
-        digest,
-        digest,
+        tools,
+        settings,
         "off",
         1,
         1.0,

@@ -26,7 +26,7 @@ FORMS = [route.path for route in ROUTES if isinstance(route, Route) and "POST" i
 def host(tmp_path: Path) -> Iterator[OneLog]:
     ledger = Ledger(tmp_path / "runs")
     ledger.fill(1)
-    log = LogReader(ledger.directory, [ledger.key], in_memory=True)
+    log = LogReader(ledger.path, [ledger.key])
     yield OneLog(log, 80)
     log.close_now()
 

@@ -103,7 +103,7 @@ def served(make: Callable[[int], ASGIApp]) -> Iterator[str]:
 @contextmanager
 def watched(ledger: Ledger) -> Iterator[tuple[str, str]]:
     """Serve the viewer of a log; yield its address, and the path with the token."""
-    log = LogReader(ledger.directory, [ledger.key], in_memory=True)
+    log = LogReader(ledger.path, [ledger.key])
     hosts: list[OneLog] = []
 
     def make(port: int) -> ASGIApp:
@@ -119,4 +119,4 @@ def watched(ledger: Ledger) -> Iterator[tuple[str, str]]:
 
 def new_ledger(path: Path) -> Ledger:
     """An empty log."""
-    return Ledger(path / "runs")
+    return Ledger(path / "runs.db")

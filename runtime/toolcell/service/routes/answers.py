@@ -219,7 +219,6 @@ class RunSummaryAnswer(AnswerModel):
     cpu_s: float | None
     peak_memory_bytes: int | None
     trust: str
-    redacted: int
 
 
 class RecordedRunAnswer(BaseModel):

@@ -50,11 +50,11 @@ def run_figures(index: Index, window: str) -> RunFigures:
     length_s = WINDOWS[window]
     since_ns = time.time_ns() - length_s * 10**9 if length_s else 0
     outcomes = index.select(
-        "SELECT outcome, count(*) FROM runs WHERE started_ns >= ? GROUP BY outcome ORDER BY 2 DESC, 1", [since_ns]
+        "SELECT outcome, count(*) FROM plain_run WHERE started >= ? GROUP BY outcome ORDER BY 2 DESC, 1", [since_ns]
     )
     total = sum(number for _, number in outcomes)
     rows = index.select(
-        "SELECT started_ns, outcome, wall_s FROM runs WHERE started_ns >= ? ORDER BY started_ns", [since_ns]
+        "SELECT started, outcome, wall_s FROM plain_run WHERE started >= ? ORDER BY started", [since_ns]
     )
     taken = sorted(took for _, _, took in rows if isinstance(took, int | float))
     named = dict(outcomes)
@@ -74,21 +74,16 @@ def run_figures(index: Index, window: str) -> RunFigures:
 
 def tool_figures(index: Index, since_ns: int = 0) -> list[dict[str, Any]]:
     """Return the calls of each tool, most called first; the rows of `tool_table`."""
-    if not since_ns:
-        rows = index.select("SELECT tool, status, duration_us FROM calls ORDER BY tool, duration_us")
-    else:
-        rows = index.select(
-            "SELECT tool, status, duration_us FROM calls JOIN runs ON runs.chain = calls.chain AND runs.seq = run "
-            "WHERE started_ns >= ? ORDER BY tool, duration_us",
-            [since_ns],
-        )
+    rows = index.select(
+        "SELECT tool, status, duration_us FROM plain_call WHERE started >= ? ORDER BY tool, duration_us", [since_ns]
+    )
     return tool_table(rows)
 
 
 def _failures(index: Index, since_ns: int) -> list[tuple[str, int]]:
     return index.select(
-        "SELECT code, count(*) FROM calls JOIN runs ON runs.chain = calls.chain AND runs.seq = run "
-        f"WHERE started_ns >= ? AND code IS NOT NULL GROUP BY code ORDER BY 2 DESC, 1 LIMIT {TOP}",
+        "SELECT code, count(*) FROM plain_call "
+        f"WHERE started >= ? AND code IS NOT NULL GROUP BY code ORDER BY 2 DESC, 1 LIMIT {TOP}",
         [since_ns],
     )
 

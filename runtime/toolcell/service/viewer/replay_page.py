@@ -14,7 +14,7 @@ from toolcell.service.viewer.visitors import EXECUTE, READ
 
 async def run_again(visit: Visit) -> Response:
     """Replay the run that the address names."""
-    summary, run, _ = await load(visit)
+    summary, run = await load(visit)
     done = await visit.host.replay(visit.request, visit.visitor, run, summary.trust)
     values: dict[str, Any] = {"done": done, "summary": summary, **_difference(done)}
     if visit.request.headers.get("hx-request") == "true":

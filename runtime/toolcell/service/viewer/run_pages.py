@@ -13,27 +13,27 @@ from toolcell.service.viewer.visitors import EXECUTE, READ
 from toolcell.support import daemon_threads
 
 
-async def load(visit: Visit) -> tuple[RunSummary, RecordedRun, list[dict[str, object]]]:
-    """Return the run that the address names, and what was removed of it.
+async def load(visit: Visit) -> tuple[RunSummary, RecordedRun]:
+    """Return the run that the address names.
 
     Raises:
         PageMissing: there is none.
     """
     place = "{chain}:{seq}".format(**visit.request.path_params)
 
-    def question(index: Index) -> tuple[RunSummary, RecordedRun, list[dict[str, object]]]:
+    def question(index: Index) -> tuple[RunSummary, RecordedRun]:
         try:
             summary = index.find(place, is_whole=True)
         except UsageError as exc:
             raise PageMissing(f"the log has no run {place}") from exc
-        return summary, index.load(summary), index.redactions_of(summary)
+        return summary, index.load(summary)
 
     return await (await visit.log()).read(question)
 
 
 async def show(visit: Visit) -> Response:
     """Show everything that is recorded of a run."""
-    summary, run, redactions = await load(visit)
+    summary, run = await load(visit)
     params = visit.request.query_params
     first = int(text) if (text := params.get("calls", "1")).isascii() and text.isdecimal() and len(text) < 9 else 1
     return visit.page(
@@ -41,7 +41,6 @@ async def show(visit: Visit) -> Response:
         summary=summary,
         run=run,
         shown=on_page(run, max(1, first)),
-        redactions=redactions,
         trust_text=TRUST_TEXTS[summary.trust][1],
         replayable=run.kind == "code" and run.source is not None and visit.visitor.can(EXECUTE),
     )
@@ -49,7 +48,7 @@ async def show(visit: Visit) -> Response:
 
 async def state(visit: Visit) -> Response:
     """Return what changes of a run while it is under way."""
-    summary, run, _ = await load(visit)
+    summary, run = await load(visit)
     shown = on_page(run)
     if shown.is_live and visit.request.query_params.get("seen") == shown.version:
         return Response(status_code=204)
@@ -59,13 +58,13 @@ async def state(visit: Visit) -> Response:
 async def calls(visit: Visit) -> Response:
     """Return more calls of a run."""
     first = visit.request.path_params["first"]
-    summary, run, _ = await load(visit)
+    summary, run = await load(visit)
     return visit.part("calls", summary=summary, run=run, shown=on_page(run, max(1, first)))
 
 
 async def part(visit: Visit) -> Response:
     """Return a part of a run as a file."""
-    _, run, _ = await load(visit)
+    _, run = await load(visit)
     found = await daemon_threads.run_sync(part_of, run, visit.request.path_params["part"])  # it may be long
     if found is None:
         raise PageMissing("the record has nothing of this kind")
@@ -87,7 +86,7 @@ async def download(visit: Visit) -> Response:
 
 
 async def _file(visit: Visit) -> tuple[str, bytes]:
-    _, run, _ = await load(visit)
+    _, run = await load(visit)
     found = given_file(run, visit.request.path_params["number"])
     if found is None:
         raise PageMissing("the record does not hold the content of this file")

@@ -32,7 +32,7 @@ async def runs(visit: Visit) -> Response:
     log = await visit.log()
 
     def question(index: Index) -> tuple[RunPage, int]:
-        return page_before(index, wanted, before), sum(row[0] for row in index.select("SELECT count(*) FROM runs"))
+        return page_before(index, wanted, before), sum(row[0] for row in index.select("SELECT count(*) FROM run"))
 
     found, total = await log.read(question)
     return visit.page(

@@ -23,12 +23,11 @@ async def serve_log(
     keys: Iterable[Verifier],
     listener: socket.socket,
     *,
-    in_memory: bool = False,
     backend: str = "process",
     on_address: Callable[[str], object] = print,
 ) -> None:
     """Serve until cancelled. `on_address` is given the address with its token."""
-    log = LogReader(directory, keys, in_memory=in_memory)
+    log = LogReader(directory, keys)
     port = listener.getsockname()[1]
     host = OneLog(log, port, backend)
     app = create_viewer(host, [f"{name}:{port}" for name in ("127.0.0.1", "localhost")])

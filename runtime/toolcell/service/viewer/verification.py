@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from toolcell.audit import Report, begun_segments, chain_directories, verify
+from toolcell.audit import Index, Report, verify
 from toolcell.errors import AuditError
 from toolcell.service.log_reader import LogReader
 from toolcell.support import daemon_threads
@@ -17,9 +17,9 @@ from toolcell.support import daemon_threads
 class Verification:
     """One check of a log, under way or done."""
 
-    total_bytes: int
+    total_events: int
     begun_s: float = field(default_factory=time.monotonic)
-    checked_bytes: int = 0
+    checked_events: int = 0
     report: Report | None = None
     problem: str = ""
     took_s: float = 0.0
@@ -33,7 +33,7 @@ class Verification:
     @property
     def percent(self) -> int:
         """How much of the log was read."""
-        return min(100, self.checked_bytes * 100 // max(1, self.total_bytes))
+        return min(100, self.checked_events * 100 // max(1, self.total_events))
 
 
 class Verifications:
@@ -53,17 +53,17 @@ class Verifications:
             newest = self._newest.get(log.directory)
             if newest is not None and not newest.is_done:
                 return newest
-            check = self._newest[log.directory] = Verification(_bytes_of(log.directory))
+            check = self._newest[log.directory] = Verification(_events_of(log.directory))
         daemon_threads.start(_check, log, check, name="toolcell-verification")
         return check
 
 
 def _check(log: LogReader, check: Verification) -> None:
-    def count(size: int) -> None:
-        check.checked_bytes += size
+    def count(events: int) -> None:
+        check.checked_events += events
 
     try:
-        report = verify(log.directory, log.verifiers, on_bytes=count)
+        report = verify(log.directory, log.verifiers, on_events=count)
         check.took_s, check.ended_ns = time.monotonic() - check.begun_s, time.time_ns()
         check.report = report
     except AuditError as exc:
@@ -73,11 +73,9 @@ def _check(log: LogReader, check: Verification) -> None:
         raise
 
 
-def _bytes_of(directory: Path) -> int:
-    total = 0
-    for chain in chain_directories(directory):
-        try:
-            total += sum(path.stat().st_size for path in begun_segments(chain).values())
-        except (AuditError, OSError):
-            continue
-    return total
+def _events_of(path: Path) -> int:
+    try:
+        with Index(path) as index:
+            return int(index.select("SELECT count(*) FROM event")[0][0])
+    except AuditError:
+        return 0

@@ -1,0 +1,334 @@
+"""The database of a record: its tables, how it is opened, and what each event adds to the tables that are looked up.
+
+The events are the record. `run` and `call` are views of them, kept in the same transaction, for queries and for people;
+`verify` compares them with the events, and what is shown of a run is read from its events. This module knows no keys.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from toolcell.audit import records
+from toolcell.audit.records import StoredEvent, event_of
+from toolcell.audit.titles import title_of
+from toolcell.errors import AuditError, StoreError, UsageError
+from toolcell.support.sqlite import check_files_beside, check_folder, connect, transaction
+
+APPLICATION_ID: Final = 0x746F6F6C
+VERSION: Final = 1
+LOCK_S: Final = 10.0
+"""How long a write waits for that of another process."""
+UNFINISHED: Final = "unfinished"
+
+TABLES: Final = (
+    "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID",
+    "CREATE TABLE event (id INTEGER PRIMARY KEY, writer TEXT, n INTEGER, run INTEGER, kind TEXT, at INTEGER, "
+    "salt BLOB, body BLOB, prev BLOB, hash BLOB, UNIQUE (writer, n))",
+    "CREATE INDEX event_by_run ON event (writer, run, n)",
+    "CREATE TABLE blob (sha256 TEXT PRIMARY KEY, bytes BLOB, used INTEGER) WITHOUT ROWID",
+    "CREATE TABLE run (writer TEXT, n INTEGER, id TEXT, kind TEXT, started INTEGER, ended INTEGER, outcome TEXT, "
+    "sha256 TEXT, user TEXT, session TEXT, title TEXT, calls INTEGER, failed INTEGER, wall_s REAL, cpu_s REAL, "
+    "peak_memory_bytes INTEGER, PRIMARY KEY (writer, n)) WITHOUT ROWID",
+    "CREATE INDEX run_by_id ON run (id)",
+    "CREATE INDEX run_by_time ON run (started, n, writer)",
+    "CREATE INDEX run_by_outcome ON run (outcome, started, n, writer)",
+    "CREATE TABLE call (writer TEXT, run INTEGER, number INTEGER, tool TEXT, origin TEXT, status TEXT, code TEXT, "
+    "duration_us INTEGER, PRIMARY KEY (writer, run, number)) WITHOUT ROWID",
+    "CREATE INDEX call_by_tool ON call (tool)",
+    "CREATE TABLE checkpoint (writer TEXT, n INTEGER, hash BLOB, at INTEGER, reason TEXT, key_id TEXT, "
+    "signature BLOB, PRIMARY KEY (writer, n, reason)) WITHOUT ROWID",
+)
+
+PLAIN_ROWS: Final = (
+    "CREATE TEMP VIEW plain_run AS SELECT * FROM run WHERE typeof(started) = 'integer' "
+    "AND typeof(outcome) = 'text' AND typeof(wall_s) IN ('real', 'null')",
+    "CREATE TEMP VIEW plain_call AS SELECT call.*, started FROM call JOIN plain_run ON plain_run.writer = call.writer "
+    "AND plain_run.n = call.run WHERE typeof(tool) = 'text' AND typeof(status) = 'text' "
+    "AND typeof(code) IN ('text', 'null') AND typeof(duration_us) IN ('integer', 'null')",
+)
+"""What is counted: a row that another program made may hold values of any type."""
+
+EVENT_COLUMNS: Final = "writer, n, run, kind, at, salt, body, prev, hash"
+
+
+class BadInput(UsageError, AuditError):
+    """A named file or directory is missing, unreadable, unwritable or of the wrong kind. No change was found in it."""
+
+
+# Opening
+
+
+def open_writable(path: Path, *, is_synced: bool = False) -> sqlite3.Connection:
+    """Open a record to write, and make it if there is none. A write does not wait for another process.
+
+    Raises:
+        BadInput: it cannot be made, is another file, or others may write beside it.
+    """
+
+    def prepare(db: sqlite3.Connection) -> None:
+        db.execute(f"PRAGMA busy_timeout = {LOCK_S * 1000:.0f}")
+        if not _is_ours(db):
+            with transaction(db):
+                if not _is_ours(db):
+                    _make_tables(db, path)
+        _check_schema(db, path)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA wal_autocheckpoint = 0")  # the thread that signs moves pages: it may wait for the disk
+        # A commit is in the kernel's hands, so it survives a kill; the thread that signs brings it to the disk.
+        db.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'OFF'}")
+        db.execute("PRAGMA busy_timeout = 0")
+
+    if path.is_dir():
+        raise BadInput(f"{path} is a folder, and a record is a file: name one, such as {path / 'runs.db'}")
+    try:
+        return connect(path, prepare)
+    except (StoreError, OSError, sqlite3.Error) as exc:
+        raise BadInput(f"cannot write the record {path}: {why(exc)}") from exc
+
+
+def open_read_only(path: Path) -> sqlite3.Connection:
+    """Open a record to read. Nothing is written, also not beside it.
+
+    Raises:
+        BadInput: there is none, we may not read it, or others may write beside it.
+    """
+    try:
+        if not path.is_file():
+            raise BadInput(f"there is no record {path}{_is_a_folder(path)}")
+        check_folder(path.absolute())
+        check_files_beside(path)
+        quoted = str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+        # Where no file can be made beside it, none is written either: SQLite need not look for changes.
+        is_fixed = not os.access(path.absolute().parent, os.W_OK) and not Path(f"{path}-wal").exists()
+        mode = "mode=ro&immutable=1" if is_fixed else "mode=ro"
+        db = sqlite3.connect(f"file:{quoted}?{mode}", uri=True, isolation_level=None, check_same_thread=False)
+        db.text_factory = _text
+        try:
+            db.execute("PRAGMA trusted_schema = OFF")
+            db.execute(f"PRAGMA busy_timeout = {LOCK_S * 1000:.0f}")
+            if not _is_ours(db):
+                raise BadInput(f"{path} is not a record of toolcell's")
+            _check_schema(db, path)
+        except BaseException:
+            db.close()
+            raise
+        return db
+    except (StoreError, OSError, sqlite3.Error) as exc:
+        raise BadInput(f"cannot read the record {path}: {why(exc)}") from exc
+
+
+def _text(stored: bytes) -> str:
+    """Decode text, which need not be UTF-8 where another program wrote it."""
+    return stored.decode("utf-8", "replace")
+
+
+def _is_a_folder(path: Path) -> str:
+    if not path.is_dir():
+        return ""
+    found = next(iter(sorted(path.glob("*.db"))), None)
+    return "; it is a folder" if found is None else f"; a service keeps one for each tenant: take {found}"
+
+
+def _is_ours(db: sqlite3.Connection) -> bool:
+    return bool(db.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID)
+
+
+def _make_tables(db: sqlite3.Connection, path: Path) -> None:
+    if db.execute("SELECT 1 FROM sqlite_master").fetchone() or 0 < path.stat().st_size < 512:
+        raise BadInput(f"{path} is another database, or none; nothing was changed, give another path")
+    for statement in TABLES:
+        db.execute(statement)
+    db.execute("INSERT INTO about VALUES ('record', ?)", (os.urandom(16).hex(),))
+    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    db.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _check_schema(db: sqlite3.Connection, path: Path) -> None:
+    """Check that the tables are those that are made here: a view or a trigger would answer and write something else."""
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > VERSION:
+        raise BadInput(f"the record {path} has version {version}, and this toolcell knows {VERSION}; use a newer one")
+    found = {
+        text for (text,) in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT GLOB 'x_*'")
+    }
+    if found != set(TABLES):
+        extra = next(iter(found ^ set(TABLES)))
+        raise AuditError(f"the tables of the record {path} are not those that toolcell makes: {extra!r:.100}")
+
+
+def record_id(db: sqlite3.Connection) -> str:
+    """Return the id that the record was given when it was made.
+
+    Raises:
+        AuditError: it is not there.
+    """
+    row = db.execute("SELECT value FROM about WHERE key = 'record'").fetchone()
+    if row is None or type(row[0]) is not str or len(row[0]) != 32 or set(row[0]) - set("0123456789abcdef"):
+        raise AuditError("the record's id is damaged")
+    return str(row[0])
+
+
+def read_log_id(path: Path) -> str:
+    """Return the id of a record.
+
+    Raises:
+        BadInput: there is no record there, or we may not read it.
+        AuditError: it is damaged.
+    """
+    with closing(open_read_only(path)) as db, translated(path):
+        return record_id(db)
+
+
+_REASONS: Final = {
+    "SQLITE_BUSY": f"another process has locked it for more than {LOCK_S:g} s",
+    "SQLITE_LOCKED": f"another process has locked it for more than {LOCK_S:g} s",
+    "SQLITE_FULL": "the disk is full",
+    "SQLITE_READONLY": "it is read-only",
+    "SQLITE_CANTOPEN": "it cannot be opened",
+    "SQLITE_NOTADB": "it is not a database",
+    "SQLITE_CORRUPT": "the file is damaged",
+    "SQLITE_IOERR": "the disk cannot be read or written",
+}
+
+
+def why(exc: Exception) -> str:
+    """Say in words why SQLite or the system refused."""
+    name = getattr(exc, "sqlite_errorname", "") or ""
+    reason = next((text for prefix, text in _REASONS.items() if name.startswith(prefix)), "")
+    return reason or (exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc))
+
+
+@contextmanager
+def translated(path: Path, doing: str = "read") -> Iterator[None]:
+    """Turn errors of SQLite into `AuditError`."""
+    try:
+        yield
+    except sqlite3.Error as exc:
+        raise AuditError(f"cannot {doing} the record {path}: {why(exc)}") from exc
+
+
+# Reading
+
+
+def events(db: sqlite3.Connection, where: str, *values: Any) -> Iterator[StoredEvent]:
+    """Yield the events that a condition of ours selects, in order.
+
+    Raises:
+        ValueError: a row holds what no writer writes.
+    """
+    query = f"SELECT {EVENT_COLUMNS} FROM event WHERE {where} ORDER BY writer, n"
+    for row in db.execute(query, values):
+        yield event_of(row)
+
+
+# Writing: what an event adds to the tables that are looked up
+
+
+INSERT_EVENT: Final = f"INSERT INTO event ({EVENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+Row = tuple[str, tuple[Any, ...]]
+"""A statement and its values."""
+
+
+def rows_of(chain: str, seq: int, run: int, kind: str, at_ns: int, fields: Mapping[str, Any]) -> tuple[Row, ...]:
+    """Return what an event changes in `run` and `call`. The same events give the same rows, whoever reads them."""
+    make = _ROWS.get(kind)
+    return make(chain, run, at_ns, fields) if make is not None else ()
+
+
+def _run_started(chain: str, run: int, at_ns: int, fields: Mapping[str, Any]) -> tuple[Row, ...]:
+    who = fields["who"]
+    sessions = [who.get(name) for name in ("thread", "chat", "channel", "session")]
+    session = next((str(each) for each in sessions if each), "") or _parent_run(fields["id"], who)
+    row = (
+        chain, run, storable(fields["id"]), storable(fields["sort"]), at_ns, UNFINISHED, storable(fields["sha256"]),
+        storable(str(who.get("user", ""))), storable(session), storable(title_of(fields["source"])),
+    )  # fmt: skip
+    return ((_INSERT_RUN, row),)
+
+
+_INSERT_RUN: Final = (
+    "INSERT INTO run (writer, n, id, kind, started, outcome, sha256, user, session, title, calls, failed) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0)"
+)
+
+
+def _call_started(chain: str, run: int, at_ns: int, fields: Mapping[str, Any]) -> tuple[Row, ...]:
+    row = (chain, run, fields["number"], storable(fields["tool"]), storable(fields["origin"]), UNFINISHED)
+    return ((_INSERT_CALL, row),)
+
+
+_INSERT_CALL: Final = "INSERT INTO call (writer, run, number, tool, origin, status) VALUES (?, ?, ?, ?, ?, ?)"
+
+
+def _call_ended(chain: str, run: int, at_ns: int, fields: Mapping[str, Any]) -> tuple[Row, ...]:
+    values = (storable(fields["status"]), storable(fields["code"]), fields["duration_us"], chain, run, fields["number"])
+    return ((_END_CALL, values),)
+
+
+_END_CALL: Final = "UPDATE call SET status = ?, code = ?, duration_us = ? WHERE writer = ? AND run = ? AND number = ?"
+
+
+def _run_ended(chain: str, run: int, at_ns: int, fields: Mapping[str, Any]) -> tuple[Row, ...]:
+    usage = fields["usage"]
+    measured = (usage.get("wall_s"), usage.get("cpu_s"), usage.get("peak_memory_bytes"))
+    values = (at_ns, storable(fields["outcome"]), *fields["calls"], *measured, chain, run)
+    return ((_END_RUN, values),)
+
+
+_END_RUN: Final = (
+    "UPDATE run SET ended = ?, outcome = ?, calls = ?, failed = ?, wall_s = ?, cpu_s = ?, peak_memory_bytes = ? "
+    "WHERE writer = ? AND n = ?"
+)
+
+_ROWS: Final = {
+    records.RUN_STARTED: _run_started,
+    records.CALL_STARTED: _call_started,
+    records.CALL_ENDED: _call_ended,
+    records.RUN_ENDED: _run_ended,
+}
+
+
+def storable(value: Any) -> Any:
+    """Return a value that SQLite can store: half of a surrogate pair is escaped."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
+def _parent_run(id: str, who: Mapping[str, Any]) -> str:
+    run = str(who.get("run", ""))
+    return run if run != id else ""
+
+
+_RUN_COLUMNS: Final = (
+    "writer", "n", "id", "kind", "started", "ended", "outcome", "sha256", "user", "session", "title", "calls",
+    "failed", "wall_s", "cpu_s", "peak_memory_bytes",
+)  # fmt: skip
+
+
+def told_run(changes: list[Row]) -> dict[str, Any]:
+    """Return the row of a run that its first and last event make, by column.
+
+    Raises:
+        ValueError: they are not the events of a run.
+    """
+    told: dict[str, Any] = dict.fromkeys(_RUN_COLUMNS)
+    for statement, values in changes:
+        if statement is _INSERT_RUN:
+            told |= dict(zip(("writer", "n", "id", "kind", "started", "outcome", "sha256", "user", "session", "title"),
+                             values, strict=True), calls=0, failed=0)  # fmt: skip
+        elif statement is _END_RUN:
+            told |= dict(
+                zip(
+                    ("ended", "outcome", "calls", "failed", "wall_s", "cpu_s", "peak_memory_bytes"),
+                    values,
+                    strict=False,
+                )
+            )
+    if told["n"] is None:
+        raise ValueError("it does not begin with its first event")
+    return told
