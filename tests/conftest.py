@@ -1,8 +1,8 @@
 """What every test may rely on: event loops, and a tally of the requirements that passing tests prove.
 
 A test's mark alone decides whether it is skipped for what its machine lacks: an engine, a browser, PostgreSQL or packages
-from npm. In CI a skipped isolation, Docker, browser, PostgreSQL or npm test is a failure: there, skipping means that nobody
-looked.
+from npm. In CI a skipped test with such a mark is a failure: there, skipping means that nobody looked. Where the profile
+`full` does not run, as in a plain container, a test without a mark that is refused it is skipped too.
 
 With `-n`, pytest-xdist runs the tests in several processes. Each process counts what its tests proved, and the first
 process adds the counts up. A test that looks for leftovers looks below its own process only.
@@ -15,6 +15,7 @@ import os
 import signal
 from collections import defaultdict
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
 
 def _quick(items: list[pytest.Item]) -> Iterator[pytest.Item]:
     """Return what is not slow and needs no engine or browser, of a function with parameters the first row or, if marked, all."""
-    seen, left_out = set[str](), {"slow", *machine.WHY_NOT} - {"isolation"}
+    seen, left_out = set[str](), {"slow", *machine.WHY_NOT} - {"isolation", "contained"}
     for item in items:
         function, _, _ = item.nodeid.partition("[")
         every_row = any(mark.kwargs.get("every_row") for mark in item.iter_markers("quick"))
@@ -115,13 +116,34 @@ def _quick(items: list[pytest.Item]) -> Iterator[pytest.Item]:
             yield item
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what this machine cannot run, before any fixture is made."""
-    for mark, why_not in machine.WHY_NOT.items():
-        if item.get_closest_marker(mark) and (reason := why_not()):
-            item.stash[LACKS] = mark != "isolation"  # `.ci/bare` has what isolation needs
+@contextmanager
+def _skipped_where_full_does_not_run() -> Iterator[None]:
+    try:
+        yield
+    except Exception as problem:
+        if machine.is_refused(problem) and (reason := machine.WHY_NOT["isolation"]()):
             pytest.skip(reason)
+        raise
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)  # after those of pytest, before any fixture is made
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    """Skip what this machine cannot run."""
+    is_contained = item.get_closest_marker("contained") is not None  # then what its file says of isolation is not meant
+    for mark, why_not in machine.WHY_NOT.items():
+        if is_contained and mark == "isolation":
+            continue
+        if item.get_closest_marker(mark) and (reason := why_not()):
+            item.stash[LACKS] = mark not in ("isolation", "contained")  # `.ci/bare` has what isolation needs
+            pytest.skip(reason)
+    with _skipped_where_full_does_not_run():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    with _skipped_where_full_does_not_run():
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -13,9 +13,12 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from toolcell.config import Profile
 
 TESTS: Final = Path(__file__).parent
 
@@ -83,20 +86,36 @@ def _no_packages() -> str:
     return "" if node() else "there is no Node on the PATH"
 
 
+ESCAPE_PROFILE: Profile = os.environ.get("TOOLCELL_ESCAPE_PROFILE", "full")  # type: ignore[assignment]
+"""The profile that tests/escape attacks: `container`, or `auto` on a machine without Landlock, instead of `full`."""
+
+
 @cache
-def _no_isolation() -> str:
+def _lacks(profile: Profile) -> str:
     if sys.platform != "linux":
         return "the process backend needs Linux"
-    from toolcell.config import PROFILES
+    from toolcell.config import AUTO_FLOOR, PROFILES
     from toolcell.sandbox.process import probe_all
 
-    required = PROFILES["full"]
-    lacks = [f"{probe.name} ({probe.detail})" for probe in probe_all() if probe.name in required and not probe.live]
-    return f"the profile full does not run here, as in a plain container; missing: {', '.join(lacks)}" if lacks else ""
+    required = AUTO_FLOOR["full"] if profile == "auto" else PROFILES[profile]
+    lacks = [
+        f"{probe.name} ({probe.detail})" for probe in probe_all() if probe.name in required and probe.live is False
+    ]
+    return f"the profile {profile} does not run here; missing: {', '.join(lacks)}" if lacks else ""
+
+
+def is_refused(problem: BaseException | None) -> bool:
+    """Whether a test ended because this machine does not give its sandboxes the isolation that they must have."""
+    from toolcell.sandbox.shortages import IsolationRefused
+
+    if isinstance(problem, BaseExceptionGroup):
+        return all(map(is_refused, problem.exceptions))
+    return problem is not None and (isinstance(problem, IsolationRefused) or is_refused(problem.__cause__))
 
 
 WHY_NOT: Final[dict[str, Callable[[], str]]] = {
-    "isolation": _no_isolation,
+    "isolation": partial(_lacks, ESCAPE_PROFILE),
+    "contained": partial(_lacks, "container"),
     "docker": _no_engine,
     "browser": _no_browser,
     "postgres": _no_postgres,

@@ -28,9 +28,9 @@ def invoke(*arguments: str) -> tuple[int, str, str]:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
-    """Layers by name; a test makes some of them missing."""
-    live = dict.fromkeys(probes.NAMES, True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool | None]:
+    """Layers by name; a test makes some of them missing, or unknown."""
+    live: dict[str, bool | None] = dict.fromkeys(probes.NAMES, True)
 
     def probe_all() -> tuple[Probe, ...]:
         return tuple(
@@ -40,7 +40,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     monkeypatch.setattr("toolcell.sandbox.process.probe_all", probe_all)
 
     def why_no_script_runs(required: frozenset[str], profile: str) -> str:
-        missing = sorted(name for name in required if not live[name])
+        missing = sorted(name for name in required if live[name] is False)
         return f"not live: {', '.join(missing)}" if missing else ""
 
     monkeypatch.setattr(doctor_profiles, "why_no_script_runs", why_no_script_runs)
@@ -48,7 +48,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     return live
 
 
-def test_a_machine_with_every_layer_passes(machine: dict[str, bool]) -> None:
+def test_a_machine_with_every_layer_passes(machine: dict[str, bool | None]) -> None:
     status, text, _ = invoke()
     assert status == exits.OK
     assert "every required layer is live" in text
@@ -56,7 +56,7 @@ def test_a_machine_with_every_layer_passes(machine: dict[str, bool]) -> None:
     assert "\x1b" not in text
 
 
-def test_a_missing_required_layer_fails_and_says_how_to_get_it(machine: dict[str, bool]) -> None:
+def test_a_missing_required_layer_fails_and_says_how_to_get_it(machine: dict[str, bool | None]) -> None:
     machine["landlock"] = False
     status, text, _ = invoke()
     assert status == exits.UNAVAILABLE
@@ -65,7 +65,7 @@ def test_a_missing_required_layer_fails_and_says_how_to_get_it(machine: dict[str
     assert "not live: landlock; no script runs in the profile full" in text
 
 
-def test_a_missing_layer_that_nobody_requires_is_only_mentioned(machine: dict[str, bool]) -> None:
+def test_a_missing_layer_that_nobody_requires_is_only_mentioned(machine: dict[str, bool | None]) -> None:
     machine["cgroup"] = False
     status, text, _ = invoke()
     assert status == exits.OK
@@ -73,7 +73,14 @@ def test_a_missing_layer_that_nobody_requires_is_only_mentioned(machine: dict[st
     assert "to get it: turn it on" in text
 
 
-def test_what_is_required_can_be_chosen(machine: dict[str, bool]) -> None:
+def test_where_the_probes_fail_no_layer_is_called_missing_and_a_script_decides(machine: dict[str, bool | None]) -> None:
+    machine.update(dict.fromkeys(machine))
+    status, text, _ = invoke()
+    assert (status, text.count(" unknown "), "MISSING" in text) == (exits.OK, len(probes.NAMES), False)
+    assert json.loads(invoke("--json")[1])["missing"] == []
+
+
+def test_what_is_required_can_be_chosen(machine: dict[str, bool | None]) -> None:
     machine["user"] = machine["cgroup"] = False
     assert invoke("--require", "landlock,seccomp")[0] == exits.OK
     assert invoke("--require", "cgroup")[0] == exits.UNAVAILABLE
@@ -82,7 +89,7 @@ def test_what_is_required_can_be_chosen(machine: dict[str, bool]) -> None:
     assert "no such layer: moat; there are user, pid" in err
 
 
-def test_json_says_the_same_as_data(machine: dict[str, bool]) -> None:
+def test_json_says_the_same_as_data(machine: dict[str, bool | None]) -> None:
     machine["pid"] = False
     status, text, _ = invoke("--json")
     told: dict[str, Any] = json.loads(text)
@@ -94,7 +101,7 @@ def test_json_says_the_same_as_data(machine: dict[str, bool]) -> None:
 
 
 def test_modules_that_each_start_compiles_anew_come_with_a_remedy(
-    machine: dict[str, bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    machine: dict[str, bool | None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
     assert "compileall -q " in json.loads(invoke("--json")[1])["machine"]["bytecode"]
@@ -103,7 +110,7 @@ def test_modules_that_each_start_compiles_anew_come_with_a_remedy(
 
 
 def test_an_engine_that_cannot_be_reached_comes_with_one_remedy(
-    machine: dict[str, bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    machine: dict[str, bool | None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(doctor_docker, "examine", EXAMINE)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nope.sock")
@@ -114,7 +121,7 @@ def test_an_engine_that_cannot_be_reached_comes_with_one_remedy(
 
 
 def test_who_may_not_use_the_socket_is_not_told_to_install_an_engine(
-    machine: dict[str, bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    machine: dict[str, bool | None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def knock(address: str) -> None:
         raise PermissionError(13, "Permission denied")
@@ -134,7 +141,7 @@ def test_every_layer_has_its_purpose() -> None:
 
 
 def test_a_machine_where_no_script_runs_fails_although_every_layer_is_live(
-    machine: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+    machine: dict[str, bool | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor_profiles, "why_no_script_runs", lambda required, profile: "EMFILE: too many open files")
     status, text, _ = invoke()
@@ -155,7 +162,7 @@ def test_a_script_is_run_for_real_before_doctor_says_that_one_runs() -> None:
 
 
 def test_a_profile_runs_if_a_script_does_whatever_the_probes_say(
-    machine: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+    machine: dict[str, bool | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine["capabilities"] = False
     monkeypatch.setattr(doctor_profiles, "why_no_script_runs", lambda required, profile: "")

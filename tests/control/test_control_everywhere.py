@@ -34,6 +34,7 @@ def carry_on(effects: Effects, **options: Any) -> Any:
     return done
 
 
+@pytest.mark.contained
 def test_runs_are_carried_on_in_the_container_profile(effects: Effects) -> None:
     assert carry_on(effects, policy=Policy(profile="container")).value == [1, "paid x 1", ["a", "b"]]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import sysconfig
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,9 @@ PLACES = {
 }
 OLDER = {"root, Landlock of Linux 5.19": 2, "uid 1000, Landlock of Linux 6.10": 5}
 """Places by the newest ABI of Landlock that their kernel owns up to."""
+
+IS_DISPOSABLE = os.environ.get("TOOLCELL_DISPOSABLE") == "1"
+"""This whole machine may be attacked, as those of `.ci/machines`: the attacks kill every process that they can."""
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -87,10 +91,20 @@ def in_container(plain_image: str) -> Command:
     return run
 
 
-@pytest.fixture(scope="module", params=PLACES)
-def seen(request: pytest.FixtureRequest, in_container: Command) -> dict[str, Any]:
+def places() -> Iterator[Any]:
+    if IS_DISPOSABLE:
+        yield pytest.param("this machine", marks=pytest.mark.contained)
+    else:
+        yield from (pytest.param(place, marks=pytest.mark.docker) for place in PLACES)
+
+
+@pytest.fixture(scope="module", params=places())
+def seen(request: pytest.FixtureRequest) -> dict[str, Any]:
     """What came of every attack in one kind of container."""
     command = [str(HERE / "contained_host.py")]
+    if IS_DISPOSABLE:
+        return json.loads(subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, check=True).stdout)
+    in_container: Command = request.getfixturevalue("in_container")
     if (abi := OLDER.get(request.param)) is not None:
         lesser = str(HERE.parent / "sandbox" / "lesser_machine.py")
         command = [lesser, json.dumps({"abi": abi}), sys.executable, "-B", *command]
@@ -104,7 +118,6 @@ def value(seen: dict[str, Any], attack: str) -> Any:
     return seen[attack]["value"]
 
 
-@pytest.mark.docker
 def test_the_attacks_are_real(seen: dict[str, Any]) -> None:
     found = seen["without isolation"]
 
@@ -113,7 +126,6 @@ def test_the_attacks_are_real(seen: dict[str, Any]) -> None:
     assert found == {"signal": ["None", "None"], "socket": "None", "abstract": "None", "named": "None"}
 
 
-@pytest.mark.docker
 def test_every_result_names_the_layers(seen: dict[str, Any]) -> None:
     layers = seen["reading"]["layers"]
 
@@ -123,7 +135,6 @@ def test_every_result_names_the_layers(seen: dict[str, Any]) -> None:
     )
 
 
-@pytest.mark.docker
 def test_no_file_of_the_container_can_be_read_or_listed(seen: dict[str, Any]) -> None:
     found = value(seen, "reading")
 
@@ -132,21 +143,18 @@ def test_no_file_of_the_container_can_be_read_or_listed(seen: dict[str, Any]) ->
     assert value(seen, "links") == ["EACCES"]
 
 
-@pytest.mark.docker
 def test_nothing_outside_the_workspace_can_be_changed(seen: dict[str, Any]) -> None:
     assert set(value(seen, "changing")) <= {"EACCES", "EBUSY", "EPERM", "EXDEV"}
     before, after = seen["the host's file"]
     assert after == before
 
 
-@pytest.mark.docker
 def test_no_other_process_can_be_signalled_or_changed(seen: dict[str, Any]) -> None:
     assert set(value(seen, "signals")) <= {"EPERM", "ESRCH"}
     assert {each.strip("'") for each in value(seen, "other processes")} == {"EPERM"}
     assert seen["the host's program"] is None
 
 
-@pytest.mark.docker
 def test_a_concurrent_sandbox_cannot_be_reached(seen: dict[str, Any]) -> None:
     found = value(seen, "a neighbour attacked")
 
@@ -156,12 +164,10 @@ def test_a_concurrent_sandbox_cannot_be_reached(seen: dict[str, Any]) -> None:
     assert value(seen, "the neighbour") == "kept"
 
 
-@pytest.mark.docker
 def test_no_connection_can_be_made(seen: dict[str, Any]) -> None:
     assert value(seen, "sockets") == ["EPERM"]
 
 
-@pytest.mark.docker
 def test_there_is_no_privilege_and_no_way_to_one(seen: dict[str, Any]) -> None:
     found = value(seen, "privileges")
 
@@ -170,12 +176,10 @@ def test_there_is_no_privilege_and_no_way_to_one(seen: dict[str, Any]) -> None:
     assert {each.strip("'") for each in found["refused"]} == {"EPERM"}
 
 
-@pytest.mark.docker
 def test_the_only_descriptors_are_the_bridge_and_its_own_folder(seen: dict[str, Any]) -> None:
     assert value(seen, "descriptors") == [3, 4]
 
 
-@pytest.mark.docker
 def test_nothing_outlives_its_run_or_its_host(seen: dict[str, Any]) -> None:
     assert value(seen, "a daemon") == 1
     assert sorted(value(seen, "files that are left")) == ["folder", "left"]
@@ -184,7 +188,6 @@ def test_nothing_outlives_its_run_or_its_host(seen: dict[str, Any]) -> None:
     assert [name for name in seen["left in /tmp"] if not name.startswith("toolcell-cache")] == []
 
 
-@pytest.mark.docker
 @pytest.mark.parametrize(
     ("attack", "outcome"),
     [
@@ -202,14 +205,12 @@ def test_a_limit_ends_the_run(seen: dict[str, Any], attack: str, outcome: str) -
     assert seen[attack]["outcome"] in outcome.split(", "), seen[attack]
 
 
-@pytest.mark.docker
 def test_a_file_larger_than_the_limit_is_refused(seen: dict[str, Any]) -> None:
     assert value(seen, "one large file") == "EFBIG"
     assert "disk_bytes" in seen["many large files"]["error"]
     assert "inodes" in seen["many files"]["error"]
 
 
-@pytest.mark.docker
 def test_everyday_file_work_goes_on(seen: dict[str, Any]) -> None:
     assert value(seen, "everyday file work") == ["a", [[1]], "sandbox"]
 

@@ -19,7 +19,6 @@ from egress.doors import code_of, door
 from egress.package_index import index, opened
 from egress.replays import replayed
 from rows import each_row
-from sandbox.test_contained_backend import scoped
 from toolcell import Limits, Policy, Runtime, ToolRegistry, UsageError
 from toolcell.audit import AuditConfig, AuditLog
 from toolcell.control import Approve, Draft
@@ -178,7 +177,7 @@ VALUE = {"twice": 14, "data": "words", "version": "4.1", "problems": ["Permissio
     "options",
     [
         pytest.param({"backend": "process"}, id="process"),
-        pytest.param({"policy": Policy(profile="container")}, id="contained", marks=scoped),
+        pytest.param({"policy": Policy(profile="container")}, id="contained", marks=pytest.mark.contained),
         pytest.param({"backend": "docker"}, id="docker", marks=pytest.mark.docker),
     ],
 )

@@ -26,8 +26,9 @@ import msgpack
 import pytest
 
 import toolcell_bridge
+from machine import ESCAPE_PROFILE
 from toolcell import ExecutionResult, Outcome
-from toolcell.config import DEFAULT_LAYERS
+from toolcell.config import AUTO_FLOOR, PROFILES
 from toolcell.sandbox.docker.hardening import CONTAINER_LAYERS
 
 HERE = Path(__file__).parent
@@ -38,7 +39,9 @@ BACKEND = os.environ.get("TOOLCELL_ESCAPE_BACKEND", "process")
 IS_PROCESS = BACKEND in ("process", "ray")
 """They are processes of a host's kernel, the victim's own host or a node of a Ray cluster, and not containers."""
 
-OWN_LAYERS = DEFAULT_LAYERS if IS_PROCESS else CONTAINER_LAYERS
+OWN_LAYERS = (
+    (AUTO_FLOOR["full"] if ESCAPE_PROFILE == "auto" else PROFILES[ESCAPE_PROFILE]) if IS_PROCESS else CONTAINER_LAYERS
+)
 """What every result must say was up."""
 
 PATIENCE_S = 60.0
@@ -57,6 +60,9 @@ SPARE = 2 if BACKEND == "process" else 64
 """Descriptors and threads that an event loop may open once, when it first needs them. The Docker SDK keeps connections
 for the last 25 addresses it asked; the host has one SDK client and the victim's eyes have another. Ray has threads of
 its own."""
+
+IS_CONTAINED = ESCAPE_PROFILE == "container"
+HAS_LANDLOCK = "landlock" in OWN_LAYERS
 
 KINDS_OF_LIMITS = 8
 
@@ -79,6 +85,11 @@ def process_only(reason: str, *also: str, on_nodes: bool = True) -> pytest.MarkD
     Left out, not skipped: in CI a skipped test is a failure. conftest.py does it and says how many there were.
     """
     return pytest.mark.process_only(reason, also={"process", *also, *(["ray"] if on_nodes else [])})
+
+
+def full_only(reason: str) -> pytest.MarkDecorator:
+    """Leave a test out in the profile `container`; `reason` says what is promised there instead, in PROMISES.md."""
+    return pytest.mark.full_only(reason)
 
 
 def new_secret() -> str:

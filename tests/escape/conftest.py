@@ -9,22 +9,25 @@ from collections.abc import Iterator
 
 import pytest
 
-from escape.attack import BACKEND, IS_PROCESS, Victim
+from escape.attack import BACKEND, IS_CONTAINED, IS_PROCESS, Victim
 
 LEFT_OUT: pytest.StashKey[Counter[str]] = pytest.StashKey()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "process_only(reason, also=()): about layers that other backends do not have")
+    config.addinivalue_line("markers", "full_only(reason): not promised in the profile container")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests of layers that this backend does not have."""
+    """Skip tests of layers that this backend or profile does not have."""
     left_out: list[pytest.Item] = []
     reasons = config.stash.setdefault(LEFT_OUT, Counter())
     for item in items:
         mark = item.get_closest_marker("process_only")
-        if mark is not None and BACKEND not in mark.kwargs["also"]:
+        if mark is None or BACKEND in mark.kwargs["also"]:
+            mark = item.get_closest_marker("full_only") if IS_CONTAINED else None
+        if mark is not None:
             left_out.append(item)
             reasons[mark.args[0]] += 1
     if left_out:
@@ -34,7 +37,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for reason, count in config.stash.get(LEFT_OUT, Counter()).items():
-        terminalreporter.write_line(f"{count} attacks left out with the {BACKEND} backend: {reason}")
+        terminalreporter.write_line(f"{count} attacks left out here: {reason}")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from escape.attack import IS_PROCESS, Victim, outside
+from escape.attack import IS_PROCESS, Victim, full_only, outside
 from escape.prologues import BASICS, RAW
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
@@ -138,6 +138,7 @@ set_result(draws[0] == draws[1])
         assert len(set(column)) == len(runs)
 
 
+@full_only("packages are imported ahead only with preload=")
 def test_numpy_draws_its_own_randomness_too() -> None:
     pytest.importorskip("numpy")
     source = "import numpy\nset_result([numpy.random.random(), numpy.random.default_rng().random()])"

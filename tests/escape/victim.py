@@ -39,12 +39,17 @@ CALM = 3
 MEETING_S = 25.0
 
 
+def policy(options: dict[str, Any]) -> Policy:
+    """What the test asks for, in the profile that is attacked."""
+    return Policy(**{"profile": os.environ.get("TOOLCELL_ESCAPE_PROFILE", "full"), **options.get("policy", {})})
+
+
 def backend(options: dict[str, Any]) -> Any:
     """What the sandboxes are to be made by."""
     if BACKEND in ("process", "docker"):
         return BACKEND
     given = {name: options[name] for name in ("packages", "preload") if name in options}
-    given["policy"] = Policy(**options.get("policy", {}))
+    given["policy"] = policy(options)
     if BACKEND == "ray":
         from toolcell import RayBackend
 
@@ -309,7 +314,7 @@ async def serve(options: dict[str, Any], requests: BinaryIO, answers: BinaryIO) 
         host.registry,
         backend=backend(options),
         pool=PoolConfig(warm=WARM),
-        policy=Policy(**options.get("policy", {})),
+        policy=policy(options),
         packages=options.get("packages", ()),
         preload=options.get("preload", ()),
         audit=options.get("audit"),

@@ -52,7 +52,7 @@ def manager() -> CgroupManager:
 
 
 @pytest.mark.isolation
-@pytest.mark.parametrize("profile", ["full", "container"])
+@pytest.mark.parametrize("profile", ["full", pytest.param("container", marks=pytest.mark.contained)])
 def test_libraries_see_no_more_processors_than_their_threads_may_use(
     profile: Literal["full", "container"], monkeypatch: pytest.MonkeyPatch
 ) -> None:

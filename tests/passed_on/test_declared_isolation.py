@@ -93,7 +93,7 @@ async def two_sandboxes(**options: Any) -> tuple[list[ExecutionResult], list[Pro
     return results, looked
 
 
-@pytest.mark.parametrize("profile", ["full", "container"])
+@pytest.mark.parametrize("profile", ["full", pytest.param("container", marks=pytest.mark.contained)])
 async def test_each_layer_that_is_declared_is_there(profile: Any) -> None:
     host = Process.of(psutil.Process().pid)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.test_contained_backend import CONTAINER, scoped
+from sandbox.test_contained_backend import CONTAINER
 from toolcell import PoolConfig, SyncRuntime
 from toolcell.sandbox.process.backend import ProcessBackend
 from toolcell_bridge.entry.fork_handlers import NEEDLESS, ForkHandlers
@@ -98,7 +98,7 @@ BEHAVIOUR = {
 }
 
 
-@pytest.fixture(scope="module", params=["process", pytest.param("container", marks=scoped)])
+@pytest.fixture(scope="module", params=["process", pytest.param("container", marks=pytest.mark.contained)])
 def forking(request: pytest.FixtureRequest) -> Iterator[SyncRuntime]:
     options = {} if request.param == "process" else {"policy": CONTAINER}
     with SyncRuntime(pool=PoolConfig(warm=1), **options) as runtime:

@@ -223,7 +223,7 @@ time.sleep(0.5)
     assert 40 << 20 < result.usage.peak_memory_bytes < 128 << 20
 
 
-@pytest.mark.parametrize("profile", ["full", "container"])
+@pytest.mark.parametrize("profile", ["full", pytest.param("container", marks=pytest.mark.contained)])
 def test_without_a_cgroup_scripts_of_a_millisecond_count(
     profile: Literal["full", "container"], monkeypatch: pytest.MonkeyPatch
 ) -> None:

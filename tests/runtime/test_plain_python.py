@@ -23,7 +23,7 @@ def test_a_program_behaves_as_under_plain_python(run: Run, program: str) -> None
     assert (result.outcome, result.value) == ("ok", True), (result.error, result.logs.text)
 
 
-@pytest.mark.parametrize("profile", ["full", "container"])
+@pytest.mark.parametrize("profile", ["full", pytest.param("container", marks=pytest.mark.contained)])
 def test_a_signal_to_itself_ends_a_script_and_is_named(profile: Any) -> None:
     with SyncRuntime(policy=Policy(profile=profile)) as runtime:
         for source, number in OWN_SIGNALS.items():
@@ -32,7 +32,12 @@ def test_a_signal_to_itself_ends_a_script_and_is_named(profile: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", [Policy(), Policy(profile="container"), Policy(shell=True)], ids=["full", "container", "shell"]
+    "policy",
+    [
+        pytest.param(Policy(), id="full"),
+        pytest.param(Policy(profile="container"), id="container", marks=pytest.mark.contained),
+        pytest.param(Policy(shell=True), id="shell"),
+    ],
 )
 def test_libraries_keep_few_heaps_and_look_for_no_programs(policy: Policy) -> None:
     pytest.importorskip("joblib", reason="copies the joblib of this interpreter")
@@ -42,7 +47,7 @@ def test_libraries_keep_few_heaps_and_look_for_no_programs(policy: Policy) -> No
     assert "physical cores" not in result.logs.stderr
 
 
-@pytest.mark.parametrize("profile", ["full", "container"])
+@pytest.mark.parametrize("profile", ["full", pytest.param("container", marks=pytest.mark.contained)])
 def test_joblib_works_in_threads_and_says_nothing(profile: Any) -> None:
     pytest.importorskip("joblib", reason="copies the joblib of this interpreter")
     with SyncRuntime(policy=Policy(profile=profile), packages=["joblib"]) as runtime:
@@ -58,7 +63,7 @@ set_result([mimetypes.guess_type('a.html')[0], type(threadpoolctl.threadpool_inf
 """
 
 
-@pytest.mark.parametrize("profile", ["full", "container"])
+@pytest.mark.parametrize("profile", ["full", pytest.param("container", marks=pytest.mark.contained)])
 def test_libraries_do_without_lists_of_the_machine_that_are_refused(profile: Any) -> None:
     pytest.importorskip("threadpoolctl", reason="copies the threadpoolctl of this interpreter")
     with SyncRuntime(policy=Policy(profile=profile), packages=["threadpoolctl"]) as runtime:

@@ -15,7 +15,7 @@ import pytest
 from toolcell import Policy, SyncRuntime
 from toolcell.config import AUTO_FLOOR, DEFAULT_LAYERS, PROFILES
 from toolcell.errors import SandboxUnavailable
-from toolcell_bridge.isolation import landlock
+from toolcell.sandbox.process.probes import GVISOR_HAS_NOT
 
 from .lesser_machine import answers, on
 
@@ -45,16 +45,6 @@ print(json.dumps({name: attempt(Policy(profile=name)) for name in ("full", "cont
 NAMESPACES = ["cgroup_ns", "ipc", "mount", "net", "pid", "user", "uts"]
 
 
-def has_landlock() -> bool:
-    try:
-        return landlock.supported_abi() > 0
-    except OSError:
-        return False
-
-
-needs_landlock = pytest.mark.skipif(not has_landlock(), reason="this kernel has no Landlock to do without")
-
-
 def test_the_floor_of_auto_is_written_down() -> None:
     assert AUTO_FLOOR["full"] == DEFAULT_LAYERS - {"landlock"}
     assert AUTO_FLOOR["container"] == PROFILES["container"]
@@ -75,8 +65,7 @@ def test_auto_is_full_where_full_runs_and_the_result_and_the_log_say_so(tmp_path
     assert (recorded["profile"], tuple(recorded["missing"])) == ("full", ())
 
 
-@pytest.mark.isolation
-@needs_landlock
+@pytest.mark.contained
 def test_without_namespaces_auto_is_container_and_full_names_the_line_that_runs() -> None:
     found = answers(EVERY_PROFILE, without=["namespaces"])
 
@@ -97,7 +86,6 @@ def test_without_landlock_auto_is_full_without_it_and_full_names_the_line_that_r
     assert "Landlock" in found["container"]["refused"]
 
 
-@pytest.mark.isolation
 def test_below_its_floor_auto_refuses_and_says_why_for_each_profile() -> None:
     found = answers(EVERY_PROFILE, without=["namespaces", "landlock"])
 
@@ -106,6 +94,13 @@ def test_below_its_floor_auto_refuses_and_says_why_for_each_profile() -> None:
     assert "container: " in refused
     assert "unshare: Operation not permitted" in refused
     assert "neither runs" in found["full"]["refused"]
+
+
+def test_where_gvisor_is_the_kernel_every_profile_is_refused_with_one_sentence() -> None:
+    kernel = ("Linux", "here", "4.4.0", "#1 SMP Sun Jan 10 15:06:54 PST 2016", "x86_64")
+    found = answers(f"import os\nos.uname = lambda: {kernel}\n" + EVERY_PROFILE, without=["namespaces", "landlock"])
+
+    assert {each["refused"] for each in found.values()} == {GVISOR_HAS_NOT}
 
 
 @pytest.mark.isolation
@@ -148,8 +143,7 @@ print(json.dumps([profiles, [row["status"] for row in rows]]))
 )
 
 
-@pytest.mark.isolation
-@needs_landlock
+@pytest.mark.contained
 def test_code_maps_sessions_and_plans_run_in_the_profile_that_auto_chose() -> None:
     profiles, rows = answers(ROUTES, without=["namespaces"])
 
@@ -168,8 +162,7 @@ print(json.dumps({" ".join(words): ran(*words) for words in (
 """
 
 
-@pytest.mark.isolation
-@needs_landlock
+@pytest.mark.contained
 def test_commands_use_auto_and_print_one_line_when_it_is_not_full() -> None:
     found: dict[str, Any] = answers(COMMANDS, without=["namespaces"])
 

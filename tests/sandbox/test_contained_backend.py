@@ -24,7 +24,6 @@ from toolcell.sandbox.process import zygote as zygotes
 from toolcell.sandbox.process.contained_zygote import ContainedZygote
 from toolcell_bridge.entry.process_usage import ProcessUsage
 from toolcell_bridge.entry.supervisor import FileRoom, excess
-from toolcell_bridge.isolation import landlock
 from toolcell_bridge.isolation.apply_in_container import METADATA, beside_other_files
 from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, PACKAGES_POLICY, SeccompAction, SeccompPolicy
 from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS
@@ -41,16 +40,6 @@ runtime.execute_code("import os, time\\nif os.fork() == 0: os.setsid()\\nprint(o
 """
 
 
-def has_landlock() -> bool:
-    try:
-        return landlock.supported_abi() > 0
-    except OSError:
-        return False
-
-
-scoped = pytest.mark.skipif(not has_landlock(), reason="the profile container needs Landlock (Linux 5.13)")
-
-
 def test_each_profile_requires_its_layers_unless_told_otherwise() -> None:
     assert Policy().require == DEFAULT_LAYERS
     assert CONTAINER.require == CONTAINER_LAYERS
@@ -62,8 +51,8 @@ def test_the_profile_is_the_process_backends() -> None:
         pass
 
 
-@pytest.mark.isolation
-@scoped
+@pytest.mark.quick
+@pytest.mark.contained
 def test_scripts_call_tools_and_results_name_the_layers() -> None:
     registry = ToolRegistry()
 
@@ -79,24 +68,22 @@ def test_scripts_call_tools_and_results_name_the_layers() -> None:
     assert set(results[0].isolation.layers) == CONTAINER_LAYERS
 
 
-@pytest.mark.isolation
-@scoped
+@pytest.mark.quick
+@pytest.mark.contained
 def test_a_layer_that_this_profile_does_not_have_is_refused() -> None:
     policy = Policy(profile="container", require=CONTAINER_LAYERS | {"net"})
     with pytest.raises(SandboxUnavailable, match="not live: net"), SyncRuntime(policy=policy):
         pass
 
 
-@pytest.mark.isolation
-@scoped
+@pytest.mark.contained
 def test_processors_cannot_be_held_and_that_is_said() -> None:
     limits = Limits(cpu_cores=1.0)
     with pytest.raises(SandboxUnavailable, match="cpu_cores"), SyncRuntime(policy=CONTAINER, limits=limits):
         pass
 
 
-@pytest.mark.isolation
-@scoped
+@pytest.mark.contained
 def test_a_timeout_names_the_line_it_was_at() -> None:
     with SyncRuntime(policy=CONTAINER) as runtime:
         until = time.monotonic() + 120
@@ -109,8 +96,8 @@ def test_a_timeout_names_the_line_it_was_at() -> None:
     assert result.error.line == 2
 
 
-@pytest.mark.isolation
-@scoped
+@pytest.mark.quick
+@pytest.mark.contained
 def test_limits_of_a_run_hold_in_a_warm_sandbox() -> None:
     with SyncRuntime(policy=CONTAINER, pool=PoolConfig(warm=1)) as runtime:
         lowered = Limits(wall_s=0.4, open_files=32)
@@ -130,8 +117,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.isolation
-@scoped
+@pytest.mark.contained
 def test_what_a_script_shares_with_the_zygote_is_not_counted_for_each_of_its_processes() -> None:
     """Nor for a sandbox that waited while another one was measured."""
     with SyncRuntime(policy=CONTAINER, pool=PoolConfig(warm=2)) as runtime:
@@ -146,8 +132,7 @@ def below(process: psutil.Process) -> list[psutil.Process]:
     return process.children(recursive=True)
 
 
-@pytest.mark.isolation
-@scoped
+@pytest.mark.contained
 @pytest.mark.parametrize("end", ["closed", "the host is killed", "the zygote is killed"])
 @pytest.mark.parametrize("stopped", ["supervisors", "zygote", "supervisors and zygote", "everything", "nothing"])
 def test_nothing_outlives_a_host_or_a_zygote(stopped: str, end: str) -> None:
@@ -177,7 +162,6 @@ def test_nothing_outlives_a_host_or_a_zygote(stopped: str, end: str) -> None:
     assert "zygote" in end or not workspace.parents[2].exists()
 
 
-@pytest.mark.isolation
 def test_a_zygote_is_killed_with_what_it_did_not_tell_of(tmp_path: Path) -> None:
     """A supervisor that was just forked has not asked for a signal at the death of its zygote."""
     zygote = subprocess.Popen(
@@ -201,8 +185,7 @@ WAITED_S = 60.0
 
 
 @pytest.mark.slow
-@pytest.mark.isolation
-@scoped
+@pytest.mark.contained
 async def test_a_stopped_zygote_delays_no_run_past_its_limits_and_fails_a_start_in_time(
     anyio_backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,8 +224,7 @@ while True: time.sleep(60)
 """
 
 
-@pytest.mark.isolation
-@scoped
+@pytest.mark.contained
 async def test_a_supervisor_that_was_stopped_outlives_no_run_and_takes_no_other_run_with_it(
     anyio_backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,8 +254,7 @@ async def test_a_supervisor_that_was_stopped_outlives_no_run_and_takes_no_other_
         assert zygote.is_running()
 
 
-@pytest.mark.isolation
-@scoped
+@pytest.mark.contained
 async def test_a_supervisor_that_was_killed_leaves_nothing_below_it(anyio_backend: str) -> None:
     me, found = psutil.Process(), []
     before = me.children()

@@ -9,23 +9,10 @@ import pytest
 from toolcell import Limits, Outcome, Policy, PoolConfig, Runtime, ToolRegistry
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell_bridge.isolation import landlock
 
 from .forty_packages import USUAL
 
-
-def has_landlock() -> bool:
-    try:
-        return landlock.supported_abi() > 0
-    except OSError:
-        return False
-
-
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.isolation,
-    pytest.mark.skipif(not has_landlock(), reason="the profile container needs Landlock (Linux 5.13)"),
-]
+pytestmark = [pytest.mark.anyio, pytest.mark.contained]
 
 
 @pytest.fixture

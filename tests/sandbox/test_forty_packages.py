@@ -162,7 +162,11 @@ QUICK_STARTS = {
 }
 """What the packages that map far more memory than they use, lock files or start workers begin their own pages with."""
 
-PLACES = ["process", "container", pytest.param("docker", marks=pytest.mark.docker)]
+PLACES = [
+    "process",
+    pytest.param("container", marks=pytest.mark.contained),
+    pytest.param("docker", marks=pytest.mark.docker),
+]
 
 
 def runtime_in(place: str, limits: Limits) -> SyncRuntime:

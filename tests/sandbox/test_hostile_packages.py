@@ -27,7 +27,7 @@ NAMES = (
 )
 
 
-@pytest.mark.parametrize("profile", ["full", "container"])
+@pytest.mark.parametrize("profile", ["full", pytest.param("container", marks=pytest.mark.contained)])
 @pytest.mark.parametrize("lint", ["off", "strict"])
 def test_no_module_of_a_package_runs_in_a_zygote(profile: str, lint: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cli.test_cli_doctor import invoke
-from sandbox.test_contained_backend import CONTAINER, scoped
+from sandbox.test_contained_backend import CONTAINER
 from sandbox.test_interpreters import each_version, interpreter
 from toolcell import PoolConfig, SyncRuntime
 from toolcell_bridge.entry import immortal_heap
@@ -124,7 +124,7 @@ def test_what_there_is_becomes_immortal_and_what_comes_is_freed(version: str) ->
 def old_and_new() -> Iterator[Any]:
     for profile in ("full", "container"):
         for parameter in each_version():
-            marks = [*parameter.marks, *([scoped] if profile == "container" else [])]
+            marks = [*parameter.marks, *([pytest.mark.contained] if profile == "container" else [])]
             yield pytest.param(profile, *parameter.values, id=f"{profile}-{parameter.id}", marks=marks)
 
 

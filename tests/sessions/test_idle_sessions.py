@@ -63,7 +63,7 @@ def status(process: psutil.Process) -> str:
 
 
 @pytest.mark.isolation
-@pytest.mark.parametrize("route", ["cgroup", "no cgroup", "container"])
+@pytest.mark.parametrize("route", ["cgroup", "no cgroup", pytest.param("container", marks=pytest.mark.contained)])
 async def test_a_paused_session_runs_nothing_until_its_next_script(
     anyio_backend: str, route: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,7 +107,7 @@ def test_a_session_goes_on_after_a_limit_in_time_or_output_and_after_nothing_els
     assert not can_go_on_after(ProtocolViolation("x")) and not can_go_on_after(Failed(ValueError()))
 
 
-@pytest.mark.isolation
+@pytest.mark.contained
 def test_a_session_of_the_container_profile_is_interrupted_and_ends_what_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -636,7 +636,7 @@ imported = type(mine) is sys.modules["mine"].Mine, version < packaging.version.p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("profile", ["full", "container"])
+@pytest.mark.parametrize("profile", ["full", pytest.param("container", marks=pytest.mark.contained)])
 def test_a_state_is_there_for_a_host_with_another_home_and_cache(profile: str, tmp_path: Path) -> None:
     program = [sys.executable, "-c", ONE_HOST, str(tmp_path), profile]
     found = []

@@ -86,7 +86,7 @@ def doctor(
         "user": f"uid {os.geteuid()}" if hasattr(os, "geteuid") else "no user ids",
     }
     docker = doctor_docker.examine()
-    missing = [layer["name"] for layer in layers if layer["required"] and not layer["live"]]
+    missing = [layer["name"] for layer in layers if layer["required"] and layer["live"] is False]
     profiles = doctor_profiles.examine({**PROFILES, profile: required})
     problem = next(each["problem"] for each in profiles if each["name"] == profile)
     if as_json:
@@ -180,4 +180,6 @@ def _show(
 def _state(layer: dict[str, Any]) -> tuple[str, str]:
     if layer["live"]:
         return "live", "green"
+    if layer["live"] is None:
+        return "unknown", "yellow"
     return ("MISSING", "bold red") if layer["required"] else ("absent", "yellow")

@@ -65,7 +65,7 @@ def why_no_script_runs(required: Collection[str], profile: Profile) -> str:
 
 def fixes(profile: str, problem: str) -> list[str]:
     """Return the flags and fields that give a profile what it lacks, inside a container."""
-    if not problem or not _is_in_container():
+    if not problem or "gVisor" in problem or not _is_in_container():
         return []
     if profile == "full":
         return list(FULL_AS_ROOT if os.geteuid() == 0 else FULL_AS_USER)

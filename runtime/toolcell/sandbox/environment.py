@@ -110,8 +110,11 @@ class Environment:
         try:
             await backend.open()
         except IsolationRefused as exc:
-            hint = await self._what_runs(policy, limits)
-            raise SandboxUnavailable(f"{exc}; {hint}") from exc
+            from toolcell.sandbox.process.probes import GVISOR_HAS_NOT, is_under_gvisor  # where it is needed
+
+            if self.is_built_in and is_under_gvisor():
+                raise IsolationRefused(GVISOR_HAS_NOT) from None  # which says more than the call that failed first
+            raise SandboxUnavailable(f"{exc}; {await self._what_runs(policy, limits)}") from exc
         stack.push_async_callback(backend.close)
         self.fixed = backend.fixed
         self.check_supported(limits)

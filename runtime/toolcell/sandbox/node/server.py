@@ -33,7 +33,7 @@ def missing_layers(probes: Iterable[Probe], required: Collection[str]) -> str:
     return "; ".join(
         f"layer {each.name} is not live: {each.detail}; {each.fix}"
         for each in probes
-        if each.name in required and not each.live
+        if each.name in required and each.live is False
     )
 
 

@@ -62,7 +62,7 @@ class AutoBackend(Backend):
         """Get ready to start sandboxes.
 
         Raises:
-            SandboxUnavailable: no profile runs here; says why for each.
+            IsolationRefused: no profile runs here; says why for each.
         """
         try:
             await self._full.open()
@@ -77,9 +77,7 @@ class AutoBackend(Backend):
             try:
                 await self._chosen.open()
             except SandboxUnavailable as exc:
-                raise SandboxUnavailable(
-                    f"no profile runs here. full: {refused}. container: {exc}. `toolcell doctor` says what to do"
-                ) from exc
+                raise IsolationRefused(f"no profile runs here. full: {refused}. container: {exc}") from exc
             logger.warning("scripts run in the profile container, not full: %s", refused)
         else:
             self._chosen = self._full

@@ -20,7 +20,9 @@ class Probe:
     """Whether one isolation layer works on this machine: tried, not guessed from version numbers."""
 
     name: str
-    live: bool
+    live: bool | None
+    """None: nobody knows, since the process that tries it has failed."""
+
     detail: str
     """What is there ("ABI 7"), or why it is not."""
 

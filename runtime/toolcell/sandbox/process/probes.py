@@ -58,7 +58,8 @@ NAMES = (
     "cgroup",
 )
 
-_TIMEOUT_S = 20.0
+_TIMEOUT_S = 300.0
+"""Far more than an emulated machine needs."""
 _SECCOMP_GET_ACTION_AVAIL = 2
 _STAGING = ("/tmp", "/mnt", "/run", "/dev/shm")
 _SCRIPT = "import sys; sys.path[:0] = sys.argv[1:]; from toolcell.sandbox.process.probes import main; main()"
@@ -69,7 +70,7 @@ def probe_all() -> tuple[Probe, ...]:
     import subprocess  # not needed by the process it starts
 
     if sys.platform != "linux":
-        return _none("the process backend needs Linux", "use the Docker backend")
+        return tuple(Probe(name, False, "the process backend needs Linux", "use the Docker backend") for name in NAMES)
     homes = {str(Path(path).resolve().parent) for path in (FOLDER, *toolcell_bridge.__path__)}
     command = [sys.executable, "-I", "-S", "-c", _SCRIPT, *homes]
     try:
@@ -77,17 +78,14 @@ def probe_all() -> tuple[Probe, ...]:
         return tuple(Probe(**row) for row in json.loads(done.stdout))
     except (OSError, ValueError, TypeError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or b""
-        return _none(f"the probing process failed: {error} {said.decode(errors='replace')[-500:]}".strip(), "")
+        why = f"the probing process failed: {error} {said.decode(errors='replace')[-500:]}".strip()
+        return tuple(Probe(name, None, why) for name in NAMES)
 
 
 def main() -> None:
     """Print every probe as JSON. Runs alone in its interpreter, single-threaded."""
     rows = [dataclasses.asdict(probe) for probe in _probe_here()]
     sys.stdout.write(json.dumps(rows))
-
-
-def _none(detail: str, fix: str) -> tuple[Probe, ...]:
-    return tuple(Probe(name, False, detail, fix) for name in NAMES)
 
 
 def _probe_here() -> list[Probe]:
@@ -103,8 +101,8 @@ def _probe_here() -> list[Probe]:
         _probe("rlimits", _try_rlimits, "a seccomp profile around this process denies prlimit64"),
         _probe_cgroup(),
     ]
-    if is_gvisor():
-        return [each if each.live else dataclasses.replace(each, fix=_FIX_GVISOR) for each in found]
+    if is_under_gvisor():
+        return [each if each.live else dataclasses.replace(each, fix=GVISOR_HAS_NOT) for each in found]
     return found
 
 
@@ -157,10 +155,6 @@ _FIX_CONTAINER = (
     'a container\'s seccomp profile denies it: use Policy(profile="container"), or start the container with the flags '
     "for the profile full in docs/containers.md"
 )
-_FIX_GVISOR = (
-    "gVisor does not have it: run this program outside gVisor, and its scripts inside, with DockerBackend("
-    'runtime="runsc")'
-)
 _FIX_APPARMOR = (
     "AppArmor restricts unprivileged user namespaces: `sudo toolcell doctor --fix` writes a profile that grants them to"
     " this interpreter; or run as root"
@@ -182,7 +176,13 @@ def user_namespace_fix(tried: ChildProbe, facts: MachineFacts) -> str:
     return "a security module or a chroot denies it: run outside the chroot, or see the kernel log"
 
 
-def is_gvisor() -> bool:
+GVISOR_HAS_NOT = (
+    "gVisor is the kernel here, which has neither Landlock nor the mounts that keep files from a script: run this "
+    'program outside gVisor, and its scripts inside, with DockerBackend(runtime="runsc")'
+)
+
+
+def is_under_gvisor() -> bool:
     """Whether gVisor is this process's kernel.
 
     Source: pkg/sentry/syscalls/linux/linux64.go, which gives a constant for its version.
