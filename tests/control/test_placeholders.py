@@ -49,12 +49,12 @@ def one() -> Any:
 
 
 LOOKS: list[Callable[[Any], Any]] = [
-    bool, len, str, repr, hash, int, float, iter, next, sorted, abs, dir, json.dumps, pickle.dumps, bytes, reversed,
+    bool, len, hash, int, float, iter, next, sorted, abs, dir, json.dumps, pickle.dumps, bytes, reversed,
     lambda p: p["id"], lambda p: p.id, lambda p: p == 1, lambda p: p != p, lambda p: p < 2, lambda p: 1 + p,
-    lambda p: p + "x", lambda p: f"{p}", lambda p: f"{p}", lambda p: p in {1: 2},
+    lambda p: p + "x", lambda p: f"{p:.2f}", lambda p: p in {1: 2},
     lambda p: isinstance(p, str), lambda p: p(), lambda p: [*p], lambda p: {p}, lambda p: "a" in p, lambda p: range(p),
     lambda p: setattr(p, "id", 1), lambda p: p.__setitem__("id", 1), lambda p: -p, os.fspath, lambda p: p or 1,
-    lambda p: p.__enter__(), lambda p: [1, 2][p], lambda p: print([p]),
+    lambda p: p.__enter__(), lambda p: [1, 2][p],
 ]  # fmt: skip
 
 
@@ -62,6 +62,19 @@ LOOKS: list[Callable[[Any], Any]] = [
 def test_whatever_looks_into_a_placeholder_ends_the_draft(look: Callable[[Any], Any]) -> None:
     with pytest.raises(DraftEnded, match=r"the result of make \(effect-1\) is not known in a dry run"):
         look(one())
+
+
+def test_a_placeholder_is_printed_formatted_and_compared_with_none_but_its_text_is_passed_to_no_call() -> None:
+    dry_run = GuestDryRun(KEY)
+    found = dry_run.answer("make", ToolReturn(1, placeholder("effect-1", KEY))).value
+    text = "(result of effect-1)"
+
+    assert [str(found), f"{found}", f"{found!r:>22}", f"{[found]}"] == [text, text, f"  {text}", f"[{text}]"]
+    assert [found == None, found != None, found == None, found in [None]] == [False, True, False, False]  # noqa: E711
+    dry_run.check_arguments(b"no result")
+    dry_run.check()
+    with pytest.raises(DraftEnded, match=r"the text '\(result of effect-1\)'"):
+        dry_run.check_arguments(f"created {found}".encode())
 
 
 def test_a_script_that_goes_on_after_looking_makes_no_further_call() -> None:

@@ -213,13 +213,18 @@ def test_a_journal_that_is_full_names_the_answer_and_refuses_calls_and_waiting(
         runtime[0].execute_code(source, repairs=result)
 
 
-@pytest.mark.parametrize("source", ["df", "call_tool('frame')"])
-def test_without_the_package_the_error_says_which_to_add(source: str) -> None:
-    with SyncRuntime(registry) as runtime:
-        result = runtime.execute_code(source, inputs={"df": FRAME} if source == "df" else {})
-    assert result.error is not None
-    assert result.error.type == "ImportError"
-    assert "packages=['pandas']" in result.error.message
+def test_without_the_package_an_input_names_it_and_results_of_tools_are_lists() -> None:
+    tools, numbers = ToolRegistry([frame, rows]), np.arange(4).reshape(2, 2)
+    tools.register("both", "Return an array and a frame of them.", None, lambda args: {"a": numbers, "f": FRAME})
+    with SyncRuntime(tools) as runtime:
+        refused = runtime.execute_code("df", inputs={"df": FRAME})
+        result = runtime.execute_code("[call_tool('frame'), call_tool('both'), call_tools_parallel(['frame'])[0]]")
+    assert refused.error is not None
+    assert refused.error.type == "ImportError"
+    assert "packages=['pandas']" in refused.error.message
+    listed = tools.execute_sync("rows", {"found": FRAME}).value
+    assert result.ok, result.error
+    assert result.value == [listed, {"a": [[0, 1], [2, 3]], "f": listed}, listed]
 
 
 @pytest.mark.anyio

@@ -1,6 +1,7 @@
 """`Placeholder`: what a script gets in a dry run in place of the result of a call that was collected and not made.
 
-It may be stored, passed on and returned. Whatever looks into it ends the dry run there.
+It may be stored, passed on, returned, compared with None, printed and formatted, as `(result of effect-1)`. Whatever
+needs what it stands for ends the dry run there, and so does a call with an argument that has such text in it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,27 @@ class GuestDryRun:
     def __init__(self, key: str) -> None:
         self._end = f".{key}"
         self._ended = ""
+        self._shown: dict[str, bytes] = {}
+        """Texts that stand for results, each with its bytes."""
+
+    def shown(self, effect: str) -> str:
+        """Return the text that stands for a result."""
+        text = f"(result of {effect})"
+        self._shown[text] = text.encode()
+        return text
+
+    def check_arguments(self, packed: bytes) -> None:
+        """Check that no text in the arguments of a call stands for a result: it would be sent as it is.
+
+        Raises:
+            DraftEnded: one does.
+        """
+        for text, data in self._shown.items():
+            if data in packed:
+                self.end(
+                    f"an argument has the text {text!r} in it, in place of a result that is not known in a dry run: a "
+                    "script may pass the result itself on, but not text made of it"
+                )
 
     def check(self) -> None:
         """Check that the dry run goes on.
@@ -71,7 +93,7 @@ class GuestDryRun:
 
 
 class Placeholder:
-    """Stands for a result that is not known yet. Every way of looking at it raises `DraftEnded`."""
+    """Stands for a result that is not known yet. What needs to know it raises `DraftEnded`."""
 
     __slots__ = ("_dry_run", "_reference", "_tool")
     _dry_run: GuestDryRun
@@ -92,8 +114,26 @@ class Placeholder:
         effect = self._reference.partition(".")[0]
         self._dry_run.end(
             f"the result of {self._tool} ({effect}) is not known in a dry run: a script may store it, pass it on to "
-            "calls that write and return it, but not look into it. The draft ends here, and has the writes until here"
+            "calls that write, print and return it, but not look into it. The draft ends here, and has the writes "
+            "until here, which may not be all"
         )
+
+    def __str__(self) -> str:
+        return self._dry_run.shown(self._reference.partition(".")[0])
+
+    __repr__ = __str__
+
+    def __format__(self, spec: str) -> str:
+        try:
+            return format(str(self), spec)
+        except ValueError:  # of a number
+            self._look()
+
+    def __eq__(self, other: object) -> bool:
+        return False if other is None else self._look()
+
+    def __ne__(self, other: object) -> bool:
+        return True if other is None else self._look()
 
     __class__ = property(_look)  # isinstance() looks too
 
@@ -104,11 +144,11 @@ def reference_of(value: Placeholder) -> dict[str, Any]:
 
 
 _LOOKS: Final = """
-    abs add aenter aexit aiter and anext await bool bytes call ceil complex contains delattr delitem dir divmod enter eq
-    exit float floor floordiv format fspath ge getattr getitem gt hash iadd iand ifloordiv ilshift imatmul imod imul
-    index int invert ior ipow irshift isub iter itruediv ixor le len length_hint lshift lt matmul missing mod mul ne neg
-    next or pos pow radd rand rdivmod reduce reduce_ex repr reversed rfloordiv rlshift rmatmul rmod rmul ror round rpow
-    rrshift rshift rsub rtruediv rxor setattr setitem str sub truediv trunc xor
+    abs add aenter aexit aiter and anext await bool bytes call ceil complex contains delattr delitem dir divmod enter
+    exit float floor floordiv fspath ge getattr getitem gt hash iadd iand ifloordiv ilshift imatmul imod imul
+    index int invert ior ipow irshift isub iter itruediv ixor le len length_hint lshift lt matmul missing mod mul neg
+    next or pos pow radd rand rdivmod reduce reduce_ex reversed rfloordiv rlshift rmatmul rmod rmul ror round rpow
+    rrshift rshift rsub rtruediv rxor setattr setitem sub truediv trunc xor
 """
 """Special methods, without their underscores. Python looks for them on the class."""
 for _name in _LOOKS.split():

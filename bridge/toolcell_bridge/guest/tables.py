@@ -131,16 +131,23 @@ def is_table(kind: type) -> bool:
     return any((base.__module__.partition(".")[0], base.__qualname__) in HANDLERS for base in kind.__mro__)
 
 
-def native(value: Any) -> Any:
+def native(value: Any, *, or_plain: bool = False) -> Any:
     """Return a value with each array and table in it made by its own package.
+
+    `or_plain`: without the package, an array is a list, and a table a list of rows.
 
     Raises:
         ImportError: the package is not in this sandbox; the message says how to add it.
     """
     if type(value) in TABLES:
-        return value.native()
+        try:
+            return value.native()
+        except ImportError:
+            if not or_plain:
+                raise
+            return value.plain()
     if type(value) is dict:
-        return {name: native(each) for name, each in value.items()}
+        return {name: native(each, or_plain=or_plain) for name, each in value.items()}
     if type(value) is list:
-        return [native(each) for each in value]
+        return [native(each, or_plain=or_plain) for each in value]
     return value

@@ -176,14 +176,10 @@ class Toolbox:
         return name_meant(name, self.names)
 
     def _answered(self, reply: PendingReply, raw: bool = False) -> ToolReturn | ToolFail:
-        """Wait for an answer. Its arrays and tables are made by their own packages, but for a `raw` one.
-
-        Raises:
-            ImportError: such a package is not in this sandbox.
-        """
+        """Wait for an answer. Its arrays and tables are made by their own packages, where these are in the sandbox."""
         answer = self._channel.wait(reply)
         if reply.has_tables and not raw and isinstance(answer, ToolReturn):
-            answer = replace(answer, value=native(answer.value))
+            answer = replace(answer, value=native(answer.value, or_plain=True))
         return answer
 
     def _value(self, name: str, answer: ToolReturn | ToolFail, raw: bool = False) -> Any:
@@ -200,7 +196,10 @@ class Toolbox:
             merged = {}  # the host says what is wrong with the name
         elif merged is None:
             merged = bind_arguments(name, self._parameters(name), values, kwargs)
-        return to_packed(merged, f"{name} arguments")
+        packed = to_packed(merged, f"{name} arguments")
+        if self._dry_run is not None:
+            self._dry_run.check_arguments(packed.data)
+        return packed
 
     def description(self, name: str) -> ToolDescription:
         """Return what `help()` shows of a tool; nothing where the host cannot be asked, as in a forked child."""

@@ -173,7 +173,9 @@ class Draft:
         return effects_digest(self.effects)
 
     def __str__(self) -> str:
-        return shown_effects(self.effects) + (f"\n{as_one_line(self.ended)}" if self.ended else "")
+        return shown_effects(self.effects, is_whole=not self.ended) + (
+            f"\n{as_one_line(self.ended)}" if self.ended else ""
+        )
 
     # Runs of scripts
 

@@ -194,13 +194,20 @@ class Preflight:
         return "\n".join([*rows, *([where + as_one_line(self.note)] if self.note else [])])
 
 
-def shown_effects(effects: Sequence[Effect]) -> str:
-    """Return a draft as text for a person or a model. What is not listed whole says so, and how to approve it."""
+NOT_WHOLE = "; this may not be all, because the script ended before it was done"
+
+
+def shown_effects(effects: Sequence[Effect], *, is_whole: bool = True) -> str:
+    """Return a draft as text for a person or a model. What is not listed whole says so, and how to approve it.
+
+    `is_whole`: the script came to its end.
+    """
     if not effects:
-        return "dry run: nothing was to be written"
+        return "dry run: nothing was to be written" + ("" if is_whole else NOT_WHOLE)
     head = f"dry run: these {len(effects)} calls were collected in this order, and none was made"
     if len(effects) == 1:
         head = "dry run: this call was collected, and it was not made"
+    head += "" if is_whole else NOT_WHOLE
     more = [f"... and {len(effects) - MAX_LISTED} more"] if len(effects) > MAX_LISTED else []
     if problem := cut_in_listing(effects):
         more.append(f"{problem}: read .effects, then commit with approve={effects_digest(effects)!r}, or with ids")

@@ -405,7 +405,7 @@ class ExecutionResult:
         if self.type_findings and self.outcome is not Outcome.DENIED:
             lines.append(f"types: {SHORT.repr(shown_findings(self.type_findings))}")
         if self.draft_id:
-            lines.append(shown_effects(self.effects))
+            lines.append(shown_effects(self.effects, is_whole=self.ok))
         return "\n".join(map(clean, lines))
 
     def _repr_html_(self) -> str:

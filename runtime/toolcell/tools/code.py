@@ -415,7 +415,7 @@ def _repair(result: ExecutionResult) -> str:
 
 def _draft(result: ExecutionResult) -> str:
     """List what a dry run collected."""
-    return f"\n\n{shown_effects(result.effects)}" if result.draft_id else ""
+    return f"\n\n{shown_effects(result.effects, is_whole=result.ok)}" if result.draft_id else ""
 
 
 def _counts(tools: Mapping[str, int]) -> str:
