@@ -101,6 +101,31 @@ async def test_the_agents_loop_runs_code_that_calls_two_tools() -> None:
     assert len(registry) == 1
 
 
+async def test_scripts_of_one_response_run_beside_each_other_also_when_they_wait_for_approval() -> None:
+    meet = asyncio.Barrier(2)
+
+    @function_tool
+    async def wait_for_the_other() -> str:
+        """Wait until another script calls this."""
+        await asyncio.wait_for(meet.wait(), 60)
+        return "met"
+
+    source = "met = call_tool('wait_for_the_other')\n[met, call_tool('send', to={!r}, text=met)]"
+    calls = [function_call("execute_code", {"code": source.format(each)}, call_id=each) for each in ("ann", "bob")]
+    world = new_world()
+    async with Runtime() as runtime:
+        tool = code_execution_tool(runtime, tools=[wait_for_the_other, send])
+        agent = Agent(name="agent", model=ScriptedModel([calls, [assistant_message("done")]]), tools=[tool])
+        result = await run(agent, world=world)
+        state = result.to_state()
+        assert len(result.interruptions) == 2
+        for each in result.interruptions:
+            state.approve(each)
+        result = await Runner.run(agent, state, run_config=QUIET)
+    assert sorted(world["sent"]) == [["ann", "met"], ["bob", "met"]]
+    assert outputs(result) == ['["met", "sent"]'] * 2
+
+
 async def test_pictures_are_shown_to_the_model() -> None:
     async with Runtime() as runtime:
         agent = agent_of(code_execution_tool(runtime), "{'chart': b'\\x89PNG\\r\\n\\x1a\\n'}")

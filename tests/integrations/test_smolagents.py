@@ -177,6 +177,41 @@ def test_final_answer_ends_a_script_that_catches_everything(executor: ToolcellPy
     assert executor("def g():\n    return 2\ng()").output == 2
 
 
+MANAGER = """
+class Manager:
+    def __enter__(self):
+        return self
+    def __exit__(self, *raised):
+        print('left')
+def asked():
+    try:
+        final_answer(1)
+    finally:
+        print('inner')
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "logs"),
+    [
+        ("try:\n    final_answer(1)\nfinally:\n    print('a')\n    print('b')\nprint('after')", "a\nb\n"),
+        ("try:\n    final_answer(1)\nexcept:\n    print('no')\nfinally:\n    print('a')\nprint('after')", "a\n"),
+        ("for _ in 'ab':\n    try:\n        final_answer(1)\n    except:\n        pass\n    finally:\n        print('a')", "a\n"),
+        ("try:\n    asked()\nexcept:\n    print('no')\nfinally:\n    print('outer')\nprint('after')", "inner\nouter\n"),
+        ("with Manager():\n    final_answer(1)\nprint('after')", "left\n"),
+        ("with (\n    Manager(),\n    Manager(),\n):\n    final_answer(1)\nprint('after')", "left\nleft\n"),
+        ("try:\n    final_answer(1)\nexcept:\n    with Manager():\n        print('no')\nprint('after')", ""),
+        ("def f():\n    try:\n        final_answer(1)\n    finally:\n        return 5\nf()\nprint('after')\nNone", ""),
+    ],
+)  # fmt: skip
+def test_final_answer_runs_finally_and_leaves_with_blocks(
+    executor: ToolcellPythonExecutor, code: str, logs: str
+) -> None:
+    executor(MANAGER)
+    done = executor(code)
+    assert (done.output, done.logs, done.is_final_answer) == (1, logs, True)
+
+
 def test_an_answer_may_hold_numbers_that_json_does_not_have(executor: ToolcellPythonExecutor) -> None:
     answer = executor("final_answer({'a': [float('nan'), float('-inf')], 'b': 1.5})").output
     assert repr(answer) == "{'a': [nan, -inf], 'b': 1.5}"

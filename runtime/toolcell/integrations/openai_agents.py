@@ -328,10 +328,8 @@ class _Driver(Agent[Any]):
     registry: ToolRegistry
 
     async def get_all_tools(self, run_context: RunContextWrapper[Any]) -> list[Tool]:
-        """Return the tools as they are now."""
-        self.tools = [_pending_tool(each) for each in self.registry.definitions(Origin.CODE)]
-        found: list[Tool] = await super().get_all_tools(run_context)
-        return found
+        """Return the tools as they are now. The SDK refuses an agent whose `tools` change while two calls run."""
+        return [_pending_tool(each) for each in self.registry.definitions(Origin.CODE)]
 
 
 def _pending_tool(definition: ToolDefinition) -> FunctionTool:

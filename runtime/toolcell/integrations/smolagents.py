@@ -39,7 +39,7 @@ _FLOAT = "$float"
 
 _DEFINE = f"""\
 def define(name, parameters):
-    import sys
+    import ast, dis, linecache, sys
     is_final = name == {FINAL_ANSWER!r}
     def sendable(value):
         if isinstance(value, float) and value - value != 0:
@@ -47,14 +47,24 @@ def define(name, parameters):
         if isinstance(value, dict):
             return {{key: sendable(each) for key, each in value.items()}}
         return [sendable(each) for each in value] if isinstance(value, (list, tuple)) else value
+    def finally_lines(script):
+        nodes = ast.walk(ast.parse("".join(linecache.getlines(script))))
+        steps = [step for node in nodes for step in getattr(node, "finalbody", ())]
+        return {{line for step in steps for line in range(step.lineno, step.end_lineno + 1)}}
     def end(frame, event, arg):
         if event == "line":
-            raise SystemExit(0)
+            code, script = frame.f_code, frame.f_code.co_filename
+            if script not in on_the_way_out:
+                on_the_way_out[script] = finally_lines(script)
+            # The bodies of `finally` run, and a `with` is left, as after any other exception.
+            leaves_with = dis.opname[code.co_code[frame.f_lasti]] in ("PUSH_EXC_INFO", "WITH_EXCEPT_START")
+            if not leaves_with and frame.f_lineno not in on_the_way_out[script]:
+                raise SystemExit(0)
         return end
+    on_the_way_out = {{}}
     def end_at_next_line(frame):
         # A bare `except:` takes the SystemExit below for its own; the next line that the script comes to ends it.
-        script = frame.f_code.co_filename
-        while frame is not None and frame.f_code.co_filename == script:
+        while frame is not None and frame.f_code.co_filename.startswith("<code"):
             frame.f_trace = end
             frame = frame.f_back
         sys.settrace(lambda frame, event, arg: None)
