@@ -281,7 +281,7 @@ class ArgumentChecker:
         except BadValue as exc:
             raise InvalidArguments(self.tool, [exc.problem], args, exc.steps) from None
         chars = copied.chars + sum(2 * len(blob) for blob in copied.blobs.values())
-        work = self._work.of(copied.nodes) + self._work.of_numbers(copied.args)
+        work = self._work.of(copied.nodes) + self._work.of_levels(copied.args, copied.nodes)
         work += self._work.of_texts(copied.args, copied.nodes, chars)
         if work > MAX_CHECK_WORK:
             text = (

@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from toolcell.errors import RegistrationError
 from toolcell.support.spelling import did_you_mean
+from toolcell.tools.schema_keywords import KEYWORDS
 from toolcell.tools.schema_patterns import bounded, check_patterns, has_patterns, max_chars
 from toolcell.tools.schema_work import MAX_CHECK_WORK, SchemaWork, chars_in, check_levels, count_values
 from toolcell.tools.values import MAX_STEP_CHARS, Path, ValueProblem, is_large
@@ -85,7 +86,7 @@ def _compiled(chosen: Any, schema: Part, registry: jsonschema_rs.Registry | None
 
 def _compile(chosen: Any, schema: Part, regex: Any, registry: jsonschema_rs.Registry | None) -> Validator:
     validator: Validator = chosen(
-        schema, pattern_options=regex, registry=registry, offline=True, validate_formats=False
+        schema, pattern_options=regex, registry=registry, offline=True, validate_formats=False, keywords=KEYWORDS
     )
     return validator
 
@@ -588,7 +589,7 @@ class ValueCheck:
     def work_of(self, value: Any) -> int:
         """Return the steps that a check may take; of a value that is not checked, some that are too many."""
         values = count_values(value, MAX_CHECK_WORK // self._work.each)
-        if (work := self._work.of(values) + self._work.of_numbers(value)) > MAX_CHECK_WORK:
+        if (work := self._work.of(values) + self._work.of_levels(value, values)) > MAX_CHECK_WORK:
             return work
         if not self._work.has_patterns:
             return work
