@@ -234,9 +234,13 @@ class SandboxKernel(Kernel):
 
         def publish(kind: str, content: dict[str, Any]) -> None:
             if not is_silent or kind == "stream":
-                self.session.send(self.iopub_socket, kind, json_clean(content), parent, ident=self._topic(kind))
+                self.session.send(self.iopub_socket, kind, json_clean(content), parent, ident=self._address(kind))
 
         return publish
+
+    def _address(self, kind: str) -> bytes:
+        """Return what front ends that want only some kinds of messages go by."""
+        return f"kernel.{self.ident}.{kind}".encode()
 
     def _asker(self) -> Ask:
         parent, ident = self.get_parent("shell"), self._get_shell_context_var(self._shell_parent_ident)
@@ -323,7 +327,7 @@ class SandboxKernel(Kernel):
         """Close what a front end opens: code in a browser does not talk to a sandbox."""
         if parent["header"]["msg_type"] == "comm_open":
             content = {"comm_id": parent["content"].get("comm_id", ""), "data": {}}
-            self.session.send(self.iopub_socket, "comm_close", content, parent, ident=self._topic("comm_close"))
+            self.session.send(self.iopub_socket, "comm_close", content, parent, ident=self._address("comm_close"))
 
 
 def _refusal(said: str) -> dict[str, Any]:

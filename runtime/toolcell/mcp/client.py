@@ -37,6 +37,7 @@ from toolcell.mcp.oauth import Auth
 from toolcell.mcp.requests import Elicit, Questions, Sample, request_callbacks
 from toolcell.mcp.restarts import MAX_RESTARTS, RESTART_WINDOW_S, Restarts, State
 from toolcell.mcp.transports import OF_SERVER
+from toolcell.support import event_loop
 from toolcell.support.change_event import ChangeEvent
 from toolcell.support.host_work import ELEMENT_WORK, about_bytes_in_slices
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
@@ -221,7 +222,7 @@ class McpClient(OpenedInBlock):
             raise McpServerError(f"MCP server {self.name}: {self._problem}")
 
     async def _enter(self, stack: AsyncExitStack) -> None:
-        self._home = asyncio._get_running_loop()
+        self._home = event_loop.asyncio_loop()
         stack.callback(self._catalogue.clear)
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
@@ -325,7 +326,7 @@ class McpClient(OpenedInBlock):
     async def _call_at_home(self, tool: McpTool, args: dict[str, Any], context: ToolContext) -> ToolResult:
         """Make a call in the event loop that holds the connection, from whichever one it comes."""
         home = self._home
-        if home is None or home is asyncio._get_running_loop():
+        if home is None or home is event_loop.asyncio_loop():
             return await self._call(tool, args, context)
         if home.is_closed() or not home.is_running():
             return self._unavailable("the event loop that held its connection has ended")

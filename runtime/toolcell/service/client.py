@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -35,6 +34,7 @@ from toolcell.service.socket.wire_arguments import (
     wire_script,
     wire_token,
 )
+from toolcell.support import event_loop
 from toolcell.support.keywords import keywords_known
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.tools import (
@@ -96,7 +96,7 @@ class Client(OpenedInBlock, AskingClient, CodeRuntime):
             UsageError: it is open already, the service does not let it in, or the event loop is not asyncio's.
             ServiceUnavailable: the service cannot be reached.
         """
-        if asyncio._get_running_loop() is None:
+        if event_loop.asyncio_loop() is None:
             raise UsageError("a Client needs asyncio, which the library websockets is made for; trio has SyncClient")
         await self._lifetime.open()
 

@@ -38,6 +38,14 @@ def is_asyncio() -> bool:
     return isinstance(getattr(anyio.lowlevel.current_token(), "native_token", None), asyncio.AbstractEventLoop)
 
 
+def asyncio_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the asyncio loop that runs in this thread; None without one, and under trio."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 _tasks: set[asyncio.Task[Any]] = set()
 """An event loop holds only weak references to its tasks."""
 

@@ -228,7 +228,7 @@ def _here() -> Callable[[], object]:
     """Return a function that returns the event loop it is called in, or None."""
     trio = sys.modules.get("trio")
     if trio is None or not trio.lowlevel.in_trio_run():
-        return asyncio._get_running_loop
+        return event_loop.asyncio_loop
 
     def here() -> object:
         try:

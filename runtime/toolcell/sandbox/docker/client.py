@@ -255,8 +255,14 @@ def daemon_info(info: Mapping[str, Any], version: Mapping[str, Any], base_url: s
 
 def _update(api: Any, container: str, resources: dict[str, int]) -> None:
     # The SDK's own method knows neither the process limit nor nanoseconds of CPU.
-    response = api._post_json(api._url("/containers/{0}/update", container), data=resources)
-    api._result(response, True)
+    import docker.errors
+    import requests.exceptions
+
+    url = f"{api.base_url}/v{api.api_version}/containers/{container}/update"
+    try:
+        api.post(url, json=resources, timeout=api.timeout).raise_for_status()
+    except requests.exceptions.HTTPError as exc:
+        docker.errors.create_api_error_from_http_exception(exc)  # raises
 
 
 def call_api(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
