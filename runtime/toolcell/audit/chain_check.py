@@ -91,8 +91,16 @@ class ChainCheck:
         self.seq, self.last_hash, self.first_seq = newest.seq, newest.record_hash, newest.seq + 1
         self.notes.append(f"events up to {newest.seq} were removed by retention")
 
-    def add(self, event: StoredEvent) -> None:
-        """Check the next event, in order of the numbers."""
+    def add(self, event: StoredEvent) -> dict[str, Any] | None:
+        """Check the next event, in order of the numbers. Return its fields; None where no writer writes such a body."""
+        try:
+            fields, problem = event.fields, ""
+        except ValueError as exc:
+            fields, problem = None, str(exc)
+        self._add(event, fields, problem)
+        return fields
+
+    def _add(self, event: StoredEvent, fields: dict[str, Any] | None, problem: str) -> None:
         self.events += 1
         expected = self.seq + 1
         if event.seq < self.first_seq:
@@ -108,8 +116,10 @@ class ChainCheck:
         own = hash_digest(event.previous_hash, event.run, event.digest)
         if own != event.record_hash:
             self.find(EDITED, event.seq, f"event {event.seq}, a {event.kind}, is not what was written")
+        elif fields is None:
+            self.find(NOT_AN_EVENT, event.seq, f"event {event.seq} is not one that toolcell writes: {problem}")
         else:
-            self._keep(event)
+            self._keep(event, fields)
         self.seq, self.last_hash = event.seq, event.record_hash
         if event.seq in self.watched:
             self.watched[event.seq] = event.record_hash
@@ -122,12 +132,7 @@ class ChainCheck:
         if type(seq) is int and seq == self.seq + 1:
             self.seq = seq
 
-    def _keep(self, event: StoredEvent) -> None:
-        try:
-            fields = event.fields
-        except ValueError as exc:
-            self.find(NOT_AN_EVENT, event.seq, f"event {event.seq} is not one that toolcell writes: {exc}")
-            return
+    def _keep(self, event: StoredEvent, fields: dict[str, Any]) -> None:
         if event.kind == records.RUN_STARTED:
             self.runs += 1
         elif event.kind == records.OPENED and event.seq == 1 and fields["after"] is not None:

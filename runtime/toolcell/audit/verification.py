@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,7 @@ from typing import Any, Final
 from toolcell.audit import records, store
 from toolcell.audit.chain_check import UNKNOWN_KEY, ChainCheck, Finding, by_seq
 from toolcell.audit.keys import Verifier, by_id
-from toolcell.audit.records import event_of
+from toolcell.audit.records import StoredEvent, event_of
 from toolcell.audit.signatures import CHECKPOINT_COLUMNS, Head, head_of, saved_heads
 from toolcell.support.packing import bytes_digest
 
@@ -121,9 +121,11 @@ def verify(
         damage, tables = _damage(db), list[Finding]()
         report.findings += damage
         try:
-            checks = {check.chain: check for check in check_chains(db, report.log, keys, wanted, on_events)}
-            if not damage:
-                tables = [*_check_blobs(db), *_check_views(db)]
+            with closing(_Views()) as views:
+                found = check_chains(db, report.log, keys, wanted, on_events, views.add)
+                checks = {check.chain: check for check in found}
+                if not damage:
+                    tables = [*_check_blobs(db), *views.compare(db)]
         except sqlite3.DatabaseError:
             if not damage:
                 raise
@@ -152,8 +154,13 @@ def check_chains(
     keys: Mapping[str, Verifier],
     heads: Iterable[Head] = (),
     on_events: Callable[[int], object] = ignored,
+    on_event: Callable[[StoredEvent, dict[str, Any]], object] | None = None,
 ) -> Iterator[ChainCheck]:
-    """Yield the finished check of each chain. `heads` name events whose hashes are wanted afterwards."""
+    """Yield the finished check of each chain. `heads` name events whose hashes are wanted afterwards.
+
+    `on_events` is told how many events were checked; `on_event` gets each that a writer could have written, with its
+    fields.
+    """
     rows = db.execute(f"SELECT {CHECKPOINT_COLUMNS} FROM checkpoint").fetchall()
     checkpoints = [head for row in rows if (head := head_of(log, row)) is not None]
     named = [
@@ -163,12 +170,12 @@ def check_chains(
     watched: dict[str, dict[int, bytes]] = {}
     for head in heads:
         watched.setdefault(head.chain, {})[head.seq] = b""
-    for _, chain, seq, _ in _links(db):
+    for _, chain, seq, _ in _links(db, named):
         watched.setdefault(chain, {})[seq] = b""
     for name in names:
         own = by_seq(head for head in checkpoints if head.chain == name)
         check = ChainCheck(name, keys, own, watched.get(name, {}))
-        _check_chain(db, check, on_events)
+        _check_chain(db, check, on_events, on_event)
         yield check
     strays = db.execute("SELECT count(*) FROM event WHERE typeof(writer) != 'text'").fetchone()[0]
     if strays or len(checkpoints) < len(rows):
@@ -177,10 +184,10 @@ def check_chains(
         yield stray
 
 
-def _links(db: sqlite3.Connection) -> Iterator[tuple[str, str, int, bytes]]:
+def _links(db: sqlite3.Connection, chains: Iterable[str]) -> Iterator[tuple[str, str, int, bytes]]:
     """Yield what the first event of each chain says was the newest event then: own chain, chain, seq, hash."""
-    rows = db.execute(f"SELECT {store.EVENT_COLUMNS} FROM event WHERE n = 1 AND kind = ?", (records.OPENED,))
-    for row in rows.fetchall():
+    query = f"SELECT {store.EVENT_COLUMNS} FROM event WHERE writer = ? AND n = 1 AND kind = ?"
+    for row in [row for chain in chains for row in db.execute(query, (chain, records.OPENED))]:
         try:
             event = event_of(row)
             after = event.fields["after"]
@@ -190,7 +197,12 @@ def _links(db: sqlite3.Connection) -> Iterator[tuple[str, str, int, bytes]]:
             yield (event.chain, *after)
 
 
-def _check_chain(db: sqlite3.Connection, check: ChainCheck, on_events: Callable[[int], object]) -> None:
+def _check_chain(
+    db: sqlite3.Connection,
+    check: ChainCheck,
+    on_events: Callable[[int], object],
+    on_event: Callable[[StoredEvent, dict[str, Any]], object] | None,
+) -> None:
     check.begin()
     unread = 0
     for row in db.execute(f"SELECT {store.EVENT_COLUMNS} FROM event WHERE writer = ? ORDER BY n", (check.chain,)):
@@ -199,7 +211,9 @@ def _check_chain(db: sqlite3.Connection, check: ChainCheck, on_events: Callable[
         except ValueError as exc:
             check.add_damaged(row[1], str(exc))
             continue
-        check.add(event)
+        fields = check.add(event)
+        if fields is not None and on_event is not None:
+            on_event(event, fields)
         unread += 1
         if unread == STEP:
             on_events(unread)
@@ -214,33 +228,38 @@ def _check_blobs(db: sqlite3.Connection) -> Iterator[Finding]:
             yield Finding(BAD_BLOB, "", None, f"the blob {digest!r:.80} is not what was written")
 
 
-def _check_views(db: sqlite3.Connection) -> Iterator[Finding]:
-    """Find differences between the tables that are looked up and what the events say."""
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as fresh:
+class _Views:
+    """The tables that are looked up, made of the events alone. SQLite keeps what is large of them in a file."""
+
+    def __init__(self) -> None:
+        self._db = sqlite3.connect("", isolation_level=None)
         for statement in store.TABLES:
             if statement.startswith(("CREATE TABLE run ", "CREATE TABLE call ")):
-                fresh.execute(statement)
-        for row in db.execute(f"SELECT {store.EVENT_COLUMNS} FROM event WHERE run > 0 ORDER BY id"):
-            try:
-                event = event_of(row)
-                changes = store.rows_of(event.chain, event.seq, event.run, event.kind, event.at_ns, event.fields)
-                for statement, values in changes:
-                    fresh.execute(statement, values)
-            except (ValueError, sqlite3.Error):
-                continue  # reported with its chain
+                self._db.execute(statement)
+        self._db.execute("BEGIN")
+
+    def add(self, event: StoredEvent, fields: Mapping[str, Any]) -> None:
+        with suppress(ValueError, sqlite3.Error):  # what no run can have is reported with its chain
+            for statement, values in store.rows_of(event.chain, event.seq, event.run, event.kind, event.at_ns, fields):
+                self._db.execute(statement, values)
+
+    def compare(self, db: sqlite3.Connection) -> Iterator[Finding]:
+        """Find differences between the tables of a record and these."""
         for table, key in (("run", "writer, n"), ("call", "writer, run, number")):
             query = f"SELECT * FROM {table} ORDER BY {key}"
-            ours, theirs = fresh.execute(query), db.execute(query)
+            ours, theirs = self._db.execute(query), db.execute(query)
             while True:
                 one, two = ours.fetchone(), theirs.fetchone()
                 if one != two:
                     where = one or two
-                    yield Finding(
-                        VIEW_DIFFERS, str(where[0]), None, f"the table {table} is not what the events say: {two!r:.100}"
-                    )
+                    message = f"the table {table} is not what the events say: {two!r:.100}"
+                    yield Finding(VIEW_DIFFERS, str(where[0]), None, message)
                     break
                 if one is None:
                     break
+
+    def close(self) -> None:
+        self._db.close()
 
 
 def _compare(
