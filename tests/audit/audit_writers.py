@@ -3,11 +3,13 @@
 write DIR RUNS     so many runs, then the end
 fork DIR           what a forked child of a writer gets to hear
 load DIR...        one forked child per directory: runs without end, in three threads, until it is killed
+full DIR           in a file system of 400 KiB on DIR: calls until there is no room, and when there is; then read-only
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -20,6 +22,7 @@ from toolcell.audit.config import AuditConfig
 from toolcell.audit.keys import HmacKey
 from toolcell.audit.log import AuditLog
 from toolcell.audit.recorder import Recorder
+from toolcell.audit.verification import verify
 from toolcell.errors import AuditError
 
 KEY = HmacKey(bytes(range(32)))
@@ -84,7 +87,7 @@ def _work_until_killed(directory: str) -> None:
 
     def work(worker: int) -> None:
         for run in range(1_000_000):
-            ledger.run(recorder, calls=[("act", {"name": f"{worker}-{run}-{call}"}) for call in range(3)])
+            ledger.run(recorder, calls=[("act", {"name": f"{os.getpid()}-{worker}-{run}-{call}"}) for call in range(3)])
 
     threads = [threading.Thread(target=work, args=(worker,)) for worker in range(3)]
     for thread in threads:
@@ -93,5 +96,42 @@ def _work_until_killed(directory: str) -> None:
         thread.join()
 
 
+def full(directory: str) -> None:
+    def mount(options: str) -> None:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", directory], check=True)
+
+    mount("size=400k,mode=700")
+    made: list[str] = []
+    ledger, log = opened(directory)
+
+    @ledger.registry.tool
+    async def act(name: str) -> str:
+        """Do something that can be seen afterwards."""
+        made.append(name)
+        return name
+
+    def refusal(number: int) -> str:
+        try:
+            ledger.call(record, "act", {"name": f"{number} {os.urandom(1000).hex()}"}, number)
+        except AuditError as exc:
+            return str(exc)
+        return ""
+
+    with log:
+        record = ledger.begin(Recorder(log))
+        next(number for number in range(1000) if refusal(number))  # of a start, or of an end: then the tool was called
+        count = len(made)
+        print(refusal(1001), len(made) - count)
+        mount("remount,size=20m")
+        print(refusal(1002), len(made) - count)
+    mount("remount,ro")
+    calls = ledger.the_run().calls
+    print(verify(ledger.path, [KEY]).findings, made == [call.args["name"] for call in calls if call.is_finished])
+    try:
+        opened(directory)[1].open()
+    except AuditError as exc:
+        print(exc)
+
+
 if __name__ == "__main__":
-    {"write": write, "fork": fork, "load": load}[sys.argv[1]](*sys.argv[2:])
+    {"full": full, "write": write, "fork": fork, "load": load}[sys.argv[1]](*sys.argv[2:])

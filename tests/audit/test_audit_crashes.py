@@ -107,6 +107,47 @@ def test_several_processes_write_one_record(tmp_path: Path) -> None:
     assert verify(ledger.path, [KEY]).ok
 
 
+@pytest.mark.slow
+def test_several_writers_of_one_file_are_killed_together(tmp_path: Path) -> None:
+    """The record verifies, every effect has its start, and each chain that was begun is there."""
+    with ExitStack() as stack:
+        loads = [stack.enter_context(writers("load", *[str(tmp_path)] * 3)) for _ in range(3)]
+        for _ in range(3):
+            pids = [int(load.stdout.readline().split()[0]) for load in loads if load.stdout is not None]
+            before = size(tmp_path / EFFECTS)
+            deadline = time.monotonic() + 60
+            while size(tmp_path / EFFECTS) < before + 1000 and time.monotonic() < deadline:
+                threading.Event().wait(0.002)
+            for pid in pids:
+                assert pid > 1
+                os.kill(pid, signal.SIGKILL)
+    report = verify(tmp_path / "log", [KEY], heads=saved_heads_of(tmp_path))
+    assert report.ok, report.findings
+    found = Ledger(tmp_path / "log").found()
+    started = {event.fields["args"]["name"] for event in found if event.kind == records.CALL_STARTED}
+    happened = (tmp_path / EFFECTS).read_text().split()
+    assert set(happened) <= started
+    assert len(started) - len(happened) <= 3 * 3 * 3  # what each thread of each writer was just doing
+    assert len(report.chains) >= 3
+
+
+def size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+@pytest.mark.isolation
+def test_without_room_no_tool_is_called_with_room_it_goes_on_and_a_read_only_file_system_can_be_read(
+    tmp_path: Path,
+) -> None:
+    command = ["unshare", "--user", "--map-root-user", "--mount", sys.executable, audit_writers.__file__, "full"]
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    full, after, recorded, read_only = done.stdout.splitlines()
+    assert full.endswith("the disk is full 0")
+    assert (after, recorded) == (" 1", "[] True")
+    assert read_only.endswith("log: its file system is read-only")
+
+
 def test_a_forked_child_cannot_write_its_parents_chain(tmp_path: Path) -> None:
     with writers("fork", str(tmp_path)) as process:
         assert process.stdout is not None

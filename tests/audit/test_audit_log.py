@@ -18,7 +18,7 @@ import anyio.lowlevel
 import pytest
 
 from audit.ledger import RUN_KINDS, Ledger
-from toolcell.audit import records
+from toolcell.audit import records, store
 from toolcell.audit.config import AuditConfig
 from toolcell.audit.log import AuditLog
 from toolcell.audit.recorder import Recorder
@@ -338,6 +338,23 @@ async def test_while_another_process_has_locked_the_file_the_run_waits_and_the_l
             other.execute("ROLLBACK")
         other.close()
     assert [call.status for call in ledger.the_run().calls] == ["ok"]
+
+
+def test_a_file_that_stays_locked_refuses_the_call_and_what_comes_later_is_recorded(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "LOCK_S", 0.05)
+    with ledger.opened(settings={"checkpoint_s": 3600}) as recorder:
+        record = ledger.begin(recorder)
+        other = sqlite3.connect(ledger.path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(AuditError, match=r"runs\.db: another process has locked it for more than"):
+            ledger.call(record, "search", {"query": "x"}, 1)
+        other.execute("ROLLBACK")
+        other.close()
+        ledger.call(record, "search", {"query": "y"}, 2)
+    assert [call.args for call in ledger.the_run().calls] == [{"query": "y"}]
+    assert ledger.verify().ok
 
 
 def test_an_end_that_a_thread_is_writing_is_not_written_by_the_loop_too(

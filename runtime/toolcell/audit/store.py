@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,7 +88,17 @@ def open_writable(path: Path, *, is_synced: bool = False) -> sqlite3.Connection:
     try:
         return connect(path, prepare)
     except (StoreError, OSError, sqlite3.Error) as exc:
-        raise BadInput(f"cannot write the record {path}: {why(exc)}") from exc
+        raise BadInput(f"cannot write the record {path}: {_why_unwritable(path, exc)}") from exc
+
+
+def _why_unwritable(path: Path, exc: Exception) -> str:
+    folder = path.absolute().parent
+    with suppress(OSError):
+        if os.statvfs(folder).f_flag & os.ST_RDONLY:
+            return "its file system is read-only"
+        if folder.is_dir() and not os.access(folder, os.W_OK):
+            return f"no file can be made in {folder}, and SQLite needs two beside it"
+    return why(exc)
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
