@@ -217,7 +217,7 @@ class SettingsModel:
         import tomllib  # only for those who have such a file
 
         try:
-            return cls(**tomllib.loads(Path(path).read_text(encoding="utf-8")))
+            return cls(**tomllib.loads(Path(path).read_text(encoding="utf-8-sig")))
         except (UsageError, OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
             said = exc.strerror if isinstance(exc, OSError) else str(exc).removeprefix(f"{cls.__name__}: ")
             raise UsageError(f"cannot load {cls.__name__} from {path}: {said}") from exc

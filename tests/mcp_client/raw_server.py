@@ -78,7 +78,7 @@ def answered(method: str, params: dict) -> object:
                     "jsonrpc": "2.0",
                     "id": f"q{number}",
                     "method": script.get("with", "elicitation/create"),
-                    "params": QUESTION,
+                    "params": script.get("question", QUESTION),
                 }
             )
         said = [json.loads(sys.stdin.readline()) for number in range(script.get("asks", 0))]

@@ -131,6 +131,74 @@ async def test_a_refusal_over_http_says_its_status(name: str) -> None:
         assert said in (await registry.dispatch("s.t", {})).message
 
 
+LOST: dict[str, tuple[Answer, str]] = {
+    "a stream that is cut": (
+        (200, {"content-type": "text/event-stream"}, b'event: message\ndata: {"jsonr'),
+        "ended without a response",
+    ),
+    "a bad gateway": ((502, {}, b""), "HTTP 502 Bad Gateway"),
+    "a gateway that is away": ((503, {}, b""), "HTTP 503 Service Unavailable"),
+    "a gateway that waits no longer": ((504, {}, b""), "HTTP 504 Gateway Timeout"),
+    "nothing": ((200, {"content-type": "application/json"}, b""), "its answer is empty"),
+    "nothing of any type": ((200, {}, b""), "its answer is empty"),
+    "a page": ((200, {"content-type": "text/html"}, b"<h1>hi"), "not JSON"),
+    "half a message": ((200, {"content-type": "application/json"}, b'{"jsonrpc"'), "not a message of JSON-RPC 2.0"),
+}
+
+
+@each_row("name", LOST)
+@each_row("reads", [True, False])
+async def test_a_call_whose_answer_is_lost_is_made_again_if_it_reads_and_told_as_unknown_if_it_writes(
+    name: str, reads: bool
+) -> None:
+    answer, said = LOST[name]
+    left = [answer] * 3
+
+    def refuse(method: str, headers: dict[str, str], message: Any) -> Answer | None:
+        match isinstance(message, dict) and message.get("method"):
+            case "tools/list":
+                tool = a_tool() | {"annotations": {"readOnlyHint": reads}}
+                return as_json(200, {"jsonrpc": "2.0", "id": message["id"], "result": {"tools": [tool]}})
+            case "tools/call" if left:
+                return left.pop()
+        return None
+
+    registry = ToolRegistry()
+    server = PlainServer(refuse)
+    async with server.serve() as url, connected(registry, url=url) as client:
+        result = await registry.dispatch("s.t", {})
+        assert said in result.message and "validation error" not in result.message
+        assert result.error is not None and (result.error.code, result.error.retryable) == ("unavailable", reads)
+        assert ("whether the call was carried out is not known" in result.message) is not reads
+        assert len(left) == (1 if reads else 2)
+        if reads:  # the next call loses one answer, and gets the second
+            assert (await registry.dispatch("s.t", {})).text == "done"
+        assert (client.state, client.restarts) == ("connected", 0)
+
+
+async def test_a_list_goes_on_after_an_empty_cursor_and_leaves_out_tools_that_are_tasks() -> None:
+    def refuse(method: str, headers: dict[str, str], message: Any) -> Answer | None:
+        if not isinstance(message, dict) or message.get("method") != "tools/list":
+            return None
+        is_first = "cursor" not in (message.get("params") or {})
+        tools = (
+            [{**a_tool(), "name": "first"}]
+            if is_first
+            else [
+                {**a_tool(), "name": "second"},
+                {**a_tool(), "name": "job", "execution": {"taskSupport": "required"}},
+            ]
+        )
+        result = {"tools": tools} | ({"nextCursor": ""} if is_first else {})
+        return as_json(200, {"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+    registry = ToolRegistry()
+    async with PlainServer(refuse).serve() as url, connected(registry, url=url) as client:
+        assert sorted(client.tool_names) == ["s.first", "s.second"]
+        [problem] = client.problems
+        assert problem.tool == "job" and "as a task" in problem.message
+
+
 async def test_a_server_of_the_older_transport_is_named_as_one() -> None:
     def old(verb: str, headers: dict[str, str], message: Any) -> Answer | None:
         if verb == "GET":

@@ -354,3 +354,38 @@ def test_lists_whose_items_become_objects_are_cut() -> None:
     result: dict[str, Any] = {"content": [{}] * 50_000, "tools": [{}] * 50_000, "other": [1] * 50_000}
     structure.cut_lists(result)
     assert [len(each) for each in result.values()] == [structure.MAX_BLOCKS, structure.MAX_TOOLS + 1, 50_000]
+
+
+FORM = {
+    "message": "How many?",
+    "requestedSchema": {
+        "type": "object",
+        "properties": {"count": {"type": "integer", "minimum": 1}, "wrap": {"type": "boolean", "default": False}},
+        "required": ["count"],
+    },
+}
+
+
+async def test_answers_fit_their_question_and_pages_to_open_are_handed_over_as_such() -> None:
+    heard: list[tuple[str, Any]] = []
+    page = "https://login.example/x?state=1"
+
+    async def said(question: dict[str, Any], answer: Any) -> Any:
+        def elicit(message: str, schema: Any) -> Any:
+            heard.append((message, schema))
+            return answer
+
+        result, _ = await called(asks=1, question=question, elicitation=elicit)
+        return result.value["said"][0]
+
+    assert (await said(FORM, {"count": 2}))["result"]["content"] == {"count": 2, "wrap": False}
+    for wrong in ({"count": 0}, {"count": "two"}):
+        assert "does not fit the schema at count" in (await said(FORM, wrong))["error"]["message"]
+    assert "does not fit the schema" in (await said(FORM, {}))["error"]["message"]
+    open_page = {"mode": "url", "message": "Log in", "url": page, "elicitationId": "e1"}
+    assert (await said(open_page, {}))["result"] == {"action": "accept"}
+    assert (await said(open_page, None))["result"] == {"action": "decline"}
+    asked = len(heard)
+    refused = await said(open_page | {"url": "javascript:alert(1)"}, {})
+    assert "http or https URL" in refused["error"]["message"]
+    assert heard[-1] == ("Log in", {"url": page}) and len(heard) == asked

@@ -78,6 +78,28 @@ async def test_a_token_that_another_process_refreshed_is_taken(world: World) -> 
     ]
 
 
+async def test_two_processes_with_one_store_refresh_a_rotating_token_once(world: World, tmp_path: Path) -> None:
+    logins = [world.login(store=tmp_path / "tokens.json") for _ in range(2)]
+    async with world.client(logins[0]) as one, world.client(logins[1]) as other:
+        await one.post(SERVER)
+        await other.post(SERVER)
+        world.valid = {"access-2"}
+        statuses: list[int] = []
+
+        async def post(client: httpx2.AsyncClient) -> None:
+            statuses.append((await client.post(SERVER)).status_code)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(post, one)
+            tasks.start_soon(post, other)
+
+    assert statuses == [200, 200]
+    assert [world.form(each)["grant_type"] for each in world.sent_to("/token")] == [
+        "authorization_code",
+        "refresh_token",
+    ]
+
+
 async def test_nobody_is_asked_while_the_authorization_server_is_down(world: World) -> None:
     async with world.client(world.login()) as client:
         await client.post(SERVER)

@@ -38,6 +38,12 @@ VALUES: list[tuple[dict[str, Any], Any, str]] = [
     ({"content": [text("3")]}, "3", "3"),
     ({"content": [text("see"), image(ENCODED)]}, ["see", IMAGE], "see\n(image-2.png, 14 bytes)"),
     ({"content": [text('{"n": 1}')], "structuredContent": {"n": 1}}, {"n": 1}, '{"n": 1}'),
+    (
+        {"content": [text("a page")], "structuredContent": {"content": "a page", "n": 1}},
+        {"content": "a page", "n": 1},
+        "a page",
+    ),
+    ({"content": [text("1"), text("b")], "structuredContent": {"found": [1, "b"]}}, {"found": [1, "b"]}, "1\nb"),
     ({"content": [text("one")], "structuredContent": {"n": 1}}, {"n": 1, "_content": ["one"]}, "one"),
     (
         {"content": [text('{"n": 1}'), image(ENCODED)], "structuredContent": {"n": 1}},

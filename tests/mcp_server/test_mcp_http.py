@@ -189,6 +189,25 @@ async def test_only_the_right_token_host_and_origin_get_in() -> None:
     assert result.structured_content["value"] == 42
 
 
+async def test_pages_of_allowed_origins_may_ask_and_read_and_compressed_bodies_are_refused_by_name() -> None:
+    async with serving(token=TOKEN) as (url, _):
+        asked = {"Origin": "https://app.example", "Access_Control_Request_Method": "POST"}
+        asked["Access_Control_Request_Headers"] = "authorization,content-type,mcp-session-id"
+        async with httpx2.AsyncClient() as client:
+            sent = {name.replace("_", "-"): value for name, value in asked.items()}
+            preflight = await client.options(url, headers=sent)
+            elsewhere = await client.options(url, headers=sent | {"Origin": "https://evil.example"})
+        right = {"Authorization": f"Bearer {TOKEN}"}
+        status, headers, _ = await post(url, HELLO, **right, Origin="https://app.example")
+        refused = await post(url, HELLO, **right, Content_Encoding="gzip")
+    assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (200, "https://app.example")
+    assert "mcp-session-id" in preflight.headers["access-control-allow-headers"]
+    assert elsewhere.status_code == 400 and "access-control-allow-origin" not in elsewhere.headers
+    assert (status, headers["access-control-allow-origin"]) == (200, "https://app.example")
+    assert "mcp-session-id" in headers["access-control-expose-headers"]
+    assert refused[0] == 415 and "'gzip'" in refused[2]
+
+
 async def test_clients_find_who_issues_tokens() -> None:
     auth = AuthSettings(
         issuer_url=AnyHttpUrl("https://issuer.example"),

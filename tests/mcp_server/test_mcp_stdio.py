@@ -104,6 +104,13 @@ async def test_scripts_call_the_tools_of_the_servers_that_it_is_connected_with()
     assert result.structured_content["value"] == "done"
 
 
+def test_a_byte_order_mark_before_the_first_line_does_no_harm(tools: str) -> None:
+    with serving("--tools", tools) as process:
+        assert process.stdin is not None
+        process.stdin.write("\ufeff")
+        shake_hands(process)
+
+
 def test_what_is_no_message_is_answered_and_the_next_one_too(tools: str) -> None:
     with serving("--tools", tools) as process:
         shake_hands(process)

@@ -49,6 +49,12 @@ def test_the_settings_of_the_image_are_settings_and_demand_tokens(name: str, pro
     assert all(Path("/var/lib/toolcell") in Path(str(place)).parents for place in places)
 
 
+def test_a_byte_order_mark_before_settings_does_no_harm(tmp_path: Path) -> None:
+    marked = tmp_path / "service.toml"
+    marked.write_text("connections = 4\n", encoding="utf-8-sig")
+    assert ServiceConfig.from_toml(marked).connections == 4
+
+
 # systemd
 
 

@@ -98,10 +98,12 @@ def _beside(blocks: Sequence[Part], value: dict[str, Any]) -> list[Any]:
 
 
 def _says_the_same(text: str, data: Any, place: int, value: dict[str, Any]) -> bool:
-    """Whether a text repeats structured content, as servers do for older clients: whole, or item by item."""
+    """Whether a text repeats structured content, as servers do for older clients: whole, a field of it, or an item."""
     inner = value["result"] if list(value) == ["result"] else value
     item = inner[place] if isinstance(inner, list) and place < len(inner) else inner
-    return not text.strip() or any(one in (value, inner, item) for one in (text, data))
+    fields = inner.values() if isinstance(inner, dict) else ()
+    items = [each[place] for each in fields if isinstance(each, list) and place < len(each)]
+    return not text.strip() or any(one in (value, inner, item, *fields, *items) for one in (text, data))
 
 
 def _invalid(server: str, problem: str) -> ToolResult:

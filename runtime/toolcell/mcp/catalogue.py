@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import anyio.lowlevel
+from mcp import MCPError
 from mcp.client import Client
 from mcp_types import PaginatedRequestParams, Tool
 
@@ -152,7 +153,14 @@ class McpCatalogue:
         tools, cursors = list[Tool](), set[str]()
         cursor: str | None = None
         for _ in range(MAX_PAGES):
-            page = await client.session.list_tools(params=PaginatedRequestParams(cursor=cursor))
+            try:
+                page = await client.session.list_tools(params=PaginatedRequestParams(cursor=cursor))
+            except MCPError:
+                if cursor == "":
+                    return tools
+                raise
+            if cursor == "" and {tool.name for tool in page.tools} <= {tool.name for tool in tools}:
+                return tools  # by an empty cursor, servers mean another page, or that there is none
             for name, problem in listing.take_broken().items():
                 self.report_broken(name, problem)
             tools += page.tools
@@ -160,7 +168,7 @@ class McpCatalogue:
                 self.report("server", f"it lists more than {MAX_TOOLS} tools; the others are left out")
                 return tools[:MAX_TOOLS]
             cursor = page.next_cursor
-            if not cursor:
+            if cursor is None or (not cursor and cursor in cursors):
                 return tools
             if cursor in cursors or len(cursor) > MAX_CURSOR_CHARS:
                 self.report(

@@ -32,7 +32,7 @@ from toolcell.mcp.arguments import Transport, globs, hiding, labels_of, login_of
 from toolcell.mcp.broken_tools import ToolPages
 from toolcell.mcp.catalogue import Broken, Changed, McpCatalogue, Selection
 from toolcell.mcp.definitions import Approve, McpProblem, McpTool
-from toolcell.mcp.http_refusals import SESSION_GONE
+from toolcell.mcp.http_refusals import ANSWER_LOST, SESSION_GONE
 from toolcell.mcp.oauth import Auth
 from toolcell.mcp.requests import Elicit, Questions, Sample, request_callbacks
 from toolcell.mcp.restarts import MAX_RESTARTS, RESTART_WINDOW_S, Restarts, State
@@ -67,6 +67,8 @@ RELIST_PAUSE_S = 0.2
 RELIST_TIMES, LONGEST_RELIST_PAUSE_S = 9.0, 60.0
 """A list that takes long to read is read again after so many times as long: a server has a tenth of the event loop."""
 MAX_ERROR_CHARS = 500
+AGAIN_S = 0.5
+"""Before a call that harms nothing is made again."""
 FORGOTTEN_S = 1.0
 """What calls under way are given when the server has forgotten their session, before a new one begins."""
 
@@ -385,6 +387,8 @@ class McpClient(OpenedInBlock):
         except MCPError as exc:
             if exc.error.code == SESSION_GONE:  # the call was not carried out
                 return await self._call_in_new_session(tool, args, context, transport, is_again)
+            if exc.error.code == ANSWER_LOST:
+                return await self._again_if_harmless(tool, args, context, self._error_text(exc), is_again)
             if exc.error.code == CONNECTION_CLOSED or transport.ended.is_set():
                 return self._lost(tool, transport, transport.problem)
             return self._protocol_failure(exc)
@@ -401,6 +405,18 @@ class McpClient(OpenedInBlock):
         if run_work is not None:
             run_work.used += await about_bytes_in_slices(result.value)  # also what was JSON in its texts
         return result
+
+    async def _again_if_harmless(
+        self, tool: McpTool, args: dict[str, Any], context: ToolContext, problem: str, is_again: bool
+    ) -> ToolResult:
+        """Make a call again whose answer was lost, once, if that harms nothing. Otherwise say what is not known."""
+        again = tool.options.read_only or tool.options.idempotent
+        if again and not is_again:
+            await anyio.sleep(AGAIN_S)
+            return await self._call(tool, args, context, is_again=True)
+        known = "" if again else "; whether the call was carried out is not known"
+        message = f"MCP server {self.name}: the answer was lost: {problem}{known}"
+        return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=again)
 
     def _protocol_failure(self, exc: MCPError) -> ToolResult:
         if exc.error.code == REQUEST_TIMEOUT:

@@ -110,6 +110,8 @@ def read_tool(namespace: str, tool: Tool, approve: Approve, options: ToolOptions
     Raises:
         RegistrationError: it cannot be one, and why.
     """
+    if tool.execution is not None and tool.execution.task_support == "required":
+        raise RegistrationError("it can only be called as a task, which this client does not do")
     problems: list[McpProblem] = []
     name, shown = local_name(namespace, tool.name), shown_name(tool.name)
     definition = ToolDefinition(name, _description(namespace, tool), bounded_schema(tool.input_schema, "its schema"))

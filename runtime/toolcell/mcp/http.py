@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,8 @@ from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.auth.settings import AuthSettings
 from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import AnyHttpUrl
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -77,7 +80,19 @@ def http_app(
     app = server.server.streamable_http_app(
         streamable_http_path=PATH, transport_security=security, auth=auth, token_verifier=verifier, host=host
     )
-    return _noticing_departures(app)
+    return _for_browsers(_noticing_departures(app), origins) if origins else _noticing_departures(app)
+
+
+def _for_browsers(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
+    """Let pages of these origins read the answers. A port may be `*`."""
+    patterns = [re.escape(each.removesuffix(":*")) + (r":\d+" if each.endswith(":*") else "") for each in origins]
+    return CORSMiddleware(
+        app,
+        allow_origin_regex="|".join(patterns),
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["authorization", "content-type", "last-event-id", "mcp-protocol-version", "mcp-session-id"],
+        expose_headers=["mcp-session-id", "www-authenticate"],
+    )
 
 
 def _is_any(host: str) -> bool:
@@ -91,6 +106,11 @@ def _noticing_departures(app: ASGIApp) -> ASGIApp:
 
     async def noticing(scope: Scope, receive: Receive, send: Send) -> None:
         nonlocal on_their_way
+        encoding = Headers(scope=scope).get("content-encoding", "identity") if scope["type"] == "http" else "identity"
+        if encoding.lower() != "identity":
+            text = f"a body with the Content-Encoding {encoding[:40]!r} is not read here; send it as it is"
+            await PlainTextResponse(text, 415, {"Accept-Encoding": "identity"})(scope, receive, send)
+            return
         gone = scope[GONE] = anyio.Event()
         body, refusal = bytearray(), ""
 

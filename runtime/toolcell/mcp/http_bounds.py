@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import httpx2
 from mcp_types import INTERNAL_ERROR
 
-from toolcell.mcp.http_refusals import explained, message_of
+from toolcell.mcp.http_refusals import ANSWER_LOST, error_body, explained, message_of
 from toolcell.mcp.pace import LinePace
 from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, at_most, elements, with_whole_characters
 
@@ -49,7 +50,8 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         kind = _Events if is_stream else _Body
-        response.stream = kind(response.stream, _refusal(request), self._lines)
+        asked = message_of(request)
+        response.stream = kind(response.stream, asked.get("id") if isinstance(asked, dict) else None, self._lines)
         return response
 
     async def aclose(self) -> None:
@@ -60,22 +62,26 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 _TIMEOUTS = ("connect", "read", "write", "pool")
 
 
-def _refusal(request: httpx2.Request) -> bytes | None:
-    """Return what stands in the place of an answer with too much structure; None when nobody waits for one."""
-    asked = message_of(request)
-    ident = asked.get("id") if isinstance(asked, dict) else None
-    if ident is None:
-        return None
-    error = {"code": INTERNAL_ERROR, "message": f"its answer cannot be used: {TOO_MANY}"}
-    return json.dumps({"jsonrpc": "2.0", "id": ident, "error": error}).encode()
-
-
 class _Bounded(httpx2.AsyncByteStream):
-    def __init__(self, inner: httpx2.AsyncByteStream, refusal: bytes | None, lines: LinePace) -> None:
-        self._inner, self._refusal, self._lines = inner, refusal, lines
+    def __init__(self, inner: httpx2.AsyncByteStream, ident: Any, lines: LinePace) -> None:
+        """`ident`: id of the request that this answers; None when nobody waits for an answer."""
+        self._inner, self._ident, self._lines = inner, ident, lines
+
+    def _error(self, code: int, problem: str) -> bytes | None:
+        """Return what stands in the place of an answer that cannot be used."""
+        return None if self._ident is None else error_body(self._ident, code, f"its answer {problem}")
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+def _is_object(body: bytes | bytearray) -> bool:
+    """Whether a body can be a message: the SDK would show a model what its validator says of any other."""
+    try:
+        found = json.loads(body.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and ("result" in found or "error" in found or "method" in found)
 
 
 class _Body(_Bounded):
@@ -89,7 +95,11 @@ class _Body(_Bounded):
                 raise httpx2.ReadError(f"the server sent a message of more than {MAX_MESSAGE_BYTES} bytes")
         whole: bytes | None = bytes(body)
         if await elements(bytes(body)) > MAX_ELEMENTS:
-            whole = self._refusal
+            whole = self._error(INTERNAL_ERROR, f"cannot be used: {TOO_MANY}")
+        elif not body.strip():
+            whole = self._error(ANSWER_LOST, "is empty")
+        elif not _is_object(body):
+            whole = self._error(ANSWER_LOST, "is not a message of JSON-RPC 2.0")
         if whole:
             yield with_whole_characters(whole)
 
@@ -121,4 +131,5 @@ class _Events(_Bounded):
     async def _fitting(self, event: bytes) -> bytes:
         if await elements(event) <= MAX_ELEMENTS:
             return with_whole_characters(event)
-        return b"event: message\ndata: " + self._refusal + b"\n\n" if self._refusal is not None else b"\n"
+        error = self._error(INTERNAL_ERROR, f"cannot be used: {TOO_MANY}")
+        return b"event: message\ndata: " + error + b"\n\n" if error is not None else b"\n"

@@ -16,6 +16,10 @@ from toolcell.support.text import clean
 SESSION_GONE = -(10**9) - secrets.randbelow(10**9)
 """Code of our own: the server does not know the session any more, and has not carried out the request. It differs in
 each process: a server that sent it itself would have a call made twice that it has carried out."""
+ANSWER_LOST = SESSION_GONE - 1
+"""Code of our own: the request was sent, and no answer came that can be read. It may have been carried out."""
+GATEWAY_STATUSES = frozenset({502, 503, 504})
+"""What a gateway says when it has no answer of the server behind it."""
 MAX_SAID_BYTES = 4096
 """Most bytes of a refusal's body that are read."""
 MAX_SAID_CHARS = 200
@@ -31,8 +35,15 @@ async def explained(
 ) -> httpx2.Response:
     """Return a refusal whose body is an error of JSON-RPC with the status in it, where somebody waits for an answer."""
     asked = message_of(request)
-    if response.status_code < 400 or not isinstance(asked, dict) or "id" not in asked:
+    if not isinstance(asked, dict) or "id" not in asked:
         return response
+    if response.status_code < 400:
+        kind = response.headers.get("content-type", "").lower()
+        if response.status_code != 200 or kind.startswith(("application/json", "text/event-stream")):
+            return response
+        await response.aclose()
+        what = f"is {clean(kind)[:100]!r}, not JSON" if kind else "is empty"
+        return _with_body(response, error_body(asked["id"], ANSWER_LOST, f"HTTP 200, and its answer {what}"))
     body = await _beginning(response)
     is_session_gone = response.status_code == 404 and "mcp-session-id" in request.headers
     if not is_session_gone and _is_error(body):
@@ -43,9 +54,13 @@ async def explained(
     may_be_old = asked.get("method") == "initialize" and response.status_code in (400, 404, 405)
     if may_be_old and await _is_old(request, inner):
         message += f"; {OLD_TRANSPORT}"
-    code = SESSION_GONE if is_session_gone else INTERNAL_ERROR
-    error = {"jsonrpc": "2.0", "id": asked["id"], "error": {"code": code, "message": message}}
-    return _with_body(response, json.dumps(error).encode())
+    code = ANSWER_LOST if response.status_code in GATEWAY_STATUSES else INTERNAL_ERROR
+    return _with_body(response, error_body(asked["id"], SESSION_GONE if is_session_gone else code, message))
+
+
+def error_body(ident: Any, code: int, message: str) -> bytes:
+    """Return the body of an error of JSON-RPC."""
+    return json.dumps({"jsonrpc": "2.0", "id": ident, "error": {"code": code, "message": message}}).encode()
 
 
 def message_of(request: httpx2.Request) -> Any:

@@ -99,7 +99,7 @@ class Login(httpx2.Auth):
             try:
                 if problem:
                     raise McpServerError(problem)
-                async with self._lock:
+                async with self._lock, self._kept.locked():
                     if self._bearer == refused:  # otherwise another request has logged in meanwhile
                         steps = self._steps(request, response, may_refresh=not attempt)
                         try:

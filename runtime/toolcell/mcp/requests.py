@@ -18,16 +18,17 @@ from mcp_types import (
     INVALID_REQUEST,
     CreateMessageRequestParams,
     CreateMessageResult,
-    ElicitRequestFormParams,
     ElicitRequestParams,
+    ElicitRequestURLParams,
     ElicitResult,
     ErrorData,
     TextContent,
 )
 
+from toolcell.errors import RegistrationError
 from toolcell.support import daemon_threads
 from toolcell.support.change_event import ChangeEvent
-from toolcell.tools import safe_text
+from toolcell.tools import ValueCheck, bounded_schema, safe_text
 
 MAX_QUESTION_CHARS = 2_000
 MAX_QUESTIONS_OF_CALL = 10
@@ -36,7 +37,8 @@ MAX_OPEN_QUESTIONS = 8
 """Most questions of one server, that wait for an answer: fewer than the requests that end its connection."""
 
 Elicit = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any] | None] | Mapping[str, Any] | None]
-"""`elicit(message, schema)`, awaited or plain: the answer, an object that fits the schema; None declines."""
+"""`elicit(message, schema)`, awaited or plain: the answer, an object that fits the schema; None declines. Of a question
+that asks to open a page, the schema is {"url": "https://..."}, and the answer {} when the person has agreed to."""
 Sample = Callable[[Mapping[str, Any]], Awaitable[str] | str]
 """`sample(params)`, awaited or plain: a model's text for the params of `sampling/createMessage`."""
 
@@ -143,22 +145,40 @@ class Questions:
         return await daemon_threads.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
 
 
+def _is_page(url: str) -> bool:
+    return url.startswith(("https://", "http://")) and safe_text(url, MAX_QUESTION_CHARS) == url
+
+
 def request_callbacks(questions: Questions, elicit: Elicit | None, sample: Sample | None) -> dict[str, Any]:
     """Return the callbacks of an MCP client. The capability of what is refused is not declared."""
 
     async def answer(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
         assert elicit is not None
-        if not isinstance(params, ElicitRequestFormParams):
-            return ErrorData(code=INVALID_REQUEST, message="only forms can be answered here")
+        message, form = safe_text(params.message, MAX_QUESTION_CHARS), None
         try:
-            given = await questions.ask(elicit, safe_text(params.message, MAX_QUESTION_CHARS), params.requested_schema)
+            if isinstance(params, ElicitRequestURLParams):
+                if not _is_page(params.url):
+                    raise Refused("a page to open has an http or https URL")
+                given = await questions.ask(elicit, message, {"url": params.url})
+            else:
+                form = bounded_schema(params.requested_schema, "the question's schema")
+                check = ValueCheck(form)
+                given = await questions.ask(elicit, message, form)
+        except RegistrationError as exc:
+            return ErrorData(code=INVALID_REQUEST, message=f"the question was not asked: {exc}")
         except Refused as exc:
             return ErrorData(code=INVALID_REQUEST, message=f"the question was not asked: {exc}")
         except Exception as exc:
             return ErrorData(code=INVALID_REQUEST, message=f"the question was not answered: {type(exc).__name__}")
         if given is None:
             return ElicitResult(action="decline")
-        return ElicitResult(action="accept", content=defaults_of(params.requested_schema) | dict(given))
+        if form is None:
+            return ElicitResult(action="accept")
+        content = defaults_of(form) | dict(given)
+        if (problem := check.problem(content)) is not None:
+            at = "/".join(map(str, problem.path)) or "its root"
+            return ErrorData(code=INVALID_REQUEST, message=f"the answer does not fit the schema at {at:.100}")
+        return ElicitResult(action="accept", content=content)
 
     async def write(
         context: ClientRequestContext, params: CreateMessageRequestParams

@@ -101,7 +101,7 @@ class _Lines:
                 raise StopAsyncIteration
             self._lines.popleft()
             self._room.release()
-            text = line.decode("utf-8", "replace")
+            text = line.decode("utf-8-sig", "replace")  # a byte order mark before the first line does no harm
             problem = _problem(text) if line is not _TOO_LONG else _error(None, types.INVALID_REQUEST, _SAID_OF_LONG)
             if problem is None:
                 return text

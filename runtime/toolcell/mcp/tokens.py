@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
 import platformdirs
 from mcp.shared.auth import OAuthClientInformationFull, OAuthMetadata, OAuthToken, ProtectedResourceMetadata
 from pydantic import BaseModel, ValidationError
@@ -16,9 +20,12 @@ from toolcell.errors import McpServerError
 from toolcell.mcp.oauth import LoginStore, Store
 from toolcell.mcp.requests import called
 from toolcell.support.atomic import write_file
+from toolcell.support.file_lock import take_lock
 from toolcell.support.private_files import make_private_folder, read_regular_file
 
 MAX_STORED_BYTES = 256 * 1024
+LOCK_S = 30.0
+LOCK_PAUSE_S = 0.02
 
 
 class TokenFile:
@@ -42,6 +49,15 @@ class TokenFile:
         """Write the file."""
         make_private_folder(self.path.parent)
         write_file(self.path, text.encode())
+
+    def try_lock(self) -> int | None:
+        """Take the lock of the file: a descriptor, which holds it until it is closed; None while another has it.
+
+        Raises:
+            OSError: there cannot be one.
+        """
+        make_private_folder(self.path.parent)
+        return take_lock(self.path.with_name(f"{self.path.name}.lock"))
 
 
 class TokenMemory:
@@ -107,6 +123,23 @@ class KeptLogin:
             found = None
         self.kept = found if found is not None and found.server == self._url else LoginRecord(server=self._url)
         return self.kept
+
+    @asynccontextmanager
+    async def locked(self) -> AsyncIterator[None]:
+        """Let one process at a time refresh the tokens of a file: a server takes a rotating one once.
+
+        Goes on without the lock where there is none, and after `LOCK_S`: a person may be logging in there.
+        """
+        descriptor = None
+        if isinstance(store := self._store, TokenFile):
+            with suppress(OSError), anyio.move_on_after(LOCK_S):
+                while (descriptor := store.try_lock()) is None:  # noqa: ASYNC110  # of another process
+                    await anyio.sleep(LOCK_PAUSE_S)
+        try:
+            yield
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
     async def save(self) -> None:
         """Write everything.

@@ -39,6 +39,7 @@ from toolcell.errors import McpServerError
 from toolcell.mcp.address_guard import LoginTransport
 from toolcell.mcp.broken_tools import ToolPages
 from toolcell.mcp.http_bounds import MAX_MESSAGE_BYTES, BoundedTransport
+from toolcell.mcp.http_refusals import ANSWER_LOST
 from toolcell.mcp.login import Login
 from toolcell.mcp.proxies import ProxyTransport
 from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, cut_lists, elements, with_whole_characters
@@ -211,12 +212,17 @@ OF_SERVER = -1_000_000
 """Added to such a code of a server."""
 
 
+_CUT = "SSE stream "
+"""How the SDK's error begins for an answer whose stream was cut. A server that says the same gains nothing by it."""
+
+
 def _mended_message(message: Any) -> Any:
     """Return a message as the SDK may read it: no error of a server passes for one of the SDK's own."""
     if isinstance(message, JSONRPCResponse):
         cut_lists(message.result)
     elif isinstance(message, JSONRPCError) and message.error.code in SDK_CODES:
-        message.error.code += OF_SERVER
+        is_cut = message.error.code == CONNECTION_CLOSED and message.error.message.startswith(_CUT)
+        message.error.code = ANSWER_LOST if is_cut else message.error.code + OF_SERVER
     return message
 
 

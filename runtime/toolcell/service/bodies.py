@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import re
 from collections.abc import Iterable
@@ -111,6 +112,7 @@ def parsed(model: type[Model], body: bytes) -> Model:
     Raises:
         Problem: it is not JSON (400), or not of this form (422).
     """
+    body = body.removeprefix(codecs.BOM_UTF8)
     try:
         return model.model_validate_json(body)
     except ValidationError as exc:
