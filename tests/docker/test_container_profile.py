@@ -206,7 +206,8 @@ def test_a_limit_ends_the_run(seen: dict[str, Any], attack: str, outcome: str) -
 
 
 def test_a_file_larger_than_the_limit_is_refused(seen: dict[str, Any]) -> None:
-    assert value(seen, "one large file") == "EFBIG"
+    large = seen["one large file"]  # the watch on its files may be first
+    assert large["value"] == "EFBIG" or "disk_bytes" in large["error"]
     assert "disk_bytes" in seen["many large files"]["error"]
     assert "inodes" in seen["many files"]["error"]
 
@@ -240,7 +241,7 @@ def test_doctor_says_which_profile_runs_and_what_the_other_lacks(
     done = in_container(flags, *COMMAND, "doctor", "--profile", "container", "--json")
     told = json.loads(done.stdout)
 
-    assert {each["name"] for each in told["profiles"] if each["runs"]} == profiles, told["profiles"]
+    assert {each["name"] for each in told["profiles"] if each["runs"]} == {*profiles, "auto"}, told["profiles"]
     assert done.returncode == 0
     for each in told["profiles"]:
         assert each["runs"] or any("docker run" in fix for fix in each["fixes"])
@@ -248,11 +249,16 @@ def test_doctor_says_which_profile_runs_and_what_the_other_lacks(
 
 @pytest.mark.docker
 @pytest.mark.parametrize("flags", [[], ["--user", "1000:1000"]], ids=["root", "uid 1000"])
-def test_the_command_line_runs_scripts_when_asked_and_never_downgrades(in_container: Command, flags: list[str]) -> None:
+def test_the_command_line_says_a_weaker_profile_and_refuses_where_full_is_asked_for(
+    in_container: Command, flags: list[str]
+) -> None:
     script = str(ROOT / "tests" / "docker" / "contained_one.py")
 
     assert in_container(flags, *COMMAND, "run", "--profile", "container", script).stdout == "1\n"
-    refused = in_container(flags, *COMMAND, "run", script)
+    chosen = in_container(flags, *COMMAND, "run", script)
+    assert (chosen.returncode, chosen.stdout) == (0, "1\n")
+    assert "profile container" in chosen.stderr
+    refused = in_container(flags, *COMMAND, "run", "--profile", "full", script)
     assert (refused.returncode, refused.stdout) == (3, "")
     assert "toolcell doctor" in refused.stderr
 

@@ -73,7 +73,7 @@ CONFIGURED: list[tuple[str, Callable[[dict[str, Any]], object], object]] = [
     (
         "a sized workspace",
         lambda c: c["HostConfig"]["Tmpfs"]["/sandbox"],
-        f"rw,noexec,nosuid,nodev,size={LIMITS.disk_bytes - MIB},nr_inodes=64,mode=700,uid=65534,gid=65534",
+        f"rw,noexec,nosuid,nodev,size={LIMITS.disk_bytes * 3 // 4},nr_inodes=64,mode=700,uid=65534,gid=65534",
     ),
     ("stdin ends with its host", lambda c: (c["Config"]["OpenStdin"], c["Config"]["StdinOnce"]), (True, True)),
 ]
@@ -221,7 +221,7 @@ def test_a_container_asked_for_less_gets_less() -> None:
 
     assert config["HostConfig"]["Memory"] == config["HostConfig"]["MemorySwap"] == 64 * MIB
     assert config["HostConfig"]["PidsLimit"] == 100 + OWN_PROCESSES
-    assert f"size={MIB - MIB // 8},nr_inodes=99," in config["HostConfig"]["Tmpfs"]["/sandbox"]
+    assert f"size={MIB - MIB // 4},nr_inodes=99," in config["HostConfig"]["Tmpfs"]["/sandbox"]
     assert "Runtime" not in config["HostConfig"]
 
 
