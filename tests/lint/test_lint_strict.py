@@ -67,6 +67,21 @@ def _tool(name: str, args: dict[str, Any] | None = None, **kwargs: Any) -> Any:
         ("import urllib.parse, string\nurllib.parse.quote('a b') + string.ascii_lowercase[:2]", "a%20bab"),
         ("sum(i for i in range(5000))", 12497500),
         ("getattr([3, 1], 'count')(3) + int(hasattr(1, 'nope'))", 1),
+        ("[list(), tuple(), list('ab'), isinstance([], list), list[int]((1,))]", [[], (), ["a", "b"], True, [1]]),
+        ("from collections import defaultdict\nd = defaultdict(list)\nd['a'].append(1)\nd['n'] = 1\nd['n'] += 1\n"
+         "d['a'] += [2]\nd['a'][0:1] += [3]\ndict(d)", {"a": [1, 3, 2], "n": 2}),
+        ("class A:\n    def __init__(self, n):\n        self.n: int = n\n    def say(self):\n        return 'a'\n"
+         "class B(A):\n    def __init__(self):\n        super().__init__(2)\n        self.n += 1\n"
+         "    def say(self):\n        return super().say() + 'b'\n[B().n, B().say()]", [3, "ab"]),
+        ("x: int = 1\ny: dict[str, int] = {}\ny['a']: int = x\ny", {"a": 1}),
+        ("def kind(v):\n    match v:\n        case {'a': [first, *rest], **more}:\n            return [first, rest, more]\n"
+         "        case str() | int(_):\n            return 'scalar'\n        case -1.5 | None:\n            return 'odd'\n"
+         "        case _ if v:\n            return 'else'\n"
+         "[kind({'a': [1, 2], 'b': 3}), kind('x'), kind(None), kind([1])]",
+         [[1, [2], {"b": 3}], "scalar", "odd", "else"]),
+        ("def count():\n    n = 0\n    def up():\n        nonlocal n\n        n += 1\n        return n\n    return up\n"
+         "up = count()\nup()\nup()", 2),
+        ("'{0}: {n:>{w}.1f} {0!r}'.format('a', n=1.25, w=5)", "a:   1.2 'a'"),
         ("'''doc'''\nfrom __future__ import annotations\n"
          "def f(x: Undefined) -> int:\n    print('in f')\n    return x\nf(1)", 1),
     ],
@@ -95,9 +110,8 @@ def test_tool_proxies_are_reached_through_the_attribute_guard() -> None:
 @each_row(
     ("source", "place"),
     [
-        ("d = {}\nd['a'] += 1", (2, 1)),
-        ("x: int = 1", (1, 1)),
-        ("async def f(): pass", (1, 1)),
+        ("d = {}\nd.__a += 1", (2, 1)),
+        ("match 1:\n    case _x:\n        pass", (2, 10)),
         ("_name = 1", (1, 1)),
         ("x = 1\nprinted", (2, 1)),
         ("a.b._c", (1, 1)),
@@ -127,7 +141,15 @@ COMPILE_TIME_TRICKS = {
     "match": "match 1:\n    case _getattr_:\n        pass",
     "walrus": "(_getattr_ := 1)",
     "metaclass": "class A(metaclass=M):\n    pass",
-    "await": "await x",
+    "match of an attribute": "match 1:\n    case object(format=f):\n        pass",
+    "match of a value behind an attribute": "match 1:\n    case a.b:\n        pass",
+    "match of a key behind an attribute": "match {}:\n    case {a.b: 1}:\n        pass",
+    "rest of a mapping": "match {}:\n    case {**_getattr_}:\n        pass",
+    "nonlocal guard": "def f():\n    _getattr_ = 1\n    def g():\n        nonlocal _getattr_",
+    "async guard": "async def f(_getattr_):\n    pass",
+    "annotated guard": "_getattr_: int = 1",
+    "augmented guard": "a._b += 1",
+    "init of another class": "ToolError.__init__",
 }
 RUN_TIME_TRICKS = {
     "CVE-2023-41039 str.format": "'{0.__class__}'.format(1)",
@@ -141,6 +163,12 @@ RUN_TIME_TRICKS = {
     "import of os": "import os",
     "attrgetter": "from operator import attrgetter",
     "write to a module": "import math\nmath.pi = 3",
+    "augmented write to a module": "import math\nmath.pi += 3",
+    "augmented read of a module": "import json\njson.codecs += 3",
+    "augmented write into a tuple": "x = ([],)\nx[0] += [1]",
+    "format of an attribute": "'{a.real}'.format(a=1)",
+    "format of an item": "'{0[0]}'.format([1])",
+    "format of a nested attribute": "'{:{a.real}}'.format(1, a=1)",
     "write to a class of ours": "set_result.x = 1",
     "setattr": "setattr(1, '_x', 1)",
     "open": "open('/etc/passwd')",

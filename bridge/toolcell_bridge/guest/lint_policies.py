@@ -31,7 +31,6 @@ from RestrictedPython.Guards import (
     safe_builtins,
     safer_getattr_raise,
 )
-from RestrictedPython.Limits import limited_builtins
 from RestrictedPython.PrintCollector import PrintCollector
 from RestrictedPython.transformer import INSPECT_ATTRIBUTES, IOPERATOR_TO_STR, RestrictingNodeTransformer
 from RestrictedPython.Utilities import utility_builtins
@@ -229,8 +228,8 @@ def _bound_names(tree: ast.Module) -> Iterator[str]:
 
 
 _PLAIN_BUILTINS = [
-    "all", "any", "bytes", "classmethod", "dict", "enumerate", "filter", "iter", "map", "max", "min", "next",
-    "object", "property", "reversed", "sorted", "staticmethod", "sum", "zip", "ConnectionError",
+    "all", "any", "bytes", "classmethod", "dict", "enumerate", "filter", "iter", "list", "map", "max", "min", "next",
+    "object", "property", "reversed", "sorted", "staticmethod", "sum", "super", "tuple", "zip", "ConnectionError",
     "FileExistsError", "FileNotFoundError", "InterruptedError", "ModuleNotFoundError", "NotImplemented",
     "PermissionError", "RecursionError", "StopAsyncIteration", "TimeoutError",
 ]  # fmt: skip
@@ -281,6 +280,84 @@ class StrictPolicy(RestrictingNodeTransformer):
             self.error(node, '"printed" is a reserved name.')
             return node
         return super().visit_Name(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        """Write `d[k] += 1` and `o.x += 1` as calls of guards, which read and write as the guards of both do."""
+        key: ast.expr
+        match node.target:
+            case ast.Subscript(value=holder, slice=ast.Slice(lower=lower, upper=upper, step=step)):
+                ends: list[ast.expr] = [self.visit(each or ast.Constant(None)) for each in (lower, upper, step)]
+                guard, key = "_inplace_item_", ast.Call(ast.Name("_slice_", ast.Load()), ends, [])
+            case ast.Subscript(value=holder, slice=index):
+                guard, key = "_inplace_item_", self.visit(index)
+            case ast.Attribute(value=holder, attr=name):
+                if name.startswith("_") or name in INSPECT_ATTRIBUTES:
+                    self.error(node, f'"{name}" is an invalid attribute name.')
+                guard, key = "_inplace_attr_", ast.Constant(name)
+            case _:
+                return super().visit_AugAssign(node)
+        symbol = ast.Constant(IOPERATOR_TO_STR[type(node.op)])
+        call = ast.Call(ast.Name(guard, ast.Load()), [symbol, self.visit(holder), key, self.visit(node.value)], [])
+        return ast.fix_missing_locations(ast.copy_location(ast.Expr(call), node))
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        """Let a class of the script call the `__init__` of the class above it."""
+        match node:
+            case ast.Attribute(value=ast.Call(func=ast.Name(id="super"), args=[], keywords=[]), attr="__init__"):
+                return node
+        return super().visit_Attribute(node)
+
+    def visit_Match(self, node: ast.Match) -> Any:
+        """Let values, sequences, mappings and types be matched: Python reads no attribute for these."""
+        return self.node_contents_visit(node)
+
+    def visit_MatchValue(self, node: ast.MatchValue) -> Any:
+        """Refuse `case Color.RED`, which reads an attribute that no guard can look at."""
+        if isinstance(node.value, ast.Attribute):
+            self.error(node, "A pattern that reads an attribute is not allowed; write case x if x == ...")
+            return node
+        return self.node_contents_visit(node)
+
+    def visit_MatchClass(self, node: ast.MatchClass) -> Any:
+        """Refuse `case Point(x=0)` for the same reason; `case str()` and `case int(n)` read none."""
+        if node.kwd_attrs or not isinstance(node.cls, ast.Name):
+            self.error(node, "A pattern that reads attributes is not allowed; write case Class(), then look at them")
+            return node
+        return self.node_contents_visit(node)
+
+    def visit_MatchAs(self, node: ast.MatchAs | ast.MatchStar) -> Any:
+        """Check the name that is bound, as for any binding."""
+        self.check_name(node, node.name)
+        return self.node_contents_visit(node)
+
+    def visit_MatchMapping(self, node: ast.MatchMapping) -> Any:
+        """Check the name that the rest is bound to, and that no key reads an attribute."""
+        self.check_name(node, node.rest)
+        if any(isinstance(key, ast.Attribute) for key in node.keys):
+            self.error(node, "A pattern that reads attributes is not allowed; write case {'key': value}")
+            return node
+        return self.node_contents_visit(node)
+
+    def visit_Nonlocal(self, node: ast.Nonlocal | ast.Global) -> Any:
+        """Check the names, as for any binding."""
+        for name in node.names:
+            self.check_name(node, name)
+        return node
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
+        """Treat it as any function: the frame of a coroutine is refused by its name."""
+        return self.visit_FunctionDef(node)  # type: ignore[arg-type]
+
+    def visit_comprehension(self, node: ast.comprehension) -> Any:
+        """Leave an asynchronous one to Python: the guard of iteration is for others."""
+        return self.node_contents_visit(node) if node.is_async else super().visit_comprehension(node)
+
+    def _visit_contents(self, node: Any) -> Any:
+        return self.node_contents_visit(node)
+
+    visit_match_case = visit_MatchSequence = visit_MatchSingleton = visit_MatchOr = _visit_contents
+    visit_AnnAssign = visit_Await = visit_AsyncFor = visit_AsyncWith = _visit_contents
+    visit_MatchStar = visit_MatchAs
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
         """Keep the place of a class, which RestrictedPython rebuilds from a template."""
@@ -347,6 +424,9 @@ def guards() -> dict[str, object]:
         "_getitem_": default_guarded_getitem,
         "_getiter_": default_guarded_getiter,
         "_inplacevar_": lambda symbol, value, operand: _IN_PLACE[symbol](value, operand),
+        "_inplace_item_": _change_item,
+        "_inplace_attr_": _change_attribute,
+        "_slice_": slice,
         "_iter_unpack_sequence_": guarded_iter_unpack_sequence,
         "_print": LogPrint(guarded_getattr),  # type: ignore[no-untyped-call]
         "_unpack_sequence_": guarded_unpack_sequence,
@@ -355,11 +435,9 @@ def guards() -> dict[str, object]:
 
 
 def _restricted_builtins() -> dict[str, object]:
-    # safe_builtins come last for `range`: the limited one stops at 1000, and time is bounded by cpu_s already.
     return {
         **{name: getattr(builtins, name) for name in _PLAIN_BUILTINS},
         **utility_builtins,
-        **limited_builtins,
         **safe_builtins,
         "getattr": guarded_getattr,
         "hasattr": _guarded_hasattr,
@@ -367,6 +445,25 @@ def _restricted_builtins() -> dict[str, object]:
         "delattr": lambda target, name: delattr(guarded_write(target), _public(name)),
         "__import__": guarded_import,
     }
+
+
+def _change_item(symbol: str, target: Any, key: Any, operand: Any) -> None:
+    value = _IN_PLACE[symbol](default_guarded_getitem(target, key), operand)
+    guarded_write(target)[key] = value
+
+
+def _change_attribute(symbol: str, target: Any, name: str, operand: Any) -> None:
+    value = _IN_PLACE[symbol](guarded_getattr(target, name), operand)
+    setattr(guarded_write(target), _public(name), value)
+
+
+class _Formatter(string.Formatter):
+    """`format` of a text, with fields that read no attribute and no item."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        if not field_name.isidentifier() and not field_name.isdecimal():
+            raise AttributeError(f"{{{field_name}}} reads into a value, which format() may not in a restricted script")
+        return super().get_field(field_name, args, kwargs)
 
 
 def guarded_getattr(target: object, name: str, *default: object) -> Any:
@@ -377,6 +474,8 @@ def guarded_getattr(target: object, name: str, *default: object) -> Any:
         if default:
             return default[0]
         raise AttributeError(f"{target.__name__}.{name} may not be used in a restricted script")
+    if isinstance(target, str) and name == "format":
+        return lambda *args, **kwargs: _Formatter().format(str.__str__(target), *args, **kwargs)
     return safer_getattr_raise(target, name, *default)  # type: ignore[no-untyped-call]
 
 
