@@ -115,11 +115,13 @@ async def test_the_count_is_of_all_rows_and_content_is_required() -> None:
         ),
         (b"a\n\x00\n", [{"a": "\0"}]),
         (b'\xef\xbb\xbf"a,b",c\n1,2\n', [{"a,b": "1", "c": "2"}]),
+        (b"sep=\n1\n", [{"sep=": "1"}]),
+        (b'sep="\r\n1\r\n', [{'sep="': "1"}]),
         (b"a\n" + "ä".encode() * 50 + b"\ncaf\xe9\n", [{"a": "ä" * 50}, {"a": "café"}]),
     ],
     ids=[
         *("bom", "utf-16", "utf-16 without bom", "cp1252", "ragged", "names", "quotes", "old mac", "odd json", "nul"),
-        *("bom and quotes", "a wrong byte"),
+        *("bom and quotes", "a hint without a sign", "a hint that is a quote", "a wrong byte"),
     ],
 )
 async def test_files_of_the_wild_are_read(content: bytes, records: Any) -> None:

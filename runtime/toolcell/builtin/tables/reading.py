@@ -32,7 +32,7 @@ MAX_DOCUMENT_CHARS: Final = 16 * 1024 * 1024
 CHUNK_CHARS = 256 * 1024
 _JSON_SPACE: Final = " \t\r\n"
 _DELIMITERS: Final = ",;\t|"
-_SEPARATOR_HINT: Final = re.compile(r'sep=([^"])\r?\n?', re.IGNORECASE)
+_SEPARATOR_HINT: Final = re.compile(r'sep=([^"\r\n\0])\r?\n?', re.IGNORECASE)
 
 
 def open_text(source: BinaryIO, encoding: str | None = None) -> io.TextIOWrapper:
