@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from escape.attack import IS_CONTAINED, IS_PROCESS, Victim, full_only, outside
+from escape.attack import IS_CONTAINED, IS_PROCESS, PATIENCE_S, Victim, full_only, outside
 from escape.prologues import RAW
 from escape.refused_calls import NOT_ON_EVERY_MACHINE, REFUSED, ROOT_ONLY
 from toolcell_bridge.isolation.guest_paths import GUEST_ID
@@ -41,7 +41,9 @@ def reached_outside() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def reached_inside(victim: Victim) -> dict[str, Any]:
-    value: dict[str, Any] = victim.run(TRY_EVERY_CALL, rows={name: list(row) for name, row in REFUSED.items()}).value
+    rows = {name: list(row) for name, row in REFUSED.items()}
+    limits = {"wall_s": PATIENCE_S - 5, "cpu_s": PATIENCE_S}  # a process for each call
+    value: dict[str, Any] = victim.run(TRY_EVERY_CALL, limits=limits, rows=rows).value
     return value
 
 

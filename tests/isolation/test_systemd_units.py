@@ -36,11 +36,11 @@ limits = Limits(wall_s=600, memory_bytes=1 << 30, processes=64)
 with SyncRuntime(policy=Policy(profile="auto"), limits=limits, pool=PoolConfig(warm=1, start_s=600)) as runtime:
     result = runtime.execute_code(source)
     inside = sorted(path.name for path in unit.iterdir() if path.is_dir())
-    beside = sorted(path.name for path in unit.parent.iterdir() if path.name.startswith("toolcell-"))
+    beside = sorted(path.name for path in unit.parent.iterdir() if path.name.startswith("toolcell-") and path.suffix != ".service")
     if source == "pass":
         print("ready", flush=True)
         sys.stdin.read()
-print(json.dumps({"outcome": str(result.outcome), "cgroup": result.isolation.get("cgroup"), "inside": inside,
+print(json.dumps({"outcome": str(result.outcome), "cgroup": result.isolation.layers.get("cgroup"), "inside": inside,
                   "beside": beside, "error": str(result.error), "value": result.value,
                   "peak": result.usage.peak_memory_bytes}))
 """
