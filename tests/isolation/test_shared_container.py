@@ -15,7 +15,7 @@ from toolcell_bridge.wire.mux import WINDOW_BYTES
 
 from .shared_container_host import MIB, RLIMITS, Container, Guest, becomes_true, children, running, tree
 
-pytestmark = pytest.mark.contained
+pytestmark = pytest.mark.isolation
 
 ECHO = "set_result(call_tool('echo', {'q': 1}))"
 
