@@ -85,6 +85,7 @@ def test_imports_go_one_way() -> None:
     assert not [problem for module in HOUSE.modules.values() for problem in wrong_imports(module)]
 
 
+@pytest.mark.slow
 def test_neither_files_nor_rooms_import_one_another() -> None:
     assert not HOUSE.cycles()
     assert not HOUSE.room_cycles()

@@ -118,6 +118,7 @@ async def test_an_agent_keeps_background_jobs_without_being_asked_to(route: str)
         assert "Background job job_1 of announce_later finished" in text
 
 
+@pytest.mark.slow
 @pytest.mark.conforms("L1")
 @each_row("route", ["plan", "code", "session"])
 async def test_plans_and_scripts_of_a_program_keep_background_jobs_too(route: str) -> None:

@@ -230,6 +230,7 @@ def test_a_path_is_enough_to_have_a_record(tmp_path: Path) -> None:
     assert report.notes == []
 
 
+@pytest.mark.slow
 def test_a_log_that_is_open_already_stays_open(ledger: Ledger) -> None:
     with ledger.log() as log:
         for _ in range(2):
@@ -261,6 +262,7 @@ def test_a_policys_own_seed_clock_and_hash_seed_are_kept(ledger: Ledger) -> None
     assert (run.policy["seed"], run.policy["clock"], run.policy["hash_seed"]) == (5, 1_700_000_000.5, 9)
 
 
+@pytest.mark.slow
 def test_runs_that_need_not_repeat_are_left_as_they_are(ledger: Ledger) -> None:
     with SyncRuntime(audit=ledger.log(settings={"repeatable": False}), pool=POOL) as runtime:
         runtime.execute_code("set_result(1)")
@@ -269,6 +271,7 @@ def test_runs_that_need_not_repeat_are_left_as_they_are(ledger: Ledger) -> None:
     assert (run.policy["seed"], run.policy["clock"], run.policy["hash_seed"]) == (None, None, None)
 
 
+@pytest.mark.slow
 async def test_runs_at_the_same_time_keep_their_records_apart(anyio_backend: str, ledger: Ledger) -> None:
     async with (
         Runtime(ledger.registry, audit=ledger.log(), pool=PoolConfig(warm=2)) as runtime,

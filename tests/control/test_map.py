@@ -266,6 +266,7 @@ async def test_a_map_that_another_thread_drops_ends_its_runs() -> None:
             await pump.over.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_attempts_leave_no_journals(effects: Effects, tmp_path: Path) -> None:
     async with Runtime(effects.registry, journal=tmp_path / "j", pool=PoolConfig(warm=1)) as runtime:
@@ -431,6 +432,7 @@ def test_what_has_ended_is_answered_from_the_record_and_not_run_again(effects: E
     assert sorted(path.name for path in (tmp_path / "j").iterdir()) == ["key", "m.items.map"]
 
 
+@pytest.mark.slow
 def test_a_value_too_large_for_the_record_is_said_to_be_missing(effects: Effects, tmp_path: Path) -> None:
     source = "'x' * 1_100_000"
     assert len(carry_on(tmp_path / "j", effects, source, 1)[0].value) == 1_100_000
@@ -440,6 +442,7 @@ def test_a_value_too_large_for_the_record_is_said_to_be_missing(effects: Effects
     assert "1048576 are kept" in item.unkept
 
 
+@pytest.mark.slow
 def test_a_map_of_that_name_is_not_begun_a_second_time_by_mistake(effects: Effects, tmp_path: Path) -> None:
     carry_on(tmp_path / "j", effects, SQUARE, 1)
     with SyncRuntime(journal=tmp_path / "j") as runtime, pytest.raises(UsageError, match="there is a map 'm' in"):
@@ -454,6 +457,7 @@ def test_a_map_is_carried_on_with_its_own_script_and_inputs(effects: Effects, tm
         list(runtime.map(SQUARE, [{"n": 0}, {"n": 7}], map_id="m", resume=True))
 
 
+@pytest.mark.slow
 def test_inputs_that_end_before_items_that_had_ended_are_an_error_after_their_items(
     effects: Effects, tmp_path: Path
 ) -> None:
@@ -498,6 +502,7 @@ def test_a_record_that_was_changed_is_refused(effects: Effects, tmp_path: Path) 
         carry_on(tmp_path / "j", effects, SQUARE, 5)
 
 
+@pytest.mark.slow
 def test_an_older_copy_of_the_record_is_refused(effects: Effects, tmp_path: Path) -> None:
     carry_on(tmp_path / "j", effects, SQUARE, 2)
     path = tmp_path / "j" / "m.items.map"
@@ -595,6 +600,7 @@ def in_child(folder: Path, when: str) -> int:
     return subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, timeout=60).returncode
 
 
+@pytest.mark.slow
 def test_a_result_that_got_lost_between_run_and_record_is_found_again(effects: Effects, tmp_path: Path) -> None:
     source = "call_tool('write', text=str(n))\nn"
     with SyncRuntime(effects.registry, journal=tmp_path / "j", pool=PoolConfig(warm=1)) as runtime:
@@ -606,6 +612,7 @@ def test_a_result_that_got_lost_between_run_and_record_is_found_again(effects: E
     assert [text for _, text in effects.of("write")] == ["0"]
 
 
+@pytest.mark.slow
 def test_the_journal_of_an_item_stays_as_long_as_its_map(effects: Effects, tmp_path: Path) -> None:
     folder = tmp_path / "j"
     carry_on(folder, effects, SQUARE, 1)

@@ -84,6 +84,7 @@ async def test_what_the_rules_refuse_is_not_collected() -> None:
     assert draft.effects == ()
 
 
+@pytest.mark.slow
 async def test_a_long_body_is_neither_collected_nor_approved_unseen() -> None:
     upload = """
 name = None
@@ -134,6 +135,7 @@ async def test_a_repair_sends_nothing_twice() -> None:
     assert site.paths == ["/a", "/d"]
 
 
+@pytest.mark.slow
 async def test_a_repair_reads_no_parts_of_another_answer() -> None:
     read = """
 def fetch(name):
@@ -174,6 +176,7 @@ async def test_a_commit_leaves_no_connection_open() -> None:
     assert [row.status for row in result.effects] == ["made"]
 
 
+@pytest.mark.slow
 async def test_long_bodies_that_are_sent_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "INLINE_BYTES", 1000)
     text = """
@@ -192,6 +195,7 @@ set_result(found)
     assert len(site.requests) == 73
 
 
+@pytest.mark.slow
 async def test_bodies_that_were_uploaded_are_kept_after_the_run_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listed_calls, "ANSWER_BYTES", 1_000_000)
     text = """
@@ -225,6 +229,7 @@ async def test_what_is_approved_and_logged_is_the_url_that_is_sent(tmp_path: Pat
     assert log.count(sent.encode()) >= 1
 
 
+@pytest.mark.slow
 async def test_a_repair_sends_a_read_again_that_has_failed() -> None:
     async with opened() as (site, runtime):
         site.pages["/late"] = b"no HTTP at all\r\n\r\n"
@@ -362,6 +367,7 @@ async def test_sessions_send_requests_too() -> None:
     assert (first.value, second.value) == (b"a", [b"a", b"b"])
 
 
+@pytest.mark.slow
 async def test_a_session_that_has_sent_requests_goes_on_in_another_process(tmp_path: Path) -> None:
     async with opened(journal=tmp_path) as (site, runtime):
         async with runtime.session("asks") as session:
@@ -404,6 +410,7 @@ async def test_a_model_is_told_where_its_scripts_may_send_requests() -> None:
     assert "There is no network, no other program" in untold
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Async generator 'httpcore:ResourceWarning")  # trio's, of a body that is dropped
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_scripts_of_one_agent_keep_their_own_requests() -> None:

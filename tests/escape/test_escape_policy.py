@@ -125,6 +125,7 @@ if os.geteuid() == 0:
         host.kill()
 
 
+@pytest.mark.slow
 def test_a_layer_that_this_backend_has_not_is_never_taken_as_given() -> None:
     """A daemon gives containers user namespaces only if it was set up for that. The process backend makes its own."""
     host = Victim(policy={"require": [*OWN_LAYERS, "user"]})

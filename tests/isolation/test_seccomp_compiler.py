@@ -89,6 +89,7 @@ def test_every_number_of_the_machine_gets_the_policys_answer(machine: str) -> No
             assert interpret(PROGRAMS[machine], architecture, number, arguments)[0] is expected, number
 
 
+@pytest.mark.slow
 @each_row("machine", MACHINES)
 @each_row("call", [rule.call for rule in RULES])
 def test_every_rule_gets_the_policys_answer_for_arguments_around_its_values(machine: str, call: str) -> None:

@@ -46,6 +46,7 @@ async def test_an_error_of_any_code_is_the_servers_and_the_server_stays(code: in
         assert (client.state, client.restarts) == ("connected", 0)
 
 
+@pytest.mark.slow
 @each_row("code", CODES)
 @each_row("method", ["initialize", "tools/list"])
 async def test_an_error_at_the_beginning_is_told_in_the_servers_words(method: str, code: int) -> None:
@@ -119,6 +120,7 @@ def refusing(method: str, answer: Answer) -> Callable[..., Answer | None]:
     )
 
 
+@pytest.mark.slow
 @each_row("name", REFUSALS)
 async def test_a_refusal_over_http_says_its_status(name: str) -> None:
     answer, said = REFUSALS[name]

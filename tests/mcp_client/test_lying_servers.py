@@ -392,6 +392,7 @@ async def test_a_tool_that_scripts_cannot_be_told_is_left_out(name: str) -> None
     assert "scripts cannot be told about it" in str(client.problems[0])
 
 
+@pytest.mark.slow
 @each_row("page", [{"t": a_tool()}, "t", None])
 async def test_a_list_that_is_no_list_of_tools_is_no_server(page: Any) -> None:
     registry = ToolRegistry()
@@ -401,6 +402,7 @@ async def test_a_list_that_is_no_list_of_tools_is_no_server(page: Any) -> None:
     assert registry.list() == []
 
 
+@pytest.mark.slow
 async def test_two_thousand_tools_are_registered() -> None:
     registry = ToolRegistry()
     client = await connected(registry, many=2000)

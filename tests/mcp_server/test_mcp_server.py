@@ -123,6 +123,7 @@ PAYMENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PAYMENTS)
 async def test_a_question_shows_every_argument_and_what_it_cuts_cannot_be_approved(mode: str, kind: str) -> None:
     args, is_whole = PAYMENTS[kind]

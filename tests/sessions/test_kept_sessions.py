@@ -350,6 +350,7 @@ def test_a_dry_run_in_a_session_sees_its_state_and_leaves_nothing_in_it(runtime:
     assert runtime.interrupted_runs() == []
 
 
+@pytest.mark.slow
 def test_a_draft_of_a_session_is_committed_in_another_process(on_disk: SyncRuntime, ledger: Ledger) -> None:
     with on_disk.session("drafts", tools=ledger.registry) as session:
         draft = session.execute_code("call_tool('write', text='a')", dry_run=True)

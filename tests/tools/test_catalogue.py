@@ -227,6 +227,7 @@ def told(registry: ToolRegistry, **options: Any) -> str:
 BEGINNINGS = {1: "Tools, callable as", 30: "Tools, callable as", 500: "500 tools, callable as", 2_000: "2000 tools, "}
 
 
+@pytest.mark.slow
 @each_row("count", BEGINNINGS)
 def test_the_description_of_execute_code_has_stubs_then_names_then_a_search(count: int) -> None:
     text = told(catalogue(count))

@@ -445,6 +445,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
         ToolRegistry().save_script("f", "1", folder="")
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_no_version_and_its_number_is_not_used_again(tmp_path: Path) -> None:
     ToolRegistry().save_script("f", "1", folder=tmp_path)
     (tmp_path / "f/v2.py").write_text("half")

@@ -508,6 +508,7 @@ async def test_text_stays_reachable(options: Any) -> None:
     assert (await searching(text, **options).execute("web_search")).guest_value() == text
 
 
+@pytest.mark.slow
 @pytest.mark.conforms("B-b4", "B13")
 @each_row("route", ROUTES)
 @each_row(("text", "said"), [("prose", "its text is not JSON"), ('{"a": 1}', "does not fit: root")])

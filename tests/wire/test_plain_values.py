@@ -367,6 +367,7 @@ class EndlessMapping(Endless):
             number += 1
 
 
+@pytest.mark.slow
 @each_row("value", [range(10**30), EndlessSequence(), EndlessMapping()], ids=lambda value: type(value).__name__)
 def test_a_value_that_never_ends_is_refused(value: object) -> None:
     with pytest.raises(ValueTooLarge, match="elements"):
