@@ -481,7 +481,7 @@ def nested(depth: int) -> Any:
 
 def of_two_letters(length: int) -> str:
     """Return a text that keeps as many states of a pattern alive as a text can."""
-    return "".join(random.Random(length).choices("ab", k=length))
+    return f"{random.Random(length).getrandbits(length):0{length}b}".translate({ord("0"): "a", ord("1"): "b"})
 
 
 LOOKAROUND = "(?=a)(a|b|ab)*c$"

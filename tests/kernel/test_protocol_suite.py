@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import jupyter_kernel_test
 import pytest
 
 from toolcell.kernel import spec
+
+from .conftest import PATIENCE_S
 
 pytestmark = [pytest.mark.isolation, pytest.mark.slow]
 
@@ -18,7 +23,11 @@ def _installed(jupyter: Path) -> None:
 
 
 class TestSuite(jupyter_kernel_test.KernelTests):
-    """Every case of it applies."""
+    """Every case of it applies.
+
+    It gives a cell 15 seconds, of which the first one needs some for a sandbox, and each message a tenth of one, and takes
+    what came in that time for all that the last test left. Here it waits for messages, and for the end of what was asked.
+    """
 
     kernel_name = "toolcell"
     language_name = "python"
@@ -43,3 +52,23 @@ class TestSuite(jupyter_kernel_test.KernelTests):
     supported_history_operations = ("tail", "range", "search")
     code_inspect_sample = "zip"
     code_clear_output = "from IPython.display import clear_output; clear_output()"
+
+    def flush_channels(self) -> None:
+        """Read to the answer of a request of its own, which comes after all others."""
+        ident = self.kc.kernel_info()
+        self._read_to(self.kc.get_shell_msg, ident, "kernel_info_reply")
+        self._read_to(self.kc.get_iopub_msg, ident, "status", execution_state="idle")
+
+    def execute_helper(self, *args: Any, **kwargs: Any) -> Any:
+        channel = self.kc.iopub_channel
+        read = channel.get_msg
+        with patch.object(channel, "get_msg", lambda timeout: read(timeout=PATIENCE_S)):
+            return super().execute_helper(*args, timeout=2 * PATIENCE_S, **kwargs)
+
+    @staticmethod
+    def _read_to(read: Callable[..., dict[str, Any]], ident: str, kind: str, **content: str) -> None:
+        while True:
+            message = read(timeout=PATIENCE_S)
+            is_its = message["parent_header"].get("msg_id") == ident and message["msg_type"] == kind
+            if is_its and content.items() <= message["content"].items():
+                return

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import anyio
 import psutil
@@ -37,6 +37,9 @@ from .conftest import Run, eventually, open_descriptors
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 SLOW_S = 0.5
+
+OWN = Limits(memory_bytes=1 << 30)
+"""More than a sandbox of the pool has: one is started for the run, once."""
 
 SLEEP = "set_result('early')\nprint('started')\nimport time\ntime.sleep(60)"
 
@@ -283,6 +286,31 @@ def test_a_zygote_that_dies_is_replaced(registry: ToolRegistry) -> None:
                 process.kill()
         psutil.wait_procs(killed, timeout=60)
         assert runtime.execute_code("set_result(2)").value == 2
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("profile", ["full", "container"])
+async def test_a_start_whose_zygote_dies_meanwhile_is_made_by_another_one(
+    profile: Literal["full", "container"],
+) -> None:
+    """The zygote is stopped, so that it has been asked and has not answered when it dies."""
+    before, values = guests(), list[Any]()
+    async with Runtime(policy=Policy(profile=profile), pool=PoolConfig(warm=0)) as runtime:
+
+        async def run() -> None:
+            values.append((await runtime.execute_code("'from another one'", limits=OWN)).value)
+
+        await run()
+        zygote = [each for each in guests() if each not in before]
+        for process in zygote:
+            process.suspend()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            await anyio.wait_all_tasks_blocked()
+            for process in zygote:
+                process.kill()
+        assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in zygote)
+    assert values == ["from another one"] * 2
 
 
 def test_a_warm_sandbox_that_dies_is_not_handed_out(registry: ToolRegistry) -> None:

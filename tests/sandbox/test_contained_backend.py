@@ -203,7 +203,7 @@ async def test_a_stopped_zygote_delays_no_run_past_its_limits_and_fails_a_start_
         assert await first_result(runtime) == 1
         source = "print(1, flush=True)\nimport time\ntime.sleep(600)"
         with anyio.fail_after(WAITED_S):
-            result = await runtime.execute_code(source, limits=Limits(wall_s=1), on_log=stop)
+            result = await runtime.execute_code(source, limits=Limits(wall_s=5), on_log=stop)
         assert result.outcome is Outcome.TIMEOUT
 
         (zygote,) = [child for child in me.children() if child not in before]
@@ -246,7 +246,7 @@ async def test_a_supervisor_that_was_stopped_outlives_no_run_and_takes_no_other_
             supervisor.suspend()
 
         with anyio.fail_after(WAITED_S):
-            result = await runtime.execute_code(STAYING, limits=Limits(wall_s=0.5), on_log=stop)
+            result = await runtime.execute_code(STAYING, limits=Limits(wall_s=5), on_log=stop)
         assert result.outcome is Outcome.TIMEOUT
         assert len(stopped) >= 3
         _, alive = psutil.wait_procs(stopped, timeout=60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,8 +29,10 @@ from toolcell.journal.file import JournalFile
 from toolcell.journal.ledger import Journal
 from toolcell.journal.marks import marks_directory
 from toolcell.journal.store import JournalStore
+from toolcell.run.streaming import RunFinished
 from toolcell.sandbox.process.namespaced_sandbox import ProcessSandbox
 from toolcell.sync import SyncSession
+from toolcell.tools import ToolContext
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
@@ -112,6 +115,50 @@ def test_what_a_script_without_a_state_has_read_binds_the_session_in_another_pro
         result = session.execute_code(POST)
         assert result.outcome is Outcome.ERROR and "private" in str(result.error)
     assert not ledger.made
+
+
+WHO = "call_tool('who')"
+WHO_WAITS = f"call_tool('pay', to='ada'); {WHO}"
+
+
+def _streamed(session: SyncSession, **options: Any) -> Any:
+    return next(each.result.value for each in session.stream(WHO, **options) if isinstance(each, RunFinished))
+
+
+def _resumed(session: SyncSession, **options: Any) -> Any:
+    waits = session.execute_code(WHO_WAITS, on_approval="suspend", **options).suspension
+    assert waits is not None
+    return session.resume(waits, {waits.calls[0].id: Approve()}, **options).value
+
+
+def _forked(session: SyncSession, **options: Any) -> Any:
+    with session.fork() as other:
+        return other.execute_code(WHO, **options).value
+
+
+DOORS: dict[str, Callable[..., Any]] = {
+    "execute_code": lambda session, **options: session.execute_code(WHO, **options).value,
+    "stream": _streamed,
+    "dry run": lambda session, **options: session.execute_code(WHO, dry_run=True, **options).value,
+    "resume": _resumed,
+    "fork": _forked,
+}
+
+
+def test_a_script_of_a_session_runs_for_whom_it_is_given_or_else_for_whom_the_session_is(
+    host: Callable[..., SyncRuntime], ledger: Ledger
+) -> None:
+    @ledger.registry.tool(read_only=True)
+    async def who(context: ToolContext) -> str:
+        """Say who the call is for."""
+        return context.user_id
+
+    ann, bob = RunContext(user_id="ann"), RunContext(user_id="bob")
+    with host() as runtime, runtime.session("whose", context=ann) as session:
+        found = {door: (ask(session), ask(session, context=bob)) for door, ask in DOORS.items()}
+    with host() as runtime, runtime.session("whose", restore=True, context=bob) as session:
+        found["restored"] = ("ann", session.execute_code(WHO).value)
+    assert found == dict.fromkeys(found, ("ann", "bob"))
 
 
 def test_a_dry_run_counts_for_its_session_and_what_it_has_read_binds_it(

@@ -19,6 +19,7 @@ from toolcell import Limits, Outcome, RegistrationError, RunContext, Runtime, Sy
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.run.options import OnApproval
+from toolcell.run.streaming import RunFinished
 from toolcell.tools import Budget, Origin
 from toolcell.tools.run_state import RunState
 from toolcell.tools.saved_script import MAX_SOURCE_BYTES
@@ -207,6 +208,27 @@ async def test_what_fails_in_a_saved_script_says_which_script_and_line(runtime: 
     registry.save_script("endless", "while True: pass")
     result = await runtime.execute_code("tools.endless()", tools=registry, limits=Limits(wall_s=1.0))
     assert result.outcome is Outcome.TIMEOUT or "timeout" in str(result.error).lower()
+
+
+async def test_the_limits_of_a_run_hold_in_the_saved_scripts_it_calls(runtime: Runtime) -> None:
+    """On each route, and two scripts deep."""
+    registry = shop()
+    seen = """import os, resource
+room = os.statvfs(".")
+[resource.getrlimit(resource.RLIMIT_NOFILE)[0], resource.getrlimit(resource.RLIMIT_CPU)[0], room.f_blocks, room.f_files]"""
+    registry.save_script("seen", seen)
+    registry.save_script("deeper", "tools.seen()")
+    limits = Limits(open_files=40, cpu_s=7, disk_bytes=2 << 20, inodes=64)
+    options: dict[str, Any] = {"tools": registry, "limits": limits}
+    usual = (await runtime.execute_code(seen)).value
+    found = {each: (await runtime.execute_code(each, **options)).value for each in (seen, "tools.seen()")}
+    async for event in runtime.stream("tools.deeper()", **options):
+        if isinstance(event, RunFinished):
+            found["stream"] = event.result.value
+    async with runtime.session(**options) as session:
+        found["session"] = (await session.execute_code("tools.deeper()")).value
+    assert found == dict.fromkeys(found, found[seen])
+    assert all(mine < its for mine, its in zip(found[seen], usual, strict=True)), (found, usual)
 
 
 async def test_scripts_that_call_each_other_in_a_circle_or_too_deep_are_refused(runtime: Runtime) -> None:

@@ -82,6 +82,15 @@ class ContainedBackend(Backend):
             SandboxUnavailable: nothing was started and nothing needs cleaning up.
         """
         zygote = await self._living_zygote(limits.frame_bytes)
+        try:
+            return await self._fork_one(zygote, limits)
+        except SandboxUnavailable:
+            if not zygote.is_dead:
+                raise
+        # The zygote died, and every sandbox of it. Start a new one.
+        return await self._fork_one(await self._living_zygote(limits.frame_bytes), limits)
+
+    async def _fork_one(self, zygote: ContainedZygote, limits: Limits) -> ContainedSandbox:
         with ExitStack() as theirs, ExitStack() as ours:
             bridge, guest_bridge = socket.socketpair()
             ours.enter_context(bridge)
