@@ -98,7 +98,7 @@ class _Body(_Bounded):
             whole = self._error(INTERNAL_ERROR, f"cannot be used: {TOO_MANY}")
         elif not body.strip():
             whole = self._error(ANSWER_LOST, "is empty")
-        elif not _is_object(body):
+        elif self._ident is not None and not _is_object(body):
             whole = self._error(ANSWER_LOST, "is not a message of JSON-RPC 2.0")
         if whole:
             yield with_whole_characters(whole)
