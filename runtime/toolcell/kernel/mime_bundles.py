@@ -43,7 +43,7 @@ well."""
 MOST_LINES_CHARS: Final = 200_000
 
 _TAG: Final = re.compile(
-    r"""<!--[^<>]*+(?<=--)>|<!doctype[^<>]*+>|<(/?)([a-z][^\s/<>"']*)(?:[^<>"']|"[^"<]*"|'[^'<]*'){0,2000}+>""",
+    r"""<!--[^<>]*+(?<=--)>|<!doctype[^<>]*+>|<(/?)([a-z][^\s/<>"']*+)(?:[^<>"']|"[^"<]*"|'[^'<]*'){0,2000}+>""",
     re.IGNORECASE,
 )
 _MARKUP: Final = re.compile(r"<[a-z/!?]", re.IGNORECASE)
