@@ -328,7 +328,7 @@ def test_the_quick_start_works_as_written_and_leaves_nothing(engine: EngineClien
     tag = f"toolcell-test-{os.getpid()}"
     script = f"set -euo pipefail\n{quick_start(tag)}"
     try:
-        done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=250)
     finally:
         subprocess.run(["docker", "rm", "-f", tag], capture_output=True, timeout=60)
         subprocess.run(["docker", "volume", "rm", "-f", tag], capture_output=True, timeout=60)
