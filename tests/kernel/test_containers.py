@@ -29,7 +29,7 @@ def test_a_notebook_runs_in_a_container(jupyter: Path, tmp_path: Path) -> None:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     resources = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(
-        notebook, kernel_name="toolcell-docker", timeout=60, allow_errors=True, resources=resources
+        notebook, kernel_name="toolcell-docker", timeout=200, allow_errors=True, resources=resources
     ).execute()
 
     where, shown, written, failed, after = [cell.outputs for cell in notebook.cells]
