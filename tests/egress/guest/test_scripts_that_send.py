@@ -192,7 +192,7 @@ def test_a_draft_that_has_ended_sends_nothing_more(server: Server) -> None:
     egress = Egress(Allow("http://127.0.0.1", ports=[server.server_port]))
     with SyncRuntime(registry, packages=["aiohttp"], egress=egress) as runtime:
         draft = runtime.execute_code(
-            f"{GET}\ntry:\n    str(tools.save('a'))\nfinally:\n    asyncio.run(get(BASE + '/plain'))",
+            f"{GET}\ntry:\n    len(tools.save('a'))\nfinally:\n    asyncio.run(get(BASE + '/plain'))",
             inputs={"BASE": server.url},
             dry_run=True,
         )
