@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from toolcell import Outcome, Policy, SyncRuntime
+from toolcell import Limits, Outcome, Policy, SyncRuntime
 from toolcell.testing.contract.termination import OWN_SIGNALS
 
 from .conftest import Run
@@ -41,7 +41,7 @@ def test_a_signal_to_itself_ends_a_script_and_is_named(profile: Any) -> None:
 )
 def test_libraries_keep_few_heaps_and_look_for_no_programs(policy: Policy) -> None:
     pytest.importorskip("joblib", reason="copies the joblib of this interpreter")
-    with SyncRuntime(policy=policy, packages=["joblib"]) as runtime:
+    with SyncRuntime(policy=policy, packages=["joblib"], limits=Limits(wall_s=120)) as runtime:
         result = runtime.execute_code(LIBRARIES)
     assert result.value == 2, result.error
     assert "physical cores" not in result.logs.stderr
@@ -50,7 +50,7 @@ def test_libraries_keep_few_heaps_and_look_for_no_programs(policy: Policy) -> No
 @pytest.mark.parametrize("profile", ["full", pytest.param("container", marks=pytest.mark.contained)])
 def test_joblib_works_in_threads_and_says_nothing(profile: Any) -> None:
     pytest.importorskip("joblib", reason="copies the joblib of this interpreter")
-    with SyncRuntime(policy=Policy(profile=profile), packages=["joblib"]) as runtime:
+    with SyncRuntime(policy=Policy(profile=profile), packages=["joblib"], limits=Limits(wall_s=120)) as runtime:
         result = runtime.execute_code(JOBS)
     assert (result.value, result.logs.stderr) == ([[0, 1]] * 5, ""), result.error
 
