@@ -119,6 +119,13 @@ def numbers_of(secret: str) -> set[Decimal | float]:
     return {number for number in signed if len(f"{Decimal(number).normalize():f}".strip("-")) >= MIN_NUMBER_CHARS}
 
 
+def has_lines(text: str | bytes) -> bool:
+    """Return False for most texts that have no lines of base64, and for none that has some, also inside JSON."""
+    if len(text) <= LINE_CHARS:
+        return False
+    return ("\n" in text or "\\n" in text) if isinstance(text, str) else (b"\n" in text or b"\\n" in text)
+
+
 def unwrapped(text: str) -> tuple[str, list[int]]:
     """Join lines of base64. Return the text, and in turn its place and its length for each break that is gone."""
     pieces, gone, end, length = list[str](), list[int](), 0, 0

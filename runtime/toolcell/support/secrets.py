@@ -112,9 +112,9 @@ class SecretSearch:
 
     def _unwrapped(self, text: str) -> Iterator[tuple[int, int, str]]:
         """Yield what is to be hidden once lines of base64 are joined, by its places in the text."""
-        from toolcell.support.secret_forms import LINE_CHARS, LINES_OF_BASE64, unwrapped
+        from toolcell.support.secret_forms import LINES_OF_BASE64, has_lines, unwrapped
 
-        if len(text) <= LINE_CHARS or (len(text) > PIECE_CHARS and not automaton(LINES_OF_BASE64)(text)):
+        if not has_lines(text) or (len(text) > PIECE_CHARS and not automaton(LINES_OF_BASE64)(text)):
             return
         joined, gone = unwrapped(text)
         if not gone or not self.may_be_in(joined.encode("utf-8", "surrogatepass")):
@@ -142,7 +142,9 @@ class SecretSearch:
 
     def hide_in_bytes(self, data: bytes) -> tuple[bytes, int]:
         """Do the same in bytes."""
-        if not self._marks:
+        from toolcell.support.secret_forms import has_lines
+
+        if not self._marks or not (has_lines(data) or self.may_be_in(data)):
             return data, 0
         text, count = self.hide(data.decode("latin-1"))
         if not count:
