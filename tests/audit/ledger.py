@@ -90,7 +90,7 @@ class Ledger:
         files = [GuestFile(name, data) for name, data in fields.pop("files", ())]
         entries = anyio.run(recorder.file_entries, files, context)
         options = {"limits": Limits(), "policy": Policy(hash_seed=1), "files": entries, **fields}
-        return recorder.begin(message, registry=self.registry.snapshot(), context=context, **options)
+        return recorder.beginning(message, registry=self.registry.snapshot(), context=context, **options).write()
 
     def run(
         self, recorder: Recorder, source: str = SCRIPT, calls: Any = (("search", {"query": "x"}),), **fields: Any

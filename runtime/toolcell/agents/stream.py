@@ -12,11 +12,8 @@ from anyio.abc import TaskGroup
 
 from toolcell.agents.loop_result import ToolLoopResult
 from toolcell.errors import UsageError
-from toolcell.support.background import BackgroundTask, TaskReader
+from toolcell.support.background import LEAVE_S, BackgroundTask, TaskReader
 from toolcell.tools import Event, RunContext, events
-
-LEAVE_S = 2.0
-"""What a run that nobody reads any more may take to end by itself, before its task is cancelled."""
 
 Run = Callable[[RunContext], Awaitable[ToolLoopResult]]
 

@@ -124,7 +124,7 @@ class AuditLog:
             self._db.close()
             self._db = None
             if isinstance(exc, sqlite3.Error):
-                raise AuditError(f"cannot write the record {self.path}: {store.why(exc)}") from exc
+                raise self._failed(exc) from exc
             raise
         self._is_closing.clear()
         self._failure, self._is_signing_awake = None, True

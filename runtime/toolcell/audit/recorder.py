@@ -74,7 +74,7 @@ class Recorder:
         return replay_seed(seed, clock) if self.log.config.repeatable else (seed, clock)
 
     async def file_entries(self, files: Sequence[GuestFile], context: RunContext) -> list[Any]:
-        """Return what `begin` records of input files. To look through large ones takes time.
+        """Return what `beginning` records of input files. To look through large ones takes time.
 
         Shape: [[name, size, sha256, content or None]].
         """
@@ -84,22 +84,6 @@ class Recorder:
         return await daemon_threads.run_sync(_input_files, files, self.log, redactor)
 
     # Runs
-
-    def begin(
-        self,
-        message: RunScript,
-        *,
-        limits: Limits,
-        policy: Policy,
-        registry: CallableTools,
-        context: RunContext,
-        files: Sequence[Any] = (),
-        sandbox: Sandbox | None = None,
-        environment: Mapping[str, Any] | None = None,
-    ) -> RunRecord:
-        """Record that a script is about to run. `files` are its `file_entries`."""
-        return self.beginning(message, limits=limits, policy=policy, registry=registry, context=context, files=files,
-                              sandbox=sandbox, environment=environment).write()  # fmt: skip
 
     def beginning(
         self,
@@ -113,7 +97,7 @@ class Recorder:
         sandbox: Sandbox | None = None,
         environment: Mapping[str, Any] | None = None,
     ) -> Beginning:
-        """Return what is to be recorded of a script that is about to run."""
+        """Return what is to be recorded of a script that is about to run. `files` are its `file_entries`."""
         tools = self._tools(registry, frozenset(message.tools.split())) if message.tools else None
         settings = self._settings(limits, policy, sandbox, environment or {})
         sandbox_id = sandbox.id if sandbox is not None else None

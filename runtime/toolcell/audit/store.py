@@ -262,9 +262,12 @@ def _run_started(chain: str, run: int, at_ns: int, fields: Mapping[str, Any]) ->
     return ((_INSERT_RUN, row),)
 
 
+_BEGUN: Final = ("writer", "n", "id", "kind", "started", "outcome", "sha256", "user", "session", "title")
+_ENDED: Final = ("ended", "outcome", "calls", "failed", "wall_s", "cpu_s", "peak_memory_bytes")
+"""Columns of a run that its first event gives, and its last."""
+
 _INSERT_RUN: Final = (
-    "INSERT INTO run (writer, n, id, kind, started, outcome, sha256, user, session, title, calls, failed) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0)"
+    f"INSERT INTO run ({', '.join(_BEGUN)}, calls, failed) VALUES ({', '.join('?' * len(_BEGUN))}, 0, 0)"
 )
 
 
@@ -291,10 +294,7 @@ def _run_ended(chain: str, run: int, at_ns: int, fields: Mapping[str, Any]) -> t
     return ((_END_RUN, values),)
 
 
-_END_RUN: Final = (
-    "UPDATE run SET ended = ?, outcome = ?, calls = ?, failed = ?, wall_s = ?, cpu_s = ?, peak_memory_bytes = ? "
-    "WHERE writer = ? AND n = ?"
-)
+_END_RUN: Final = f"UPDATE run SET {', '.join(f'{name} = ?' for name in _ENDED)} WHERE writer = ? AND n = ?"
 
 _ROWS: Final = {
     records.RUN_STARTED: _run_started,
@@ -314,31 +314,18 @@ def _parent_run(id: str, who: Mapping[str, Any]) -> str:
     return run if run != id else ""
 
 
-_RUN_COLUMNS: Final = (
-    "writer", "n", "id", "kind", "started", "ended", "outcome", "sha256", "user", "session", "title", "calls",
-    "failed", "wall_s", "cpu_s", "peak_memory_bytes",
-)  # fmt: skip
-
-
 def told_run(changes: list[Row]) -> dict[str, Any]:
     """Return the row of a run that its first and last event make, by column.
 
     Raises:
         ValueError: they are not the events of a run.
     """
-    told: dict[str, Any] = dict.fromkeys(_RUN_COLUMNS)
+    told: dict[str, Any] = dict.fromkeys((*_BEGUN, *_ENDED))
     for statement, values in changes:
         if statement is _INSERT_RUN:
-            told |= dict(zip(("writer", "n", "id", "kind", "started", "outcome", "sha256", "user", "session", "title"),
-                             values, strict=True), calls=0, failed=0)  # fmt: skip
+            told |= dict(zip(_BEGUN, values, strict=True), calls=0, failed=0)
         elif statement is _END_RUN:
-            told |= dict(
-                zip(
-                    ("ended", "outcome", "calls", "failed", "wall_s", "cpu_s", "peak_memory_bytes"),
-                    values,
-                    strict=False,
-                )
-            )
+            told |= dict(zip(_ENDED, values, strict=False))  # without those that find the row
     if told["n"] is None:
         raise ValueError("it does not begin with its first event")
     return told

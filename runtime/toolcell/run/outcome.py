@@ -13,7 +13,7 @@ from typing import Any
 
 from toolcell.config import Limits
 from toolcell.results import ErrorFrame, ErrorInfo, Outcome, Usage
-from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
+from toolcell.sandbox.backend import BELOW, Exit, LimitExceeded, Sample
 from toolcell.support.text import for_terminal
 from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.messages import Done
@@ -80,9 +80,6 @@ HINTS: Mapping[int, str] = {
     7: " (SIGBUS): memory of a file or of SharedMemory was used that its file system has no room for; raise disk_bytes",
 }
 """What a signal mostly means."""
-
-BELOW = 0.9
-"""A sandbox that the kernel killed below this part of its limit was killed for somebody else's limit."""
 
 
 @frozen

@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult, OutputFile
 from toolcell.run.options import RunOptions
-from toolcell.support.background import BackgroundTask, TaskReader
+from toolcell.support.background import LEAVE_S, BackgroundTask, TaskReader
 from toolcell.tools.call import Call, CallObserver, RunContext
 from toolcell.tools.events import TOOL_OUTPUT, TOOL_UPDATE, Event, EventBranch
 from toolcell.tools.run_state import new_id
@@ -28,9 +28,6 @@ QUEUE_EVENTS = 256
 
 MERGED_CHARS = 65_536
 """Text of one stream that waits is one event up to this length."""
-
-LEAVE_S = 2.0
-"""What a run that nobody reads any more may take to end by itself, before its task is cancelled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,9 @@ INTERRUPTED_S = 1.0
 """How long to wait for the end of a script that was interrupted. Most take less than a millisecond, but functions
 written in C return first, and a session that waits for less loses its state on a busy machine."""
 
+BELOW = 0.9
+"""A sandbox that the kernel killed below this part of its limit was killed for somebody else's limit."""
+
 
 @frozen
 class LimitExceeded:

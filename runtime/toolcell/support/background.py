@@ -20,6 +20,9 @@ from toolcell.support.event_loop import call_soon
 
 Item = TypeVar("Item")
 
+LEAVE_S = 2.0
+"""What a run that nobody reads any more may take to end by itself, before its task is cancelled."""
+
 
 class BackgroundTask:
     """The task, and what it shares with its reader."""

@@ -16,7 +16,7 @@ import anyio
 
 from toolcell.config import MIB, Limits, Policy
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.backend import Exit, Sample
+from toolcell.sandbox.backend import BELOW, Exit, Sample
 from toolcell.sandbox.docker.container import SIGKILL
 from toolcell.sandbox.docker.engine import Engine
 from toolcell.sandbox.docker.hardening import (
@@ -54,8 +54,6 @@ belongs to root. It runs once, as a root without any capability, before anything
 CONTAINER_ENDED = "its container ended: somebody or the engine killed it"
 
 OUT_OF_MEMORY = "its container ran out of memory, which other sandboxes in it held"
-BELOW = 0.9
-"""A sandbox that the kernel killed below this part of its limit was killed for what others held."""
 
 KILL_S = 5.0
 """How long the container may take to report that a killed sandbox is gone. One system call kills a sandbox."""
