@@ -12,9 +12,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.runtime
 	$(BIN)/toolcell demo
 
-# Most tests wait for something, so more of them run at once than there are processors. Neighbours stay together, and a
-# process that has nothing left to do takes tests from another one.
-TOGETHER ?= -n 4 --dist worksteal
+# Some tests wait for something, so more of them run at once than two processors; each process imports all of them first.
+# Neighbours stay together, and a process that has nothing left to do takes tests from another one.
+TOGETHER ?= -n 3 --dist worksteal
 PYTEST   ?= $(BIN)/pytest
 
 # What is marked `quick`: the plain claims of every subject. CONTRIBUTING.md has the rule.

@@ -27,6 +27,9 @@ import machine
 hypothesis.settings.register_profile(
     "toolcell", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )  # both judge by the clock, and the machine may be busy
+hypothesis.settings.register_profile(
+    "quick", hypothesis.settings.get_profile("toolcell"), max_examples=20, derandomize=True
+)
 hypothesis.settings.load_profile("toolcell")
 
 IN_CI = os.environ.get("CI") == "true"
@@ -71,6 +74,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def is_quick(config: pytest.Config) -> bool:
     return bool(config.option.markexpr == "quick")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if is_quick(config):  # the same answer every time; `make test-all` looks for new examples
+        hypothesis.settings.load_profile("quick")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -24,25 +24,23 @@ ARGUMENTS = {
 }
 
 
-SLOW = [
-    "agent_loop",
-    "approve_in_terminal",
-    "approve_over_http",
-    "frames",
-    "map_inputs",
-    "own_backend",
-    "pandas_chart",
-    "plan_versus_code",
-    "repair_loop",
-    "research_agent",
-    "serve_in_a_program",
-    "tools_here_sandboxes_there",
-]
+QUICK = {
+    "anthropic_agent",
+    "dry_run",
+    "files_and_limits",
+    "first_script",
+    "hooks_and_approval",
+    "mend_script",
+    "read_audit_log",
+    "session",
+    "weather_tool",
+}
+"""What a newcomer opens first. Each example starts a Python and a sandbox of its own, so `make test` runs these."""
 
 
 def each_example() -> list[object]:
     found = sorted((ROOT / "examples").glob("*.py"))
-    return [pytest.param(path, id=path.name, marks=[pytest.mark.slow] * (path.stem in SLOW)) for path in found]
+    return [pytest.param(path, id=path.name, marks=[pytest.mark.slow] * (path.stem not in QUICK)) for path in found]
 
 
 def modules_of(path: Path) -> set[str]:

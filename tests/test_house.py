@@ -307,6 +307,7 @@ def test_every_public_name_can_be_had() -> None:
         _ = toolcell.nothing_like_it
 
 
+@pytest.mark.slow
 @each_row("platform", ["darwin", "win32"])
 def test_the_package_imports_elsewhere_and_says_what_to_use_there(platform: str) -> None:
     code = f"""

@@ -268,6 +268,7 @@ FIRST = (
 LAST = ("{'details': 'paid'}", "note start", "note end", r"{'text': 'printed\nprinted last\n'}")
 
 
+@pytest.mark.slow
 @pytest.mark.isolation
 async def test_listeners_are_told_of_what_happens_after_a_resume_as_before_it() -> None:
     """Listeners of the agent, also where the run has a context with a stream of events of its own."""

@@ -63,6 +63,7 @@ async def agent_run(turn: Any, registry: ToolRegistry, **options: Any) -> Any:
         return await agent.run("go")
 
 
+@pytest.mark.slow
 @pytest.mark.conforms("B7", "G-b2")
 @each_row("route", TURNS)
 async def test_what_a_tool_shows_to_the_user_reaches_them_once_on_every_route(route: str) -> None:
@@ -107,6 +108,7 @@ async def test_a_listener_of_the_user_that_fails_costs_no_script_its_result() ->
     assert run.messages[2]["content"].startswith('"a"')
 
 
+@pytest.mark.slow
 @pytest.mark.conforms("L1", "L-b1")
 @each_row("route", ["job", "job of a plan", "job of a script"])
 async def test_an_agent_keeps_background_jobs_without_being_asked_to(route: str) -> None:

@@ -181,6 +181,7 @@ def test_a_pattern_that_is_none_is_refused_at_once(tmp_path: Any) -> None:
 PIECES = [*(anchor for rule in RULES for anchor in rule.anchors), "passw", "secret", "token", "api", "zebra", "kr"]
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(PIECES).flatmap(lambda piece: st.integers(0, len(piece)).map(lambda end: piece[:end]))))
 def test_the_quick_scan_finds_what_looking_for_each_word_would(pieces: list[str]) -> None:
     redactor = Redactor(names=["token", "zebra", "kr"])

@@ -94,6 +94,7 @@ for index, (line, loss) in enumerate(json.loads(sys.argv[1])):
 """Runs each command line in a fork that has lost a stream."""
 
 
+@pytest.mark.slow
 def test_streams_that_are_closed_or_full_end_every_command_with_its_documented_status(tmp_path: Path) -> None:
     (tmp_path / "t.py").write_text('def double(x: int) -> int:\n    """Double x."""\n    return 2 * x\n')
     (tmp_path / "s.py").write_text("print(1)\n")

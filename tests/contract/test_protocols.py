@@ -53,6 +53,7 @@ class WatchedBackend:
         return Watched(await self.backend.start(limits), self.asked_of_sandboxes)
 
 
+@pytest.mark.slow
 @pytest.mark.isolation
 async def test_a_runtime_asks_for_declared_members_only() -> None:
     backend = WatchedBackend()

@@ -336,6 +336,7 @@ def test_calls_below_a_tool_that_reads_are_collected_and_those_below_a_write_bel
     assert folders.ledger == [["create", "below", None], ["create", "inner", None], ["move", [101], 102, ""]]
 
 
+@pytest.mark.slow
 def test_a_journal_directory_an_audit_log_and_repairs_know_no_writes_of_a_dry_run(
     tmp_path: Path, folders: Folders
 ) -> None:
@@ -470,6 +471,7 @@ def test_a_preview_and_a_revert_that_are_no_functions_are_refused() -> None:
             ToolRegistry().tool(**{option: "x"})(lambda: None)
 
 
+@pytest.mark.slow
 def test_a_dry_run_on_the_record_replays_with_its_placeholders(tmp_path: Path, folders: Folders) -> None:
     from toolcell.audit.filters import Filter
     from toolcell.audit.query import Index
@@ -491,6 +493,7 @@ def test_a_dry_run_on_the_record_replays_with_its_placeholders(tmp_path: Path, f
     assert not folders.ledger
 
 
+@pytest.mark.slow
 def test_an_agent_that_may_be_suspended_makes_no_dry_run(folders: Folders) -> None:
     agent = Agent(Model(), tools=folders.registry, on_approval="suspend")
 

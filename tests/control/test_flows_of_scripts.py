@@ -200,6 +200,7 @@ anyio.run(main)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["summary", "mail"])
 def test_a_run_whose_host_died_after_an_answer_has_read_what_the_answer_said(way: str, tmp_path: Path) -> None:
     """Also where the tool had a script of its own read it, so that only its answer says so."""
@@ -211,6 +212,7 @@ def test_a_run_whose_host_died_after_an_answer_has_read_what_the_answer_said(way
     assert resumed.stdout == f"error {FAILED}{REFUSED}\n", resumed.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_session_has_read_what_it_had_read_however_it_goes_on(office: Office, tmp_path: Path) -> None:
     said, options = dict[str, str](), {"journal": tmp_path, "policy": POLICY, "pool": PoolConfig(warm=0)}

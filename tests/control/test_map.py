@@ -84,6 +84,7 @@ async def test_unordered_items_come_as_they_end_and_the_inputs_may_be_an_async_i
     assert found[-1] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize("ordered", [True, False])
 async def test_inputs_are_pulled_as_their_items_are_read(ordered: bool) -> None:
@@ -157,6 +158,7 @@ async def test_a_map_that_nobody_holds_any_more_ends_its_runs() -> None:
             await runtime.close()
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize(
@@ -494,6 +496,7 @@ def test_a_map_that_is_under_way_is_not_carried_on_by_somebody_else(effects: Eff
         assert len(list(begun)) == 99
 
 
+@pytest.mark.slow
 def test_a_record_that_was_changed_is_refused(effects: Effects, tmp_path: Path) -> None:
     carry_on(tmp_path / "j", effects, SQUARE, 5)
     path = tmp_path / "j" / "m.items.map"
@@ -513,6 +516,7 @@ def test_an_older_copy_of_the_record_is_refused(effects: Effects, tmp_path: Path
         carry_on(tmp_path / "j", effects, SQUARE, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_items_that_were_cut_short_are_carried_on_and_their_calls_are_not_made_again(
     effects: Effects, tmp_path: Path

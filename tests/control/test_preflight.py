@@ -138,6 +138,7 @@ def test_what_is_no_source_is_refused(opened: SyncRuntime) -> None:
         opened.preflight(7)  # type: ignore[arg-type, unused-ignore]
 
 
+@pytest.mark.slow
 def test_a_suspension_and_a_draft_have_the_preflight_of_their_script(
     opened: SyncRuntime, durable: SyncRuntime, effects: Effects
 ) -> None:

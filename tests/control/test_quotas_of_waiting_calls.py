@@ -84,6 +84,7 @@ async def test_what_was_decided_about_once_counts_each_further_time() -> None:
     assert quotas.used("")["calls"] == 2
 
 
+@pytest.mark.slow
 async def test_a_preflight_counts_as_a_run_also_over_a_websocket(tmp_path: Path) -> None:
     async with Runtime(paying(), quotas=Quotas(Quota(runs=1))) as runtime:
         assert len((await runtime.preflight(SCRIPT)).calls) == 3

@@ -417,6 +417,7 @@ def test_the_context_of_a_suspended_run_is_not_aborted(opened: SyncRuntime, effe
     assert result.run_id == "an-agent"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_durable", [False, True])
 def test_a_call_in_doubt_shows_the_arguments_that_it_started_with(tmp_path: Path, is_durable: bool) -> None:
     made: list[int] = []
@@ -443,6 +444,7 @@ def test_a_call_in_doubt_shows_the_arguments_that_it_started_with(tmp_path: Path
     assert result.suspension.calls[0].args == {"euros": 10} and "in doubt" in result.suspension.calls[0].reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_session", [False, True])
 def test_a_call_has_one_id_in_the_result_in_hooks_and_where_it_waits(in_session: bool, opened: SyncRuntime) -> None:
     registry, seen = ToolRegistry(), list[str]()

@@ -335,6 +335,7 @@ async def test_a_form_does_not_ask_for_another_method(what: str) -> None:
         assert code_of(told) == "sent"
 
 
+@pytest.mark.slow
 @each_row("what", FORMS)
 @each_row("before", [0, 800_000, 5 << 20], ids=["short", "long", "longer"])
 async def test_an_uploaded_form_does_not_ask_for_another_method(what: str, before: int) -> None:

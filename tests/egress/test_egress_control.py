@@ -123,6 +123,7 @@ set_result([send(site + "a")["body"], send(site + "d", "POST", upload=name)["sta
     assert refused.error is not None
 
 
+@pytest.mark.slow
 async def test_a_repair_sends_nothing_twice() -> None:
     async with opened() as (site, runtime):
         failed = await run(runtime, site, "send(site + 'a'); send(site + 'd', 'POST', body=b'1'); 1 / 0")
@@ -241,6 +242,7 @@ async def test_a_repair_sends_a_read_again_that_has_failed() -> None:
     assert mended.value == b"now"
 
 
+@pytest.mark.slow
 async def test_a_run_that_is_carried_on_sends_nothing_twice(tmp_path: Path) -> None:
     text = """
 answer = send(site + "long")
@@ -323,6 +325,7 @@ async def test_quotas_count_requests() -> None:
     assert result.value[1]["failed"] == "unavailable"
 
 
+@pytest.mark.slow
 async def test_the_log_has_each_request_and_a_replay_needs_no_network(tmp_path: Path) -> None:
     text = """
 name = call_tool("http_upload", upload=None, data=b"y" * 5000)

@@ -70,6 +70,7 @@ async def test_without_an_egress_there_is_no_such_tool() -> None:
     assert result.value["failed"] == "unknown_tool"
 
 
+@pytest.mark.slow
 async def test_a_long_answer_is_read_in_parts() -> None:
     text = "".join(map(str, range(200_000)))
     script = """
@@ -88,6 +89,7 @@ set_result([max(map(len, parts)), b"".join(parts).decode()])
     assert [call.name for call in result.calls] == ["http"]
 
 
+@pytest.mark.slow
 async def test_a_body_is_uploaded_in_parts() -> None:
     script = """
 name = None

@@ -138,6 +138,7 @@ set_result(draws[0] == draws[1])
         assert len(set(column)) == len(runs)
 
 
+@pytest.mark.slow
 @full_only("packages are imported ahead only with preload=")
 def test_numpy_draws_its_own_randomness_too() -> None:
     pytest.importorskip("numpy")

@@ -194,6 +194,7 @@ def test_text_is_decoded_under_the_bounds_of_all_arguments(text: str, said: str)
     assert str(caught.value.problems[0]).startswith("x")
 
 
+@pytest.mark.slow
 def test_all_text_of_one_call_is_decoded_under_one_bound() -> None:
     rows = [json.dumps([1] * 30_000)] * 8
 

@@ -75,6 +75,7 @@ async def test_progress_that_contains_itself_is_too_large() -> None:
     assert shown == [{"details": "(list too large to show)"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [{"q": [0] * 150_000}, {"q": bytes(8_000_000)}], ids=["list", "bytes"])
 async def test_large_arguments_are_not_written_out_for_the_log(args: Any, caplog: pytest.LogCaptureFixture) -> None:
     async def refuse(q: Any) -> str:

@@ -510,6 +510,7 @@ SLOW: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @each_row("kind", SLOW)
 def test_checking_an_answer_is_bounded_whatever_it_is_checked_against(kind: str) -> None:
     schema, value = SLOW[kind]

@@ -111,6 +111,7 @@ def test_a_run_that_is_over_leaves_its_threads_in_the_list_of_its_runtime() -> N
         assert set(runtime.abandoned_threads()) <= set(abandoned_threads())
 
 
+@pytest.mark.slow
 def test_threads_that_pile_up_over_runs_turn_their_tool_away() -> None:
     registry = ToolRegistry(max_abandoned_threads=2)
     registry.tool(quick)

@@ -24,6 +24,7 @@ BROKEN: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @each_row("name", BROKEN)
 async def test_a_broken_tool_is_left_out_and_named(name: str) -> None:
     registry = ToolRegistry()

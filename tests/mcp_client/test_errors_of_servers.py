@@ -34,6 +34,7 @@ async def connected(registry: ToolRegistry, **options: Any) -> AsyncIterator[Mcp
 CODES = [-32000, -32001, -32002, -32404, -32603, -1_000_001, 7]
 
 
+@pytest.mark.slow
 @each_row("code", CODES)
 async def test_an_error_of_any_code_is_the_servers_and_the_server_stays(code: int) -> None:
     registry = ToolRegistry()

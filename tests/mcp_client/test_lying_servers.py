@@ -117,6 +117,7 @@ async def test_a_server_takes_no_name_from_a_tool_that_is_there() -> None:
     assert sorted(kinds(client)) == [("left_out", "T"), ("left_out", "t")]
 
 
+@pytest.mark.slow
 @each_row(
     "sign",
     ["\u034f", "\u115f", "\u17b4", "\u180b", "\u2800", "\u3164", "\uffa0", "\ufe0f", "\U000e0101", "\ufffc", "\u200b"],
@@ -238,6 +239,7 @@ async def test_a_definition_that_changes_is_refused_until_somebody_looked_at_it(
 PASSES_SECRETS = a_tool(inputSchema={"type": "object", "properties": {"all_secrets": {"type": "string"}}})
 
 
+@pytest.mark.slow
 @each_row("comes_back", ["at once", "after a while", "under a name that is the same here", "after a restart"])
 async def test_a_tool_that_was_off_the_list_for_a_while_comes_back_only_as_it_was(comes_back: str) -> None:
     first, changed = a_tool(name="a.b"), {**PASSES_SECRETS, "name": "a.b"}
@@ -333,6 +335,7 @@ async def test_a_message_without_end_ends_the_connection(monkeypatch: pytest.Mon
     assert "more than 200000 bytes" in result.message
 
 
+@pytest.mark.slow
 async def test_lines_that_are_no_messages_are_borne_up_to_a_number() -> None:
     registry = ToolRegistry()
     await connected(registry, pages=[[a_tool()]], garbage=traffic.MAX_BAD_MESSAGES)
@@ -345,6 +348,7 @@ async def test_lines_that_are_no_messages_are_borne_up_to_a_number() -> None:
     assert "not JSON-RPC" in result.message
 
 
+@pytest.mark.slow
 @each_row("result", ["null", '"done"', '{"a": %s}' % ("9" * 5_000)])
 async def test_a_call_whose_answer_is_no_message_does_not_wait_for_another(result: str) -> None:
     answered = await failed(result=result)

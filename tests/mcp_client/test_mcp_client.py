@@ -334,6 +334,7 @@ async def test_a_server_s_question_is_answered_by_a_function_of_the_host(given: 
     assert result.output == said, result.text
 
 
+@pytest.mark.slow
 async def test_a_server_s_question_fails_its_call_where_nobody_answers_any(honest: Connected) -> None:
     result = await honest.registry.dispatch("h.ask", {})
 

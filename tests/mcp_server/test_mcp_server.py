@@ -362,6 +362,7 @@ def test_a_client_is_told_whether_scripts_start_afresh() -> None:
     assert "stay from one script" in kept and "starts afresh" not in kept
 
 
+@pytest.mark.slow
 async def test_a_saved_script_is_called_from_a_client_s_script_and_as_its_own_tool(mode: str) -> None:
     registry = make_registry()
     inputs = {"type": "object", "properties": {"numbers": {"type": "array"}}, "required": ["numbers"]}

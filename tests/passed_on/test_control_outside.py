@@ -312,6 +312,7 @@ def test_plans_wait_as_scripts_do(runtime: SyncRuntime, shop: Shop) -> None:
     assert [row["status"] for row in result.value] == ["ok"] * 3 and shop.made == ["buy a", "pay 3", "buy paid 3"]
 
 
+@pytest.mark.slow
 def test_what_was_made_elsewhere_is_taken_as_made(runtime: SyncRuntime, shop: Shop) -> None:
     waiting = suspended(runtime, shop, PAY)
     with pytest.raises(UsageError):

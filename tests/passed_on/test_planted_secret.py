@@ -338,6 +338,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", ["error", "failure", "broken", "wrong"])
 @pytest.mark.anyio
 async def test_an_mcp_servers_error_does_not_show_what_it_was_given(tool: str, tmp_path: Path) -> None:

@@ -487,6 +487,7 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
         Client(url)
 
 
+@pytest.mark.slow
 def test_a_client_needs_asyncio_and_says_so() -> None:
     trio = pytest.importorskip("trio")
 

@@ -118,6 +118,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(STEPS)
 @settings(max_examples=150)
 def test_each_message_arrives_once_and_in_order_whatever_is_cut(steps: list[Step]) -> None:

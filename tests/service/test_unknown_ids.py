@@ -33,6 +33,7 @@ def paths() -> list[Any]:
     return [pytest.param(each, id=f"{each.method} {each.path}") for each in found]
 
 
+@pytest.mark.slow
 @each_row("ident", ["0123456789abcdef", "0123456789abcdef" * 2, "nobody", "run:1", "commit-" + "0" * 16])
 @each_row("endpoint", paths())
 def test_an_id_that_nobody_has_is_not_found(client: TestClient, endpoint: Endpoint, ident: str) -> None:

@@ -263,6 +263,7 @@ def test_a_damaged_file_is_named_and_no_state_comes_from_it(on_disk: SyncRuntime
         assert session.execute_code("'x' in globals()").value is False
 
 
+@pytest.mark.slow
 def test_another_process_runs_scripts_again_with_what_they_were_told_of_their_tools(on_disk: SyncRuntime) -> None:
     def add(left: int, right: int = 1) -> int:
         """Add two whole numbers."""

@@ -103,6 +103,7 @@ def give_up(session: SyncSession) -> None:
     assert result.suspension is not None and "secret" in str(result.logs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reads", [lose, give_up])
 def test_what_a_script_without_a_state_has_read_binds_the_session_in_another_process(
     host: Callable[..., SyncRuntime], ledger: Ledger, reads: Callable[[SyncSession], None]
@@ -185,6 +186,7 @@ def test_calls_of_scripts_that_were_given_up_count(host: Callable[..., SyncRunti
     assert ledger.made == ["a"] * 3
 
 
+@pytest.mark.slow
 def test_what_was_used_stays_used_after_a_reset_in_another_process(
     host: Callable[..., SyncRuntime], ledger: Ledger
 ) -> None:
@@ -229,6 +231,7 @@ def test_a_session_without_cpu_time_left_does_not_use_a_token_up(ledger: Ledger)
     assert ledger.made == ["a", "a", "a", "pay ada"]
 
 
+@pytest.mark.slow
 def test_a_script_that_waits_is_not_forgotten_while_somebody_looks_at_its_journal(
     host: Callable[..., SyncRuntime], ledger: Ledger, folder: Path
 ) -> None:

@@ -332,6 +332,7 @@ def test_a_script_cannot_change_the_limits_of_its_sandbox(session: SyncSession) 
         session.execute_code("1", limits=Limits(memory_bytes=2**26))
 
 
+@pytest.mark.slow
 def test_a_script_that_diverges_in_the_rebuilding_is_named(session: SyncSession, effects: Effects) -> None:
     value(
         session,

@@ -80,6 +80,7 @@ async def test_nor_is_a_client_of_a_server_that_exposes_its_tools(name: str) -> 
     assert "ConnectionError" in told and "hunter2" not in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 async def test_nor_is_a_plan_or_script_that_waited_in_between(name: str, tmp_path: Any) -> None:
     async with Runtime(raising(), journal=tmp_path) as runtime:

@@ -207,6 +207,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.conforms("C17", "D-b1")
 @given(args=st.dictionaries(st.sampled_from(["n", "l", "o", "x"]), json_values))
 def test_what_was_received_is_never_touched_whatever_comes_of_it(args: dict[str, Any]) -> None:

@@ -589,6 +589,7 @@ async def test_a_contextual_tool_keeps_its_own_state_and_each_call_has_its_own_c
     assert (await registry.execute("count")).value == [21, "", ""]
 
 
+@pytest.mark.slow
 @pytest.mark.conforms("K2", "K-b2")
 @each_row("route", ROUTES)
 async def test_the_state_of_a_contextual_tool_is_kept_on_every_route(route: str) -> None:

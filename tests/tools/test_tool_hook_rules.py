@@ -221,6 +221,7 @@ async def test_what_an_after_hook_writes_is_bounded_like_what_a_tool_writes(chan
     assert result.meta.truncated or (result.error is not None and result.error.code == ErrorCode.TOO_LARGE)
 
 
+@pytest.mark.slow
 @pytest.mark.conforms("G4", "G-b2")
 @each_row("work", [answers, fails, raises, crashes])
 async def test_a_script_reads_what_an_after_hook_wrote_also_of_a_tool_that_crashed(work: Any) -> None:

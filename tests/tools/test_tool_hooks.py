@@ -354,6 +354,7 @@ async def test_nobody_gets_a_result_that_an_after_hook_failed_at(kind: str, capl
     assert "failed on read_letter" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.conforms("G-b3", "G-b2")
 @each_row("route", ROUTES)
 async def test_an_after_hook_that_fails_withholds_the_result_on_every_route(route: str) -> None:

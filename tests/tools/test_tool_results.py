@@ -417,6 +417,7 @@ async def test_a_result_a_tool_keeps_is_not_stamped_behind_its_back() -> None:
 INTERNAL = ToolResult.ok("fine", details={"note": "internal-7"}, exc=ValueError("internal-7"))
 
 
+@pytest.mark.slow
 @pytest.mark.conforms("B3", "B15", "B-b6")
 @each_row("route", ROUTES)
 @each_row(
@@ -453,6 +454,7 @@ def searching(answer: Any, **options: Any) -> ToolRegistry:
     return registry
 
 
+@pytest.mark.slow
 @pytest.mark.conforms("B-b4", "B13")
 @each_row("returns", [None, {"type": "array", "items": {"type": "object"}}], ids=["undeclared", "declared"])
 async def test_the_seeds_own_script_takes_json_text_as_data(returns: Any) -> None:
@@ -460,6 +462,7 @@ async def test_the_seeds_own_script_takes_json_text_as_data(returns: Any) -> Non
         assert (await runtime.execute_code(FILTERED)).value == [ROWS[0]]
 
 
+@pytest.mark.slow
 @pytest.mark.conforms("B-b4", "B13")
 @each_row("route", [route for route in ROUTES if route != "agent"])
 async def test_json_text_is_data_on_every_route(route: str) -> None:
