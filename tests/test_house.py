@@ -91,6 +91,7 @@ def test_neither_files_nor_rooms_import_one_another() -> None:
     assert not HOUSE.room_cycles()
 
 
+@pytest.mark.slow
 def test_no_module_imports_the_package_that_it_is_part_of() -> None:
     assert not [name for name in HOUSE.modules if "toolcell" in HOUSE.imports(name)]
 
@@ -243,6 +244,7 @@ def private_names(module: Module) -> set[str]:
     return {name for name in names if re.match("_[a-z]", name)} | {base for base in modules if "toolcell" not in base}
 
 
+@pytest.mark.slow
 def test_private_names_of_libraries_are_those_of_a_short_list() -> None:
     """A release of a library may change them without a word; the tests of these modules then fail."""
     host = [module for name, module in HOUSE.modules.items() if name.startswith("toolcell.")]

@@ -210,6 +210,7 @@ def test_no_trace_of_another_run_is_in_the_guests_memory(victim: Victim) -> None
         assert victim.run(MEMORY, patterns=patterns, limits={"memory_bytes": 1 << 30}).value[1] == {patterns[0]: []}
 
 
+@pytest.mark.slow
 @full_only("the uts namespace is shared")
 def test_the_name_of_the_hosts_domain_does_not_come_along() -> None:
     """A UTS namespace begins as a copy, so both host name and domain name must be overwritten."""

@@ -29,6 +29,7 @@ def test_a_result_as_a_dict_costs_the_same_whatever_is_in_it() -> None:
     assert calls(result(10_000).to_dict) == calls(result(1).to_dict)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "value",
     [

@@ -187,6 +187,7 @@ LARGE_NUMBERS: dict[str, tuple[dict[str, Any], list[Any], Any]] = {
 """A part of a schema, a list that fits it, and an item that does not fit into the list."""
 
 
+@pytest.mark.slow
 @each_row("kind", LARGE_NUMBERS)
 def test_large_numbers_are_compared_in_linear_time_and_no_honest_list_of_them_is_refused(kind: str) -> None:
     part, value, odd = LARGE_NUMBERS[kind]

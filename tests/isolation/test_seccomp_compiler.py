@@ -103,6 +103,7 @@ def test_every_rule_gets_the_policys_answer_for_arguments_around_its_values(mach
         assert interpret(PROGRAMS[machine], AUDIT_ARCHITECTURES[machine], number, arguments)[0] is expected, arguments
 
 
+@pytest.mark.slow
 @given(number=st.integers(0, WORD), arguments=st.lists(st.integers(0, QUAD), min_size=6, max_size=6))
 @pytest.mark.parametrize("machine", MACHINES)
 def test_no_number_and_no_arguments_make_filter_and_policy_differ(

@@ -149,6 +149,7 @@ LOST: dict[str, tuple[Answer, str]] = {
 }
 
 
+@pytest.mark.slow
 @each_row("name", LOST)
 @each_row("reads", [True, False])
 async def test_a_call_whose_answer_is_lost_is_made_again_if_it_reads_and_told_as_unknown_if_it_writes(

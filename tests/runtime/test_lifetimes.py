@@ -271,6 +271,7 @@ def test_a_sync_runtime_that_nobody_closed_lets_the_process_end_and_leaves_nothi
     assert printed == "1\n0\n"
 
 
+@pytest.mark.slow
 def test_a_sync_runtime_that_is_not_used_any_more_is_closed() -> None:
     before = set(psutil.Process().children(recursive=True))
     runtime = SyncRuntime(pool=PoolConfig(warm=0))

@@ -273,6 +273,7 @@ async def test_whoever_waits_for_a_start_that_is_stuck_hears_of_it_in_time() -> 
             await pool.acquire()
 
 
+@pytest.mark.slow
 async def test_a_slow_start_is_not_stuck_while_others_succeed() -> None:
     clock = StartClock(2.0)
     with anyio.fail_after(60):

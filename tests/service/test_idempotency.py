@@ -98,6 +98,7 @@ def test_the_key_of_a_request_under_way_is_kept_however_long_that_takes(
         other.close()
 
 
+@pytest.mark.slow
 def test_a_store_that_is_closed_holds_nothing(tmp_path: Path) -> None:
     async def use() -> None:
         store = IdempotencyStore(tmp_path)

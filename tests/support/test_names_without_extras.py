@@ -36,6 +36,7 @@ for use in (lambda: Egress(), lambda: Egress.of_texts([]), lambda: service.Clien
 """
 
 
+@pytest.mark.slow
 def test_every_public_name_is_there_without_extras_and_using_one_names_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False)
 

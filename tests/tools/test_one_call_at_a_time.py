@@ -26,6 +26,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], int]] 
 """Settings of the registry, of one of its tools and of the agent; and whether any calls overlap."""
 
 
+@pytest.mark.slow
 @pytest.mark.conforms("F6", "F9", "F12")
 async def test_calls_overlap_on_no_route_where_a_registry_a_tool_or_an_agent_says_so() -> None:
     overlaps: dict[tuple[str, str], int] = {}

@@ -211,6 +211,7 @@ class Inner(pydantic.BaseModel):
     b: int | None = None
 
 
+@pytest.mark.slow
 @pytest.mark.conforms("A2")
 async def test_a_tool_gets_the_nulls_and_the_empty_values_that_were_sent_on_every_route() -> None:
     def act(
