@@ -99,12 +99,12 @@ async def test_a_conversation_that_was_kept_as_json_goes_on_with_what_its_server
         ok(first), ok(completion("one")), ok(completion("two")), ok(inner_first), ok(completion("x"))
     ) as server:
         async with provider("openai", server) as model:
-            before = Agent(model, tools=[ping])
+            before = Agent(model, model="m", tools=[ping])
             await before.run("go")
-            after = Agent(model, tools=[ping])
+            after = Agent(model, model="m", tools=[ping])
             after.messages = json.loads(json.dumps(before.messages))
             await after.run("and now")
-            helper = Agent(model, tools=[ping]).as_tool("helper", "Helps with things.")
+            helper = Agent(model, model="m", tools=[ping]).as_tool("helper", "Helps with things.")
             outer = Agent(ScriptedModel([calls(("helper", {"task": "x"})), "done"]), tools=[helper])
             await outer.run("go")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import anyio
@@ -9,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from rows import each_row
-from toolcell import Runtime, UsageError
+from toolcell import OpenAIProvider, Runtime, UsageError
 from toolcell.agents import Agent, Network, ProviderError, RetryPolicy
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.tools import Block, Budget, Call, File, RunContext, Status, ToolContext, ToolRegistry, ToolResult
@@ -309,6 +310,34 @@ async def test_a_refused_key_of_a_sub_agent_is_the_developers_error_through_ever
         await top.run("go")
     with pytest.raises(UsageError, match="no such key"):
         await ToolRegistry([aide]).execute("aide", {"task": "go"})
+
+
+@pytest.mark.conforms("N4")
+async def test_a_sub_agent_without_a_model_has_that_of_the_agent_above_if_they_have_the_same_kind_of_provider() -> None:
+    class Other(ScriptedModel):
+        pass
+
+    models = [ScriptedModel(["a"]), ScriptedModel(["b"]), Other(["c"])]
+    named = ["", "own", ""]
+    aides = [
+        Agent(model, model=name).as_tool(f"aide_{place}", "Helps with everything there is.")
+        for place, (model, name) in enumerate(zip(models, named, strict=True))
+    ]
+    middle = answering(calls(*((aide.name, {"task": "go"}) for aide in aides)), "said", tools=aides)
+    top = answering(
+        calls(("middle", {"task": "go"})), "done", model="m", tools=[middle.as_tool("middle", "Helps with all of it.")]
+    )
+
+    assert (await top.run("go")).content == "done"
+    assert [model.requests[0].model for model in models] == ["m", "own", ""]
+
+
+@pytest.mark.skipif(find_spec("openai") is None, reason="needs the package openai")
+async def test_a_provider_that_is_asked_without_a_models_name_is_the_developers_error() -> None:
+    with pytest.raises(
+        UsageError, match=r"OpenAIProvider needs the name of a model: write Agent\(provider, model=\.\.\.\)"
+    ):
+        await Agent(OpenAIProvider(api_key="none")).run("go")
 
 
 @each_row("status", [400, 500])

@@ -26,7 +26,7 @@ from toolcell.agents import ToolLoopConfig, run_tool_loop
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.results import ExecutionResult
 from toolcell.support.spelling import closest
-from toolcell.tools import Budget, Tool, ToolDefinition, ToolDescriptionWarning, ToolOptions
+from toolcell.tools import AgentTool, Budget, Tool, ToolDefinition, ToolDescriptionWarning, ToolOptions
 
 pytestmark = pytest.mark.quick
 
@@ -173,7 +173,14 @@ MISTAKES: dict[str, tuple[Callable[[], object], str, str]] = {
     "a dict for secrets": (lambda: RunContext(secrets={"a": "b"}), "{'a': 'b'}", "Secrets({...})"),  # type: ignore[arg-type]
     "no Draft": (lambda: RunContext(dry_run=True), "True", "Draft()"),  # type: ignore[arg-type]
     "no deadline": (lambda: RunContext(deadline=None), "None", "anyio.current_time()"),  # type: ignore[arg-type]
-    "a list for a loop's tools": (lambda: ToolLoopConfig(provider=ScriptedModel([]), tools=[act]), "act", "ToolRegistry(["),  # type: ignore[arg-type]
+    "text for a loop's tools": (lambda: ToolLoopConfig(provider=ScriptedModel([]), tools="act"), "'act'", "a list of tools"),
+    "a setting that no loop has": (lambda: ToolLoopConfig(provider=ScriptedModel([]), modle="x"), "'modle'", "model?"),  # type: ignore[call-arg]
+    "JSON for a definition": (lambda: ToolDefinition("act", "Do it.", '{"type": "object"}'), '"object"', "json.loads"),  # type: ignore[arg-type]
+    "a class for a definition": (lambda: ToolDefinition("act", "Do it.", ToolOptions), "ToolOptions", "from_model("),  # type: ignore[arg-type]
+    "a schema for a definition": (lambda: ToolDefinition("act", "Do it.", schema={}), "'schema'", "parameters?"),  # type: ignore[call-arg]
+    "a schema beside a function": (added(act, schema={}), "schema", "register(name, description, schema, function)"),
+    "no definition in a record": (lambda: AgentTool(name="act"), "'name'", "it has definition"),  # type: ignore[call-arg]
+    "arguments that no record gives": (added(AgentTool(DEFINITION, execute=lambda a: a)), "['a']", "it may take: ctx"),
 }  # fmt: skip
 
 

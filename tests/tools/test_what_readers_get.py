@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -202,6 +203,63 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "empty": ({"name": "", "limit": 0, "other": [], "text": "", "inner": {}}, ["", 0, [], "", {"a": 3, "b": None}]),
 }
 """What is sent, and what arrives."""
+
+
+class Query(pydantic.BaseModel):
+    """What a search is given, as a model."""
+
+    text: str
+    ratio: float = 0.5
+
+
+@dataclasses.dataclass
+class Search:
+    """The same as a dataclass."""
+
+    text: str
+    ratio: float = 0.5
+
+
+def searching(kind: Any, form: str) -> Any:
+    """Return a tool in one of the forms that take all arguments at once, which declares what it takes."""
+
+    def act(args: Any, mine: str = form) -> str:
+        return f"{mine} {args!r}"
+
+    act.__annotations__["args"] = kind
+    definition = ToolDefinition.from_model(form, "Return the arguments.", kind)
+    if form == "record":
+        return AgentTool(definition, execute=act)
+    if form == "built":
+        return Tool(form, "Return the arguments.").param("text", "string", "What to look for.").call(act)
+    execute = (lambda self, ctx, name, args: act(args)) if form == "several" else (lambda self, ctx, args: act(args))
+    execute.__annotations__["args"] = kind
+    members = {"name": form, "description": definition.description, "parameters": definition.parameters}
+    several = {"definitions": lambda self: [definition]} if form == "several" else members
+    return type(form, (), {"execute": execute, **several})()
+
+
+@pytest.mark.conforms("A2")
+async def test_a_tool_gets_the_types_that_it_declares_on_every_route() -> None:
+    def act(on: bool, ratio: float, some: list[float], either: int | float | None = None) -> str:
+        """Return the arguments."""
+        return repr((on, ratio, some, either))
+
+    registry = ToolRegistry([act])
+    sent = {"on": "False", "ratio": 1, "some": [1, 2.5], "either": 3}
+    got = {route: await answer_by(route, registry, "act", sent) for route in ROUTES}
+    for route, answer in got.items():
+        assert "(False, 1.0, [1.0, 2.5], 3)" in str(answer), route
+    for twice in (json.dumps(json.dumps(sent)), json.dumps(json.dumps(json.dumps(sent)))):
+        model = ScriptedModel([calls(("act", twice)), "done"])
+        assert (await registry.execute("act", twice)).text == "(False, 1.0, [1.0, 2.5], 3)"
+        assert (await Agent(model, tools=registry).run("go")).messages[2]["content"] == "(False, 1.0, [1.0, 2.5], 3)"
+    assert "must be an object, not str" in (await registry.execute("act", '"one"')).text
+
+    for kind in (Query, Search):
+        for form in ("record", "built", "simple", "several"):
+            answer = await ToolRegistry([searching(kind, form)]).execute(form, {"text": "x"})
+            assert answer.text == f"{form} {kind(text='x')!r}", form
 
 
 class Inner(pydantic.BaseModel):

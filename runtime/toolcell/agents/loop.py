@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
@@ -58,6 +58,7 @@ from toolcell.agents.transcript import (
 )
 from toolcell.control import WAITS, TurnApprovals
 from toolcell.errors import Misconfigured, ToolAbort, UsageError
+from toolcell.support.keywords import fields_known
 from toolcell.tools import (
     NO_USAGE,
     SHOWN_CHARS,
@@ -83,6 +84,7 @@ from toolcell.tools import (
     events,
     maybe_await,
     open_jobs,
+    registry_of,
     share_labels,
     unique_ids,
 )
@@ -95,13 +97,15 @@ CUT_OFF = "the model's answer was cut off at its limit of tokens; raise max_toke
 NO_ANSWER = "the model gave an empty answer"
 
 
+@fields_known
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolLoopConfig:
     """Settings of one run of the loop."""
 
     provider: Provider
     model: str = ""
-    tools: ToolRegistry | None = None
+    """Empty: that of the agent above with the same kind of provider."""
+    tools: ToolRegistry | Iterable[Any] | None = None
     """None: the model is offered no tools, and a call that it makes anyway is answered with an error."""
     max_iterations: int = MAX_ITERATIONS
     """Most requests to the model."""
@@ -142,7 +146,8 @@ class ToolLoopConfig:
         check_kind("model", self.model, str, cure="the name that the provider gives it")
         check_kind("name", self.name, str)
         check_one_of("error_style", self.error_style, get_args(ErrorStyle))
-        check_kind("tools", self.tools, ToolRegistry, type(None), cure="write ToolRegistry([...])")
+        if self.tools is not None:
+            object.__setattr__(self, "tools", registry_of(self.tools, "tools="))
         check_kind("llm_options", self.llm_options, Mapping, type(None), cure='such as {"temperature": 0.2}')
         check_kind("retry", self.retry, RetryPolicy, cure="write RetryPolicy(attempts=...)")
         check_kind("budget", self.budget, Budget, type(None), cure="write Budget(tokens=...)")
@@ -197,7 +202,13 @@ class LoopRun:
             self.context = self.context.within(sequential=config.sequential)
         share_labels(self.context)
         self.context.state.labels.add(labels_in(messages))
-        self._registry = config.tools.snapshot() if config.tools is not None else None
+        self._registry: ToolRegistry | None = (
+            registry_of(config.tools, "tools=").snapshot() if config.tools is not None else None
+        )
+        kind, above = type(config.provider), dict(self.context.scope.models)
+        self._model = config.model or above.get(kind, "")
+        if self._model != above.get(kind, ""):
+            self.context = self.context.within(models=tuple((above | {kind: self._model}).items()))
         self._options = DEFAULT_OPTIONS if config.llm_options is None else config.llm_options
         self._origin = Origin.SUBAGENT if context.scope.depth else Origin.MODEL
         self._approvals = approvals
@@ -312,7 +323,7 @@ class LoopRun:
             error = f"LLM call failed: {exc}"
             self._emit(events.ERROR, error=error)
             if exc.status in MISUSE_STATUSES:
-                check = f"check the provider's key, address and model={self.config.model!r}"
+                check = f"check the provider's key, address and model={self._model!r}"
                 raise Misconfigured(f"{error}; {check}") from exc
             raise Stop(PROVIDER_ERROR, error=error) from exc
         raise self._interrupted()
@@ -322,9 +333,9 @@ class LoopRun:
         # What a processor edits or refuses must not have been seen before.
         streams = self._streams and all(processor.post_llm is None for processor in config.processors)
         if streams and isinstance(config.provider, StreamingProvider):
-            answer = await config.provider.stream_chat(request, tools, config.model, self._options, self._emit_update)
+            answer = await config.provider.stream_chat(request, tools, self._model, self._options, self._emit_update)
         else:
-            answer = await config.provider.chat(request, tools, config.model, self._options)
+            answer = await config.provider.chat(request, tools, self._model, self._options)
         return ModelResponse.read(answer)
 
     def _interrupted(self) -> Stop:

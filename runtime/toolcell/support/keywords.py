@@ -14,7 +14,10 @@ Given = ParamSpec("Given")
 Returned = TypeVar("Returned")
 Made = TypeVar("Made")
 
-SYNONYMS: Final = {"tools": "registry"}
+SYNONYMS: Final = {
+    "tools": "registry",
+    **dict.fromkeys(("schema", "input_schema", "inputSchema", "parameters"), "parameters"),
+}
 """Arguments that have another name where they are given to everything that runs."""
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from toolcell.errors import RegistrationError, UsageError
+from toolcell.support.keywords import SYNONYMS, fields_known
 from toolcell.support.spelling import suggestion
 from toolcell.tools.arguments import Prepare
 from toolcell.tools.bytes_arguments import Parts, decoded, mentions_bytes
@@ -53,6 +54,7 @@ class SimpleTool(Protocol):
         """Run it."""
 
 
+@fields_known
 @frozen
 class AgentTool:
     """A tool as a record."""
@@ -92,6 +94,11 @@ def with_options(options: ToolOptions, changes: Mapping[str, Any]) -> ToolOption
         RegistrationError: there is no such option.
     """
     for name in changes.keys() - _OPTION_NAMES:
+        if name in SYNONYMS:
+            raise RegistrationError(
+                f"{name}: a schema written by hand is registry.register(name, description, schema, function), and the "
+                "function takes one dict of all arguments"
+            )
         hint = suggestion(name, sorted(_OPTION_NAMES), f"there are: {', '.join(sorted(_OPTION_NAMES))}")
         raise RegistrationError(f"no option is called {name!r}; {hint}")
     try:
@@ -271,10 +278,10 @@ def keyword_invoke(function: Callable[..., Any], context_parameter: str | None, 
     """Return how a function is called with a call's arguments by name."""
     threaded = blocking and not is_async(function)
     if context_parameter is None and not threaded:
-        return lambda context: function(**(context.call.args if context.call.decoded is None else context.call.decoded))
+        return lambda context: function(**context.call.given)
 
     def invoke(context: ToolContext) -> Any:
-        kwargs = context.call.args if context.call.decoded is None else context.call.decoded
+        kwargs = context.call.given if type(context.call.given) is dict else context.call.args
         if context_parameter is not None or threaded:
             context.for_any_thread()
         if context_parameter is not None:
@@ -297,9 +304,23 @@ def positional_spec(
     if function is None:
         return ToolSpec(definition=definition, invoke=None, options=options, source=source)
     check_function(definition.name, function, "args")
-    called = function
-    invoke = _threaded(lambda context: lambda: called(context.call.args), function, options)
-    return ToolSpec(definition=definition, invoke=invoke, options=options, source=source or function)
+    called, decode = function, _record_decoder(definition, function, 0)
+    invoke = _threaded(lambda context: lambda: called(context.call.given), function, options)
+    return ToolSpec(definition=definition, invoke=invoke, options=options, source=source or function, decode=decode)
+
+
+def _record_decoder(definition: ToolDefinition, function: Callable[..., Any], parameter: int | str) -> Decode | None:
+    """Return what makes the record of all arguments that a function declares to take in one parameter; None: a dict."""
+    from toolcell.tools.type_schema import converter, record_in
+
+    if (record := record_in(function, parameter)) is None:
+        return None
+    convert, schemas = converter(record), Subschemas(definition.checked_parameters)
+
+    def decode(args: dict[str, Any], blobs: Mapping[Path, bytes]) -> Any:
+        return convert(decoded(Parts(schemas), schemas.root, args, (), blobs))
+
+    return decode
 
 
 def _threaded(
@@ -317,7 +338,7 @@ def _threaded(
 _RECORD_ARGUMENTS: Mapping[str, Callable[[ToolContext], Any]] = {
     "ctx": lambda context: context.for_any_thread(),
     "call_id": lambda context: context.call_id,
-    "args": lambda context: context.call.args,
+    "args": lambda context: context.call.given,
     "on_update": lambda context: context.update,
     "callback": lambda context: context.callback,
 }
@@ -340,18 +361,22 @@ def record_spec(tool: AgentTool) -> ToolSpec:
         options=options,
         source=tool,
         prepare=tool.prepare,
+        decode=_record_decoder(tool.definition, execute, "args") if "args" in names else None,
         requires_result=True,
     )
 
 
 def _record_parameters(tool: AgentTool) -> list[str]:
+    """Return what `execute` takes of the arguments that there are. What has a default of its own keeps it."""
     assert tool.execute is not None
-    names = list(inspect.signature(tool.execute).parameters)
-    if unknown := [name for name in names if name not in _RECORD_ARGUMENTS]:
+    parameters = inspect.signature(tool.execute).parameters.values()
+    others = [each for each in parameters if each.name not in _RECORD_ARGUMENTS]
+    if unknown := [each.name for each in others if each.default is each.empty and each.kind is not each.VAR_KEYWORD]:
         raise RegistrationError(
             f"tool {tool.definition.name!r}: execute takes {unknown}; it may take: {', '.join(_RECORD_ARGUMENTS)}"
         )
-    return names
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in others)
+    return [*_RECORD_ARGUMENTS] if takes_all else [each.name for each in parameters if each.name in _RECORD_ARGUMENTS]
 
 
 # Objects
@@ -387,7 +412,7 @@ def _bound_spec(tool: Any, definition: ToolDefinition, *names: str) -> ToolSpec:
 
     def bind(context: ToolContext) -> Callable[[], Any]:
         bound = tool if view is None else _in_context(view, tool, context)
-        given = (context.for_any_thread(), *names, context.call.args)
+        given = (context.for_any_thread(), *names, context.call.given)
         return functools.partial(bound.execute, *(given[place] for place in order))
 
     return ToolSpec(
@@ -396,6 +421,7 @@ def _bound_spec(tool: Any, definition: ToolDefinition, *names: str) -> ToolSpec:
         options=options,
         source=tool,
         prepare=getattr(tool, "prepare", None),
+        decode=_record_decoder(definition, tool.execute, order.index(len(takes) - 1)),
         requires_result=True,
     )
 

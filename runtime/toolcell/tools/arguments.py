@@ -94,7 +94,7 @@ def _received_text(received: Any) -> str:
 
 
 def parse_arguments(text: str) -> Any:
-    """Parse arguments that came as JSON text, also in a code fence or with the small mistakes of models.
+    """Parse arguments that came as JSON text, also in a code fence, with the small mistakes of models, or twice.
 
     Raises:
         ArgumentError: the text is not JSON, or it breaks off.
@@ -104,12 +104,14 @@ def parse_arguments(text: str) -> Any:
     if not text.strip():
         return {}  # how several providers write "no arguments"
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as exc:
         value, mode = parse_json(text)
-        if mode is ParseMode.REPAIRED:
-            return value
-        raise ArgumentError(f"invalid args: {exc}") from exc
+        if mode is not ParseMode.REPAIRED:
+            raise ArgumentError(f"invalid args: {exc}") from exc
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", '"'):  # JSON text of JSON text, which is shorter
+        return parse_arguments(value)
+    return value
 
 
 async def prepare_arguments(received: Any, prepare: Prepare | None, tables: Collection[str] = ()) -> Any:

@@ -207,6 +207,8 @@ class RunScope:
     on_user: OnUser | None = None
     """Receiver of the agent above: receives what tools show to the user, also those of plans, scripts and background
     work."""
+    models: tuple[tuple[type, str], ...] = ()
+    """The model of the agent above, by the kind of its provider: that of a sub-agent without one of its own."""
     streams: bool = False
     """Models are asked to stream, and their messages are reported as they come."""
     sequential: bool | None = None
@@ -288,7 +290,7 @@ class Call:
 
     args: Mapping[str, Any] = MappingProxyType({})
     """Validated: what the tool receives. Empty until validation."""
-    decoded: dict[str, Any] | None = None
+    decoded: Any = None
     """The same as the Python types the tool declares, where these are more than JSON."""
     options: ToolOptions = DEFAULT_TOOL_OPTIONS
     """Options of the tool; the defaults when there is none by that name."""
@@ -354,6 +356,11 @@ class Call:
     def origin_label(self) -> str:
         """Shape: model, plan[2], code, subagent."""
         return str(self.origin) if self.step is None else f"{self.origin}[{self.step}]"
+
+    @property
+    def given(self) -> Any:
+        """What the tool is given."""
+        return self.args if self.decoded is None else self.decoded
 
     @property
     def agents(self) -> tuple[int, ...]:

@@ -93,10 +93,10 @@ def _whole(number: Decimal) -> Any:
 
 
 def as_boolean(value: Any, lenient: bool) -> Any:
-    """Exactly "true", "false", 1 and 0."""
-    if value == "true" or (type(value) in (int, float) and value == 1):
+    """Exactly "true" and "false", as JSON and Python write them, 1 and 0."""
+    if value in ("true", "True") or (type(value) in (int, float) and value == 1):
         return True
-    if value == "false" or (type(value) in (int, float) and value == 0):
+    if value in ("false", "False") or (type(value) in (int, float) and value == 0):
         return False
     return False if lenient and value is None else _MISSING
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, NoReturn, NotRequired, TypedDict
 
 from toolcell.errors import RegistrationError, warn_user
+from toolcell.support.keywords import keywords_known
+from toolcell.tools.checks import brief
 from toolcell.tools.dialects import DialectName, adapted_json, dialect_of
 from toolcell.tools.names import check_name, provider_name
 from toolcell.tools.schema import OF_RESULTS, without_names_of_results
@@ -65,7 +67,12 @@ class ToolDefinition:
     _checked_json: str
     _parameters_json: str
 
+    @keywords_known
     def __init__(self, name: str, description: str, parameters: Mapping[str, Any] | None = None) -> None:
+        given: object = parameters
+        if isinstance(given, str | bytes | type):
+            cure = "json.loads(...)" if isinstance(given, str | bytes) else "ToolDefinition.from_model(...)"
+            raise RegistrationError(f"tool {name!r}: parameters must be a dict, not {brief(given)}; write {cure}")
         try:
             checked = shown = json.dumps(ANYTHING if parameters is None else parameters)
             if OF_RESULTS in checked:

@@ -23,7 +23,7 @@ from toolcell.tools.values import NO_BLOBS, Path
 from toolcell_bridge.wire.frozen import frozen
 
 Invoke = Callable[[ToolContext], Any]
-Decode = Callable[[dict[str, Any], Mapping[Path, bytes]], dict[str, Any]]
+Decode = Callable[[dict[str, Any], Mapping[Path, bytes]], Any]
 """Takes validated arguments, and what in them was bytes and is base64 text now."""
 Offered = Callable[[Origin], "Iterable[RegisteredTool]"]
 """The tools that a caller from some origin may use."""
@@ -101,7 +101,7 @@ class RegisteredTool:
         """
         return self.checker.check_for_model(received)
 
-    def decode(self, args: dict[str, Any], blobs: Mapping[Path, bytes] = NO_BLOBS) -> dict[str, Any]:
+    def decode(self, args: dict[str, Any], blobs: Mapping[Path, bytes] = NO_BLOBS) -> Any:
         """Return validated arguments as the Python types the tool declares. `blobs`: those that were bytes.
 
         Raises:

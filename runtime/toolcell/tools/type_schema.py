@@ -80,16 +80,26 @@ def record_schema(record: Any) -> Schema:
     Raises:
         RegistrationError: it is not a record, or cannot be described inline.
     """
-    from pydantic import BaseModel
-
-    is_record = isinstance(record, type) and (
-        issubclass(record, BaseModel) or dataclasses.is_dataclass(record) or is_typeddict(record)
-    )
-    if not is_record:
+    if not (isinstance(record, type) and (_is_record(record) or is_typeddict(record))):
         raise RegistrationError(f"{record!r} is not a record: a tool takes a pydantic model, dataclass or TypedDict")
     schema = type_schema(record)
     schema.pop("description", None)
     return schema
+
+
+def _is_record(kind: Any) -> bool:
+    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "__pydantic_core_schema__"))
+
+
+def record_in(function: Callable[..., Any], parameter: int | str) -> type | None:
+    """Return the model or dataclass that a function takes in this parameter; None for a dict and what is like one."""
+    try:
+        hints, names = _hints(function), [*inspect.signature(function).parameters]
+    except (RegistrationError, ValueError, TypeError):  # it does not say
+        return None
+    name = parameter if isinstance(parameter, str) else names[parameter] if parameter < len(names) else ""
+    hint = hints.get(name)
+    return hint if isinstance(hint, type) and _is_record(hint) else None
 
 
 def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
@@ -156,8 +166,8 @@ def read_signature(
             required.append(name)
         if (table := table_type(hint)) is not None:
             converters[name] = table_maker(name, table)
-        elif not _is_plain_type(hint):
-            converters[name] = _converter(hint)
+        elif not _is_plain(hint):
+            converters[name] = _as_float if hint in (float, float | None) else converter(hint)
     schema: Schema = {"type": "object", "properties": properties}
     if required:
         schema["required"] = required
@@ -223,14 +233,15 @@ def _is_field(value: Any) -> bool:
     return fields is not None and isinstance(value, fields.FieldInfo)
 
 
-def _converter(hint: Any) -> Callable[[Any], Any]:
+def converter(hint: Any) -> Callable[[Any], Any]:
+    """Return what makes a type out of a validated value."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(hint).validate_python
 
 
 def _jsonable(default: Any) -> Any:
-    if type(default) in _PLAIN_TYPES:
+    if default is None or type(default) in (str, int, float, bool):
         return default
     from pydantic_core import to_jsonable_python
 
@@ -267,25 +278,11 @@ def _may_be_result(annotation: Any, result_type: type) -> bool:
     return kinds != (annotation,) and any(_may_be_result(kind, result_type) for kind in kinds)
 
 
-_PLAIN_TYPES = (str, int, float, bool, object, type(None))
+def _is_plain(hint: Any) -> bool:
+    """True when a validated JSON value is already what the annotation promises. An integer is not yet a float."""
+    schema = _built_in_schema(hint)
+    return schema is not None and not any(kind in str(schema) for kind in ("'number'", "'contentEncoding'"))
 
 
-def _is_plain_type(hint: Any) -> bool:
-    """True when a validated JSON value is already what the annotation promises."""
-    if hint in _PLAIN_TYPES or hint is Any:
-        return True
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _is_plain_type(args[0]) and not any(_transforms(extra) for extra in args[1:])
-    if origin is dict and args[0] not in (str, Any):  # JSON has text for keys
-        return False
-    if origin in (Union, types.UnionType) or origin in (list, dict):
-        return all(_is_plain_type(arg) for arg in args)
-    return origin is Literal or hint in (list, dict)
-
-
-def _transforms(metadata: Any) -> bool:
-    """True for pydantic validators, which may change a value; constraints only check it."""
-    if _is_field(metadata):
-        return any(_transforms(inner) for inner in metadata.metadata)
-    return hasattr(metadata, "__get_pydantic_core_schema__") or hasattr(metadata, "func")
+def _as_float(value: Any) -> Any:
+    return float(value) if type(value) is int else value

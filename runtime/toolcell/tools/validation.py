@@ -111,7 +111,7 @@ class _Check:
         self._tool, self._received = tool, received
         self.steps = 0
         """Values that were looked at."""
-        self.decoded: dict[str, Any] | None = None
+        self.decoded: Any = None
 
     def __call__(self) -> CheckedArguments:
         try:

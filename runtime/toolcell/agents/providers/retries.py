@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import anyio
 
 from toolcell.agents.providers.provider import ProviderError
+from toolcell.errors import Misconfigured
 
 T = TypeVar("T")
 
@@ -73,6 +74,8 @@ async def send_with_retries(policy: RetryPolicy, send: Callable[[], Awaitable[T]
     while True:
         try:
             return await send()
+        except Misconfigured:
+            raise
         except Exception as exc:
             error = as_provider_error(exc)
             if not error.retryable or attempt >= policy.attempts:

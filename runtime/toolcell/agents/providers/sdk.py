@@ -17,7 +17,7 @@ from toolcell.agents.providers.provider import (
     ProviderError,
 )
 from toolcell.agents.providers.retries import as_provider_error
-from toolcell.errors import UsageError
+from toolcell.errors import Misconfigured, UsageError
 from toolcell.tools import ToolDefinition
 
 
@@ -39,8 +39,8 @@ class SdkProvider(ABC):
         self, messages: Sequence[Message], tools: Sequence[ToolDefinition], model: str, options: Mapping[str, Any], /
     ) -> ModelResponse:
         """Request one response."""
-        create = self.create_method(self._client)
-        return self.read_answer(await create(**self.request(messages, tools, model, known_options(create, options))))
+        create, request = self._prepared(messages, tools, model, options)
+        return self.read_answer(await create(**request))
 
     async def stream_chat(
         self,
@@ -52,9 +52,16 @@ class SdkProvider(ABC):
         /,
     ) -> ModelResponse:
         """Request one response as a stream."""
-        create = self.create_method(self._client)
-        request = self.request(messages, tools, model, known_options(create, options))
+        create, request = self._prepared(messages, tools, model, options)
         return await self.accumulator(on_update, tools).read(create(**request, **self.stream_options))
+
+    def _prepared(
+        self, messages: Sequence[Message], tools: Sequence[ToolDefinition], model: str, options: Mapping[str, Any]
+    ) -> tuple[Callable[..., Any], dict[str, Any]]:
+        if not model:
+            raise Misconfigured(f"{type(self).__name__} needs the name of a model: write Agent(provider, model=...)")
+        create = self.create_method(self._client)
+        return create, self.request(messages, tools, model, known_options(create, options))
 
     @abstractmethod
     def create_method(self, client: Any) -> Callable[..., Awaitable[Any]]:
