@@ -111,6 +111,108 @@ def test_twenty_writes_that_depend_on_each_other_are_listed_and_committed_as_the
     assert done.value == made.value and done.has_value
 
 
+A_AND_B = "r = call_tool('create_issue', title='A')\n{}\nx = call_tool('create_issue', title='B')\nset_result(1)"
+EACH = "for t in ['A', 'B']:\n    try:\n        {}\n    except Exception as e:\n        errors.append(str(e))\n"
+
+AS_MODELS_WRITE: dict[str, tuple[str, bool, int]] = {
+    "prints results": (A_AND_B.format("print(r); print('made', r)"), True, 2),
+    "formats a result": (A_AND_B.format("print(f'created {r}')"), True, 2),
+    "formats members": (A_AND_B.format("print(f\"created {r['id']} at {r['url']}\")"), True, 2),
+    "passes an id on": (
+        "r = call_tool('create_issue', title='A')\ncall_tool('comment', issue=r['id'], text='x')",
+        True,
+        2,
+    ),
+    "collects ids in a loop": (
+        "ids = []\nfor name in sorted(call_tool('names')):\n    r = call_tool('create_issue', title=name)\n"
+        "    ids.append(r['id'])\nprint(f'{len(ids)} made')\nset_result({'ids': ids, 'first': ids[0]})",
+        True,
+        2,
+    ),
+    "compares with None": (
+        "r = call_tool('create_issue', title='A')\nif r is not None and r != None:\n"
+        "    call_tool('comment', issue=r.get('id'), text='x')",
+        True,
+        2,
+    ),
+    "passes a result on": (
+        "r = call_tool('create_issue', title='A')\n[call_tool('create_issue', title='B', of=r), r]",
+        True,
+        2,
+    ),
+    "catches errors": (
+        "made, errors = [], []\n"
+        + EACH.format("r = call_tool('create_issue', title=t); made.append({'title': t, 'id': r['id']})")
+        + "print(made, errors)\nset_result({'made': made, 'errors': errors})",
+        True,
+        2,
+    ),
+    "calls in parallel": (
+        "rs = call_tools_parallel([('create_issue', {'title': t}) for t in 'AB'])\n"
+        "set_result({'urls': [r['url'] for r in rs], 'labels': rs[0]['labels'][0]})",
+        True,
+        2,
+    ),
+    "asks whether there is a result": (A_AND_B.format("assert r"), False, 1),
+    "writes JSON": (A_AND_B.format("import json; print(json.dumps(r))"), False, 1),
+    "counts": (A_AND_B.format("print(len(r['labels']))"), False, 1),
+    "sorts results": (
+        "rs = [call_tool('create_issue', title=t) for t in 'AB']\nrs.sort(key=lambda r: r['id'])\nset_result(rs)",
+        False,
+        2,
+    ),
+}
+"""A script, whether its dry run comes to the end, and how many of its two writes it shows."""
+
+
+def tracker(ledger: list[Any]) -> ToolRegistry:
+    registry = ToolRegistry()
+
+    @registry.tool(read_only=True)
+    def names() -> list[str]:
+        """List the names of what is missing."""
+        return ["b", "a"]
+
+    @registry.tool
+    def create_issue(title: str, of: Any = None) -> dict[str, Any]:
+        """Create an issue in the tracker."""
+        ledger.append([title, of])
+        return {"id": len(ledger), "url": f"u/{len(ledger)}", "labels": ["x"]}
+
+    @registry.tool
+    def comment(issue: int, text: str) -> dict[str, Any]:
+        """Add a comment to an issue."""
+        ledger.append([issue, text])
+        return {"id": len(ledger)}
+
+    return registry
+
+
+def test_scripts_as_models_write_them_show_their_writes_and_the_commit_makes_what_they_would_have_made(
+    opened: SyncRuntime,
+) -> None:
+    direct, ledger = list[Any](), list[Any]()
+    plain, collected = tracker(direct), tracker(ledger)
+    shown = dict[str, tuple[bool, int]]()
+    for name, (source, is_whole, _) in AS_MODELS_WRITE.items():
+        draft = opened.execute_code(source, tools=collected, dry_run=True)
+        shown[name] = draft.ok, len(draft.effects)
+        assert not ledger and is_whole == ("may not be all" not in str(draft.error))
+        if is_whole:
+            made, done = opened.execute_code(source, tools=plain), opened.commit(draft)
+            assert done.ok and ledger == direct and done.value == made.value, name
+        ledger.clear(), direct.clear()
+    assert shown == {name: (is_whole, writes) for name, (_, is_whole, writes) in AS_MODELS_WRITE.items()}
+
+    draft = Draft()
+    steps = [
+        {"tool": "create_issue", "args": {"title": "A"}, "id": "a"},
+        {"tool": "comment", "args": {"issue": {"$ref": "a.id"}, "text": {"$ref": "a.labels[0]"}}},
+    ]
+    assert [row["status"] for row in opened.execute_plan(steps, tools=collected, dry_run=draft)] == ["collected"] * 2
+    assert opened.commit(draft).ok and ledger == [["A", None], [1, "x"]]
+
+
 def test_tools_that_read_run_and_a_draft_without_writes_says_so(opened: SyncRuntime, folders: Folders) -> None:
     draft = dry(opened, folders, "call_tool('count') + 1")
 
@@ -122,7 +224,7 @@ def test_tools_that_read_run_and_a_draft_without_writes_says_so(opened: SyncRunt
 @pytest.mark.parametrize(
     ("rest", "why"),
     [
-        ("try:\n    a['id']\nexcept Exception:\n    pass", "not look into it"),
+        ("try:\n    a > 1\nexcept Exception:\n    pass", "not look into them"),
         ("call_tool('look_at', folder=a)", "look_at has to run in a dry run"),
         ("try:\n    call_tool('look_at', folder=a)\nexcept BaseException:\n    pass", "look_at has to run"),
     ],
@@ -296,14 +398,14 @@ def test_plans_and_batches_are_drafted_with_a_draft_of_their_own(opened: SyncRun
         [
             {"tool": "create", "args": {"name": "a"}, "id": "a"},
             {"tool": "create", "args": {"name": "b", "parent": {"$ref": "a"}}},
-            {"tool": "create", "args": {"name": "c", "parent": {"$ref": "a.id"}}},
             {"tool": "count", "args": {}},
+            {"tool": "create", "args": {"name": "c", "parent": {"$ref": "a.id"}}},
         ],
         tools=folders.registry,
         dry_run=draft,
     )
-    assert [row["status"] for row in rows] == ["collected", "collected", "error", "ok"]
-    assert "the result of effect-1, which a dry run does not know" in rows[2]["error"]
+    assert [row["status"] for row in rows] == ["collected", "collected", "ok", "collected"]
+    assert "parent=<id of the result of effect-1>)" in str(draft)
 
     async def batch() -> None:
         run = RunContext(dry_run=draft)
@@ -311,8 +413,10 @@ def test_plans_and_batches_are_drafted_with_a_draft_of_their_own(opened: SyncRun
 
     anyio.run(batch)
     assert not folders.ledger
-    assert opened.commit(draft).ok
-    assert folders.ledger == [["create", "a", None], ["create", "b", 101], ["create", "d", None]]
+    done = opened.commit(draft)
+    assert [each.status for each in done.effects] == ["made", "made", "refused", "not made"]
+    assert "the result of effect-1 does not have what create was to be given" in done.effects[2].error
+    assert folders.ledger == [["create", "a", None], ["create", "b", 101]]
 
 
 def test_calls_below_a_tool_that_reads_are_collected_and_those_below_a_write_belong_to_it(

@@ -50,7 +50,8 @@ def one() -> Any:
 
 LOOKS: list[Callable[[Any], Any]] = [
     bool, len, hash, int, float, iter, next, sorted, abs, dir, json.dumps, pickle.dumps, bytes, reversed,
-    lambda p: p["id"], lambda p: p.id, lambda p: p == 1, lambda p: p != p, lambda p: p < 2, lambda p: 1 + p,
+    lambda p: p.id, lambda p: p["a b"], lambda p: p[-1], lambda p: p[1:], lambda p: p[True], lambda p: p.get("id", 3),
+    lambda p: p["a"]["b"] > 1, lambda p: p["id"] in [1], lambda p: {p["id"]: 1}, lambda p: p["x" * 65], lambda p: p == 1, lambda p: p != p, lambda p: p < 2, lambda p: 1 + p,
     lambda p: p + "x", lambda p: f"{p:.2f}", lambda p: p in {1: 2},
     lambda p: isinstance(p, str), lambda p: p(), lambda p: [*p], lambda p: {p}, lambda p: "a" in p, lambda p: range(p),
     lambda p: setattr(p, "id", 1), lambda p: p.__setitem__("id", 1), lambda p: -p, os.fspath, lambda p: p or 1,
@@ -70,11 +71,28 @@ def test_a_placeholder_is_printed_formatted_and_compared_with_none_but_its_text_
     text = "(result of effect-1)"
 
     assert [str(found), f"{found}", f"{found!r:>22}", f"{[found]}"] == [text, text, f"  {text}", f"[{text}]"]
+    assert f"{found['id']}" == f"{found.get('id')}" == "(id of the result of effect-1)"
+    assert str(found["items"][0]["a-b"]) == "(items[0].a-b of the result of effect-1)"
     assert [found == None, found != None, found == None, found in [None]] == [False, True, False, False]  # noqa: E711
     dry_run.check_arguments(b"no result")
     dry_run.check()
     with pytest.raises(DraftEnded, match=r"the text '\(result of effect-1\)'"):
         dry_run.check_arguments(f"created {found}".encode())
+
+
+def test_members_are_placeholders_that_get_what_the_result_has_there_and_nothing_else_is_a_reference() -> None:
+    member = {RESULT_OF: f"effect-1.items[1].id.{KEY}"}
+    forged = [f"effect-1.{each}.{KEY}" for each in ("a b", "x" * 65, ".".join("abcdefghi"), "", "[0]", "é", "a\n")]
+
+    assert to_plain(received(placeholder("effect-1", KEY))["items"][1]["id"]) == member
+    assert to_plain(received(member)["x"]) == {RESULT_OF: f"effect-1.items[1].id.x.{KEY}"}
+    assert effect_of(member, KEY) == "effect-1" and effects_in([member], KEY) == ("effect-1",)
+    assert with_results([member], KEY, {"effect-1": {"items": [0, {"id": None}]}}) == [None]
+    for result in ({}, [], None, "text", {"items": [1]}, {"items": {"1": 2}}, {"items": [0, [1]]}):
+        assert with_results([member], KEY, {"effect-1": result}) == [member]
+    for reference in forged:
+        assert effect_of({RESULT_OF: reference}, KEY) is None
+        assert type(received({RESULT_OF: reference})) is dict
 
 
 def test_a_script_that_goes_on_after_looking_makes_no_further_call() -> None:

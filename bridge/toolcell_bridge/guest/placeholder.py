@@ -1,18 +1,44 @@
 """`Placeholder`: what a script gets in a dry run in place of the result of a call that was collected and not made.
 
-It may be stored, passed on, returned, compared with None, printed and formatted, as `(result of effect-1)`. Whatever
-needs what it stands for ends the dry run there, and so does a call with an argument that has such text in it.
+It may be stored, passed on, returned, compared with None, printed and formatted, as `(result of effect-1)`, and its
+members are placeholders too. Whatever needs what it stands for ends the dry run there, and so does a call with an
+argument that has such text in it.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final, NoReturn
 
 from toolcell_bridge.wire.messages import ToolFail, ToolReturn
 
 RESULT_OF: Final = "$result_of"
-"""The one key of the dict that stands for a placeholder on the wire. Its value is the effect's id, a dot and the key of
-the dry run, which nobody outside knows: data of a tool cannot pass for a placeholder."""
+"""The one key of the dict that stands for a placeholder on the wire. Its value is the effect's id, the path of a member
+if it is one, a dot and the key of the dry run, which nobody outside knows: no data of a tool can pass for one."""
+
+_REFERENCE: Final = re.compile(
+    r"(effect-[1-9][0-9]{0,9})((?:\.[A-Za-z_][\w-]{0,63}|\[[0-9]{1,6}\]){0,8})\.([^.\[]+)", re.ASCII
+)
+"""What a reference may say: anything else would be text of a script that is shown as ours."""
+
+
+def parts_of(reference: str) -> tuple[str, str, str] | None:
+    """Shape: ("effect-1", ".items[0].id", key); None for what is not a reference."""
+    found = _REFERENCE.fullmatch(reference)
+    return None if found is None else (found[1], found[2], found[3])
+
+
+def member_of(reference: str, step: str) -> str | None:
+    """Return the reference to a member; None where there is no such. `step`: `.name` or `[0]`."""
+    effect, path, key = parts_of(reference) or ("", "", "")
+    made = f"{effect}{path}{step}.{key}"
+    return made if parts_of(made) == (effect, path + step, key) else None
+
+
+def named(effect: str, path: str) -> str:
+    """Shape: `result of effect-1`, `items[0].id of the result of effect-1`."""
+    return f"{path.lstrip('.')} of the result of {effect}" if path else f"result of {effect}"
+
 
 DRY_RUN: Final = "<dry_run>"
 """The input that holds the key of the dry run. No source can contain this name."""
@@ -34,9 +60,9 @@ class GuestDryRun:
         self._shown: dict[str, bytes] = {}
         """Texts that stand for results, each with its bytes."""
 
-    def shown(self, effect: str) -> str:
+    def shown(self, effect: str, path: str) -> str:
         """Return the text that stands for a result."""
-        text = f"(result of {effect})"
+        text = f"({named(effect, path)})"
         self._shown[text] = text.encode()
         return text
 
@@ -86,7 +112,7 @@ class GuestDryRun:
     def _restored(self, tool: str, value: Any) -> Any:
         if type(value) is dict:
             reference = value.get(RESULT_OF) if len(value) == 1 else None
-            if type(reference) is str and reference.endswith(self._end):
+            if type(reference) is str and reference.endswith(self._end) and parts_of(reference):
                 return Placeholder(self, tool, reference)
             return {key: self._restored(tool, item) for key, item in value.items()}
         return [self._restored(tool, item) for item in value] if type(value) is list else value
@@ -111,15 +137,26 @@ class Placeholder:
         return self
 
     def _look(self, *_values: object, **_more: object) -> NoReturn:
-        effect = self._reference.partition(".")[0]
+        effect, _, _ = parts_of(self._reference) or ("", "", "")
         self._dry_run.end(
-            f"the result of {self._tool} ({effect}) is not known in a dry run: a script may store it, pass it on to "
-            "calls that write, print and return it, but not look into it. The draft ends here, and has the writes "
-            "until here, which may not be all"
+            f"the result of {self._tool} ({effect}) is not known in a dry run: a script may store it and its members, "
+            "pass them on to calls that write, print and return them, but not look into them. The draft ends here, and "
+            "has the writes until here, which may not be all"
         )
 
+    def __getitem__(self, key: object) -> Placeholder:
+        step = f".{key}" if type(key) is str else f"[{key}]" if type(key) is int else ""
+        if not step or (reference := member_of(self._reference, step)) is None:
+            self._look()
+        return Placeholder(self._dry_run, self._tool, reference)
+
+    def get(self, name: object, default: object = None) -> Placeholder:
+        """Return a member, as `p[name]` does. A default would need to know whether there is one."""
+        return self[name] if default is None and type(name) is str else self._look()
+
     def __str__(self) -> str:
-        return self._dry_run.shown(self._reference.partition(".")[0])
+        effect, path, _ = parts_of(self._reference) or ("", "", "")
+        return self._dry_run.shown(effect, path)
 
     __repr__ = __str__
 
@@ -145,7 +182,7 @@ def reference_of(value: Placeholder) -> dict[str, Any]:
 
 _LOOKS: Final = """
     abs add aenter aexit aiter and anext await bool bytes call ceil complex contains delattr delitem dir divmod enter
-    exit float floor floordiv fspath ge getattr getitem gt hash iadd iand ifloordiv ilshift imatmul imod imul
+    exit float floor floordiv fspath ge getattr gt hash iadd iand ifloordiv ilshift imatmul imod imul
     index int invert ior ipow irshift isub iter itruediv ixor le len length_hint lshift lt matmul missing mod mul neg
     next or pos pow radd rand rdivmod reduce reduce_ex reversed rfloordiv rlshift rmatmul rmod rmul ror round rpow
     rrshift rshift rsub rtruediv rxor setattr setitem sub truediv trunc xor

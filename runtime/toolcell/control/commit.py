@@ -151,6 +151,9 @@ class Commit:
         args = call.raw_args
         if effects_in(arguments_of(call), self._draft.key):
             args = with_results(arguments_of(call), self._draft.key, self.results)
+            if missing := effects_in(args, self._draft.key):
+                message = f"the result of {missing[0]} does not have what {call.name} was to be given of it"
+                return ToolResult.fail(f"{message}; it was not made", code=ErrorCode.BLOCKED, status=Status.BLOCKED)
         try:
             return await again(call, args, effect.id, self._run, self)
         except (ToolAbort, AuditError) as exc:

@@ -22,7 +22,7 @@ from toolcell.tools.checks import brief
 from toolcell.tools.placeholders import effects_in, placeholder
 from toolcell.tools.result import ErrorCode, ToolResult, to_json
 from toolcell.tools.spec import RegisteredTool
-from toolcell_bridge.guest.placeholder import ENDS_DRAFT
+from toolcell_bridge.guest.placeholder import ENDS_DRAFT, RESULT_OF, member_of
 
 DRAFT_S: Final = 86_400.0
 """Seconds after which a draft cannot be committed any more."""
@@ -123,7 +123,8 @@ class Draft:
         value = placeholder(effect, self.key)
         text = (
             f"collected as {effect} of a dry run, and not made. Its result is known after the commit; an argument of a "
-            f"later call can refer to it as {to_json(value)}"
+            f"later call can refer to it as {to_json(value)}, and to a member of it, such as its id, as "
+            f"{to_json({RESULT_OF: member_of(value[RESULT_OF], '.id')})}"
         )
         return ToolResult.ok(text, value=value)
 

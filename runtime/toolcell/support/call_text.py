@@ -13,7 +13,7 @@ from typing import Any, Final
 from toolcell.support.exact_json import json_text
 from toolcell.support.packing import bytes_digest, text_digest, value_digest
 from toolcell.support.text import as_one_line
-from toolcell_bridge.guest.placeholder import RESULT_OF
+from toolcell_bridge.guest.placeholder import RESULT_OF, named, parts_of
 from toolcell_bridge.wire.columns import Column
 from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.tables import AnyTable, Array, Table
@@ -112,8 +112,8 @@ def _about(value: Any) -> str:
 def _pieces(value: Any, results: Mapping[str, str], max_chars: int) -> Iterator[str]:
     """Yield the text of a value, piece by piece, each of bounded length."""
     if isinstance(value, Mapping):
-        if (effect := referred_effect(value, results)) is not None:
-            yield f"<result of {effect}>"
+        if (referred := referred_result(value, results)) is not None:
+            yield f"<{referred}>"
             return
         for number, (name, item) in enumerate(value.items()):
             yield ", " if number else "{"
@@ -167,8 +167,9 @@ def _category_pieces(column: Column, max_chars: int) -> Iterator[str]:
         yield from _pieces(column.detail[0].values(0, max_chars + 1), _NO_RESULTS, max_chars)
 
 
-def referred_effect(value: Mapping[str, Any], results: Mapping[str, str]) -> str | None:
-    """Return the effect whose result a value stands for; None for any other value."""
+def referred_result(value: Mapping[str, Any], results: Mapping[str, str]) -> str | None:
+    """Return what a value stands for, such as `result of effect-1`; None for any other value."""
     if not results or len(value) != 1 or not isinstance(reference := value.get(RESULT_OF), str):
         return None
-    return results.get(reference)
+    effect, path, key = parts_of(reference) or ("", "", "")
+    return named(effect, path) if f"{effect}.{key}" in results else None

@@ -1,6 +1,7 @@
 """Placeholders: plain data that stands for the result of a call which a dry run collected and did not make.
 
-Shape: {"$result_of": "effect-1.<key of the dry run>"}. Knows no call; `dry_run` is the step of the pipeline.
+Shape: {"$result_of": "effect-1.<key of the dry run>"}, and "effect-1.items[0].id.<key>" for a member.
+Knows no call; `dry_run` is the step of the pipeline.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, Protocol, runtime_checkable
 
-from toolcell_bridge.guest.placeholder import RESULT_OF
+from toolcell_bridge.guest.placeholder import RESULT_OF, parts_of
 
-_EFFECT: Final = re.compile("effect-[1-9][0-9]{0,9}")
-"""What a reference may name: anything else would be text of a script that is shown as ours."""
+_STEP: Final = re.compile(r"\.([\w-]+)|\[([0-9]+)\]", re.ASCII)
 
 SCALARS: Final = frozenset({str, int, float, bool, bytes, type(None)})
 """What holds nothing. Asking whether a value is a mapping takes longer, and there may be 260,000 of them."""
@@ -60,15 +60,18 @@ def placeholder(effect: str, key: str) -> dict[str, Any]:
     return {RESULT_OF: f"{effect}.{key}"}
 
 
+def _referred(value: Mapping[str, Any], key: str) -> tuple[str, str] | None:
+    """Shape: ("effect-1", ".id"); None for any other value."""
+    reference = value.get(RESULT_OF) if len(value) == 1 else None
+    if not isinstance(reference, str) or (parts := parts_of(reference)) is None or parts[2] != key:
+        return None
+    return parts[0], parts[1]
+
+
 def effect_of(value: Any, key: str) -> str | None:
-    """Return the effect whose result a value stands for; None for any other value."""
-    if not (type(value) is dict or isinstance(value, Mapping)) or len(value) != 1:
-        return None
-    reference = value.get(RESULT_OF)
-    if not isinstance(reference, str) or not reference.endswith(f".{key}"):
-        return None
-    effect = reference.removesuffix(f".{key}")
-    return effect if _EFFECT.fullmatch(effect) else None
+    """Return the effect whose result, or whose result's member, a value stands for; None for any other value."""
+    found = _referred(value, key) if type(value) is dict or isinstance(value, Mapping) else None
+    return None if found is None else found[0]
 
 
 def effects_in(value: Any, key: str) -> tuple[str, ...]:
@@ -86,14 +89,26 @@ def effects_in(value: Any, key: str) -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda effect: (len(effect), effect)))
 
 
+def _member(result: Any, path: str, otherwise: Any) -> Any:
+    """Return what is at a path of a result; `otherwise` where there is nothing."""
+    for name, number in _STEP.findall(path):
+        if name and type(result) is dict and name in result:
+            result = result[name]
+        elif number and type(result) is list and int(number) < len(result):
+            result = result[int(number)]
+        else:
+            return otherwise
+    return result
+
+
 def with_results(value: Any, key: str, results: Mapping[str, Any]) -> Any:
-    """Return plain data with results in place of the placeholders that stand for them."""
+    """Return plain data with results in place of the placeholders that stand for them. What a result does not have
+    stays a placeholder."""
     if type(value) in SCALARS:
         return value
     if type(value) is dict or isinstance(value, Mapping):
-        effect = effect_of(value, key)
-        if effect is not None:
-            return results.get(effect, value)
+        if (found := _referred(value, key)) is not None:
+            return _member(results[found[0]], found[1], value) if found[0] in results else value
         return {
             name: item if type(item) in SCALARS else with_results(item, key, results) for name, item in value.items()
         }

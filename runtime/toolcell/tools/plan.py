@@ -36,7 +36,7 @@ from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.result import ErrorCode, Status, ToolResult, json_beginning, to_json, total_usage
 from toolcell.tools.spec import Offered, ToolSpec
 from toolcell.tools.values import is_large
-from toolcell_bridge.guest.placeholder import RESULT_OF
+from toolcell_bridge.guest.placeholder import RESULT_OF, member_of
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.frozen import frozen
@@ -88,7 +88,7 @@ def look_up(value: Any, path: str) -> Any:
         if isinstance(value, list) and isinstance(key, str) and key.isdecimal():
             key = int(key)
         try:
-            value = value[key]
+            value = _member_of_collected(value, step) or value[key]
         except (KeyError, IndexError, TypeError):
             raise PlanError(f"there is no {step!r} in {walked or 'the result'!r} ({_described(value)})") from None
         walked += step
@@ -112,10 +112,14 @@ def path_steps(path: str) -> list[str | int]:
     return steps
 
 
+def _member_of_collected(value: Any, step: str) -> dict[str, str] | None:
+    """Return what stands for a member of a result that a dry run does not know."""
+    reference = value.get(RESULT_OF) if isinstance(value, dict) and len(value) == 1 else None
+    member = member_of(reference, step) if isinstance(reference, str) else None
+    return None if member is None else {RESULT_OF: member}
+
+
 def _described(value: Any) -> str:
-    if isinstance(value, Mapping) and [*value] == [RESULT_OF]:
-        effect = str(value[RESULT_OF]).partition(".")[0]
-        return f"it is the result of {effect}, which a dry run does not know: refer to the whole of it"
     if isinstance(value, Mapping):
         return f"an object with {', '.join(map(str, list(value)[:10])) or 'no keys'}"
     if isinstance(value, list):
