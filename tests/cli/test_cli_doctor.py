@@ -3,6 +3,7 @@
 import json
 import os
 import py_compile
+import re
 import resource
 import sys
 from pathlib import Path
@@ -95,7 +96,10 @@ def test_json_says_the_same_as_data(machine: dict[str, bool | None]) -> None:
     told: dict[str, Any] = json.loads(text)
     assert status == exits.UNAVAILABLE
     assert (told["ok"], told["missing"]) == (False, ["pid"])
-    assert set(told["machine"]) == {"kernel", "python", "user", "heap", "bytecode"}
+    assert set(told["machine"]) == {"kernel", "python", "user", "heap", "bytecode", "memory"}
+    assert re.fullmatch(
+        r"[\d.]+ [MG]iB of [\d.]+ [MG]iB available; a sandbox may take 512 MiB", told["machine"]["memory"]
+    )
     assert told["docker"]["daemon"] is None
     assert {layer["name"]: layer["live"] for layer in told["layers"]} == machine
 

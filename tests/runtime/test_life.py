@@ -273,6 +273,38 @@ def test_the_watch_counts_the_processes_and_threads_of_a_whole_tree() -> None:
     assert (during.processes, during.peak_processes, after.peak_processes) == (4, 4, 4)
 
 
+SHARED = """
+import os, sys
+held = bytearray(os.urandom(1)) * (40 << 20)
+for _ in range(3):
+    if not os.fork():
+        sys.stdin.readline()
+        os._exit(0)
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.conforms("T3")
+def test_above_the_limit_the_watch_counts_memory_that_processes_share_once() -> None:
+    from toolcell.sandbox.process.process_watch import TreeWatch
+
+    command = [sys.executable, "-c", f"input()\n{SHARED}"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as tree:
+        assert tree.stdin is not None and tree.stdout is not None
+        generous, strict = TreeWatch(tree.pid, memory_bytes=1 << 40), TreeWatch(tree.pid, memory_bytes=100 << 20)
+        tree.stdin.write("go\n")
+        tree.stdin.flush()
+        assert tree.stdout.readline() == "ready\n"
+        summed, shared = generous.look().peak_memory_bytes, strict.look().peak_memory_bytes
+        tree.communicate("end\n" * 4)
+
+    assert summed > 160 << 20
+    assert 40 << 20 < shared < 80 << 20
+
+
 def test_a_zygote_that_dies_is_replaced(registry: ToolRegistry) -> None:
     others = guests()  # hosts of other tests among them: killed with their launchers, nobody would clean up after them
     with SyncRuntime(registry, pool=PoolConfig(warm=1)) as runtime:

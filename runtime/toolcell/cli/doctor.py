@@ -15,8 +15,8 @@ from rich.text import Text
 import toolcell_bridge
 from toolcell._version import FOLDER
 from toolcell.cli import doctor_apparmor, doctor_docker, doctor_profiles, doctor_ray, exits
-from toolcell.cli.terminal import print_json, reporting, safe, stdout
-from toolcell.config import PROFILES, Layer, Profile
+from toolcell.cli.terminal import print_json, reporting, safe, size, stdout
+from toolcell.config import PROFILES, Layer, Limits, Profile
 from toolcell.errors import UsageError
 
 PURPOSE: dict[str, str] = {
@@ -84,6 +84,7 @@ def doctor(
         "heap": f"mortal: {why}" if (why := why_mortal()) else "immortal: sandboxes copy fewer pages",
         "bytecode": bytecode(),
         "user": f"uid {os.geteuid()}" if hasattr(os, "geteuid") else "no user ids",
+        "memory": memory(),
     }
     docker = doctor_docker.examine()
     missing = [layer["name"] for layer in layers if layer["required"] and layer["live"] is False]
@@ -97,6 +98,14 @@ def doctor(
             layers, machine, docker, profiles, f"{problem}; no script runs in the profile {profile}" if problem else ""
         )
     raise typer.Exit(exits.UNAVAILABLE if problem else exits.OK)
+
+
+def memory() -> str:
+    """Say how much memory there is for sandboxes, and what each of them may take."""
+    import psutil
+
+    found, most = psutil.virtual_memory(), Limits().memory_bytes
+    return f"{size(found.available)} of {size(found.total)} available; a sandbox may take {size(most)}"
 
 
 def bytecode() -> str:

@@ -164,7 +164,8 @@ def reading_of(text: str, at: float) -> Reading:
             for sample in family.samples:
                 if not math.isfinite(sample.value):
                     raise ValueError(f"{sample.name:.80} is {sample.value}")
-                tenant = sample.labels.get("tenant", "")
+                if (tenant := sample.labels.get("tenant")) is None:  # of the host
+                    continue
                 found.sums[tenant, sample.name] += sample.value
                 if sample.name == RATES["runs"]:
                     found.outcomes[tenant, sample.labels.get("outcome", "")] = sample.value

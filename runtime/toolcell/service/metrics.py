@@ -1,7 +1,7 @@
 """`Metrics`: what a service has done and does now, for Prometheus.
 
-Every sample has the label `tenant`, so that a tenant is shown its own and nobody else's. Names of tools, sessions and
-subjects are not labels: a caller could invent any number of them.
+Every sample but those of the host has the label `tenant`: a tenant is shown its own and nobody else's. Names of tools,
+sessions and subjects are not labels: a caller could invent any number of them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
+import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -72,6 +73,7 @@ class Metrics:
         )
         self._cpu = Counter("toolcell_cpu_seconds", "Processor time of sandboxes.", tenant, registry=registry)
         registry.register(_States(states))
+        registry.register(_Host())
 
     def watch(self, tenant: str, runtime: Runtime) -> None:
         """Count what ends in the runtime of a tenant."""
@@ -119,6 +121,17 @@ class _States(Collector):
             for family, value in zip(families, state, strict=True):
                 family.add_metric([tenant], value)
         yield from families
+
+
+class _Host(Collector):
+    """Gauges of the machine, at the moment of asking."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Return one family for each gauge."""
+        memory, load = psutil.virtual_memory(), psutil.getloadavg()[0]
+        yield GaugeMetricFamily("toolcell_host_memory_bytes", "Memory of the machine.", memory.total)
+        yield GaugeMetricFamily("toolcell_host_memory_available_bytes", "Memory that is left.", memory.available)
+        yield GaugeMetricFamily("toolcell_host_load", "Processes that want to run, over the last minute.", load)
 
 
 class _OfTenant(CollectorRegistry):
