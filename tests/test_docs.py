@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import re
 import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +19,13 @@ import typer
 
 import toolcell
 from rows import each_row
-from toolcell import Outcome, compat
+from toolcell import Agent, Limits, Outcome, PoolConfig, compat
 from toolcell.cli import COMMANDS, build
+from toolcell.cli.terminal import size
 from toolcell.errors import MissingPackage
 from toolcell.tools.options import ToolOptions
+from toolcell.tools.registry_state import RegistrySettings
+from toolcell_bridge.guest.lint import IMPORTABLE
 from toolcell_bridge.wire.messages import TAGS
 
 ROOT = Path(__file__).parent.parent
@@ -155,6 +160,44 @@ def test_the_pages_name_every_outcome_and_every_tool_option() -> None:
 
     assert set(re.findall(r"`(\w+)`", row)[1:]) == {str(outcome) for outcome in Outcome}
     assert set(re.findall(r"`(\w+)`", tools)) >= {field.name for field in fields(ToolOptions)} - {"is_agent"}
+
+
+def shown_default(name: str, value: Any) -> str:
+    return (
+        "none"
+        if value is None
+        else size(value)
+        if name.endswith("_bytes") or name == "host_work"
+        else f"{value:,g}"
+        if value < 100_000
+        else f"{value:,}"
+    )
+
+
+def test_the_table_of_limits_has_every_limit_with_its_default() -> None:
+    text = (ROOT / "docs" / "scripts.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)(?:\((\w+)=\))?` \| ([^|]+) \| \S", text.partition("\n## Limits\n")[2], re.MULTILINE)
+    shown = {field or owner: default for owner, field, default in rows}
+    settings = {name: getattr(RegistrySettings(), name) for _, name, _ in rows if hasattr(RegistrySettings(), name)}
+    expected = {name: field.default for name, field in Limits.model_fields.items()} | settings
+    expected |= {name: field.default for name, field in PoolConfig.model_fields.items()}
+    expected |= {"max_iterations": signature(Agent).parameters["max_iterations"].default}
+    assert shown == {name: shown_default(name, value) for name, value in expected.items()}
+    assert len(settings) == 5
+
+
+def test_the_page_about_lint_lists_what_a_strict_script_may_import_and_use() -> None:
+    pytest.importorskip("RestrictedPython")
+    policies = importlib.import_module("toolcell_bridge.guest.lint_policies")
+    text = (ROOT / "docs" / "lint.md").read_text(encoding="utf-8")
+    modules, names = [re.findall(r"`([\w.]+)`", block) for block in re.findall(r"(?:^> .*\n)+", text, re.MULTILINE)]
+    known = [name for name in policies._restricted_builtins() if hasattr(builtins, name) and not name.startswith("_")]
+    plain = [name for name in known if not is_exception(getattr(builtins, name))]
+    assert (modules, names) == (sorted(IMPORTABLE), sorted(plain))
+
+
+def is_exception(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseException)
 
 
 def test_every_command_of_the_pages_exists() -> None:

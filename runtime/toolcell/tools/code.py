@@ -46,8 +46,8 @@ _CODE_OR_PLAN = f" For independent calls known upfront, {PLAN_TOOL} is simpler."
 
 _RESTRICTED = (
     " Without set_result, the value of the last expression is the result. Scripts are restricted: they cannot open "
-    "files, use no attribute or name that begins with _, and may import only {modules}. What is not allowed is refused "
-    "before anything runs. {state}"
+    "files, use no attribute or name that begins with _, no except*, metaclass= or import *, and may import only "
+    "{modules}. What is not allowed is refused before anything runs. {state}"
 )
 _SANDBOX = (
     " Without set_result, the value of the last expression is the result, and open matplotlib figures are returned as "
