@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jupyter_client.manager import KernelManager
 
 from toolcell.kernel import spec
 from toolcell.kernel.cells import Cell, Cells
@@ -138,7 +139,7 @@ class TestMagics:
         assert plain.run("taken.stdout").data == {"text/plain": "'unseen\\n'"}
 
     def test_the_command_that_installs_may_be_pasted_into_a_shell(self, plain: Notebook) -> None:
-        said = plain.run("%pip install -q 'pandas>=2' \"a[b]\"").text("stderr")
+        said = plain.run("%pip install -q 'pandas>=2' \"a[b]\"").reply["evalue"]
         assert "kernel install --packages 'pandas>=2,a[b]'" in said
 
     def test_only_names_of_the_notebook_are_listed(self, notebooks: Start) -> None:
@@ -153,14 +154,30 @@ class TestMagics:
     def test_an_installation_says_what_to_do(self, plain: Notebook, line: str) -> None:
         shown = plain.run(line)
 
-        assert shown.reply["status"] == "error"
-        assert "toolcell kernel install --packages pandas" in shown.text("stderr")
+        assert shown.reply["status"] == "error" and shown.of("error")[0]["evalue"] == shown.reply["evalue"]
+        assert "toolcell kernel install --packages pandas" in shown.traceback
+
+    def test_an_installation_of_what_is_there_is_no_error(self, plain: Notebook) -> None:
+        plain.run("open('requirements.txt', 'w').write('# ours\\nipython>=8  # the shell\\n')")
+        for line in (
+            "%pip install -q --upgrade pip ipython",
+            "!pip install ipython 'traitlets>=5,<99'",
+            "import sys\n!{sys.executable} -m pip install ipython~=9.0",
+            "%conda install -y -c conda-forge ipython",
+            "%pip install ipython!=1.0",
+            "!pip install -q -r requirements.txt",
+        ):
+            shown = plain.run(line)
+            assert shown.reply["status"] == "ok" and "Requirement already satisfied: ipython" in shown.text(), line
+            assert shown.kinds == ["stream"], line
+        older = plain.run("%pip install 'ipython>=99'")
+        assert "ipython 9" in older.traceback and "--packages 'ipython>=99'" in older.traceback
 
     def test_an_installation_keeps_the_packages_that_the_kernel_has(self, notebooks: Start) -> None:
         notebook = notebooks("--packages", "tqdm")
         command = "toolcell kernel install --packages tqdm --packages nothing-like-it"
 
-        assert command in notebook.run("%pip install nothing-like-it").text("stderr")
+        assert command in notebook.run("%pip install nothing-like-it").traceback
         assert command.replace("-like-", "_like_") in notebook.run("import nothing_like_it").traceback
         told = notebook.run("install_package('nothing-like-it')").traceback
         assert command in told and "with --allow-package nothing-like-it, a cell may install it" in told
@@ -170,27 +187,51 @@ class TestMagics:
 
         assert "a sandbox has no network" in shown.traceback
 
-    def test_a_program_is_refused_in_words(self, plain: Notebook) -> None:
+    def test_a_program_is_refused_with_an_error_output(self, plain: Notebook) -> None:
         cells = (
-            "!ls",
-            "files = !ls",
+            "!nvidia-smi",
+            "files = !find .",
+            "!ls; rm x",
+            "!ls > x",
+            "!ls $(pwd)",
             "%%bash\nls",
-            "%sx ls",
-            "!!ls",
+            "%sx git status",
+            "!!git status",
             "%%perl\nls",
             "%%python\n1",
             "%edit",
             "%pip list",
+            "!apt-get install -y graphviz",
+            "import os\nos.system('git status')",
         )
         for cell in cells:
             shown = plain.run(cell)
-            assert shown.reply["status"] == "error", cell
-            said = shown.text("stderr")
+            (error,) = shown.of("error")
+            assert shown.reply["status"] == "error" and shown.kinds == ["error"], cell
+            assert error.items() <= shown.reply.items() and error["ename"] and error["traceback"], cell
+            said = error["evalue"]
             assert "use Python's own modules" in said and "nothing can be executed in the sandbox" in said, cell
+
+    @pytest.mark.parametrize("cell", ["%nothing_like_it", "raise ExceptionGroup('several', [ValueError(1)])", "raise SystemExit(2)", "1 +"])  # fmt: skip
+    def test_every_cell_that_fails_has_one_error_output(self, plain: Notebook, cell: str) -> None:
+        shown = plain.run(cell)
+        (error,) = shown.of("error")
+        assert error.items() <= shown.reply.items() and error["ename"] and any(error["traceback"])
+
+    def test_commands_that_look_at_files_work_on_the_workspace(self, notebooks: Start, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text("x\n1\n2\n")
+        notebook = notebooks(folder=tmp_path)
+
+        assert notebook.run("name = 'a.csv'\n!ls\n!cat $name | wc -l\n!head -n 1 {name}").text() == "a.csv\n3\nx\n"
+        assert notebook.run("lines = !tail -n 2 a.csv\nlines, lines.n").data == {"text/plain": "(['1', '2'], '1\\n2')"}
+        assert notebook.run("%sx ls").data == {"text/plain": "['a.csv']"}
+        assert notebook.run("ls *.csv").text() == "a.csv\n"  # an alias
+        assert notebook.run("!cat nothing\n_exit_code").data == {"text/plain": "1"}
+        assert notebook.run("import os\n!mkdir -p out/deep\n!pwd\nos.path.isdir('out/deep')").reply["status"] == "ok"
 
     def test_tools_are_named_in_place_of_a_program_where_there_are_any(self, notebooks: Start) -> None:
         notebook = notebooks("--tools", str(Path(__file__).with_name("tools.py")))
-        assert "use call_tool() instead" in notebook.run("!ls").text("stderr")
+        assert "use call_tool() instead" in notebook.run("!git").traceback
         assert "use call_tool() instead" in notebook.run("import os\nos.system('ls')").traceback
 
     def test_a_question_mark_opens_the_pager(self, plain: Notebook) -> None:
@@ -335,6 +376,46 @@ class TestEnds:
 
         assert plain.outcome_of(ident).reply["ename"] == "KeyboardInterrupt"
         assert plain.run("gate.append(1)\nfor _ in range(9): await asyncio.sleep(0)\nlog").data == {"text/plain": "[]"}
+
+    def test_a_cell_that_handles_an_interrupt_goes_on_and_ends_well(self, plain: Notebook) -> None:
+        again = "seen = []\nwhile len(seen) < 2:\n    try: print('go'); time.sleep(60)\n    except KeyboardInterrupt: seen.append(1)\n"
+        ident = plain.begin("import time\n" + again + "time.sleep(0.3)  # longer than a signal is repeated after\nseen")
+        plain.manager.interrupt_kernel()
+        while plain.client.get_iopub_msg(timeout=PATIENCE_S)["msg_type"] != "stream":
+            pass
+        plain.manager.interrupt_kernel()
+
+        shown = plain.outcome_of(ident)
+        assert shown.reply["status"] == "ok" and shown.data == {"text/plain": "[1, 1]"}
+
+    def test_an_interrupt_counts_for_the_cell_that_was_sent_before_it(self, plain: Notebook) -> None:
+        for _ in range(20):
+            plain.client.control_channel.send(plain.client.session.msg("interrupt_request", {}))
+            assert plain.run("'left alone'").reply["status"] == "ok"
+
+    def test_an_interrupt_while_the_kernel_opens_is_kept(self, jupyter: Path, tmp_path: Path) -> None:
+        spec.install("toolcell-opening", [], for_user=True)
+        manager = KernelManager(kernel_name="toolcell-opening")
+        manager.start_kernel(cwd=str(tmp_path))
+        client = manager.client()
+        client.start_channels()
+        try:
+            ident = client.execute("ran = 1")
+            client.control_channel.send(client.session.msg("interrupt_request", {}))
+            reply = client.get_shell_msg(timeout=PATIENCE_S)
+            assert reply["parent_header"]["msg_id"] == ident and reply["content"]["ename"] == "KeyboardInterrupt"
+            after = client.execute_interactive("ran", timeout=PATIENCE_S, output_hook=id)
+            assert after["content"]["ename"] == "NameError"
+        finally:
+            client.stop_channels()
+            manager.shutdown_kernel(now=True)
+
+    def test_tasks_that_a_cell_without_await_makes_run_while_another_awaits(self, plain: Notebook) -> None:
+        plain.run("import asyncio\nlog = []\nasync def note(): log.append(1)\nasyncio.ensure_future(note())")
+        plain.run("task = asyncio.get_event_loop().create_task(note())")
+        plain.run("asyncio.run(note())")
+        plain.run("later = asyncio.ensure_future(note())")
+        assert plain.run("await task; await later\nlog").data == {"text/plain": "[1, 1, 1, 1]"}
 
     def test_a_signal_while_nothing_runs_does_nothing(self, plain: Notebook) -> None:
         os.kill(plain.manager.provisioner.pid, signal.SIGINT)

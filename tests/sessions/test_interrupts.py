@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any, cast
 
@@ -24,6 +25,8 @@ class Wire:
     def __init__(self) -> None:
         self.seen: list[tuple[str, bool]] = []
         self.on_send: Any = lambda: None
+        self.on_receive: Any = lambda: None
+        self.has_sent = True
 
     def sendall(self, data: bytes) -> None:
         self.seen.append(("send", is_interruptible(sys._getframe())))
@@ -31,11 +34,12 @@ class Wire:
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         self.seen.append(("receive", is_interruptible(sys._getframe())))
+        self.on_receive()
         return b"\0"
 
-    def poll(self, timeout_ms: int) -> list[int]:
+    def poll(self, timeout_ms: int | None) -> list[int]:
         self.seen.append(("wait", is_interruptible(sys._getframe())))
-        return [1]
+        return [1] * self.has_sent
 
 
 def channel_over(wire: Wire) -> Channel:
@@ -66,10 +70,43 @@ def test_an_interrupt_during_a_message_comes_when_the_message_is_sent() -> None:
     assert len(wire.seen) == 1
 
 
+def test_an_interrupt_while_something_is_read_comes_when_it_is_read() -> None:
+    wire = Wire()
+    channel = channel_over(wire)
+    channel._readable = wire
+    interrupts = Interrupts(channel)
+    interrupts.allow()
+    wire.on_receive = lambda: interrupts._handle(51, sys._getframe())
+
+    with pytest.raises(KeyboardInterrupt):
+        channel._read()
+    assert channel._connection.frames.buffer == b"\0"
+
+
+@pytest.mark.parametrize(
+    ("when", "is_kept"),
+    [("nothing was sent", False), ("it was sent", True), ("it has come", True), ("the one before is ending", False)],
+)
+def test_an_interrupt_counts_for_the_script_that_the_host_had_sent(when: str, is_kept: bool) -> None:
+    wire = Wire()
+    channel = channel_over(wire)
+    channel._readable, wire.has_sent = wire, when in ("it was sent", "the one before is ending")
+    interrupts = Interrupts(channel)
+    if when == "it has come":
+        interrupts.has_come = True
+    elif when == "the one before is ending":
+        interrupts.allow()
+        interrupts.end()
+    interrupts._handle(51, sys._getframe())
+    interrupts.listen()
+
+    with pytest.raises(KeyboardInterrupt) if is_kept else contextlib.nullcontext():
+        interrupts.allow()
+
+
 def test_a_script_has_time_to_clean_up_before_it_is_interrupted_again_and_afterwards_it_is_left_alone() -> None:
     interrupts = Interrupts(channel_over(Wire()))
-    interrupts._handle(51, sys._getframe())  # no script runs
-    interrupts.is_allowed = True
+    interrupts.allow()
     with pytest.raises(KeyboardInterrupt):
         interrupts._handle(51, sys._getframe())
     assert interrupts._next > 0

@@ -503,6 +503,76 @@ async def test_the_state_stays_when_an_interrupted_script_has_to_end_something_f
     assert (result.outcome, after.value) == (Outcome.CANCELLED, 1)
 
 
+HANDLES = "try:\n    progress(1)\n    {waits}\nexcept {error}:\n    set_result(call_tool('write', text='saved'))"
+
+
+@pytest.mark.parametrize(
+    ("waits", "error"),
+    [
+        ("while True: pass", "KeyboardInterrupt"),
+        ("call_tool('wait_for_ever')", "KeyboardInterrupt"),
+        ("import asyncio; await asyncio.sleep(60)", "asyncio.CancelledError"),
+    ],
+)
+async def test_a_script_that_handles_an_interrupt_goes_on_and_ends_in_its_own_way(
+    anyio_backend: str, effects: Effects, waits: str, error: str
+) -> None:
+    running = anyio.Event()
+    async with Runtime(effects.registry, pool=PoolConfig(warm=0)) as runtime, runtime.session() as session:
+        await session.execute_code("kept = 1")
+
+        async def interrupt() -> None:
+            await running.wait()
+            assert await session.interrupt()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(interrupt)
+            source = HANDLES.format(waits=waits, error=error)
+            result = await session.execute_code(source, on_progress=lambda _: running.set())
+        await session.put_down()  # nothing can repeat it: the state comes back by value
+        after = await session.execute_code("kept")
+
+    assert (result.outcome, result.error, effects.made[-1:]) == (Outcome.OK, None, ["saved"])
+    assert after.value == 1 and after.session is not None and after.session.began == "value"
+
+
+async def test_an_interrupt_that_is_handled_for_ever_ends_the_script(
+    anyio_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolcell.sessions.session.INTERRUPT_S", 0.2)
+    running = anyio.Event()
+    async with Runtime(pool=PoolConfig(warm=0)) as runtime, runtime.session() as session:
+
+        async def interrupt() -> None:
+            await running.wait()
+            assert await session.interrupt()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(interrupt)
+            source = "progress(1)\nwhile True:\n    try:\n        while True: pass\n    except KeyboardInterrupt: pass"
+            result = await session.execute_code(source, on_progress=lambda _: running.set())
+
+    assert result.outcome is Outcome.CANCELLED
+
+
+def test_scripts_share_an_event_loop_and_what_they_leave_running_is_ended_by_name(session: SyncSession) -> None:
+    value(
+        session,
+        "import asyncio\nlock, queue, log = asyncio.Lock(), asyncio.Queue(), []\nloop = asyncio.get_running_loop()\n"
+        "async def numbers():\n    try:\n        for n in range(9): yield n\n    finally: log.append('closed')\n"
+        "async def poll():\n    try: await asyncio.sleep(60)\n    finally: log.append('ended')\n"
+        "reader = numbers()\nawait reader.__anext__()\nawait queue.put('item')\nwaiting = asyncio.ensure_future(lock.acquire())\n"
+        "await asyncio.sleep(0)",
+    )
+    again = session.execute_code(
+        "lock.release()\nleft = asyncio.create_task(poll())\n"
+        "async with lock: x = [await queue.get(), await reader.__anext__(), loop is asyncio.get_running_loop(), list(log)]\nx"
+    )
+    assert again.value == ["item", 1, True, []]
+    assert again.session is not None and again.session.ended == ("task 'poll'",)
+    assert value(session, "[log, loop is asyncio.get_event_loop()]") == [["ended"], True]
+
+
 async def test_a_session_that_is_closed_does_not_wait_for_what_was_interrupted(
     anyio_backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,8 +71,8 @@ class Channel:
         self._main_thread = 0
         self.inputs_have_tables = False
         """There are arrays or tables among the inputs of the script that runs."""
-        self.after_send: Callable[[], object] | None = None
-        """Called once, when what is being sent is sent."""
+        self.when_free: Callable[[], object] | None = None
+        """Called once, when what is being sent is sent, or what is being read is read."""
 
     @property
     def fileno(self) -> int:
@@ -107,8 +107,11 @@ class Channel:
                     self._write(held)
             finally:
                 self._sending = False
-        if self.after_send is not None:
-            call, self.after_send = self.after_send, None
+        self._note_free()
+
+    def _note_free(self) -> None:
+        if self.when_free is not None and not self._sending:
+            call, self.when_free = self.when_free, None
             call()
 
     def _write(self, messages: Sequence[Message]) -> None:
@@ -192,6 +195,11 @@ class Channel:
         self._readable = select.poll()
         self._readable.register(self._sock.fileno(), select.POLLIN)
 
+    def has_input(self) -> bool:
+        """Whether the host has sent something that was not answered yet."""
+        frames = self._connection.frames
+        return bool(self._inbox or frames.buffer or frames.large is not None or self._readable.poll(0))
+
     def forget_calls(self) -> None:
         """The run is over: no answer comes to calls that have none yet."""
         with self._lock:
@@ -239,6 +247,7 @@ class Channel:
             while (message := self._connection.next_message()) is not None:
                 self._deliver(message)
         self._wake_waiting()
+        self._note_free()
 
     def _receive(self) -> bytes:
         """recv(), but poll for a moment before sleeping, as long as the host answers quickly.

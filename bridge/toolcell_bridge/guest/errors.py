@@ -11,8 +11,10 @@ may remove them and gains nothing.
 from __future__ import annotations
 
 import errno
+import operator
 import os
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -91,6 +93,8 @@ def _text(error: BaseException) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+NO_PIP = "there is no pip in a sandbox: install_package(NAME) says what is there, and installs what its host allows"
+
 OTHER_NAMES = {
     "PIL": "pillow",
     "bs4": "beautifulsoup4",
@@ -139,6 +143,8 @@ def _missing_module(given: object) -> str:
     name = given.partition(".")[0] if isinstance(given, str) else ""
     if not name.isidentifier() or name in sys.modules or name in sys.stdlib_module_names:
         return ""
+    if name == "pip":
+        return f"; {NO_PIP}"
     if name in OWN_NAMES or _call_path(name):
         called = _call_path(name) or "tools.NAME"
         return f"; tools and call_tool are names of every script: write {called}(...), and no import"
@@ -147,11 +153,12 @@ def _missing_module(given: object) -> str:
 
 def _chosen_by_host(package: str) -> str:
     """Say how a package is added. A sandbox knows of a notebook's kernel, but not which other program its host is."""
+    word = f"'{package}'" if set(package) & set("<>=!~[];") else package
     if SCRIPTS.chosen_by:
-        return f"; the packages of a notebook are chosen with its kernel: {SCRIPTS.chosen_by} --packages {package}"
+        return f"; the packages of a notebook are chosen with its kernel: {SCRIPTS.chosen_by} --packages {word}"
     return (
         f"; a sandbox has the packages that its host chose: Runtime(packages=[{package!r}]) in a program, --packages "
-        f"{package} with a toolcell command, `packages` in the settings of a service"
+        f"{word} with a toolcell command, `packages` in the settings of a service"
     )
 
 
@@ -292,7 +299,7 @@ def _notebook_command(line: str) -> str:
     """Return the cure of a line that a notebook or a shell understands, and Python does not."""
     words = line.strip().lstrip("!%").split()
     if "install" in words[:4] and any(word in ("pip", "pip3", "conda", "uv") for word in words[:3]):
-        return "; a script is Python only: its host chose its packages, and install_package(NAME) says if there is one"
+        return f"; a script is Python only: {NO_PIP}"
     if line.strip().startswith(("!", "%")):
         return "; a script is Python only: commands of notebooks and shells do not work"
     return ""
@@ -335,9 +342,11 @@ def blocked() -> str:
     return f"blocked: use {instead} instead; nothing can be executed in the sandbox; threads and fork work"
 
 
-def refuse(*_args: Any, **_options: Any) -> NoReturn:
+def refuse(*args: Any, **_options: Any) -> NoReturn:
     """Stand in for a function that would start a program."""
-    raise PermissionError(errno.EPERM, blocked())
+    asked = repr(args[:2])[:MESSAGE_CHARS]
+    cure = f"; {NO_PIP}" if "pip" in asked and "install" in asked else ""
+    raise PermissionError(errno.EPERM, blocked() + cure)
 
 
 def install_refusals() -> None:
@@ -357,24 +366,69 @@ def install_package(name: str) -> None:
     Raises:
         RuntimeError: it cannot be imported; the message says who can change that.
     """
-    if not can_import(name):
+    if not installed(name):
         bare = _bare(name)
         raise not_installed(name, f"a sandbox has no network{_chosen_by_host(bare)}{_allowed_by_host(bare)}")
 
 
-def can_import(name: str) -> bool:
-    """Return whether a package can be imported, by the name of a module or a distribution. Versions do not count."""
+def installed(name: str) -> str:
+    """Return the version of a package that can be imported, by the name of a module or a distribution; "" without one.
+
+    Raises:
+        RuntimeError: it is there in another version than `name` asks for, such as "x>=2". Another one would come later
+            on `sys.path`.
+    """
     import importlib.metadata
     import importlib.util
 
     wanted = _bare(name)
     try:
-        if importlib.util.find_spec(wanted.replace("-", "_")) is not None:
-            return True
-        importlib.metadata.distribution(wanted)
+        found = importlib.metadata.distribution(wanted).version
     except (ImportError, ValueError):
-        return False
-    return True
+        try:
+            is_there = importlib.util.find_spec(wanted.replace("-", "_")) is not None
+        except (ImportError, ValueError):
+            return ""
+        return "of this sandbox" if is_there else ""
+    asked = str(name).partition(";")[0].strip()[len(wanted) :]
+    if "[" in asked:
+        asked = asked.partition("]")[2]
+    if not all(_fits(found, each.strip()) for each in asked.strip(" ()").split(",")):
+        raise not_installed(name, f"{wanted} {found} is there{_chosen_by_host(str(name))}")
+    return found
+
+
+def _fits(version: str, clause: str) -> bool:
+    """Whether a version is one that a clause such as ">=2" names. Its releases count: "2.0rc1" is 2.0."""
+    wanted = clause.lstrip("=<>!~ ")
+    sign, has, asked = clause[: len(clause) - len(wanted)].strip(), _release(version), _release(wanted)
+    if sign == "~=":
+        return has >= asked and has[: len(asked) - 1] == asked[:-1]
+    size = len(asked) if wanted.endswith(".*") else max(len(has), len(asked))
+    padded = [(each + (0,) * size)[:size] for each in (has, asked)]
+    return sign not in COMPARES or bool(COMPARES[sign](*padded))
+
+
+COMPARES: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+def _release(version: str) -> tuple[int, ...]:
+    found: list[int] = []
+    for part in version.strip().lstrip("v").split("+")[0].split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        found.append(int(digits))
+        if digits != part:
+            break
+    return tuple(found)
 
 
 def not_installed(name: str, why: str) -> RuntimeError:

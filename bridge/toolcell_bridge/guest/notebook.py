@@ -14,12 +14,11 @@ import getpass
 import html
 import json
 import os
+import re
 import shlex
 import sys
-import time
 import types
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
@@ -31,12 +30,13 @@ from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import StdinNotImplementedError, UsageError
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.text import LSString, SList
 from IPython.utils.tokenutil import token_at_cursor
 from traitlets import Type
 from traitlets.config import Config
 
-from toolcell_bridge.guest import files, interrupts, surroundings
-from toolcell_bridge.guest.errors import blocked, cure_of
+from toolcell_bridge.guest import event_loop, files, interrupts, surroundings, tracebacks, workspace_commands
+from toolcell_bridge.guest.errors import blocked, cure_of, installed
 from toolcell_bridge.guest.notebook_words import NOTEBOOK_INPUT, SHOWN
 from toolcell_bridge.guest.script_end import write_out_files
 from toolcell_bridge.guest.scripts import SCRIPTS
@@ -52,12 +52,14 @@ PLACES: Final = {
 
 MOST_COMPLETIONS: Final = 500
 
-IDLE_THREADS_S: Final = 0.1
-"""For threads without work to end before they would be said to have run on."""
+INSTALLERS: Final = ("pip", "pip3", "conda", "mamba", "micromamba", "uv")
+OF_INSTALLERS: Final = frozenset({"pip", "setuptools", "wheel", "uv"})
+"""What notebooks upgrade before they install something."""
 
-CLEAN_UP_S: Final = 2.0
-MOST_CANCELS: Final = 3
-"""For a cell that was interrupted while it waits. Together less than the time that the host gives it."""
+WITH_VALUES: Final = re.compile(
+    r"-[cefinprt]|--(channel|constraint|editable|extra-index-url|file|find-links|index-url|name|prefix|requirement|target)"
+)
+"""Options of installers that take the next word."""
 
 END_OF_INPUT: Final = "\x04"
 
@@ -111,6 +113,7 @@ class ShellRequests:
         """
         shell = self._shell_in(namespace)
         shell.report, shell.call_tool, shell.interrupts = names["progress"], names["call_tool"], own_interrupts
+        shell.install_package = names["install_package"]
         builtins.__dict__["display"] = shell.display
         shell.user_ns_hidden |= names
         answers: dict[str, Callable[..., object]] = {
@@ -157,6 +160,7 @@ class ShellRequests:
             cells += [""] * (asked["count"] - len(cells))  # those of a sandbox that was lost
         shell.payload_manager.clear_payload()
         hook = sys.excepthook
+        asyncio.set_event_loop(get_asyncio_loop())  # for tasks that a cell without `await` makes
         try:
             result = shell.run_cell(source, store_history=asked["is_kept"], silent=asked["is_silent"])
         finally:
@@ -218,47 +222,15 @@ class ShellRequests:
 
 
 class AsyncioRunner:
-    """Runs a cell that awaits. Threads end with their cell, so the loop begins each with a new pool."""
+    """Runs a cell that awaits."""
 
     def __call__(self, cell: Coroutine[Any, Any, Any]) -> Any:
         """Run a cell to its end."""
-        loop, pool = get_asyncio_loop(), ThreadPoolExecutor(thread_name_prefix="asyncio")
+        loop, shell = get_asyncio_loop(), ZMQInteractiveShell.instance()
         if loop.is_running():  # and a cell in a cell is refused
             return loop.run_until_complete(cell)
-        loop.set_default_executor(pool)
-        task = loop.create_task(cell)
-        try:
-            return loop.run_until_complete(task)
-        except KeyboardInterrupt:
-            if task.done():
-                raise
-            return self._cancelled(loop, task)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            until = time.monotonic() + IDLE_THREADS_S
-            for thread in pool._threads:
-                thread.join(max(0.0, until - time.monotonic()))
-
-    @staticmethod
-    def _cancelled(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> Any:
-        """Cancel a cell that was interrupted while it waited, and let it clean up. It may end well all the same.
-
-        Raises:
-            KeyboardInterrupt: it does not end.
-        """
-        shell = ZMQInteractiveShell.instance()
-        shell.interrupts.is_allowed = False  # the host repeats its signal
-        shell.cancelled = KeyboardInterrupt()
-        for _ in range(MOST_CANCELS):
-            task.cancel()
-            loop.run_until_complete(asyncio.wait([task], timeout=CLEAN_UP_S))
-            if task.done():
-                break
-        else:
-            loop.close()  # so that it does not go on inside the next cell
-            raise KeyboardInterrupt
-        result = task.result()
-        if isinstance(result.error_in_exec, asyncio.CancelledError):
+        result = event_loop.run(loop, cell, shell.interrupts, shell.note_interrupt)
+        if shell.cancelled is not None and isinstance(result.error_in_exec, asyncio.CancelledError):
             result.error_in_exec = shell.cancelled
         return result
 
@@ -335,6 +307,7 @@ class ZMQInteractiveShell(InteractiveShell):
     compiler_class = Type(CellCompiler)
     report: Callable[..., None]
     call_tool: Callable[..., Any]
+    install_package: Callable[[str], None]
     interrupts: interrupts.Interrupts
     may_ask = False
     cut_short: tuple[Any, Any, Any] | None = None
@@ -403,7 +376,19 @@ class ZMQInteractiveShell(InteractiveShell):
         else:
             if error is not None and (cure := cure_of(error, _text(error))):
                 error.add_note(cure.removeprefix("; "))
-            super().showtraceback(exc_tuple, *args, **options)
+            if error is not None and _has_group(error):  # of which IPython prints the text only
+                text = tracebacks.format_exception(error, traceback=_of_cell(error.__traceback__))
+                self._showtraceback(kind, error, text.splitlines())
+            else:
+                super().showtraceback(exc_tuple, *args, **options)
+
+    def show_usage_error(self, exc: BaseException) -> None:
+        """Show it as any error: what runs a notebook without a person knows of no other ones."""
+        self._showtraceback(type(exc), exc, [f"UsageError: {_text(exc)}"])
+
+    def note_interrupt(self, error: KeyboardInterrupt) -> None:
+        """The cell is cancelled for this."""
+        self.cancelled = error
 
     def _tee(self, channel: str) -> contextlib.AbstractContextManager[None]:
         """Keep nothing of what is printed: the front end does, and each print would become several messages."""
@@ -456,39 +441,81 @@ class ZMQInteractiveShell(InteractiveShell):
     def init_magics(self) -> None:
         """Replace the magics that would start a program."""
         super().init_magics()
-        for name in ("pip", "conda", "mamba", "micromamba", "uv"):
+        for name in INSTALLERS:
             self.register_magic_function(partial(self._refuse_program, f"%{name} "), "line", name)
         programs = self.magics_manager.registry["ScriptMagics"].magics["cell"]
-        for name in (*programs, "sx", "system", "edit", "ed"):
-            self.register_magic_function(partial(self._refuse_program, f"%{name} "), "line_cell", name)
+        for name in (*programs, "edit", "ed"):
+            self.register_magic_function(partial(self._refuse_program, f"%%{name} "), "line_cell", name)
 
     def enable_gui(self, gui: Any = None) -> None:
         """Do nothing: figures are shown in their cell."""
 
+    def enable_matplotlib(self, gui: Any = None) -> Any:
+        """Show figures in their cell, whatever is asked for: there is no window, and no comm."""
+        return super().enable_matplotlib("inline")
+
     def system(self, cmd: str) -> None:
-        """Refuse to run a program."""
-        self._refuse_program("!", cmd)
+        """Print what a command prints that needs no program; refuse every other one."""
+        sys.stdout.write(self._printed(self.var_expand(cmd, depth=1)))
 
     system_raw = system_piped = system
 
     def getoutput(self, cmd: str, split: bool = True, depth: int = 0) -> Any:
-        """Refuse to run a program."""
-        self.system(cmd)
+        """Return what such a command prints."""
+        text = self._printed(self.var_expand(cmd, depth=depth + 1))
+        return SList(text.splitlines()) if split else LSString(text)
+
+    def _printed(self, line: str) -> str:
+        """Return what a line after ! prints.
+
+        Raises:
+            UsageError: a program would have to be started.
+        """
+        text = ""
+        try:
+            if not self._has_installed(line):
+                text, self.user_ns["_exit_code"] = workspace_commands.run(line)
+        except workspace_commands.NotKnown:
+            self._refuse_program("!", line)
+        return text
 
     def _refuse_program(self, magic: str, line: str, cell: str = "") -> None:
-        words = f"{magic}{line}".lstrip("!%").split()
-        if "install" in words[:4]:
-            self._refuse_install(words[words.index("install") + 1 :])
-        raise UsageError(f"{f'{magic}{line}'.strip()[:80]}: {blocked()}")
+        if not self._has_installed(f"{magic[1:]}{line}"):
+            raise UsageError(
+                f"{f'{magic}{line}'.strip()[:80]}: {blocked()}; of commands after !, the usual options of "
+                f"{', '.join(workspace_commands.COMMANDS)} work"
+            )
 
-    def _refuse_install(self, words: list[str]) -> None:
-        names = [word.strip("'\"") for word in words if not word.startswith("-")] or ["NAME"]
-        wanted = shlex.quote(",".join(names))
-        raise UsageError(
-            f"a sandbox has no network, so pip installs nothing from a cell. Its packages are chosen with the kernel: "
-            f"{SCRIPTS.chosen_by} --packages {wanted}; with --allow-package, a cell may call "
-            f"install_package({names[0]!r})"
-        )
+    def _has_installed(self, line: str) -> bool:
+        """Do what an installer would, if the line is for one."""
+        words = line.split()
+        at = words.index("install") if "install" in words[:5] else 0
+        if not any(word.rpartition("/")[2] in INSTALLERS for word in words[:at]):
+            return False
+        self._install(_requirements(words[at + 1 :]))
+        return True
+
+    def _install(self, names: list[str]) -> None:
+        """Do what pip would, as far as it is possible: say what is there, and have the host install what it allows."""
+        missing = []
+        for name in names:
+            if name in OF_INSTALLERS:
+                said = f"{name} is not needed here: the packages are chosen with the kernel"
+            elif version := installed(name):
+                said = f"Requirement already satisfied: {name} ({version})"
+            elif SCRIPTS.may_send:
+                self.install_package(name)
+                said = f"Successfully installed {name}"
+            else:
+                missing.append(name)
+                continue
+            sys.stdout.write(f"{said}\n")
+        if missing or not names:
+            raise UsageError(
+                "a sandbox has no network, so pip installs nothing from a cell. Its packages are chosen with the "
+                f"kernel: {SCRIPTS.chosen_by} --packages {shlex.quote(','.join(missing or ['NAME']))}; with "
+                f"--allow-package {(missing or ['NAME'])[0]}, a cell may install it"
+            )
 
 
 CONFIG: Final = Config(
@@ -497,6 +524,28 @@ CONFIG: Final = Config(
         "InteractiveShell": {"banner1": "", "autoindent": False},
     }
 )
+
+
+def _has_group(error: BaseException) -> bool:
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, BaseExceptionGroup):
+        found = found.__context__
+    return found is not None
+
+
+def _requirements(words: list[str]) -> list[str]:
+    """Return what is to be installed, of the words after `install` and the files that they name."""
+    names: list[str] = []
+    left = iter(words)
+    for word in left:
+        if word.startswith("-"):
+            value = next(left, "") if WITH_VALUES.fullmatch(word) else ""
+            if word in ("-r", "--requirement"):
+                with open(value, encoding="utf-8") as file:
+                    names += [line for each in file if (line := each.partition("#")[0].strip()) and line[0] != "-"]
+        elif name := word.strip("'\""):
+            names.append(name)
+    return names
 
 
 def _of_cell(traceback: types.TracebackType | None) -> types.TracebackType | None:

@@ -44,6 +44,7 @@ from toolcell_bridge.wire.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from toolcell_bridge.guest.event_loop import SessionLoop
     from toolcell_bridge.guest.interrupts import Interrupts
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -87,6 +88,9 @@ class Runner:
         self._found: tuple[dict[str, str], list[str]] = {}, []
         """`os.environ` and `sys.path` when the session began."""
         self._interrupts: Interrupts | None = None
+        self._loop: SessionLoop | None = None
+        self._ended_tasks: list[str] = []
+        """What the script of a session has left running in it."""
         self._own_names: dict[str, Any] = {}
         self._result_set = False
         self._returned: ResultFiles | None = None
@@ -113,6 +117,8 @@ class Runner:
         try:
             while True:
                 request = self._channel.next_request()
+                if self._interrupts is not None:
+                    self._interrupts.has_come = True
                 if isinstance(request, PutFile):
                     self._write_input(request)
                 elif isinstance(request, Stay):
@@ -134,13 +140,18 @@ class Runner:
             from toolcell_bridge.guest.leftovers import end_leftovers
 
             ended, stuck = end_leftovers(self._stay.end_ms / 1000)
+            if self._interrupts is not None:
+                self._interrupts.end()
             self._has_destructors = self._has_destructors or "__del__" in run.source
             hooks = self._has_destructors or self._end.has_hooks()
+            ended, self._ended_tasks = self._ended_tasks + ended, []
             if ended or stuck or hooks:
                 last.insert(-1, Leftover(ended, stuck, hooks))
             self._channel.forget_calls()
             self._put_error = None
         self._channel.send(*last)
+        if self._interrupts is not None:
+            self._interrupts.listen()
         self._held.clear()
         return done
 
@@ -207,6 +218,8 @@ class Runner:
             run = dataclasses.replace(run, source=source)
         done = self._executed(run)
         is_child = self._channel.fileno < 0 and self._is_serving
+        if self._loop is not None and self._is_ending:
+            self._loop.close()
         if self._stay is None or is_child or self._is_ending:
             self._end.run(self._take_main, self._own_names, self._wait_for)
         self._flush()
@@ -283,25 +296,45 @@ class Runner:
         namespace.pop(LAST, None)
         try:
             if interrupts is not None:
-                interrupts.is_allowed = True
+                interrupts.allow()
             if run_cell is not None:
                 run_cell(run.source, namespace, self._own_names, namespace.pop(CELL), interrupts)
             else:
                 *before, last = codes
                 for code in before:
-                    _evaluate(code, namespace)
-                value = _evaluate(last, namespace)
+                    self._evaluate(code, namespace)
+                value = self._evaluate(last, namespace)
                 if before:
                     namespace[LAST] = value
             if not self._result_set and run_cell is None:
                 self._set_trailing(namespace.get(LAST), run)
         finally:
             if interrupts is not None:
-                interrupts.is_allowed = False
+                interrupts.end()
                 if run_cell is None:  # a notebook's own shell says which are closed
                     rich.close_figures()
             namespace.pop(LAST, None)
             namespace.pop(LAST_RESULT, None)
+
+    def _evaluate(self, code: types.CodeType, namespace: dict[str, Any]) -> Any:
+        value = eval(code, namespace)  # this is what a sandbox is for
+        if not code.co_flags & IS_COROUTINE:
+            return value
+
+        async def main() -> Any:
+            return await value
+
+        if self._interrupts is None:
+            import asyncio
+
+            return asyncio.run(main())
+        from toolcell_bridge.guest.event_loop import SessionLoop
+
+        self._loop = self._loop or SessionLoop(self._interrupts)
+        try:
+            return self._loop.run(main())
+        finally:
+            self._ended_tasks = self._loop.end_tasks()
 
     def _compiled(self, run: RunScript, name: str, namespace: dict[str, Any]) -> tuple[types.CodeType, ...]:
         """Compile a script and give it the names that it needs; if in two parts, the second has the value that it ends
@@ -494,18 +527,6 @@ def new_main() -> types.ModuleType:
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=builtins, __annotations__={}, __cached__=None)
     return module
-
-
-def _evaluate(code: types.CodeType, namespace: dict[str, Any]) -> Any:
-    value = eval(code, namespace)  # this is what a sandbox is for
-    if code.co_flags & IS_COROUTINE:
-        import asyncio
-
-        async def main() -> Any:
-            return await value
-
-        return asyncio.run(main())
-    return value
 
 
 def make_repeatable(run: RunScript) -> None:

@@ -46,6 +46,9 @@ LIMITS: Final = Limits(
 TOGETHER_S: Final = 0.05
 """What is printed in this time is one message."""
 
+BEGINNING_S: Final = 0.01
+"""How often an interrupt is tried again until the code of its cell has begun."""
+
 PREPARING_S: Final = 60.0
 ANSWERING_S: Final = 20.0
 """For what a front end asks while somebody types."""
@@ -123,6 +126,11 @@ class Cells:
         self._ask: Ask | None = None
         self._notes: list[str] = []
         """What the next cell says of its sandbox."""
+        self.under_way: Cell | None = None
+        self._is_executing = False
+        """Its code may be running, and is not over."""
+        self._is_interrupted = False
+        """It was before its code ran."""
 
     # Opening and closing.
 
@@ -166,9 +174,13 @@ class Cells:
         self._session, self._has_shell = None, False
 
     async def interrupt(self) -> None:
-        """Interrupt the cell under way."""
-        if self._session is not None:
-            await self._session.interrupt()
+        """Interrupt the cell under way, or what a front end asks. A cell that has no sandbox yet is not executed."""
+        cell = self.under_way
+        self._is_interrupted = cell is not None
+        while self._session is not None and (cell is None or self._is_executing):
+            if await self._session.interrupt() or cell is None or cell is not self.under_way:
+                break
+            await asyncio.sleep(BEGINNING_S)
 
     # Asking the person.
 
@@ -190,12 +202,16 @@ class Cells:
 
     # Cells.
 
-    async def execute(self, cell: Cell, publish: Publish, ask: Ask | None) -> dict[str, Any]:
+    async def execute(
+        self, cell: Cell, publish: Publish, ask: Ask | None, *, is_interrupted: bool = False
+    ) -> dict[str, Any]:
         """Execute a cell; return the content of its reply. `publish` takes what it shows, as it comes."""
         showing = _Showing(cell, publish)
+        self.under_way, self._is_interrupted = cell, is_interrupted
         try:
             return await self._execute(cell, showing, ask)
         finally:
+            self.under_way, self._is_executing = None, False
             showing.flush()
 
     async def _execute(self, cell: Cell, showing: _Showing, ask: Ask | None) -> dict[str, Any]:
@@ -207,14 +223,17 @@ class Cells:
         try:
             session = await self._prepared()
             self._say_notes(showing)
+            if self._is_interrupted:
+                return showing.fail(KeyboardInterrupt.__name__, "")
             self._ask = ask_after_output if cell.may_ask and ask is not None else None
+            self._is_executing = True
             result = await session.execute_code(
                 cell.source, inputs={CELL: cell.asked()}, on_log=showing.print, on_progress=showing.take
             )
         except ToolcellError as exc:
             return showing.fail(type(exc).__name__, str(exc))
         finally:
-            self._ask = None
+            self._ask, self._is_executing = None, False
         self._has_shell = not _is_lost(result)
         showing.say_what_ended(result)
         if not result.ok and self._has_shell and not showing.has_error:

@@ -10,6 +10,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +27,7 @@ except ModuleNotFoundError as exc:
     raise MissingPackage(f"a kernel needs {exc.name}, which is not installed: pip install 'toolcell[jupyter]'") from exc
 
 if TYPE_CHECKING:
-    from toolcell.kernel.cells import Ask, Cells
+    from toolcell.kernel.cells import Ask, Cell, Cells
 
 ANSWER_S: Final = 0.02
 """How often stdin is looked at while somebody is asked."""
@@ -87,6 +88,10 @@ class SandboxKernel(Kernel):
         self._tasks = set[asyncio.Task[object]]()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asking = asyncio.Lock()
+        self._header: dict[str, Any] = {}
+        """Of the request for the last cell."""
+        self._interrupt_before: tuple[str, datetime] | None = None
+        """Who has interrupted when nothing ran, and when. A cell that was sent before that may come yet."""
         for name in OF_MAIN_THREAD:  # the control channel has a thread of its own
             self.control_handlers[name] = partial(_refuse, "it is answered on the shell channel only")
         for name in NOT_OFFERED:
@@ -126,7 +131,7 @@ class SandboxKernel(Kernel):
         """Begin to serve, and start the sandbox meanwhile."""
         super().start()
         self._loop = self.io_loop.asyncio_loop
-        self._loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        self._loop.add_signal_handler(signal.SIGINT, self._on_signal)
         self.io_loop.add_callback(self._open)
 
     async def _open(self) -> None:
@@ -141,8 +146,23 @@ class SandboxKernel(Kernel):
     def post_handler_hook(self) -> None:
         """See `pre_handler_hook`."""
 
-    def _interrupt(self) -> None:
-        self._begin(self.cells.interrupt())
+    def _interrupt(self, cell: Cell | None, sender: str, at: datetime) -> None:
+        """Interrupt the cell that ran when somebody asked for it; without one, that which had been sent by then."""
+        running = self.cells.under_way
+        if running is None and cell is None:
+            self._interrupt_before = sender, at
+        if running is cell or (running is not None and cell is None):
+            is_meant = self._is_earlier(at) if sender == self._header.get("session") else running is cell
+            if running is None or is_meant:
+                self._begin(self.cells.interrupt())
+
+    def _on_signal(self) -> None:
+        self._interrupt(self.cells.under_way, "", datetime.now(UTC))
+
+    def _is_earlier(self, at: datetime) -> bool:
+        """Whether the request for the last cell was sent by then. Clocks of different senders differ."""
+        sent = self._header.get("date")
+        return isinstance(sent, datetime) and sent <= at
 
     def _begin(self, work: Coroutine[Any, Any, object]) -> None:
         assert self._loop is not None
@@ -151,8 +171,13 @@ class SandboxKernel(Kernel):
         task.add_done_callback(self._tasks.discard)
 
     def _send_interrupt_children(self) -> None:
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._interrupt)
+        """Called in the thread of the control channel, perhaps before there is an event loop."""
+        header = self.get_parent("control").get("header", {})
+        asked = header.get("session", ""), header.get("date", datetime.now(UTC))
+        if self._loop is None:
+            self._interrupt_before = asked
+        else:
+            self._loop.call_soon_threadsafe(self._interrupt, self.cells.under_way, *asked)
 
     async def do_shutdown(self, restart: bool) -> dict[str, Any]:
         """End the sandbox. Runs in the thread of the control channel."""
@@ -216,7 +241,11 @@ class SandboxKernel(Kernel):
             may_ask=bool(allow_stdin),
             expressions={name: str(source) for name, source in (user_expressions or {}).items()},
         )
-        reply = await self.cells.execute(cell, self._publisher(cell.is_silent), self._asker())
+        self._header = self.get_parent("shell").get("header", {})
+        (sender, at), self._interrupt_before = self._interrupt_before or (None, datetime.now(UTC)), None
+        is_late = sender in ("", self._header.get("session")) and self._is_earlier(at)
+        work = self.cells.execute(cell, self._publisher(cell.is_silent), self._asker(), is_interrupted=is_late)
+        reply = await work
         return {"execution_count": count, "payload": [], "user_expressions": {}, **reply}
 
     def _abort_queues(self, subshell_id: str | None = None) -> None:

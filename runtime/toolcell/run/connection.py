@@ -13,7 +13,7 @@ from typing import Literal
 import anyio
 
 from toolcell.errors import SandboxUnavailable
-from toolcell.run.outcome import Failed, StopReason, can_go_on_after
+from toolcell.run.outcome import Aborted, Failed, StopReason, can_go_on_after
 from toolcell.run.script_line import ASKED, ask_line
 from toolcell.sandbox.backend import ByteStream, LimitExceeded, Sandbox
 from toolcell.sandbox.shortages import describe
@@ -45,10 +45,12 @@ class GuestConnection:
         """The sandbox was not killed at once, and its script was asked which line it is at."""
         self.stays = False
         """It serves a session: a run that is stopped is interrupted first, and the sandbox killed if that fails."""
-        self.was_interrupted = False
-        """The script was interrupted; whether it ends is not known yet."""
-        self.patience_s = 0.0
-        """How long it may take to end at least, where that is longer than a sandbox's `interrupted_s`."""
+        self.is_ending = False
+        """The run is over, and its script was interrupted; whether it ends is not known yet."""
+        self.interrupted_for = ""
+        """Why the script was interrupted although its run goes on: it may handle that."""
+        self.script_scope: anyio.CancelScope | None = None
+        """The scope of the run under way, while the guest has its script."""
         self.leftover: Leftover | None = None
         """What still ran after the last script of a session, as the guest claims."""
         self.on_interrupt: Callable[[], object] = _nothing
@@ -106,8 +108,8 @@ class GuestConnection:
 
     def begin_run(self) -> None:
         """Begin a run: forget why the one before stopped, and count bytes from here."""
-        self.stopped, self.was_asked, self.was_interrupted, self.leftover = None, False, False, None
-        self.patience_s = 0.0
+        self.stopped, self.was_asked, self.is_ending, self.leftover = None, False, False, None
+        self.interrupted_for, self.script_scope = "", None
         self._sent_before, self._received_before = self._stream.sent_bytes, self._stream.received_bytes
 
     def stop(self, reason: StopReason) -> None:
@@ -120,12 +122,32 @@ class GuestConnection:
             return
         self.stopped = _as_shortage(reason)
         if self.stays and can_go_on_after(reason) and self.sandbox.interrupted_s:
-            self.was_interrupted = True
+            self.is_ending = True
             self.on_interrupt()
             return
         self.was_asked = type(reason) is LimitExceeded and reason.outcome in ASKED and ask_line(self.sandbox)
         if type(reason) is not Done and not self.was_asked:
             self.sandbox.kill()
+
+    def interrupt(self, why: str, patience_s: float) -> bool:
+        """Interrupt the script of a session. It goes on if it handles that, but is stopped if it has not ended in time.
+
+        Returns False while there is no script to interrupt.
+        """
+        if self.stopped is not None or self.script_scope is None:
+            return False
+        self.interrupted_for = why
+        if not (self.stays and self.sandbox.interrupted_s):
+            self.stop(Aborted(why))
+            return True
+        self.script_scope.deadline = min(self.script_scope.deadline, self.now() + patience_s)
+        self.sandbox.interrupt()
+        return True
+
+    @property
+    def was_interrupted(self) -> bool:
+        """The script got a KeyboardInterrupt, whatever it made of that."""
+        return self.is_ending or bool(self.interrupted_for)
 
     @property
     def sent_bytes(self) -> int:

@@ -23,24 +23,17 @@ DRAIN_S = 0.25
 SIGNALS = 10
 """How often it is told meanwhile: it may be sending a message, which must not be torn."""
 
-SELDOM_S = 0.5
-"""Where it is waited for longer, it is told at longer intervals, up to this one: it may be cleaning up."""
-
 
 async def interrupt(connection: GuestConnection, output: RunOutput) -> int | None:
     """Interrupt the script and wait until it has ended; return the line it was at. Otherwise kill the sandbox."""
     done: Done | None = None
     sandbox = connection.sandbox
-    started, pause_s, told = connection.now(), sandbox.interrupted_s / SIGNALS, 0
+    until, pause_s = connection.now() + sandbox.interrupted_s, sandbox.interrupted_s / SIGNALS
     with suppress(RemoteProtocolError):
         while done is None and sandbox.is_alive():
-            left_s = started + max(sandbox.interrupted_s, connection.patience_s) - connection.now()
-            if left_s <= 0:
+            if (left_s := until - connection.now()) <= 0:
                 break
             sandbox.interrupt()
-            told += 1
-            if told > SIGNALS:
-                pause_s = min(2 * pause_s, SELDOM_S)
             with anyio.move_on_after(min(pause_s, left_s)):
                 done = await read_done(connection, output)
     if done is None:
@@ -68,7 +61,7 @@ async def wait_for_exit(connection: GuestConnection, output: RunOutput, sample: 
     Shape: how it exited, and the most of what was measured. `sample`: what was measured before.
     """
     sandbox, stopped = connection.sandbox, connection.stopped
-    if type(stopped) is Done or (connection.was_interrupted and connection.is_usable):
+    if type(stopped) is Done or (connection.is_ending and connection.is_usable):
         is_ok = type(stopped) is Done and stopped.ok
         sample = sandbox.sample(brief=is_ok, last=not is_ok)
         take_printed(connection, output)

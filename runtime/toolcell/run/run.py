@@ -28,6 +28,7 @@ from toolcell.run.outcome import (
     Failed,
     ProtocolViolation,
     RunEnd,
+    error_info,
     exceeded_limit,
     leftover_names,
     outcome_of,
@@ -41,7 +42,7 @@ from toolcell.support.begun_coroutine import BegunCoroutine
 from toolcell.support.host_work import ELEMENT_WORK, MESSAGE_WORK, HostWork
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.framing import Part
-from toolcell_bridge.wire.messages import CallTool, Log
+from toolcell_bridge.wire.messages import CallTool, Done, Log
 
 PRINTED_READS, PAUSE_S = 32, 0.0005
 """After so many reads that brought printed text and nothing else, wait so long before each: being woken for each word
@@ -107,7 +108,7 @@ class Run:
         with self.callbacks:
             try:
                 await self._converse()
-                if connection.was_interrupted:
+                if connection.is_ending:
                     self._line = await interrupt(connection, self._output)
                 elif connection.was_asked:
                     self._line = await read_line(self._sandbox, self._output.take_raw)
@@ -125,6 +126,7 @@ class Run:
         with connection.scope_type(deadline=connection.now() + self._limits.wall_s) as scope:
             connection.on_interrupt = scope.cancel
             await self._send_script()
+            connection.script_scope = scope
             cancel = self._request.handlers.cancel
             if cancel is not None and cancel.is_set():
                 self.abort(CANCELLED)  # now: the script may be over before another task has its turn
@@ -132,12 +134,14 @@ class Run:
             call = await self._read() if cancel is None else None
             if connection.stopped is None and (call is not None or cancel is not None):
                 await self._serve_calls(call)
-            if not connection.was_interrupted:
+            if not connection.is_ending:
                 await connection.flush()
+        connection.script_scope = None
         if self.deadline.exceeded is not None:
             connection.stop(self.deadline.exceeded)
         if scope.cancel_called:
-            connection.stop(self.deadline.timeout())
+            is_late = connection.interrupted_for and self.deadline.left_s() > 0
+            connection.stop(Aborted(connection.interrupted_for) if is_late else self.deadline.timeout())
 
     def check(self) -> None:
         """Measure the sandbox and stop the run if it exceeds a limit. Called a few times a second while it runs.
@@ -372,6 +376,10 @@ class Run:
             host_work=self._work.used,
         )
         lint, stopped, refused = self._request.message.lint, connection.stopped, self._calls.refused
+        if connection.interrupted_for and type(stopped) is Done:
+            found = error_info(stopped.error or {})
+            if found.type == KeyboardInterrupt.__name__:  # else it has handled that
+                stopped, self._line = Aborted(connection.interrupted_for), found.line
         waits_for = leftover_names(connection.leftover.stuck) if connection.leftover is not None else ()
         run_end = RunEnd(
             self._limits,

@@ -319,14 +319,15 @@ class Session(OpenedInBlock):
             self._state.abandon()
 
     async def interrupt(self) -> bool:
-        """Interrupt the running script: it gets a KeyboardInterrupt; its outcome is `cancelled`. False if none runs.
+        """Interrupt the running script: it gets a KeyboardInterrupt. False if none runs.
 
-        The state is kept if the script ends within 10 s.
+        Its outcome is `cancelled`, unless it handles that and ends in its own way. The state is kept if it ends within
+        10 s.
         """
         if self._life != "open":
             return False
         self._host.runs.check_open()
-        return self._state.stop(CANCELLED, patience_s=INTERRUPT_S)
+        return self._state.interrupt(CANCELLED, INTERRUPT_S)
 
     # Files in the workspace. They are put there, listed and read by scripts of ours.
 

@@ -342,17 +342,14 @@ class SessionState:
                 await self.drop()
             raise
 
-    def stop(self, why: str, *, patience_s: float = 0.0) -> bool:
+    def interrupt(self, why: str, patience_s: float) -> bool:
         """Interrupt the script under way; False when none runs. `patience_s`: how long it may take to end."""
-        connection = self.connection
-        if connection is None or self.idle_since is not None:
-            return False
-        if connection.stopped is not None:  # whoever closes the session does not wait as long
-            connection.patience_s = min(connection.patience_s, patience_s)
-            return False
-        connection.patience_s = patience_s
-        connection.stop(Aborted(why))
-        return True
+        return self.connection is not None and self.connection.interrupt(why, patience_s)
+
+    def stop(self, why: str) -> None:
+        """End the script under way, if there is one."""
+        if self.connection is not None and self.idle_since is None:
+            self.connection.stop(Aborted(why))
 
     # After a script.
 
@@ -374,7 +371,7 @@ class SessionState:
             if connection.was_interrupted:
                 self.not_repeatable = f"script {self.position + 1} was interrupted ({result.outcome})"
             return ""
-        if connection.was_interrupted:
+        if connection.is_ending:
             return STUCK
         return f"the sandbox ended with outcome {result.outcome}"
 

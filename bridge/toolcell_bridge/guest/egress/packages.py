@@ -21,7 +21,7 @@ from typing import Any
 
 from toolcell_bridge.guest.egress.connection import Cause, EgressFailed, HostCall, Steps
 from toolcell_bridge.guest.egress.host_calls import HostCalls
-from toolcell_bridge.guest.errors import can_import, full_limit, not_installed
+from toolcell_bridge.guest.errors import full_limit, installed, not_installed
 from toolcell_bridge.wire.requests import HTTP_READ, INSTALL_PACKAGE, PART_BYTES
 
 KEPT = frozenset({"purelib", "platlib", "data"})
@@ -34,7 +34,7 @@ def install(calls: HostCalls, name: str) -> None:
     Raises:
         RuntimeError: it may not be installed, or cannot be; the message says why.
     """
-    if can_import(name):
+    if installed(name):
         return
     try:
         wheels = calls.run(_received(str(name)))
