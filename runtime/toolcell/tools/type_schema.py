@@ -280,8 +280,12 @@ def _may_be_result(annotation: Any, result_type: type) -> bool:
 
 def _is_plain(hint: Any) -> bool:
     """True when a validated JSON value is already what the annotation promises. An integer is not yet a float."""
-    schema = _built_in_schema(hint)
-    return schema is not None and not any(kind in str(schema) for kind in ("'number'", "'contentEncoding'"))
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is dict and args[0] not in (str, Any):  # JSON has text for keys
+        return False
+    if args:
+        return origin in (list, dict, Union, types.UnionType) and all(map(_is_plain, args))
+    return id(hint) in _BUILT_IN.keys() - {id(float), id(bytes)}
 
 
 def _as_float(value: Any) -> Any:
