@@ -278,10 +278,10 @@ def keyword_invoke(function: Callable[..., Any], context_parameter: str | None, 
     """Return how a function is called with a call's arguments by name."""
     threaded = blocking and not is_async(function)
     if context_parameter is None and not threaded:
-        return lambda context: function(**context.call.given)
+        return lambda context: function(**context.call.named)
 
     def invoke(context: ToolContext) -> Any:
-        kwargs = context.call.given if type(context.call.given) is dict else context.call.args
+        kwargs = context.call.named
         if context_parameter is not None or threaded:
             context.for_any_thread()
         if context_parameter is not None:

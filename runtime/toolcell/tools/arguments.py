@@ -29,6 +29,7 @@ from toolcell.tools.problems import (
     find_problems,
 )
 from toolcell.tools.result import ErrorCode
+from toolcell.tools.schema import dicts_in
 from toolcell.tools.schema_work import MAX_CHECK_WORK, WORK_PER_STEP
 from toolcell.tools.table_arguments import table_names, without_tables
 from toolcell.tools.text_data import ParseMode, parse_json
@@ -348,16 +349,8 @@ def _root_defaults(schema: Mapping[str, Any], schemas: Subschemas) -> tuple[tupl
 
 def _closes_below(schema: Mapping[str, Any]) -> bool:
     """True when a schema below the first level names its properties and is silent about others."""
-    below: list[Any] = [*schema.values()]
-    while below:
-        part = below.pop()
-        if isinstance(part, dict):
-            if closed_properties(part) is not None and isinstance(part["properties"], dict):
-                return True
-            below += part.values()
-        elif isinstance(part, list):
-            below += part
-    return False
+    below = [part for each in schema.values() for part in dicts_in(each)]
+    return any(closed_properties(part) is not None and isinstance(part["properties"], dict) for part in below)
 
 
 def _needs_walk(schema: Mapping[str, Any]) -> bool:
@@ -365,13 +358,7 @@ def _needs_walk(schema: Mapping[str, Any]) -> bool:
     parts = [part for part in schema.get("properties", {}).values() if isinstance(part, dict)]
     below = [{key: value for key, value in part.items() if key not in ("default", "enum", "const")} for part in parts]
     others = {key: value for key, value in schema.items() if key != "properties"}
-    return _mentions_default(below) or _mentions_default(others)
-
-
-def _mentions_default(schema: Any) -> bool:
-    if isinstance(schema, dict):
-        return "default" in schema or any(map(_mentions_default, schema.values()))
-    return isinstance(schema, list) and any(map(_mentions_default, schema))
+    return any("default" in part for part in dicts_in([*below, others]))
 
 
 def _anything(value: Any) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from toolcell.tools.problems import MAX_REFERENCES, Part, Subschemas
+from toolcell.tools.schema import dicts_in
 from toolcell.tools.values import Path, ValueProblem, path_text
 from toolcell_bridge.wire.frozen import frozen
 
@@ -116,9 +117,7 @@ def place_bytes(schemas: Subschemas, args: dict[str, Any], blobs: Mapping[Path, 
 
 def mentions_bytes(schema: Any) -> bool:
     """Return true when a value of this schema may be, or hold, what `decoded` makes bytes of."""
-    if isinstance(schema, Mapping):
-        return "contentEncoding" in schema or any(map(mentions_bytes, schema.values()))
-    return isinstance(schema, list) and any(map(mentions_bytes, schema))
+    return any("contentEncoding" in part for part in dicts_in(schema))
 
 
 def decoded(parts: Parts, part: Any, value: Any, path: Path, blobs: Mapping[Path, bytes]) -> Any:

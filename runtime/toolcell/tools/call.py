@@ -363,6 +363,11 @@ class Call:
         return self.args if self.decoded is None else self.decoded
 
     @property
+    def named(self) -> Mapping[str, Any]:
+        """The same by name."""
+        return self.decoded if type(self.decoded) is dict else self.args
+
+    @property
     def agents(self) -> tuple[int, ...]:
         """The agent that makes it and those above, by identity."""
         return self.run.scope.agents

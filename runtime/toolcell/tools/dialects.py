@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final, Literal
 
+from toolcell.tools.schema import pointed, with_parts
 from toolcell_bridge.wire.frozen import frozen
 
 Part = dict[str, Any]
@@ -180,9 +181,9 @@ class _Writer:
 
     def root(self) -> Part:
         part = self._resolved(self._schema, (), inlines=True)[0]
-        for key in _LISTS & part.keys():
-            if isinstance(part[key], list):
-                each = [one if isinstance(one, dict) else {} for one in part[key]]
+        for key in ("anyOf", "oneOf", "allOf"):
+            if isinstance(some := part.get(key), list):
+                each = [one if isinstance(one, dict) else {} for one in some]
                 part = part | {key: [self._resolved(one, (), inlines=True)[0] for one in each]}
         for change in self._dialect.root:
             part = change(part)
@@ -198,39 +199,17 @@ class _Writer:
         part, inside = self._resolved(part, inside)
         for change in self._dialect.parts:
             part = change(part)
-        made: Part = {}
-        for key, value in part.items():
-            if key in self._dialect.refused or (self._dialect.known is not None and key not in self._dialect.known):
-                continue
-            made[key] = self._below(key, value, inside)
-        return made
-
-    def _below(self, key: str, value: Any, inside: tuple[str, ...]) -> Any:
-        if key in _MAPS and isinstance(value, dict):
-            return {name: self._part(each, inside) for name, each in value.items()}
-        if key in _LISTS and isinstance(value, list):
-            return [self._part(each, inside) for each in value]
-        return self._part(value, inside) if key in _PARTS and isinstance(value, dict) else value
+        refused, known = self._dialect.refused, self._dialect.known
+        kept = {key: each for key, each in part.items() if key not in refused and (known is None or key in known)}
+        return with_parts(kept, lambda each: self._part(each, inside))
 
     def _resolved(self, part: Part, inside: tuple[str, ...], *, inlines: bool = False) -> tuple[Part, tuple[str, ...]]:
         """Put what references name in their place. What contains itself may be anything there."""
         while (inlines or self._dialect.inlines) and isinstance(reference := part.get("$ref"), str):
             beside = {key: value for key, value in part.items() if key != "$ref"}
-            target = {} if reference in inside else self._target(reference)
+            target = None if reference in inside else pointed(self._schema, reference)
             inside = (*inside, reference)
-            part = {**target, **beside}
+            part = {**(target if isinstance(target, dict) and target is not self._schema else {}), **beside}
         if self._dialect.inlines:
             part = {key: value for key, value in part.items() if key not in ("$defs", "definitions")}
         return part, inside
-
-    def _target(self, reference: str) -> Part:
-        part: Any = self._schema
-        for step in reference.removeprefix("#").strip("/").split("/"):
-            name = step.replace("~1", "/").replace("~0", "~")
-            part = part.get(name) if isinstance(part, dict) and step else part
-        return part if isinstance(part, dict) and part is not self._schema else {}
-
-
-_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
-_PARTS = frozenset({"items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else"})

@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from toolcell.errors import RegistrationError
 from toolcell.support.spelling import did_you_mean
+from toolcell.tools.schema import pointed
 from toolcell.tools.schema_keywords import KEYWORDS
 from toolcell.tools.schema_patterns import bounded, check_patterns, has_patterns, max_chars
 from toolcell.tools.schema_work import MAX_CHECK_WORK, SchemaWork, chars_in, check_levels, count_values
@@ -155,14 +156,7 @@ class Subschemas:
 
     def referenced(self, part: Part) -> Any:
         """The part that `part` refers to; None where there is none."""
-        target: Any = self.root
-        for step in str(part["$ref"]).removeprefix("#").split("/")[1:]:
-            if isinstance(target, list):
-                target = target[int(step)] if step.isdecimal() and int(step) < len(target) else None
-            else:
-                key = step.replace("~1", "/").replace("~0", "~")
-                target = target.get(key) if isinstance(target, dict) else None
-        return target
+        return pointed(self.root, str(part["$ref"]))
 
     def _compiled(self, part: Part) -> Callable[[Any], bool]:
         if self._pointers is None:

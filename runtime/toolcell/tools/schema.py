@@ -5,7 +5,7 @@ Knows no tool and no registry.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from toolcell.errors import RegistrationError
@@ -30,10 +30,43 @@ def clean_schema(schema: Mapping[str, Any]) -> Schema:
     return cleaned
 
 
-_SCHEMA_KEYS = frozenset({"items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else"})
-_SCHEMA_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
-_SCHEMA_MAPS = frozenset({"properties", "patternProperties"})
+_PARTS = frozenset({"items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else"})
+_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
+_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _NO_DEFAULT = object()
+
+
+def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> Schema:
+    """Return a schema with each schema right below it changed."""
+    made: Schema = {}
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, dict):
+            made[key] = {name: change(part) for name, part in value.items()}
+        elif key in _LISTS and isinstance(value, list):
+            made[key] = [change(part) for part in value]
+        else:
+            made[key] = change(value) if key in _PARTS and isinstance(value, dict) else value
+    return made
+
+
+def dicts_in(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Iterate over every object in plain data: of a schema, over its parts and some more."""
+    if isinstance(value, Mapping):
+        yield value
+    for each in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from dicts_in(each)
+
+
+def pointed(root: Any, reference: str) -> Any:
+    """Return the part of a schema that a reference inside it names; None where there is none."""
+    part = root
+    for step in reference.removeprefix("#").split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(part, list):
+            part = part[int(name)] if name.isdecimal() and int(name) < len(part) else None
+        else:
+            part = part.get(name) if isinstance(part, Mapping) else None
+    return part
 
 
 def _clean(schema: Any, definitions: Mapping[str, Any], inside: tuple[str, ...]) -> Any:
@@ -41,17 +74,8 @@ def _clean(schema: Any, definitions: Mapping[str, Any], inside: tuple[str, ...])
         return schema
     if (reference := schema.get("$ref")) is not None:
         return _inline(reference, schema, definitions, inside)
-    cleaned: Schema = {}
-    for key, value in schema.items():
-        if key in _SCHEMA_MAPS:
-            cleaned[key] = {name: _clean(part, definitions, inside) for name, part in value.items()}
-        elif key in _SCHEMA_LISTS:
-            cleaned[key] = [_clean(part, definitions, inside) for part in value]
-        elif key in _SCHEMA_KEYS:
-            cleaned[key] = _clean(value, definitions, inside)
-        elif key not in {"title", "discriminator", "readOnly"}:
-            cleaned[key] = value
-    return _close_object(cleaned)
+    kept = {key: value for key, value in schema.items() if key not in {"title", "discriminator", "readOnly"}}
+    return _close_object(with_parts(kept, lambda part: _clean(part, definitions, inside)))
 
 
 def _inline(reference: str, schema: Schema, definitions: Mapping[str, Any], inside: tuple[str, ...]) -> Any:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.schema import pointed
 from toolcell_bridge.guest.tool_names import python_name
 
 TYPING = ("Any", "Literal", "NotRequired", "TypedDict")
@@ -176,12 +177,7 @@ class StubTypes:
 
 def _resolve(reference: str, root: Any) -> Any:
     """Return the schema at a reference such as `#/$defs/Point`, or None."""
-    if not reference.startswith("#"):
-        return None
-    found = root
-    for part in reference[1:].split("/")[1:]:
-        found = mapping(found).get(part.replace("~1", "/").replace("~0", "~"))
-    return found
+    return pointed(root, reference) if reference.startswith("#") else None
 
 
 def _literal(options: list[Any], is_open: bool = False) -> str:

@@ -17,6 +17,7 @@ from toolcell.tools.options import ToolOptions
 from toolcell.tools.parts import Text
 from toolcell.tools.problems import ValueCheck
 from toolcell.tools.result import ErrorCode, Status, ToolResult
+from toolcell.tools.schema import pointed
 from toolcell.tools.values import plain_value
 
 
@@ -161,7 +162,7 @@ def _takes_text(schema: object, root: Mapping[str, Any], turns: Iterator[int]) -
     if "const" in schema or "enum" in schema:
         return any(isinstance(each, str) for each in (schema.get("const"), *schema.get("enum", ())))
     if isinstance(target := schema.get("$ref"), str):
-        return _takes_text(_target(root, target), root, turns)
+        return _takes_text(pointed(root, target), root, turns)
     for name in ("anyOf", "oneOf"):
         if isinstance(choices := schema.get(name), list):
             return any(_takes_text(choice, root, turns) for choice in choices)
@@ -169,13 +170,6 @@ def _takes_text(schema: object, root: Mapping[str, Any], turns: Iterator[int]) -
         return all(_takes_text(each, root, turns) for each in every)
     kinds = schema.get("type")
     return kinds is None or kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
-
-
-def _target(root: Mapping[str, Any], reference: str) -> object:
-    part: object = root
-    for step in reference.removeprefix("#").strip("/").split("/"):
-        part = part.get(step) if isinstance(part, Mapping) and step else part
-    return part
 
 
 def _problem(schema: Mapping[str, Any], value: object) -> str:
