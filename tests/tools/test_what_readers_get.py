@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pydantic
 import pytest
 
 from tool_routes import ROUTES, answer_by
-from toolcell import Agent, PoolConfig, Runtime, ToolContext, ToolDefinition, ToolRegistry, ToolResult
+from toolcell import Agent, Limits, PoolConfig, Runtime, ToolContext, ToolDefinition, ToolRegistry, ToolResult
+from toolcell.audit.query import Index
 from toolcell.compat import Err, Ok
 from toolcell.testing import ScriptedModel, calls
 from toolcell.tools import AgentTool, Tool
@@ -114,7 +117,48 @@ FORMS: dict[str, Callable[[ToolRegistry, str, Any], object]] = {
     "built": lambda registry, name, value: registry.add(Tool(name, "Return the value.").call(lambda args: value)),
     "result": lambda registry, name, value: add_async(registry, name, as_ok(value)),
     "ok": add_ok,
+    "user": lambda registry, name, value: add_async(
+        registry, name, dataclasses.replace(as_ok(value), for_user=as_ok(value).text)
+    ),
 }
+
+SERVER = """
+import json, sys
+values = json.loads(sys.argv[1])
+WRAPPER = {"type": "object", "properties": {"result": {}}, "required": ["result"], "x-fastmcp-wrap-result": True}
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    params = asked.get("params") or {}
+    if asked["method"] == "initialize":
+        said = {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}}
+        said["serverInfo"] = {"name": "values", "version": "1"}
+    elif asked["method"] == "tools/list":
+        wrapped = {"description": "Return the value.", "inputSchema": {"type": "object"}, "outputSchema": WRAPPER}
+        said = {"tools": [{"name": name, **wrapped} for name in values]}
+    elif asked["method"] != "tools/call":
+        error = {"code": -32601, "message": "there is no such method"}
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "error": error}), flush=True)
+        continue
+    else:
+        value = values[params["name"]]
+        text = value if isinstance(value, str) else json.dumps(value)
+        said = {"content": [{"type": "text", "text": text}], "structuredContent": {"result": value}}
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": said}), flush=True)
+"""
+
+
+async def add_elsewhere(registry: ToolRegistry, scripts: Runtime) -> None:
+    """Add the forms whose tools run elsewhere: those of an MCP server, and saved scripts."""
+    values = {f"mcp_{place}": value for place, (value, _, _) in enumerate(VALUES.values())}
+    await registry.add_mcp_server("far", command=[sys.executable, "-c", SERVER, json.dumps(values)], approve="none")
+    for name in values:
+        registry.alias(name, f"far.{name}")
+    for place, (value, _, _) in enumerate(VALUES.values()):
+        source = f"set_result({value!r})"
+        registry.save_script(f"saved_{place}", source, description="Return the value.", runtime=scripts)
+
 
 SCRIPT = """
 def ask(name):
@@ -131,15 +175,28 @@ def as_text(value: Any) -> str:
 
 
 @pytest.mark.conforms("A2", "A-b3")
-async def test_every_reader_gets_what_the_tool_returned_whatever_the_form_of_the_tool() -> None:
-    registry, expected, said = ToolRegistry(max_batch=None), dict[str, Any](), dict[str, str]()
+async def test_every_reader_gets_what_the_tool_returned_whatever_the_form_of_the_tool(tmp_path: Path) -> None:
+    async with Runtime(pool=PoolConfig(warm=1)) as scripts:
+        registry = ToolRegistry(max_batch=None)
+        await add_elsewhere(registry, scripts)
+        try:
+            await check_readers(registry, tmp_path / "runs.db")
+        finally:
+            await registry.close()
+
+
+async def check_readers(registry: ToolRegistry, log: Path) -> None:
+    expected, said = dict[str, Any](), dict[str, str]()
     for form, add in FORMS.items():
         for place, (value, data, text) in enumerate(VALUES.values()):
             add(registry, name := f"{form}_{place}", value)
             said[name] = text
             declares_text = form == "annotated" and isinstance(value, str)
             expected[name] = value if declares_text else data
-    ended = dict[str, Any]()
+    for place, (value, _, text) in enumerate(VALUES.values()):  # text that is sent as a value stays text
+        expected |= {f"mcp_{place}": value, f"saved_{place}": value}
+        said |= {f"mcp_{place}": text, f"saved_{place}": json.dumps(value)}  # as from execute_code
+    ended, told = dict[str, Any](), dict[str, str]()
 
     def hear(event: Any) -> None:
         if event.type == "tool_execution_end":
@@ -149,9 +206,10 @@ async def test_every_reader_gets_what_the_tool_returned_whatever_the_form_of_the
     programs = {name: await registry.execute(name) for name in expected}
     batch = dict(zip(expected, await registry.execute_batch([(name, {}) for name in expected]), strict=True))
     model = ScriptedModel([calls(*((name, {}) for name in expected)), "done"])
-    conversation = (await Agent(model, tools=registry).run("go")).messages
+    agent = Agent(model, tools=registry, on_user=lambda text, result: told.update({result.meta.tool: text}))
+    conversation = (await agent.run("go")).messages
     read = dict(zip(expected, (each["content"] for each in conversation[2:-1]), strict=True))
-    async with Runtime(registry, pool=PoolConfig(warm=0)) as runtime:
+    async with Runtime(registry, pool=PoolConfig(warm=0), audit=log, limits=Limits(wall_s=300)) as runtime:
         run = await runtime.execute_code(SCRIPT, inputs={"names": [*expected]})
         again = await runtime.execute_code(SCRIPT, inputs={"names": [*expected]}, repairs=run)
         rows = dict[str, Any]()
@@ -160,7 +218,10 @@ async def test_every_reader_gets_what_the_tool_returned_whatever_the_form_of_the
             steps = await runtime.execute_plan([{"tool": name, "args": {}} for name in names])
             rows |= dict(zip(names, (step["result"] for step in steps), strict=True))
 
+    with Index(log) as index:
+        recorded = {call.tool: call.value for call in index.load(index.find(run.run_id)).calls}
     readers = {
+        "record": recorded,
         "program": {name: result.guest_value() for name, result in programs.items()},
         "batch": {name: result.guest_value() for name, result in batch.items()},
         "event": ended,
@@ -189,6 +250,8 @@ async def test_every_reader_gets_what_the_tool_returned_whatever_the_form_of_the
         if got[1] != as_text(expected[name])
     ]
     assert wrong == []
+    shown = {name: text for name, text in said.items() if name.startswith("user_") and text}
+    assert told == shown
     assert again.repair is not None
     assert not again.repair.new
     assert {len(each) for each in (*readers.values(), *texts.values())} == {len(expected)}
