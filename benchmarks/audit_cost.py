@@ -26,20 +26,20 @@ from typing import Any
 import anyio
 
 from toolcell import Limits, Policy, PoolConfig, RunContext, Runtime, ToolRegistry
-from toolcell.audit.config import AuditConfig
+from toolcell.audit.config import RecordConfig
 from toolcell.audit.keys import HmacKey
 from toolcell.audit.log import AuditLog
 
 REPEATABLE = Policy(seed=1, clock=1_700_000_000.5, hash_seed=1)
 REFERENCE = "wait 15 us per call"
-CONFIGURATIONS: dict[str, tuple[Policy, AuditConfig | None]] = {
+CONFIGURATIONS: dict[str, tuple[Policy, RecordConfig | None]] = {
     "off": (Policy(), None),
-    "on": (Policy(), AuditConfig(repeatable=False)),
+    "on": (Policy(), RecordConfig(repeatable=False)),
     "off, repeatable": (REPEATABLE, None),
-    "on, repeatable (default)": (REPEATABLE, AuditConfig()),
+    "on, repeatable (default)": (REPEATABLE, RecordConfig()),
     REFERENCE: (Policy(), None),
-    "on, fsync never": (Policy(), AuditConfig(repeatable=False, fsync="never")),
-    "on, fsync always": (Policy(), AuditConfig(repeatable=False, fsync="always")),
+    "on, fsync never": (Policy(), RecordConfig(repeatable=False, fsync="never")),
+    "on, fsync always": (Policy(), RecordConfig(repeatable=False, fsync="always")),
 }
 BASELINE = {name: "off, repeatable" if "repeatable" in name else "off" for name in CONFIGURATIONS}
 EMPTY_SCRIPT = "set_result(1)"

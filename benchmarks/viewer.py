@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from toolcell.audit import records
-from toolcell.audit.config import AuditConfig
+from toolcell.audit.config import RecordConfig
 from toolcell.audit.keys import HmacKey
 from toolcell.audit.log import AuditLog
 from toolcell.audit.query import Index
@@ -82,7 +82,7 @@ def main() -> None:
     runs = parser.parse_args().runs
     with tempfile.TemporaryDirectory() as folder:
         path, key = Path(folder) / "runs.db", HmacKey.generate()
-        with AuditLog(path, key=key, config=AuditConfig(fsync="never"), heads=Path(folder) / "heads") as log:
+        with AuditLog(path, key=key, config=RecordConfig(fsync="never"), heads=Path(folder) / "heads") as log:
             fill(log, runs)
         begun = time.perf_counter()
         assert verify(path, [key]).ok

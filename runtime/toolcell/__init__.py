@@ -9,20 +9,62 @@ from toolcell._version import __version__
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "Agent", "Allow", "AnthropicProvider", "AuditConfig", "AuditError", "AuditLog", "DockerBackend",
-    "Egress", "ErrorInfo", "ExecutionResult", "Flow", "KubernetesBackend", "Limits", "Logs", "MapItem",
-    "MapStopped", "Misconfigured", "OpenAIProvider", "Outcome", "OutputFile", "PackageError", "PendingCall",
-    "Policy", "PoolConfig", "Quota", "QuotaExceeded", "Quotas", "RayBackend", "RegistrationError", "ResumeError",
-    "RunContext", "Runtime", "SandboxUnavailable", "Secrets", "SessionError", "Suspension", "SyncRuntime",
-    "ToolAbort", "ToolCallRecord", "ToolContext", "ToolDefinition", "ToolError", "ToolRegistry", "ToolResult",
-    "ToolcellError", "Usage", "UsageError", "__version__", "tool",
+    "Agent",
+    "Allow",
+    "AnthropicProvider",
+    "AuditError",
+    "AuditLog",
+    "DockerBackend",
+    "Egress",
+    "ErrorInfo",
+    "ExecutionResult",
+    "Flow",
+    "KubernetesBackend",
+    "Limits",
+    "Logs",
+    "MapItem",
+    "MapStopped",
+    "Misconfigured",
+    "OpenAIProvider",
+    "Outcome",
+    "OutputFile",
+    "PackageError",
+    "PendingCall",
+    "Policy",
+    "PoolConfig",
+    "Quota",
+    "QuotaExceeded",
+    "Quotas",
+    "RayBackend",
+    "RecordConfig",
+    "RegistrationError",
+    "ResumeError",
+    "RunContext",
+    "Runtime",
+    "SandboxUnavailable",
+    "Secrets",
+    "SessionError",
+    "Suspension",
+    "SyncRuntime",
+    "ToolAbort",
+    "ToolCallRecord",
+    "ToolContext",
+    "ToolDefinition",
+    "ToolError",
+    "ToolRegistry",
+    "ToolResult",
+    "ToolcellError",
+    "Usage",
+    "UsageError",
+    "__version__",
+    "tool",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from toolcell.agents.agent import Agent
     from toolcell.agents.providers.anthropic import AnthropicProvider
     from toolcell.agents.providers.openai import OpenAIProvider
-    from toolcell.audit.config import AuditConfig
+    from toolcell.audit.config import RecordConfig
     from toolcell.audit.log import AuditLog
     from toolcell.config import Limits, Policy, PoolConfig
     from toolcell.control.map_item import MapItem
@@ -68,7 +110,7 @@ else:
             "toolcell.agents.agent": "Agent",
             "toolcell.agents.providers.anthropic": "AnthropicProvider",
             "toolcell.agents.providers.openai": "OpenAIProvider",
-            "toolcell.audit.config": "AuditConfig",
+            "toolcell.audit.config": "RecordConfig",
             "toolcell.audit.log": "AuditLog",
             "toolcell.config": "Limits Policy PoolConfig",
             "toolcell.control.map_item": "MapItem",

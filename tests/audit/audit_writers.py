@@ -18,7 +18,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from audit.ledger import Ledger
-from toolcell.audit.config import AuditConfig
+from toolcell.audit.config import RecordConfig
 from toolcell.audit.keys import HmacKey
 from toolcell.audit.log import AuditLog
 from toolcell.audit.recorder import Recorder
@@ -33,7 +33,7 @@ EFFECTS = "effects"
 def opened(directory: str) -> tuple[Ledger, AuditLog]:
     ledger = Ledger(Path(directory) / "log")
     # Frequent checkpoints, so that a kill meets every kind of moment.
-    config = AuditConfig(fsync="never", checkpoint_s=0.01)
+    config = RecordConfig(fsync="never", checkpoint_s=0.01)
     return ledger, AuditLog(ledger.path, key=KEY, heads=Path(directory) / "heads", config=config)
 
 

@@ -13,7 +13,7 @@ import anyio
 
 from toolcell import Limits, Policy, ToolRegistry
 from toolcell.audit import records, store
-from toolcell.audit.config import AuditConfig
+from toolcell.audit.config import RecordConfig
 from toolcell.audit.filters import Filter
 from toolcell.audit.keys import HmacKey
 from toolcell.audit.log import AuditLog
@@ -72,7 +72,7 @@ class Ledger:
     def log(self, **options: Any) -> AuditLog:
         """The log, not yet open."""
         options.setdefault("key", self.key)
-        config = options.pop("config", None) or AuditConfig(fsync="never", **options.pop("settings", {}))
+        config = options.pop("config", None) or RecordConfig(fsync="never", **options.pop("settings", {}))
         return AuditLog(self.path, config=config, **options)
 
     @contextmanager

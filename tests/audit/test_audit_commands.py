@@ -118,7 +118,7 @@ def test_a_run_is_shown_with_its_calls_on_a_timeline(filled: Ledger) -> None:
         "  search",
         "    search",
         "tool_error: no such page",
-        'mended {"path": "limit", "from": "5", "to": 5}',
+        'corrected [{"path": "limit", "from": "5", "to": 5}]',
         '-> [{"title": "boxes", "rank": 5}]',
         "| skipped",
         'result  {"n": 1}',

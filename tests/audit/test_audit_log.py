@@ -19,7 +19,7 @@ import pytest
 
 from audit.ledger import RUN_KINDS, Ledger
 from toolcell.audit import records, store
-from toolcell.audit.config import AuditConfig
+from toolcell.audit.config import RecordConfig
 from toolcell.audit.log import AuditLog
 from toolcell.audit.recorder import Recorder
 from toolcell.audit.sinks import AuditEvent
@@ -67,8 +67,8 @@ def test_what_was_mended_in_arguments_is_recorded(ledger: Ledger) -> None:
     fields = ledger.fields(records.CALL_STARTED)[0]
 
     assert fields["args"] == {"query": "x", "limit": "3"}
-    assert fields["more"]["coerced"] == [{"path": "limit", "from": "3", "to": 3}]
-    assert fields["more"]["effective_args"] == {"query": "x", "limit": 3}
+    assert fields["more"]["corrected"] == [{"path": "limit", "from": "3", "to": 3}]
+    assert fields["more"]["made"] == {"query": "x", "limit": 3}
 
 
 def test_a_refused_call_is_recorded_with_the_reason(ledger: Ledger) -> None:
@@ -247,7 +247,7 @@ def test_the_fsync_policy_says_when_the_disk_is_waited_for(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, policy: Any, is_synced: bool
 ) -> None:
     synced: list[int] = []
-    with ledger.opened(config=AuditConfig(fsync=policy)) as recorder:
+    with ledger.opened(config=RecordConfig(fsync=policy)) as recorder:
         monkeypatch.setattr(os, "fsync", synced.append)
         ledger.run(recorder)
         recorder.log.checkpoint()
@@ -384,7 +384,7 @@ def test_after_a_disk_failed_nothing_more_is_taken(ledger: Ledger, monkeypatch: 
     def fsync(descriptor: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    log = ledger.log(config=AuditConfig(checkpoint_s=3600)).open()
+    log = ledger.log(config=RecordConfig(checkpoint_s=3600)).open()
     ledger.run(Recorder(log))
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fsync)

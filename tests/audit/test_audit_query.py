@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 
 from audit.ledger import Ledger
+from house import ROOT
 from toolcell.audit import receipt, titles
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index, RunSummary
@@ -188,3 +192,18 @@ def test_where_there_is_no_record_none_is_made(tmp_path: Path) -> None:
         Index(tmp_path / "runs.db")
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_any_sqlite_program_answers_the_query_of_the_first_page_about_the_record(ledger: Ledger) -> None:
+    page = (ROOT / "docs" / "audit.md").read_text()
+    match = re.search(r'\$ sqlite3 runs\.db "(.+)"\n((?:    \S+\|\d+\n)+)', page)
+    assert match is not None
+    with ledger.opened() as recorder:
+        calls = [("in_stock", {"item": each}) for each in ("kettle", "teapot", "samovar")]
+        ledger.run(recorder, calls=[*calls, ("order", {"item": "teapot", "count": 12})])
+
+    if (program := shutil.which("sqlite3")) is not None:
+        found = subprocess.run([program, str(ledger.path), match[1]], capture_output=True, text=True, check=True).stdout
+    else:
+        found = "".join(f"{'|'.join(map(str, row))}\n" for row in ledger.rows(match[1]))
+    assert found.splitlines() == [line.strip() for line in match[2].splitlines()]

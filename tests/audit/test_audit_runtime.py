@@ -16,7 +16,7 @@ from audit.audit_writers import KEY
 from audit.ledger import RUN_KINDS, Ledger
 from toolcell import Limits, Outcome, Policy, PoolConfig, Runtime, SandboxUnavailable, SyncRuntime
 from toolcell.audit import keys, records
-from toolcell.audit.config import AuditConfig
+from toolcell.audit.config import RecordConfig
 from toolcell.audit.log import AuditLog
 from toolcell.audit.verification import verify
 from toolcell.errors import AuditError
@@ -362,7 +362,7 @@ def test_a_log_can_be_set_up_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "audit.toml").write_text(
         'fsync = "never"\nkeep_s = 86400\n[tools.search]\nargs = "digest"\n[tools."mail_*"]\nresults = "omit"\n'
     )
-    config = AuditConfig.from_toml(tmp_path / "audit.toml")
+    config = RecordConfig.from_toml(tmp_path / "audit.toml")
 
     assert (config.fsync, config.keep_s) == ("never", 86400)
     assert config.content_of("search").args == "digest"

@@ -10,13 +10,14 @@ import pytest
 
 from audit.ledger import Ledger
 from audit.test_audit_commands import invoke
-from toolcell.audit.events import Shape, lines_of, time_of
+from toolcell.audit.events import Shape, lines_of
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import UNSIGNED, VERIFIED, Index
 from toolcell.audit.text_search import LINE_CHARS, Searched, search
 from toolcell.audit.titles import title_of
 from toolcell.cli import audit, exits
 from toolcell.results import ExecutionResult, LogEntry, Logs, Outcome, OutputFile
+from toolcell.support.times import time_of
 from toolcell.tools import RunContext
 
 KEPT = "kept in the file"
@@ -67,8 +68,8 @@ def test_content_is_found_in_every_field_with_the_call_it_came_from(filled: Ledg
 
     for pattern, where in expected.items():
         assert (where in found(filled, pattern)) if where else not found(filled, pattern), pattern
-    assert ("answer.message", 1, 2) in found(filled, "in-failure")
-    assert ("result[0].title", 1, 1) in found(filled, "in-args")
+    assert ("message", 1, 2) in found(filled, "in-failure")
+    assert ("value[0].title", 1, 1) in found(filled, "in-args")
 
 
 def test_a_match_in_a_long_line_is_found_wherever_it_stands(ledger: Ledger) -> None:
@@ -140,7 +141,8 @@ def test_two_runs_are_compared(ledger: Ledger) -> None:
     assert [each["what"] for each in report["changes"]] == [
         "source",
         "call 1 search args",
-        "call 1 search result",
+        "call 1 search made",
+        "call 1 search value",
         "value",
         "stdout",
     ]

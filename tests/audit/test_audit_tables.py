@@ -89,8 +89,8 @@ def test_of_a_frame_past_the_limit_shape_types_and_digest_are_kept_and_a_replay_
     folder, _, ident = log
     facts = "pandas.DataFrame, 200000 x 1 (v int64)"
     run = json.loads(invoke("show", folder, ident, "--json")[1])
-    assert run["calls"][0]["end"]["value_cut"]["tables"] == facts
-    assert run["calls"][1]["start"]["args_cut"]["tables"] == f"df: {facts}"
+    assert run["calls"][0]["value_cut"]["tables"] == facts
+    assert run["calls"][1]["args_cut"]["tables"] == f"df: {facts}"
     assert len(run["end"]["value_sha256"]) == 64
     assert facts in invoke("show", folder, ident, "--full")[1]
     status, said = invoke("replay", folder, ident)

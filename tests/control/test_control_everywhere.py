@@ -49,9 +49,8 @@ def test_the_audit_log_tells_answers_of_the_journal_from_calls_and_its_runs_repl
     resumed = next(run for run in runs if run.id.startswith(f"{suspended.id}."))
 
     assert [call.tool for call in suspended.calls] == ["write"]  # the one that waits was not made
-    notes = [call.start_extra.get("warnings") for call in resumed.calls]
-    assert notes == [["answered from the journal; the tool did not run"], None]
-    assert resumed.calls[1].start_extra["approved"]
+    assert [call.start_extra.get("answered_from") for call in resumed.calls] == [suspended.id, None]
+    assert resumed.calls[1].start_extra["decided"] == {"decision": "approve"}
     for run, why in ((suspended, "the run was suspended"), (resumed, "")):
         again = anyio.run(replayed, run)
         assert again.ok and why in again.stopped, again

@@ -15,7 +15,7 @@ from builtin.webkit import Site, page, serve
 from egress.doors import SEND
 from egress.replays import replayed
 from toolcell import Flow, Limits, Outcome, Policy, Quota, Quotas, RunContext, Runtime, ToolRegistry
-from toolcell.audit import AuditConfig, AuditLog
+from toolcell.audit import AuditLog, RecordConfig
 from toolcell.control import Approve
 from toolcell.egress import Allow, Egress
 from toolcell.results import ExecutionResult
@@ -348,7 +348,7 @@ set_result([answers, send("https://evil.test/")["failed"]])
 @pytest.mark.slow
 async def test_a_replay_says_how_to_record_answers_that_are_too_long_for_the_log(tmp_path: Path) -> None:
     text = "set_result([len(send(site + name)['body']) for name in ('long', 'longer')])"
-    for folder, config in (("short", AuditConfig()), ("long", AuditConfig(value_bytes=262144))):
+    for folder, config in (("short", RecordConfig()), ("long", RecordConfig(value_bytes=262144))):
         async with opened(audit=AuditLog(tmp_path / folder / "runs.db", config=config)) as (site, runtime):
             site.pages |= {"/long": page("x" * 100_000), "/longer": page("x" * 200_000)}
             await run(runtime, site, text)
@@ -357,7 +357,7 @@ async def test_a_replay_says_how_to_record_answers_that_are_too_long_for_the_log
         if folder == "short":
             assert again.divergence is not None
             assert "call 1, http, was not recorded (size)" in again.divergence.message
-            assert "AuditConfig(value_bytes=262144)" in again.divergence.message
+            assert "RecordConfig(value_bytes=262144)" in again.divergence.message
         else:
             assert again.ok, again.divergence
 

@@ -20,7 +20,7 @@ from egress.package_index import index, opened
 from egress.replays import replayed
 from rows import each_row
 from toolcell import Limits, Policy, Runtime, ToolRegistry, UsageError
-from toolcell.audit import AuditConfig, AuditLog
+from toolcell.audit import AuditLog, RecordConfig
 from toolcell.control import Approve, Draft
 from toolcell.egress import Allow, Egress, PackageIndex
 from toolcell.egress.packages import PIP, ScriptPython
@@ -202,7 +202,7 @@ async def test_a_script_installs_what_is_allowed_and_what_that_needs(
 async def test_the_log_has_each_wheel_and_a_replay_needs_no_index(wheels: list[Path], tmp_path: Path) -> None:
     folder, files = tmp_path / "log", {"tiny_pkg/__init__.py": "VALUE = 7\n", "tiny_pkg/long": "x" * 600_000}
     wheels[0] = make_wheel(tmp_path, "tiny_pkg", "1.5", files)
-    log = AuditLog(folder / "runs.db", config=AuditConfig(value_bytes=300_000))
+    log = AuditLog(folder / "runs.db", config=RecordConfig(value_bytes=300_000))
     async with opened(wheels, "humanize", audit=log) as (_, runtime):
         result = await runtime.execute_code(INSTALL)
     recorded, report = await replayed(folder, INSTALL)

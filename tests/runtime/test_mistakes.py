@@ -15,13 +15,13 @@ import pytest
 
 from rows import each_row
 from toolcell import (
-    AuditConfig,
     Flow,
     Limits,
     Policy,
     PoolConfig,
     Quota,
     Quotas,
+    RecordConfig,
     Runtime,
     SyncRuntime,
     ToolRegistry,
@@ -86,7 +86,7 @@ SETTINGS: dict[str, Mistake] = {
     "an unknown lint profile": (lambda: Policy(lint="hard"), "'hard'", "'standard'"),  # type: ignore[arg-type]
     "a pool by another name": (lambda: PoolConfig(size=3), "size = 3", "did you mean warm?"),  # type: ignore[call-arg]
     "an empty pool": (lambda: PoolConfig(cap=0), "cap = 0", "greater than 0"),
-    "an unknown audit setting": (lambda: AuditConfig(sync=1), "sync = 1", "did you mean fsync?"),  # type: ignore[call-arg]
+    "an unknown audit setting": (lambda: RecordConfig(sync=1), "sync = 1", "did you mean fsync?"),  # type: ignore[call-arg]
     "a quota misspelt": (lambda: Quota(call=3), "'call'", "did you mean calls?"),  # type: ignore[call-arg]
     "quotas by another name": (lambda: Quotas(Quota(), key="x"), "'key'", "it has quota, by, clock"),  # type: ignore[call-arg]
     "a flow misspelt": (lambda: Flow(source="a", dst="b"), "'source'", "did you mean src?"),  # type: ignore[call-arg]

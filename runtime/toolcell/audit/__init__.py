@@ -9,20 +9,21 @@ from toolcell.support.lazy import lazy_names
 
 __all__ = [
     "ABORTED", "BROKEN", "MISSING_CALL", "TRUSTS", "TRUST_TEXTS", "UNFINISHED", "UNSIGNED", "UNVERIFIED",
-    "VERIFIED", "WHERE_KEYS_ARE", "AuditConfig", "AuditEvent", "AuditLog", "BadInput", "Ed25519Signer", "Filter",
-    "Head", "HmacKey", "Index", "Match", "Place", "ReceiptCheck", "RecordedCall", "RecordedRun", "Recorder",
-    "Replay", "Report", "RunChange", "RunSummary", "Searched", "ShownCall", "ShownLine", "Signer",
+    "VERIFIED", "WHERE_KEYS_ARE", "AuditEvent", "AuditLog", "BadInput", "Ed25519Signer", "Filter", "Head",
+    "HmacKey", "Index", "Match", "Place", "ReceiptCheck", "RecordConfig", "RecordedCall", "RecordedRun",
+    "Recorder", "Replay", "Report", "RunChange", "RunSummary", "Searched", "ShownCall", "ShownLine", "Signer",
     "Sink", "SpanSink", "ToolContent", "Verifier", "compare_runs", "default_key_path", "end_ns", "exporting_sink",
-    "json_line", "jsonable", "key_ranges", "lines_of", "load_heads", "load_signer", "load_verifier", "read_log_id",
-    "receipt", "removals", "replay", "retired_keys", "runtime_options", "save_private", "saved_heads",
-    "script_calls", "search", "shown_calls", "shown_facts", "shown_files", "shown_lines", "shown_output",
-    "shown_results", "shown_text", "time_of", "to_html", "tool_table", "unreadable_line", "verify", "visible",
+    "json_line", "jsonable", "key_ranges", "lines_of", "load_heads", "load_signer", "load_verifier",
+    "not_recorded", "read_log_id", "receipt", "removals", "replay", "retired_keys", "runtime_options",
+    "save_private", "saved_heads", "script_calls", "search", "shown_calls", "shown_facts", "shown_files",
+    "shown_lines", "shown_output", "shown_results", "shown_text", "time_of", "to_html", "tool_table",
+    "unreadable_line", "verify", "visible",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from toolcell.audit import key_ranges, receipt
-    from toolcell.audit.config import AuditConfig, ToolContent
-    from toolcell.audit.events import lines_of, time_of, unreadable_line
+    from toolcell.audit.config import RecordConfig, ToolContent
+    from toolcell.audit.events import lines_of, unreadable_line
     from toolcell.audit.filters import Filter, Place
     from toolcell.audit.html import (
         TRUST_TEXTS,
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from toolcell.audit.log import AuditLog
     from toolcell.audit.otel import SpanSink, exporting_sink
     from toolcell.audit.query import BROKEN, TRUSTS, UNSIGNED, UNVERIFIED, VERIFIED, Index, RunSummary, tool_table
-    from toolcell.audit.reader import RecordedCall, RecordedRun, json_line, jsonable
+    from toolcell.audit.reader import RecordedCall, RecordedRun, json_line, jsonable, not_recorded
     from toolcell.audit.receipt import ReceiptCheck
     from toolcell.audit.recorder import Recorder
     from toolcell.audit.replay_diff import MISSING_CALL
@@ -67,13 +68,14 @@ if TYPE_CHECKING:
     from toolcell.audit.store import UNFINISHED, BadInput, read_log_id
     from toolcell.audit.text_search import Match, Searched, search
     from toolcell.audit.verification import Report, verify
+    from toolcell.support.times import time_of
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "toolcell.audit.config": "AuditConfig ToolContent",
+            "toolcell.audit.config": "RecordConfig ToolContent",
             "toolcell.audit.replay_diff": "MISSING_CALL",
-            "toolcell.audit.events": "lines_of time_of unreadable_line",
+            "toolcell.audit.events": "lines_of unreadable_line",
             "toolcell.audit.filters": "Filter Place",
             "toolcell.audit.html": (
                 "TRUST_TEXTS ShownCall ShownLine end_ns shown_calls shown_facts shown_files shown_lines shown_output "
@@ -87,7 +89,7 @@ else:
             "toolcell.audit.log": "AuditLog",
             "toolcell.audit.otel": "SpanSink exporting_sink",
             "toolcell.audit.query": "BROKEN TRUSTS UNSIGNED UNVERIFIED VERIFIED Index RunSummary tool_table",
-            "toolcell.audit.reader": "RecordedCall RecordedRun json_line jsonable",
+            "toolcell.audit.reader": "RecordedCall RecordedRun json_line jsonable not_recorded",
             "toolcell.audit.receipt": "ReceiptCheck",
             "toolcell.audit.recorder": "Recorder",
             "toolcell.audit.replays": "Replay replay runtime_options script_calls",
@@ -99,5 +101,6 @@ else:
             "toolcell.audit.store": "UNFINISHED BadInput read_log_id",
             "toolcell.audit.text_search": "Match Searched search",
             "toolcell.audit.verification": "Report verify",
+            "toolcell.support.times": "time_of",
         },
     )

@@ -1,9 +1,13 @@
-"""Settings of an audit log: what it keeps, how large its files are, how soon they are on disk. Loadable from TOML."""
+"""Settings of a record: what it keeps of values, redaction, retention, key, and how soon it is on disk.
+
+Loadable from TOML: `--record-config FILE`, and the table `record` of a tenant of the service.
+"""
 
 from __future__ import annotations
 
 import fnmatch
 import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator
@@ -40,8 +44,8 @@ class ToolContent(SettingsModel):
     """The tool's result, or why and where it failed. A replay stops at a result that was not kept in full."""
 
 
-class AuditConfig(SettingsModel):
-    """Settings of the audit log."""
+class RecordConfig(SettingsModel):
+    """Settings of a record."""
 
     fsync: Literal["never", "checkpoint", "always"] = "checkpoint"
     """When records must have reached the disk. All of them survive a killed process. When the machine loses power,
@@ -58,6 +62,9 @@ class AuditConfig(SettingsModel):
 
     keep_s: float | None = setting(default=None, gt=0)
     """Remove runs whose last event is older than this; None keeps all."""
+
+    key: Path | None = None
+    """File of the key that signs. None: your own, which is made when there is none."""
 
     tools: dict[str, ToolContent] = setting(default_factory=lambda _: {})
     """By tool name or glob; the first match decides. Tools not named here are recorded in full."""

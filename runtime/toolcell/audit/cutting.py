@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from toolcell.audit import records
-from toolcell.audit.config import AuditConfig, Keep
+from toolcell.audit.config import Keep, RecordConfig
 from toolcell.audit.redact import Redactor
 from toolcell.support import packing
 from toolcell.support.about_tables import tables_text
@@ -26,7 +26,7 @@ block the event loop."""
 MAX_PIECES: Final = 8
 """Suspicious pieces of a larger content that are examined. With more, all of it counts as something to redact."""
 
-_Limit = Callable[[AuditConfig], int]
+_Limit = Callable[[RecordConfig], int]
 
 LARGE_FIELDS: Final[dict[str, tuple[tuple[str, _Limit], ...]]] = {
     records.CALL_STARTED: (("args", lambda config: config.value_bytes),),
@@ -39,14 +39,16 @@ LARGE_FIELDS: Final[dict[str, tuple[tuple[str, _Limit], ...]]] = {
 }
 """Fields that may be too large to keep, and the limit of each."""
 
-LARGE_EXTRAS: Final = ("effective_args", "coerced", "message", "details", "text", "trace", "source")
+LARGE_EXTRAS: Final = (
+    "made", "corrected", "message", "details", "text", "trace", "source",
+)  # fmt: skip
 """Extras that only some calls have. Each may be as large as a value."""
 
 DIGESTS: Final = {"source": "sha256", "inputs": "inputs_sha256", "value": "value_sha256"}
 """Field to the field with its digest, in the kinds that have one."""
 
 
-def encode(kind: str, fields: tuple[Any, ...], config: AuditConfig, redactor: Redactor) -> bytes:
+def encode(kind: str, fields: tuple[Any, ...], config: RecordConfig, redactor: Redactor) -> bytes:
     """Encode a record's content without secrets and without what is too large."""
     packed = packing.pack_fields(fields)
     if len(packed) > min(config.value_bytes, config.source_bytes, config.logs_bytes):
@@ -61,7 +63,7 @@ def encode(kind: str, fields: tuple[Any, ...], config: AuditConfig, redactor: Re
     return packing.pack_fields(tuple(plain))
 
 
-def _without_large(kind: str, fields: tuple[Any, ...], config: AuditConfig, redactor: Redactor) -> list[Any]:
+def _without_large(kind: str, fields: tuple[Any, ...], config: RecordConfig, redactor: Redactor) -> list[Any]:
     """Replace the fields of a record that are too large. The last field, `more`, notes each one."""
     names, kept, extra = records.FIELDS[kind], list(fields), dict(fields[-1])
     for name, limit in LARGE_FIELDS.get(kind, ()):

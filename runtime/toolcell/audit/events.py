@@ -7,27 +7,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from toolcell.audit.query import RunSummary
-from toolcell.audit.reader import GOOD, RecordedCall, RecordedRun, jsonable
+from toolcell.audit.reader import GOOD, RecordedCall, RecordedRun, json_line, jsonable
+from toolcell.audit.shapes import RELATIONS
 from toolcell.audit.store import UNFINISHED
+from toolcell.support.times import time_of
 
 Shape = Literal["jsonl", "ecs"]
 """`jsonl`: an event of a run holds all that is recorded. `ecs`: Elastic Common Schema, for a SIEM."""
 
 ECS_VERSION: Final = "8.17.0"
 DATASET: Final = "toolcell.audit"
-
-
-def time_of(at_ns: int) -> str:
-    """Return a time in UTC as ISO 8601, with microseconds and zone. Times that no calendar has become the nearest."""
-    return datetime.fromtimestamp(min(at_ns // 1000, _LAST_US) / 1e6, UTC).isoformat(timespec="microseconds")
-
-
-_LAST_US: Final = 253_402_300_799 * 1_000_000
-"""The end of the year 9999."""
 
 
 def lines_of(run: RecordedRun, summary: RunSummary, shape: Shape) -> Iterator[str]:
@@ -64,9 +57,11 @@ def ecs_events(run: RecordedRun, summary: RunSummary) -> Iterator[dict[str, Any]
         "trace": {"id": run.id},
         **({"user": {"id": str(run.who["user"])}} if run.who.get("user") else {}),
     }
-    own = {"run": {"id": run.id, "chain": run.chain, "seq": run.seq, "kind": run.kind}, "trust": summary.trust}
+    who = {name: run.who[name] for name in (*RELATIONS, "decided_by") if name in run.who}
+    own = {"run": who | {"id": run.id, "chain": run.chain, "seq": run.seq, "kind": run.kind}, "trust": summary.trust}
     script = {"hash": {"sha256": run.start.get("sha256")}, "title": summary.title}
-    yield _ecs("run-started", "start", base, own | {"script": script}, at_ns=run.started_ns, seq=run.seq)
+    asked = {"script": script, "decisions": [text for _, text in replace(run, end={}).decision_lines(json_line)]}
+    yield _ecs("run-started", "start", base, own | asked, at_ns=run.started_ns, seq=run.seq)
     for call in run.calls:
         yield _ecs(
             "tool-call",
@@ -85,6 +80,7 @@ def ecs_events(run: RecordedRun, summary: RunSummary) -> Iterator[dict[str, Any]
         detail = {
             "outcome": run.outcome,
             "calls": len(run.calls),
+            "waits": [text for _, text in replace(run, start={}).decision_lines(json_line)],
             "files": [{"name": name, "size": size, "sha256": sha256} for name, _, size, sha256, _ in run.end["files"]],
         }
         yield _ecs(
@@ -130,13 +126,14 @@ def _ecs(
 
 
 def _call(call: RecordedCall) -> dict[str, Any]:
-    return {
-        "number": call.number,
-        "tool": call.tool,
-        "origin": call.origin,
-        "line": call.line,
-        "verdict": call.verdict,
-        "status": call.status,
-        "code": call.code,
-        "args": json.dumps(jsonable(call.args)),
+    """Return a call with the same type for a field whatever a script or a tool put there: values are JSON as text."""
+    facts = {
+        name: value if name in _TYPED or isinstance(value, str) else json.dumps(jsonable(value))
+        for name, value in call.facts.items()
     }
+    place = ("number", "call_id", "parent", "tool", "origin", "line", "verdict", "status", "code")
+    return facts | {name: getattr(call, name) for name in place}
+
+
+_TYPED: Final = frozenset({"rewritten_by", "decided", "warnings", "hosts", "secret_names", "depth", "redacted"})
+"""Facts whose types are ours."""

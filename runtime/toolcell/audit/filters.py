@@ -21,6 +21,14 @@ _HAS_TEXT: Final = """(
 )"""
 
 
+_OF_CALLS: Final = "EXISTS (SELECT 1 FROM call WHERE call.writer = run.writer AND call.run = run.n AND {})"
+_OF_REQUESTS: Final = "EXISTS (SELECT 1 FROM request WHERE request.writer = run.writer AND request.run = run.n AND {})"
+_DECIDED_BY: Final = f"""EXISTS (
+    WITH wanted(name) AS (VALUES (?))
+    SELECT 1 FROM wanted WHERE run.decided_by = name OR {_OF_CALLS.format("call.decided_by = name")}
+)"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
     """Selects runs. A field that is None selects all."""
@@ -35,6 +43,12 @@ class Filter:
     session: str | None = None
     """Thread, chat or channel that the run belongs to, or its parent run."""
     user: str | None = None
+    decided_by: str | None = None
+    """Who decided about the run, or about one of its calls."""
+    host: str | None = None
+    """Name or glob of a host that a request of the run went to."""
+    secret: str | None = None
+    """Name of a secret that went into a request of the run."""
     trust: str | None = None
     """verified, unsigned, unverified or broken."""
     text: str | None = None
@@ -56,10 +70,10 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
         ("user = ?", wanted.user),
         ("session = ?", wanted.session),
         ("instr(sha256, ?) = 1", wanted.sha256.lower() if wanted.sha256 is not None else None),
-        (
-            "EXISTS (SELECT 1 FROM call WHERE call.writer = run.writer AND call.run = run.n AND tool GLOB ?)",
-            wanted.tool,
-        ),
+        (_OF_CALLS.format("tool GLOB ?"), wanted.tool),
+        (_DECIDED_BY, wanted.decided_by),
+        (_OF_REQUESTS.format("host GLOB ?"), wanted.host),
+        (_OF_REQUESTS.format("secret = ?"), wanted.secret),
     )
     chosen = [(text, value) for text, value in rows if value is not None]
     if wanted.text:

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-from toolcell.audit.events import time_of
 from toolcell.audit.query import BROKEN, UNSIGNED, UNVERIFIED, VERIFIED
 from toolcell.audit.reader import GOOD, RecordedCall, RecordedRun, jsonable
 from toolcell.audit.store import UNFINISHED
 from toolcell.support.text import for_terminal
+from toolcell.support.times import time_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -125,9 +125,9 @@ def shown_facts(run: RecordedRun) -> Iterable[tuple[str, str]]:
     if run.ended_ns is not None:
         yield "ended", time_of(run.ended_ns)
     yield "chain", f"{run.chain}, event {run.seq}"
-    for name, value in run.who.items():
-        yield f"for {name}", shown_text(value)
-    for name in ("limits", "policy", "isolation"):
+    yield from run.who_lines()
+    yield from (("run and those it goes on with", line) for line in run.family_lines())
+    for name in ("limits", "policy", "isolation", "egress"):
         if run.kind == "code" and (value := getattr(run, name)):
             yield name, shown_text(value)
     if run.definitions:
@@ -138,6 +138,7 @@ def shown_facts(run: RecordedRun) -> Iterable[tuple[str, str]]:
         yield "script", f"sha256 {digest}"
     if usage := run.end.get("usage"):
         yield "used", shown_text({name: _rounded(value) for name, value in usage.items()})
+    yield from run.decision_lines(shown_text)
     yield from _notes(run.start.get("more"))
     yield from _notes(run.end.get("more"))
 
@@ -149,7 +150,8 @@ def _rounded(value: Any) -> Any:
 
 def _notes(more: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
     """Say what was cut, redacted or left out."""
-    yield from ((name.replace("_", " "), shown_text(value)) for name, value in (more or {}).items())
+    told = ("decisions", "waits")
+    yield from ((name.replace("_", " "), shown_text(value)) for name, value in (more or {}).items() if name not in told)
 
 
 def shown_text(value: Any, tables: Callable[[AnyTable], Any] = lambda table: str(table).split("\n")) -> str:
@@ -175,23 +177,8 @@ def _call(call: RecordedCall, started_ns: int, span_ns: int) -> ShownCall:
     lasts = round(call.duration_s * 1e9) * BAR_WIDTH // span_ns if call.is_finished else BAR_WIDTH
     took = f" {call.duration_s * 1000:.3f} ms" if call.is_finished else ""
     label = f"{call.number} {call.tool}: {call.status}{took}"
-    return ShownCall(label, css, start, min(BAR_WIDTH - start, max(2, lasts)), [*_parts(call)])
-
-
-def _parts(call: RecordedCall) -> Iterable[tuple[str, str]]:
-    about = [
-        f"by {call.origin}",
-        f"line {call.line}" if call.line else "",
-        f"in call {call.parent}" if call.parent else "",
-    ]
-    yield "origin", ", ".join(each for each in about if each)
-    yield "arguments", shown_text(call.args)
-    yield from _notes(call.start_extra)
-    if call.code:
-        yield "failure", call.code
-    elif call.is_finished:
-        yield "answer", shown_text(call.value)
-    yield from _notes(call.end_extra)
+    parts = [("origin", call.place), *call.lines(shown_text)]
+    return ShownCall(label, css, start, min(BAR_WIDTH - start, max(2, lasts)), parts)
 
 
 def shown_lines(run: RecordedRun, calls: Mapping[int, ShownCall]) -> list[ShownLine]:

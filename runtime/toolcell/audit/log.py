@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from toolcell.audit import cutting, records, retention, signatures, store
-from toolcell.audit.config import AuditConfig
+from toolcell.audit.config import RecordConfig
 from toolcell.audit.keys import Signer, signer_of
 from toolcell.audit.records import GENESIS, SALT_BYTES, event_digest, hash_digest
 from toolcell.audit.redact import Redactor
@@ -64,7 +64,7 @@ class AuditLog:
         self,
         path: str | os.PathLike[str],
         *,
-        config: AuditConfig | None = None,
+        config: RecordConfig | None = None,
         key: Signer | str | os.PathLike[str] | None = None,
         secrets: Mapping[str, str] | Iterable[str] = (),
         sinks: Iterable[Sink] = (),
@@ -74,13 +74,13 @@ class AuditLog:
         if not os.fspath(path):
             raise UsageError("a record's file needs a name, such as 'runs.db'")
         self.path = Path(path)
-        self.config = config or AuditConfig()
+        self.config = config or RecordConfig()
         self.heads = Path(heads) if heads is not None else default_heads_dir()
         """Where the newest head of each chain is saved, outside the record."""
         values = secrets.values() if isinstance(secrets, Mapping) else secrets
         self.redactor = Redactor(values, self.config.redact_names, self.config.redact_patterns)
         self._value_bytes = self.config.value_bytes
-        self._key = key
+        self._key = key if key is not None else self.config.key
         self._on_checkpoint = on_checkpoint
         self._sinks = tuple(sinks)
         self._lock = threading.Lock()

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from toolcell.audit import records
-from toolcell.audit.reader import json_line
+from toolcell.audit.reader import RecordedCall, decision_text, ended_call, json_line, started_call
+from toolcell.audit.shapes import RELATIONS
 from toolcell.audit.sinks import AuditEvent
 from toolcell.errors import UsageError
 
@@ -25,13 +26,16 @@ RUN_TOOLS: Final = {"code": "execute_code", "plan": "execute_plan"}
 
 SUCCESSFUL: Final = frozenset({"ok", "pending"})
 
+_CONTENT: Final = {"args": "gen_ai.tool.call.arguments", "value": "gen_ai.tool.call.result"}
+_DECIDED: Final = ("toolcell.call.decision", "toolcell.call.decision.by")
+
 
 @dataclass(slots=True)
 class _OpenRun:
     """A run whose end has not been recorded yet."""
 
     span: Span
-    calls: dict[int, Span] = field(default_factory=dict)
+    calls: dict[int, tuple[Span, RecordedCall]] = field(default_factory=dict)
 
 
 class SpanSink:
@@ -74,6 +78,7 @@ class SpanSink:
             "toolcell.run.sort": fields["sort"],
             "toolcell.script.sha256": fields["sha256"],
             "enduser.id": who.get("user"),
+            **{f"toolcell.run.{name}": who.get(name) for name in (*RELATIONS, "decided_by")},
             **self._content("gen_ai.tool.call.arguments", fields["source"]),
         }
         # Its parent is the span that is current where the run was started, such as a request's.
@@ -84,7 +89,9 @@ class SpanSink:
         run = self._runs.get(key)
         if run is None:
             return
-        parent = run.calls.get(fields["parent"], run.span)
+        call = started_call(fields, event)
+        known = run.calls.get(call.parent or 0)
+        parent = known[0] if known is not None else run.span
         attributes = {
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": fields["tool"],
@@ -93,25 +100,25 @@ class SpanSink:
             "toolcell.call.number": fields["number"],
             "toolcell.call.origin": fields["origin"],
             "code.line.number": fields["line"],
-            **self._content("gen_ai.tool.call.arguments", fields["args"], fields["more"].get("args_cut")),
+            **self._facts(call),
         }
-        run.calls[fields["number"]] = self._tracer.start_span(
+        span = self._tracer.start_span(
             f"execute_tool {fields['tool']}",
             context=self._trace.set_span_in_context(parent),
             attributes=_present(attributes),
             start_time=event.at_ns,
         )
+        run.calls[call.number] = span, call
 
     def _call_ended(self, event: AuditEvent, key: tuple[str, int], fields: Mapping[str, Any]) -> None:
         run = self._runs.get(key)
-        span = run.calls.pop(fields["number"], None) if run is not None else None
-        if span is None:
+        found = run.calls.pop(fields["number"], None) if run is not None else None
+        if found is None:
             return
-        if fields["status"] in SUCCESSFUL:
-            content = self._content("gen_ai.tool.call.result", fields["value"], fields["more"].get("value_cut"))
-            span.set_attributes(_present(content))
-        else:
-            self._fail(span, fields["code"] or fields["status"], fields["more"].get("message", ""))
+        span, call = found[0], ended_call(found[1], fields, event)
+        span.set_attributes(_present(self._facts(call)))
+        if call.status not in SUCCESSFUL:
+            self._fail(span, call.code or call.status, call.message)
         span.end(event.at_ns)
 
     def _run_ended(self, event: AuditEvent, key: tuple[str, int], fields: Mapping[str, Any]) -> None:
@@ -129,7 +136,7 @@ class SpanSink:
         run.span.set_attributes(_present(attributes))
         if fields["outcome"] != "ok":
             self._fail(run.span, fields["outcome"], (fields["error"] or {}).get("message", ""))
-        for span in run.calls.values():  # calls that ended with the run
+        for span, _ in run.calls.values():  # calls that ended with the run
             self._fail(span, "unfinished", "")
             span.end(event.at_ns)
         run.span.end(event.at_ns)
@@ -138,6 +145,16 @@ class SpanSink:
         span.set_attribute("error.type", kind)
         description = message if self._capture_content else ""
         span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, description or kind))
+
+    def _facts(self, call: RecordedCall) -> dict[str, Any]:
+        """Return what is shown of a call: who decided and which run answered always, values only on request."""
+        facts = call.facts
+        found = {name: facts.get("decided", {}).get(name.rpartition(".")[2]) for name in _DECIDED}
+        found["toolcell.call.answered_from"] = facts.get("answered_from")
+        for name, value in facts.items() if self._capture_content else ():
+            attribute = _CONTENT.get(name.removesuffix("_cut"), f"toolcell.call.{name}")
+            found |= self._content(attribute, decision_text(value) if name == "decided" else value)
+        return found
 
     def _content(self, name: str, value: Any, cut: Any = None) -> dict[str, Any]:
         """Return the attribute with a value, or with what the log says of one that was too long for it."""

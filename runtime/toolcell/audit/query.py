@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any, Final, Self
 
 from toolcell.audit import records, store
 from toolcell.audit.filters import NEWEST_FIRST, Filter, conditions
 from toolcell.audit.keys import Verifier, by_id
-from toolcell.audit.reader import RecordedRun, assemble
+from toolcell.audit.reader import LinkedRun, RecordedRun, assemble
 from toolcell.audit.records import StoredEvent, hash_digest
 from toolcell.audit.shapes import BLOB_SHAPES
 from toolcell.audit.signatures import CHECKPOINT_COLUMNS, PRUNED, Head, head_of
@@ -33,6 +34,9 @@ UNVERIFIED: Final = "unverified"
 """It is signed with a key that was not given."""
 BROKEN: Final = "broken"
 """Its events are not what was signed, or some are missing, or stand in another place."""
+
+MAX_FAMILY: Final = 100
+"""Runs that go on from each other, of which a list is made."""
 
 TRUSTS: Final = (VERIFIED, UNSIGNED, UNVERIFIED, BROKEN)
 
@@ -59,6 +63,12 @@ class RunSummary:
     wall_s: float | None
     cpu_s: float | None
     peak_memory_bytes: int | None
+    relation: str | None
+    """How it goes on from another run: resumes, repairs, commits, reverts or repeats."""
+    parent: str | None
+    """Id of that run."""
+    decided_by: str | None
+    """Who had it go on."""
     trust: str
     """verified, unsigned, unverified or broken."""
 
@@ -70,12 +80,13 @@ class RunSummary:
 _JSON_KEYS: Final = {"kind": "sort"}
 _COLUMNS: Final = (
     "id, writer, n, kind, started, ended, outcome, sha256, user, session, title, calls, failed, wall_s, cpu_s, "
-    "peak_memory_bytes"
+    "peak_memory_bytes, relation, parent, decided_by"
 )
 
 _TYPES: Final[dict[str, tuple[type, Any]]] = dict.fromkeys(_COLUMNS.split(", "), (str, "")) | {
     "n": (int, 0), "started": (int, 0), "ended": (int, None), "sha256": (str, None), "calls": (int, 0),
     "failed": (int, 0), "wall_s": (float, None), "cpu_s": (float, None), "peak_memory_bytes": (int, None),
+    "relation": (str, None), "parent": (str, None), "decided_by": (str, None),
 }  # fmt: skip
 """Column to its type, and what is shown where another program put something else there."""
 
@@ -289,7 +300,27 @@ class Index:
             run = assemble(found, shared)
         if run is None:
             raise AuditError(f"the first event of run {summary.id} cannot be read; run `toolcell audit verify`")
-        return replace(run, id=summary.id)
+        return replace(run, id=summary.id, family=self.family(summary))
+
+    def family(self, summary: RunSummary) -> tuple[LinkedRun, ...]:
+        """Return the runs that go on from each other, this one among them, the oldest first; none if it is alone."""
+        columns = "id, writer, n, started, outcome, user, relation, parent, decided_by"
+        wanted, looked = [summary.id, summary.parent or ""], set[str]()
+        found: dict[tuple[str, int], LinkedRun] = {}
+        with store.translated(self.path):
+            while wanted and len(found) < MAX_FAMILY:
+                id = wanted.pop()
+                if not id or id in looked:
+                    continue
+                looked.add(id)
+                query = f"SELECT {columns} FROM run WHERE id = ? OR parent = ? ORDER BY started LIMIT {MAX_FAMILY}"
+                for row in self._db.execute(query, (store.storable(id),) * 2):
+                    if all(type(each) in (str, int, NoneType) for each in row):
+                        found[row[1:3]] = LinkedRun(*row)
+                        wanted += [row[0], row[7]]
+        if len(found) < 2:
+            return ()
+        return tuple(sorted(found.values(), key=lambda each: (each.started_ns, each.seq)))
 
     def events_of(self, summary: RunSummary) -> list[StoredEvent]:
         """Return the events of a run, in order.
@@ -334,6 +365,35 @@ class Index:
         """Shape: {"runs", "trust", "outcomes", "days": {name: n}, "tools": [...], "wall_s", "cpu_s", "scripts"}."""
         with store.translated(self.path):
             return self._stats(wanted or Filter())
+
+    def hosts(self, wanted: Filter | None = None) -> list[dict[str, Any]]:
+        """Count requests by host. Shape: [{"host", "requests", "runs", "failed", "secrets": [names], "last_ns"}]."""
+        where, values = conditions(wanted or Filter(limit=None))
+        query = f"""
+            SELECT host, secret, request.writer, request.run, request.number, status NOT IN ('ok', 'pending'), started
+            FROM plain_request AS request
+            JOIN plain_call AS call USING (writer, run, number)
+            WHERE (writer, run) IN (SELECT writer, n FROM run WHERE {where})
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for host, secret, writer, run, number, is_failed, started in self.select(query, values):
+            row = found.setdefault(
+                host, {"requests": set(), "runs": set(), "failed": set(), "secrets": set(), "last": 0}
+            )
+            row["requests"].add((writer, run, number))
+            row["runs"].add((writer, run))
+            row["failed"] |= {(writer, run, number)} if is_failed else set()
+            row["secrets"] |= {secret} if secret else set()
+            row["last"] = max(row["last"], started)
+        return [
+            {
+                "host": host,
+                **{name: len(row[name]) for name in ("requests", "runs", "failed")},
+                "secrets": sorted(row["secrets"]),
+                "last_ns": row["last"],
+            }
+            for host, row in sorted(found.items(), key=lambda each: (-len(each[1]["requests"]), each[0]))
+        ]
 
     def _stats(self, wanted: Filter) -> dict[str, Any]:
         where, values = conditions(wanted)

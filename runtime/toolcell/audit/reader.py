@@ -4,21 +4,42 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from toolcell.audit import records
 from toolcell.audit.records import StoredEvent
+from toolcell.audit.shapes import RELATIONS
+from toolcell.audit.sinks import AuditEvent
 from toolcell.audit.store import UNFINISHED
 from toolcell.config import package_name
 from toolcell.support.packing import Unrecordable, value_digest
+from toolcell.support.times import time_of
 from toolcell_bridge.wire.tables import AnyTable, Array, Table
 
 # Runs
 
 GOOD: Final = frozenset({"ok", "pending"})
 """Outcomes of runs and statuses of calls in which nothing failed."""
+
+LABELS: Final = {
+    "args": "sent",
+    "corrected": "corrected",
+    "rewritten_by": "rewritten by",
+    "decided": "decided",
+    "made": "made",
+    "answered_from": "answered from",
+    "verdict": "verdict",
+    "why": "refused",
+    "warnings": "warnings",
+    "hosts": "hosts",
+    "secret_names": "secrets sent",
+    "code": "failure",
+    "message": "message",
+    "value": "answer",
+}
+"""Names of facts, in the order in which they happen, and what people read. Others follow, under their own names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +86,90 @@ class RecordedCall:
         """`allowed`; else the tool did not run: `substituted` by a hook's answer, or the status of the refusal."""
         return str(self.start_extra.get("verdict", "allowed"))
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return what is recorded of a call besides its place in the run, by name: how it was sent, corrected, decided
+        about and made, which run answered it, and what came of it. What did not happen, or is not known, is missing.
+        """
+        found: dict[str, Any] = {} if "args_cut" in self.start_extra else {"args": self.args}
+        found |= self.start_extra
+        if self.code is not None:
+            found["code"] = self.code
+        elif self.is_finished and "value_cut" not in self.end_extra:
+            found["value"] = self.value
+        redacted = [each["redacted"] for each in (self.start_extra, self.end_extra) if "redacted" in each]
+        found |= self.end_extra
+        if len(redacted) == 2 and all(type(each) is int for each in redacted):
+            found["redacted"] = sum(redacted)
+        order = {name: place for place, name in enumerate(LABELS)}
+        names = sorted(found, key=lambda name: order.get(name.removesuffix("_cut"), len(order)))
+        return {name: found[name] for name in names}
+
+    def lines(self, written: Callable[[Any], str]) -> Iterator[tuple[str, str]]:
+        """Yield the facts of a call for people: a label and a text. `written`: returns values of any kind as text."""
+        facts = self.facts
+        for name, value in facts.items():
+            label = LABELS.get(name.removesuffix("_cut"), name.replace("_", " "))
+            match name:
+                case _ if name.endswith("_cut") and isinstance(value, Mapping):
+                    yield label, not_recorded(value)
+                case "verdict":
+                    if value == "substituted":
+                        yield label, "answered by a hook, the tool did not run"
+                case "code" if "message" in facts:
+                    yield label, f"{value}: {facts['message']}"
+                case "message" if "code" in facts:
+                    continue
+                case "decided":
+                    yield label, decision_text(value)
+                case "answered_from":
+                    yield label, f"run {value}; the tool did not run"
+                case "rewritten_by" | "hosts" | "secret_names":
+                    yield label, ", ".join(map(str, value))
+                case _:
+                    yield label, written(value)
+
+    @property
+    def place(self) -> str:
+        """Say who made a call, and where: `by code, line 4, in call 2, id call_3`."""
+        line = f", line {self.line}" if self.line else ""
+        parent = f", in call {self.parent}" if self.parent else ""
+        return f"by {self.origin}{line}{parent}{f', id {self.call_id}' if self.call_id else ''}"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        plain = {
+        place = {
             "number": self.number,
             "call_id": self.call_id,
             "parent": self.parent,
             "tool": self.tool,
             "origin": self.origin,
             "line": self.line,
-            "verdict": self.verdict,
-            "args": self.args,
             "started_ns": self.started_ns,
             "status": self.status,
             "duration_s": self.duration_s,
-            "value": self.value,
-            "code": self.code,
-            "start": dict(self.start_extra),
-            "end": dict(self.end_extra),
+            "verdict": self.verdict,
         }
-        return {name: jsonable(value) for name, value in plain.items()}
+        return {name: jsonable(value) for name, value in (self.facts | place).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedRun:
+    """One of the runs that go on from each other, as the table of runs says; its own events are the proof."""
+
+    id: str
+    chain: str
+    seq: int
+    started_ns: int
+    outcome: str
+    user: str
+    relation: str | None
+    parent: str | None
+    decided_by: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +191,8 @@ class RecordedRun:
     """Fields of its last record; empty when there is none."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     tools: Mapping[str, Any] = field(default_factory=dict)
+    family: tuple[LinkedRun, ...] = ()
+    """The runs that it goes on from, and that go on from it, itself among them; empty if there are none."""
 
     @property
     def outcome(self) -> str:
@@ -148,6 +235,11 @@ class RecordedRun:
         return {**recorded, "environment": {**recorded["environment"], "packages": shown}}
 
     @property
+    def egress(self) -> Sequence[Mapping[str, Any]]:
+        """The rules about requests under which it ran, with the names of secrets; empty if it could send none."""
+        return self.settings.get("egress") or ()
+
+    @property
     def packages(self) -> Sequence[Any]:
         """The packages that the script could import, as the runtime was given them."""
         recorded = self.settings.get("isolation") or {}
@@ -163,6 +255,28 @@ class RecordedRun:
     def who(self) -> Mapping[str, Any]:
         """The user, thread, chat and parent run that it ran for."""
         return self.start.get("who") or {}
+
+    def who_lines(self) -> Iterator[tuple[str, str]]:
+        """Yield for whom a run was, which one it goes on from, and who had it go on."""
+        for name, value in self.who.items():
+            is_link = name in RELATIONS or name == "decided_by"
+            yield (name.replace("_", " ") if is_link else f"for {name}"), str(value)
+
+    def decision_lines(self, written: Callable[[Any], str]) -> Iterator[tuple[str, str]]:
+        """Yield what a run was told of the calls that had waited, and the calls for which it waits itself."""
+        for each in (self.start.get("more") or {}).get("decisions") or ():
+            yield "decided", f"{_call_text(each, written)}: {decision_text(each)}{_time_text(each.get('at_ns'))}"
+        for each in (self.end.get("more") or {}).get("waits") or ():
+            yield "waits for", f"{_call_text(each, written)}: {each.get('why')}"
+
+    def family_lines(self) -> Iterator[str]:
+        """Yield a line for each of the runs that go on from each other, the oldest first."""
+        for each in self.family:
+            is_own = (each.chain, each.seq) == (self.chain, self.seq)
+            link = f", {each.relation} {each.parent}" if each.relation else ""
+            by = f", decided by {each.decided_by}" if each.decided_by else ""
+            user = f", for {each.user}" if each.user else ""
+            yield f"{'*' if is_own else ' '} {each.id} {each.outcome}{user}{link}{by}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -180,11 +294,37 @@ class RecordedRun:
             "limits": self.limits,
             "policy": self.policy,
             "isolation": self.isolation,
+            "egress": self.egress,
             "definitions": self.definitions,
             "calls": [call.to_dict() for call in self.calls],
             "end": dict(self.end),
         }
         return {name: jsonable(value) for name, value in plain.items()}
+
+
+def decision_text(decided: Mapping[str, Any]) -> str:
+    """Return a decision in words: `edit by bob: too much`."""
+    by, reason = decided.get("by"), decided.get("reason")
+    return f"{decided.get('decision')}{f' by {by}' if by else ''}{f': {reason}' if reason else ''}"
+
+
+def not_recorded(missing: Mapping[str, Any]) -> str:
+    """Say what is recorded in place of a value, and why: size, digest and beginning."""
+    what = f"{missing.get('bytes')} bytes, sha256 {str(missing['sha256'])[:16]}, " if "sha256" in missing else ""
+    tables = f", {missing['tables']}" if "tables" in missing else ""
+    head = f"; it begins {missing['head']!r}" if "head" in missing else ""
+    return f"({what}not recorded: {missing.get('why')}{tables}{head})"
+
+
+def _call_text(row: Mapping[str, Any], written: Callable[[Any], str]) -> str:
+    args = not_recorded(row["args_cut"]) if isinstance(row.get("args_cut"), Mapping) else row.get("args")
+    shown = f" {args if isinstance(args, str) else written(args)}" if args is not None else ""
+    line = f" in line {row['line']}" if row.get("line") else ""
+    return f"{row.get('call')} {row.get('tool')}{shown}{line}"
+
+
+def _time_text(at_ns: Any) -> str:
+    return f", at {time_of(at_ns)}" if type(at_ns) is int and at_ns >= 0 else ""
 
 
 def assemble(found: Iterable[StoredEvent], shared: Mapping[str, Mapping[str, Any]]) -> RecordedRun | None:
@@ -214,7 +354,7 @@ def assemble(found: Iterable[StoredEvent], shared: Mapping[str, Mapping[str, Any
     return replace(run, calls=tuple(calls[number] for number in sorted(calls)), ended_ns=ended_ns, end=end)
 
 
-def started_call(fields: Mapping[str, Any], event: StoredEvent) -> RecordedCall:
+def started_call(fields: Mapping[str, Any], event: StoredEvent | AuditEvent) -> RecordedCall:
     """Build a call from the event of its start."""
     return RecordedCall(
         fields["number"],
@@ -230,7 +370,7 @@ def started_call(fields: Mapping[str, Any], event: StoredEvent) -> RecordedCall:
     )
 
 
-def ended_call(started: RecordedCall, fields: Mapping[str, Any], event: StoredEvent) -> RecordedCall:
+def ended_call(started: RecordedCall, fields: Mapping[str, Any], event: StoredEvent | AuditEvent) -> RecordedCall:
     """Add the event of a call's end."""
     return replace(
         started,

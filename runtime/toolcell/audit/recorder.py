@@ -20,7 +20,7 @@ from toolcell.audit import cutting, records
 from toolcell.audit.config import ToolContent
 from toolcell.audit.log import AuditLog
 from toolcell.audit.redact import Redactor
-from toolcell.audit.run_record import RunRecord
+from toolcell.audit.run_record import RunRecord, records_of_calls
 from toolcell.errors import AuditError, SandboxUnavailable, ToolAbort
 from toolcell.run.runs import replay_seed
 from toolcell.sandbox.backend import profile_of
@@ -28,6 +28,7 @@ from toolcell.support import daemon_threads
 from toolcell.support.lru import Lru
 from toolcell.support.packing import bytes_digest, pack, text_digest, unpack, value_digest
 from toolcell.tools.options import Origin
+from toolcell.tools.run_state import RunLink
 
 if TYPE_CHECKING:
     from toolcell.config import Limits, Policy
@@ -96,10 +97,14 @@ class Recorder:
         files: Sequence[Any] = (),
         sandbox: Sandbox | None = None,
         environment: Mapping[str, Any] | None = None,
+        egress: Sequence[Mapping[str, Any]] = (),
     ) -> Beginning:
-        """Return what is to be recorded of a script that is about to run. `files` are its `file_entries`."""
+        """Return what is to be recorded of a script that is about to run. `files` are its `file_entries`.
+
+        `egress`: the rules about its requests.
+        """
         tools = self._tools(registry, frozenset(message.tools.split())) if message.tools else None
-        settings = self._settings(limits, policy, sandbox, environment or {})
+        settings = self._settings(limits, policy, sandbox, environment or {}, egress)
         sandbox_id = sandbox.id if sandbox is not None else None
         return self._beginning(context, CODE, message, files, tools, settings, sandbox_id)
 
@@ -111,6 +116,7 @@ class Recorder:
         context: RunContext,
         policy: Policy,
         environment: Mapping[str, Any],
+        egress: Sequence[Mapping[str, Any]],
     ) -> AuditRunObserver:
         """Return the observer of a script's run, which begins its record when the script was sent."""
         entries = await self.file_entries(request.files, context) if request.files else []
@@ -124,12 +130,19 @@ class Recorder:
                 files=entries,
                 sandbox=sandbox,
                 environment=environment,
+                egress=egress,
             )
         )
 
     @asynccontextmanager
-    async def observe(self, context: RunContext, kind: str = CALLS) -> AsyncIterator[RunContext]:
-        """Record every call made with the yielded context, for agents, plans and programs without a sandbox."""
+    async def observe(
+        self, context: RunContext, kind: str = CALLS, link: RunLink | None = None
+    ) -> AsyncIterator[RunContext]:
+        """Record every call made with the yielded context, for agents, plans and programs without a sandbox.
+
+        `link`: names the run that it goes on from.
+        """
+        context = context.within(link=link or RunLink())
         beginning = self._beginning(context, kind)
         if (record := beginning.try_write()) is None:
             record = await daemon_threads.run_sync(beginning.write)
@@ -160,8 +173,11 @@ class Recorder:
             inputs = message.inputs
             script = (message.source, text_digest(message.source), inputs, value_digest(inputs) if inputs else None)
             own = (message.lint, message.seed, message.clock)
+        id = self._new_id(context)
+        if (link := context.scope.link) is not None:
+            link.id = id
         fields: tuple[Any, ...] = (
-            self._new_id(context),
+            id,
             kind,
             *script,
             [*files],
@@ -170,7 +186,7 @@ class Recorder:
             *own,
             sandbox_id,
             _who(context),
-            {},
+            records_of_calls("decisions", link.decisions, self._content_of, self.log, redactor) if link else {},
         )
         shared = tuple(each for each in (tools, settings) if each is not None)
         return Beginning(self.log, shared, fields, self._content_of, context, redactor)
@@ -191,18 +207,23 @@ class Recorder:
         return wanted
 
     def _settings(
-        self, limits: Limits, policy: Policy, sandbox: Sandbox | None, environment: Mapping[str, Any]
+        self,
+        limits: Limits,
+        policy: Policy,
+        sandbox: Sandbox | None,
+        environment: Mapping[str, Any],
+        egress: Sequence[Mapping[str, Any]],
     ) -> _Shared:
-        """Return the record of the limits, policy and isolation that a script runs with."""
+        """Return the record of the limits, policy, isolation and rules about requests that a script runs with."""
         layers = (sandbox.backend, *sandbox.layers.items()) if sandbox is not None else ()
-        key = (id(limits), id(policy), layers)
+        key = (id(limits), id(policy), layers, bool(egress))  # a runtime has one set of rules
         if (known := self._shared.get(key)) is None:
             policy_fields: dict[str, Any] = {"hash_seed": policy.hash_seed, "require": sorted(policy.require)}
             policy_fields["profile"] = policy.profile
             isolation: dict[str, Any] = {"environment": environment}
             if sandbox is not None:
                 isolation |= {"backend": sandbox.backend, "layers": dict(sandbox.layers), **profile_of(sandbox)}
-            content = (limits.model_dump(), policy_fields, isolation)
+            content = (limits.model_dump(), policy_fields, isolation, [*egress])
             known = self._remember(key, content, (limits, policy))
         return known
 
@@ -304,6 +325,8 @@ def _who(context: RunContext) -> dict[str, Any]:
         "depth": context.scope.depth,
         "dry_run": context.dry_run.key if context.dry_run is not None else "",
     }
+    if (link := context.scope.link) is not None:
+        named |= {link.relation: link.after, "decided_by": link.decided_by}
     return {name: value for name, value in named.items() if value}
 
 

@@ -197,7 +197,7 @@ class AnsweringTools(RecordedTools):
         self.replay = CallReplay(turns, _missing, lambda _: ToolAbort("the replay differs from the record"))
         self._has_end = bool(run.end) and run.outcome != str(Outcome.SUSPENDED)
         self._why_it_ends = "the run was suspended" if run.end else "its host was killed"
-        self._note = f"answered from the record of run {run.id}; the tool did not run"
+        self._run_id = run.id
         self._answers = answers
         self._until = until
         self._on_call = on_call
@@ -218,7 +218,7 @@ class AnsweringTools(RecordedTools):
         """
         answer = self._recorded_answer(name, args, call_id)
         return await answer_from_record(
-            name, args, answer, note=self._note, call_id=call_id, origin=origin, context=context
+            name, args, answer, run=self._run_id, call_id=call_id, origin=origin, context=context
         )
 
     async def _recorded_answer(self, name: str, args: Any, call_id: str) -> ToolResult:
@@ -252,7 +252,8 @@ class AnsweringTools(RecordedTools):
                 if missing["why"] == "size":
                     cut = [each.end_extra.get("value_cut", {}) for each in self.expected.values()]
                     enough = 1 << max(each["bytes"] for each in cut if each.get("why") == "size").bit_length()
-                    why += f": it has {missing['bytes']} bytes; AuditConfig(value_bytes={enough}) records such answers"
+                    config = f"RecordConfig(value_bytes={enough}), or --record-config,"
+                    why += f": it has {missing['bytes']} bytes; {config} records such answers"
                 self._diverge("no_answer", why, index, expected=missing)
             given = recorded_result(call)
         return await self.replay.answer(ident, new, given)

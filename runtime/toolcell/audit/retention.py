@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from toolcell.audit import records, signatures, store
 from toolcell.audit.chain_check import ChainCheck
-from toolcell.audit.config import AuditConfig
+from toolcell.audit.config import RecordConfig
 from toolcell.audit.keys import Verifier, by_id
 from toolcell.audit.signatures import Head
 from toolcell.audit.verification import check_chains
@@ -51,7 +51,7 @@ class Removal:
                 "reason": self.reason}  # fmt: skip
 
 
-def removals(path: Path, config: AuditConfig, keys: Iterable[Verifier]) -> list[Removal]:
+def removals(path: Path, config: RecordConfig, keys: Iterable[Verifier]) -> list[Removal]:
     """Return what pruning with these settings would do to each chain. Removes nothing.
 
     Raises:
@@ -62,7 +62,7 @@ def removals(path: Path, config: AuditConfig, keys: Iterable[Verifier]) -> list[
         return list(plan(db, config, keys, time.time_ns()))
 
 
-def plan(db: sqlite3.Connection, config: AuditConfig, keys: Iterable[Verifier], now_ns: int) -> Iterator[Removal]:
+def plan(db: sqlite3.Connection, config: RecordConfig, keys: Iterable[Verifier], now_ns: int) -> Iterator[Removal]:
     """Yield what would go of each chain, and why the others stay whole. Removes nothing."""
     before_ns = now_ns - round(config.keep_s * 1e9) if config.keep_s is not None else -1
     last_id = _last_id_too_many(db, config.keep_bytes)
@@ -126,6 +126,7 @@ def remove(db: sqlite3.Connection, removal: Removal, head: Head) -> None:
     db.execute("DELETE FROM event WHERE writer = ? AND n <= ?", gone)
     db.execute("DELETE FROM run WHERE writer = ? AND n <= ?", gone)
     db.execute("DELETE FROM call WHERE writer = ? AND run <= ?", gone)
+    db.execute("DELETE FROM request WHERE writer = ? AND run <= ?", gone)
     db.execute("DELETE FROM checkpoint WHERE writer = ? AND n <= ?", gone)
     db.execute(signatures.INSERT_CHECKPOINT, signatures.checkpoint_row(head))
 

@@ -48,6 +48,7 @@ def _started(first: RecordedRun, second: RecordedRun) -> Iterator[RunChange]:
     yield from _value("input files", _files(first.start, 3), _files(second.start, 3))
     for name in ("limits", "policy", "isolation"):
         yield from _mapping(name, getattr(first, name), getattr(second, name))
+    yield from _value("egress", [*first.egress], [*second.egress])
     yield from _value("tools", sorted(each[0] for each in first.definitions), sorted(e[0] for e in second.definitions))
     who = [
         {name: value for name, value in run.who.items() if name not in ("run", "parent_call")}
@@ -67,16 +68,9 @@ def _called(first: RecordedRun, second: RecordedRun) -> Iterator[RunChange]:
             yield RunChange(name, _call_text(one), _call_text(two))
             continue
         name = f"{name} {one.tool}"
-        yield from _value(
-            f"{name} args", *_or_notes((one.args, one.start_extra), (two.args, two.start_extra), "args_cut")
-        )
         yield from _value(f"{name} line", one.line, two.line)
-        yield from _value(f"{name} verdict", one.verdict, two.verdict)
         yield from _value(f"{name} status", one.status, two.status)
-        yield from _value(
-            f"{name} result", *_or_notes((one.value, one.end_extra), (two.value, two.end_extra), "value_cut")
-        )
-        yield from _value(f"{name} failure", [one.code, one.message], [two.code, two.message])
+        yield from _mapping(name, one.facts, two.facts, joint=" ")
 
 
 def _end_changes(first: RecordedRun, second: RecordedRun) -> Iterator[RunChange]:
@@ -107,20 +101,16 @@ def _either(first: Mapping[str, Any], second: Mapping[str, Any], name: str, dige
     return digests if None in values and None not in digests else values
 
 
-def _or_notes(first: tuple[Any, Mapping[str, Any]], second: tuple[Any, Mapping[str, Any]], cut: str) -> tuple[Any, Any]:
-    """Return two values, each replaced by the note of why it was not kept, if there is one."""
-    one, two = (extra.get(cut, value) for value, extra in (first, second))
-    return one, two
-
-
 def _value(what: str, first: Any, second: Any) -> Iterator[RunChange]:
     if pack(first) != pack(second):
         yield RunChange(what, first, second)
 
 
-def _mapping(what: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[RunChange]:
+def _mapping(
+    what: str, first: Mapping[str, Any], second: Mapping[str, Any], *, joint: str = "."
+) -> Iterator[RunChange]:
     for name in dict.fromkeys((*first, *second)):
-        yield from _value(f"{what}.{name}", first.get(name), second.get(name))
+        yield from _value(f"{what}{joint}{name}", first.get(name), second.get(name))
 
 
 def _text(what: str, first: str | None, second: str | None) -> Iterator[RunChange]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from toolcell.audit import cutting, records
@@ -16,10 +16,10 @@ from toolcell.audit.config import FULL, ToolContent
 from toolcell.audit.log import AuditLog
 from toolcell.audit.redact import Redactor
 from toolcell.errors import AuditError
-from toolcell.results import ErrorInfo, ExecutionResult, Usage
+from toolcell.results import ErrorInfo, ExecutionResult, PendingCall, Usage
 from toolcell.support import daemon_threads
 from toolcell.support.log import logger_of
-from toolcell.support.packing import value_digest
+from toolcell.support.packing import pack, value_digest
 
 if TYPE_CHECKING:
     from toolcell.tools.call import Call, CallObserver, RunContext
@@ -36,6 +36,8 @@ EXCEPTION_OUTCOMES: Final = {
 logger = logger_of("toolcell.audit")
 
 MAX_CAUSES = 8
+ROWS_BYTES = 1 << 20
+"""Arguments that one event has of calls that wait, or were decided about."""
 MAX_FRAMES = 30
 
 
@@ -97,8 +99,8 @@ class RunRecord:
         elif call.parent is not None:
             parent = self._numbers.get(id(call.parent))
         args = call.raw_args
-        is_plain = not call.changes and call.refusal is None and not call.run.scope.depth
-        is_plain = is_plain and call.args == args and not (call.approved or call.warnings)
+        is_plain = not call.changes and call.refusal is None and not call.run.scope.depth and call.decision is None
+        is_plain = is_plain and call.args == args and not (call.answered_from or call.warnings or call.sends_to)
         extra: dict[str, Any] = {} if is_plain else self._extras(call)
         origin = call.origin if call.step is None else call.origin_label
         if (keep := self._content_of(call.name)) is not FULL:
@@ -180,7 +182,13 @@ class RunRecord:
         refusal = call.refusal
         extra: dict[str, Any] = {}
         if call.changes:
-            extra["coerced"] = call.coerced
+            extra["corrected"] = call.coerced
+        if call.rewritten_by:
+            extra["rewritten_by"] = list(call.rewritten_by)
+        if call.decision is not None and (call.approval_reason or call.decision.kind != "approve"):
+            extra["decided"] = call.decision.to_dict()
+        if call.answered_from:
+            extra["answered_from"] = call.answered_from
         if call.warnings:
             extra["warnings"] = list(call.warnings)
         if refusal is not None and not refusal.is_error:
@@ -189,9 +197,10 @@ class RunRecord:
             extra["verdict"] = str(refusal.status)
             extra["why"] = refusal.text
         elif call.args != call.raw_args:
-            extra["effective_args"] = call.args
-        if call.approved:
-            extra["approved"] = True
+            extra["made"] = call.args
+        is_collected = call.run.dry_run is not None and bool(call.run.dry_run.key) and call.run.dry_run.approves(call)
+        if call.sends_to is not None and refusal is None and not is_collected:
+            extra |= {name: list(texts) for name, texts in call.sends_to(call.args).items() if texts}
         if call.run.scope.depth:
             extra["depth"] = call.run.scope.depth
         return extra
@@ -199,11 +208,11 @@ class RunRecord:
     def _reduced_args(self, keep: ToolContent, args: Any, extra: dict[str, Any]) -> Any:
         if keep.args == "full":
             return args
-        extra.pop("effective_args", None)
+        extra.pop("made", None)
         extra.pop("warnings", None)
         extra.pop("why", None)
-        if "coerced" in extra:
-            extra["coerced"] = [{"path": change["path"]} for change in extra["coerced"]]
+        if "corrected" in extra:
+            extra["corrected"] = [{"path": change["path"]} for change in extra["corrected"]]
         return cutting.keep_as(keep.args, args, extra, "args", self._redactor)
 
     def _reduced_result(self, keep: ToolContent, value: Any, extra: dict[str, Any]) -> Any:
@@ -234,7 +243,8 @@ class RunRecord:
             files=[[file.name, file.media_type, file.size, file.sha256, file.problem] for file in result.files],
             error=_error_fields(result.error) if result.error is not None else None,
             usage=_usage_fields(result.usage),
-            extra={"lint": result.isolation.lint} if result.isolation.lint != "off" else {},
+            extra=({"lint": result.isolation.lint} if result.isolation.lint != "off" else {})
+            | self._waits(result.suspension.calls if result.suspension is not None else ()),
         )
         if is_written and self.problem is not None:
             raise self.problem
@@ -242,7 +252,18 @@ class RunRecord:
 
     def end_calls(self, wait: bool = False) -> bool:
         """Record the end of a run without a sandbox. False: another process must be waited for."""
-        return self._end("ok", wait=wait, error=None, extra={})
+        link = self._context.scope.link
+        waits = self._waits(link.waits if link is not None else ())
+        return self._end("suspended" if waits else "ok", wait=wait, error=None, extra=waits)
+
+    def _waits(self, calls: Iterable[PendingCall]) -> dict[str, Any]:
+        """Return what a person was shown of the calls that wait."""
+        rows = [
+            {"call": each.id, "tool": each.tool, "line": each.line, "why": each.reason, "digest": each.digest,
+             "args": each.args}
+            for each in calls
+        ]  # fmt: skip
+        return records_of_calls("waits", rows, self._content_of, self._log, self._redactor)
 
     def failed(self, exc: BaseException) -> None:
         """Record that an exception of the host ended the run. Logs an `AuditError`: the caller re-raises its own."""
@@ -286,6 +307,27 @@ class RunRecord:
         )
         written = self._log.try_append(records.RUN_ENDED, self._run, fields, self._redactor, wait=wait)
         return written is not None
+
+
+def records_of_calls(
+    name: str,
+    rows: Iterable[Mapping[str, Any]],
+    content_of: Callable[[str], ToolContent],
+    log: AuditLog,
+    redactor: Redactor,
+) -> dict[str, Any]:
+    """Return what a run's start or end says of calls. Their arguments are kept as those of any call of the tool are."""
+    found, left = [], ROWS_BYTES
+    for row in rows:
+        kept = dict(row)
+        if "args" in kept:
+            keep, size = content_of(kept["tool"]).args, len(pack(kept["args"]))
+            if keep == "full" and size > min(left, log.config.value_bytes):
+                keep = "digest"
+            kept["args"] = cutting.keep_as(keep, kept["args"], kept, "args", redactor)
+            left -= size if keep == "full" else 0
+        found.append(kept)
+    return {name: found} if found else {}
 
 
 def _failure(result: ToolResult, extra: dict[str, Any]) -> str | None:

@@ -13,6 +13,9 @@ from typing import Any, Final
 Shape = Callable[[Any], bool]
 """True when a value has the shape."""
 
+RELATIONS: Final = ("resumes", "repairs", "commits", "reverts", "repeats")
+"""How a run goes on from another one: the key under which `who` has the id of that."""
+
 MAX_INTEGER: Final = (1 << 63) - 1
 """What SQLite and most readers of JSON can hold."""
 
@@ -118,7 +121,14 @@ _more = optional(
         source_cut=_cut,
         inputs_cut=_cut,
         logs_cut=_cut,
-        coerced=each(anything),
+        corrected=each(anything),
+        rewritten_by=each(text),
+        decided=mapping(decision=text, by=text, reason=text),
+        answered_from=text,
+        hosts=each(text),
+        secret_names=each(text),
+        decisions=each(mapping(call=text, tool=text, decision=text, by=text, reason=text)),
+        waits=each(mapping(call=text, tool=text, why=text, digest=text)),
     )
 )
 _limits = table(wall_s=number, cpu_s=number, memory_bytes=integer, tool_calls=integer)
@@ -137,7 +147,7 @@ SHAPES: Final[dict[str, dict[str, Shape]]] = {
         "inputs_sha256": optional(text), "files": each(row(text, integer, text, optional(data))),
         "tools": optional(text), "terms": optional(text), "lint": optional(text),
         "seed": optional(whole), "clock": optional(number),
-        "sandbox": optional(text), "who": mapping(), "more": _more,
+        "sandbox": optional(text), "who": mapping(**dict.fromkeys((*RELATIONS, "decided_by"), text)), "more": _more,
     },
     "call_started": {
         "number": integer, "call": text, "parent": optional(integer), "tool": text, "origin": text,
@@ -158,13 +168,13 @@ SHAPES: Final[dict[str, dict[str, Shape]]] = {
 """Kind of an event to its fields, in order, with their shapes.
 
 `opened` begins each chain: `after` is the newest event of the record then, as [chain, seq, hash]. `tools` and `terms`
-(the run settings: limits, policy, isolation) are the same for many runs, so each is a blob, and a run names its
-digest. `sort` is the run's kind. `more` holds what few events of a kind have: redactions, digests of values that were
-left out, coercions, agents.
+(the run settings: limits, policy, isolation, rules about requests) are the same for many runs, so each is a blob, and
+a run names its digest. `sort` is the run's kind. `more` holds what few events of a kind have: redactions, digests of
+values that were left out, corrections, decisions, agents.
 """
 
 BLOB_SHAPES: Final[dict[str, dict[str, Shape]]] = {
     "tools": {"definitions": each(_tool)},
-    "terms": {"limits": _limits, "policy": mapping(), "isolation": _isolation},
+    "terms": {"limits": _limits, "policy": mapping(), "isolation": _isolation, "egress": each(mapping(host=text))},
 }
 """The same for blobs, by the field of `run_started` that names one."""

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from toolcell.audit import records
 from toolcell.audit.records import StoredEvent, event_of
+from toolcell.audit.shapes import RELATIONS
 from toolcell.audit.titles import title_of
 from toolcell.errors import AuditError, StoreError, UsageError
 from toolcell.support.sqlite import check_files_beside, check_folder, connect, transaction
@@ -33,16 +34,29 @@ TABLES: Final = (
     "CREATE TABLE blob (sha256 TEXT PRIMARY KEY, bytes BLOB, used INTEGER) WITHOUT ROWID",
     "CREATE TABLE run (writer TEXT, n INTEGER, id TEXT, kind TEXT, started INTEGER, ended INTEGER, outcome TEXT, "
     "sha256 TEXT, user TEXT, session TEXT, title TEXT, calls INTEGER, failed INTEGER, wall_s REAL, cpu_s REAL, "
-    "peak_memory_bytes INTEGER, PRIMARY KEY (writer, n)) WITHOUT ROWID",
+    "peak_memory_bytes INTEGER, relation TEXT, parent TEXT, decided_by TEXT, PRIMARY KEY (writer, n)) WITHOUT ROWID",
     "CREATE INDEX run_by_id ON run (id)",
     "CREATE INDEX run_by_time ON run (started, n, writer)",
     "CREATE INDEX run_by_outcome ON run (outcome, started, n, writer)",
+    "CREATE INDEX run_by_parent ON run (parent) WHERE parent IS NOT NULL",
     "CREATE TABLE call (writer TEXT, run INTEGER, number INTEGER, tool TEXT, origin TEXT, status TEXT, code TEXT, "
-    "duration_us INTEGER, PRIMARY KEY (writer, run, number)) WITHOUT ROWID",
+    "duration_us INTEGER, decided_by TEXT, PRIMARY KEY (writer, run, number)) WITHOUT ROWID",
+    "CREATE INDEX call_by_decision ON call (decided_by) WHERE decided_by IS NOT NULL",
+    "CREATE TABLE request (writer TEXT, run INTEGER, number INTEGER, host TEXT, secret TEXT, "
+    "PRIMARY KEY (writer, run, number, host, secret)) WITHOUT ROWID",
+    "CREATE INDEX request_by_host ON request (host)",
+    "CREATE INDEX request_by_secret ON request (secret)",
     "CREATE INDEX call_by_tool ON call (tool)",
     "CREATE TABLE checkpoint (writer TEXT, n INTEGER, hash BLOB, at INTEGER, reason TEXT, key_id TEXT, "
     "signature BLOB, PRIMARY KEY (writer, n, reason)) WITHOUT ROWID",
 )
+
+VIEWS: Final = {
+    "run": "writer, n",
+    "call": "writer, run, number",
+    "request": "writer, run, number, host, secret",
+}
+"""The tables that events make, and the order of their rows."""
 
 PLAIN_ROWS: Final = (
     "CREATE TEMP VIEW plain_run AS SELECT * FROM run WHERE typeof(started) = 'integer' "
@@ -50,6 +64,7 @@ PLAIN_ROWS: Final = (
     "CREATE TEMP VIEW plain_call AS SELECT call.*, started FROM call JOIN plain_run ON plain_run.writer = call.writer "
     "AND plain_run.n = call.run WHERE typeof(tool) = 'text' AND typeof(status) = 'text' "
     "AND typeof(code) IN ('text', 'null') AND typeof(duration_us) IN ('integer', 'null')",
+    "CREATE TEMP VIEW plain_request AS SELECT * FROM request WHERE typeof(host) = 'text' AND typeof(secret) = 'text'",
 )
 """What is counted: a row that another program made may hold values of any type."""
 
@@ -255,14 +270,19 @@ def _run_started(chain: str, run: int, at_ns: int, fields: Mapping[str, Any]) ->
     who = fields["who"]
     sessions = [who.get(name) for name in ("thread", "chat", "channel", "session")]
     session = next((str(each) for each in sessions if each), "") or _parent_run(fields["id"], who)
+    relation = next((name for name in RELATIONS if name in who), None)
     row = (
         chain, run, storable(fields["id"]), storable(fields["sort"]), at_ns, UNFINISHED, storable(fields["sha256"]),
-        storable(str(who.get("user", ""))), storable(session), storable(title_of(fields["source"])),
+        storable(str(who.get("user", ""))), storable(session), storable(title_of(fields["source"])), relation,
+        storable(who.get(relation)), storable(who.get("decided_by")),
     )  # fmt: skip
     return ((_INSERT_RUN, row),)
 
 
-_BEGUN: Final = ("writer", "n", "id", "kind", "started", "outcome", "sha256", "user", "session", "title")
+_BEGUN: Final = (
+    "writer", "n", "id", "kind", "started", "outcome", "sha256", "user", "session", "title", "relation", "parent",
+    "decided_by",
+)  # fmt: skip
 _ENDED: Final = ("ended", "outcome", "calls", "failed", "wall_s", "cpu_s", "peak_memory_bytes")
 """Columns of a run that its first event gives, and its last."""
 
@@ -272,11 +292,24 @@ _INSERT_RUN: Final = (
 
 
 def _call_started(chain: str, run: int, at_ns: int, fields: Mapping[str, Any]) -> tuple[Row, ...]:
-    row = (chain, run, fields["number"], storable(fields["tool"]), storable(fields["origin"]), UNFINISHED)
-    return ((_INSERT_CALL, row),)
+    more = fields["more"] or {}
+    decided_by = (more.get("decided") or {}).get("by")
+    row = (
+        chain, run, fields["number"], storable(fields["tool"]), storable(fields["origin"]), UNFINISHED,
+        storable(decided_by),
+    )  # fmt: skip
+    sent = tuple(
+        (_INSERT_REQUEST, (chain, run, fields["number"], storable(host), storable(secret)))
+        for host in more.get("hosts") or ()
+        for secret in more.get("secret_names") or ("",)
+    )
+    return ((_INSERT_CALL, row), *sent)
 
 
-_INSERT_CALL: Final = "INSERT INTO call (writer, run, number, tool, origin, status) VALUES (?, ?, ?, ?, ?, ?)"
+_INSERT_CALL: Final = (
+    "INSERT INTO call (writer, run, number, tool, origin, status, decided_by) VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
+_INSERT_REQUEST: Final = "INSERT OR IGNORE INTO request VALUES (?, ?, ?, ?, ?)"
 
 
 def _call_ended(chain: str, run: int, at_ns: int, fields: Mapping[str, Any]) -> tuple[Row, ...]:

@@ -114,11 +114,10 @@ def texts_of(run: RecordedRun) -> Iterator[tuple[str, str, RecordedCall | None]]
     yield from _leaves("start", start.get("more"), None)
     for call in run.calls:
         yield "tool", call.tool, call
-        yield from _leaves("args", call.args, call)
-        yield from _leaves("call", call.start_extra, call)
-        yield from _leaves("result", call.value, call)
-        yield from _leaves("code", call.code, call)
-        yield from _leaves("answer", call.end_extra, call)
+        yield "origin", call.place, call
+        yield "status", call.status, call
+        for name, value in call.facts.items():
+            yield from _leaves(name, value, call)
     for stream in ("stdout", "stderr"):
         yield stream, "".join(text for each, text in end.get("logs") or () if each == stream), None
     for name in ("outcome", "value", "value_sha256", "error", "more"):

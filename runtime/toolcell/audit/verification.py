@@ -234,7 +234,7 @@ class _Views:
     def __init__(self) -> None:
         self._db = sqlite3.connect("", isolation_level=None)
         for statement in store.TABLES:
-            if statement.startswith(("CREATE TABLE run ", "CREATE TABLE call ")):
+            if statement.startswith(tuple(f"CREATE TABLE {name} " for name in store.VIEWS)):
                 self._db.execute(statement)
         self._db.execute("BEGIN")
 
@@ -245,7 +245,7 @@ class _Views:
 
     def compare(self, db: sqlite3.Connection) -> Iterator[Finding]:
         """Find differences between the tables of a record and these."""
-        for table, key in (("run", "writer, n"), ("call", "writer, run, number")):
+        for table, key in store.VIEWS.items():
             query = f"SELECT * FROM {table} ORDER BY {key}"
             ours, theirs = self._db.execute(query), db.execute(query)
             while True:

@@ -135,7 +135,7 @@ def show(
         if html is not None:
             write_html(to_html(run, summary.trust, **about(directory)), html)
         elif as_json:
-            print_json(run.to_dict() | {"trust": summary.trust})
+            print_json(run.to_dict() | {"trust": summary.trust, "runs": [each.to_dict() for each in run.family]})
         else:
             audit_terminal.show_run(run, stdout(), summary.trust, audit_terminal.FULL if full else audit_terminal.SHORT)
 
@@ -144,12 +144,19 @@ def stats(
     directory: Dir = None,
     *,
     filters: FilterFlags,
+    hosts: Annotated[
+        bool, typer.Option("--hosts", help="Count requests by host instead, with the names of the secrets in them.")
+    ] = False,
     key: KeyFiles = None,
     as_json: AsJson = False,
 ) -> None:
     """Count runs by outcome, trust and day, and calls by tool with how long they took."""
     wanted = filters.filter()
     with opened(directory, key) as index:
+        if hosts:
+            rows = index.hosts(wanted)
+            print_json(rows) if as_json else audit_terminal.show_hosts(rows, stdout())
+            return
         counted = index.stats(wanted)
         if as_json:
             print_json(counted)

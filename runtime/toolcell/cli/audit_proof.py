@@ -11,11 +11,11 @@ import typer
 from rich.text import Text
 
 from toolcell.audit import (
-    AuditConfig,
     AuditLog,
     BadInput,
     Ed25519Signer,
     HmacKey,
+    RecordConfig,
     Report,
     default_key_path,
     key_ranges,
@@ -163,6 +163,9 @@ def prune(
     keep_bytes: Annotated[
         int | None, typer.Option("--keep-bytes", metavar="N", min=0, help="Keep at most this many bytes.")
     ] = None,
+    record_config: Annotated[
+        Path | None, typer.Option("--record-config", metavar="FILE", help="Take keep_s, keep_bytes and key from it.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     sign_with: SignWith = None,
     key: KeyFiles = None,
@@ -172,11 +175,13 @@ def prune(
 
     Runs that are under way stay, and so do chains that do not verify.
     """
-    if older_than is None and keep_bytes is None:
-        raise UsageError("say what is to go: --older-than 90d, --keep-bytes N, or both")
+    given = RecordConfig.from_toml(record_config) if record_config is not None else RecordConfig()
+    keep_bytes = given.keep_bytes if keep_bytes is None else keep_bytes
+    if older_than is None and given.keep_s is None and keep_bytes is None:
+        raise UsageError("say what is to go: --older-than 90d, --keep-bytes N, or --record-config with one of them")
     path = directory or default_directory()
-    keep_s = max(1e-9, time.time() - parse_time(older_than) / 1e9) if older_than is not None else None
-    config = AuditConfig(keep_s=keep_s, keep_bytes=keep_bytes, fsync="always")
+    keep_s = max(1e-9, time.time() - parse_time(older_than) / 1e9) if older_than is not None else given.keep_s
+    config = RecordConfig(keep_s=keep_s, keep_bytes=keep_bytes, fsync="always", key=given.key)
     if dry_run:
         keys = [*known_keys(key), *(known_keys([sign_with]) if sign_with is not None else ())]
         found = removals(path, config, keys)

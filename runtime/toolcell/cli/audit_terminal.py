@@ -41,6 +41,7 @@ from toolcell.audit import (
     default_key_path,
     json_line,
     load_verifier,
+    not_recorded,
     read_log_id,
     retired_keys,
 )
@@ -148,6 +149,15 @@ class FilterFlags:
         str | None, typer.Option("--session", metavar="ID", help="Thread, chat, channel, or parent run.")
     ] = None
     user: Annotated[str | None, typer.Option("--user", metavar="ID", help="User of the run.")] = None
+    decided_by: Annotated[
+        str | None, typer.Option("--decided-by", metavar="ID", help="Who decided about the run or a call of it.")
+    ] = None
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="NAME", help="Runs that sent a request there; may be a glob.")
+    ] = None
+    secret: Annotated[
+        str | None, typer.Option("--secret", metavar="NAME", help="Runs with a request that had this secret in it.")
+    ] = None
     trust: Annotated[
         str | None, typer.Option("--trust", metavar="NAME", help="verified, unsigned, unverified or broken.")
     ] = None
@@ -171,6 +181,9 @@ class FilterFlags:
             sha256=self.sha256,
             session=self.session,
             user=self.user,
+            decided_by=self.decided_by,
+            host=self.host,
+            secret=self.secret,
             limit=limit or None,
         )
 
@@ -279,15 +292,16 @@ class Amounts:
     text_lines: int = 20
     value_chars: int = 100
     result_chars: int = 400
+    fact_chars: int = 150
 
 
 SHORT = Amounts()
-FULL = Amounts(1 << 30, 1 << 30, 1 << 30, 1 << 30)
+FULL = Amounts(*(5 * [1 << 30]))
 
 
 def show_run(run: RecordedRun, console: Console, trust: str, amounts: Amounts = SHORT) -> None:
     """Write everything about a run: its trust, user, settings, script, calls, output and result."""
-    _show_head(run, console, trust)
+    _show_head(run, console, trust, amounts.fact_chars)
     _show_source(run, console, amounts.source_lines)
     if run.calls:
         console.print()
@@ -296,7 +310,7 @@ def show_run(run: RecordedRun, console: Console, trust: str, amounts: Amounts = 
     _show_end(run, console, amounts.result_chars)
 
 
-def _show_head(run: RecordedRun, console: Console, trust: str) -> None:
+def _show_head(run: RecordedRun, console: Console, trust: str, most: int) -> None:
     outcome = safe(one_line(run.outcome.replace("_", " "), 20), style_of(run.outcome))
     title = Text.assemble(("run ", "bold"), safe(one_line(run.id, 100), "bold cyan"), "  ", outcome)
     wall_s = (run.end.get("usage") or {}).get("wall_s")
@@ -305,14 +319,18 @@ def _show_head(run: RecordedRun, console: Console, trust: str) -> None:
     console.print(title)
     console.print(Text.assemble(("  trust     ", "dim"), (TRUST_TEXTS[trust], TRUST_STYLES[trust])))
     for name, value in _facts(run):
-        console.print(Text.assemble((f"  {name:<10}", "dim"), safe(one_line(value, 150))))
+        console.print(Text.assemble((f"  {name:<9} ", "dim"), safe(one_line(value, most))))
 
 
 def _facts(run: RecordedRun) -> Iterable[tuple[str, str]]:
     yield "started", show_time(run.started_ns, with_fraction=True)
-    who = {name: value for name, value in run.who.items() if not (name == "run" and value == run.id)}
-    if who:
-        yield "for", ", ".join(f"{name} {value}" for name, value in who.items())
+    who = {name: value for name, value in run.who_lines() if not (name == "for run" and value == run.id)}
+    for_whom = ", ".join(f"{name[4:]} {value}" for name, value in who.items() if name.startswith("for "))
+    if for_whom:
+        yield "for", for_whom
+    yield from ((name, value) for name, value in who.items() if not name.startswith("for "))
+    yield from (("runs", line) for line in run.family_lines())
+    yield from run.decision_lines(json_line)
     if run.isolation.get("backend"):
         layers = run.isolation.get("layers") or {}
         yield "isolation", f"{run.isolation['backend']}, {len(layers)} layers: {' '.join(layers)}"
@@ -323,6 +341,9 @@ def _facts(run: RecordedRun) -> Iterable[tuple[str, str]]:
     if limits:
         amounts = f"{limits['wall_s']:g} s, cpu {limits['cpu_s']:g} s, {size(limits['memory_bytes'])}"
         yield "limits", f"{amounts}, {limits['tool_calls']} tool calls"
+    for rule in run.egress:
+        secrets = f", with {', '.join(map(str, names))}" if (names := rule.get("secret_names")) else ""
+        yield "egress", f"{','.join(map(str, rule.get('methods') or ()))} {rule['host']}{secrets}"
     if run.kind == "code":
         policy = run.policy
         yield "repeat", f"seed {policy['seed']}, clock {policy['clock']}, hash seed {policy.get('hash_seed')}"
@@ -391,29 +412,12 @@ def _depths(calls: Iterable[RecordedCall]) -> dict[int, int]:
 
 
 def _show_call(call: RecordedCall, console: Console, most: int) -> None:
-    more = call.start_extra
-    args = json_line(call.args) if "args_cut" not in more else _cut(more["args_cut"])
-    origin = "" if call.origin == "code" else f"{one_line(call.origin, 40)}  "
-    console.print(Text.assemble("       ", safe(origin, "dim"), safe(one_line(args, most), "dim")))
-    for change in more.get("coerced") or ():
-        console.print(safe(f"       mended {one_line(json_line(change), most)}", "dim"))
-    is_substituted = more.get("verdict") == "substituted"
-    if is_substituted:
-        console.print(Text("       answered by a hook, the tool did not run", "yellow"))
-    if "verdict" in more and not is_substituted:
-        console.print(safe(f"       refused: {one_line(str(more.get('why', '')), most)}", "red"))
-    elif call.status in _GOOD:
-        missing = call.end_extra.get("value_cut")
-        answer = _cut(missing) if missing else json_line(call.value)
-        console.print(Text.assemble("       ", ("-> ", "dim"), safe(one_line(answer, most))))
-    elif call.is_finished:
-        console.print(safe(f"       {call.code}: {one_line(call.message, most)}", "red"))
-
-
-def _cut(missing: Mapping[str, Any]) -> str:
-    what = f"{missing.get('bytes')} bytes, sha256 {str(missing['sha256'])[:16]}, " if "sha256" in missing else ""
-    tables = f", {missing['tables']}" if "tables" in missing else ""
-    return f"({what}not recorded: {missing.get('why')}{tables})"
+    if call.origin != "code" or most > SHORT.value_chars:
+        console.print(safe(f"       {one_line(call.place, most)}", "dim"))
+    for label, text in call.lines(json_line):
+        style = "" if label == "answer" else "dim" if call.status in _GOOD else style_of(call.status)
+        name = "->" if label == "answer" else safe(one_line(label, 40))
+        console.print(Text.assemble("       ", (str(name), "dim"), " ", safe(one_line(text, most), style)))
 
 
 def _show_output(run: RecordedRun, console: Console, most: int) -> None:
@@ -438,7 +442,7 @@ def _show_end(run: RecordedRun, console: Console, most: int) -> None:
         return
     if end.get("has_value"):
         missing = (end.get("more") or {}).get("value_cut")
-        value = _cut(missing) if missing else json_line(end["value"])
+        value = not_recorded(missing) if missing else json_line(end["value"])
         console.print(Text.assemble(("result  ", "bold"), safe(one_line(value, most))))
         if end["value_sha256"]:
             console.print(safe(f"        sha256 {end['value_sha256']}", "dim"))
@@ -455,6 +459,21 @@ def _show_end(run: RecordedRun, console: Console, most: int) -> None:
 
 
 # Counts
+
+
+def show_hosts(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Write where requests went, and with which secrets."""
+    table = _table("host", "requests", "runs", "failed", "secrets", "last")
+    for row in rows:
+        table.add_row(
+            safe(one_line(row["host"], 60), "cyan"),
+            str(row["requests"]),
+            str(row["runs"]),
+            Text(str(row["failed"]), "red" if row["failed"] else ""),
+            safe(one_line(", ".join(row["secrets"]), 60)),
+            show_time(row["last_ns"]),
+        )
+    console.print(table)
 
 
 def show_stats(stats: Mapping[str, Any], console: Console) -> None:

@@ -138,6 +138,12 @@ class RuntimeFlags:
     audit: Annotated[
         str | None, typer.Option("--audit", metavar="FILE", help="Record the run in this file, such as runs.db.")
     ] = None
+    record_config: Annotated[
+        Path | None,
+        typer.Option(
+            "--record-config", metavar="FILE", help="Settings of the record as TOML: value_bytes, keep_s, key, ..."
+        ),
+    ] = None
     otel: Annotated[
         Literal["otlp", "console"] | None,
         typer.Option("--otel", help="Export OpenTelemetry spans; OTEL_ variables configure otlp."),
@@ -172,13 +178,14 @@ class RuntimeFlags:
 
     def _audit_log(self) -> Any:
         folder = audit_folder(self.audit)
-        if self.otel is None:
+        if self.otel is None and self.record_config is None:
             return folder
         if folder is None:
-            raise UsageError("--otel needs --audit FILE")
+            raise UsageError(f"--{'record-config' if self.otel is None else 'otel'} needs --audit FILE")
         from toolcell.audit import AuditLog, exporting_sink
 
-        return AuditLog(folder, sinks=[exporting_sink(self.otel)])
+        sinks = [exporting_sink(self.otel)] if self.otel is not None else ()
+        return AuditLog(folder, config=record_config(self.record_config), sinks=sinks)
 
     def _backend(self, options: dict[str, Any]) -> Any:
         if self.image is None and self.runtime is None and self.mode is None:
@@ -343,6 +350,19 @@ _SEPARATOR = re.compile(r",(?![^\[]*\])(?!\s*[<>=!~])")
 def split(given: list[str] | None) -> tuple[str, ...]:
     """Split the values of a repeatable flag: `--packages a,b --packages c` are three names."""
     return tuple(part.strip() for text in given or () for part in _SEPARATOR.split(text) if part.strip())
+
+
+def record_config(path: Path | None) -> Any:
+    """Return the settings of a record that a file has.
+
+    Raises:
+        UsageError: it cannot be read, or a setting is wrong.
+    """
+    if path is None:
+        return None
+    from toolcell.audit import RecordConfig  # only for those who have such a file
+
+    return RecordConfig.from_toml(path)
 
 
 def audit_folder(path: str | None) -> Path | None:

@@ -16,7 +16,7 @@ from toolcell.cli.access import AccessFlags
 from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
 from toolcell.cli.flags import with_flags
 from toolcell.cli.mcp_servers import McpFlags
-from toolcell.cli.run import NamingCommand, audit_folder, split
+from toolcell.cli.run import NamingCommand, audit_folder, record_config, split
 from toolcell.cli.terminal import reporting
 from toolcell.config import Limits, PoolConfig
 from toolcell.errors import UsageError
@@ -40,6 +40,9 @@ class TenantFlags:
         str | None,
         typer.Option("--audit", metavar="DIR", help="Record the runs in this folder: NAME.db for each tenant."),
     ] = None
+    record_config: Annotated[
+        Path | None, typer.Option("--record-config", metavar="FILE", help="Settings of the records, as TOML.")
+    ] = None
     warm: Annotated[int | None, typer.Option("--warm", metavar="N", help="Sandboxes started in advance.")] = None
 
     def settings(self, servers: McpFlags, limits: Limits) -> dict[str, Any]:
@@ -50,6 +53,7 @@ class TenantFlags:
             "preload": split(self.preload),
             "backend": self.backend,
             "audit": audit_folder(self.audit),
+            "record": record_config(self.record_config),
             "mcp": {name: {"approve": servers.mcp_approve, **each} for name, each in servers.servers().items()},
             "pool": PoolConfig(warm=self.warm) if self.warm is not None else None,
             "limits": limits if limits.model_fields_set else None,

@@ -26,7 +26,7 @@ from toolcell.support.private_files import make_private_folder
 from toolcell.tools.call import Call, CallableTools, RunContext
 from toolcell.tools.code import ExecuteCode
 from toolcell.tools.context import current
-from toolcell.tools.hooks import Approve, Deny, Edit
+from toolcell.tools.hooks import Approve, Block, Decision
 from toolcell.tools.options import Origin
 
 logger = logger_of("toolcell.control")
@@ -68,11 +68,11 @@ class TurnApprovals:
         """Return whether a call of the model got no answer, because it waits."""
         return call.parent is None and call.call_id in self.pending
 
-    async def decide(self, call: Call, /) -> Approve | Edit | Deny:
+    async def decide(self, call: Call, /) -> Decision | Block:
         """Return what was decided about a call of the model; without a decision, let it wait."""
         if call.parent is not None:
             why = IN_PLAN if call.origin is Origin.PLAN else BELOW_TURN
-            return Deny(f'tool "{call.name}" was refused: {why}')
+            return Block(f'tool "{call.name}" was refused: {why}')
         if call.call_id in self._scripts:
             return Approve()  # its script has begun, and only goes on
         digest = await digest_of_call(call.name, call.args)
@@ -82,9 +82,9 @@ class TurnApprovals:
                 call.call_id, call.name, args=dict(call.args), line=None, digest=digest, reason=call.approval_reason
             )
             self.pending[call.call_id] = (pending,)
-            return Deny(WAITS)
+            return Block(WAITS)
         if decision.digest != digest:
-            return Deny("its arguments are not those that were decided about; it was not made")
+            return Block("its arguments are not those that were decided about; it was not made")
         return answer_of(decision)
 
     def waited(self, call: Call, /) -> bool:

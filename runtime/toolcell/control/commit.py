@@ -181,6 +181,7 @@ async def again(call: Call, args: Any, call_id: str, run: RunContext, dry_run: A
         "work": None,
         "parent_call_id": None,
         "lineage": lineage,
+        "link": run.scope.link,
     }
     context = call.run.within(**scope).child(
         run_id=run.run_id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,22 +26,26 @@ class AlreadyMade:
 ResumeDecision = Approve | Deny | Edit | AlreadyMade
 
 
-def recorded(decision: ResumeDecision, pending: PendingCall, is_in_doubt: bool = False) -> RecordedDecision:
-    """Return a decision about a pending call as it is recorded.
+def recorded(
+    decision: ResumeDecision, pending: PendingCall, is_in_doubt: bool = False, by: str = ""
+) -> RecordedDecision:
+    """Return a decision about a pending call as it is recorded. `by`: who decided, if it does not say so itself.
 
     Raises:
         UsageError: it is none, or none for a call of this kind.
     """
     ident, about = pending.id, (pending.digest, pending.reason)
+    said: dict[str, Any] = {"by": getattr(decision, "by", "") or by, "why": getattr(decision, "reason", "")}
+    said["at_ns"] = time.time_ns()
     match decision:
         case Approve():
-            return RecordedDecision("approve", None, *about)
+            return RecordedDecision("approve", None, *about, **said)
         case Deny(reason):
-            return RecordedDecision("deny", reason, *about)
+            return RecordedDecision("deny", reason, *about, **said)
         case Edit(args) if not is_in_doubt:
-            return RecordedDecision("edit", _plain(dict(args), ident), *about)
+            return RecordedDecision("edit", _plain(dict(args), ident), *about, **said)
         case AlreadyMade(value) if is_in_doubt:
-            return RecordedDecision("made", _plain(value, ident), *about)
+            return RecordedDecision("made", _plain(value, ident), *about, **said)
         case Edit():
             raise UsageError(f"{ident} is in doubt: decide with Approve(), Deny(...) or AlreadyMade(result), not Edit")
         case AlreadyMade():
@@ -51,8 +56,10 @@ def recorded(decision: ResumeDecision, pending: PendingCall, is_in_doubt: bool =
 def answer_of(decision: RecordedDecision) -> Approve | Deny | Edit:
     """Return a recorded decision as the pipeline takes it."""
     if decision.kind == "edit":
-        return Edit(decision.data)
-    return Approve() if decision.kind == "approve" else Deny(decision.data or "")
+        return Edit(decision.data, decision.why, decision.by)
+    if decision.kind == "approve":
+        return Approve(decision.why, decision.by)
+    return Deny(decision.data or "", decision.by)
 
 
 def _plain(value: Any, ident: str) -> Any:

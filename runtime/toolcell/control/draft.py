@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,10 +17,11 @@ from toolcell.support.lru import Lru
 from toolcell.support.packing import value_digest
 from toolcell.support.text import as_one_line
 from toolcell.tools.adapters import keyword_invoke
-from toolcell.tools.call import Call
+from toolcell.tools.call import Call, CallDecision
 from toolcell.tools.checks import brief
 from toolcell.tools.placeholders import effects_in, placeholder
 from toolcell.tools.result import ErrorCode, ToolResult, to_json
+from toolcell.tools.run_state import RunLink
 from toolcell.tools.spec import RegisteredTool
 from toolcell_bridge.guest.placeholder import ENDS_DRAFT, RESULT_OF, member_of
 
@@ -162,6 +163,21 @@ class Draft:
     def users(self) -> tuple[str, ...]:
         """Whom the collected calls are for, as their runs say; they are made for the same."""
         return tuple(dict.fromkeys(each.call.run.user_id for each in self.collected if each.call.run.user_id))
+
+    def link_of_commit(self, chosen: Container[str], by: str) -> RunLink:
+        """Return how the record names its commit, and the run that collected the calls."""
+        links = [each.call.run.scope.link for each in self.collected]
+        decisions = tuple(
+            {
+                "call": each.id,
+                "tool": each.call.name,
+                "line": each.line,
+                **CallDecision("approve" if each.id in chosen else "deny", by).to_dict(),
+                "at_ns": time.time_ns(),
+            }
+            for each in self.collected
+        )
+        return RunLink("", "commits", next((each.id for each in links if each is not None), ""), by, decisions)
 
     @property
     def effects(self) -> tuple[Effect, ...]:

@@ -24,6 +24,7 @@ from toolcell.tools.checks import brief
 from toolcell.tools.context import share_labels
 from toolcell.tools.placeholders import DryRun, RecordedDryRun
 from toolcell.tools.reverts import MadeCalls, Reverts
+from toolcell.tools.run_state import RunLink
 
 if TYPE_CHECKING:
     from toolcell.control.kept_drafts import DraftJournal, EffectDecision
@@ -100,10 +101,13 @@ class DryRuns:
                 raise UsageError("decisions= are about effects in doubt, and this draft has none")
             made = MadeCalls()
             given = (context or RunContext(run_id=os.urandom(16).hex())).within(made_calls=made)
+            made.link = found.link_of_commit(chosen, given.user_id)
+            made.user_id = next(iter(found.users), given.user_id)
+            given = given.child(user_id=made.user_id)
             share_labels(given)
             found.state = COMMITTING
             try:
-                rows, results = await self._make_effects(found, file, chosen, recheck, given)
+                rows, results = await self._make_effects(found, file, chosen, recheck, given, made.link)
             finally:
                 found.state = COMMITTED if found.state else ""
                 found.reads = [] if found.state else found.reads
@@ -117,13 +121,19 @@ class DryRuns:
         return CommitResult(given.run_id, tuple(rows), value, has_value, f"commit-{found.id}")
 
     async def _make_effects(
-        self, draft: Draft, file: DraftJournal | None, chosen: set[str], recheck: bool, context: RunContext
+        self,
+        draft: Draft,
+        file: DraftJournal | None,
+        chosen: set[str],
+        recheck: bool,
+        context: RunContext,
+        link: RunLink,
     ) -> tuple[list[EffectResult], Mapping[str, Any]]:
         """Make the chosen effects of a draft; return what became of each effect, and their results by their ids."""
         from toolcell.control.commit import Commit, changed_read
         from toolcell.control.kept_drafts import COMMIT, OVER
 
-        async with self._runs.observed(context, "commit") as run:
+        async with self._runs.observed(context, "commit", link) as run:
             if recheck and (changed := await changed_read(draft, run)):
                 draft.state = ""
                 raise UsageError(

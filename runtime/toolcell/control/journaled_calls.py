@@ -16,7 +16,6 @@ from toolcell.journal.replay import NewCall
 from toolcell.results import Divergence, Outcome
 from toolcell.run.listed_calls import end_script_alone
 from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.hooks import Deny
 from toolcell.tools.options import Origin
 from toolcell.tools.registry import answer_from_record
 from toolcell.tools.result import Status, ToolResult
@@ -78,9 +77,15 @@ class JournaledCalls:
             if not self._is_first_run:
                 answer = await self._recorded_answer(entry, is_known)
                 if answer is not None:
-                    note = "answered from the journal; the tool did not run"
                     return await answer_from_record(
-                        name, args, answer, note=note, call_id=call_id, origin=origin, context=context
+                        name,
+                        args,
+                        answer,
+                        run=entry.run or self._journal.run or self._journal.id,
+                        decision=entry.decision.to_call() if entry.decision is not None else None,
+                        call_id=call_id,
+                        origin=origin,
+                        context=context,
                     )
             result = await self._tools.dispatch(name, args, call_id=call_id, origin=origin, context=context)
             if result.error is not None:
@@ -118,7 +123,7 @@ class JournaledCalls:
         if decision is None:
             args = dict(entry.args if entry.edited is None else entry.edited)
             digest = await digest_of_call(entry.tool, args)
-            refusal: Deny = await self._suspender.hold(entry, args, digest, IN_DOUBT)
+            refusal = await self._suspender.hold(entry, args, digest, IN_DOUBT)
             return _refusal(refusal.reason)
         return ToolResult.of(decision.data) if decision.kind == "made" else _refusal(decision.data)
 
@@ -155,7 +160,7 @@ class JournaledCalls:
         is_repeatable = options.read_only or options.idempotent
         if past.answer and not (is_repeatable and past.is_failed):
             self.reused.append(entry)
-            entry.is_refused, entry.is_taken_over = False, True
+            entry.is_refused, entry.is_taken_over, entry.run = False, True, past.run
             return past.result()
         if is_repeatable:
             return None

@@ -20,7 +20,7 @@ from toolcell.tools.call import Call, CallableTools, RunContext
 from toolcell.tools.checks import brief
 from toolcell.tools.hooks import Approve
 from toolcell.tools.options import Origin
-from toolcell.tools.run_state import Lineage
+from toolcell.tools.run_state import Lineage, RunLink
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue
 
@@ -184,6 +184,7 @@ def _call(call: Call) -> dict[str, Any]:
         "reason": call.approval_reason,
         "origin": str(call.origin),
         "user": {name: getattr(call.run, name) for name in _USER},
+        "run": call.run.scope.link.id if call.run.scope.link is not None else "",
         "above": sorted(map(str, call.run.scope.lineage.origins)),
         "digest": _digest(call.registry, call.name, call.origin),
     }
@@ -277,7 +278,8 @@ def _rebuilt_call(row: dict[str, Any], tools: CallableTools, base: RunContext) -
     if _digest(tools, row["tool"], origin) != row["digest"]:
         raise UsageError(f"tool {row['tool']!r} is another one than in the dry run; make another dry run")
     registry: Any = tools
-    run = base.within(lineage=Lineage(frozenset(map(Origin, row["above"])))).child(**row["user"])
+    lineage = Lineage(frozenset(map(Origin, row["above"])))
+    run = base.within(lineage=lineage, link=RunLink(row.get("run", ""))).child(**row["user"])
     call = Call(registry, row["tool"], raw_args=row["raw"], call_id=row.get("id", ""), origin=origin, run=run)
     call.args, call.depends_on = row["args"], tuple(row["depends_on"])
     call.approval_reason = row.get("reason", "")

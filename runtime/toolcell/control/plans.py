@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from toolcell.control.dry_runs import DryRuns
 from toolcell.control.run_control import DENIED
+from toolcell.control.script_header import continued_context, who_of
 from toolcell.control.steps_of_plans import JournaledSteps, PlanRows
 from toolcell.control.suspension import Denial
 from toolcell.errors import UsageError
@@ -23,6 +25,7 @@ from toolcell.tools.call import CallableTools
 from toolcell.tools.jobs import open_jobs
 from toolcell.tools.plan import plan_of
 from toolcell.tools.reverts import MadeCalls, Reverts
+from toolcell.tools.run_state import RunLink
 
 PLAN: Final = "steps"
 """In the header of a journal: it is that of a plan."""
@@ -55,6 +58,7 @@ class PlanRuns:
             "origin": str(Origin.PLAN),
             "tools": tool_digests(registry, Origin.PLAN),
             "on_approval": on_approval,
+            "who": who_of(context),
         }
         if store.is_durable:
             store.write(journal)
@@ -62,7 +66,7 @@ class PlanRuns:
 
     async def carry_on(self, journal: Journal, tools: CallableTools, context: RunContext | None) -> ExecutionResult:
         journal.begin_again()
-        context = context or RunContext(run_id=f"{journal.id}.{os.urandom(4).hex()}")
+        context = continued_context(journal, context)
         rows, suspension = await self._journaled_plan(tools, context, journal)
         outcome = Outcome.OK if suspension is None else Outcome.SUSPENDED
         error = None
@@ -90,6 +94,9 @@ class PlanRuns:
             rows, record = await self._run_plan(registry, {"steps": steps}, context, journal, journal.header)
             assert record is not None
             journal.entries.sort(key=lambda entry: entry.number)
+            assert record.link is not None
+            with suppress(OSError):  # then what is written next says so
+                journal.end_run(record.link.id)
             if pending_of(journal.entries) and not record.is_cut_short:
                 if not journal.lost:
                     rows.suspension = store.suspend(journal)
@@ -115,18 +122,24 @@ class PlanRuns:
         header: Mapping[str, Any] | None,
     ) -> tuple[PlanRows, JournaledSteps | None]:
         made, record = MadeCalls(context.scope.made_calls), None
+        made.link = link = journal.link or RunLink()
+        made.user_id = context.user_id
         try:
             async with self._runs.observed(
-                context.within(abandoned=self._runs.abandoned, made_calls=made, runtime=self._runs.runtime), "plan"
+                context.within(abandoned=self._runs.abandoned, made_calls=made, runtime=self._runs.runtime),
+                "plan",
+                link,
             ) as run:
                 run = self._runs.under_rules(run)
                 if header is not None:
-                    record = JournaledSteps(journal, run.observer)
+                    record = JournaledSteps(journal, run.observer, link)
                     run = run.child(observer=record)
                     if header["on_approval"] == "suspend":
                         run = run.within(approvals=record)
                 async with open_jobs(run.state):
                     result = await registry.run_plan(plan, run, record)
+                if record is not None and not record.is_cut_short:
+                    link.waits = tuple(pending_of(journal.entries))
         finally:
             self._reverts.keep(journal.id, made)
         if result.is_error:

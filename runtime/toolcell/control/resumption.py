@@ -11,13 +11,14 @@ from toolcell.control.plans import PLAN, PlanRuns
 from toolcell.control.script_runs import ScriptRuns
 from toolcell.errors import ResumeError, UsageError
 from toolcell.journal.identity import current_id, with_current_ids
-from toolcell.journal.ledger import Journal, pending_entries
+from toolcell.journal.ledger import Journal, JournalEntry, RecordedDecision, pending_entries
 from toolcell.journal.store import JournalStore
 from toolcell.results import ExecutionResult, Suspension
 from toolcell.run.options import RunOptions
 from toolcell.run.runs import Runs
 from toolcell.support import daemon_threads
-from toolcell.tools.call import CallableTools
+from toolcell.tools.call import CallableTools, RunContext
+from toolcell.tools.run_state import RunLink
 
 
 def check_stands_alone(journal: Journal) -> None:
@@ -33,6 +34,22 @@ def check_stands_alone(journal: Journal) -> None:
         )
 
 
+def decider(context: RunContext | None) -> str:
+    """Return who has a run go on, as the context says that this is done with."""
+    return context.user_id if context is not None else ""
+
+
+def _told(entry: JournalEntry, decision: RecordedDecision) -> dict[str, Any]:
+    """Return what the record says of a decision."""
+    assert entry.pending is not None
+    about = {"call": entry.pending.id, "tool": entry.tool, "line": entry.pending.line}
+    said = {"reason": decision.why, "at_ns": decision.at_ns, "digest": decision.digest}
+    told = about | decision.to_call().to_dict() | {name: value for name, value in said.items() if value}
+    if decision.kind == "deny" and decision.data:
+        told["reason"] = decision.data
+    return told | ({"args": decision.data} if decision.kind in ("edit", "made") else {})
+
+
 class Resumption:
     """Carries on what has a journal here."""
 
@@ -44,7 +61,7 @@ class Resumption:
     ) -> ExecutionResult:
         """Carry a script or a plan on; see `Runtime.resume`."""
         tools = self._runs.tools(options.tools)
-        journal = await self.take(token, decisions, tools)
+        journal = await self.take(token, decisions, tools, decided_by=decider(options.context))
         if PLAN in journal.header:
             return await self._plans.carry_on(journal, tools, options.context)
         return await self._scripts.carry_on(journal, tools, options.context, options.handlers)
@@ -57,10 +74,12 @@ class Resumption:
         check: Callable[[Journal], None] = check_stands_alone,
         *,
         even_ended: bool = False,
+        decided_by: str = "",
     ) -> Journal:
         """Return the journal of a suspended or interrupted run, with these decisions. Its token is used up by that.
 
-        `check` raises if it is not to be carried on here. `even_ended`: its result got lost.
+        `check` raises if it is not to be carried on here. `even_ended`: its result got lost. `decided_by`: who has it
+        go on.
 
         Raises:
             ResumeError, UsageError: as from `Runtime.resume`.
@@ -74,10 +93,12 @@ class Resumption:
             given = with_current_ids(decisions or {})
             check_ids(given, waiting)
             decided = {
-                entry.number: recorded(given[ident], entry.pending, entry.is_in_doubt)
+                entry.number: recorded(given[ident], entry.pending, entry.is_in_doubt, decided_by)
                 for ident, entry in waiting.items()
                 if ident in given and entry.pending is not None
             }
+            told = tuple(_told(entry, decided[entry.number]) for entry in waiting.values() if entry.number in decided)
+            journal.link = RunLink("", "resumes", journal.run, decided_by, told)
             store.use(journal, decided)
         except OSError as exc:
             store.put_down(journal)

@@ -19,6 +19,7 @@ from toolcell.tools.options import ToolOptions
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.result import ErrorCode, ToolResult
 from toolcell.tools.reverts import MadeCall, MadeCalls, Reverts
+from toolcell.tools.run_state import RunLink
 from toolcell.tools.spec import ToolSpec
 
 NAME_CHARS: Final = 64
@@ -44,7 +45,10 @@ async def revert(
     """Undo the calls of a run or a commit; see `Runtime.revert`."""
     runs.check_open()
     made = made_by(reverts, result)
-    async with runs.observed(context or RunContext(run_id=os.urandom(16).hex()), "revert") as run:
+    context = context or RunContext(run_id=os.urandom(16).hex())
+    link = RunLink("", "reverts", made.link.id, context.user_id)
+    for_same = context.child(user_id=made.user_id or context.user_id)
+    async with runs.observed(for_same, "revert", link) as run:
         return await revert_calls(made, run)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from toolcell.control.journaled_calls import JournaledCalls
@@ -73,6 +74,7 @@ class RunControl:
     def finish(self, result: ExecutionResult) -> ExecutionResult:
         """Return the result with what its journal adds, and keep the journal for what may come after."""
         outcome, self.journal.labels = result.outcome, self.journal.run_labels.names
+        link = self.context.scope.link
         if (draft := self._draft) is not None:  # its journal is not kept: what it has was not made
             return draft.finish(result, self._first_effect, lambda call: self.journal.entry_of(call) is not None)
         if self.journal.replay is not None or outcome in (Outcome.SUSPENDED, Outcome.DIVERGED):
@@ -82,6 +84,8 @@ class RunControl:
 
             made = report(self._repaired, self.journal, self._calls.reused, self._calls.options)
             result = dataclasses.replace(result, repair=made)
+        with suppress(OSError):  # then what is written next says so
+            self.journal.end_run(link.id if link is not None else result.run_id)
         if outcome is Outcome.SUSPENDED:
             return self._suspended(result)
         if outcome in RESUMABLE and self.journal.header and not self.journal.lost:

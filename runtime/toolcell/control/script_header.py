@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from toolcell.config import Limits
 from toolcell.journal.identity import tool_digests
@@ -12,7 +13,7 @@ from toolcell.results.effects import Preflight
 from toolcell.run.options import OnApproval
 from toolcell.run.request import Script
 from toolcell.sandbox.backend import GuestFile
-from toolcell.tools.call import CallableTools
+from toolcell.tools.call import CallableTools, RunContext
 
 
 def header_of(
@@ -24,8 +25,9 @@ def header_of(
     on_approval: OnApproval,
     refresh: str = "",
     repaired: Journal | None = None,
+    context: RunContext | None = None,
 ) -> dict[str, Any]:
-    """Return everything that is needed to run a script again, as plain data."""
+    """Return everything that is needed to run a script again, as plain data. `context`: for whom it runs."""
     from toolcell.support.packing import text_digest
 
     return {
@@ -42,7 +44,24 @@ def header_of(
         "refresh": refresh,
         "repairs": repaired.id if repaired is not None else "",
         "preflight": script.preflight.to_plain() if script.preflight is not None else None,
+        "who": who_of(context),
     }
+
+
+_USER: Final = ("user_id", "thread_id", "channel", "chat_id")
+
+
+def who_of(context: RunContext | None) -> dict[str, str]:
+    """Return for whom a run is, as plain data."""
+    named = {name: getattr(context, name) for name in ("run_id", *_USER)} if context is not None else {}
+    return {name: value for name, value in named.items() if value}
+
+
+def continued_context(journal: Journal, given: RunContext | None) -> RunContext:
+    """Return the context of a run that goes on: for whom it was, whoever has it go on."""
+    given = given or RunContext(run_id=f"{journal.id}.{os.urandom(4).hex()}")
+    who = journal.header.get("who") or {}
+    return given.child(**{name: who[name] for name in _USER if name in who})
 
 
 def script_of(header: Mapping[str, Any], number: int = 0) -> Script:

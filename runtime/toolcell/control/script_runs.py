@@ -16,6 +16,7 @@ from toolcell.run.options import RunOptions
 from toolcell.run.request import script_from
 from toolcell.run.runs import PreparedRun, RunJournal, Runs
 from toolcell.tools.call import CallableTools, RunContext
+from toolcell.tools.run_state import RunLink
 
 if TYPE_CHECKING:
     from toolcell.control.dry_runs import DryRuns
@@ -64,7 +65,8 @@ class ScriptRuns:
             if isinstance(planned, ExecutionResult):
                 return planned
             script = planned
-        prepared = await runs.prepare(script, tools, context)
+        link = RunLink(relation="repairs", after=repaired.run) if repaired is not None else None
+        prepared = await runs.prepare(script, tools, context, link)
         control = self._begin(prepared, options, repaired)
         result = await runs.execute(prepared, control, options.handlers)
         if is_dry and context is not None:
@@ -98,6 +100,7 @@ class ScriptRuns:
                 on_approval=options.on_approval,
                 refresh=options.refresh,
                 repaired=repaired,
+                context=context,
             )
         if is_durable:
             store.write(journal)
@@ -116,13 +119,13 @@ class ScriptRuns:
     ) -> ExecutionResult:
         """Run the script of a journal that was taken."""
         from toolcell.control.run_control import RunControl
-        from toolcell.control.script_header import script_of
+        from toolcell.control.script_header import continued_context, script_of
 
         header, control = journal.header, None
         journal.begin_again()
-        context = context or RunContext(run_id=f"{journal.id}.{os.urandom(4).hex()}")
         try:
-            prepared = await self._runs.prepare(script_of(header), tools, context)
+            context = continued_context(journal, context)
+            prepared = await self._runs.prepare(script_of(header), tools, context, journal.link)
             journal.share_labels(prepared.context.state.labels)
             control = RunControl(
                 store=self._journals(),

@@ -15,8 +15,9 @@ from toolcell.journal.ledger import Journal, JournalEntry
 from toolcell.results import OutputFile, PendingCall, Suspension
 from toolcell.run.tool_bridge import failure
 from toolcell.tools.call import Call, CallObserver
-from toolcell.tools.hooks import Approve, Deny, Edit
+from toolcell.tools.hooks import Block, Decision
 from toolcell.tools.result import ErrorCode, Status, ToolResult
+from toolcell.tools.run_state import RunLink
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
@@ -40,20 +41,21 @@ class PlanRows(list[dict[str, Any]]):
 class JournaledSteps:
     """The `PlanRecord`, the `Approvals` and the `CallObserver` of one run of a plan."""
 
-    def __init__(self, journal: Journal, below: CallObserver | None = None) -> None:
-        """`below`: the observer that was there before."""
-        self.journal = journal
+    def __init__(self, journal: Journal, below: CallObserver | None = None, link: RunLink | None = None) -> None:
+        """`below`: the observer that was there before. `link`: names the run."""
+        self.journal, self.link = journal, link
         self._below = below
         self._known = {entry.number: entry for entry in journal.entries}
         self.is_cut_short = False
 
     # What the plan asks
 
-    def recorded(self, call: Call, /) -> ToolResult | None:
-        """Take note of the call of a step. Return its result, if no call is to be made for it."""
+    def recorded(self, call: Call, /) -> tuple[ToolResult, str] | None:
+        """Take note of the call of a step. If no call is to be made for it: its result, and the run that has it."""
         entry = self._entry(call)
+        run = entry.run or self.journal.run
         if entry.answer:
-            return entry.result()
+            return entry.result(), run
         if not entry.is_in_doubt:
             return None
         options = options_of(call.registry, call.name)
@@ -61,10 +63,10 @@ class JournaledSteps:
             entry.is_started = False
             return None
         if entry.decision is None:
-            return self._hold(entry, dict(entry.args if entry.edited is None else entry.edited), IN_DOUBT)
+            return self._hold(entry, dict(entry.args if entry.edited is None else entry.edited), IN_DOUBT), run
         if entry.decision.kind == "made":
-            return ToolResult.of(entry.decision.data)
-        return _blocked(entry.decision.data or "a person refused this call")
+            return ToolResult.of(entry.decision.data), run
+        return _blocked(entry.decision.data or "a person refused this call"), run
 
     def waits(self, call: Call, /) -> bool:
         """Return whether the step waits for a decision."""
@@ -97,16 +99,16 @@ class JournaledSteps:
         entry = self.journal.entry_of(call)
         return entry is not None and entry.decision is not None
 
-    async def decide(self, call: Call, /) -> Approve | Edit | Deny:
+    async def decide(self, call: Call, /) -> Decision | Block:
         """Return what was decided about a step; without a decision, let it wait. The others of the plan go on."""
         entry = self.journal.entry_of(call)
         if entry is None or entry.is_started:
-            return Deny(f'tool "{call.name}" was refused: {BELOW}')
+            return Block(f'tool "{call.name}" was refused: {BELOW}')
         decision, digest = entry.decision, call_digest(call.name, call.args)
         if decision is None or decision.reason != call.approval_reason:
-            return Deny(self._hold(entry, dict(call.args), call.approval_reason).message)
+            return Block(self._hold(entry, dict(call.args), call.approval_reason).message)
         if decision.digest != digest:
-            return Deny("its arguments are not those that were decided about; it was not made")
+            return Block("its arguments are not those that were decided about; it was not made")
         return answer_of(decision)
 
     def call_started(self, call: Call, /) -> Awaitable[None] | None:

@@ -16,7 +16,7 @@ from toolcell.journal.identity import digest_of_call
 from toolcell.journal.ledger import Journal, JournalEntry, pending_of
 from toolcell.results import Outcome, PendingCall
 from toolcell.tools.call import Call, CallObserver
-from toolcell.tools.hooks import Approve, Deny, Edit
+from toolcell.tools.hooks import Block, Decision
 
 SETTLE_S: Final = 0.02
 """A run in which nothing happens for so long, but for calls that wait for decisions, is suspended. Calls that a script
@@ -38,7 +38,7 @@ class Denial:
 
     async def decide(self, call: Call, /) -> Any:
         """Refuse."""
-        return Deny(f'tool "{call.name}" was refused: {self._why}')
+        return Block(f'tool "{call.name}" was refused: {self._why}')
 
     def waited(self, call: Call, /) -> bool:
         """Return false: nothing waits."""
@@ -56,7 +56,7 @@ class Suspender:
         """Calls of the script in all."""
         self.divergence: Any = None
 
-    async def decide(self, call: Call, /) -> Approve | Edit | Deny:
+    async def decide(self, call: Call, /) -> Decision | Block:
         """Return what was decided about a call; without a decision, suspend the run.
 
         Raises:
@@ -64,7 +64,7 @@ class Suspender:
         """
         entry = self._journal.entry_of(call)
         if entry is None or entry.is_started:
-            return Deny(f'tool "{call.name}" was refused: {BELOW}')
+            return Block(f'tool "{call.name}" was refused: {BELOW}')
         digest = await digest_of_call(call.name, call.args)
         decision = entry.decision
         if decision is not None and decision.digest != digest:
@@ -82,14 +82,14 @@ class Suspender:
         entry = self._journal.entry_of(call)
         return entry is not None and entry.decision is not None
 
-    async def hold(self, entry: JournalEntry, args: dict[str, Any], digest: str, reason: str) -> Deny:
+    async def hold(self, entry: JournalEntry, args: dict[str, Any], digest: str, reason: str) -> Block:
         """Suspend the run for a call, together with others that wait.
 
         Raises:
             RunEnded: always, but for a run that cannot be suspended: its call is refused.
         """
         if self._journal.lost:
-            return Deny(f"it needs a decision, and the run cannot be suspended: {self._journal.lost}")
+            return Block(f"it needs a decision, and the run cannot be suspended: {self._journal.lost}")
         entry.pending = PendingCall(
             f"call_{entry.number}", entry.tool, args=args, line=None, digest=digest, reason=reason
         )

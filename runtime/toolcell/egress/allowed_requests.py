@@ -12,7 +12,7 @@ from toolcell.egress.connector import GuardedBackend
 from toolcell.egress.echoes import Echoes
 from toolcell.egress.failures import LIMIT, refused
 from toolcell.egress.overrides import check_override, destinations
-from toolcell.egress.request import HttpRequest, filled_body, sent_headers
+from toolcell.egress.request import HttpRequest, filled_body, secret_names, sent_headers
 from toolcell.egress.resolver import AddressRules, Resolver, SystemResolver, checked_addresses
 from toolcell.egress.rules import Allow, RuleBook
 from toolcell.egress.urls import Target
@@ -65,6 +65,14 @@ class AllowedRequests:
         """Return body and headers of a request as they are sent. `long_bytes`: size of a body that is elsewhere."""
         body = filled_body(request, rule, self._secrets)
         return body, sent_headers(request, rule, self._secrets, len(body) if long_bytes is None else long_bytes)
+
+    def sent_to(self, request: HttpRequest) -> dict[str, list[str]]:
+        """Return, for the record, where a request goes, and names of the secrets in it; nothing if it is refused."""
+        try:
+            rule = self.judge(request)
+            return {"hosts": [request.target.host], "secret_names": secret_names(request, rule, self._secrets)}
+        except ToolError:
+            return {}
 
     async def wait_for_turn(self, rule: Allow, most_s: float) -> None:
         """Wait for the next turn of a rule with a rate.

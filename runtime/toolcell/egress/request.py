@@ -6,7 +6,7 @@ import base64
 import binascii
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -219,6 +219,42 @@ def filled_header(request: HttpRequest, rule: Allow, secrets: Mapping[str, str],
         filled = _filled(request, rule, secrets, rule.header_secrets, f"the header {name}", plain)
         return value if filled == plain else f"{scheme} {base64.b64encode(filled.encode()).decode()}"
     return value
+
+
+class _Noted(Mapping[str, str]):
+    """Secrets that take note of which of them are asked for."""
+
+    def __init__(self, secrets: Mapping[str, str]) -> None:
+        self._secrets = secrets
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> str:
+        self.names.add(name)
+        return self._secrets[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._secrets
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._secrets)
+
+    def __len__(self) -> int:
+        return len(self._secrets)
+
+
+def secret_names(request: HttpRequest, rule: Allow, secrets: Mapping[str, str]) -> list[str]:
+    """Return the names of the secrets that go into a request.
+
+    Raises:
+        ToolError: it has one that is not for this host, so it is not sent.
+    """
+    noted, own = _Noted(secrets), {header_key(name) for name in rule.added_headers}
+    for name, value in request.headers:
+        if header_key(name) not in own:
+            filled_header(request, rule, noted, name, value)
+    in_body = (name for name in rule.body_secrets if f"{{{name}}}".encode() in request.body)
+    added = (name for template in rule.added_headers.values() for name in PLACEHOLDER.findall(template))
+    return sorted({*noted.names, *in_body, *added})
 
 
 def filled_body(request: HttpRequest, rule: Allow, secrets: Mapping[str, str]) -> bytes:

@@ -101,6 +101,7 @@ class RequestTools:
                 options=general,
                 source=allowed,
                 choose=self._choose,
+                sends_to=self._sent_to,
             )
         )
         read = dataclasses.replace(general, read_only=True, idempotent=True)
@@ -125,6 +126,7 @@ class RequestTools:
                 options=install,
                 source=allowed,
                 choose=self._choose_install,
+                sends_to=self._searched,
             )
         )
         self._forms: dict[tuple[int, bool, bool], RegisteredTool] = {}
@@ -138,6 +140,12 @@ class RequestTools:
     def hosts(self) -> tuple[str, ...]:
         """Where requests may go, as a model is told."""
         return tuple(dict.fromkeys(rule.host for rule in self._allowed.rules))
+
+    @property
+    def rules(self) -> Sequence[Mapping[str, Any]]:
+        """For the record: every rule, with names of secrets and never their values."""
+        of_index = self._index.rules if self.installable else ()
+        return [rule.to_plain() for rule in (*self._allowed.rules, *of_index)]
 
     @property
     def installable(self) -> tuple[str, ...]:
@@ -193,6 +201,18 @@ class RequestTools:
             tool = self._http
             self._forms[key] = RegisteredTool(spec, tool.checker, tool.aliases, tool.identity)
         return self._forms[key]
+
+    def _sent_to(self, args: Mapping[str, Any]) -> Mapping[str, Sequence[str]]:
+        try:
+            return self._allowed.sent_to(head_of(read_request(args)))
+        except ToolError:
+            return {}
+
+    def _searched(self, _args: Mapping[str, Any]) -> Mapping[str, Sequence[str]]:
+        """Return where packages are looked for."""
+        rules = self._index.rules
+        names = sorted({name for rule in rules for name in rule.header_secrets})
+        return {"hosts": [rule.name for rule in rules], "secret_names": names}
 
     def _of_run(self, run: RunContext) -> RunRequests:
         requests = run.scope.requests

@@ -129,6 +129,15 @@ class Allow:
             options["ports"] = (int(port),)
         return cls(f"{scheme}{mark}{(name if has_port else host).strip('[]')}", **options)
 
+    def to_plain(self) -> dict[str, Any]:
+        """Return what it says, as plain data. Of secrets, and of headers with them, it has the names."""
+        fields = ("host", "methods", "paths", "ports", "headers", "approval", "max_bytes", "rate", "private", "sends")
+        plain = {name: getattr(self, name) for name in fields} | {"reads": self.reads}
+        plain["secret_names"] = sorted(self.header_secrets | self.body_secrets)
+        plain["secret_headers"] = sorted(self.added_headers)
+        lists = {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
+        return {name: value for name, value in lists.items() if value not in (None, [], "")}
+
     @property
     def name(self) -> str:
         """The host without its scheme."""

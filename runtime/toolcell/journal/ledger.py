@@ -18,8 +18,9 @@ from toolcell.journal.identity import digest_of_call
 from toolcell.journal.replay import CallReplay, NewCall, RecordedTurn
 from toolcell.results import Divergence, Outcome, PendingCall
 from toolcell.results.call_list import CallList
-from toolcell.tools.call import Call
+from toolcell.tools.call import Call, CallDecision
 from toolcell.tools.result import ErrorCode, Status, ToolFailure, ToolResult, of_plain
+from toolcell.tools.run_state import RunLink
 from toolcell_bridge.wire.codec import decode
 from toolcell_bridge.wire.messages import ToolFail, ToolReturn
 
@@ -46,6 +47,15 @@ class RecordedDecision:
     """Digest of the call that was decided about."""
     reason: str
     """Why it waited. A decision holds for no other reason."""
+    by: str = ""
+    """Who decided."""
+    why: str = ""
+    """What this person said."""
+    at_ns: int = 0
+
+    def to_call(self) -> CallDecision:
+        """What the record says of the call."""
+        return CallDecision(self.kind, self.by, self.why)
 
 
 class JournalEntry:
@@ -53,7 +63,7 @@ class JournalEntry:
 
     __slots__ = (
         "answer", "args", "began", "began_ns", "decision", "edited", "ended", "ended_ns", "is_refused", "is_started",
-        "is_taken_over", "is_written", "number", "pending", "reused", "tool",
+        "is_taken_over", "is_written", "number", "pending", "reused", "run", "tool",
     )  # fmt: skip
 
     def __init__(self, number: int, tool: str, args: Any, began: int) -> None:
@@ -76,6 +86,8 @@ class JournalEntry:
         self.is_taken_over = False
         """Its answer is that of a repaired run, so its tool does not run."""
         self.is_written = False
+        self.run = ""
+        """The run in which it was answered, as the record names it; empty while that is under way."""
         self.pending: PendingCall | None = None
         self.decision: RecordedDecision | None = None
         self.edited: dict[str, Any] | None = None
@@ -145,6 +157,9 @@ class CallRecords(Protocol):
     def write_resumed(self, token_id: str, decided: dict[int, RecordedDecision]) -> None:
         """Record that a token was used, and what was decided."""
 
+    def write_run(self, run: str) -> None:
+        """Record the name of a run that is over, and may be carried on."""
+
     def write_ended(self, outcome: str) -> None:
         """Record that the run is over."""
 
@@ -177,6 +192,10 @@ class Journal:
     """Id of the token that resumes the run; empty when it waits for no decision."""
     expires: float = 0.0
     """Expiry of the token, in seconds since the epoch."""
+    run: str = ""
+    """The last run of it that is over, as the record names it."""
+    link: RunLink | None = None
+    """Names the run that is about to go on from that one."""
     labels: frozenset[str] = frozenset()
     """Labels of everything that the run had read, as far as this was written."""
     run_labels: Labels = field(default_factory=Labels)
@@ -195,11 +214,24 @@ class Journal:
     @classmethod
     def of_calls(cls, listed: CallList) -> Journal:
         """Return the journal of a finished run whose calls were only listed."""
-        journal = cls(listed.id, labels=listed.labels)
+        journal = cls(listed.id, labels=listed.labels, run=listed.run)
         for call in listed.calls:
             entry = journal.ask("", call.tool, call.args)
-            entry.answer, entry.is_refused = call.answer, call.is_refused
+            entry.answer, entry.is_refused, entry.run = call.answer, call.is_refused, listed.run
         return journal
+
+    def end_run(self, run: str) -> None:
+        """Take note of the name of a run that is over: its calls were answered in it.
+
+        Raises:
+            OSError: this could not be written.
+        """
+        self.run = run
+        for entry in self.entries:
+            if entry.answer is not None:
+                entry.run = entry.run or run
+        if self.records is not None and not self.lost:
+            self.records.write_run(run)
 
     # Carrying on
 

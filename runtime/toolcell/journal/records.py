@@ -16,7 +16,7 @@ from toolcell.journal.ledger import Journal, JournalEntry, RecordedDecision
 from toolcell.results import PendingCall
 
 RUN, CALL, START, ANSWER, LABELS = "run", "call", "start", "answer", "labels"
-SUSPENDED, RESUMED, ENDED, PAST = "suspended", "resumed", "ended", "past"
+SUSPENDED, RESUMED, ENDED, PAST, NAMED = "suspended", "resumed", "ended", "past", "named"
 
 BEFORE_CALLS: Final = (RUN, PAST, LABELS)
 """Records of a run that has made no call: it needs nothing to be carried on."""
@@ -41,7 +41,7 @@ class RunRecords:
         self.file.write(RUN, journal.id, journal.header)
         if journal.past:
             rows = [
-                [each.tool, each.args, each.answer, each.is_started, each.is_refused]
+                [each.tool, each.args, each.answer, each.is_started, each.is_refused, each.run]
                 for each in journal.past
                 if each is not None
             ]
@@ -79,8 +79,15 @@ class RunRecords:
 
     def write_resumed(self, token_id: str, decided: dict[int, RecordedDecision]) -> None:
         """Record that a token was used, and what was decided."""
-        rows = [[number, each.kind, each.data, each.digest, each.reason] for number, each in decided.items()]
+        rows = [
+            [number, each.kind, each.data, each.digest, each.reason, each.by, each.why, each.at_ns]
+            for number, each in decided.items()
+        ]
         self.file.write(RESUMED, token_id, rows)
+
+    def write_run(self, run: str) -> None:
+        """Record the name of a run that is over, and may be carried on."""
+        self.file.write(NAMED, run)
 
     def write_ended(self, outcome: str) -> None:
         """Record that the run is over."""
@@ -100,13 +107,14 @@ class LoadedRun:
 
 def _run(loaded: LoadedRun, ident: str, header: dict[str, Any]) -> None:
     loaded.journal.id, loaded.journal.header = ident, header
+    loaded.journal.run = (header.get("who") or {}).get("run_id", ident)
 
 
 def _past(loaded: LoadedRun, rows: list[list[Any]]) -> None:
     past: list[JournalEntry | None] = []
-    for number, (tool, args, answer, is_started, is_refused) in enumerate(rows):
+    for number, (tool, args, answer, is_started, is_refused, run) in enumerate(rows):
         entry = JournalEntry(number, tool, args, 0)
-        entry.answer, entry.is_started, entry.is_refused = answer, is_started, is_refused
+        entry.answer, entry.is_started, entry.is_refused, entry.run = answer, is_started, is_refused, run
         past.append(entry)
     loaded.journal.past = past
 
@@ -162,6 +170,10 @@ def _resumed(loaded: LoadedRun, token_id: str, rows: list[list[Any]]) -> None:
         loaded.entries[number].decide(RecordedDecision(*decision))
 
 
+def _named(loaded: LoadedRun, run: str) -> None:
+    loaded.journal.end_run(run)
+
+
 def _ended(loaded: LoadedRun, outcome: str) -> None:
     loaded.is_ended = True
 
@@ -177,6 +189,7 @@ RUN_RECORDS: Final[Table] = {
     LABELS: RecordKind((list,), _labels),
     SUSPENDED: RecordKind((str, (float, int), list), _suspended),
     RESUMED: RecordKind((str, list), _resumed),
+    NAMED: RecordKind((str,), _named),
     ENDED: RecordKind((str,), _ended),
 }
 

@@ -30,6 +30,8 @@ class CallList:
     """The calls of one run, in their order."""
 
     id: str
+    run: str = ""
+    """Name of the run in the record."""
     calls: list[ListedCall] = field(default_factory=list)
     labels: frozenset[str] = frozenset()
     """Labels of everything that the run has read."""

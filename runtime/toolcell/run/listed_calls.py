@@ -68,7 +68,8 @@ class ListedCalls:
 
     def finish(self, result: ExecutionResult) -> ExecutionResult:
         """Keep its calls for a repair, as long as there is room."""
-        found, work = self._list, self.context.scope.work
+        found, work, link = self._list, self.context.scope.work, self.context.scope.link
+        found.run = link.id if link is not None else result.run_id
         if found.size + (0 if work is None else work.uploaded) <= ANSWER_BYTES:
             found.labels = self.context.state.labels.names
             found.size += 0 if work is None else work.calls + work.uploaded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from toolcell.run.request import RunRequest
 from toolcell.sandbox.backend import Sandbox
 from toolcell.tools import RunContext
 from toolcell.tools.call import CallableTools
+from toolcell.tools.run_state import RunLink
 from toolcell_bridge.wire.messages import CallTool
 
 
@@ -69,11 +70,12 @@ class RunRecorder(Protocol):
         context: RunContext,
         policy: Policy,
         environment: Mapping[str, Any],
+        egress: Sequence[Mapping[str, Any]],
     ) -> RunObserver:
         """Return the observer of a script's run."""
         ...
 
-    def observe(self, context: RunContext, kind: str) -> AbstractAsyncContextManager[RunContext]:
+    def observe(self, context: RunContext, kind: str, link: RunLink | None) -> AbstractAsyncContextManager[RunContext]:
         """Record the calls that are made with the yielded context."""
         ...
 

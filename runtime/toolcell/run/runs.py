@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -40,6 +40,7 @@ from toolcell.tools.options import ToolOptions
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry import registry_of
 from toolcell.tools.reverts import MadeCalls, Reverts
+from toolcell.tools.run_state import RunLink
 from toolcell.tools.spec import RegisteredTool
 from toolcell.tools.uploads import OpenRequests
 from toolcell_bridge.wire.frozen import frozen
@@ -92,6 +93,10 @@ class UnlistedTools(Protocol):
     @property
     def installable(self) -> tuple[str, ...]:
         """Which packages scripts may install, as a model is told."""
+
+    @property
+    def rules(self) -> Sequence[Mapping[str, Any]]:
+        """Which requests they may send, for the record; with names of secrets, never with their values."""
 
     @property
     def options(self) -> Sequence[ToolOptions]:
@@ -238,14 +243,18 @@ class Runs:
         flows.add_flow(*self.policy.flows)
         return context.within(policies=(*context.scope.policies, flows))
 
-    def observed(self, context: RunContext, kind: str) -> AbstractAsyncContextManager[RunContext]:
+    def observed(self, context: RunContext, kind: str, link: RunLink) -> AbstractAsyncContextManager[RunContext]:
         """Record the calls that are made with the yielded context, if there is an audit log."""
-        return self.recorder.observe(context, kind) if self.recorder is not None else nullcontext(context)
+        link.id = context.run_id
+        context = context.within(link=link)
+        return self.recorder.observe(context, kind, link) if self.recorder is not None else nullcontext(context)
 
     # One run
 
-    async def prepare(self, script: Script, tools: CallableTools, context: RunContext | None) -> PreparedRun:
-        """Make the message of a run, and count it.
+    async def prepare(
+        self, script: Script, tools: CallableTools, context: RunContext | None, link: RunLink | None = None
+    ) -> PreparedRun:
+        """Make the message of a run, and count it. `link`: names the run that it goes on from.
 
         Raises:
             UsageError: the source or an input cannot be sent; names it.
@@ -272,13 +281,17 @@ class Runs:
         requests = context.scope.requests if above is not None and context is not None else None
         if requests is None and tools.makes_requests:
             requests = OpenRequests(limits.egress_bytes)
+        made.link = link = link or RunLink()
         if context is None:
-            scope = RunScope(work=work, abandoned=abandoned, made_calls=made, runtime=self.runtime, requests=requests)
+            scope = RunScope(
+                work=work, abandoned=abandoned, made_calls=made, runtime=self.runtime, requests=requests, link=link
+            )
             context = RunContext(run_id=os.urandom(16).hex(), scope=scope)
         else:
             context = context.within(
-                work=work, abandoned=abandoned, made_calls=made, runtime=self.runtime, requests=requests
+                work=work, abandoned=abandoned, made_calls=made, runtime=self.runtime, requests=requests, link=link
             )
+        link.id, made.user_id = context.run_id, context.user_id
         if limits is not self.limits:
             context = context.child(limits=limits)  # of saved scripts that it calls, too
         context = self.under_rules(context)
@@ -333,6 +346,7 @@ class Runs:
                     context=context,
                     policy=self.policy,
                     environment=self.environment.facts,
+                    egress=self.requests.rules if self.requests is not None and run.message.egress else (),
                 )
             bridge = ToolBridge(run.tools, context, observer, journal.dispatch)
             async with open_jobs(context.state, self._tasks), open_requests(context.scope.requests):

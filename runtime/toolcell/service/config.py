@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import platformdirs
 from pydantic import AfterValidator
 
+from toolcell.audit import RecordConfig
 from toolcell.config import GIB, KIB, MIB, Limits, Policy, PoolConfig
 from toolcell.errors import UsageError
 from toolcell.quotas import Quota
@@ -101,9 +102,9 @@ class TenantConfig(SettingsModel):
     """The record; in `defaults`, the folder in which each tenant has one, NAME.db. None: nothing is
     recorded, and there is no list of runs."""
 
-    audit_key: Path | None = None
-    """File of the key that signs it. None: where callers have tokens or JWTs, a key of the tenant alone, which is made
-    in the state folder: `tenants/<name>/audit.key`; otherwise the user's own key."""
+    record: RecordConfig = setting(default=RecordConfig())
+    """What the record keeps, redacts and removes. Without `key`: where callers have tokens or JWTs, a key of the tenant
+    alone, which is made in the state folder: `tenants/<name>/audit.key`; otherwise the user's own key."""
 
 
 def check_names(tenants: dict[str, TenantConfig]) -> dict[str, TenantConfig]:
@@ -207,7 +208,7 @@ class ServiceConfig(SettingsModel):
     def folders(self) -> list[Path]:
         """The folders of the service, the longest first: no answer names them."""
         each = [self.defaults, *self.tenants.values()]
-        paths = [self.state, *(path for one in each for path in (one.audit, one.audit_key) if path is not None)]
+        paths = [self.state, *(path for one in each for path in (one.audit, one.record.key) if path is not None)]
         return sorted({path.absolute() for path in paths}, key=lambda path: -len(str(path)))
 
     @property
@@ -227,6 +228,8 @@ class ServiceConfig(SettingsModel):
         given = {field: getattr(own, field) for field in own.model_fields_set} if own is not None else {}
         if "audit" not in given and self.defaults.audit is not None:
             given["audit"] = self.defaults.audit / f"{name}.db"
-        if self.knows_callers and "audit_key" not in given and self.defaults.audit_key is None:
-            given["audit_key"] = self.state / "tenants" / name / "audit.key"
+        record = given.get("record", self.defaults.record)
+        if self.knows_callers and record.key is None:
+            record = record.model_copy(update={"key": self.state / "tenants" / name / "audit.key"})
+        given["record"] = record
         return self.defaults.model_copy(update=given)

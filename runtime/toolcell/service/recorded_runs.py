@@ -53,7 +53,8 @@ class RecordedRuns:
 
         def read(index: Index) -> dict[str, Any]:
             summary = _find_run(index, ident)
-            return index.load(summary).to_dict() | {"trust": summary.trust}
+            run = index.load(summary)
+            return run.to_dict() | {"trust": summary.trust, "runs": [each.to_dict() for each in run.family]}
 
         return await self._read(read)
 

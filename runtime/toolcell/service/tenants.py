@@ -41,7 +41,7 @@ class Tenant:
         self.files, self.replays, self.answers = files, replays, answers
         self.sessions = TenantSessions(runtime, config.sessions)
         self.journals = TenantJournals(runtime)
-        self.recorded = RecordedRuns(config.audit, config.audit_key) if config.audit is not None else None
+        self.recorded = RecordedRuns(config.audit, config.record.key) if config.audit is not None else None
         """The runs in its audit log; None when it has none."""
 
 
@@ -108,7 +108,7 @@ class Tenants:
             for server, options in config.mcp.items():
                 await registry.add_mcp_server(server, **options)
             self._make_folder(name, config)
-            log = AuditLog(config.audit, key=config.audit_key) if config.audit is not None else None
+            log = AuditLog(config.audit, config=config.record) if config.audit is not None else None
             runtime = self._runtime(name, config, registry, log)
             await stack.enter_async_context(runtime)
             self._on_open(name, runtime)
@@ -152,7 +152,7 @@ class Tenants:
 
     def _make_folder(self, name: str, config: TenantConfig) -> None:
         """Make the tenant's folder, and its own key if that is used and not there yet."""
-        folder, path = self._config.state / "tenants" / name, config.audit_key
+        folder, path = self._config.state / "tenants" / name, config.record.key
         make_private(folder)
         if config.audit is not None and path == folder / "audit.key" and not path.exists():
             with suppress(FileExistsError):

@@ -59,7 +59,7 @@ class SessionScript:
 
     def journal_again(self) -> Journal:
         """Return the journal for another run of the script. Sessions that were forked share the entries."""
-        journal = Journal(self.journal.id, entries=list(self.journal.entries))
+        journal = Journal(self.journal.id, entries=list(self.journal.entries), run=self.journal.run)
         journal.begin_again()
         return journal
 
@@ -249,7 +249,17 @@ class SessionJournalFile:
     ) -> None:
         """Record a script that has left its state. `used`: CPU seconds and calls of the session so far."""
         rows = [
-            [each.number, each.tool, each.args, each.began, each.began_ns, each.ended, each.ended_ns, each.answer]
+            [
+                each.number,
+                each.tool,
+                each.args,
+                each.began,
+                each.began_ns,
+                each.ended,
+                each.ended_ns,
+                each.answer,
+                each.run,
+            ]
             for each in step.journal.entries
         ]
         self._write_tools(step.tools)
@@ -397,8 +407,9 @@ def _step(
     state: RecordedState, header: dict[str, Any], journal_id: str, outcome: str, rows: list[list[Any]]
 ) -> SessionScript:
     journal = Journal(journal_id)
-    for entry_number, tool, args, began, began_ns, ended, ended_ns, answer in rows:
+    for entry_number, tool, args, began, began_ns, ended, ended_ns, answer, run in rows:
         entry = JournalEntry(entry_number, tool, args, began)
+        entry.run = journal.run = run
         entry.began_ns, entry.ended, entry.ended_ns, entry.answer = began_ns, ended, ended_ns, answer
         journal.entries.append(entry)
         journal.size += len(answer or b"")
@@ -539,7 +550,9 @@ class SessionJournal:
                 f"resume({self.waiting!r}), or give it up with abandon()"
             )
 
-    def journal(self, message: RunScript, script: Script, tools: CallableTools, on_approval: OnApproval) -> Journal:
+    def journal(
+        self, message: RunScript, script: Script, tools: CallableTools, on_approval: OnApproval, context: RunContext
+    ) -> Journal:
         """Return the journal of a script that begins: one that can be carried on, if it may wait or is on disk.
 
         Raises:
@@ -549,16 +562,24 @@ class SessionJournal:
         if not (is_kept or on_approval == "suspend"):
             return Journal(os.urandom(16).hex())
         journal = self._store.make(os.urandom(16).hex())
-        journal.header = self._header_of(message.source, message.inputs, script, tools, on_approval)
+        journal.header = self._header_of(message.source, message.inputs, script, tools, on_approval, context)
         if self._file is not None:
             self._store.write(journal)
             self._write(lambda file: file.write_begun(journal.id))
         return journal
 
     def _header_of(
-        self, source: str, inputs: dict[str, Any], script: Script, tools: CallableTools, on_approval: OnApproval
+        self,
+        source: str,
+        inputs: dict[str, Any],
+        script: Script,
+        tools: CallableTools,
+        on_approval: OnApproval,
+        context: RunContext | None,
     ) -> dict[str, Any]:
-        header = header_of(source=source, inputs=inputs, script=script, tools=tools, on_approval=on_approval)
+        header = header_of(
+            source=source, inputs=inputs, script=script, tools=tools, on_approval=on_approval, context=context
+        )
         return header | {"session": self._id, "session_key": self._key, "number": script.number}
 
     def check_belongs(self, journal: Journal, position: int) -> None:
@@ -580,7 +601,9 @@ class SessionJournal:
         """Record a script that has left its state."""
         if self._file is not None:
             script, header = step.script, step.journal.header
-            header = header or self._header_of(script.source, dict(script.inputs or {}), script, step.tools, "ask")
+            header = header or self._header_of(
+                script.source, dict(script.inputs or {}), script, step.tools, "ask", step.context
+            )
             self._write(lambda file: file.write_step(step, header, used, labels))
 
     def note_used(self, used: tuple[float, int], labels: Iterable[str]) -> None:

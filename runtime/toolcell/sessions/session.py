@@ -16,6 +16,7 @@ import anyio.lowlevel
 
 from toolcell.config import Limits
 from toolcell.control.decisions import ResumeDecision
+from toolcell.control.resumption import decider
 from toolcell.errors import SessionError, UsageError
 from toolcell.results import ExecutionResult, SessionFile, SessionReport, Suspension
 from toolcell.run.callbacks import NO_HANDLERS, OnLog, OnProgress
@@ -309,7 +310,8 @@ class Session(OpenedInBlock):
             began = await state.bring_up(context, callable_tools)
             state.check_left()
             check = partial(state.journal.check_belongs, position=state.position)
-            journal = await self._host.resumption.take(token, decisions, callable_tools, check)
+            by = decider(context)
+            journal = await self._host.resumption.take(token, decisions, callable_tools, check, decided_by=by)
             return await state.carry_on(journal, callable_tools, context, options.handlers, began)
 
     async def abandon(self) -> None:

@@ -13,7 +13,7 @@ import anyio
 
 from toolcell.config import Limits
 from toolcell.control.run_control import RunControl
-from toolcell.control.script_header import script_of
+from toolcell.control.script_header import continued_context, script_of
 from toolcell.control.type_check import ANYTHING_EARLIER, Earlier, earlier_scripts
 from toolcell.errors import QuotaExceeded, SessionError
 from toolcell.flows import Labels
@@ -46,6 +46,7 @@ from toolcell.support.copies import changed
 from toolcell.support.host_work import LONG_BYTES
 from toolcell.support.log import logger_of
 from toolcell.tools.call import CallableTools, RunContext
+from toolcell.tools.run_state import RunLink
 from toolcell_bridge.wire.messages import Stay
 
 END_MS = 50
@@ -188,7 +189,7 @@ class SessionState:
         store = ScriptEnd(journals) if is_kept else None
 
         prepared = await self._host.runs.prepare(script, tools, context)
-        journal = self.journal.journal(prepared.message, script, tools, on_approval)
+        journal = self.journal.journal(prepared.message, script, tools, on_approval, context)
         control = RunControl(
             store=store or journals, journal=journal, tools=tools, context=prepared.context, on_approval=on_approval
         )
@@ -208,12 +209,13 @@ class SessionState:
         number, store = self.position + 1, ScriptEnd(self._host.journals)
         journal.begin_again()
         has_begun = False
+        context = continued_context(journal, context)
         self.journal.waiting, self._last_context = "", context
         try:
             script = script_of(journal.header, number)
             script = replace(script, limits=self._remaining_limits(script.limits, self._begin_script()))
             context = self._context(context, str(number))
-            prepared = await self._host.runs.prepare(script, tools, context)
+            prepared = await self._host.runs.prepare(script, tools, context, journal.link)
             has_begun = True
             journal.share_labels(prepared.context.state.labels)
             control = RunControl(
@@ -588,7 +590,8 @@ class SessionState:
     async def _repeat(self, number: int, step: SessionScript, given: RunContext | None) -> None:
         context = self._context(step.context_again(given), f"{number}.again")
         self._sandbox.begin_script()
-        prepared = await self._host.runs.prepare(step.script, step.tools, context)
+        link = RunLink(relation="repeats", after=step.journal.run)
+        prepared = await self._host.runs.prepare(step.script, step.tools, context, link)
         again = await self._execute(prepared, rebuilding(step.tools, prepared.context, step))
         problem = difference(step, again)
         if problem:

@@ -1,10 +1,10 @@
-"""Reading a moment that a person wrote: a date, a date and time, or a time ago."""
+"""Read a moment that a person wrote (a date, a date and time, or a time ago), and write one for programs."""
 
 from __future__ import annotations
 
 import re
 import time
-from datetime import datetime, tzinfo
+from datetime import UTC, datetime, tzinfo
 from typing import Final
 
 from toolcell.errors import UsageError
@@ -30,3 +30,12 @@ def parse_time(text: str, zone: tzinfo | None = None) -> int:
     except (ValueError, OverflowError, OSError) as exc:
         where = "" if zone is None else f" ({zone})"
         raise UsageError(f"{text!r} is not a time: want 2026-11-21, 2026-11-21T14:30{where}, or 90m or 2d ago") from exc
+
+
+def time_of(at_ns: int) -> str:
+    """Return a time in UTC as ISO 8601, with microseconds and zone. Times that no calendar has become the nearest."""
+    return datetime.fromtimestamp(min(at_ns // 1000, _LAST_US) / 1e6, UTC).isoformat(timespec="microseconds")
+
+
+_LAST_US: Final = 253_402_300_799 * 1_000_000
+"""The end of the year 9999."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -29,7 +29,7 @@ from toolcell.tools.placeholders import DryRun
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.result import ToolResult
 from toolcell.tools.reverts import MadeCalls
-from toolcell.tools.run_state import NO_SECRETS, OUTERMOST, Lineage, RunState, Secrets, new_id
+from toolcell.tools.run_state import NO_SECRETS, OUTERMOST, Lineage, RunLink, RunState, Secrets, new_id
 from toolcell_bridge.wire.frozen import frozen
 
 if TYPE_CHECKING:
@@ -50,6 +50,22 @@ LOGGER = logger_of("toolcell.tools")
 OnUser = Callable[[str, ToolResult], Awaitable[None] | None]
 """Receives a tool's text for the user, with the result; sync or async."""
 CompletionCallback = Callable[["RunContext", ToolResult], Awaitable[None] | None]
+
+
+@frozen
+class CallDecision:
+    """What was decided about a call."""
+
+    kind: str
+    """approve, edit, deny, or made: it was made already."""
+    by: str = ""
+    """The person, or the hook that answered."""
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the record."""
+        named = {"decision": self.kind, "by": self.by, "reason": self.reason}
+        return {name: value for name, value in named.items() if value}
 
 
 class CallObserver(Protocol):
@@ -194,6 +210,8 @@ class RunScope:
     """Which, by identity, outermost first."""
     runtime: Any = None
     """Runtime of the script or plan that makes the calls: saved scripts run there."""
+    link: RunLink | None = None
+    """How the record names the run that the calls belong to. None: nobody gave it a name yet."""
     scripts: tuple[str, ...] = ()
     """Saved scripts above this part of the run, outermost first."""
     requests: OpenRequests | None = None
@@ -304,6 +322,14 @@ class Call:
     approval_reason = ""
     """Why a person has to approve it; empty when nobody has to."""
     approved = False
+    decision: CallDecision | None = None
+    """What a person, or a hook in a person's place, decided about it."""
+    rewritten_by: tuple[str, ...] = ()
+    """Hooks that gave it other arguments."""
+    sends_to: Callable[[Mapping[str, Any]], Mapping[str, Sequence[str]]] | None = None
+    """What its tool says of where it sends something, for the record."""
+    answered_from = ""
+    """The run whose record answers it: its tool does not run."""
     depends_on: tuple[str, ...] = ()
     """In a dry run: effects whose results the arguments refer to."""
     refusal: ToolResult | None = None

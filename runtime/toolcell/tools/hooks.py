@@ -105,15 +105,24 @@ def _flipped(result: ToolResult) -> ToolResult:
 class Approve:
     """Let the call run."""
 
+    reason: str = ""
+    """Why, for the record."""
+    by: str = ""
+    """Who decided, for the record. Empty: whoever the context of a `resume` is for, or the hook."""
+
+    def __post_init__(self) -> None:
+        check_decision(self)
+
 
 @frozen
 class Deny:
     """Refuse the call; the model reads the reason."""
 
     reason: str = ""
+    by: str = ""
 
     def __post_init__(self) -> None:
-        check_kind("Deny(reason)", self.reason, str)
+        check_decision(self)
 
 
 @frozen
@@ -121,15 +130,28 @@ class Edit:
     """Let the call run with other arguments."""
 
     args: Mapping[str, Any]
+    reason: str = ""
+    by: str = ""
 
     def __post_init__(self) -> None:
         check_kind("Edit(args)", self.args, Mapping)
+        check_decision(self)
+
+
+def check_decision(decision: Any) -> None:
+    """Check the texts of a decision.
+
+    Raises:
+        UsageError: one is not a text.
+    """
+    for name in ("reason", "by"):
+        check_kind(f"{type(decision).__name__}({name})", getattr(decision, name), str)
 
 
 Decision = Approve | Deny | Edit
 Approver = Callable[[Call], Decision | Awaitable[Decision]]
 OnHookError = Literal["block", "abort", "keep"]
-HookAnswer = Block | Rewrite | Substitute | Approve | Edit | None
+HookAnswer = Block | Rewrite | Substitute | Decision | None
 BeforeHook = Callable[[Call], HookAnswer | Awaitable[HookAnswer]]
 Change = Override | ToolResult | None
 AfterHook = Callable[[Call, ToolResult], Change | Awaitable[Change]]
@@ -171,10 +193,8 @@ def approval_hook(approver: Approver, *, timeout_s: float | None = None) -> Hook
         if not call.approval_reason or call.run.scope.approvals is not None or is_approved_later(call):
             return None
         match await maybe_await(approver(call)):
-            case Approve() | Edit() as decision:
+            case Approve() | Edit() | Deny() as decision:
                 return decision
-            case Deny(reason):
-                return Block(reason or f"a person refused this call of {call.name}")
             case decision:
                 return Block(f"no valid approval decision for {call.name}: {brief(decision)}")
 
@@ -201,11 +221,13 @@ async def hook_turn(run: RunContext) -> AsyncIterator[None]:
             in_hook.reset(token)
 
 
-_BEFORE_ANSWERS = "it may return None, Block(reason), Rewrite(args), Substitute(result), Approve() or Edit(args)"
+_BEFORE_ANSWERS = (
+    "it may return None, Block(reason), Rewrite(args), Substitute(result), Approve(), Edit(args) or Deny()"
+)
 _AFTER_ANSWERS = "it may return None, Override(...) or a ToolResult"
 
 
-async def ask_before(hook: CallHook, call: Call) -> ToolResult | Rewrite | Approve | Edit | None:
+async def ask_before(hook: CallHook, call: Call) -> ToolResult | Rewrite | Decision | None:
     """Return what a hook wants done about a call; a result answers the call in the tool's place."""
     if hook.before is None:
         return None
@@ -218,7 +240,7 @@ async def ask_before(hook: CallHook, call: Call) -> ToolResult | Rewrite | Appro
     match answer:
         case None:
             return None
-        case Rewrite() | Approve() | Edit():
+        case Rewrite() | Approve() | Edit() | Deny():
             return answer
         case Substitute(result):
             return as_result(result)
@@ -252,15 +274,15 @@ def _blocked(reason: str, code: str) -> ToolResult:
     return ToolResult.fail(reason or BLOCKED, code=code, status=Status.BLOCKED)
 
 
-def _name_of(hook: CallHook, function: Callable[..., Any] | None) -> str:
-    """Return what a log calls a function of a hook."""
+def name_of(hook: CallHook, function: Callable[..., Any] | None) -> str:
+    """Return what logs and records call a function of a hook."""
     return hook.name or getattr(function, "__qualname__", "without a name")
 
 
 def _hook_failed(hook: CallHook, call: Call, exc: BaseException) -> ToolResult:
     said = "timed out" if isinstance(exc, TimeoutError) else f"{type(exc).__name__}: {text_of(exc)}"
     message = f"blocked: a hook failed while looking at this call ({said})"
-    logger.warning("before hook %s failed on %s", _name_of(hook, hook.before), call.name, exc_info=exc)
+    logger.warning("before hook %s failed on %s", name_of(hook, hook.before), call.name, exc_info=exc)
     if hook.on_error == "abort":
         failed = "timed out" if isinstance(exc, TimeoutError) else f"failed: {type(exc).__name__}"
         raise ToolAbort(f"hook {hook.name or hook.before!r} {failed}, on {call.name}") from exc
@@ -299,7 +321,7 @@ async def _ask_after(hook: CallHook, call: Call, result: ToolResult) -> ToolResu
         if passes_on(exc):
             raise
         failed = "timed out" if isinstance(exc, TimeoutError) else f"failed: {type(exc).__name__}"
-        logger.warning("after hook %s failed on %s", _name_of(hook, hook.after), call.name, exc_info=exc)
+        logger.warning("after hook %s failed on %s", name_of(hook, hook.after), call.name, exc_info=exc)
         if hook.on_error == "abort":
             raise ToolAbort(f"after hook {hook.name or hook.after!r} {failed}, on {call.name}") from exc
         call.warnings = (*call.warnings, f"after hook {failed}")

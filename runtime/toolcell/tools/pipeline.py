@@ -20,7 +20,7 @@ from toolcell.errors import AuditError, QuotaExceeded, ToolAbort, ToolError
 from toolcell.flows import flow_of
 from toolcell.support.spelling import did_you_mean
 from toolcell.tools.arguments import ArgumentError, prepare_arguments
-from toolcell.tools.call import Call, CallHook
+from toolcell.tools.call import Call, CallDecision, CallHook
 from toolcell.tools.call_log import MAX_NAME_CHARS, log_end, log_start, logger
 from toolcell.tools.concurrency import maybe_await, passes_on
 from toolcell.tools.events import TOOL_END, TOOL_FINISHED, TOOL_START
@@ -28,12 +28,14 @@ from toolcell.tools.execution import ABORTED, cancelled, cut_short, execute
 from toolcell.tools.finalize import failure_of, finalize, finalize_soon, show_user, with_repeat_hint
 from toolcell.tools.hooks import (
     Approve,
+    Block,
     Deny,
     Edit,
     Rewrite,
     ask_before,
     hook_turn,
     is_approved_later,
+    name_of,
     not_approved,
     refused_by_person,
     show_after_hooks,
@@ -158,11 +160,11 @@ async def refuse(state: RegistryState, call: Call, refusal: ToolResult) -> ToolR
     return await conclude(state, call, await _record_start(call, refusal) or refusal)
 
 
-async def answer_call(call: Call, answer: ToolResult | Awaitable[ToolResult], note: str) -> ToolResult:
-    """Give a call an answer from elsewhere, as a replay does: no tool runs, and no rule or hook is asked."""
+async def answer_call(call: Call, answer: ToolResult | Awaitable[ToolResult], run: str = "") -> ToolResult:
+    """Give a call an answer from elsewhere, as from the record of `run`: no tool runs, no rule or hook is asked."""
     try:
         _start(call)
-        call.args, call.warnings = call.raw_args, (note,)
+        call.args, call.answered_from = call.raw_args, run
         given = await _record_start(call, None)
         if given is None:
             given = answer if isinstance(answer, ToolResult) else await answer
@@ -230,7 +232,7 @@ def _find_permitted(state: RegistryState, call: Call, *, is_counted: bool = True
     if tool.spec.choose is not None:
         if type(chosen := tool.spec.choose(call.raw_args, call.run)) is not RegisteredTool:
             return chosen
-        tool, call.options = chosen, chosen.options
+        tool, call.options, call.sends_to = chosen, chosen.options, chosen.spec.sends_to
     is_permitted = state.permits(tool, call.origin)
     if run.scope.policies or run.scope.lineage.origins:
         is_permitted = is_permitted and _permitted_above(state, call, tool)
@@ -320,12 +322,16 @@ async def _ask_hooks(hooks: tuple[CallHook, ...], call: Call, tool: RegisteredTo
             refusal: ToolResult | None = None
             asked_about = _fingerprint(call)
             match await ask_before(hook, call):
-                case Approve():
-                    approved = asked_about
-                case Edit(args):
+                case Approve() as given:
+                    approved, call.decision = asked_about, _decision(given, hook)
+                case Edit(args) as given:
+                    call.decision = _decision(given, hook)
                     refusal = await validate(call, tool, args)
                     approved = _fingerprint(call)
+                case Deny(reason) as given:
+                    call.decision, refusal = _decision(given, hook), refused_by_person(call, reason)
                 case Rewrite(args):
+                    call.rewritten_by = (*call.rewritten_by, name_of(hook, hook.before))
                     refusal = await validate(call, tool, args)
                 case ToolResult() as answer:
                     refusal = answer
@@ -345,16 +351,23 @@ async def _ask_approvals(call: Call, tool: RegisteredTool) -> ToolResult | None:
     """Ask whoever decides for the whole run. Not in the turn of the hooks: an answer may take as long as the run."""
     assert call.run.scope.approvals is not None
     match await call.run.scope.approvals.decide(call):
-        case Approve():
-            refusal = None
-        case Edit(args):
-            refusal = await validate(call, tool, args)
-        case Deny(reason):
+        case Approve() as given:
+            refusal, call.decision = None, _decision(given)
+        case Edit(args) as given:
+            refusal, call.decision = await validate(call, tool, args), _decision(given)
+        case Deny(reason) as given:
+            refusal, call.decision = refused_by_person(call, reason), _decision(given)
+        case Block(reason):  # nobody was asked
             refusal = refused_by_person(call, reason)
         case _:
             refusal = not_approved(call, False)
     call.approved = refusal is None
     return refusal
+
+
+def _decision(given: Approve | Edit | Deny, hook: CallHook | None = None) -> CallDecision:
+    by = given.by or (name_of(hook, hook.before) if hook is not None else "")
+    return CallDecision(type(given).__name__.lower(), by, given.reason)
 
 
 def _fingerprint(call: Call) -> bytes:

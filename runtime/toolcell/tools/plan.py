@@ -428,8 +428,6 @@ Row = dict[str, Any]
 
 NewCall = Callable[[Step, Mapping[str, Any]], Call]
 
-ANSWERED = "answered from the journal; the tool did not run"
-
 
 class PlanRecord(Protocol):
     """What is known of the steps of a plan that is carried on, and which of them wait for decisions."""
@@ -437,7 +435,7 @@ class PlanRecord(Protocol):
     is_cut_short: bool
     """The plan was over before all its steps were: nothing of it waits."""
 
-    def recorded(self, call: Call, /) -> ToolResult | None:
+    def recorded(self, call: Call, /) -> tuple[ToolResult, str] | None:
         """Take note of the call of a step. Return its result, if no call is to be made for it."""
 
     def waits(self, call: Call, /) -> bool:
@@ -517,14 +515,11 @@ class _PlanRun:
 
     async def _answer_recorded(self, call: Call) -> bool:
         """Give a call the result that is recorded of it; False when it is to be made."""
-        result = self._record.recorded(call) if self._record is not None else None
-        if result is None:
+        found = self._record.recorded(call) if self._record is not None else None
+        if found is None:
             return False
-
-        async def answer() -> ToolResult:
-            return result
-
-        await answer_call(call, answer(), ANSWERED)
+        result, run = found
+        await answer_call(call, result, run)
         return True
 
     def _coalesce(self) -> None:

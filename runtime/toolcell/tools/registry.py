@@ -21,7 +21,7 @@ from toolcell.tools import script_tools
 from toolcell.tools.adapters import FunctionTool, function_spec, positional_spec, specs_of, with_options
 from toolcell.tools.arguments import Prepare
 from toolcell.tools.batch import OnResult, run_batch
-from toolcell.tools.call import Call, CallableTools, RunContext, RunScope
+from toolcell.tools.call import Call, CallableTools, CallDecision, RunContext, RunScope
 from toolcell.tools.checks import brief, check_kind
 from toolcell.tools.code import CODE_TOOL, CodeRuntime, code_spec, flows_of
 from toolcell.tools.connections import Connections
@@ -701,10 +701,23 @@ class ToolRegistry:
         return made, await refuse(self._state, made, refusal)
 
     async def answer(
-        self, name: str, args: Any, answer: ToolResult | Awaitable[ToolResult], *, note: str, **call: Any
+        self,
+        name: str,
+        args: Any,
+        answer: ToolResult | Awaitable[ToolResult],
+        *,
+        run: str = "",
+        note: str = "",
+        decision: CallDecision | None = None,
+        **fields: Any,
     ) -> ToolResult:
-        """Give a call an answer from elsewhere, and its place in the record. `call`: further fields of `new_call`."""
-        return await answer_call(self.new_call(name, args, **call), answer, note)
+        """Give a call an answer from elsewhere, as from the record of `run`, and its place in the record.
+
+        `note`: says where it comes from, if not from a run. `fields`: further ones of `new_call`.
+        """
+        call = self.new_call(name, args, **fields)
+        call.decision, call.warnings = decision, (note,) if note else ()
+        return await answer_call(call, answer, run)
 
     def new_run(self, **fields: Any) -> RunContext:
         """Return a new run with this registry's settings; inside a tool call, a part of that call's run."""
@@ -876,10 +889,10 @@ _NO_TOOLS = ToolRegistry().freeze()
 
 
 async def answer_from_record(
-    name: str, args: Any, answer: ToolResult | Awaitable[ToolResult], *, note: str, **call: Any
+    name: str, args: Any, answer: ToolResult | Awaitable[ToolResult], *, run: str, **fields: Any
 ) -> ToolResult:
-    """Give a call an answer from elsewhere, and its place in events and in the audit log. No tool runs.
+    """Give a call an answer of the record of `run`, and its place in events and in the audit log. No tool runs.
 
-    `call`: further fields of `new_call`.
+    `fields`: further ones of `ToolRegistry.answer`.
     """
-    return await _NO_TOOLS.answer(name, args, answer, note=note, **call)
+    return await _NO_TOOLS.answer(name, args, answer, run=run, **fields)

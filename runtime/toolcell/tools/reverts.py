@@ -8,6 +8,7 @@ from toolcell.errors import UnknownId
 from toolcell.support.host_work import KEPT_BYTES, about_bytes
 from toolcell.support.lru import Lru
 from toolcell.tools.result import ToolResult
+from toolcell.tools.run_state import RunLink
 from toolcell_bridge.wire.frozen import frozen
 
 FINAL = "its tool has no revert="
@@ -36,6 +37,10 @@ class MadeCalls:
     def __init__(self, above: MadeCalls | None = None) -> None:
         self._above = above
         self.calls: list[MadeCall] = []
+        self.link = RunLink()
+        """How the record names the run."""
+        self.user_id = ""
+        """Whom the run was for."""
         self._final: dict[str, MadeCall] = {}
         """By tool: all calls of one without `revert=` have the same entry. Most tools are such."""
 

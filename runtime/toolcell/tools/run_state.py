@@ -215,6 +215,24 @@ class RunState:
             scope.cancel()
 
 
+@dataclass(slots=True)
+class RunLink:
+    """How the record names one run of a script, a plan or a commit, and the run that it goes on from."""
+
+    id: str = ""
+    """In the record, which gives one of its own to a run whose id is taken."""
+    relation: str = ""
+    """resumes, repairs, commits or reverts; empty for a run that goes on from no other."""
+    after: str = ""
+    """Id of the run that it goes on from."""
+    decided_by: str = ""
+    """Who had it go on, if anybody was named."""
+    decisions: tuple[Mapping[str, Any], ...] = ()
+    """What was decided about calls. Shape: {"call", "tool", "decision", "by", "reason", "at_ns", "args"}."""
+    waits: tuple[Any, ...] = ()
+    """What it waits for when it ends: pending calls."""
+
+
 @frozen
 class Lineage:
     """Where a part of a run stands below the calls that started it. For scheduling and rules; made by `Call` alone."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -56,6 +56,9 @@ class ToolSpec:
     choose: Callable[[Any, RunContext | None], RegisteredTool | ToolResult] | None = None
     """Returns the form of the tool that a call with these arguments, as they were received, is for, with options of its
     own; or why the call is refused. Without a run it was made before."""
+    sends_to: Callable[[Mapping[str, Any]], Mapping[str, Sequence[str]]] | None = None
+    """Returns, for the record, where a call with these arguments sends something, and the names of secrets in it.
+    Shape: {"hosts": [...], "secret_names": [...]}."""
     requires_result: bool = False
     """Returning None is a mistake of the tool, not an empty result."""
 

@@ -171,6 +171,12 @@ ATTACKS: dict[str, tuple[Callable[[Ledger], object], set[str]]] = {
     "a call is counted that was not made": (
         lambda ledger: ledger.rows("INSERT INTO call (writer, run, number) VALUES ('x', 1, 1)"), {VIEW_DIFFERS},
     ),
+    "a run is shown as decided by somebody else": (
+        lambda ledger: ledger.rows("UPDATE run SET decided_by = 'eve'"), {VIEW_DIFFERS},
+    ),
+    "a request is counted that was not sent": (
+        lambda ledger: ledger.rows("INSERT INTO request VALUES ('x', 1, 1, 'host', '')"), {VIEW_DIFFERS},
+    ),
 }  # fmt: skip
 
 
@@ -188,6 +194,7 @@ def test_each_attack_on_the_file_is_found_and_nothing_it_touched_is_shown_as_ver
     assert not filled.verify().ok
     shown = filled.trusts()
     touched = {"a blob is changed", "a run is hidden", "a call is counted that was not made"}
+    touched.add("a request is counted that was not sent")
     if before == set(shown) and name not in touched and not name.startswith("the end"):
         assert set(shown.values()) - {VERIFIED} or CHAIN_MISSING in found
 
@@ -263,7 +270,7 @@ def test_a_run_that_somebody_adds_is_never_signed_or_shown_as_verified(filled: L
     filled.rows(f"INSERT INTO event ({EVENT_COLUMNS}) VALUES (?, ?, ?, 'run_started', 1, ?, ?, ?, ?)",
                 chain, n, n, salt, body, last.record_hash, own)  # fmt: skip
     filled.rows("INSERT INTO run SELECT writer, ?, 'forged', kind, 1, NULL, 'unfinished', sha256, user, session, title, "
-                "0, 0, NULL, NULL, NULL FROM run WHERE writer = ? LIMIT 1", n, chain)  # fmt: skip
+                "0, 0, NULL, NULL, NULL, NULL, NULL, NULL FROM run WHERE writer = ? LIMIT 1", n, chain)  # fmt: skip
     assert filled.trusts()["forged"] == UNSIGNED
     assert NOT_CLOSED in kinds(filled, strict=True)
     filled.fill(1)  # the next writer signs its own chain alone

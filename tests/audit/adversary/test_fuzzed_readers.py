@@ -17,7 +17,7 @@ from audit.adversary.test_poisoned_records import HOSTILE, packed
 from audit.ledger import Ledger
 from audit.record_examples import EXAMPLES
 from toolcell.audit import receipt, records
-from toolcell.audit.config import AuditConfig
+from toolcell.audit.config import RecordConfig
 from toolcell.audit.filters import Filter
 from toolcell.audit.otel import SpanSink
 from toolcell.audit.query import Index
@@ -37,7 +37,7 @@ MOST_S = 20.0
 def each_reader(ledger: Ledger) -> None:
     """Verify, list, show, compare, export, check, replay's preparations, and what retention would remove."""
     ledger.verify()
-    removals(ledger.path, AuditConfig(keep_s=1), [ledger.key])
+    removals(ledger.path, RecordConfig(keep_s=1), [ledger.key])
     with Index(ledger.path, [ledger.key]) as index:
         index.stats()
         runs = []

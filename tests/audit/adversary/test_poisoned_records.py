@@ -98,7 +98,8 @@ def read_everything(ledger: Ledger) -> int:
         runs = index.runs(Filter(limit=None))
         audit_terminal.show_list(runs, console)
         audit_terminal.show_stats(index.stats(), console)
-        json.dumps([[run.to_dict() for run in runs], index.stats()])
+        audit_terminal.show_hosts(index.hosts(), console)
+        json.dumps([[run.to_dict() for run in runs], index.stats(), index.hosts()])
         for summary in runs:
             try:
                 run = index.load(summary)
@@ -136,7 +137,7 @@ def test_a_row_with_a_column_of_any_type_stops_no_reader(ledger: Ledger) -> None
     ledger.fill(1)
     (chain,) = ledger.rows("SELECT DISTINCT writer FROM event")[0]
     added = 0
-    for table, count in (("run", 16), ("call", 8)):
+    for table, count in (("run", 19), ("call", 9), ("request", 5)):
         for column in range(count):
             for value in odd:
                 added += 1

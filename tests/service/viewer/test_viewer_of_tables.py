@@ -98,7 +98,7 @@ def test_a_run_shows_frames_as_tables_wherever_they_are_and_gives_all_their_rows
     answer = json.loads(desk.page(f"{run}/parts/answer-1"))["table"]
     assert answer == result["frame"]["table"]
     assert [row["n"] for row in answer["rows"]] == [*range(ROWS)] * 2
-    assert json.loads(desk.page(f"{run}/parts/arguments-1"))["df"]["table"]["shape"] == [ROWS, 3]
+    assert json.loads(desk.page(f"{run}/parts/sent-1"))["df"]["table"]["shape"] == [ROWS, 3]
 
 
 def test_the_terminal_of_a_session_shows_a_frame(desk: Desk) -> None:

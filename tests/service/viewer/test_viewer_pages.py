@@ -114,7 +114,7 @@ def test_parts_of_a_run_can_be_downloaded_whole(client: TestClient) -> None:
 
     assert client.get(f"{run}/parts/script").text == SCRIPT
     assert client.get(f"{run}/parts/output").text == "hello\n"
-    assert '"query": "x"' in client.get(f"{run}/parts/arguments-1").text
+    assert '"query": "x"' in client.get(f"{run}/parts/sent-1").text
     assert client.get(f"{run}/parts/answer-1").headers["content-disposition"].startswith("attachment")
     assert client.get(f"{run}/parts/nothing").status_code == 404
     assert client.get(f"{run}/parts/answer-9").status_code == 404

@@ -218,6 +218,12 @@ class RunSummaryAnswer(AnswerModel):
     wall_s: float | None
     cpu_s: float | None
     peak_memory_bytes: int | None
+    relation: str | None
+    """How it goes on from another run: resumes, repairs, commits, reverts or repeats."""
+    parent: str | None
+    """Id of that run."""
+    decided_by: str | None
+    """Who had it go on."""
     trust: str
 
 
@@ -230,6 +236,8 @@ class RecordedRunAnswer(BaseModel):
     outcome: str
     trust: str
     """verified, unsigned, unverified or broken."""
+    runs: list[dict[str, Any]]
+    """Runs that it goes on from, and that go on from it, itself among them; empty if there are none."""
 
 
 class ReplayAnswer(AnswerModel):

@@ -168,6 +168,8 @@ class ApproveCall(BodyModel):
     """Make the call."""
 
     decision: Literal["approve"]
+    reason: str = Field(default="", max_length=2000)
+    """For the record."""
 
 
 class DenyCall(BodyModel):
@@ -182,6 +184,8 @@ class EditCall(BodyModel):
 
     decision: Literal["edit"]
     args: Annotated[dict[str, Any], BeforeValidator(from_exact)]
+    reason: str = Field(default="", max_length=2000)
+    """For the record."""
 
 
 class CallWasMade(BodyModel):
@@ -234,6 +238,12 @@ class RunsQuery(RequestModel):
     """Beginning of the script's digest."""
     session: str | None = Field(default=None, max_length=MAX_NAME_CHARS)
     user: str | None = Field(default=None, max_length=MAX_NAME_CHARS)
+    decided_by: str | None = Field(default=None, max_length=MAX_NAME_CHARS)
+    """Who decided about the run, or about one of its calls."""
+    host: str | None = Field(default=None, max_length=MAX_NAME_CHARS)
+    """Name or glob of a host that a request of the run went to."""
+    secret: str | None = Field(default=None, max_length=MAX_NAME_CHARS)
+    """Name of a secret that went into a request of the run."""
     trust: Literal["verified", "unsigned", "unverified", "broken"] | None = None
     limit: int = Field(default=50, ge=1, le=500)
     cursor: str | None = Field(default=None, max_length=MAX_NAME_CHARS)

@@ -23,7 +23,7 @@ from toolcell.service.runs_under_way import RunUnderWay
 async def list_runs(request: ApiRequest) -> Mapping[str, Any]:
     """List runs, the newest first."""
     given: RunsQuery = request.query
-    same = ("outcome", "tool", "sha256", "session", "user", "trust", "limit")
+    same = ("outcome", "tool", "sha256", "session", "user", "decided_by", "host", "secret", "trust", "limit")
     wanted = Filter(
         since_ns=_nanoseconds(given.since),
         until_ns=_nanoseconds(given.until),

@@ -78,12 +78,12 @@ async def _waiting(request: ApiRequest) -> Suspension:
 
 def _decision(given: CallDecision) -> ResumeDecision:
     match given:
-        case ApproveCall():
-            return Approve()
+        case ApproveCall(reason=reason):
+            return Approve(reason)
         case DenyCall(reason=reason):
             return Deny(reason or "a person refused it")
-        case EditCall(args=args):
-            return Edit(args)
+        case EditCall(args=args, reason=reason):
+            return Edit(args, reason)
         case CallWasMade(value=value):
             return AlreadyMade(value)
 

@@ -80,12 +80,12 @@ class Arguments:
 def plain_decision(decision: object) -> dict[str, Any]:
     """Return a decision for the wire; its kind is empty when it is none."""
     match decision:
-        case Approve():
-            return {"kind": "approve"}
+        case Approve(reason):
+            return {"kind": "approve", "reason": reason}
         case Deny(reason):
             return {"kind": "deny", "reason": reason}
-        case Edit(args):
-            return {"kind": "edit", "args": dict(args)}
+        case Edit(args, reason):
+            return {"kind": "edit", "args": dict(args), "reason": reason}
         case AlreadyMade(value):
             return {"kind": "made", "value": value}
     raise UsageError(f"a decision is Approve(), Deny(...), Edit(...) or AlreadyMade(...), not {decision!r:.80}")
@@ -111,12 +111,13 @@ def plain_decisions(decisions: Mapping[str, ResumeDecision] | None) -> dict[str,
 
 def _decision(name: str, given: Any) -> ResumeDecision:
     kind = given.get("kind") if isinstance(given, dict) else None
-    if kind == "approve":
-        return Approve()
-    if kind == "deny" and isinstance(reason := given.get("reason", ""), str):
+    reason = given.get("reason", "") if isinstance(given, dict) else ""
+    if kind == "approve" and isinstance(reason, str):
+        return Approve(reason)
+    if kind == "deny" and isinstance(reason, str):
         return Deny(reason)
-    if kind == "edit" and isinstance(args := given.get("args"), dict):
-        return Edit(args)
+    if kind == "edit" and isinstance(args := given.get("args"), dict) and isinstance(reason, str):
+        return Edit(args, reason)
     if kind == "made":
         return AlreadyMade(given.get("value"))
     raise UsageError(f"the decision about {name:.80} is approve, deny, edit or made")

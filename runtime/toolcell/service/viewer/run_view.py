@@ -26,6 +26,8 @@ from toolcell.service.viewer.rendering import count, seconds, size
 from toolcell.support.about_tables import table_with_rows
 
 CALLS_PER_PAGE: Final = 100
+CALL_PARTS: Final = {"sent": "args", "made": "made", "answer": "value"}
+"""What can be downloaded of a call: its label, and its fact."""
 MAX_LINES: Final = 3000
 SCALE: Final = 1000
 """Width of bars, in units of their drawing."""
@@ -143,10 +145,11 @@ def part_of(run: RecordedRun, part: str) -> tuple[str, bytes] | None:
         return "result.json", _encoded(_whole(run.end["value"]))
     if name == "output":
         return "output.txt", _encoded("".join(str(text) for _, text in run.end.get("logs") or ()))
-    if name in ("arguments", "answer") and number.isdecimal():
+    if name in CALL_PARTS and number.isdecimal():
         call = next((call for call in run.calls if str(call.number) == number), None)
-        if call is not None:
-            return f"{part}.json", _encoded(_whole(call.args if name == "arguments" else call.value))
+        facts = call.facts if call is not None else {}
+        if CALL_PARTS[name] in facts:
+            return f"{part}.json", _encoded(_whole(facts[CALL_PARTS[name]]))
     return None
 
 

@@ -155,7 +155,7 @@ class ServiceHost:
         if config.audit is None:
             return None
         return self._logs.setdefault(
-            visitor.tenant, LogReader(config.audit, _verifiers(config.audit_key or default_key_path()))
+            visitor.tenant, LogReader(config.audit, _verifiers(config.record.key or default_key_path()))
         )
 
     async def replay(self, request: Request, visitor: Visitor, run: RecordedRun, trust: str) -> Replay:

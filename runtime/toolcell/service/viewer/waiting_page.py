@@ -117,13 +117,14 @@ def _decision(call: PendingCall, number: int, visit: Visit) -> ResumeDecision:
         raise UsageError(CHANGED)
     if fields["decision"] != "deny" and not _arguments_shown(call.args)[1]:
         raise UsageError(f"call {number + 1} ({call.tool}): {TOO_LONG}")
+    reason = fields["reason"].strip()
     match fields["decision"]:
         case "approve":
-            return Approve()
+            return Approve(reason)
         case "deny":
-            return Deny(fields["reason"].strip() or "a person refused it")
+            return Deny(reason or "a person refused it")
         case "edit":
-            return Edit(_arguments(fields["args"], call))
+            return Edit(_arguments(fields["args"], call), reason)
     raise UsageError(f"call {number + 1} ({call.tool}): choose approve, deny or edit")
 
 
