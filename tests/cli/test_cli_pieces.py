@@ -246,8 +246,13 @@ def test_a_script_must_be_a_readable_utf8_file(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_bytes(b"\xef\xbb\xbfx = 1")
     (tmp_path / "bad.py").write_bytes(b"x = '\xff'")
     assert arguments.read_script(str(tmp_path / "s.py")) == "x = 1"
+    (tmp_path / "latin.py").write_bytes(b"# coding: latin-1\nx = '\xe9'")
+    (tmp_path / "unknown.py").write_bytes(b"# coding: no-such-one\nx = 1")
+    assert arguments.read_script(str(tmp_path / "latin.py")).endswith("x = '\xe9'")
     with pytest.raises(UsageError, match="not UTF-8: byte 0xff at 5"):
         arguments.read_script(str(tmp_path / "bad.py"))
+    with pytest.raises(UsageError, match="no-such-one"):
+        arguments.read_script(str(tmp_path / "unknown.py"))
     with pytest.raises(UsageError, match="No such file"):
         arguments.read_script(str(tmp_path / "none.py"))
 

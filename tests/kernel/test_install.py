@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 from jupyter_client.connect import write_connection_file
 from jupyter_client.kernelspec import KernelSpecManager
+
+from toolcell.kernel import spec
 
 pytestmark = pytest.mark.isolation
 
@@ -39,6 +42,9 @@ def test_flags_are_those_of_the_kernel_and_paths_are_absolute(jupyter: Path, tmp
     }.items():
         assert given[given.index(flag) + 1] == value
     assert "--save" in given and not {"--name", "--display-name", "--user"} & set(given)
+    words = shlex.split(given[given.index(spec.INSTALLED_BY) + 1])
+    assert words[:3] == ["toolcell", "kernel", "install"] and words[3:-5] == given[: given.index(spec.INSTALLED_BY)]
+    assert words[-5:] == ["--user", "--name", "mine", "--display-name", "Mine"]
     assert "mine" in KernelSpecManager().find_kernel_specs()
 
 
@@ -49,6 +55,7 @@ def test_flags_are_those_of_the_kernel_and_paths_are_absolute(jupyter: Path, tmp
         (["--mount", "/usr/lib", "--mount", "/var/lib"], "'lib' is taken"),
         (["--tools", "nothing_like_it.py"], "nothing_like_it.py"),
         (["--name", "no name"], "cannot be installed"),
+        (["--sys-prefix"], "--user and --sys-prefix"),
         (["--wall-s", "-1"], "--wall-s"),
         (["--check-types", "warn"], "--check-types"),
     ],

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from typing_extensions import TypedDict
 
-from toolcell import Outcome, PoolConfig, SyncRuntime, ToolRegistry
+from toolcell import Outcome, PoolConfig, SyncRuntime, ToolError, ToolRegistry
 
 pytestmark = pytest.mark.isolation
 
@@ -213,6 +213,21 @@ CURES = {
     "import asyncio\nawait asyncio.wait_for(tools.rows(), 1)": "call_tool_async",
     "import asyncio\nawait asyncio.sleep(0)\nasyncio.create_task(tools.rows())": "call_tool_async",
     "async for x in tools.rows(): pass": "call_tool_async",
+    "import pip": "install_package(NAME)",
+    "from pip._internal import main": "install_package(NAME)",
+    "import os\nos.system('pip install pandas')": "install_package(NAME)",
+    "import subprocess, sys\nsubprocess.run([sys.executable, '-m', 'pip', 'install', 'pandas'])": "install_package(NAME)",
+    "x = 2\nif x &gt; 1: pass": "escaped as HTML",
+    "x = gt_ = 1\nx &gt; gt_": "escaped as HTML",
+    "print(&quot;a&quot;)": "escaped as HTML",
+    "open('own.csv', 'w')\nopen('/mnt/data/own.csv')": "the workspace has 'own.csv'",
+    "open('own.csv', 'w')\nopen('/mnt/data/other.csv')": "the workspace has 'own.csv'",
+    "raise ValueError('half \\ud800')": "half \\ud800",
+    "raise ExceptionGroup('half \\ud800', [KeyError('\\udfff')])": "KeyError: '\\udfff'",
+    "raise SystemExit('half \\ud800')": "half \\ud800",
+    "exec(compile('1 +', 'half \\ud800', 'exec'))": "half \\ud800",
+    "def f(): raise KeyError('own')\nf.__code__ = f.__code__.replace(co_name='half \\ud800')\nf()": "'own'",
+    "import builtins\nraise OSError(2, 'half \\ud800', 'own \\udfff')": "own \\udfff",
     "!pip install pandas": "install_package(NAME)",
     "%pip install pandas": "install_package(NAME)",
     "pip install pandas": "install_package(NAME)",
@@ -268,6 +283,92 @@ def test_an_import_that_no_package_would_mend_does_not_ask_for_one(runtime: Sync
 
     assert error is not None and error.type == "ImportError"
     assert "packages" not in error.message
+
+
+WRITTEN = {
+    "~~~python\nset_result(3)\n~~~": 3,
+    "Here:\n": None,
+    ">>> x = 1\n>>> for n in range(2):\n...     x += 1\n...\n>>> x\n2\n>>> set_result(x)": 3,
+    "In [1]: def f():\n   ...:     return 3\n   ...:\n\nIn [2]: f()\nOut[2]: 5\n\nIn [3]: set_result(f())": 3,
+    "~~~3": -4,
+    "# -*- coding: latin-1 -*-\nset_result('\xe9')": "\xe9",
+    "# -*- coding: no-such-one -*-\nset_result(3)": 3,
+    "...\nset_result(3)": 3,
+}
+
+
+def test_a_script_is_read_as_it_is_pasted(runtime: SyncRuntime) -> None:
+    with runtime.session() as session:
+        for run in (runtime.execute_code, session.execute_code):
+            assert {source: run(source).value for source in WRITTEN} == WRITTEN
+
+
+def test_a_line_of_a_pasted_script_keeps_its_number(runtime: SyncRuntime) -> None:
+    error = runtime.execute_code(">>> x = 1\n>>> x\n1\n>>> 1 / 0").error
+    assert error is not None and error.line == 4
+
+
+def test_a_version_that_is_not_there_is_not_said_to_be_installed() -> None:
+    with SyncRuntime(packages=["idna"]) as runtime:
+        version = runtime.execute_code("import importlib.metadata\nimportlib.metadata.version('idna')").value
+        there = ("", ">=2", f"=={version}", "~=3.0", "!=1.0,<99", "==3.*", "[all]>=2")
+        others = (">=99", "<2", "==2.*", "~=2.0", f"!={version}", f">{version}")
+        found = {each: runtime.execute_code(f"install_package('idna{each}')").ok for each in (*there, *others)}
+        told = runtime.execute_code("install_package('idna>=99')").error
+
+    assert tuple(each for each, is_there in found.items() if not is_there) == others
+    assert told is not None and f"idna {version} is there" in told.message and "idna>=99" in told.message
+
+
+FAILS_WHILE_A_PARSER_RUNS = """
+import ast, gc
+class Bad:
+    def __init__(self): self.me = self
+    def __del__(self): return {'a': 1}['a'] + {'a': 1}['b'] * 2
+gc.set_threshold(50)
+text = "x = [" + ",".join("(a + b) * c" for _ in range(400)) + "]"
+for _ in range(10):
+    for _ in range(20): Bad()
+    ast.parse(text)
+"""
+
+
+def test_a_destructor_that_fails_in_the_collector_does_not_break_a_parser(runtime: SyncRuntime) -> None:
+    result = runtime.execute_code(FAILS_WHILE_A_PARSER_RUNS)
+
+    assert result.ok, result.error
+    assert "Exception ignored in" in result.logs.stderr and "KeyError: 'b'" in result.logs.stderr
+
+
+def test_notes_of_what_a_tool_raises_are_told_as_its_words_are() -> None:
+    registry = ToolRegistry()
+
+    def raises(error: Exception) -> None:
+        error.add_note("try the other one")
+        raise error
+
+    @registry.tool
+    def refuses() -> int:
+        """Refuse with words for the script."""
+        raises(ToolError("not this"))
+        return 0
+
+    @registry.tool(expose_errors=True)
+    def exposes() -> int:
+        """Fail with words that may be read."""
+        raises(ValueError("not this"))
+        return 0
+
+    @registry.tool
+    def hides() -> int:
+        """Fail with words that nobody may read."""
+        raises(ValueError("not this"))
+        return 0
+
+    with SyncRuntime(registry) as runtime:
+        told = [runtime.execute_code(f"tools.{name}()").error for name in ("refuses", "exposes", "hides")]
+    assert ["not this\ntry the other one" in str(error and error.message) for error in told] == [True, True, False]
+    assert "try" not in str(told[2])
 
 
 def test_a_mistake_in_a_session_says_it_too(runtime: SyncRuntime) -> None:

@@ -741,3 +741,25 @@ def test_states_stand_in_the_audit_log_as_runs_without_their_content(tmp_path: P
     assert b"keep_session(" in written
     assert b"bring_session_back" in written
     assert b"kept inkept in" not in written
+
+
+def test_functions_of_earlier_scripts_keep_their_source(runtime: SyncRuntime) -> None:
+    with runtime.session() as session:
+        value(
+            session,
+            "import inspect, traceback\ndef fails(n):\n    def inner(m):\n        return n / m\n    return inner(0)",
+        )
+        with session.fork() as fork:
+            session.put_down()
+            for each in (fork, session):
+                result = each.execute_code("set_result(inspect.getsource(fails))\nfails(1)")
+                assert result.error is not None and '"<code>", line 4, in inner' in result.error.traceback
+                assert "return n / m" in result.error.traceback
+                assert [(frame.line, frame.function) for frame in result.error.frames][1:] == [
+                    (5, "fails"),
+                    (4, "inner"),
+                ]
+                printed = each.execute_code(
+                    "try: fails(1)\nexcept ZeroDivisionError: traceback.print_exc()\ninspect.getsource(fails)"
+                )
+                assert "return n / m" in printed.logs.stderr and printed.value.startswith("def fails(n):")

@@ -31,6 +31,19 @@ GROUPS = 10
 
 def describe(error: BaseException, source: str) -> dict[str, Plain]:
     """Return plain data for Done: type, message, line, column, traceback, exit_code."""
+    return {name: sendable(value) for name, value in _described(error, source).items()}
+
+
+def sendable(value: Any) -> Any:
+    """Write in another way what no text on the wire may hold: halves of surrogate pairs."""
+    if isinstance(value, str):
+        return str.__str__(value).encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {sendable(name): sendable(each) for name, each in value.items()}
+    return [sendable(each) for each in value] if isinstance(value, list) else value
+
+
+def _described(error: BaseException, source: str) -> dict[str, Plain]:
     if isinstance(error, SystemExit):
         return _exit(error)
     if isinstance(error, SyntaxError) and error.filename == SCRIPTS.current:
@@ -120,7 +133,7 @@ def cure_of(error: BaseException, text: str) -> str:
         if type(error) is ModuleNotFoundError:
             return _missing_module(error.name)
         if type(error) is NameError:
-            return _tool_as_function(error.name)
+            return f"; {UNESCAPE}" if _is_escaped(error) else _tool_as_function(error.name)
         if type(error) is FileNotFoundError and type(error.filename) is str:
             return _missing_file(error.filename)
         if type(error) is OSError and error.errno == errno.ENOSPC:
@@ -173,10 +186,18 @@ def _allowed_by_host(package: str) -> str:
 
 
 def _missing_file(path: str) -> str:
-    """Name the files that a script may have meant, which stands in the workspace and gave a name in it."""
-    if os.path.isabs(path) or os.getcwd() != SCRIPTS.workspace or not os.path.isdir(os.path.dirname(path) or "."):
+    """Name the files that a script may have meant: by a name in the workspace, or in a folder that is elsewhere."""
+    folder, name = os.path.split(path)
+    names = sorted(
+        each.name for each in os.scandir(SCRIPTS.workspace) if each.is_file() and not each.name.startswith(".")
+    )
+    if os.path.isabs(path):
+        if name in names:
+            return f"; the workspace has {name[:100]!r}: it is the folder in which a script begins, so write that"
+        if os.path.isdir(folder):
+            return ""
+    elif os.getcwd() != SCRIPTS.workspace or not os.path.isdir(folder or "."):
         return ""
-    names = sorted(each.name for each in os.scandir(".") if each.is_file() and not each.name.startswith("."))
     if not names:
         return "; the workspace has no files: its host gives them, with files=[...] or `toolcell run --file`"
     more = f" and {len(names) - MOST_FILES} more" if len(names) > MOST_FILES else ""
@@ -190,6 +211,12 @@ MOST_FILES = 10
 def _tool_as_function(name: object) -> str:
     written = _call_path(name)
     return f"; tools are called as {written}(...)" if written else ""
+
+
+def _is_escaped(error: NameError) -> bool:
+    """Whether the name is what `x &gt; y` is read as."""
+    *_, (name, number, _) = _script_lines(error.__traceback__)
+    return f"&{error.name};" in ESCAPED and f"&{error.name};" in SCRIPTS.texts[name].splitlines()[number - 1]
 
 
 def _call_path(name: object) -> str:
@@ -284,7 +311,7 @@ def _syntax(error: SyntaxError, source: str) -> dict[str, Plain]:
     if line is not None and 0 < line <= len(lines):
         marker = " " * max(0, (error.offset or 1) - 1) + "^"
         shown = f'  File "{SCRIPTS.current}", line {line}\n    {lines[line - 1][:500]}\n    {marker[:500]}\n'
-    message = (error.msg or "invalid syntax").encode("utf-8", "backslashreplace").decode("utf-8")
+    message = error.msg or "invalid syntax"
     message += _notebook_command(lines[line - 1] if line is not None and 0 < line <= len(lines) else "")
     return {
         "type": type(error).__name__,
@@ -300,9 +327,15 @@ def _notebook_command(line: str) -> str:
     words = line.strip().lstrip("!%").split()
     if "install" in words[:4] and any(word in ("pip", "pip3", "conda", "uv") for word in words[:3]):
         return f"; a script is Python only: {NO_PIP}"
+    if any(each in line for each in ESCAPED):
+        return f"; {UNESCAPE}"
     if line.strip().startswith(("!", "%")):
         return "; a script is Python only: commands of notebooks and shells do not work"
     return ""
+
+
+ESCAPED = ("&gt;", "&lt;", "&amp;", "&quot;", "&#39;", "&#x27;")
+UNESCAPE = "the script is escaped as HTML: send it with >, <, &, and quotation marks as they are"
 
 
 def _script_lines(traceback: TracebackType | None) -> list[tuple[str, int, str]]:

@@ -82,7 +82,7 @@ def _text(short: reprlib.Repr, name: str, value: object) -> str:
     if _SECRET.search(name):
         return HIDDEN
     try:
-        text = short.repr(value).encode("utf-8", "backslashreplace").decode("utf-8")
+        text = short.repr(value)
     except Exception as exc:  # a number of too many digits
         text = f"<{type(value).__name__}: {type(exc).__name__}>"
     return text if len(text) <= CHARS else f"{text[:CHARS]}..."

@@ -36,7 +36,7 @@ from traitlets import Type
 from traitlets.config import Config
 
 from toolcell_bridge.guest import event_loop, files, interrupts, surroundings, tracebacks, workspace_commands
-from toolcell_bridge.guest.errors import blocked, cure_of, installed
+from toolcell_bridge.guest.errors import blocked, cure_of, installed, sendable
 from toolcell_bridge.guest.notebook_words import NOTEBOOK_INPUT, SHOWN
 from toolcell_bridge.guest.script_end import write_out_files
 from toolcell_bridge.guest.scripts import SCRIPTS
@@ -66,16 +66,25 @@ END_OF_INPUT: Final = "\x04"
 MARKDOWN: Final = "text/markdown"
 """Shown as HTML, of which the host knows what is harmless."""
 
+STAYS_HERE: Final = (
+    "was written to the sandbox's workspace. What cells write stays there, unless the kernel is installed with --save: "
+    "then it is copied to the notebook's folder"
+)
+
+WRITE_FILES: Final = frozenset({"agg", "cairo", "pdf", "pgf", "ps", "svg", "template"})
+"""Backends of matplotlib that need no window."""
+
 NO_COMMS: Final = (
     "widgets need a comm, which is code in the browser that this kernel does not talk to; print(), display() with "
     "display_id=True, and tqdm work"
 )
 
 
-def begin(chosen_by: str, is_back: bool) -> None:
+def begin(chosen_by: str, is_back: bool, tells_files: bool) -> None:
     """Make the shell of this sandbox.
 
     `chosen_by`: the command with which packages are chosen. `is_back`: the notebook's state is that of another sandbox.
+    `tells_files`: what cells write stays here, and the first one that writes something says so.
     """
     os.environ.update(PLACES)
     for name, change in CHANGES.items():
@@ -85,13 +94,14 @@ def begin(chosen_by: str, is_back: bool) -> None:
     if "" not in sys.path:
         sys.path.insert(0, "")  # modules are found in the current folder, also after %cd
     SCRIPTS.chosen_by = chosen_by
-    SCRIPTS.run_cell = ShellRequests(is_back).run
+    SCRIPTS.run_cell = ShellRequests(is_back and not tells_files, tells_files).run
 
 
 class ShellRequests:
     """Answers what the kernel asks: to execute a cell, to complete or explain a name, whether a cell is complete."""
 
-    def __init__(self, is_back: bool) -> None:
+    def __init__(self, is_back: bool, tells_files: bool) -> None:
+        self._tells_files = tells_files
         self._shell: ZMQInteractiveShell | None = None
         self._given: dict[str, Any] = {}
         """Tools that are names in cells."""
@@ -131,7 +141,12 @@ class ShellRequests:
         if namespace.get("__file__") == names["__file__"]:
             del namespace["__file__"]  # by which programs know a notebook
         self._give_tools(shell, namespace, names["tools"])
-        self._execute(shell, source, asked)
+        try:
+            self._execute(shell, source, asked)
+        finally:
+            if self._tells_files and (changed := self._changed_files()):
+                self._tells_files = False
+                sys.stderr.write(f"[toolcell] {changed[0]!r:.100} {STAYS_HERE}\n")
 
     def _shell_in(self, namespace: dict[str, Any]) -> ZMQInteractiveShell:
         if self._shell is None:
@@ -175,11 +190,13 @@ class ShellRequests:
 
     def _return_changed_files(self, set_result: Callable[..., None]) -> None:
         """Return the files that were written since the last time."""
+        if changed := self._changed_files():
+            set_result(None, changed)
+
+    def _changed_files(self) -> list[str]:
         write_out_files()
         before, self._versions = self._versions, files.find_versions(["."], SCRIPTS.workspace)
-        changed = [name for name, version in self._versions.items() if before.get(name) != version]
-        if changed:
-            set_result(None, changed)
+        return [name for name, version in self._versions.items() if before.get(name) != version]
 
     @staticmethod
     def _finish(shell: ZMQInteractiveShell, _source: str, _asked: dict[str, Any]) -> dict[str, Any]:
@@ -339,7 +356,10 @@ class ZMQInteractiveShell(InteractiveShell):
 
     def send(self, kind: str, **content: Any) -> None:
         """Send something to the kernel."""
-        self.report({SHOWN: kind, **content})
+        try:
+            self.report({SHOWN: kind, **content})
+        except UnsendableValue:
+            self.report({SHOWN: kind, **sendable(content)})
 
     def send_shown(self, kind: str, data: Mapping[str, Any], metadata: Mapping[str, Any], **more: Any) -> None:
         """Send a value in all its forms; of what is too large, only its text."""
@@ -384,7 +404,7 @@ class ZMQInteractiveShell(InteractiveShell):
 
     def show_usage_error(self, exc: BaseException) -> None:
         """Show it as any error: what runs a notebook without a person knows of no other ones."""
-        self._showtraceback(type(exc), exc, [f"UsageError: {_text(exc)}"])
+        self._showtraceback(type(exc), exc, [f"UsageError: {exc}"])
 
     def note_interrupt(self, error: KeyboardInterrupt) -> None:
         """The cell is cancelled for this."""
@@ -616,7 +636,22 @@ def _show_columns(pandas: Any) -> None:
     pandas.set_option("display.max_columns", 20)
 
 
+def _draw_in_cells(matplotlib: Any) -> None:
+    """Figures for a window are shown in their cell."""
+    choose = matplotlib.use
+
+    def use(backend: str, *, force: bool = True) -> None:
+        name = str(backend).lower()
+        if name in WRITE_FILES or name.startswith("module://"):
+            choose(backend, force=force)
+        else:
+            ZMQInteractiveShell.instance().enable_matplotlib()
+
+    matplotlib.use = use
+
+
 CHANGES: Final = {
+    "matplotlib": _draw_in_cells,
     "plotly.io._renderers": _show_charts,
     "comm": _refuse_comms,
     "tqdm.std": _draw_without_thread,

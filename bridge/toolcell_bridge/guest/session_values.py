@@ -22,7 +22,7 @@ from types import CellType, CodeType, FunctionType, MethodType, ModuleType, reso
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from toolcell_bridge.guest import determinism
+from toolcell_bridge.guest import determinism, surroundings
 from toolcell_bridge.guest.output import LogStream
 from toolcell_bridge.guest.scripts import SCRIPTS
 from toolcell_bridge.guest.tools import Toolbox, ToolFunction, ToolNamespace
@@ -259,6 +259,9 @@ def _pickler_class(place: Place, roots: list[str]) -> Any:
                     return _own, (value.__name__,)  # of an earlier script
                 if value.__globals__ is place.namespace:
                     return self._function(value)
+            elif kind is CodeType:  # cloudpickle drops the name of its file, by which its source is found
+                make, arguments, *_ = self.dispatch_table[CodeType](value)
+                return _code, (make, arguments, value.co_filename)
             elif kind is CellType and id(value) in self._cells:
                 return CellType, ()
             elif kind is MethodType and type(value.__self__) is Toolbox:
@@ -428,6 +431,10 @@ def _content(cell: CellType) -> tuple[Any, ...]:
         return ()
 
 
+def _code(make: Callable[..., CodeType], arguments: tuple[Any, ...], filename: str) -> CodeType:
+    return make(*arguments).replace(co_filename=filename)
+
+
 def _function(code: CodeType, name: str, cells: tuple[CellType, ...]) -> FunctionType:
     return FunctionType(code, _place.namespace, name, None, cells or None)
 
@@ -481,6 +488,7 @@ def bring_back(place: Place, parts: list[bytes]) -> None:
     time.tzset()  # TZ may be another one
     sys.path += [path for each in state["path"] if (path := _path(each, _roots)) not in sys.path]
     SCRIPTS.texts.update(state["texts"])
+    surroundings.show_earlier_sources()
     place.namespace.update(_value(reader, place))  # imports modules of the workspace
     for name, settings in state["libraries"].items():
         if (module := sys.modules.get(name)) is not None:  # else no name has loaded it

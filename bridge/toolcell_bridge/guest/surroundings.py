@@ -10,7 +10,7 @@ import builtins
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
@@ -70,7 +70,13 @@ def show_source(source: str, workspace: str, name: str = SCRIPT) -> None:
     """Give `inspect` and `linecache` the text of the script. `name`: of its code."""
     _script.source, _script.names = source, (name, os.path.join(workspace, SCRIPT))
     if "linecache" in sys.modules:
-        _fill_linecache(sys.modules["linecache"])
+        _fill_linecache(sys.modules["linecache"], dict.fromkeys(_script.names, source))
+
+
+def show_earlier_sources() -> None:
+    """Do so for the scripts that another sandbox has run."""
+    if "linecache" in sys.modules:
+        _fill_linecache(sys.modules["linecache"], SCRIPTS.texts)
 
 
 class _Script:
@@ -81,18 +87,17 @@ class _Script:
 _script = _Script()
 
 
-def _fill_linecache(linecache: ModuleType) -> None:
-    lines = [f"{line}\n" for line in _script.source.split("\n")]
-    for name in _script.names:
+def _fill_linecache(linecache: ModuleType, texts: Mapping[str, str]) -> None:
+    for name, text in texts.items():
         # Without a modification time it is never compared with a file.
-        linecache.cache[name] = (len(_script.source), None, lines, name)
+        linecache.cache[name] = (len(text), None, [f"{line}\n" for line in text.split("\n")], name)
 
 
 def _begin_linecache(linecache: ModuleType) -> None:
     """Python 3.13 notes the text of `python -c`, which started this interpreter, as that of `exec("...")`, too."""
     linecache.cache.pop("<string>", None)
     getattr(linecache, "_interactive_cache", {}).clear()
-    _fill_linecache(linecache)
+    _fill_linecache(linecache, SCRIPTS.texts | dict.fromkeys(_script.names, _script.source))
 
 
 def _hide_our_code(warnings: ModuleType) -> None:
@@ -227,6 +232,21 @@ def _display(value: object) -> None:
     builtins.__dict__["display"](value)
 
 
+def _draw_without_window(pyplot: ModuleType) -> None:
+    """Figures for a window are drawn without one."""
+    switch = pyplot.switch_backend
+
+    def switch_backend(newbackend: Any) -> None:
+        try:
+            switch(newbackend)
+        except ImportError:
+            if str(newbackend).startswith("module://"):
+                raise
+            switch(os.environ.get("MPLBACKEND", "agg"))
+
+    pyplot.__dict__["switch_backend"] = switch_backend
+
+
 def _know_processors(context: ModuleType) -> None:
     """Loky runs `lscpu` to count physical cores, and reads files of cgroups."""
     context.__dict__["physical_cores_cache"] = os.cpu_count() or 1
@@ -261,6 +281,7 @@ CHANGES: dict[str, Callable[[ModuleType], None]] = {
     "joblib.externals.loky.backend.resource_tracker": _do_without_tracker,
     "joblib.parallel": _use_threads,
     "linecache": _begin_linecache,
+    "matplotlib.pyplot": _draw_without_window,
     "PIL.ImageShow": _show_images,
     "traceback": _hide_frames,
     "warnings": _hide_our_code,

@@ -50,16 +50,19 @@ def format_exception(
     traceback: TracebackType | None = None,
     *,
     with_libraries: bool = True,
+    with_carets: bool = True,
 ) -> str:
     """Return the traceback. `cure` is added to the exception's own text; `traceback` takes the place of its own one.
 
-    `with_libraries`: frames of other code than the script's, and of the files in its workspace.
+    `with_libraries`: frames of other code than the script's, and of the files in its workspace. `with_carets`: the
+    places in the lines, for which Python until 3.12 parses them. Never in the middle of a collection: a parser may be
+    under way, and Python 3.11 has only one.
     Runs code of the script: `str()` of exceptions.
     """
     from traceback import TracebackException
 
     described = TracebackException(type(error), error, traceback or error.__traceback__, compact=True)
-    _trim(described, with_libraries)
+    _trim(described, with_libraries, with_carets)
     if not isinstance(error, (SyntaxError, BaseExceptionGroup)):
         said: Any = described
         said._str = f"{str(said._str)[:MESSAGE_CHARS]}{_suggestion(error)}{cure}"
@@ -95,13 +98,16 @@ def _cut(line: str) -> str:
     return line if len(line) <= LINE_CHARS else line[:LINE_CHARS] + "...\n"
 
 
-def _trim(first: TracebackException, with_libraries: bool) -> None:
+def _trim(first: TracebackException, with_libraries: bool, with_carets: bool) -> None:
     """Take out the frames of this package, and what is past the bounds."""
     waiting: list[Any] = [first]
     count = 0
     while waiting:
         each = waiting.pop()
         frames = _visible_frames(each.stack, with_libraries) if each.stack is not None else []
+        if not with_carets:
+            for frame in frames:
+                frame.colno = frame.end_colno = None
         each.stack = _Frames(each.stack, frames) if frames else None
         below = [each.__cause__, each.__context__, *(each.exceptions or ())]
         count += len(below) - below.count(None)
@@ -156,7 +162,7 @@ class _Frames:
 def report_ignored(what: str, error: BaseException) -> None:
     """Print an exception that changes nothing, as the interpreter does. Never raises."""
     try:
-        sys.stderr.write(f"Exception ignored {what}:\n{format_exception(error)}")
+        sys.stderr.write(f"Exception ignored {what}:\n{format_exception(error, with_carets=False)}")
         sys.stderr.flush()
     except BaseException:
         pass
@@ -187,7 +193,8 @@ def _unraisable_hook(unraisable: Any, /) -> None:
             about += ": <object repr() failed>"
     elif unraisable.err_msg:
         about += ":"
-    sys.stderr.write(f"{about}\n{format_exception(unraisable.exc_value, traceback=unraisable.exc_traceback)}")
+    text = format_exception(unraisable.exc_value, traceback=unraisable.exc_traceback, with_carets=False)
+    sys.stderr.write(f"{about}\n{text}")
     sys.stderr.flush()
 
 

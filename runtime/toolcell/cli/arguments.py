@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
+import io
 import itertools
 import json
 import keyword
 import os
 import sys
+import tokenize
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,15 +37,32 @@ def read_script(name: str) -> str:
     """Return the text of a file, or of stdin for `-`.
 
     Raises:
-        UsageError: the file cannot be read or is not UTF-8.
+        UsageError: the file cannot be read, or is neither UTF-8 nor what its `coding` line says.
     """
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        return data.decode("utf-8-sig")
+        return data.decode(_encoding(data))
     except OSError as exc:
         raise UsageError(f"cannot read the script {name}: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
-        raise UsageError(f"the script {name} is not UTF-8: byte {exc.object[exc.start]:#04x} at {exc.start}") from exc
+        found = f"byte {exc.object[exc.start]:#04x} at {exc.start}"
+        raise UsageError(f"the script {name} is not {exc.encoding.upper()}: {found}") from exc
+    except SyntaxError as exc:
+        raise UsageError(f"the script {name} cannot be read: {exc}") from exc
+
+
+def _encoding(data: bytes) -> str:
+    """Return the encoding that a script names in a `coding` line; UTF-8 without one.
+
+    Raises:
+        SyntaxError: there is no such encoding.
+    """
+    try:
+        return tokenize.detect_encoding(io.BytesIO(data).readline)[0]
+    except SyntaxError as exc:
+        if "unknown encoding" in str(exc):
+            raise
+        return "utf-8-sig"
 
 
 def parse_inputs(given: Iterable[str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ SUMMARY = """A Jupyter kernel whose cells run in a sandbox: for JupyterLab, VS C
 
 EPILOG = f"Exit status: {exits.OK} success, {exits.USAGE} wrong usage, {exits.UNAVAILABLE} no sandbox can be started."
 
-OF_THE_SPEC = frozenset({"name", "user", "display_name"})
+OF_THE_SPEC = frozenset({"name", "user", "sys_prefix", "display_name"})
 """Flags of `install` that the kernel itself does not have."""
 
 PATHS = frozenset({"tools", "mounts", "audit", "limits_file", "workspace", "store"})
@@ -84,6 +84,9 @@ def install(
     user: Annotated[
         bool, typer.Option("--user", help="Install for this user, not in this Python environment.")
     ] = False,
+    sys_prefix: Annotated[
+        bool, typer.Option("--sys-prefix", help="Install in this Python environment, as without --user.")
+    ] = False,
     files: FolderFlags,
     settings: RuntimeFlags,
     builtins: BuiltinFlags,
@@ -96,6 +99,8 @@ def install(
     from toolcell.kernel import spec
     from toolcell.kernel.cells import Cells
 
+    if user and sys_prefix:
+        raise UsageError("--user and --sys-prefix are two places: name one")
     files.folder()
     cells = Cells(_options(settings, builtins, limits))
 
@@ -117,6 +122,7 @@ def start(
     settings: RuntimeFlags,
     builtins: BuiltinFlags,
     limits: Limits,
+    installed_by: Annotated[str, typer.Option("--installed-by", hidden=True)] = "",
 ) -> None:
     """Serve a notebook. Jupyter starts it."""
     from toolcell.kernel.kernel import start as serve
@@ -124,7 +130,7 @@ def start(
     def make_cells() -> Cells:
         from toolcell.kernel.cells import Cells
 
-        return Cells(_options(settings, builtins, limits), files.folder())
+        return Cells(_options(settings, builtins, limits), files.folder(), installed_by)
 
     with showing_warnings():
         serve(str(connection_file), make_cells)

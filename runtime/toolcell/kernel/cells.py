@@ -58,7 +58,7 @@ MOST_CHARACTERS: Final = 1000
 """Length of one completion."""
 TYPES: Final = "_jupyter_types_experimental"
 
-BEGIN: Final = f'__import__("{NOTEBOOK_SHELL}", fromlist=["x"]).begin({{!r}}, {{!r}})'
+BEGIN: Final = f'__import__("{NOTEBOOK_SHELL}", fromlist=["x"]).begin({{!r}}, {{!r}}, {{!r}})'
 """A script that defines no name."""
 
 NEW_SANDBOX: Final = (
@@ -114,9 +114,11 @@ class Cells:
         self,
         options: dict[str, Any],
         folder: NotebookFolder | None = None,
+        installed_by: str = "",
     ) -> None:
-        """`options`: of `Runtime`."""
+        """`options`: of `Runtime`. `installed_by`: the command that has installed the kernel."""
         self._folder = folder
+        self._installed_by = installed_by
         self.limits: Limits = options.get("limits", LIMITS)
         self._options = options
         self._stack = AsyncExitStack()
@@ -148,7 +150,8 @@ class Cells:
             return self._session
 
     def _chosen_by(self) -> str:
-        """Return the command that chooses the packages of this kernel, with those that it has."""
+        """Return the command that chooses the packages of this kernel, with those that it has. A sandbox knows no more
+        of it: it may name folders of the host."""
         words = ["toolcell", "kernel", "install"]
         for each in self._options.get("packages", ()):
             words += ["--packages", str(each)]
@@ -206,7 +209,7 @@ class Cells:
         self, cell: Cell, publish: Publish, ask: Ask | None, *, is_interrupted: bool = False
     ) -> dict[str, Any]:
         """Execute a cell; return the content of its reply. `publish` takes what it shows, as it comes."""
-        showing = _Showing(cell, publish)
+        showing = _Showing(cell, publish, (self._chosen_by(), self._installed_by or self._chosen_by()))
         self.under_way, self._is_interrupted = cell, is_interrupted
         try:
             return await self._execute(cell, showing, ask)
@@ -318,7 +321,8 @@ class Cells:
             limits = self.limits.model_copy(update={"wall_s": max(PREPARING_S, self.limits.wall_s)})
             folder = None if is_back else self._folder
             copy = await anyio.to_thread.run_sync(folder.copied, self.limits) if folder is not None else NO_FILES
-            source = BEGIN.format(self._chosen_by(), is_back)
+            tells_files = self._folder is not None and not self._folder.is_saved
+            source = BEGIN.format(self._chosen_by(), is_back, tells_files)
             result = await session.execute_code(source, files=copy.files, limits=limits)
             if result.error is not None:
                 raise ToolcellError(f"the sandbox has no shell for a notebook: {result.error.message}")
@@ -339,8 +343,9 @@ def _is_lost(result: ExecutionResult) -> bool:
 class _Showing:
     """What one cell shows, until its reply. A guest has made it: nothing of it is trusted to have a shape."""
 
-    def __init__(self, cell: Cell | None, publish: Publish) -> None:
-        self._cell, self._send = cell, publish
+    def __init__(self, cell: Cell | None, publish: Publish, commands: tuple[str, str] = ("", "")) -> None:
+        """`commands`: that chooses packages, as the sandbox knows it and in whole."""
+        self._cell, self._send, self._commands = cell, publish, commands
         self._stream = ""
         self._texts: list[str] = []
         """Printed to one stream, and not yet sent."""
@@ -389,7 +394,9 @@ class _Showing:
             case "clear_output":
                 self._publish("clear_output", {"wait": bool(value.get("wait"))})
             case "error":
-                self._error = _error(value.get("ename"), value.get("evalue"), value.get("traceback"))
+                said, traceback = str(value.get("evalue")), "\n".join(map(str, _list(value.get("traceback"))))
+                said, traceback = (text.replace(*self._commands) for text in (said, traceback))
+                self._error = _error(value.get("ename"), said, [traceback])
                 self._publish("error", self._error)
             case "reply":
                 self.answer = _mapping(_plain(value.get("content")))

@@ -23,6 +23,11 @@ from toolcell.support.text import clean
 NAMED: Final = 10
 """Files that a message names."""
 
+LEFT_OUT: Final = frozenset({"__pycache__", "node_modules"})
+"""Folders of these names are not copied."""
+MARKS: Final = frozenset({"pyvenv.cfg", "conda-meta", "CACHEDIR.TAG"})
+"""Nor are those that hold one of these: environments and caches, which other programs make again."""
+
 MARK: Final = "user.toolcell.saved"
 """Extended attribute of a file that a kernel has written: what it wrote. It is for the next kernel in this folder."""
 
@@ -98,8 +103,9 @@ class NotebookFolder:
     def copied(self, limits: Limits) -> FolderCopy:
         """Read what is copied: half of the room for files is left to the cells.
 
-        Not copied: links, what is not a regular file, hidden files, and a folder that holds the user's home. A file
-        that changes meanwhile is copied as it is read; one that vanishes or becomes something else is left out.
+        Not copied: links, what is not a regular file, hidden files, environments, caches, and a folder that holds the
+        user's home. A file that changes meanwhile is copied as it is read; one that vanishes or becomes something else
+        is left out.
         """
         room, count = limits.disk_bytes // 2, limits.inodes // 2
         files: dict[str, bytes] = {}
@@ -219,7 +225,10 @@ def _regular_files(folder: Path) -> Iterator[tuple[str, int]]:
         while waiting:
             at = waiting.pop()
             folders = []
-            for name, is_folder in _entries(root, at):
+            entries = _entries(root, at)
+            if at and not MARKS.isdisjoint(name for name, _ in entries):
+                continue
+            for name, is_folder in entries:
                 if is_folder:
                     folders.append((*at, name))
                     continue
@@ -247,4 +256,4 @@ def _entries(root: int, at: tuple[str, ...]) -> list[tuple[str, bool]]:
             ]
     finally:
         os.close(descriptor)
-    return sorted(each for each in found if each != ("__pycache__", True))
+    return sorted((name, is_folder) for name, is_folder in found if not (is_folder and name in LEFT_OUT))

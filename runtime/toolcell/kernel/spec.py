@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -11,7 +13,14 @@ from typing import Any, Final
 
 from toolcell.errors import MissingPackage, UsageError
 
+NAME: Final = "toolcell"
 DISPLAY_NAME: Final = "Python (toolcell)"
+
+INSTALLED_BY: Final = "--installed-by"
+"""Flag with the command that has installed the kernel, so that cells can say how it is installed with more packages."""
+
+_PASSWORD: Final = re.compile(r"(://[^/@\s:]*:)[^/@\s]*@")
+"""In an address. The command is shown in notebooks."""
 
 try:
     from jupyter_client.kernelspec import KernelSpecManager
@@ -39,8 +48,11 @@ def install(name: str, arguments: Sequence[str], *, display_name: str = DISPLAY_
     Raises:
         UsageError: Jupyter knows no such names, or the folder cannot be written.
     """
+    of_spec = ["--user"] * for_user + ["--name", name] * (name != NAME)
+    of_spec += ["--display-name", display_name] * (display_name != DISPLAY_NAME)
+    command = _PASSWORD.sub(r"\1...@", shlex.join(["toolcell", "kernel", "install", *arguments, *of_spec]))
     with tempfile.TemporaryDirectory() as folder:
-        spec = kernel_spec(arguments, display_name)
+        spec = kernel_spec([*arguments, INSTALLED_BY, command], display_name)
         (Path(folder) / "kernel.json").write_text(json.dumps(spec, indent=1), encoding="utf-8")
         try:
             place = KernelSpecManager().install_kernel_spec(

@@ -98,9 +98,11 @@ def _no_result() -> ToolResult:
 
 def failure_of(call: Call, exc: BaseException) -> ToolResult:
     """Return a tool's exception as a failure: class and message for the model, the traceback only in `exc`."""
+    given = getattr(exc, "__notes__", None)
+    notes = "".join(f"\n{note}" for note in given if isinstance(note, str)) if isinstance(given, list) else ""
     if isinstance(exc, ToolError):
-        return ToolResult.fail(exc.message, code=exc.code, retryable=exc.retryable, facts=exc.details, exc=exc)
-    said = text_of(exc)
+        return ToolResult.fail(exc.message + notes, code=exc.code, retryable=exc.retryable, facts=exc.details, exc=exc)
+    said = text_of(exc) + notes
     named = f"{type(exc).__name__}{f': {said}' if said else ''}"
     if call.options.expose_errors:
         return ToolResult.fail(named, exc=exc)
