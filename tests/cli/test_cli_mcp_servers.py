@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from rows import each_row
 from toolcell.cli import build, exits
-from toolcell.cli.mcp_servers import McpFlags, login_of, read_config, read_server
+from toolcell.cli.mcp_servers import McpFlags, login_of, read_server
 from toolcell.errors import UsageError
 
 RAW = Path(__file__).parent.parent / "mcp_client" / "raw_server.py"
@@ -52,11 +52,39 @@ def test_tools_of_a_file_that_names_toolcell_itself_can_be_called_and_one_that_i
     assert "warning: MCP server toolcell_server: __call__: it is left out" in result.stderr.replace("\n", " ")
 
 
-def test_a_server_that_cannot_be_started_ends_the_command_and_is_named() -> None:
-    result = CliRunner().invoke(build(["run"]), ["run", "-c", "1", "--mcp", "a=no-such-program-anywhere"])
+FAILING: dict[str, Any] = {
+    "gone": {"command": "no-such-program-anywhere"},
+    "mute": {"command": sys.executable, "args": ["-c", ""]},
+    "far": {"url": "http://127.0.0.1:9/mcp"},
+    "unset": {"command": "x", "env": {"A": "${NOT_SET_ANYWHERE}"}},
+    "empty": {},
+}
+"""Servers that cannot be had, each in its own way."""
 
-    assert result.exit_code == exits.UNAVAILABLE
-    assert "no-such-program-anywhere" in result.output
+
+@pytest.mark.isolation
+def test_servers_of_a_file_that_cannot_be_had_are_named_and_keep_no_other_from_being_used(tmp_path: Path) -> None:
+    good = {"command": COMMAND[0], "args": COMMAND[1:]}
+    mixed = ["--mcp-config", written(tmp_path, {"mcpServers": FAILING | {"good": good}})]
+    (tmp_path / "bad").mkdir()
+    bad = ["--mcp-config", written(tmp_path / "bad", {"mcpServers": FAILING})]
+    named = ["--mcp", "a=no-such-program-anywhere"]
+    script = ["run", "-c", "[each['name'] for each in list_tools()]"]
+
+    went_on = CliRunner().invoke(build(["run"]), [*script, *mixed])
+    logged_in = CliRunner().invoke(build(["mcp"]), ["mcp", "login", *mixed])
+    refused = [CliRunner().invoke(build(["run"]), [*script, *flags]) for flags in (bad, named, mixed + named)]
+
+    assert (went_on.exit_code, json.loads(went_on.stdout)) == (0, ["good.find-it"])
+    assert (logged_in.exit_code, logged_in.stdout) == (exits.UNAVAILABLE, "good: connected, 1 tools\n")
+    for result in (went_on, logged_in):
+        lines = result.stderr.splitlines()
+        assert len(lines) == len(FAILING), lines
+        for name in FAILING:
+            assert sum(f" {name}: " in line for line in lines) == 1, (name, lines)
+    for result in refused:
+        assert (result.exit_code, result.stdout) == (exits.UNAVAILABLE, "")
+    assert "no-such-program-anywhere" in refused[1].stderr
 
 
 def test_a_command_line_and_a_url_are_told_apart() -> None:
@@ -80,7 +108,7 @@ def test_variables_of_the_environment_are_replaced(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("KEY_OF_TEST", "k")
     entry = {"url": "https://x", "headers": {"a": "Bearer ${KEY_OF_TEST}", "b": "${NOT_SET_ANYWHERE:-d}"}}
 
-    ((name, options),) = read_config(written(tmp_path, {"servers": {"x": entry}}))
+    ((name, options),) = McpFlags(mcp_config=[written(tmp_path, {"servers": {"x": entry}})]).servers().items()
 
     assert (name, options) == ("x", {"url": "https://x", "headers": {"a": "Bearer k", "b": "d"}})
 
@@ -98,7 +126,7 @@ def test_variables_of_the_environment_are_replaced(tmp_path: Path, monkeypatch: 
 )
 def test_a_file_of_another_form_is_refused(tmp_path: Path, document: Any, says: str) -> None:
     with pytest.raises(UsageError) as caught:
-        read_config(written(tmp_path, document))
+        McpFlags(mcp_config=[written(tmp_path, document)]).servers()
     assert says in str(caught.value)
 
 
@@ -168,12 +196,12 @@ def test_files_of_other_clients_are_taken_as_they_are(
     text: str, servers: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KEY_OF_TEST", "k")
-    assert dict(read_config(written(tmp_path, text))) == servers
+    assert McpFlags(mcp_config=[written(tmp_path, text)]).servers() == servers
 
 
 @pytest.mark.parametrize("name", ["天气服务", "@scope/" + "very-long-name" * 5, "é"])
 def test_a_long_or_foreign_name_becomes_one_that_can_be_used(name: str, tmp_path: Path) -> None:
-    ((short, _),) = read_config(written(tmp_path, {"mcpServers": {name: {"command": "x"}}}))
+    ((short, _),) = McpFlags(mcp_config=[written(tmp_path, {"mcpServers": {name: {"command": "x"}}})]).servers().items()
     assert re.fullmatch("[A-Za-z0-9_-]{1,32}", short)
 
 
@@ -204,4 +232,4 @@ def test_what_cannot_be_taken_is_named_with_its_key_and_the_cure(
     document: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=says):
-        read_config(written(tmp_path, {"mcpServers": document}))
+        McpFlags(mcp_config=[written(tmp_path, {"mcpServers": document})]).servers()

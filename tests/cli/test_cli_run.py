@@ -74,6 +74,8 @@ class FakeRuntime:
         self.seen.update(arguments, source=source)
         if self.error is not None:
             raise self.error
+        for entry in self.result.logs.entries:
+            arguments["on_log"](entry.stream, entry.text)
         return self.result
 
 
@@ -378,7 +380,7 @@ def test_built_in_tools_that_are_refused_leave_no_workspace(
         (["script.py", "--tools", "nothing.py"], "no such file"),
         (["script.py", "--tools", "no_such_module"], "No module named 'no_such_module'"),
         (["script.py", "--tools", "empty.py"], "no public function"),
-        (["script.py", "--tools", "broken.py"], "raised ZeroDivisionError: division by zero (line 2)"),
+        (["script.py", "--tools", "broken.py"], "raised ZeroDivisionError: division by zero (broken.py, line 2)"),
         (["script.py", "--tools", "my_cli_tools.py:search"], "a function, not a ToolRegistry; --tools my_cli_tools.py"),
         (["script.py", "--tools", "my_cli_tools.py:nothing"], "nothing is missing; --tools my_cli_tools.py takes all"),
         (["script.py", "--tools", "two.py"], "name one as two.py:"),
@@ -401,6 +403,42 @@ def test_what_is_wrong_with_the_command_line_is_said_before_anything_runs(
     status, out, err = invoke("run", *arguments)
     assert (status, out) == (exits.USAGE, "")
     assert complaint in err
+    assert not hasattr(fake, "seen")
+
+
+WRONG_TOOLS = {
+    "undocumented": ("x = 1\n\ndef add(a, b):\n    return a + b\n", "tool 'add'", 3, "write a docstring"),
+    "decorated": (
+        "from toolcell.tools import ToolRegistry\nr = ToolRegistry()\n@r.tool\ndef add(a): return a\n",
+        "tool 'add'",
+        (3, 4),
+        "write a docstring",
+    ),
+    "annotated": ("def f(a: 'Nope') -> int:\n    'Return the sum of it all.'\n", "name 'Nope'", 1, ""),
+    "misnamed": ("import os\nfrom json import lodas\n", "cannot import name 'lodas'", 2, "check the name"),
+    "missing": ("import os\nimport no_such_package\n", "'no_such_package'", 2, f"install it for {sys.executable}"),
+    "ending": ("import sys\nsys.exit(3)\n", "sys.exit(3)", 2, "__name__"),
+    "raising": ("import json\njson.loads('{')\n", "JSONDecodeError", 2, ""),
+    "reading": ("open('no such file')\n", "'no such file'", 1, ""),
+}
+"""A file of tools, what is said of it, its line, and what to do."""
+
+
+@pytest.mark.parametrize("is_imported", [False, True])
+def test_what_is_wrong_with_a_file_of_tools_is_said_with_file_line_and_cure(
+    is_imported: bool, fake: type[FakeRuntime], folder: Path
+) -> None:
+    for name, (source, says, lines, cure) in WRONG_TOOLS.items():
+        (folder / f"{name}_tools.py").write_text(source)
+        (folder / f"by_{name}.py").write_text(f"{TOOLS}\nimport {name}_tools\n")
+        through = f"by_{name}" if is_imported and name not in ("undocumented", "annotated") else f"{name}_tools"
+        for command in (["run", "script.py", "--tools", f"{through}.py"], ["tools", through]):
+            status, out, err = invoke(*command)
+            places = [f"({name}_tools.py, line {line})" for line in (lines if isinstance(lines, tuple) else (lines,))]
+            assert (status, out, err.count("\n")) == (exits.USAGE, "", 1), err
+            assert says in err and cure in err and any(each in err for each in places), err
+            for each in (through, f"{name}_tools"):
+                sys.modules.pop(each, None)
     assert not hasattr(fake, "seen")
 
 
@@ -656,6 +694,41 @@ def test_ctrl_c_ends_a_real_run_and_keeps_what_it_had_said(folder: Path) -> None
     assert "ready()  ok" in err
 
 
+PRINTING = """
+import sys
+for stream in (sys.stdout, sys.stderr):
+    print("one of", stream.name, file=stream)
+    print("and a part", end="", file=stream)
+    call_tool("wait")
+while True:
+    print("more")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.isolation
+def test_prints_arrive_through_a_pipe_when_they_are_printed_and_a_reader_that_leaves_ends_the_script(
+    folder: Path,
+) -> None:
+    (folder / "s.py").write_text(PRINTING)
+    (folder / "waiting.py").write_text("def wait() -> str:\n    '''Wait for the test.'''\n    return input()\n")
+    with subprocess.Popen(
+        [sys.executable, "-m", "toolcell", "run", "s.py", "--tools", "waiting.py", "--wall-s", "60"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        for stream, name in ((process.stdout, b"<stdout>"), (process.stderr, b"<stderr>")):
+            wanted = b"one of %s\nand a part" % name
+            assert stream.read(len(wanted)) == wanted  # while the script waits
+            process.stdin.write(b"go on\n")
+            process.stdin.flush()
+        assert process.stdout.readline() == b"more\n"
+        process.stdout.close()
+        assert (process.wait(60), process.stderr.read()) == (exits.READER_GONE, b"")
+
+
 @pytest.mark.isolation
 def test_the_demo_works_and_both_attacks_fail() -> None:
     status, out, err = invoke("demo")
@@ -678,7 +751,9 @@ def test_the_demo_as_json_holds_every_result() -> None:
     assert len(told["script"]["calls"]) == demo.MODULES + 2
 
 
-def test_what_takes_long_says_so_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_long_says_so_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     import io
 
     from rich.console import Console
@@ -696,12 +771,14 @@ def test_what_takes_long_says_so_on_a_terminal_only(monkeypatch: pytest.MonkeyPa
         watch.doing = "running"
         watch.say("step 1\nstep 2\x1b[2J[/red]\n")
         await was_shown.wait()
+        watch.show("stdout", "printed\n")
         return "done"
 
     was_shown, shown = anyio.Event(), Screen()
     assert execution.run_watched(work, Console(file=shown, force_terminal=True, width=80)) == "done"
     assert "running" in shown.getvalue()
     assert "\\x1b[2J[/red]" in shown.getvalue()
+    assert ("printed" in shown.getvalue(), capsys.readouterr().out) == (False, "printed\n")
 
     async def quick(watch: execution.Watch) -> str:
         return "done"

@@ -46,16 +46,11 @@ set_result([humanize.twice(), "tiny-pkg is not allowed" in said])
 """
 INSTALLED = [14, True]
 
-DEFAULTS: dict[str, Any] = PackageIndex.__init__.__kwdefaults__
 
-PROGRAM = """
-import sys
-from toolcell.cli import main
-from toolcell.egress import PackageIndex
-PackageIndex.__init__.__kwdefaults__["url"] = sys.argv.pop(1)
-main()
-"""
-"""`toolcell` with another index than PyPI."""
+def with_index(site: Site, *command: str) -> list[str]:
+    """Return a command of `toolcell` that takes packages from a site, which is not public."""
+    url = site.url("/simple/", "localhost").replace("://", "://user:pass%40word@")
+    return ["-m", "toolcell", *command, "--package-index", f"{url} @127.0.0.0/8 @::1"]
 
 
 async def results_of(route: str, runtime: Runtime, source: str) -> list[Any]:
@@ -98,17 +93,37 @@ async def test_an_agent_that_repairs_its_script_installs_once(wheels: list[Path]
 
 async def test_the_command_line_allows_packages(wheels: list[Path]) -> None:
     async with index(*wheels) as site:
-        place = [sys.executable, "-c", PROGRAM, site.url("/simple/", "127.0.0.1")]
         flags = ["--allow-package", "humanize"]
-        run = [*place, "run", "-c", INSTALL, "--json", *flags]
+        run = [sys.executable, *with_index(site, "run"), "-c", INSTALL, "--json", *flags]
         done = await anyio.run_process(run, stderr=subprocess.PIPE, check=False)
-        parameters = StdioServerParameters(command=place[0], args=[*place[1:], "mcp", *flags])
+        parameters = StdioServerParameters(command=sys.executable, args=[*with_index(site, "mcp"), *flags])
         async with McpClient(parameters) as client:
             answer = await client.call_tool("execute_code", {"code": INSTALL})
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["value"] == INSTALLED
     assert answer.structured_content["value"] == INSTALLED
+
+
+async def test_packages_of_the_command_line_come_from_the_index_that_is_named_and_its_password_is_sent(
+    wheels: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    async with index(*wheels) as site:
+        run = [sys.executable, *with_index(site, "run"), "-p", "tiny-pkg", "--allow-package", "humanize", "-c"]
+        code = "import tiny_pkg; install_package('humanize'); import humanize; humanize.twice() + tiny_pkg.VALUE"
+        done = await anyio.run_process([*run, code], stderr=subprocess.PIPE, check=False)
+        refused = await anyio.run_process([each.partition(" ")[0] for each in run] + [code], check=False)
+
+    assert (done.returncode, done.stdout) == (0, b"21\n"), done.stderr
+    logins = {
+        path: "Basic dXNlcjpwYXNzQHdvcmQ=" in request for path, request in zip(site.paths, site.requests, strict=False)
+    }
+    assert (
+        logins["/simple/tiny-pkg/"] and logins["/simple/humanize/"] and logins["/files/humanize-4.1-py3-none-any.whl"]
+    )
+    assert refused.returncode == 1
+    assert b"loopback; Allow(private=[...]), or @ADDRESS after the host" in refused.stderr
 
 
 TOOLS = """
@@ -126,11 +141,9 @@ async def test_a_schedule_calls_a_saved_script_that_installs(wheels: list[Path],
     await store.create_scheduled_action(due)
     await store.close()
     async with index(*wheels) as site:
-        place = [sys.executable, "-c", PROGRAM, site.url("/simple/", "127.0.0.1")]
-        flags = ["--once", "--tools", "tools.py", "--allow-package", "humanize"]
-        done = await anyio.run_process(
-            [*place, "schedule", "run", "--json", *flags], stderr=subprocess.PIPE, check=False, cwd=tmp_path
-        )
+        place = [sys.executable, *with_index(site, "schedule", "run")]
+        flags = ["--json", "--once", "--tools", "tools.py", "--allow-package", "humanize"]
+        done = await anyio.run_process([*place, *flags], stderr=subprocess.PIPE, check=False, cwd=tmp_path)
 
     made = json.loads(done.stdout)
     assert (made["status"], "[14, true]" in made["detail"]) == ("done", True), done
@@ -141,8 +154,7 @@ async def test_what_is_typed_in_the_repl_is_installed(wheels: list[Path], tmp_pa
 
         def typed() -> None:
             flags = ["--allow-package", "humanize", "--history", str(tmp_path / "history")]
-            place = ["-c", PROGRAM, site.url("/simple/", "127.0.0.1")]
-            with contextlib.closing(Terminal(*place, "repl", *flags)) as terminal:
+            with contextlib.closing(Terminal(*with_index(site, "repl"), *flags)) as terminal:
                 terminal.wait(PROMPT)
                 terminal.run("install_package('tiny-pkg')\r", "tiny-pkg is not allowed")
                 terminal.run("install_package('humanize'); import humanize\r", "import humanize\r")
@@ -154,7 +166,9 @@ async def test_what_is_typed_in_the_repl_is_installed(wheels: list[Path], tmp_pa
 @asynccontextmanager
 async def service_of(folder: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dict[str, Client]]:
     """Open a service with two tenants, each with a list of its own; yield their clients."""
-    monkeypatch.setitem(DEFAULTS, "url", site.url("/simple/", "127.0.0.1"))
+    for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL", "PIP_TRUSTED_HOST"):
+        monkeypatch.setenv(name, "")  # the service sets them for its process
+    settings = {"package_index": site.url("/simple/", "localhost") + " @127.0.0.0/8 @::1"}
     tenants = {
         "acme": TenantConfig(allow_packages=("humanize",)),
         "bolt": TenantConfig(allow_packages=("tiny-pkg",)),
@@ -163,7 +177,7 @@ async def service_of(folder: Path, site: Site, monkeypatch: pytest.MonkeyPatch) 
     tokens = {name: store.create(name, list(Scope), name=name).text for name in tenants}
     store.close()
     async with (
-        serving(folder / "state", tokens=folder / "tokens.db", tenants=tenants) as (url, _),
+        serving(folder / "state", tokens=folder / "tokens.db", tenants=tenants, **settings) as (url, _),
         Client(url, token=tokens["acme"]) as acme,
         Client(url, token=tokens["bolt"]) as bolt,
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import signal
 import sys
 import time
@@ -12,11 +13,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from toolcell.support.text import one_line
+from toolcell.cli import exits
+from toolcell.support import daemon_threads
+from toolcell.support.text import for_terminal, one_line
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
     from rich.console import Console
+    from rich.status import Status
     from rich.text import Text
 
 QUIET_S = 1.0
@@ -34,6 +38,10 @@ class Watch:
         self.cancel = anyio.Event()
         """Set by the first Ctrl-C: end the run and keep what it did."""
         self.doing = "starting"
+        self.status: Status | None = None
+        """The progress line, while there is one."""
+        self.printed: Printed | None = None
+        """What writes the output of the script, if it is shown as it comes."""
         self._message = ""
 
     def say(self, text: str) -> None:
@@ -46,6 +54,55 @@ class Watch:
         from rich.text import Text
 
         return Text(one_line(f"{self.doing} {elapsed_s:.0f} s  {self._message}".rstrip(), 100))
+
+    def show(self, stream: str, text: str) -> None:
+        """Write what the script printed, in place of the progress line. Ends the run when nobody can read it."""
+        if self.status is not None:
+            self.status.stop()
+        if self.printed is None:
+            self.printed = Printed()
+        self.printed.add(stream, text)
+        if self.printed.is_lost:
+            self.cancel.set()
+
+
+class Printed:
+    """Writes what a script prints as it comes, in a thread: a reader that takes its time keeps no tool waiting."""
+
+    def __init__(self) -> None:
+        self._streams = {"stdout": sys.stdout, "stderr": sys.stderr}
+        self._texts: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
+        self._last = ("stdout", "\n")
+        self._thread = daemon_threads.start(self._write, name="toolcell-output")
+        self.is_lost = False
+        """True when a stream was closed, or its disk is full. The exit status says so in the end."""
+
+    def add(self, stream: str, text: str) -> None:
+        """Write the next text."""
+        if text:
+            self._last = stream, text
+            self._texts.put(self._last)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """True when everything is written, and the line is ended."""
+        return self._texts.empty() and self._last[1].endswith("\n")
+
+    def end(self) -> None:
+        """End the last line, and wait until everything is written."""
+        stream, text = self._last
+        self.add(stream, "" if text.endswith("\n") else "\n")
+        self._texts.put(None)
+        self._thread.join()
+
+    def _write(self) -> None:
+        while (each := self._texts.get()) is not None:
+            stream = self._streams[each[0]]
+            try:
+                stream.write(for_terminal(each[1]))
+                stream.flush()
+            except (OSError, ValueError):
+                self.is_lost = True
 
 
 class _Warnings(logging.Handler):
@@ -103,8 +160,9 @@ def run_watched(work: Callable[[Watch], Awaitable[T]], console: Console | None =
     """
     outcome: list[T] = []
 
+    watch = Watch()
+
     async def watched() -> None:
-        watch = Watch()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_handle_interrupts, watch, tasks)
             if sys.stderr.isatty() if console is None else console.is_terminal:
@@ -113,7 +171,13 @@ def run_watched(work: Callable[[Watch], Awaitable[T]], console: Console | None =
             tasks.cancel_scope.cancel()
 
     with showing_warnings():
-        anyio.run(watched)
+        try:
+            anyio.run(watched)
+        finally:
+            if watch.printed is not None:
+                watch.printed.end()
+    if watch.printed is not None and watch.printed.is_lost and watch.cancel.is_set():
+        raise SystemExit(exits.READER_GONE)  # nobody reads what there would be to say
     if not outcome:
         raise KeyboardInterrupt
     return outcome[0]
@@ -137,7 +201,9 @@ async def _show_progress(watch: Watch, console: Console | None) -> None:
         from toolcell.cli.terminal import stderr  # not for what is over sooner
 
         console = stderr()
-    with console.status(watch.line(QUIET_S)) as status:
+    with console.status(watch.line(QUIET_S)) as watch.status:
         while True:
             await anyio.sleep(REFRESH_S)
-            status.update(watch.line(time.monotonic() - started))
+            watch.status.update(watch.line(time.monotonic() - started))
+            if watch.printed is None or watch.printed.is_at_rest:
+                watch.status.start()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import anyio
 import typer
 
+from toolcell.cli import exits
 from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
 from toolcell.cli.execution import showing_warnings
 from toolcell.cli.flags import with_flags
@@ -150,9 +151,11 @@ async def _log_in(servers: McpFlags) -> None:
     registry = servers.with_registry(None)
     if registry is None:
         raise UsageError("toolcell mcp login: name a server, with --mcp NAME=URL or --mcp-config FILE")
-    async with servers.connected(registry, asks=True):
+    async with servers.connected(registry, asks=True) as is_complete:
         for name, client in registry.mcp_servers().items():
             typer.echo(f"{name}: connected, {len(client.tool_names)} tools")
+    if not is_complete:
+        raise typer.Exit(exits.UNAVAILABLE)
 
 
 def _options(settings: RuntimeFlags, builtins: BuiltinFlags, limits: Limits) -> dict[str, Any]:

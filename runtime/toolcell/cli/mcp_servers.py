@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,10 @@ from urllib.parse import urlsplit
 
 import typer
 
+from toolcell.cli.arguments import MAX_WARNING_CHARS
+from toolcell.cli.terminal import safe, stderr
 from toolcell.errors import UsageError
+from toolcell.support.text import one_line
 
 if TYPE_CHECKING:
     from toolcell.tools import ToolRegistry
@@ -62,17 +65,24 @@ class McpFlags:
     ] = "destructive"
 
     def servers(self) -> dict[str, dict[str, Any]]:
-        """Return the options of each server for `add_mcp_server`, by name.
+        """Return the options of each server for `add_mcp_server`, by name. One of a file that cannot be used is named.
 
         Raises:
-            UsageError: a value cannot be read, a file is not there or not of that form, or a name is given twice.
+            UsageError: a value cannot be read, a file is not there or not of that form, a name is given twice, or none
+                of the servers can be used.
         """
-        found = [each for path in self.mcp_config or () for each in read_config(path)]
+        servers, problems = self._read()
+        _go_on_without(problems, are_all=not servers)
+        return servers
+
+    def _read(self) -> tuple[dict[str, dict[str, Any]], list[Exception]]:
+        problems: list[Exception] = []
+        found = [each for path in self.mcp_config or () for each in read_config(path, problems.append)]
         found += [read_server(text) for text in self.mcp or ()]
         servers = dict(found)
         if len(servers) < len(found):
             raise UsageError(f"--mcp: two servers have one name: {', '.join(name for name, _ in found)}")
-        return servers
+        return servers, problems
 
     def with_registry(self, registry: ToolRegistry | None) -> ToolRegistry | None:
         """Return the registry that the servers' tools are added to, if there are any."""
@@ -83,41 +93,52 @@ class McpFlags:
         return ToolRegistry()
 
     @asynccontextmanager
-    async def connected(self, registry: ToolRegistry | None, asks: bool | None = None) -> AsyncIterator[None]:
-        """Connect with all servers at once, until the end of the block.
+    async def connected(self, registry: ToolRegistry | None, asks: bool | None = None) -> AsyncIterator[bool]:
+        """Connect with all servers at once, until the end of the block. One of a file that fails is named; then the
+        block gets False.
 
         `asks`: whether a person is asked to log in where a server wants that. None: when there is a terminal.
 
         Raises:
-            McpServerError: one cannot be started or reached.
+            McpServerError: one of `--mcp`, or each of them, cannot be started or reached.
             UsageError: the extra `mcp` is not installed, or a flag is wrong.
         """
-        servers = self.servers()
-        if registry is None or not servers:
-            yield
+        servers, unreadable = self._read()
+        if registry is None or not (servers or unreadable):
+            yield True
             return
         may_ask = sys.stdin.isatty() and sys.stderr.isatty() if asks is None else asks
         import anyio
 
-        problems: list[Exception] = []
+        problems: dict[str, Exception] = {}
 
         async def connect(name: str, options: dict[str, Any]) -> None:
             try:
                 options = options | login_of(options, may_ask)
                 await registry.add_mcp_server(name, approve=self.mcp_approve, **options)
             except Exception as exc:
-                problems.append(exc)
+                problems[name] = exc
 
         try:
             async with anyio.create_task_group() as tasks:
                 for name, options in servers.items():
                     tasks.start_soon(connect, name, options)
-            if problems:
-                raise problems[0]
-            yield
+            named = {read_server(text)[0] for text in self.mcp or ()}
+            failed = sorted(problems, key=lambda name: name not in named)
+            refused = not named.isdisjoint(problems) or len(problems) == len(servers)
+            _go_on_without([*(problems[name] for name in failed), *unreadable], are_all=refused)
+            yield not (problems or unreadable)
         finally:
             with anyio.CancelScope(shield=True):
                 await registry.close()
+
+
+def _go_on_without(problems: Sequence[Exception], are_all: bool) -> None:
+    """Name what keeps servers of a file from being used, or raise it if there are no others."""
+    if problems and are_all:
+        raise problems[0]
+    for each in problems:
+        stderr().print(safe(one_line(f"warning: {each}; going on without this server", MAX_WARNING_CHARS), "yellow"))
 
 
 def login_of(options: Mapping[str, Any], may_ask: bool) -> dict[str, Any]:
@@ -150,11 +171,13 @@ def read_server(text: str) -> tuple[str, dict[str, Any]]:
         raise UsageError(f"--mcp {text!r}: {exc}") from exc
 
 
-def read_config(path: str) -> list[tuple[str, dict[str, Any]]]:
+def read_config(path: str, on_problem: Callable[[UsageError], object]) -> list[tuple[str, dict[str, Any]]]:
     """Read the servers of a file that MCP clients have. `${NAME}` and `${NAME:-default}` are of the environment.
 
+    `on_problem` is told of a server that cannot be used as it stands there, or whose variable is not set.
+
     Raises:
-        UsageError: the file is not there, too large or not of that form, or a variable is not set.
+        UsageError: the file is not there, too large or not of that form, or two servers would have one name.
     """
     where = f"--mcp-config {path}"
     try:
@@ -176,7 +199,10 @@ def read_config(path: str) -> list[tuple[str, dict[str, Any]]]:
         short = short_name(name)
         if (other := names.setdefault(short, name)) != name:
             raise UsageError(f"{where}: {other!r} and {name!r} would both be called {short!r}; rename one of them")
-        found.append((short, _server(f"{where}: {name}", entry)))
+        try:
+            found.append((short, _server(f"{where}: {name}", entry)))
+        except UsageError as exc:
+            on_problem(exc)
     return found
 
 

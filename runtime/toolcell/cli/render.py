@@ -17,11 +17,7 @@ CONTEXT_LINES = 2
 
 
 def show_result(result: ExecutionResult, source: str, out: Console, err: Console) -> None:
-    """Write a run's result: its output and value to `out`, everything about the run to `err`."""
-    for entry in result.logs.entries:
-        (out if entry.stream == "stdout" else err).print(safe(entry.text), end="")
-    if result.logs.text and not result.logs.text.endswith("\n"):
-        (out if result.logs.entries[-1].stream == "stdout" else err).print()
+    """Write a run's result: its value to `out`, everything about the run to `err`. Its output was shown as it came."""
     if result.has_value:
         show_value(result.value, out)
     show_files(result.files, err)

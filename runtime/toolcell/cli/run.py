@@ -119,6 +119,14 @@ class RuntimeFlags:
         list[str] | None,
         typer.Option("--allow-package", metavar="NAME", help="A package that the script may install: install_package."),
     ] = None
+    package_index: Annotated[
+        str | None,
+        typer.Option(
+            "--package-index",
+            metavar="URL",
+            help="Where packages come from instead of PyPI: URL, or 'URL @ADDRESS' for one that is not public.",
+        ),
+    ] = None
     lint: Annotated[LintProfile, typer.Option("--lint", help="Refuse some Python before it runs. Not isolation.")] = (
         "off"
     )
@@ -168,10 +176,16 @@ class RuntimeFlags:
             "policy": make_policy(self.require, profile=self.profile, lint=self.lint, **settings),
             "audit": self._audit_log(),
         }
-        if self.allow or self.allow_secret or self.allow_package:
+        given = (self.allow or (), self.allow_secret or (), self.allow_package or ())
+        if any(given) or self.package_index is not None:
             from toolcell.egress import Egress
 
-            options["egress"] = Egress.of_texts(self.allow or (), self.allow_secret or (), self.allow_package or ())
+            egress = Egress.of_texts(*given, self.package_index)
+            options |= {"egress": egress} if any(given) else {}
+        if self.package_index is not None:
+            from toolcell.sandbox import use_package_index
+
+            use_package_index(self.package_index.split()[0])
         options["backend"] = self._backend(options)
         tools = load_registry(self.tools) if self.tools else None
         return options | {"registry": builtins.with_tools(tools, self.backend)}  # last: it makes folders
@@ -233,7 +247,7 @@ def run(
     with output_folder(output_dir):
         # The document is all that may reach stdout. A tool, or the file that defines it, may print too.
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-            result = execute(source, settings.options(builtins) | {"limits": limits}, arguments, servers)
+            result = execute(source, settings.options(builtins) | {"limits": limits}, arguments, servers, not as_json)
         saved, problems = save_files(result.files, output_dir) if output_dir else ({}, [])
     if as_json:
         unsaved = {"not_saved": problems} if problems else {}
@@ -252,14 +266,9 @@ def run(
 
 
 def show(result: ExecutionResult, source: str) -> None:
-    """Write a run's result. One that is only a value, and nothing around it to a person, needs no rich."""
+    """Write a run's result, without its output. One that is only a value, and nothing around it, needs no rich."""
     if result.ok and not (
-        result.logs.entries
-        or result.files
-        or result.warnings
-        or result.type_findings
-        or sys.stderr.isatty()
-        or sys.stdout.isatty()
+        result.files or result.warnings or result.type_findings or sys.stderr.isatty() or sys.stdout.isatty()
     ):
         if result.has_value:
             text = for_terminal(value_text(result.value))
@@ -271,9 +280,13 @@ def show(result: ExecutionResult, source: str) -> None:
 
 
 def execute(
-    source: str, options: dict[str, Any], arguments: dict[str, Any], servers: McpFlags = NO_SERVERS
+    source: str,
+    options: dict[str, Any],
+    arguments: dict[str, Any],
+    servers: McpFlags = NO_SERVERS,
+    shows_output: bool = False,
 ) -> ExecutionResult:
-    """Open a runtime for one script and run it."""
+    """Open a runtime for one script and run it. `shows_output`: what it prints is written as it comes."""
     registry = servers.with_registry(options["registry"])
     options = options | {"backend": _started_early(options), "registry": registry}
     from toolcell.runtime import Runtime
@@ -294,7 +307,7 @@ def execute(
                 **arguments,
                 context=context,
                 cancel=watch.cancel,
-                on_log=lambda stream, text: watch.say(text),
+                on_log=watch.show if shows_output else lambda stream, text: watch.say(text),
                 on_progress=lambda value: watch.say(str(value)),
             )
 

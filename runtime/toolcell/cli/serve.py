@@ -79,6 +79,10 @@ def serve(
     drain_s: Annotated[
         float | None, typer.Option("--drain-s", metavar="SECONDS", help="Time for current runs to finish at SIGTERM.")
     ] = None,
+    package_index: Annotated[
+        str | None,
+        typer.Option("--package-index", metavar="URL", help="Where packages come from: URL, or 'URL @ADDRESS'."),
+    ] = None,
     tenants: TenantFlags,
     builtins: BuiltinFlags,
     servers: McpFlags,
@@ -95,7 +99,7 @@ def serve(
     from toolcell.service.config import ServiceConfig
 
     base = ServiceConfig.from_toml(config) if config is not None else ServiceConfig()
-    own = {"host": host, "port": port, "state": state, "drain_s": drain_s}
+    own = {"host": host, "port": port, "state": state, "drain_s": drain_s, "package_index": package_index}
     settings = _settings_above(base, own | access.settings(base), tenants.settings(servers, limits))
     with redirect_stdout(sys.stderr):
         registry = builtins.with_tools(None, settings.defaults.backend)

@@ -52,11 +52,17 @@ class Egress:
         """Decides about each request."""
 
     @classmethod
-    def of_texts(cls, allow: Sequence[str], secrets: Sequence[str] = (), packages: Sequence[str] = ()) -> Self:
+    def of_texts(
+        cls,
+        allow: Sequence[str],
+        secrets: Sequence[str] = (),
+        packages: Sequence[str] = (),
+        package_index: str | None = None,
+    ) -> Self:
         """Return the rules of a command line or a file. Secrets are variables of this process's environment.
 
         `allow`: what `Allow.parse` reads. `secrets`: such as `api.example.com=Authorization: Bearer {TOKEN}`.
-        `packages`: what scripts may install.
+        `packages`: what scripts may install. `package_index`: where from, as `PackageIndex.parse` reads it.
 
         Raises:
             UsageError: a text is wrong, or a variable is not set.
@@ -79,7 +85,10 @@ class Egress:
             for rule in found:
                 own = {**rule.added_headers, name.strip(): template.strip()}
                 rules[rules.index(rule)] = dataclasses.replace(rule, secrets=own)
-        return cls(*rules, secrets=values, packages=packages)
+        if package_index is None:
+            return cls(*rules, secrets=values, packages=packages)
+        index, own_secrets = PackageIndex.parse(packages, package_index)
+        return cls(*rules, secrets=values | own_secrets, packages=index)
 
     def tools_for(self, limits: Limits) -> RequestTools:
         """Return the tools of one runtime. `limits`: of runs that have none of their own."""

@@ -6,11 +6,13 @@ wheels as bytes: it neither unpacks nor imports them. A script reads them part b
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
+from urllib.parse import unquote
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
@@ -82,6 +84,24 @@ class PackageIndex:
     approval: bool = False
     """Somebody has to approve each call."""
 
+    @classmethod
+    def parse(cls, requirements: Sequence[str], text: str) -> tuple[Self, dict[str, str]]:
+        """Read `URL[ @ADDRESS]`, such as `https://pypi.example.com/simple/ @10.0.0.0/8`: an index, and its secrets.
+
+        A user name and a password in the URL are sent to the index, and no sandbox sees them.
+
+        Raises:
+            UsageError: it is not of this form.
+        """
+        url, *private = text.split() or [""]
+        own, login = without_login(url)
+        if wrong := [each for each in private if not each.startswith("@")]:
+            raise UsageError(f"an index is written 'URL @ADDRESS', such as '{PYPI} @10.0.0.0/8'; not {wrong[0]!r:.100}")
+        name, header = "PACKAGE_INDEX", {"Authorization": "Basic {PACKAGE_INDEX}"}
+        rule = replace(_rule_of(own), private=[each[1:] for each in private], secrets=header if login else {})
+        encoded = base64.b64encode(login.encode()).decode()
+        return cls(requirements, url=own, rules=[rule]), {name: encoded} if login else {}
+
     def __post_init__(self) -> None:
         put = object.__setattr__
         put(self, "requirements", tuple(names_of(self.requirements, "Egress(packages)")))
@@ -135,6 +155,13 @@ def _parsed(text: object, error: type[ToolError | UsageError]) -> Requirement:
     found.name = canonicalize_name(found.name)
     found.extras = {canonicalize_name(each) for each in found.extras}
     return found
+
+
+def without_login(url: str) -> tuple[str, str]:
+    """Return a URL without the user name and the password in it, and these with a colon between them."""
+    scheme, mark, rest = url.partition("://")
+    login, at, _ = rest.partition("/")[0].rpartition("@")
+    return (f"{scheme}{mark}{rest[len(login) + 1 :]}", unquote(login)) if at else (url, "")
 
 
 def _rule_of(url: str) -> Allow:

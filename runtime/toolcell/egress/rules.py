@@ -106,14 +106,16 @@ class Allow:
 
     @classmethod
     def parse(cls, text: str) -> Allow:
-        """Read `[METHOD,METHOD ]host[:port][/path][ +HEADER]`, such as `GET,PUT *.example.com/files/* +X-Tenant`.
+        """Read `[METHOD,METHOD ]host[:port][/path][ +HEADER][ @ADDRESS]`, such as `GET,PUT *.example.com/* +X-Tenant`.
+
+        `@10.0.0.0/8`: addresses that the host may have although they are not public.
 
         Raises:
             UsageError: it is not of this form.
         """
         words = text.split()
-        headers = [word[1:] for word in words if word.startswith("+")]
-        methods, _, place = " ".join(word for word in words if not word.startswith("+")).rpartition(" ")
+        headers, private = ([word[1:] for word in words if word[0] == mark] for mark in "+@")
+        methods, _, place = " ".join(word for word in words if word[0] not in "+@").rpartition(" ")
         scheme, mark, rest = place.rpartition("://")
         host, slash, path = rest.partition("/")
         name, colon, port = host.rpartition(":")
@@ -121,6 +123,8 @@ class Allow:
         options: dict[str, Any] = {}
         if headers:
             options["headers"] = headers
+        if private:
+            options["private"] = tuple(private)
         if methods:
             options["methods"] = tuple(each.strip().upper() for each in methods.split(","))
         if slash and path:
@@ -194,6 +198,9 @@ class Allow:
         return frozenset(PLACEHOLDER.findall(given))
 
 
+_ALLOWED_BY = "Allow(private=[...]), or @ADDRESS after the host on the command line, would allow it"
+
+
 class RuleBook:
     """All rules of an `Egress`. The first that allows a request is the one that counts for it."""
 
@@ -234,7 +241,7 @@ class RuleBook:
         reason = refusal(address, networks_of([each for rule in own for each in rule.private]))
         if reason is not None:
             shown = host if host == str(address) else f"{host} ({address})"
-            raise refused(f"the address of {shown} is refused: {reason}; Allow(private=[...]) would allow it")
+            raise refused(f"the address of {shown} is refused: {reason}; {_ALLOWED_BY}")
 
 
 def readings(target: Target) -> list[str]:

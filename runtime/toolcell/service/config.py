@@ -170,6 +170,10 @@ class ServiceConfig(SettingsModel):
     drain_s: float = setting(default=30.0, ge=0, le=86_400)
     """Seconds in which runs may finish after SIGTERM. Then they are cancelled."""
 
+    package_index: str | None = None
+    """Where packages come from instead of PyPI: those of sandboxes and those that scripts install. `URL`, or
+    `URL @ADDRESS` for an index that is not public."""
+
     tokens: Path | None = None
     """The store of tokens: `toolcell tokens` makes it."""
 

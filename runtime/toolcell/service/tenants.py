@@ -14,6 +14,7 @@ from toolcell.errors import UsageError
 from toolcell.journal import JournalConfig, make_private
 from toolcell.quotas import Quotas
 from toolcell.runtime import Runtime
+from toolcell.sandbox import use_package_index
 from toolcell.service.answering import Answers
 from toolcell.service.config import ServiceConfig, TenantConfig
 from toolcell.service.downloads import DownloadStore
@@ -71,10 +72,12 @@ class Tenants:
         Raises:
             UsageError: a file or module of tools cannot be loaded, or a rule about requests is wrong.
         """
+        if (index := self._config.package_index) is not None:
+            use_package_index(index.partition(" ")[0])
         for name in self._config.tenants or ("default",):
             config = self._config.tenant(name)
             self._loaded[name] = [load_tools(source) for source in config.tools]
-            _egress(name, config)
+            self._egress(name, config)
 
     async def get(self, name: str) -> Tenant:
         """Return a tenant; open it first if this is the first time.
@@ -147,7 +150,7 @@ class Tenants:
                 most_files=config.kept_files,
             ),
             quotas=_quotas(name, config),
-            egress=_egress(name, config),
+            egress=self._egress(name, config),
         )
 
     def _make_folder(self, name: str, config: TenantConfig) -> None:
@@ -158,14 +161,13 @@ class Tenants:
             with suppress(FileExistsError):
                 save_private(path, HmacKey.generate().to_text())
 
-
-def _egress(name: str, config: TenantConfig) -> Egress | None:
-    if not (config.allow or config.allow_secrets or config.allow_packages):
-        return None
-    try:
-        return Egress.of_texts(config.allow, config.allow_secrets, config.allow_packages)
-    except UsageError as exc:
-        raise UsageError(f"tenant {name}: {exc}") from exc
+    def _egress(self, name: str, config: TenantConfig) -> Egress | None:
+        given = (config.allow, config.allow_secrets, config.allow_packages)
+        try:
+            egress = Egress.of_texts(*given, self._config.package_index)
+        except UsageError as exc:
+            raise UsageError(f"tenant {name}: {exc}") from exc
+        return egress if any(given) else None
 
 
 def _quotas(name: str, config: TenantConfig) -> Quotas | None:

@@ -182,7 +182,8 @@ def check_definition(definition: ToolDefinition) -> None:
     schema: object = definition.parameters
     check_name(name)
     if not isinstance(description, str) or not description.strip():
-        raise RegistrationError(f"tool {name!r}: the description is empty, so no model would know when to call it")
+        said = "the description is empty, so no model would know when to call it; write a docstring"
+        raise RegistrationError(f"tool {name!r}: {said}")
     if not isinstance(schema, dict) or schema.get("type") != "object":
         raise RegistrationError(f'tool {name!r}: parameters must be a JSON Schema of "type": "object"')
     required, properties = schema.get("required", []), schema.get("properties", {})

@@ -7,11 +7,13 @@ import importlib.util
 import inspect
 import os
 import sys
+import sysconfig
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from toolcell.errors import UsageError
+from toolcell.errors import RegistrationError, UsageError
 from toolcell.tools.adapters import AgentTool, FunctionTool
 from toolcell.tools.registry import ToolRegistry
 
@@ -52,18 +54,27 @@ def _load(target: str) -> ModuleType:
     folder = str(path.resolve().parent) if is_file else os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    if is_file and not path.exists():
+        raise UsageError(f"--tools {target}: no such file")
     try:
         return _load_file(path) if is_file else importlib.import_module(target)
-    except UsageError:
-        raise
-    except FileNotFoundError as exc:
-        raise UsageError(f"--tools {target}: no such file") from exc
+    except RegistrationError as exc:
+        raise RegistrationError(f"--tools {target}: {exc}{_line_in(exc)}") from exc
+    except UsageError as exc:
+        raise UsageError(f"--tools {target}: {exc}{_line_in(exc)}") from exc
     except ModuleNotFoundError as exc:
-        raise UsageError(f"--tools {target}: {exc}") from exc
-    except Exception as exc:  # the file's own code may raise anything
+        is_own = not is_file and exc.name is not None and f"{target}.".startswith(f"{exc.name}.")
+        cure = f"{_line_in(exc)}; install it for {sys.executable}, which loads the tools"
+        raise UsageError(f"--tools {target}: {exc}{'; a file is named with .py' if is_own else cure}") from exc
+    except SystemExit as exc:
+        cure = 'what only a program does belongs under if __name__ == "__main__"'
         raise UsageError(
-            f"--tools {target}: loading it raised {type(exc).__name__}: {exc}{_line_in(exc, path)}"
+            f"--tools {target}: loading it ended with sys.exit({exc.code}){_line_in(exc)}; {cure}"
         ) from exc
+    except Exception as exc:  # the file's own code may raise anything
+        cure = "; check the name, and which version is installed" if isinstance(exc, ImportError) else ""
+        said = f"loading it raised {type(exc).__name__}: {exc}{_line_in(exc)}"
+        raise UsageError(f"--tools {target}: {said}{cure}") from exc
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -76,14 +87,18 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def _line_in(exc: BaseException, path: Path) -> str:
-    """The last line of `path` that led to `exc`, as a suffix for a message."""
-    trace, line = exc.__traceback__, None
-    while trace is not None:
-        if os.path.basename(trace.tb_frame.f_code.co_filename) == path.name:
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return f" (line {line})" if line else ""
+def _line_in(exc: BaseException) -> str:
+    """The last line of somebody's own file that led to `exc`, as a suffix for a message: not one of a library."""
+    if isinstance(exc, SyntaxError):
+        return ""  # its text has both
+    files = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(exc.__traceback__)]
+    others = [each for each in files if not each[0].startswith(("<", _OWN))]
+    own = [each for each in others if not each[0].startswith(_LIBRARIES)] or others
+    return f" ({os.path.basename(own[-1][0])}, line {own[-1][1]})" if own else ""
+
+
+_OWN = str(Path(__file__).parents[1])
+_LIBRARIES = tuple({sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def _registry_from(module: ModuleType, source: str) -> ToolRegistry:
@@ -91,7 +106,13 @@ def _registry_from(module: ModuleType, source: str) -> ToolRegistry:
     made = [value for name, value in vars(module).items() if not name.startswith("_") and _is_tool(value)]
     registry = ToolRegistry()
     for tool in made or _public_functions(module):
-        registry.add(tool)
+        try:
+            registry.add(tool)
+        except RegistrationError as exc:
+            code = getattr(tool, "__code__", None)
+            where = f" ({os.path.basename(code.co_filename)}, line {code.co_firstlineno})" if code is not None else ""
+            cure = "" if made else "; begin the name of a function that is not a tool with _"
+            raise RegistrationError(f"--tools {source}: {exc}{where}{cure}") from exc
     if not registry.definitions():
         raise UsageError(f"--tools {source}: it has no ToolRegistry, no tool and no public function")
     return registry

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
@@ -30,6 +31,9 @@ from toolcell.support.text import for_terminal
 
 INSTALL_TIMEOUT_S = 900.0
 """An installer that needs longer is stuck on its network."""
+
+INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
+"""In the environment, from where installers take packages in place of PyPI."""
 
 _ERROR_LINES = 15
 """How many lines of an installer's output an error repeats."""
@@ -45,6 +49,14 @@ class PackageSource:
     """Equal for equal files: a digest of the wheel, of all wheels of a version, or of an installed RECORD."""
     fill: Callable[[Path], None]
     """Puts the files into an empty directory."""
+
+
+def use_package_index(url: str) -> None:
+    """Have this process take the packages of sandboxes from another index than PyPI: installers read its environment."""
+    os.environ.update(dict.fromkeys(INDEX_VARIABLES, url))
+    place = urlsplit(url)
+    if place.scheme == "http":  # pip leaves such an index out unless it is told
+        os.environ["PIP_TRUSTED_HOST"] = place.netloc.rpartition("@")[2]
 
 
 class InstallProgress:

@@ -39,7 +39,7 @@ from toolcell.sandbox.process.package_copies import (
     listing,
     write_manifest,
 )
-from toolcell.sandbox.process.package_installers import InstallProgress, of_installed, resolved
+from toolcell.sandbox.process.package_installers import INDEX_VARIABLES, InstallProgress, of_installed, resolved
 from toolcell.support import file_lock
 from toolcell.support.atomic import link_or_copy, new_directory, remove_tree
 from toolcell.support.private_files import make_private_folder
@@ -148,8 +148,10 @@ class _Request:
         """Equal for equal environments."""
         identities = [item.identity for item in self.wanted]
         asked = [FORMAT, self.interpreter.version, self.interpreter.tag, identities]
-        found = sorted(self.installed.identities.values()) if isinstance(self.installed, sources.Installed) else None
-        return entry_key([asked, found])
+        if isinstance(self.installed, sources.Installed):
+            return entry_key([asked, sorted(self.installed.identities.values())])
+        indexes = {name: os.environ[name].rpartition("@")[2] for name in INDEX_VARIABLES if os.environ.get(name)}
+        return entry_key([asked, indexes or None])
 
 
 def _build(cache: Path, request: _Request, progress: InstallProgress) -> None:
