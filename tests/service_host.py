@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +113,8 @@ class Served:
                 self.process.stderr.close()
                 raise AssertionError("".join(self.said))
             self.said.append(line)
+        self._reading = threading.Thread(target=self.said.extend, args=(self.process.stderr,))
+        self._reading.start()
         self.port = int(found[1])
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30)
 
@@ -123,6 +126,7 @@ class Served:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+        self._reading.join()
         assert self.process.stderr is not None
         self.process.stderr.close()
 

@@ -117,11 +117,12 @@ class _Warnings(logging.Handler):
 
 @contextlib.contextmanager
 def showing_warnings() -> Iterator[None]:
-    """Show warnings: of a weaker profile than `full`, of an audit log that cannot be signed, of the scheduler, of tools
-    that an MCP server lost."""
+    """Show warnings: of a weaker profile than `full`, of an audit log that cannot be signed, of the scheduler, of the
+    service, of tools that an MCP server lost."""
     handler = _Warnings(logging.WARNING)
     loggers = [
-        logging.getLogger(f"toolcell.{name}") for name in ("audit", "mcp", "schedule", "sandbox.process.auto_backend")
+        logging.getLogger(f"toolcell.{name}")
+        for name in ("audit", "mcp", "schedule", "service", "sandbox.process.auto_backend")
     ]
     for logger in loggers:
         logger.addHandler(handler)

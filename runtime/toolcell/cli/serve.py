@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
+import os
+import queue
 import sys
-from contextlib import closing, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,12 +18,19 @@ import typer
 
 from toolcell.cli.access import AccessFlags
 from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
+from toolcell.cli.execution import showing_warnings
 from toolcell.cli.flags import with_flags
 from toolcell.cli.mcp_servers import McpFlags
 from toolcell.cli.run import NamingCommand, audit_folder, record_config, split
 from toolcell.cli.terminal import reporting
 from toolcell.config import Limits, PoolConfig
 from toolcell.errors import UsageError
+from toolcell.support import daemon_threads
+
+MAX_LINES = 10_000
+"""Of the log that wait to be written."""
+END_S = 1.0
+"""What the last of them may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +114,50 @@ def serve(
     settings = _settings_above(base, own | access.settings(base), tenants.settings(servers, limits))
     with redirect_stdout(sys.stderr):
         registry = builtins.with_tools(None, settings.defaults.backend)
-        anyio.run(_serve, settings, registry)
+        with showing_warnings(), _request_log() as lines:
+            anyio.run(_serve, settings, registry, lines.say)
+
+
+class _Lines(logging.Handler):
+    """Writes the lines of a service to stderr, in a thread: whoever does not read them keeps no request waiting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._texts: queue.Queue[str | None] = queue.Queue(MAX_LINES)
+        self._thread = daemon_threads.start(self._write, name="toolcell-log")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        self.say(record.getMessage())
+
+    def say(self, text: str | None) -> None:
+        """Write a line; None is the last one. When too many wait, it is dropped."""
+        with suppress(queue.Full):
+            self._texts.put_nowait(text)
+
+    def end(self) -> None:
+        """Wait for what is left, for a short while."""
+        self.say(None)
+        self._thread.join(END_S)
+
+    def _write(self) -> None:
+        while (text := self._texts.get()) is not None:
+            with suppress(OSError):  # past `sys.stderr`, whose lock would be held while nobody reads
+                os.write(2, f"{text}\n".encode())
+
+
+@contextmanager
+def _request_log() -> Iterator[_Lines]:
+    """Write one line of JSON for each request."""
+    logger, lines = logging.getLogger("toolcell.service.request_log"), _Lines()
+    logger.addHandler(lines)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(lines)
+        lines.end()
 
 
 def _settings_above(base: Any, own: dict[str, Any], tenant: dict[str, Any]) -> Any:
@@ -113,7 +167,7 @@ def _settings_above(base: Any, own: dict[str, Any], tenant: dict[str, Any]) -> A
     return type(base)(**{name: getattr(base, name) for name in base.model_fields_set} | given)
 
 
-async def _serve(settings: Any, registry: Any) -> None:
+async def _serve(settings: Any, registry: Any, say: Callable[[str], None]) -> None:
     from toolcell.service.app import create_app
     from toolcell.service.server import check_host
     from toolcell.service.server import serve as serve_app
@@ -125,4 +179,4 @@ async def _serve(settings: Any, registry: Any) -> None:
     allow_connections()
     with closing(listening(settings.host, settings.port)) as listener:
         async with opened_dependencies():
-            await serve_app(create_app(service), listener, lambda text: typer.echo(text, err=True))
+            await serve_app(create_app(service), listener, say)

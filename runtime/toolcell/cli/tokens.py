@@ -16,6 +16,7 @@ from rich.table import Table
 from toolcell.cli.flags import with_flags
 from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout
 from toolcell.errors import UsageError
+from toolcell.service.config import ServiceConfig
 from toolcell.service.principal import Scope
 from toolcell.service.tokens import IssuedToken, TokenDatabase, TokenRecord
 
@@ -45,6 +46,10 @@ def create(
     ],
     *,
     tokens: File,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", metavar="FILE", help="Settings of the service: is it a tenant of theirs?"),
+    ] = None,
     scope: Annotated[list[Scope] | None, typer.Option("--scope", "-s", help="May be given more than once.")] = None,
     name: Annotated[str, typer.Option("--name", "-n", help="Who or what uses it; quotas and logs show it.")] = "",
     expires: Annotated[str, typer.Option("--expires", metavar="TIME", help="90d, 12h, 30m, 45s, or never.")] = "90d",
@@ -54,6 +59,8 @@ def create(
     with _opened(tokens) as store:
         scopes = scope or [Scope.EXECUTE, Scope.READ]
         issued = store.create(tenant, scopes, name=name, lifetime_s=None if expires == "never" else seconds(expires))
+    if config is not None and (unknown := ServiceConfig.from_toml(config).unlisted([tenant])):
+        stderr().print(safe(f"warning: {unknown} (settings: {config})", "yellow"))
     _show_issued(issued, as_json)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 from starlette.applications import Starlette
@@ -11,7 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from toolcell.errors import ToolcellError
@@ -20,6 +22,7 @@ from toolcell.service.endpoints import Endpoint, json_response
 from toolcell.service.framing import OneFraming
 from toolcell.service.openapi import OPENAPI, document
 from toolcell.service.problems import Problem, answer_problem
+from toolcell.service.request_log import RequestLog
 from toolcell.service.routes import execute, health, measurements, plans, runs, sessions, suspended, tools
 from toolcell.service.service import Service
 from toolcell.service.socket import server as socket_server
@@ -51,12 +54,20 @@ def create_app(config: ServiceConfig | Service | None = None, *, registry: ToolR
 
     handlers = dict.fromkeys((Problem, ToolcellError, HTTPException, Exception), answer_problem)
     routes = [*_routes(), viewer_of(service)]
-    outermost = [Middleware(OneFraming)]
+    outermost = [Middleware(RequestLog, route_of=partial(_route_of, routes)), Middleware(OneFraming)]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=outermost)
     app.state.service = service
     if service.config.trusted_proxies:
         app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=[*service.config.trusted_proxies])
     return app
+
+
+def _route_of(routes: Sequence[BaseRoute], scope: Scope) -> str | None:
+    """Return the template of the path, of the viewer's pages too; None for what is no route."""
+    for route in routes:
+        if route.matches(scope)[0] is not Match.NONE:
+            return getattr(route, "path", None) or _route_of(route.routes or [], scope)
+    return None
 
 
 def _routes() -> list[BaseRoute]:

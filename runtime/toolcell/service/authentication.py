@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection
 
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
+from toolcell.service.request_log import note
 from toolcell.support.asgi import is_loopback
 
 LOOPBACK_TENANT = "default"
@@ -101,10 +102,20 @@ async def principal_of(connection: HTTPConnection, *scopes: Scope) -> Principal:
     Raises:
         Problem: they are not known (401), may not do it (403), or tried too often (429).
     """
-    authenticator: Authenticator = connection.app.state.service.authenticator
     client = connection.client.host if connection.client is not None else ""
-    principal = await authenticator.principal(connection.headers, client)
+    principal = await identified(connection.app.state.service.authenticator, connection.headers, client)
     check_may(principal, *scopes)
+    return principal
+
+
+async def identified(authenticator: Authenticator, headers: Mapping[str, str], client: str) -> Principal:
+    """Return who it is, and note it, or why it is nobody, in the line of the request."""
+    try:
+        principal = await authenticator.principal(headers, client)
+    except Problem as problem:
+        note(code=problem.code, refused=problem.detail or problem.title)
+        raise
+    note(tenant=principal.tenant, subject=principal.subject)
     return principal
 
 

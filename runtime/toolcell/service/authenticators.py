@@ -77,7 +77,10 @@ def make_authenticator(config: ServiceConfig) -> Authenticator:
     if config.tokens is not None:
         if not config.tokens.exists():
             raise UsageError(f"there is no store of tokens {config.tokens}; make one with `toolcell tokens create`")
-        found.append(TokenAuthenticator(TokenDatabase(config.tokens), attempts))
+        store = TokenDatabase(config.tokens)
+        if unknown := config.unlisted(each.tenant for each in store.list() if each.state(store.now()) == "active"):
+            logger.warning("tokens: %s", unknown)
+        found.append(TokenAuthenticator(store, attempts))
     if config.oidc is not None:
         found.append(_jwts(config, attempts))
     match found:

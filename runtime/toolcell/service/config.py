@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -219,6 +220,14 @@ class ServiceConfig(SettingsModel):
     def knows_callers(self) -> bool:
         """True when callers say who they are, so that there may be several tenants."""
         return self.tokens is not None or self.oidc is not None
+
+    def unlisted(self, names: Iterable[str]) -> str:
+        """Say which tenants have no table, where others have one; empty if none."""
+        unknown = sorted({*names} - {*self.tenants}) if self.tenants else []
+        if not unknown:
+            return ""
+        known = ", ".join(self.tenants)
+        return f"no table in the settings for {', '.join(unknown)}: `defaults` apply; tenants with one: {known}"[:1000]
 
     def tenant(self, name: str) -> TenantConfig:
         """Return the settings of one tenant.

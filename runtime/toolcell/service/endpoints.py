@@ -23,6 +23,7 @@ from toolcell.service.idempotent_requests import HEADER, KeyedRequest
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
 from toolcell.service.receiving import Reservation
+from toolcell.service.request_log import note
 from toolcell.service.revocations import AskWho
 from toolcell.service.routes.models import NoQuery, RequestModel
 from toolcell.service.tenants import Tenant
@@ -136,6 +137,7 @@ class Endpoint:
         self, http: Request, service: Service, principal: Principal, reservation: Reservation
     ) -> ApiRequest:
         _check_path(http.path_params)
+        note(**{name: value for name, value in http.path_params.items() if name != "path"})
         query = of_query(self.query, http)
         body, sent = None, b""
         if self.body is not None:

@@ -20,6 +20,7 @@ from toolcell.errors import (
     UnknownId,
     UsageError,
 )
+from toolcell.service.request_log import note
 from toolcell.support.exact_json import json_text
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -95,13 +96,19 @@ def problem_in(http: HTTPConnection, error: ToolcellError) -> Problem:
 
 async def answer_problem(request: Request, error: Exception) -> Response:
     """Answer what a handler raised."""
+    problem = _problem(request, error)
+    note(code=problem.code)
+    return problem.response()
+
+
+def _problem(request: Request, error: Exception) -> Problem:
     match error:
         case Problem():
-            return error.response()
+            return error
         case ToolcellError():
-            return problem_in(request, error).response()
+            return problem_in(request, error)
         case HTTPException(status_code=status, detail=detail, headers=headers):
             code, cure = _ROUTES.get(status, ("http_error", ""))
             said = f"{request.method} {request.url.path[:200]}{cure}" if cure else ""
-            return Problem(status, code, str(detail), said, headers=headers).response()
-    return Problem(500, "internal_error", "The service failed", "its log has the reason").response()
+            return Problem(status, code, str(detail), said, headers=headers)
+    return Problem(500, "internal_error", "The service failed", "its log has the reason")

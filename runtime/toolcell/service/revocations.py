@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,7 +46,7 @@ class Revocations:
         one = _Open(principal, ask_who, end)
         self._open.add(one)
         if self._checking is None or self._checking.done():
-            self._checking = asyncio.create_task(self._check())
+            self._checking = asyncio.create_task(self._check(), context=Context())  # of no single request
         try:
             yield
         finally:
@@ -64,6 +65,8 @@ class Revocations:
                 problem = await _problem_of(one)
                 if problem is not None and one in self._open:
                     self._open.discard(one)
+                    who, why = one.principal, problem.detail or problem.title
+                    logger.warning("what %s of %s had open ends: %s", who.subject, who.tenant, why)
                     one.end(problem)
                 await asyncio.sleep(0)  # of very many, others do not wait for all
 

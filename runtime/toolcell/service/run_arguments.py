@@ -10,6 +10,7 @@ from toolcell.service.authentication import check_may
 from toolcell.service.endpoints import ApiRequest
 from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem
+from toolcell.service.request_log import note
 from toolcell.service.routes.models import ExecuteRequest, InputFile, ScriptRequest
 from toolcell.service.tenant_limits import allowed_limits
 from toolcell.service.tenants import Tenant
@@ -18,11 +19,13 @@ from toolcell.tools import RunContext, ToolRegistry
 
 def context_of(request: ApiRequest) -> RunContext:
     """Return whom a run is for. The audit log and the quotas know its subject."""
+    note(run_id=request.run_id)
     return RunContext(run_id=request.run_id, user_id=request.principal.subject)
 
 
 def replay_context(request: ApiRequest, run: RecordedRun) -> RunContext:
     """Return whom a replay is for. Its own record says that it is one, and of which run."""
+    note(replay_id=request.run_id)
     return RunContext(run_id=request.run_id, user_id=request.principal.subject, channel="replay", chat_id=run.id)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import Context
 from functools import lru_cache
 from typing import Final
 
@@ -25,10 +27,16 @@ from toolcell.service.runs_under_way import RunsUnderWay
 from toolcell.service.socket.callers import Callers
 from toolcell.service.tenants import Tenants
 from toolcell.support.lifetime import OpenedInBlock
+from toolcell.support.log import logger_of
 from toolcell.tools import ToolRegistry
+
+logger = logger_of("toolcell.service")
 
 SHARES: Final = 1024
 """Tenants whose settings of the queue are remembered."""
+
+WARM_S: Final = 5.0
+"""What a probe of readiness waits for the first sandboxes."""
 
 CANCEL_S: Final = 10.0
 """What runs that were cancelled may take to answer."""
@@ -60,6 +68,7 @@ class Service(OpenedInBlock):
         self._stack = AsyncExitStack()
         self._is_open = False
         self._at_close: list[Callable[[], Awaitable[None]]] = []
+        self._warming: asyncio.Task[None] | None = None
 
     def at_close(self, callback: Callable[[], Awaitable[None]]) -> None:
         """Call this when the service is closed, while its tenants are still open."""
@@ -88,9 +97,29 @@ class Service(OpenedInBlock):
     async def close(self) -> None:
         """End what runs, and close everything."""
         self._is_open = False
+        if self._warming is not None:
+            self._warming.cancel()
+            await asyncio.wait([self._warming])
         for callback in self._at_close:
             await callback()
         await self._stack.aclose()
+
+    async def is_warm(self) -> bool:
+        """Return whether the tenants of the settings are open, with a sandbox ready; open them if nobody has. This
+        waits for a while. One that cannot be opened is logged."""
+        if self._warming is None:
+            self._warming = asyncio.create_task(self._warm(), context=Context())
+        await asyncio.wait([self._warming], timeout=WARM_S)
+        return self._warming.done()
+
+    async def _warm(self) -> None:
+        for name in self.tenants.listed:
+            try:
+                tenant = await self.tenants.get(name)
+                if (pool := tenant.runtime.pool) is not None and tenant.config.pool.warm:
+                    pool.release(await pool.acquire())  # the ones after it are started as for any other run
+            except Exception as exc:  # its requests are answered with this, too
+                logger.warning("tenant %s cannot run scripts: %s", name, exc)
 
     async def drain(self, grace_s: float) -> None:
         """Begin nothing new. Wait for what runs, and cancel it after `grace_s`."""

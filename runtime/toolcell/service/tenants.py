@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
+from contextvars import Context
 from functools import partial
+from typing import Any, Final
 
 import anyio
 
 from toolcell.audit import AuditLog, HmacKey, save_private
 from toolcell.egress import Egress
-from toolcell.errors import UsageError
+from toolcell.errors import McpServerError, UsageError
 from toolcell.journal import JournalConfig, make_private
 from toolcell.quotas import Quotas
 from toolcell.runtime import Runtime
 from toolcell.sandbox import use_package_index
 from toolcell.service.answering import Answers
+from toolcell.service.authentication import LOOPBACK_TENANT
 from toolcell.service.config import ServiceConfig, TenantConfig
 from toolcell.service.downloads import DownloadStore
 from toolcell.service.recorded_runs import RecordedRuns
 from toolcell.service.replays import Replays
 from toolcell.service.sessions import TenantSessions
 from toolcell.service.tenant_journals import TenantJournals
+from toolcell.support.log import logger_of
 from toolcell.tools import ToolRegistry, load_tools
+
+logger = logger_of("toolcell.service.tenants")
+
+CONNECT_AGAIN_S: Final = 30.0
+"""Between two times that a server is tried which could not be had."""
 
 
 class Tenant:
@@ -40,10 +51,36 @@ class Tenant:
     ) -> None:
         self.name, self.config, self.registry, self.runtime = name, config, registry, runtime
         self.files, self.replays, self.answers = files, replays, answers
+        self.missing_servers: dict[str, dict[str, Any]] = {}
+        """Options of its MCP servers that could not be had."""
+        self._connecting: asyncio.Task[None] | None = None
+        self._tried_at = 0.0
         self.sessions = TenantSessions(runtime, config.sessions)
         self.journals = TenantJournals(runtime)
         self.recorded = RecordedRuns(config.audit, config.record.key) if config.audit is not None else None
         """The runs in its audit log; None when it has none."""
+
+    async def connect(self) -> None:
+        """Connect with the MCP servers that are missing. Runs go on without one that cannot be had; the log says so."""
+        self._tried_at = time.monotonic()
+        for server, options in [*self.missing_servers.items()]:
+            try:
+                await self.registry.add_mcp_server(server, **options)
+                del self.missing_servers[server]
+            except McpServerError as exc:
+                logger.warning("tenant %s goes on without one of its servers: %s", self.name, exc)
+
+    def connect_again(self) -> None:
+        """Try it again, if the last time is a while ago, without waiting for it."""
+        is_under_way = self._connecting is not None and not self._connecting.done()
+        if self.missing_servers and not is_under_way and time.monotonic() - self._tried_at > CONNECT_AGAIN_S:
+            self._connecting = asyncio.create_task(self.connect(), context=Context())
+
+    async def close(self) -> None:
+        """Connect with nothing any more."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait([self._connecting])
 
 
 class Tenants:
@@ -66,15 +103,20 @@ class Tenants:
     def __iter__(self) -> Iterator[Tenant]:
         return iter(list(self._open.values()))
 
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """The tenants that have settings of their own, or `default`."""
+        return tuple(self._config.tenants) or (LOOPBACK_TENANT,)
+
     def load(self) -> None:
-        """Load the tools of each tenant that has settings, or of `default`, so that a mistake in them is found now.
+        """Load the tools of each listed tenant, so that a mistake in them is found now.
 
         Raises:
             UsageError: a file or module of tools cannot be loaded, or a rule about requests is wrong.
         """
         if (index := self._config.package_index) is not None:
             use_package_index(index.partition(" ")[0])
-        for name in self._config.tenants or ("default",):
+        for name in self.listed:
             config = self._config.tenant(name)
             self._loaded[name] = [load_tools(source) for source in config.tools]
             self._egress(name, config)
@@ -85,9 +127,9 @@ class Tenants:
         Raises:
             UsageError: the name or a setting is wrong.
             SandboxUnavailable: this machine cannot start its sandboxes.
-            McpServerError: a server of its tools cannot be reached.
         """
         if (found := self._open.get(name)) is not None:
+            found.connect_again()
             return found
         config = self._config.tenant(name)
         async with self._locks.setdefault(name, anyio.Lock()):
@@ -108,8 +150,6 @@ class Tenants:
             loaded = self._loaded.pop(name, None) or [load_tools(source) for source in config.tools]
             registry = registry.merged(*given, *loaded)
             stack.push_async_callback(registry.close)
-            for server, options in config.mcp.items():
-                await registry.add_mcp_server(server, **options)
             self._make_folder(name, config)
             log = AuditLog(config.audit, config=config.record) if config.audit is not None else None
             runtime = self._runtime(name, config, registry, log)
@@ -127,6 +167,9 @@ class Tenants:
                 replays=replays,
                 answers=Answers(self._config.answer_bytes),
             )
+            tenant.missing_servers = dict(config.mcp)
+            await tenant.connect()
+            stack.push_async_callback(tenant.close)
             if tenant.recorded is not None:
                 stack.push_async_callback(tenant.recorded.close)
             self._stack.push_async_exit(stack.pop_all())

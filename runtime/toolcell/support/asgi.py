@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toolcell.errors import UsageError
+from toolcell.support.quiet import quiet_from_here, quiet_loggers
 
 ACCEPTED: Final = 64
 """Connections that are accepted before those of them that are too many end: each has a descriptor until then."""
+ENDING: Final = "the server ends; what was asked for may have been carried out"
 BACKLOG: Final = 2048
 """Connections that the kernel keeps until they are accepted."""
 
@@ -23,6 +28,7 @@ class HttpServer(uvicorn.Server):
     """Leaves signals to whoever runs it, and accepts many connections a few at a time."""
 
     def __init__(self, config: uvicorn.Config) -> None:
+        config.app = _cancelled_quietly(config.app)
         super().__init__(config)
         config.backlog = ACCEPTED  # asyncio accepts that many at once, and listens with it
 
@@ -32,10 +38,37 @@ class HttpServer(uvicorn.Server):
         for each in sockets or ():
             each.listen(BACKLOG)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End. Requests that do not end by themselves are cancelled, which uvicorn logs as an error."""
+        with quiet_loggers("uvicorn.error"):
+            await super().shutdown(sockets)
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Capture none."""
         yield
+
+
+def _cancelled_quietly(app: Any) -> ASGIApp:
+    """Answer 503 to requests that the end of the server cancels. To uvicorn, each is a failure with a traceback."""
+
+    async def answering(scope: Scope, receive: Receive, send: Send) -> None:
+        is_answered = False
+
+        async def sent(message: Message) -> None:
+            nonlocal is_answered
+            is_answered = True
+            await send(message)
+
+        try:
+            await app(scope, receive, sent)
+        except asyncio.CancelledError:
+            quiet_from_here("uvicorn.error")
+            if scope["type"] == "http" and not is_answered:
+                await PlainTextResponse(ENDING, 503, {"Retry-After": "1"})(scope, receive, send)
+            raise
+
+    return answering
 
 
 def is_loopback(host: str) -> bool:

@@ -52,7 +52,7 @@ class PackageSource:
 
 
 def use_package_index(url: str) -> None:
-    """Have this process take the packages of sandboxes from another index than PyPI: installers read its environment."""
+    """Take the packages of sandboxes from another index than PyPI: installers read the environment of this process."""
     os.environ.update(dict.fromkeys(INDEX_VARIABLES, url))
     place = urlsplit(url)
     if place.scheme == "http":  # pip leaves such an index out unless it is told

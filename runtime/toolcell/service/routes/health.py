@@ -8,6 +8,7 @@ from starlette.routing import Route
 
 from toolcell.service.endpoints import json_response
 from toolcell.service.runs_under_way import RETRY_S
+from toolcell.service.service import Service
 
 
 async def healthz(request: Request) -> Response:
@@ -16,8 +17,9 @@ async def healthz(request: Request) -> Response:
 
 
 async def readyz(request: Request) -> Response:
-    """Say whether new runs may begin."""
-    if request.app.state.service.is_ready:
+    """Say whether new runs may begin. The first sandboxes are started for whoever asks."""
+    service: Service = request.app.state.service
+    if service.is_ready and await service.is_warm() and service.is_ready:
         return json_response({"status": "ready"})
     response = json_response({"status": "not ready"}, 503)
     response.headers["Retry-After"] = str(RETRY_S)

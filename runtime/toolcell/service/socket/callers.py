@@ -17,6 +17,7 @@ from toolcell.errors import UsageError
 from toolcell.service.principal import Principal
 from toolcell.service.problems import Problem
 from toolcell.service.receiving import Receiving
+from toolcell.service.request_log import note, one_line
 from toolcell.service.revocations import AskWho, Revocations, check_same
 from toolcell.service.socket.arguments import Arguments
 from toolcell.service.socket.caller_session import CallerSession
@@ -109,11 +110,15 @@ class Caller:
             request = ServedRequest(stream, ask)
             listening = asyncio.create_task(request.listen())
             last: Finished | RequestFailed = RequestFailed("cancelled", "the request was given up", {})
-            try:
-                with request.scope:
-                    last = await self._carry_out(request)
-            finally:
-                listening.cancel()
+            known = request.method if request.method in METHODS else None
+            who = {"tenant": self.principal.tenant, "subject": self.principal.subject}
+            with one_line(client=None, method="SOCKET", route=known, status=None, **who):
+                try:
+                    with request.scope:
+                        last = await self._carry_out(request)
+                finally:
+                    listening.cancel()
+                    _note_end(last)
             try:
                 stream.send(last)
             except (UnsendableValue, ValueTooLarge) as exc:
@@ -145,6 +150,14 @@ class Caller:
                 return await method.handler(self._session, request, arguments)
             finally:
                 passing.cancel()
+
+
+def _note_end(last: Finished | RequestFailed) -> None:
+    if isinstance(last, RequestFailed):
+        note(code=last.code)
+        return
+    found = last.value.get("run_id") if isinstance(last.value, dict) else None
+    note(status=200, **({"run_id": found} if isinstance(found, str) else {}))
 
 
 async def _pass_on(first: anyio.Event, second: anyio.Event) -> None:

@@ -16,13 +16,13 @@ class PagesRoute(BaseRoute):
     """Leads to the viewer for the paths of its pages, and for no other: what is unknown is the service's to answer."""
 
     def __init__(self, pages: Starlette) -> None:
-        self._pages, self._app = pages, protected(pages)
+        self.routes, self._app = pages.routes, protected(pages)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Say whether the path is one of a page, whatever the method."""
         if scope["type"] != "http":
             return Match.NONE, {}
-        found = any(route.matches(scope)[0] is not Match.NONE for route in self._pages.routes)
+        found = any(route.matches(scope)[0] is not Match.NONE for route in self.routes)
         return (Match.FULL if found else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -14,7 +14,7 @@ from starlette.types import Message
 
 from toolcell.audit import RecordedRun, Replay, Verifier, default_key_path, load_verifier
 from toolcell.errors import AuditError
-from toolcell.service.authentication import LoopbackAuthenticator
+from toolcell.service.authentication import LoopbackAuthenticator, identified
 from toolcell.service.endpoints import ApiRequest
 from toolcell.service.log_reader import LogReader
 from toolcell.service.principal import Principal, Scope
@@ -98,13 +98,14 @@ class ServiceHost:
             Problem: it is nobody's, or too many were wrong.
         """
         client = request.client.host if request.client is not None else ""
-        return await self.service.authenticator.principal({"authorization": f"Bearer {credential}"}, client)
+        headers = {"authorization": f"Bearer {credential}"}
+        return await identified(self.service.authenticator, headers, client)
 
     async def _local_principal(self, request: Request) -> Principal:
         client = request.client.host if request.client is not None else ""
         # Our forms say `Origin: null`, as pages do that send no referrer; `check_origin` looks at who sent them.
         headers = {name: value for name, value in request.headers.items() if (name, value) != ("origin", "null")}
-        return await self.service.authenticator.principal(headers, client)
+        return await identified(self.service.authenticator, headers, client)
 
     async def _local(self, request: Request) -> Visitor | Response:
         try:
