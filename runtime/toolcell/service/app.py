@@ -26,7 +26,7 @@ from toolcell.service.request_log import RequestLog
 from toolcell.service.routes import execute, health, measurements, plans, runs, sessions, suspended, tools
 from toolcell.service.service import Service
 from toolcell.service.socket import server as socket_server
-from toolcell.service.viewer.mounted import viewer_of
+from toolcell.service.viewer.mounted import PagesRoute, viewer_of
 from toolcell.tools import ToolRegistry
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
@@ -66,7 +66,7 @@ def _route_of(routes: Sequence[BaseRoute], scope: Scope) -> str | None:
     """Return the template of the path, of the viewer's pages too; None for what is no route."""
     for route in routes:
         if route.matches(scope)[0] is not Match.NONE:
-            return getattr(route, "path", None) or _route_of(route.routes or [], scope)
+            return _route_of(route.routes, scope) if isinstance(route, PagesRoute) else getattr(route, "path", None)
     return None
 
 
