@@ -253,8 +253,8 @@ async def inspect_ai() -> list[Any]:
     task = Task(dataset=[Sample(input="Go.")], solver=[use_tools(python), generate()])
     async with anyio.TemporaryDirectory() as folder:
         [log] = await eval_async(task, model=model, log_dir=folder)
-    assert log.samples is not None, log.error
-    return [as_data(each.text) for each in log.samples[0].messages if isinstance(each, ChatMessageTool)]
+        assert log.samples is not None, log.error
+        return [as_data(each.text) for each in log.samples[0].messages if isinstance(each, ChatMessageTool)]
 
 
 async def at_once(*functions: Callable[[], Any]) -> list[Any]:
