@@ -46,6 +46,10 @@ def test_content_and_error_are_two_keys_and_the_second_only_when_there_is_one() 
     assert compat.to_content_error(ToolResult.of({"a": 1})) == {"content": '{"a": 1}'}
 
 
+def test_a_model_reads_characters_and_not_their_escapes() -> None:
+    assert ToolResult.of({"city": "Zürich", "名": ["東京"]}).text == '{"city": "Zürich", "名": ["東京"]}'
+
+
 @pytest.mark.conforms("B9")
 def test_the_model_reads_the_attached_exception_when_there_is_no_text() -> None:
     assert compat.to_for_llm(ToolResult().with_error(ValueError("disk full")))["for_llm"] == "disk full"
