@@ -18,8 +18,12 @@ import pytest
 from toolcell.sandbox.process.cgroup import CgroupFiles, CgroupUsage, V2Cgroup
 from toolcell.sandbox.process.cgroup_hierarchy import HOSTS, V1Location, V2Location
 from toolcell.sandbox.process.cgroup_manager import CgroupManager, NoLocation, discover, host_directory, is_orphan
+from toolcell.sandbox.process.probes import is_under_gvisor
 
-pytestmark = pytest.mark.quick
+pytestmark = [
+    pytest.mark.quick,
+    pytest.mark.skipif(is_under_gvisor(), reason="gVisor is the kernel here, and has no pidfds to kill a group by"),
+]
 
 MIB = 1024 * 1024
 
