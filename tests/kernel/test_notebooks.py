@@ -179,7 +179,7 @@ def test_a_notebook_shows_what_it_shows_with_ipykernel(package: str, tmp_path: P
         shown[name] = run(tmp_path / name)
 
     assert any(shown["nbclient"])
-    for each in (outputs for name in runs for outputs in shown[name]):
+    for each in (outputs for name in runs for outputs in shown[name]):  # about files: see the test of public notebooks
         each[:] = [output for output in each if not str(output.get("text")).startswith("[toolcell] ")]
     for name in runs:
         for cell, our, their in zip(cells, shown[name], shown["ipykernel"], strict=True):
@@ -202,3 +202,143 @@ def test_papermill_gives_parameters_and_keeps_outputs(kernel: list[str], tmp_pat
     assert "<td>2</td>" in table[0].data["text/html"] and printed[0].text == "3\n"
     assert [each.ename for each in failed] == ["ZeroDivisionError"] and after == []
     assert out.metadata["papermill"]["parameters"] == {"n": 3}
+
+
+PUBLIC = {
+    "a first look at a table": [
+        "%pip install -q pandas numpy",
+        "import pandas as pd\nimport numpy as np\npd.set_option('display.precision', 2)",
+        "!ls *.csv",
+        "!head -n 3 sales.csv",
+        "df = pd.read_csv('sales.csv', parse_dates=['day'])\ndf.head()",
+        "df.info()",
+        "df.groupby('city')['euros'].agg(['sum', 'mean']).sort_values('sum', ascending=False)",
+    ],
+    "arrays": [
+        "import numpy as np\nrng = np.random.default_rng(0)\na = rng.integers(0, 9, (3, 4))\na",
+        "a.T @ a",
+        "np.linalg.eigvalsh(a @ a.T).round(3)",
+        "%whos ndarray",
+        "a.reshape(5, 5)",
+    ],
+    "a gallery of charts": [
+        "%matplotlib inline\nimport matplotlib.pyplot as plt\nimport numpy as np",
+        "x = np.linspace(0, 6, 50)\nplt.plot(x, np.sin(x), label='sin')\nplt.legend()",
+        "fig, ax = plt.subplots(figsize=(3, 2))\nax.bar(['a', 'b'], [1, 2])\nplt.show()",
+        "%matplotlib notebook\nplt.scatter(x, x ** 2)\nplt.show()",
+        "import matplotlib\nmatplotlib.use('TkAgg')\nplt.hist(x)\nplt.show()",
+    ],
+    "a time series": [
+        "%matplotlib inline\nimport pandas as pd\ns = pd.Series(range(10), index=pd.date_range('2024-01-01', periods=10))",
+        "s.rolling(3).mean().tail(3)",
+        "s.resample('W').sum().to_frame('sum')",
+        "s.plot(title='s');",
+    ],
+    "words of a text": [
+        "%%writefile poem.txt\nroses are red\nviolets are blue",
+        "!cat poem.txt",
+        "!wc -w poem.txt",
+        "import re\nfrom collections import Counter\nwords = Counter(re.findall(r'\\w+', open('poem.txt').read()))\nwords.most_common(1)",
+        "lines = !cat poem.txt | tail -n 1\nlines",
+    ],
+    "a regression by hand": [
+        "import numpy as np\nX = np.c_[np.ones(20), np.arange(20)]\ny = X @ [1.0, 2.0]",
+        "%%capture noise\nfor step in range(3):\n    print(step)",
+        "print(noise.stdout.split())",
+        "w, losses = np.zeros(2), []\nfor _ in range(200):\n    error = X @ w - y\n    w -= 0.005 * X.T @ error / len(y)\n    losses.append(float((error ** 2).mean()))\nround(losses[-1], 3)",
+        "assert losses[-1] > losses[0], 'it has learned'",
+    ],
+    "tasks": [
+        "import asyncio\nasync def double(n):\n    await asyncio.sleep(0)\n    return 2 * n",
+        "await asyncio.gather(*(double(n) for n in range(3)))",
+        "later = asyncio.ensure_future(double(21))",
+        "await later",
+        "also = asyncio.create_task(double(4))",
+    ],
+    "classes": [
+        "from dataclasses import dataclass\n@dataclass\nclass Point:\n    x: int\n    y: int = 0\n    def _repr_html_(self): return f'<b>{self.x}</b>'",
+        "Point(3)",
+        "display(Point(1), Point(2))",
+        "Point()",
+        "raise ExceptionGroup('two', [ValueError(1), KeyError('a')])",
+    ],
+    "files and folders": [
+        "import os, json, pathlib\npathlib.Path('out').mkdir(exist_ok=True)\nfor name in 'ab': json.dump({'n': name}, open(f'out/{name}.json', 'w'))",
+        "!ls out",
+        "!cat out/*.json",
+        "%cd out",
+        "!pwd | wc -l",
+        "%cd ..",
+        "!ls nothing",
+        "sorted(os.listdir('out'))",
+    ],
+    "the machine": [
+        "!echo begin",
+        "!git --version && ls",
+        "%%bash\necho hello",
+        "import subprocess\nsubprocess.run(['uname'], capture_output=True, text=True).stdout",
+        "%nothing_like_it",
+        "%load_ext nothing_like_it",
+        "!echo end",
+    ],
+}
+"""Ten notebooks of the kind that people share. They have `sales.csv` beside them."""
+
+NO_PROGRAM = "there is no shell and no program in a sandbox: an error output says what works"
+DIFFERENT = {
+    ("a first look at a table", 0): "pip is not run: the kernel says what is there",
+    ("a gallery of charts", 3): "drawn as inline: the interactive picture of ipykernel needs a comm",
+    ("a gallery of charts", 4): "drawn as inline: with ipykernel there is a window, or an error without a screen",
+    ("words of a text", 0): "the first file that a cell writes is said to stay in the sandbox",
+    ("tasks", 4): "a cell without `await` runs outside of the event loop, so that asyncio.run() works in it",
+    ("classes", 4): "a group of exceptions is an error output; with ipykernel it is only printed",
+    ("files and folders", 0): "the first file that a cell writes is said to stay in the sandbox",
+    ("files and folders", 1): "one name in a line, as in a pipe: no terminal has columns",
+    ("files and folders", 3): "the workspace is another folder",
+    ("files and folders", 5): "the workspace is another folder",
+    ("the machine", 1): NO_PROGRAM,
+    ("the machine", 2): NO_PROGRAM,
+    ("the machine", 3): NO_PROGRAM,
+    ("the machine", 4): "an unknown magic is an error output; with ipykernel it is only printed",
+}
+"""Cells that differ from ipykernel's, by notebook and number, each with its reason."""
+
+
+def test_ten_public_notebooks_differ_from_ipykernel_only_where_there_is_a_reason(tmp_path: Path) -> None:
+    differ = dict[tuple[str, int], Any]()
+    for title, cells in PUBLIC.items():
+        shown = {}
+        for name in ("ipykernel", "nbclient", "papermill"):
+            folder = tmp_path / title / name
+            folder.mkdir(parents=True)
+            (folder / "sales.csv").write_text("day,city,euros\n2024-01-01,Rome,3.5\n2024-01-02,Oslo,4\n")
+            if name == "papermill":
+                shown[name] = executed_by_papermill(cells, folder)
+            else:
+                shown[name] = executed(cells, NAME if name == "nbclient" else "python3", folder)
+        failed = [at for at, outputs in enumerate(shown["nbclient"]) if _fails(outputs)]
+        first = failed[0] if failed else len(cells)
+        for at in range(len(cells)):
+            ours, theirs, papermills = ([_in_words(each) for each in shown[name][at]] for name in ("nbclient", "ipykernel", "papermill"))  # fmt: skip
+            if ours != theirs:
+                differ[title, at] = ours, theirs
+            if at > first:
+                assert papermills == []
+            elif (title, at) not in DIFFERENT:
+                assert papermills == ours, (title, at)
+        assert first == len(cells) or _fails(shown["papermill"][first]), title  # which shows why it ends
+
+    assert differ.keys() == DIFFERENT.keys(), [differ.get(each) for each in differ.keys() ^ DIFFERENT.keys()]
+
+
+def _fails(outputs: list[Any]) -> bool:
+    return any(each.output_type == "error" and each.ename and each.traceback for each in outputs)
+
+
+def _in_words(output: Any) -> Any:
+    """Return an output as it can be compared: without what is not harmless, or differs from one terminal to the next."""
+    if "data" in output:
+        output = nbformat.from_dict({**output, "data": safe_bundle(output.data)})
+    elif output.output_type == "stream":
+        output = nbformat.from_dict({**output, "text": output.text.replace("\r\n", "\n")})
+    return comparable(output)
