@@ -38,6 +38,11 @@ def act(x: int) -> int:
     return x
 
 
+def prose(args: "all of it") -> str:  # type: ignore[syntax]  # noqa: F722
+    """Take what somebody describes in words."""
+    return str(args)
+
+
 def generate(n: int) -> Iterator[int]:
     """Yield numbers that nobody takes."""
     yield n
@@ -178,6 +183,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str, str]] = {
     "JSON for a definition": (lambda: ToolDefinition("act", "Do it.", '{"type": "object"}'), '"object"', "json.loads"),  # type: ignore[arg-type]
     "a class for a definition": (lambda: ToolDefinition("act", "Do it.", ToolOptions), "ToolOptions", "from_model("),  # type: ignore[arg-type]
     "a schema for a definition": (lambda: ToolDefinition("act", "Do it.", schema={}), "'schema'", "parameters?"),  # type: ignore[call-arg]
+    "words for a type": (added(prose), "prose", "annotations cannot be resolved"),
     "a schema beside a function": (added(act, schema={}), "schema", "register(name, description, schema, function)"),
     "no definition in a record": (lambda: AgentTool(name="act"), "'name'", "it has definition"),  # type: ignore[call-arg]
     "arguments that no record gives": (added(AgentTool(DEFINITION, execute=lambda a: a)), "['a']", "it may take: ctx"),
@@ -295,6 +301,12 @@ def test_a_schema_that_no_script_can_be_told_is_refused(const: object) -> None:
     with pytest.raises(RegistrationError, match="tool 'act': scripts cannot be told about it"):
         registry.register("act", "Do something for the test.", deep, lambda args: 1)
     assert registry.list() == []
+
+
+def test_a_function_of_a_dict_may_have_any_annotations() -> None:
+    registry = ToolRegistry()
+    registry.register("say", "Say what is given to it.", {"type": "object"}, prose)
+    assert registry.execute_sync("say", {}).text == "{}"
 
 
 def test_refused_registrations_register_nothing() -> None:

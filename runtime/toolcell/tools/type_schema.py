@@ -208,7 +208,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     target = function if inspect.isroutine(function) else type(function).__call__
     try:
         return typing.get_type_hints(inspect.unwrap(target), include_extras=True)
-    except (NameError, TypeError) as exc:
+    except (NameError, TypeError, SyntaxError, AttributeError) as exc:  # annotations may be any text
         raise RegistrationError(f"{_name(function)}: annotations cannot be resolved: {exc}") from exc
 
 
