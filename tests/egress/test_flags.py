@@ -21,6 +21,10 @@ from toolcell import Allow, Egress, UsageError
         ("*.a.test/files/*", Allow("*.a.test", paths=["/files/*"])),
         ("get,PUT a.test:8443", Allow("a.test", methods=["GET", "PUT"], ports=[8443])),
         ("http://10.0.0.7:80/x", Allow("http://10.0.0.7", ports=[80], paths=["/x"])),
+        (
+            "GET a.test/x @10.0.0.0/8 @::1",
+            Allow("a.test", methods=["GET"], paths=["/x"], private=("10.0.0.0/8", "::1")),
+        ),
         ("[2606:4700::1111]:8443", Allow("2606:4700::1111", ports=[8443])),
     ],
 )

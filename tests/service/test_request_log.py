@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import httpx
 import pytest
 from typer.testing import CliRunner
@@ -19,7 +20,7 @@ from service.client_serving import serving
 from service_host import Served, until
 from toolcell.cli import build
 from toolcell.errors import UsageError
-from toolcell.service import Client, TenantConfig
+from toolcell.service import Client, TenantConfig, tenants
 from toolcell.service.principal import Scope
 from toolcell.service.tokens import TokenDatabase
 
@@ -148,6 +149,28 @@ async def test_who_asks_for_readiness_has_the_first_sandbox_of_each_tenant_start
     assert (before, opened) == ([], ["acme", "bolt"])
     assert caplog.text.count("tenant bolt goes on without one of its servers: MCP server gone: ") == 1
     assert caplog.text.count("tenant crow cannot run scripts") == 1
+
+
+@pytest.mark.anyio
+async def test_a_server_of_a_tenant_that_could_not_be_had_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenants, "CONNECT_AGAIN_S", 0.0)
+    offered = {"name": "find", "description": "Find something", "inputSchema": {"type": "object"}}
+    program = tmp_path / "server.py"
+    command = [sys.executable, str(program), json.dumps({"pages": [[offered]]})]
+    defaults = TenantConfig(mcp={"late": {"command": command}})
+    async with serving(tmp_path / "state", defaults=defaults) as (_, service):
+        tenant = await service.tenants.get("default")
+        before = await tenant.runtime.execute_code("tools.late.find()")
+        program.write_text((Path(__file__).parent.parent / "mcp_client" / "raw_server.py").read_text())
+        with anyio.fail_after(60):
+            while tenant.missing_servers:
+                assert await service.tenants.get("default") is tenant
+                await anyio.lowlevel.checkpoint()
+        after = await tenant.runtime.execute_code("tools.late.find()")
+
+    assert (before.ok, after.value) == (False, "done")
 
 
 @pytest.mark.slow
