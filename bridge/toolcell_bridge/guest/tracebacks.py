@@ -55,8 +55,8 @@ def format_exception(
     """Return the traceback. `cure` is added to the exception's own text; `traceback` takes the place of its own one.
 
     `with_libraries`: frames of other code than the script's, and of the files in its workspace. `with_carets`: the
-    places in the lines, for which Python until 3.12 parses them. Never in the middle of a collection: a parser may be
-    under way, and Python 3.11 has only one.
+    places in the lines, for which Python until 3.12 parses them. Not while another parser is under way, as where a
+    destructor fails that the collector calls: Python 3.11 has only one.
     Runs code of the script: `str()` of exceptions.
     """
     from traceback import TracebackException
@@ -159,10 +159,21 @@ class _Frames:
             yield f"  [Previous line repeated {more} more time{'s' if more > 1 else ''}]\n"
 
 
+def _is_parsing() -> bool:
+    """Whether a parser may be under way: a function that calls `compile` is, in any thread."""
+    for frame in sys._current_frames().values():
+        at: FrameType | None = frame
+        while at is not None:
+            if "compile" in at.f_code.co_names:
+                return True
+            at = at.f_back
+    return False
+
+
 def report_ignored(what: str, error: BaseException) -> None:
     """Print an exception that changes nothing, as the interpreter does. Never raises."""
     try:
-        sys.stderr.write(f"Exception ignored {what}:\n{format_exception(error, with_carets=False)}")
+        sys.stderr.write(f"Exception ignored {what}:\n{format_exception(error, with_carets=not _is_parsing())}")
         sys.stderr.flush()
     except BaseException:
         pass
@@ -193,7 +204,7 @@ def _unraisable_hook(unraisable: Any, /) -> None:
             about += ": <object repr() failed>"
     elif unraisable.err_msg:
         about += ":"
-    text = format_exception(unraisable.exc_value, traceback=unraisable.exc_traceback, with_carets=False)
+    text = format_exception(unraisable.exc_value, traceback=unraisable.exc_traceback, with_carets=not _is_parsing())
     sys.stderr.write(f"{about}\n{text}")
     sys.stderr.flush()
 
