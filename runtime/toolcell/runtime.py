@@ -34,6 +34,7 @@ from toolcell.support.keywords import keywords_known
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.tools import RunContext, ToolRegistry
 from toolcell.tools.call import CallableTools
+from toolcell.tools.checker_process import end_idle
 from toolcell.tools.checks import brief, check_does, check_kind
 from toolcell.tools.placeholders import DryRun
 from toolcell.tools.registry import registry_of
@@ -244,6 +245,7 @@ class Runtime(OpenedInBlock):
 
     async def _open(self, stack: AsyncExitStack) -> None:
         """Open the parts; `stack` closes them in the opposite order."""
+        stack.callback(end_idle)
         self._warn_of_labels()
         self._open_audit(stack)
         hash_seed = None

@@ -25,7 +25,7 @@ from toolcell.run.printed_text import Capture
 from toolcell.run.returned_files import ReturnedFiles
 from toolcell.support.host_work import ELEMENT_WORK, HostWork
 from toolcell.support.packing import value_digest
-from toolcell.tools import RunContext, ToolDefinition, ToolRegistry
+from toolcell.tools import RunContext, ToolDefinition, ToolRegistry, checker_process
 from toolcell.tools.arguments import ArgumentChecker
 from toolcell.tools.call import RunScope
 from toolcell.tools.problems import bounded_json
@@ -269,19 +269,18 @@ def test_calls_without_a_guest_are_counted_nowhere() -> None:
 
 
 @pytest.mark.parametrize("large", [True, False], ids=["large", "small"])
-def test_only_large_arguments_are_checked_in_a_thread(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = set()
-    check = ArgumentChecker.check
+def test_only_large_arguments_are_checked_in_another_process(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked_here, check = list[Any](), ArgumentChecker.check
 
     def watched(self: ArgumentChecker, args: Any) -> Any:
-        threads.add(threading.current_thread())
+        checked_here.append(args)
         return check(self, args)
 
     monkeypatch.setattr(ArgumentChecker, "check", watched)
     count = 1 + LARGE_ELEMENTS if large else 10
 
     assert add(["1"] * count, None).value == count
-    assert (threads == {threading.current_thread()}) is not large
+    assert bool(checked_here) is not large
 
 
 class Owner:
@@ -302,7 +301,7 @@ class Owner:
 
 @pytest.mark.parametrize("first", [1, -1], ids=["fit", "refused"])
 @pytest.mark.parametrize("count", [10, 1 + LARGE_ELEMENTS])
-def test_a_tools_own_types_are_made_of_large_arguments_in_the_same_thread(count: int, first: int) -> None:
+def test_a_tools_own_types_are_made_of_large_arguments_in_a_thread(count: int, first: int) -> None:
     tools, work = ToolRegistry(), HostWork(10 * MIB)
 
     @tools.tool
@@ -331,88 +330,21 @@ def test_looking_for_large_values_stops_at_the_first_thousand() -> None:
     assert calls(lambda: is_large(many), ProtocolError) <= 2 * calls(lambda: is_large(few), ProtocolError)
 
 
-def test_a_cancelled_call_does_not_wait_for_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    entered, release = threading.Event(), threading.Event()
+@pytest.mark.anyio
+async def test_a_cancelled_call_does_not_wait_for_its_arguments_and_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checker_process, "CPU_S", 60.0)
+    each = {f"D{n}": {"allOf": [{"$ref": f"#/$defs/D{n + 1}"}] * 2} for n in range(40)}
+    schema = {"type": "object", "allOf": [{"$ref": "#/$defs/D0"}], "$defs": {**each, "D40": {}}}
+    tools, work, results = ToolRegistry(), HostWork(limit=100 * MIB), list[ToolResult]()
+    tools.register("slow", "A tool whose arguments are checked for ever.", schema, lambda args: None)
+    run = RunContext(scope=RunScope(work=work))
 
-    def stuck(self: ArgumentChecker, args: Any) -> Any:
-        entered.set()
-        release.wait(60)
+    async def call() -> None:
+        results.append(await tools.dispatch("slow", {"numbers": [1] * 5000}, context=run))
 
-    monkeypatch.setattr(ArgumentChecker, "check", stuck)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call)
+        await anyio.wait_all_tasks_blocked()
+        run.cancel()
 
-    async def main() -> ToolResult:
-        tools, run, results = summing(), RunContext(), []
-        try:
-            async with anyio.create_task_group() as tasks:
-
-                async def call() -> None:
-                    results.append(await tools.dispatch("add", {"numbers": [1] * 5000}, context=run))
-
-                tasks.start_soon(call)
-                await anyio.to_thread.run_sync(entered.wait, 60)
-                run.cancel()
-        finally:
-            release.set()
-        return results[0]
-
-    assert anyio.run(main).status == "cancelled"
-
-
-def test_large_arguments_of_whoever_has_sent_least_are_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked, release = list[int](), threading.Event()
-    check = ArgumentChecker.check
-
-    def watched(self: ArgumentChecker, args: Any) -> Any:
-        release.wait(60)
-        checked.append(len(args["numbers"]))
-        return check(self, args)
-
-    monkeypatch.setattr(ArgumentChecker, "check", watched)
-
-    async def main() -> None:
-        tools = summing()
-        async with anyio.create_task_group() as tasks:
-            for count, used in ((5000, 4000), (5001, 4000), (5002, 4000), (2000, 100)):
-                run = RunContext(scope=RunScope(work=HostWork(limit=MIB, used=used)))
-                args = {"numbers": [1] * count}
-                tasks.start_soon(partial(tools.dispatch, "add", args, context=run))
-                await anyio.wait_all_tasks_blocked()
-            release.set()
-
-    anyio.run(main)
-
-    assert checked == [5000, 2000, 5001, 5002]
-
-
-def test_checks_that_are_given_up_are_counted_and_keep_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    entered, release, at_once, most = threading.Event(), threading.Event(), list[int](), list[int]()
-    check = ArgumentChecker.check
-
-    def watched(self: ArgumentChecker, args: Any) -> Any:
-        at_once.append(1)
-        most.append(len(at_once))
-        entered.set()
-        release.wait(60)
-        at_once.pop()
-        return check(self, args)
-
-    monkeypatch.setattr(ArgumentChecker, "check", watched)
-    work = HostWork(limit=100 * MIB)
-
-    async def main() -> None:
-        tools = summing()
-        async with anyio.create_task_group() as tasks:
-            for _ in range(5):
-                run = RunContext(scope=RunScope(work=work))
-                tasks.start_soon(partial(tools.dispatch, "add", {"numbers": ["1"] * 5000}, context=run))
-                await anyio.to_thread.run_sync(entered.wait, 60)
-                await anyio.wait_all_tasks_blocked()
-                run.cancel()
-            assert work.used == 0
-            release.set()
-            await tools.dispatch("add", {"numbers": ["1"] * 5000}, context=RunContext())
-
-    anyio.run(main)
-
-    assert most[:1] == [1] and max(most) == 1
-    assert work.used >= ELEMENT_WORK * 5000
+    assert results[0].status == "cancelled" and work.used > 0

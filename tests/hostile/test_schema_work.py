@@ -1,42 +1,42 @@
-"""A schema of a few kilobytes keeps no host busy: its references are followed before it is used, and each check is counted.
+"""No schema and no value of a stranger keeps a host busy: what is not small is checked where it can be killed.
 
-Schemas come from strangers: MCP servers, callers of a service, models that save scripts.
+Schemas come from strangers: MCP servers, callers of a service.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import time
 from pathlib import Path
 from typing import Any
 
-import anyio
 import jsonschema_rs
 import pytest
 from mcp_types import CallToolResult, Tool
 
 import toolcell
 from hostile.counting import calls
+from hostile.loop_silence import watched
 from rows import each_row
 from toolcell import ToolRegistry
-from toolcell.errors import RegistrationError, ToolcellError
-from toolcell.mcp.answers import as_tool_result
+from toolcell.errors import RegistrationError
+from toolcell.mcp.answers import as_tool_result, mismatch_of
 from toolcell.mcp.catalogue import McpCatalogue, Selection
-from toolcell.mcp.definitions import read_tool
 from toolcell.service.socket.remote_tools import remote_registry
-from toolcell.tools import ToolDefinition
+from toolcell.support.host_work import HostWork
+from toolcell.tools import RunContext, RunScope, ToolDefinition, check_arguments, checker_process
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.options import ToolOptions
 from toolcell.tools.parts import Text
 from toolcell.tools.problems import ValueCheck, compile_schema
 from toolcell.tools.result import ToolResult
-from toolcell.tools.schema_patterns import bounded, counted, states_of
-from toolcell.tools.schema_work import MAX_RECURSIVE_WEIGHT, MAX_WEIGHT, SchemaWork
+from toolcell.tools.schema_patterns import counted
 from toolcell.tools.stubs import python_stub
-from toolcell.tools.text_data import may_be_data
+from toolcell.tools.text_data import may_be_data, with_data
 
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 LEVELS = 28
 SOON_S = 2.0
@@ -102,25 +102,6 @@ def unevaluated(levels: int) -> dict[str, Any]:
 HEAVY["unevaluated"] = unevaluated(30)
 
 
-@each_row("kind", HEAVY)
-def test_a_schema_that_makes_countless_checks_of_a_small_one_is_used_nowhere(kind: str) -> None:
-    schema, began = HEAVY[kind], time.process_time()
-    with pytest.raises(RegistrationError, match=r"one value is checked .* times"):
-        compile_schema(schema)
-    with pytest.raises(RegistrationError, match=r"one value is checked .* times"):
-        ArgumentChecker(ToolDefinition("tool", "A tool under test.", schema))
-    with pytest.raises(RegistrationError):
-        ValueCheck(schema)
-    of_server = Tool(name="t", description="A tool.", input_schema={"type": "object"}, output_schema=schema)
-    found = read_tool("s", of_server, "none", ToolOptions())
-    assert (
-        found.check is None
-        and found.options.returns is None
-        and "its output schema is not used" in str(found.problems[0])
-    )
-    assert time.process_time() - began < SOON_S
-
-
 def doubled_unevaluated(keyword: str, holder: str, levels: int) -> dict[str, Any]:
     whole = doubled(lambda each: {holder: [each, each], keyword: False})
     definitions = {name: whole["$defs"][name] for name in [f"D{number}" for number in range(levels)]}
@@ -141,22 +122,6 @@ COMPILED_SLOWLY["ten name all ten"] = {
         for n in range(10)
     },
 }
-
-
-@pytest.mark.parametrize("kind", COMPILED_SLOWLY)
-def test_a_schema_is_weighed_before_anything_compiles_it(kind: str) -> None:
-    schema, began = COMPILED_SLOWLY[kind], time.process_time()
-    of_server = Tool(name="t", description="A tool.", input_schema={"type": "object"}, output_schema=schema)
-    offered = [{"name": "t", "description": "A tool of a caller.", "parameters": schema}]
-    for used in (
-        lambda: ValueCheck(schema),
-        lambda: ToolRegistry().register("tool", "A tool that somebody gives.", schema, lambda args: None),
-        lambda: remote_registry(offered, ToolRegistry(), with_own=False),
-    ):
-        with pytest.raises(RegistrationError, match=r"one value is checked .* times"):
-            used()
-    assert read_tool("s", of_server, "none", ToolOptions()).check is None
-    assert time.process_time() - began < SOON_S / 4
 
 
 ASSERT_NOTHING: dict[str, tuple[dict[str, Any], str]] = {
@@ -201,15 +166,6 @@ def test_large_numbers_are_compared_in_linear_time_and_no_honest_list_of_them_is
     assert time.process_time() - began < SOON_S
 
 
-def test_lists_in_lists_that_are_to_be_unique_on_each_level_are_charged_for_each() -> None:
-    schema = {"uniqueItems": True, "items": {"$ref": "#"}}
-    value: list[Any] = [*range(20_000)]
-    for _ in range(50):
-        value = [value]
-    assert "is too large for its schema" in str(ValueCheck(schema).problem(value))
-    assert ValueCheck(schema).problem([[[each] for each in range(1_000)]]) is None
-
-
 def test_items_and_multiples_are_told_apart_as_the_library_does() -> None:
     items = [
         None,
@@ -241,37 +197,6 @@ def test_items_and_multiples_are_told_apart_as_the_library_does() -> None:
     assert differing == []
 
 
-def test_what_all_tools_of_one_caller_keep_in_memory_is_bounded() -> None:
-    large = {"type": "object", "properties": {"a": {"enum": [[number] for number in range(7_000)]}}}
-    tools = [{"name": f"t{number}", "description": "A tool of a caller.", "parameters": large} for number in range(60)]
-    assert len(remote_registry(tools[:2], ToolRegistry(), with_own=False).list()) == 2
-    with pytest.raises(RegistrationError, match="all 60 tools together have more than 200000"):
-        remote_registry(tools, ToolRegistry(), with_own=False)
-
-
-@each_row("part", ["parameters", "returns"])
-def test_a_caller_of_a_service_offers_no_tool_with_one(part: str) -> None:
-    schemas = {"parameters": {"type": "object"}, "returns": {"type": "object"}, part: HEAVY["allOf"]}
-    about = {"parameters": schemas["parameters"], "options": {"returns": schemas["returns"]}}
-    offered = [{"name": "t", "description": "A tool of a caller.", **about}]
-    with pytest.raises(ToolcellError, match="one value is checked"):
-        remote_registry(offered, ToolRegistry(), with_own=False)
-
-
-@each_row("kind", ["allOf", "a recursion", "an id"])
-def test_no_registry_and_no_script_takes_one(kind: str) -> None:
-    registry = ToolRegistry()
-
-    class Given:
-        name, description, parameters = "tool", "A tool that somebody gives.", HEAVY[kind]
-
-        async def execute(self, context: Any, args: Any) -> None: ...
-
-    with pytest.raises(RegistrationError, match="one value is checked"):
-        registry.add(Given())
-    assert [*registry] == []
-
-
 LARGE_PATTERNS: dict[str, dict[str, Any]] = {
     "one in another": {"properties": {"a": {"pattern": "((a{1,900}){1,900}){1,9}"}}},
     "many names": {"patternProperties": {rf"(?i)\W{{1,{90 + number}}}": {} for number in range(500)}},
@@ -279,72 +204,6 @@ LARGE_PATTERNS: dict[str, dict[str, Any]] = {
     "short and many": {"patternProperties": {f"^{number}.*y$": {} for number in range(3_000)}},
     "in an array": {"properties": {"a": {"items": {"anyOf": [{"pattern": f"[^x{n}]{{900}}"} for n in range(100)]}}}},
 }
-
-
-@each_row("kind", LARGE_PATTERNS)
-def test_patterns_that_are_large_when_their_repetitions_are_written_out_are_compiled_nowhere(kind: str) -> None:
-    schema = {"type": "object", **LARGE_PATTERNS[kind]}
-    for compiled in (
-        lambda: compile_schema(schema),
-        lambda: ArgumentChecker(ToolDefinition("tool", "A tool under test.", schema)),
-        lambda: ValueCheck(schema),
-        lambda: remote_registry(
-            [{"name": "t", "description": "A tool.", "parameters": schema}], ToolRegistry(), with_own=False
-        ),
-        lambda: remote_registry(
-            [{"name": "t", "description": "A tool.", "parameters": {"type": "object"}, "options": {"returns": schema}}],
-            ToolRegistry(),
-            with_own=False,
-        ),
-    ):
-        with pytest.raises(RegistrationError, match=r"patterns .*too large"):
-            compiled()
-
-
-LARGE = {"type": "object", "properties": {"a": {"pattern": "[^a]{2000}"}}}
-
-
-def test_patterns_of_all_tools_of_one_stranger_are_bounded_together() -> None:
-    offered = [
-        {"name": f"t{number}", "description": "A tool of a caller.", "parameters": LARGE} for number in range(20)
-    ]
-    assert len(remote_registry(offered[:2], ToolRegistry(), with_own=False).list()) == 2
-    with pytest.raises(RegistrationError, match="of all 20 tools are too large together"):
-        remote_registry(offered, ToolRegistry(), with_own=False)
-
-    few = {"type": "object", "properties": {f"p{number}": {"pattern": "^a$"} for number in range(200)}}
-    many = [{**each, "parameters": few} for each in offered]
-    assert len(remote_registry(many[:5], ToolRegistry(), with_own=False).list()) == 5
-    with pytest.raises(RegistrationError, match="of all 20 tools are too large together"):
-        remote_registry(many, ToolRegistry(), with_own=False)
-
-    registry = ToolRegistry()
-    catalogue = McpCatalogue("s", registry, Selection(), lambda tool: lambda context: None)  # type: ignore[arg-type,return-value]
-    tools = [Tool(name=f"t{number}", description="A tool.", input_schema=LARGE) for number in range(20)]
-    read = anyio.run(catalogue._read, tools)
-    assert 1 < len(read) < 20 and "are too large from" in str(catalogue.problems[0])
-
-
-@each_row(
-    ("pattern", "states"),
-    [
-        ("", 1),
-        ("^abc$", 3),
-        (r"\d{4}-\d{2}", 7),
-        ("(ab|cd){3}", 12),
-        ("(?:a{2}){5}b", 11),
-        ("(?P<n>a{5})", 5),
-        ("[a{9}]{3}", 3),
-        ("[]a]{3}", 3),
-        (r"\{9}x", 4),
-        ("a{2,}", 2),
-        ("a{,9}", 5),
-        ("(((", 1),
-        (")))", 1),
-    ],
-)
-def test_states_of_a_pattern_are_counted_with_its_repetitions(pattern: str, states: int) -> None:
-    assert states_of(pattern) == states
 
 
 @each_row(
@@ -384,55 +243,10 @@ def test_no_other_repetition_is_taken_for_one_of_those(pattern: str) -> None:
     assert counted(pattern).pattern == pattern
 
 
-def test_a_text_that_is_too_long_for_its_pattern_is_refused_by_its_length() -> None:
-    checker = ArgumentChecker(
-        ToolDefinition("tool", "A tool under test.", {"type": "object", "properties": {"x": {"pattern": "^(?=a)a+$"}}})
-    )
-    with pytest.raises(InvalidArguments, match=r"x: has 9999 characters, more than the \d+ that its pattern is"):
-        checker.check({"x": "a" * 9_999})
-
-
-def test_bounds_of_texts_change_nothing_that_is_a_value() -> None:
-    value = {"pattern": "(?=a)a", "patternProperties": {"(?=a)a": 1}}
-    part = {"const": value, "enum": [value], "default": value, "examples": [value]}
-    named = {"properties": {"const": {"pattern": "a"}}, "maxLength": 3, "pattern": "a"}
-    assert bounded(part) == part
-    assert bounded(named)["maxLength"] == 3 and "maxLength" in bounded(named)["properties"]["const"]
-
-
 @each_row("reference", ["urn:nowhere", "#/$defs/none", "#none", "https://example.com/x#/y"])
 def test_a_reference_that_leads_nowhere_is_refused(reference: str) -> None:
     with pytest.raises(RegistrationError):
         compile_schema({"type": "object", "properties": {"a": {"$ref": reference}}})
-
-
-JSON = {
-    "anyOf": [
-        {"type": ["null", "boolean", "number", "string"]},
-        {"type": "array", "items": {"$ref": "#"}},
-        {"type": "object", "additionalProperties": {"$ref": "#"}},
-    ]
-}
-
-
-def test_schemas_of_the_world_are_light() -> None:
-    assert SchemaWork(JSON).weight < 20
-    nodes = {
-        f"N{n}": {"type": "object", "properties": {"k": {"const": n}, "of": {"$ref": "#/$defs/E"}}} for n in range(60)
-    }
-    tree = {"$ref": "#/$defs/E", "$defs": {"E": {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in nodes]}, **nodes}}
-    assert SchemaWork(tree).weight < MAX_RECURSIVE_WEIGHT / 2
-    wide = {"type": "object", "properties": {f"a{n}": {"allOf": [{"type": "string"}]} for n in range(2_000)}}
-    assert SchemaWork(wide).weight < 10 and SchemaWork(doubled(twice("anyOf"))["$defs"]["D28"]).weight == 1
-    assert MAX_RECURSIVE_WEIGHT < MAX_WEIGHT
-
-
-def test_a_schema_whose_many_members_are_like_the_whole_is_light() -> None:
-    names = [f"D{number}" for number in range(60)]
-    members = {"properties": {name: {"$ref": f"#/$defs/{name}"} for name in names}}
-    schema = {"type": "object", **members, "$defs": {name: {"type": "object", **members} for name in names}}
-    assert SchemaWork(schema).weight < 200
-    ArgumentChecker(ToolDefinition("tool", "A tool under test.", schema))
 
 
 @each_row("levels", [150, 350, 900])
@@ -511,27 +325,138 @@ SLOW: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
+# Every route by which a stranger's schema comes in
+
+
+HOSTILE = {**HEAVY, **COMPILED_SLOWLY, **{kind: {"type": "object", **part} for kind, part in LARGE_PATTERNS.items()}}
+OBJECTS = {"type": "object"}
+SILENT_S = 0.05
+HOST_S = 0.5
+"""Processor time of the host for one schema or value and everything that is said of it."""
+
+
+@pytest.fixture
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checker_process, "CPU_S", 0.1)
+
+
+def catalogue(registry: ToolRegistry) -> McpCatalogue:
+    async def answer(context: Any) -> Any:
+        return await context.call_tool("nobody")
+
+    return McpCatalogue("s", registry, Selection(), lambda tool: answer)
+
+
+async def offered_by_a_caller(schema: dict[str, Any]) -> ToolRegistry | None:
+    about = {"description": "A tool of a caller.", "callable_from": ["model", "code", "plan"]}
+    try:
+        return await remote_registry([{"name": "t", "parameters": schema, **about}], ToolRegistry(), with_own=False)
+    except RegistrationError:
+        return None
+
+
+async def through_a_caller(schema: dict[str, Any], value: Any) -> Any:
+    registry = await offered_by_a_caller(schema)
+    return registry and await registry.dispatch("t", value, context=RunContext())
+
+
+async def through_the_results_of_a_caller(schema: dict[str, Any], value: Any) -> Any:
+    options = {"returns": schema}
+    offered = [{"name": "t", "description": "A tool of a caller.", "parameters": OBJECTS, "options": options}]
+    try:
+        await remote_registry(offered, ToolRegistry(), with_own=False)
+    except RegistrationError:
+        return None
+    text = ToolResult(parts=(Text(json.dumps(value)),))
+    return await with_data("t", ToolOptions(returns=schema), text, is_foreign=True)
+
+
+async def through_a_server(schema: dict[str, Any], value: Any) -> Any:
+    registry = ToolRegistry()
+    made = catalogue(registry)
+    read = await made._read([Tool(name="t", description="A tool.", input_schema=schema)])
+    made._register(await made._usable([*read.values()]))
+    return await registry.dispatch("s.t", value, context=RunContext()) if registry.has("s.t") else made.problems[0]
+
+
+async def through_a_servers_answer(schema: dict[str, Any], value: Any) -> Any:
+    answer = CallToolResult(content=[], structured_content=value)
+    return as_tool_result("s", answer, await mismatch_of(answer, schema))
+
+
+async def through_an_action_for_later(schema: dict[str, Any], value: Any) -> Any:
+    try:
+        return await check_arguments(ToolDefinition("t", "A tool under test.", schema), value)
+    except InvalidArguments as exc:
+        return exc
+
+
+ROUTES = {
+    route.__name__.removeprefix("through_"): route
+    for route in (
+        through_a_caller,
+        through_the_results_of_a_caller,
+        through_a_server,
+        through_a_servers_answer,
+        through_an_action_for_later,
+    )
+}
+
+
 @pytest.mark.slow
-@each_row("kind", SLOW)
-def test_checking_an_answer_is_bounded_whatever_it_is_checked_against(kind: str) -> None:
-    schema, value = SLOW[kind]
-    answer = CallToolResult(content=[], structured_content={"x": value})
-    check = ValueCheck({"type": "object", "properties": {"x": schema}} | {"$defs": schema.get("$defs", {})})
-    began = time.process_time()
-    result = as_tool_result("s", answer, check)
-    assert time.process_time() - began < SOON_S
-    assert result.is_error and ("does not fit" in result.message or "too large" in result.message)
+@pytest.mark.usefixtures("_short")
+@pytest.mark.parametrize("route", ROUTES)
+async def test_no_schema_of_a_stranger_keeps_the_event_loop(route: str) -> None:
+    kinds = dict([*HOSTILE.items()][:: 2 if route == "a_servers_answer" else 8])
+    for kind, schema in kinds.items():
+        found = await watched(ROUTES[route](schema, {"a": {"n": 1}}))
+        assert (found.silent_s < SILENT_S, found.took_s < HOST_S) == (True, True), (kind, found)
 
 
-@each_row("kind", SLOW)
-def test_checking_arguments_is_bounded_and_counted(kind: str) -> None:
-    schema, value = SLOW[kind]
-    whole = {"type": "object", "properties": {"x": schema}} | {"$defs": schema.get("$defs", {})}
-    checker = ArgumentChecker(ToolDefinition("tool", "A tool under test.", whole))
-    began = time.process_time()
-    with pytest.raises(InvalidArguments) as refused:
-        checker.check({"x": value})
-    assert time.process_time() - began < 3 * SOON_S and refused.value.steps > 1
+@pytest.mark.slow
+@pytest.mark.usefixtures("_short")
+@pytest.mark.parametrize("route", [*ROUTES, "a_tool_of_ours"])
+async def test_no_value_keeps_the_event_loop_whatever_it_is_checked_against(route: str) -> None:
+    async def ours(schema: dict[str, Any], value: Any) -> Any:
+        registry = ToolRegistry()
+        registry.register("tool", "A tool under test.", schema, lambda args: len(args))
+        return await registry.dispatch("tool", value, context=RunContext())
+
+    kinds = SLOW if route == "a_tool_of_ours" else dict([*SLOW.items()][::3])
+    for kind, (schema, value) in kinds.items():
+        whole = {"type": "object", "properties": {"x": schema}} | {"$defs": schema.get("$defs", {})}
+        found = await watched(ROUTES.get(route, ours)(whole, {"x": value}))
+        assert (found.silent_s < SILENT_S, found.took_s < HOST_S) == (True, True), (kind, found.silent_s, found.took_s)
+
+
+@pytest.mark.usefixtures("_short")
+async def test_a_check_past_its_bound_is_refused_with_the_limit_and_charged_to_its_run() -> None:
+    work = HostWork(1 << 30)
+    registry = await offered_by_a_caller(HEAVY["allOf"])
+    assert registry is not None
+    scope = RunScope(work=work)
+    result = await registry.dispatch("t", {"a": 1}, context=RunContext(scope=scope))
+    assert result.is_error and "0.1 s of processor time" in result.text and "send less" in result.text
+    assert work.used > 64 * 0.1 * 100_000
+
+
+async def test_a_schema_that_is_wrong_is_refused_when_it_is_offered() -> None:
+    offered = [{"name": "t", "description": "A tool.", "parameters": {**OBJECTS, "properties": {"a": {"type": "no"}}}}]
+    with pytest.raises(RegistrationError, match=r"tool 't': invalid schema at properties/a/type"):
+        await remote_registry(offered, ToolRegistry(), with_own=False)
+    of_server = Tool(name="t", description="A tool.", input_schema=OBJECTS, output_schema={"type": "no"})
+    made = catalogue(ToolRegistry())
+    (tool,) = await made._usable([*(await made._read([of_server])).values()])
+    assert tool.output_schema is None and tool.options.returns is None
+    assert "its output schema is not used: invalid schema" in str(made.problems[0])
+
+
+async def test_what_all_tools_of_one_caller_keep_in_memory_is_bounded() -> None:
+    large = {"type": "object", "properties": {"a": {"enum": [[number] for number in range(7_000)]}}}
+    tools = [{"name": f"t{number}", "description": "A tool of a caller.", "parameters": large} for number in range(60)]
+    assert len((await remote_registry(tools[:2], ToolRegistry(), with_own=False)).list()) == 2
+    with pytest.raises(RegistrationError, match="all 60 tools together have more than 200000"):
+        await remote_registry(tools, ToolRegistry(), with_own=False)
 
 
 def test_what_is_checked_again_on_each_level_is_described_in_linear_time() -> None:

@@ -32,7 +32,6 @@ from toolcell.support.spelling import did_you_mean
 from toolcell.support.text import one_line
 from toolcell.tools import (
     MAX_STEPS,
-    ArgumentChecker,
     Call,
     ErrorCode,
     InvalidArguments,
@@ -41,6 +40,7 @@ from toolcell.tools import (
     ToolDefinition,
     ToolRegistry,
     ToolResult,
+    check_arguments,
     check_count,
     check_does,
     list_names,
@@ -135,7 +135,7 @@ class Schedule(ToolPackage):
         description = _described(description)
         _check_prompt(synthesis_prompt)
         rule = _checked(lambda: recurrence_of(recurrence, time=time, day=day, zone=self._zone))
-        calls = _checked_calls(tools, ctx)
+        calls = await _checked_calls(tools, ctx)
         if len(await self._store.list_scheduled_actions()) >= self._max_actions:
             raise ToolError(f"there are {self._max_actions} scheduled actions, the most there may be; delete one")
         action = ScheduledAction(
@@ -309,7 +309,7 @@ def _check_prompt(text: str) -> None:
         raise ToolError(f"synthesis_prompt has {len(text)} characters, more than {MAX_PROMPT_CHARS}", code=_INVALID)
 
 
-def _checked_calls(tools: Sequence[ScheduledCall], ctx: ToolContext) -> str:
+async def _checked_calls(tools: Sequence[ScheduledCall], ctx: ToolContext) -> str:
     """Return the calls as JSON. Each must be one that its author may make now, and that a plan may make later."""
     if not tools:
         raise ToolError('tools are required: a list of {"tool": name, "params": {...}}', code=_INVALID)
@@ -322,7 +322,7 @@ def _checked_calls(tools: Sequence[ScheduledCall], ctx: ToolContext) -> str:
         for each in registry.definitions(ctx.origin)
         if each.name in later and not each.name.startswith("schedule_")
     }
-    calls = [_checked_call(call, known) for call in tools]
+    calls = [await _checked_call(call, known) for call in tools]
     for name in dict.fromkeys(call["tool"] for call in calls):
         _check_rules(name, ctx.call)
     text = json.dumps(calls, ensure_ascii=False, allow_nan=False)
@@ -332,7 +332,7 @@ def _checked_calls(tools: Sequence[ScheduledCall], ctx: ToolContext) -> str:
     return text
 
 
-def _checked_call(call: ScheduledCall, known: dict[str, ToolDefinition]) -> dict[str, Any]:
+async def _checked_call(call: ScheduledCall, known: dict[str, ToolDefinition]) -> dict[str, Any]:
     name, params = call.get("tool", ""), call.get("params") or {}
     if name not in known:
         raise ToolError(
@@ -342,7 +342,7 @@ def _checked_call(call: ScheduledCall, known: dict[str, ToolDefinition]) -> dict
             details={"available": sorted(known)},
         )
     try:
-        ArgumentChecker(known[name]).check(params)
+        await check_arguments(known[name], params)
     except InvalidArguments as exc:
         raise ToolError(str(exc), code=_INVALID) from exc
     return {"tool": name, "params": params}

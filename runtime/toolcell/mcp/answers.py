@@ -1,4 +1,4 @@
-"""What an MCP server answers to a call, as a result of ours. Pure: no server is asked.
+"""What an MCP server answers to a call, as a result of ours. No server is asked.
 
 Structured content is the value; what stands beside it and says something else comes under `_content`. Several parts
 without it are a list. Images, audio and embedded resources are files. What does not fit the schema that the server
@@ -26,7 +26,8 @@ from mcp_types import (
 
 from toolcell.mcp.structure import MAX_BLOCKS, MAX_ELEMENTS
 from toolcell.support.exact_json import json_start
-from toolcell.tools import File, Part, Text, ToolResult, ValueCheck, safe_text, strict_json
+from toolcell.support.host_work import HostWork
+from toolcell.tools import File, Part, Text, ToolResult, find_problem, safe_text, strict_json
 
 INVALID_RESULT = "invalid_result"
 """Code of a failure: the server's answer is not what it declared."""
@@ -40,14 +41,15 @@ BESIDE = "_content"
 def as_tool_result(
     server: str,
     answer: CallToolResult,
-    check: ValueCheck | None,
+    mismatch: str | None,
     hide: Callable[[str], str] = str,
     *,
     is_wrapped: bool = False,
 ) -> ToolResult:
     """Return a server's answer as a result. `hide` takes secrets out of what it says about a failure.
 
-    `is_wrapped`: structured content is `{"result": value}` for a plain value; see `is_wrapper`.
+    `mismatch`: what `mismatch_of` found. `is_wrapped`: structured content is `{"result": value}` for a plain value; see
+    `is_wrapper`.
     """
     blocks = [_part(block, number) for number, block in enumerate(answer.content[:MAX_BLOCKS], 1)]
     if answer.is_error:
@@ -58,11 +60,8 @@ def as_tool_result(
         return ToolResult.fail(f"MCP server {server}: {said}")
     files = tuple(each for each in blocks if isinstance(each, File))
     value = answer.structured_content
-    if check is not None:
-        if value is None:
-            return _invalid(server, "it declares an output schema and sent no structured content")
-        if (problem := _mismatch(check, value, hide)) is not None:
-            return _invalid(server, problem)
+    if mismatch is not None:
+        return _invalid(server, mismatch)
     if value is not None:
         if is_wrapped and isinstance(value, dict):
             value = value["result"]
@@ -111,8 +110,19 @@ def _invalid(server: str, problem: str) -> ToolResult:
     return ToolResult.fail(message, code=INVALID_RESULT)
 
 
-def _mismatch(check: ValueCheck, value: Any, hide: Callable[[str], str]) -> str | None:
-    problem = check.problem(value)
+async def mismatch_of(
+    answer: CallToolResult,
+    output_schema: Mapping[str, Any] | None,
+    hide: Callable[[str], str] = str,
+    work: HostWork | None = None,
+) -> str | None:
+    """Return why an answer is not what the server declared, or None. `work`: of the run that is charged for it."""
+    value = answer.structured_content
+    if output_schema is None or answer.is_error:
+        return None
+    if value is None:
+        return "it declares an output schema and sent no structured content"
+    problem = await find_problem(output_schema, value, is_foreign=True, work=work)
     if problem is None:
         return None
     place = hide("/".join(map(str, problem.path)))[:200]

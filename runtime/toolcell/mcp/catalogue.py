@@ -9,7 +9,7 @@ import contextlib
 import fnmatch
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import anyio.lowlevel
@@ -19,18 +19,17 @@ from mcp_types import PaginatedRequestParams, Tool
 
 from toolcell.errors import McpServerError, RegistrationError, UsageError
 from toolcell.mcp.broken_tools import ToolPages
-from toolcell.mcp.definitions import Approve, McpProblem, McpTool, read_tool, shown_name
+from toolcell.mcp.definitions import (
+    Approve,
+    McpProblem,
+    McpTool,
+    read_tool,
+    shown_name,
+    unused_output_schema,
+)
 from toolcell.mcp.structure import MAX_TOOLS
 from toolcell.support.log import logger_of
-from toolcell.tools import (
-    MAX_COMPILE_WORK,
-    Invoke,
-    ToolOptions,
-    ToolRegistry,
-    ToolSpec,
-    patterns_work,
-    safe_text,
-)
+from toolcell.tools import Invoke, ToolOptions, ToolRegistry, ToolSpec, refused_schemas, safe_text
 
 MAX_PAGES = 200
 MAX_REMEMBERED = 20_000
@@ -131,9 +130,26 @@ class McpCatalogue:
                 said = f"its definition changed since it was registered: {known.digest} is now {tool.digest}"
                 self.withdrawn[name] = said
                 self.report("changed", f"{said}; it is refused", shown_name(name))
+        new = await self._usable(new)
         for start in range(0, len(new), AT_ONCE):
             self._register(new[start : start + AT_ONCE])
             await anyio.lowlevel.checkpoint()
+
+    async def _usable(self, tools: Sequence[McpTool]) -> list[McpTool]:
+        """Return the tools whose schemas can be compiled. A tool loses an output schema that cannot be."""
+        found = list[McpTool]()
+        inputs = await refused_schemas([tool.definition.parameters for tool in tools])
+        outputs = await refused_schemas([tool.output_schema or {} for tool in tools])
+        for tool, wrong_input, wrong_output in zip(tools, inputs, outputs, strict=True):
+            if wrong_input:
+                self.report_broken(tool.remote_name, wrong_input)
+                continue
+            if wrong_output:
+                problem = unused_output_schema(tool.remote_name, wrong_output)
+                self.report(problem.kind, problem.message, problem.tool)
+                tool = replace(tool, output_schema=None, is_wrapped=False, options=replace(tool.options, returns=None))
+            found.append(tool)
+        return found
 
     def _is_as_first(self, tool: McpTool) -> bool:
         """Return whether a tool that is not registered is new, or as it was when it was first; report it if not."""
@@ -181,17 +197,13 @@ class McpCatalogue:
 
     async def _read(self, tools: Sequence[Tool]) -> dict[str, McpTool]:
         """Return the tools that are offered and can be, by the server's own names."""
-        read, local, size, work = dict[str, McpTool](), set[str](), 0, 0
+        read, local, size = dict[str, McpTool](), set[str](), 0
         for number, tool in enumerate(tools):
             if not number % AT_ONCE:
                 await anyio.lowlevel.checkpoint()
             if not self._selection.offers(tool.name):
                 continue
             shown = shown_name(tool.name)
-            work += patterns_work([tool.input_schema, tool.output_schema])
-            if work > MAX_COMPILE_WORK:
-                self.report("server", f"the patterns of its tools are too large from {shown!r} on; they are left out")
-                break
             try:
                 made = read_tool(self._namespace, tool, self._selection.approve, self._selection.options)
             except (RegistrationError, UsageError) as exc:
@@ -218,7 +230,13 @@ class McpCatalogue:
     def _register(self, tools: Sequence[McpTool]) -> None:
         """Register tools; one that cannot be is left out, and the others are registered all the same."""
         specs = [
-            ToolSpec(definition=each.definition, invoke=self._invoke(each), options=each.options, source=each)
+            ToolSpec(
+                definition=each.definition,
+                invoke=self._invoke(each),
+                options=each.options,
+                source=each,
+                is_foreign=True,
+            )
             for each in tools
         ]
         try:

@@ -27,7 +27,7 @@ from pydantic import ValidationError
 
 from toolcell._version import __version__
 from toolcell.errors import McpServerError, RegistrationError
-from toolcell.mcp.answers import INVALID_RESULT, as_tool_result
+from toolcell.mcp.answers import INVALID_RESULT, as_tool_result, mismatch_of
 from toolcell.mcp.arguments import Transport, globs, hiding, labels_of, login_of, transport_of
 from toolcell.mcp.broken_tools import ToolPages
 from toolcell.mcp.catalogue import Broken, Changed, McpCatalogue, Selection
@@ -39,11 +39,10 @@ from toolcell.mcp.restarts import MAX_RESTARTS, RESTART_WINDOW_S, Restarts, Stat
 from toolcell.mcp.transports import OF_SERVER
 from toolcell.support import event_loop
 from toolcell.support.change_event import ChangeEvent
-from toolcell.support.host_work import ELEMENT_WORK, about_bytes_in_slices
+from toolcell.support.host_work import about_bytes_in_slices
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.tools import (
     RESERVED,
-    WORK_PER_STEP,
     ErrorCode,
     Invoke,
     Status,
@@ -399,9 +398,8 @@ class McpClient(OpenedInBlock):
             return ToolResult.fail(message, code=INVALID_RESULT)
         self._restarts.note_answer()
         run_work = context.call.run.scope.work
-        if run_work is not None and tool.check is not None:
-            run_work.used += ELEMENT_WORK * (tool.check.work_of(answer.structured_content) // WORK_PER_STEP)
-        result = as_tool_result(self.name, answer, tool.check, self._hide, is_wrapped=tool.is_wrapped)
+        mismatch = await mismatch_of(answer, tool.output_schema, self._hide, run_work)
+        result = as_tool_result(self.name, answer, mismatch, self._hide, is_wrapped=tool.is_wrapped)
         if run_work is not None:
             run_work.used += await about_bytes_in_slices(result.value)  # also what was JSON in its texts
         return result

@@ -21,7 +21,6 @@ from toolcell.tools import (
     MAX_NAME_CHARS,
     ToolDefinition,
     ToolOptions,
-    ValueCheck,
     bounded_schema,
     provider_name,
     safe_text,
@@ -55,8 +54,8 @@ class McpTool:
     options: ToolOptions
     digest: str
     """sha256 of everything the server says of it; a tool is pinned by it."""
-    check: ValueCheck | None
-    """Check of structured content, when the server declares an output schema."""
+    output_schema: dict[str, Any] | None
+    """Of structured content, when the server declares one."""
     is_wrapped: bool = False
     """Structured content is an object made for a plain value; the script gets that value."""
     problems: tuple[McpProblem, ...] = ()
@@ -113,16 +112,15 @@ def read_tool(namespace: str, tool: Tool, approve: Approve, options: ToolOptions
     if tool.execution is not None and tool.execution.task_support == "required":
         raise RegistrationError("it can only be called as a task, which this client does not do")
     problems: list[McpProblem] = []
-    name, shown = local_name(namespace, tool.name), shown_name(tool.name)
+    name = local_name(namespace, tool.name)
     definition = ToolDefinition(name, _description(namespace, tool), bounded_schema(tool.input_schema, "its schema"))
-    returns, check = None, None
+    returns = None
     if tool.output_schema is not None:
         try:
             returns = bounded_schema(tool.output_schema, "its output schema")
-            check = ValueCheck(returns)
         except RegistrationError as exc:
-            returns = None
-            problems.append(McpProblem(shown, "mended", f"its output schema is not used: {exc}"))
+            problems.append(unused_output_schema(tool.name, str(exc)))
+    output_schema = returns
     is_wrapped = returns is not None and is_wrapper(tool.output_schema, tool.name)
     if returns is not None and is_wrapped:
         shared: dict[str, Any] = {name: returns[name] for name in ("$defs", "definitions") if name in returns}
@@ -133,10 +131,15 @@ def read_tool(namespace: str, tool: Tool, approve: Approve, options: ToolOptions
         definition,
         options=known,
         digest=tool_digest(tool),
-        check=check,
+        output_schema=output_schema,
         is_wrapped=is_wrapped,
         problems=tuple(problems),
     )
+
+
+def unused_output_schema(name: str, problem: str) -> McpProblem:
+    """Return what is said of a tool whose output schema cannot be used."""
+    return McpProblem(shown_name(name), "mended", f"its output schema is not used: {problem}")
 
 
 def _description(namespace: str, tool: Tool) -> str:

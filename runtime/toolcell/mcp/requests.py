@@ -28,7 +28,7 @@ from mcp_types import (
 from toolcell.errors import RegistrationError
 from toolcell.support import daemon_threads
 from toolcell.support.change_event import ChangeEvent
-from toolcell.tools import ValueCheck, bounded_schema, safe_text
+from toolcell.tools import bounded_schema, find_problem, refused_schemas, safe_text
 
 MAX_QUESTION_CHARS = 2_000
 MAX_QUESTIONS_OF_CALL = 10
@@ -162,7 +162,8 @@ def request_callbacks(questions: Questions, elicit: Elicit | None, sample: Sampl
                 given = await questions.ask(elicit, message, {"url": params.url})
             else:
                 form = bounded_schema(params.requested_schema, "the question's schema")
-                check = ValueCheck(form)
+                if refused := (await refused_schemas([form]))[0]:
+                    raise RegistrationError(refused)
                 given = await questions.ask(elicit, message, form)
         except RegistrationError as exc:
             return ErrorData(code=INVALID_REQUEST, message=f"the question was not asked: {exc}")
@@ -175,7 +176,7 @@ def request_callbacks(questions: Questions, elicit: Elicit | None, sample: Sampl
         if form is None:
             return ElicitResult(action="accept")
         content = defaults_of(form) | dict(given)
-        if (problem := check.problem(content)) is not None:
+        if (problem := await find_problem(form, content, is_foreign=True)) is not None:
             at = "/".join(map(str, problem.path)) or "its root"
             return ErrorData(code=INVALID_REQUEST, message=f"the answer does not fit the schema at {at:.100}")
         return ElicitResult(action="accept", content=content)

@@ -54,8 +54,8 @@ from toolcell.tools import (
     Origin,
     RunContext,
     ToolDefinition,
-    check_of,
     check_shown_chars,
+    find_problem,
     without_bytes,
 )
 from toolcell_bridge import __version__
@@ -213,7 +213,7 @@ class McpServer:
             decisions = readable_only(decisions, token)
         result = await self._carry_on(ctx, token, decisions)
         if is_plain and result.ok and isinstance(result.value, list):
-            return self._of_plan(result)
+            return await self._of_plan(result)
         return await self._finish(ctx, result)
 
     async def _carry_on(self, ctx: Context, token: str, decisions: Mapping[str, Any]) -> ExecutionResult:
@@ -340,7 +340,7 @@ class McpServer:
             rows = _rows(result)
         if waiting is not None:
             return answer(_suspended(rows, waiting))
-        return _of_row(rows, self._output(name))
+        return await self._of_row(rows, name)
 
     async def _report_updates(self, ctx: Context, events: AsyncIterable[Event]) -> None:
         """Tell the client what tools report, until the stream is closed."""
@@ -359,9 +359,34 @@ class McpServer:
         shown = one_line(clean(message[: 2 * MAX_MESSAGE_CHARS]), MAX_MESSAGE_CHARS)
         await ctx.session.report_progress(count, message=shown)
 
-    def _of_plan(self, result: ExecutionResult) -> Answer:
+    async def _of_plan(self, result: ExecutionResult) -> Answer:
         rows = _rows(result)
-        return _of_row(rows, self._output(rows[0]["tool"]))
+        return await self._of_row(rows, rows[0]["tool"])
+
+    async def _of_row(self, rows: PlanRows, name: str) -> types.CallToolResult:
+        """Return what came of a plan's only step, a call of this tool, with the files that it returned."""
+        tool, schema = self.runtime.registry.registered(name), self._output(name)
+        row = rows[0]
+        if row["status"] != "ok":
+            return failed(str(row.get("error", row["status"])))
+        given = row.get("result")
+        value = without_bytes(given)
+        if isinstance(given, bytes) and rows.files:  # a file is its own value, and comes as such
+            value = "\n".join(f"({file.name}, {file.size} bytes)" for file in rows.files)
+        text = text_answer(value[:VALUE_BYTES] if isinstance(value, str) else json_start(value, VALUE_BYTES))
+        content = [*text.content, *file_blocks(rows.run_id, rows.files, given)]
+        if schema is None:
+            data = structured_value(given) if isinstance(given, Array | Table) else None
+            structured = json.loads(json_text(data)) if isinstance(data, dict) else None
+            return types.CallToolResult(content=content, structured_content=structured)
+        if (size := json_size(value, VALUE_BYTES)) > VALUE_BYTES:
+            return failed(f"its result has {size} bytes of JSON, and an answer holds {VALUE_BYTES}; use {CODE_TOOL}")
+        plain = json.loads(json_text(value))
+        structured = {"result": plain} if is_wrapper(schema, row["tool"]) else plain
+        is_foreign = tool is None or tool.spec.is_foreign
+        if (problem := await find_problem(schema, structured, is_foreign=is_foreign)) is not None:
+            return failed(f"its result is not of the type that it declares: {problem.message}")
+        return types.CallToolResult(content=content, structured_content=structured)
 
     def _output(self, name: str) -> dict[str, Any] | None:
         tool = self.runtime.registry.registered(name)
@@ -376,30 +401,6 @@ def _rows(result: ExecutionResult) -> PlanRows:
 
 def _suspended(rows: PlanRows, waiting: Suspension) -> ExecutionResult:
     return ExecutionResult(rows.run_id, Outcome.SUSPENDED, suspension=waiting, journal_id=rows.journal_id)
-
-
-def _of_row(rows: PlanRows, schema: Mapping[str, Any] | None) -> types.CallToolResult:
-    """Return what came of a plan's only step, with the files that it returned. `schema`: of structured content."""
-    row = rows[0]
-    if row["status"] != "ok":
-        return failed(str(row.get("error", row["status"])))
-    given = row.get("result")
-    value = without_bytes(given)
-    if isinstance(given, bytes) and rows.files:  # a file is its own value, and comes as such
-        value = "\n".join(f"({file.name}, {file.size} bytes)" for file in rows.files)
-    text = text_answer(value[:VALUE_BYTES] if isinstance(value, str) else json_start(value, VALUE_BYTES))
-    content = [*text.content, *file_blocks(rows.run_id, rows.files, given)]
-    if schema is None:
-        data = structured_value(given) if isinstance(given, Array | Table) else None
-        structured = json.loads(json_text(data)) if isinstance(data, dict) else None
-        return types.CallToolResult(content=content, structured_content=structured)
-    if (size := json_size(value, VALUE_BYTES)) > VALUE_BYTES:
-        return failed(f"its result has {size} bytes of JSON, and an answer holds {VALUE_BYTES}; use {CODE_TOOL}")
-    plain = json.loads(json_text(value))
-    structured = {"result": plain} if is_wrapper(schema, row["tool"]) else plain
-    if (problem := check_of(schema).problem(structured)) is not None:
-        return failed(f"its result is not of the type that it declares: {problem.message}")
-    return types.CallToolResult(content=content, structured_content=structured)
 
 
 def _connection(ctx: Context) -> Any:

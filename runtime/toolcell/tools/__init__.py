@@ -9,27 +9,27 @@ from toolcell.support.lazy import lazy_names
 
 __all__ = [
     "CODE", "CODE_SCHEMA", "CODE_TEXT", "CODE_TOOL", "DEFAULT_TOOL_OPTIONS", "DETAILS", "EVERY_ORIGIN", "FOUND",
-    "HIDDEN", "MAX_COMPILE_WORK", "MAX_FOUND", "MAX_IMAGES", "MAX_IMAGE_BYTES", "MAX_MODEL_CHARS", "MAX_NAME_CHARS",
-    "MAX_STEPS", "MAX_VALUE_CHARS", "MIN_DESCRIPTION_CHARS", "MODEL", "NEEDS_APPROVAL", "NO_USAGE",
-    "OF_THIS_PROCESS", "PLAN", "PROVIDERS", "RESERVED", "SEARCH_TOOL", "SHOWN_CHARS", "STOP_WORDS", "SUBAGENT",
-    "TOOL_UPDATE", "WORK_PER_STEP", "AbandonedThreads", "AgentTool", "Approve", "ArgumentChecker", "AskUser", "Block",
-    "Budget", "Call", "CallObserver", "CallPolicy", "CallableTools", "CodeRuntime", "CompletionCallback", "Deny",
-    "Detail", "Edit", "EmbeddingProvider", "ErrorCode", "Event", "EventBus", "ExecuteCode", "File", "FunctionTool",
-    "Hook", "Image", "InvalidArguments", "Invoke", "JobTable", "MadeCalls", "OnUser", "Origin", "Override",
-    "Part", "RegisteredTool", "RegistrySettings", "RegistryState", "Reverts", "Rewrite", "RunContext",
-    "RunScope", "SavedScript", "Secrets", "SimpleTool", "Status", "Substitute", "Text", "TokenUsage", "Tool",
-    "ToolCall", "ToolContext", "ToolDefinition", "ToolDescriptionWarning", "ToolError", "ToolFailure", "ToolObject",
-    "ToolOptions", "ToolRegistry", "ToolResult", "ToolSpec", "Upload", "ValueCheck", "abandoned_threads",
-    "approval_hook", "as_result", "ask_user_spec", "bounded_schema", "brief", "bytes_in", "check_code_runtime",
-    "check_count", "check_does", "check_kind", "check_of", "check_one_of", "check_path", "check_seconds",
-    "check_shown_chars", "checked_vectors", "code_result", "code_spec", "compile_schema", "compile_tool",
-    "count_values", "current", "current_context", "decode_tool_call", "describe_code", "describe_failure",
-    "described_sandbox", "embed_texts", "ends_run", "events", "flows_of", "function_spec", "is_approved_later",
-    "is_async", "is_large", "keyword_invoke", "leaves_in", "list_names", "load_scripts", "load_tools", "maybe_await",
-    "mentions_bytes", "nearest", "new_id", "open_jobs", "passes_on", "patterns_work", "plan_of", "plan_spec",
-    "positional_spec", "provider_name", "python_stubs", "query_words", "registry_of", "run_call", "run_in_thread",
-    "safe_text", "score_of", "search_spec", "share_labels", "shown_within", "strict_json", "text_of", "to_json",
-    "tool", "unique_ids", "with_options", "withheld", "without_bytes", "words",
+    "HIDDEN", "MAX_FOUND", "MAX_IMAGES", "MAX_IMAGE_BYTES", "MAX_MODEL_CHARS", "MAX_NAME_CHARS", "MAX_STEPS",
+    "MAX_VALUE_CHARS", "MIN_DESCRIPTION_CHARS", "MODEL", "NEEDS_APPROVAL", "NO_USAGE", "OF_THIS_PROCESS", "PLAN",
+    "PROVIDERS", "RESERVED", "SEARCH_TOOL", "SHOWN_CHARS", "STOP_WORDS", "SUBAGENT", "TOOL_UPDATE",
+    "AbandonedThreads", "AgentTool", "Approve", "ArgumentChecker", "AskUser", "Block", "Budget", "Call",
+    "CallObserver", "CallPolicy", "CallableTools", "CodeRuntime", "CompletionCallback", "Deny", "Detail", "Edit",
+    "EmbeddingProvider", "ErrorCode", "Event", "EventBus", "ExecuteCode", "File", "FunctionTool", "Hook", "Image",
+    "InvalidArguments", "Invoke", "JobTable", "MadeCalls", "OnUser", "Origin", "Override", "Part", "RegisteredTool",
+    "RegistrySettings", "RegistryState", "Reverts", "Rewrite", "RunContext", "RunScope", "SavedScript", "Secrets",
+    "SimpleTool", "Status", "Substitute", "Text", "TokenUsage", "Tool", "ToolCall", "ToolContext", "ToolDefinition",
+    "ToolDescriptionWarning", "ToolError", "ToolFailure", "ToolObject", "ToolOptions", "ToolRegistry", "ToolResult",
+    "ToolSpec", "Upload", "abandoned_threads", "approval_hook", "as_result", "ask_user_spec", "bounded_schema",
+    "brief", "bytes_in", "check_arguments", "check_code_runtime", "check_count", "check_does", "check_kind",
+    "check_one_of", "check_path", "check_seconds", "check_shown_chars", "checked_vectors", "code_result", "code_spec",
+    "compile_tool", "count_values", "current", "current_context", "decode_tool_call", "describe_code",
+    "describe_failure", "described_sandbox", "embed_texts", "ends_run", "events", "find_problem", "flows_of",
+    "function_spec", "is_approved_later", "is_async", "is_large", "keyword_invoke", "leaves_in", "list_names",
+    "load_scripts", "load_tools", "maybe_await", "mentions_bytes", "nearest", "new_id", "open_jobs", "passes_on",
+    "plan_of", "plan_spec", "positional_spec", "provider_name", "python_stubs", "query_words", "refused_schemas",
+    "registry_of", "run_call", "run_in_thread", "safe_text", "score_of", "search_spec", "share_labels",
+    "shown_within", "strict_json", "text_of", "to_json", "tool", "unique_ids", "with_options", "withheld",
+    "without_bytes", "words",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from toolcell.tools.batch import ends_run
     from toolcell.tools.bytes_arguments import mentions_bytes
     from toolcell.tools.call import Call, CallableTools, CallObserver, CompletionCallback, OnUser, RunContext, RunScope
+    from toolcell.tools.checker_process import find_problem, refused_schemas
     from toolcell.tools.checks import (
         brief,
         check_count,
@@ -125,7 +126,7 @@ if TYPE_CHECKING:
     from toolcell.tools.pipeline import NEEDS_APPROVAL, run_call
     from toolcell.tools.plan import MAX_STEPS, plan_of, plan_spec
     from toolcell.tools.policy import CallPolicy
-    from toolcell.tools.problems import ValueCheck, compile_schema, list_names
+    from toolcell.tools.problems import list_names
     from toolcell.tools.registry import ToolRegistry, registry_of, tool
     from toolcell.tools.registry_state import RegistrySettings, RegistryState
     from toolcell.tools.result import (
@@ -142,15 +143,14 @@ if TYPE_CHECKING:
     from toolcell.tools.reverts import MadeCalls, Reverts
     from toolcell.tools.run_state import Budget, Secrets, new_id
     from toolcell.tools.saved_script import SavedScript
-    from toolcell.tools.schema_patterns import MAX_COMPILE_WORK, patterns_work
-    from toolcell.tools.schema_work import WORK_PER_STEP, count_values
     from toolcell.tools.script_folder import load_scripts
     from toolcell.tools.search import FOUND, MAX_FOUND, is_large, search_spec
     from toolcell.tools.spec import Invoke, RegisteredTool, ToolSpec, compile_tool
     from toolcell.tools.stubs import python_stubs
-    from toolcell.tools.text_data import check_of, strict_json
+    from toolcell.tools.text_data import strict_json
     from toolcell.tools.uploads import Upload
-    from toolcell.tools.values import bytes_in, leaves_in
+    from toolcell.tools.validation import check_arguments
+    from toolcell.tools.values import bytes_in, count_values, leaves_in
     from toolcell.tools.vocabulary import STOP_WORDS, query_words, words
 else:
     __getattr__, __dir__ = lazy_names(
@@ -194,7 +194,7 @@ else:
             "toolcell.tools.pipeline": "NEEDS_APPROVAL run_call",
             "toolcell.tools.plan": "MAX_STEPS plan_of plan_spec",
             "toolcell.tools.policy": "CallPolicy",
-            "toolcell.tools.problems": "ValueCheck compile_schema list_names",
+            "toolcell.tools.problems": "list_names",
             "toolcell.tools.registry": "ToolRegistry registry_of tool",
             "toolcell.tools.registry_state": "RegistrySettings RegistryState",
             "toolcell.tools.result": (
@@ -203,16 +203,16 @@ else:
             "toolcell.tools.reverts": "MadeCalls Reverts",
             "toolcell.tools.run_state": "Budget Secrets new_id",
             "toolcell.tools.saved_script": "SavedScript",
-            "toolcell.tools.schema_work": "WORK_PER_STEP count_values",
             "toolcell.tools.script_folder": "load_scripts",
             "toolcell.tools.search": "FOUND MAX_FOUND is_large search_spec",
             "toolcell.tools.spec": "Invoke RegisteredTool ToolSpec compile_tool",
-            "toolcell.tools.schema_patterns": "MAX_COMPILE_WORK patterns_work",
             "toolcell.tools.foreign_definitions": "HIDDEN bounded_schema safe_text",
             "toolcell.tools.stubs": "python_stubs",
-            "toolcell.tools.text_data": "check_of strict_json",
+            "toolcell.tools.text_data": "strict_json",
             "toolcell.tools.uploads": "Upload",
-            "toolcell.tools.values": "bytes_in leaves_in",
+            "toolcell.tools.values": "bytes_in count_values leaves_in",
+            "toolcell.tools.validation": "check_arguments",
+            "toolcell.tools.checker_process": "find_problem refused_schemas",
             "toolcell.tools.vocabulary": "STOP_WORDS query_words words",
         },
     )

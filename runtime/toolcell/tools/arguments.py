@@ -9,7 +9,7 @@ import copy
 import functools
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Any
 
 from toolcell.errors import RegistrationError, UsageError
@@ -20,20 +20,15 @@ from toolcell.tools.coercion import Change, Coercer, Mended, closed_properties
 from toolcell.tools.concurrency import maybe_await, passes_on
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.options import Coercion, Extras
-from toolcell.tools.problems import (
-    MAX_DESCRIBED_WORK,
-    MAX_PROBLEMS,
-    Subschemas,
-    bounded_json,
-    compile_weighed,
-    find_problems,
-)
+from toolcell.tools.problems import MAX_PROBLEMS, Subschemas, bounded_json, compile_schema, find_problems
 from toolcell.tools.result import ErrorCode
 from toolcell.tools.schema import dicts_in
-from toolcell.tools.schema_work import MAX_CHECK_WORK, WORK_PER_STEP
+from toolcell.tools.schema_patterns import large_from
 from toolcell.tools.table_arguments import table_names, without_tables
 from toolcell.tools.text_data import ParseMode, parse_json
 from toolcell.tools.values import (
+    CHARS_PER_ELEMENT,
+    LARGE_ELEMENTS,
     MAX_INTEGER,
     MAX_TEXT_CHARS,
     MIN_INTEGER,
@@ -43,6 +38,7 @@ from toolcell.tools.values import (
     Path,
     ValueProblem,
     copy_arguments,
+    is_large,
     json_copy,
     path_text,
 )
@@ -51,9 +47,6 @@ from toolcell_bridge.wire.frozen import frozen
 MAX_SHOWN_CHARS = 4_000
 """Most characters of the received arguments in an error message."""
 
-
-MAX_PLAIN_WORK = 1_000
-"""Visits of one value, in checks of arguments that are not counted."""
 
 MAX_PLAIN, MAX_PLAIN_CHARS = 32, 100_000
 """Arguments, and characters of each, that are copied without counting them all."""
@@ -87,6 +80,13 @@ class InvalidArguments(UsageError):
         self.problems = problems[: MAX_PROBLEMS + 1]
         self.steps = steps
         """Values that were looked at."""
+
+    def for_model(self) -> ArgumentError:
+        """Return the same, as it is said to a model."""
+        fields = {path_text(problem.path): problem.message for problem in self.problems}
+        refused = ArgumentError(f"invalid tool arguments: {self}", fields=fields)
+        refused.steps = self.steps
+        return refused
 
 
 def _received_text(received: Any) -> str:
@@ -160,32 +160,51 @@ class CheckedArguments:
 class ArgumentChecker:
     """One tool's arguments: copy, mend, fill in defaults, validate.
 
-    Making one checks and compiles the schema. What else it says is found out at the first call, since most of many
-    tools are never called.
+    Making one checks and compiles the schema, but for that of a stranger. What else it says is found out at the first
+    call, since most of many tools are never called.
     """
 
     def __init__(
-        self, definition: ToolDefinition, coercion: Coercion = "safe", extras: Extras = "drop", validate: bool = True
+        self,
+        definition: ToolDefinition,
+        coercion: Coercion = "safe",
+        extras: Extras = "drop",
+        validate: bool = True,
+        *,
+        is_foreign: bool = False,
     ) -> None:
-        try:
-            schema = definition.checked_parameters
-            if extras == "forbid" and closed_properties(schema) is not None:
-                schema["additionalProperties"] = False
-            validator, work = compile_weighed(schema)
-        except RegistrationError as exc:
-            raise RegistrationError(f"tool {definition.name!r}: {exc}") from exc
+        """`is_foreign`: a stranger wrote the schema. Then only a checker process uses it, and `check` is not called."""
+        schema = definition.checked_parameters
+        if extras == "forbid" and closed_properties(schema) is not None:
+            schema["additionalProperties"] = False
         self.tool = definition.name
         self._schema = schema
-        self._work = work
         self._coercion: Coercion = coercion
         self._extras: Extras = extras
         self._validates = validate
         self._has_names_of_results = definition.has_names_of_results
         self.tables = table_names(schema)
         """Names of arguments that may be arrays and tables."""
-        self.is_valid = validator.is_valid if validate else _anything
-        if validate and self.tables:
-            self.is_valid = lambda args: validator.is_valid(without_tables(args))
+        self.is_valid = self._compiled(schema) if validate and not is_foreign else _anything
+        self._large_from = 0 if is_foreign else large_from(schema)
+
+    def _compiled(self, schema: dict[str, Any]) -> Callable[[Any], bool]:
+        try:
+            is_valid = compile_schema(schema).is_valid
+        except RegistrationError as exc:
+            raise RegistrationError(f"tool {self.tool!r}: {exc}") from exc
+        return (lambda args: is_valid(without_tables(args))) if self.tables else is_valid
+
+    def fits_here(self, received: Any) -> bool:
+        """Return whether `check` takes a few milliseconds at most."""
+        if self.tables and isinstance(received, Mapping):
+            received = without_tables(received)
+        return bool(self._large_from) and not is_large(received, self._large_from)
+
+    @functools.cached_property
+    def spec_text(self) -> str:
+        """What another process needs to make the same checker, as JSON."""
+        return json.dumps([self.tool, self._schema, self._coercion, self._extras, self._validates])
 
     @functools.cached_property
     def _schemas(self) -> Subschemas:
@@ -217,15 +236,21 @@ class ArgumentChecker:
     @functools.cached_property
     def _plain(self) -> frozenset[str]:
         """Names that `check_plain` may copy."""
+        if not self._large_from:
+            return frozenset()
         properties = frozenset(self._schema.get("properties", ()))
-        text_work = self._work.char_visits * MAX_PLAIN * MAX_PLAIN_CHARS
-        is_light = self._work.each <= MAX_PLAIN_WORK and text_work <= MAX_CHECK_WORK
-        return properties if not self._mends and len(properties) <= MAX_PLAIN and is_light else frozenset()
+        return properties if not self._mends and len(properties) <= MAX_PLAIN else frozenset()
+
+    @functools.cached_property
+    def _plain_chars(self) -> int:
+        """Characters of a text that `check_plain` may copy."""
+        return MAX_PLAIN_CHARS if self._large_from == LARGE_ELEMENTS else self._large_from * CHARS_PER_ELEMENT
 
     def renamed(self, tool: str) -> ArgumentChecker:
         """The same checks, reporting under another name."""
         twin = copy.copy(self)
         twin.tool = tool
+        twin.__dict__.pop("spec_text", None)
         return twin
 
     def check_plain(self, args: dict[str, Any]) -> dict[str, Any] | None:
@@ -240,7 +265,7 @@ class ArgumentChecker:
                 if not MIN_INTEGER <= value <= MAX_INTEGER:
                     return None
             elif kind is str:
-                if len(value) > MAX_PLAIN_CHARS or not value.isascii():
+                if len(value) > self._plain_chars or not value.isascii():
                     return None
             elif kind is not bool and value is not None:
                 return None
@@ -263,10 +288,7 @@ class ArgumentChecker:
         try:
             return self.check(args)
         except InvalidArguments as exc:
-            fields = {path_text(problem.path): problem.message for problem in exc.problems}
-            refused = ArgumentError(f"invalid tool arguments: {exc}", fields=fields)
-            refused.steps = exc.steps
-            raise refused from exc
+            raise exc.for_model() from exc
 
     def check(self, args: Any) -> CheckedArguments:
         """Return arguments fit for the tool; `args` itself is never touched.
@@ -283,19 +305,8 @@ class ArgumentChecker:
             copied = copy_arguments(args, self.tables)
         except BadValue as exc:
             raise InvalidArguments(self.tool, [exc.problem], args, exc.steps) from None
-        chars = copied.chars + sum(2 * len(blob) for blob in copied.blobs.values())
-        work = self._work.of(copied.nodes) + self._work.of_levels(copied.args, copied.nodes)
-        work += self._work.of_texts(copied.args, copied.nodes, chars)
-        if work > MAX_CHECK_WORK:
-            text = (
-                f"has {copied.nodes} values and {chars} characters, and its schema may take {work} steps to check "
-                f"them, more than {MAX_CHECK_WORK}; send less"
-            )
-            raise InvalidArguments(self.tool, [ValueProblem((), text)], args, copied.nodes)
-        if work >= WORK_PER_STEP * copied.nodes:
-            copied = replace(copied, nodes=copied.nodes + work // WORK_PER_STEP)
         if copied.has_whole_floats or self._mends or copied.blobs or (self._looks_below and copied.has_containers):
-            return self._mend(copied, args, work)
+            return self._mend(copied, args)
         mine = copied.args
         for name, default in self._defaults:
             if name not in mine:
@@ -303,9 +314,9 @@ class ArgumentChecker:
         closed = self._closed
         if (closed is None or mine.keys() <= closed) and self.is_valid(mine):
             return CheckedArguments(mine, steps=copied.nodes)
-        return self._mend(copy_arguments(args, self.tables), args, work)
+        return self._mend(copy_arguments(args, self.tables), args)
 
-    def _mend(self, copied: Copied, received: Mapping[str, Any], work: int) -> CheckedArguments:
+    def _mend(self, copied: Copied, received: Mapping[str, Any]) -> CheckedArguments:
         steps, tried = copied.nodes, list[tuple[Coercer, Mended]]()
         for fill in (True, False):  # where arguments do not fit with all the defaults, they may fit without any
             coercer = Coercer(self._schemas, copied, self._coercion, self._extras, fill=fill)
@@ -322,18 +333,18 @@ class ArgumentChecker:
             # Problems are looked for from the top down: at most once again for each value.
             steps *= 2
             coercer, mended = tried[0]
-            problems = [*find_problems(self._schemas, without_tables(mended.args), work), *coercer.unknown]
-            problems = [*self._find_bare_argument(received, work), *problems]
+            problems = [*find_problems(self._schemas, without_tables(mended.args)), *coercer.unknown]
+            problems = [*self._find_bare_argument(received), *problems]
         placed = place_bytes(self._schemas, mended.args, copied.blobs)
         if problems or placed.problems:
             raise InvalidArguments(self.tool, [*problems, *placed.problems], received, steps + placed.steps)
         return CheckedArguments(mended.args, mended.changes, mended.warnings, steps + placed.steps, placed.encoded)
 
-    def _find_bare_argument(self, received: Mapping[str, Any], work: int) -> list[ValueProblem]:
+    def _find_bare_argument(self, received: Mapping[str, Any]) -> list[ValueProblem]:
         """Say which argument was given in place of all of them: `f(item)` where `f(item=item)` was meant."""
         schema = self._schemas.root
         properties = schema.get("properties", {})
-        if not received or work > MAX_DESCRIBED_WORK or received.keys() & properties.keys():
+        if not received or received.keys() & properties.keys():
             return []
         args, names = copy_arguments(received, self.tables).args, [*received][:MAX_PROBLEMS]
         for name in schema.get("required", ()):

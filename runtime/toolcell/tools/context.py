@@ -32,7 +32,7 @@ from toolcell.tools.jobs import Job, Work, contained, run_alone
 from toolcell.tools.options import Origin
 from toolcell.tools.progress import ProgressReporter
 from toolcell.tools.result import ErrorCode, ToolResult
-from toolcell.tools.text_data import as_data, with_data
+from toolcell.tools.text_data import as_data, has_to_be_checked, with_data
 
 logger = logger_of("toolcell.tools")
 
@@ -226,7 +226,8 @@ class ToolContext:
 
 async def concluded(call: Call, result: ToolResult) -> ToolResult:
     """Return the result of background work as everybody gets it: bounded, redacted, and seen by the after hooks."""
-    result = await finalize_soon(await with_data(call.name, call.options, result), call, 0.0)
+    result = await with_data(call.name, call.options, result, is_foreign=True)  # nobody here knows
+    result = await finalize_soon(result, call, 0.0)
     shown = await show_after_hooks(call, result)
     result = result if shown is result else await finalize_soon(shown, call, 0.0)
     await show_user(call, result)
@@ -235,7 +236,8 @@ async def concluded(call: Call, result: ToolResult) -> ToolResult:
 
 def _needs_time(call: Call, result: ToolResult) -> bool:
     """Return whether something is done about a final result that has to be awaited."""
-    return call.run.scope.on_user is not None and result.user_text is not None
+    shows = call.run.scope.on_user is not None and result.user_text is not None
+    return shows or has_to_be_checked(call.options, result)
 
 
 class _Done:

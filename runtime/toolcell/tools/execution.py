@@ -190,7 +190,9 @@ async def _invoke(state: RegistryState, context: ToolContext, tool: RegisteredTo
             _start_clock(context, timeout_s)
             value = await value
         result = as_result(value, spec.requires_result)
-        return result if result.has_value or not result.parts else await with_data(name, spec.options, result)
+        if result.has_value or not result.parts:
+            return result
+        return await with_data(name, spec.options, result, is_foreign=spec.is_foreign)
     except ToolAbort:
         raise
     except (Exception, SystemExit) as exc:

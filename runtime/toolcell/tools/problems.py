@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -21,8 +23,7 @@ from toolcell.errors import RegistrationError
 from toolcell.support.spelling import did_you_mean
 from toolcell.tools.schema import pointed
 from toolcell.tools.schema_keywords import KEYWORDS
-from toolcell.tools.schema_patterns import bounded, check_patterns, has_patterns, max_chars
-from toolcell.tools.schema_work import MAX_CHECK_WORK, SchemaWork, chars_in, check_levels, count_values
+from toolcell.tools.schema_patterns import counted_repetitions, large_from
 from toolcell.tools.values import MAX_STEP_CHARS, Path, ValueProblem, is_large
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 BACKTRACK_LIMIT = 20_000
 """Steps a pattern with lookaround may take; about a millisecond, then the value is refused."""
+MAX_LEVELS = 200
+"""Most levels of dicts and lists in a schema. Whoever reads it calls itself for each of them."""
 MAX_REFERENCES = 16
 """References that are followed for one value; a chain that is longer may be a circle."""
 
@@ -49,25 +52,28 @@ def compile_schema(schema: Part, registry: jsonschema_rs.Registry | None = None,
 
     Raises:
         RegistrationError: the schema is not valid JSON Schema (2020-12, or draft 7 where it says so or
-            writes tuples its way), is nested too deeply, or checking one value takes too much work.
+            writes tuples its way), or is nested too deeply.
     """
-    if registry is not None:  # a part of another one was looked at and weighed with it
-        return _compiled(_draft(schema if like is None else like), bounded(schema), registry)
-    return compile_weighed(schema, like)[0]
-
-
-def compile_weighed(schema: Part, like: Part | None = None) -> tuple[Validator, SchemaWork]:
-    """Compile a schema, and return its weight too; raises what `compile_schema` does."""
     if like is None:
         check_levels(schema)
-    is_patterned = has_patterns(schema)
-    if is_patterned and like is None:
-        check_patterns(schema)
-    work = SchemaWork(schema)  # before it is compiled: that takes as long as one check, and as much memory
-    validator = _compiled(_draft(schema if like is None else like), bounded(schema), None)
-    if work.lost:
-        raise RegistrationError(f"invalid schema: the reference {work.lost!r:.200} leads nowhere")
-    return validator, work
+    return _compiled(_draft(schema if like is None else like), counted_repetitions(schema), registry)
+
+
+def check_levels(schema: Any) -> None:
+    """Refuse a schema that is nested too deeply, its references aside.
+
+    Raises:
+        RegistrationError: it is.
+    """
+    level, parts = 0, [schema]
+    while parts := [inner for each in parts for inner in _inner(each) if isinstance(inner, dict | list)]:
+        level += 1
+        if level > MAX_LEVELS:
+            raise RegistrationError(f"invalid schema: it is nested deeper than {MAX_LEVELS} levels")
+
+
+def _inner(part: Any) -> Iterable[Any]:
+    return part.values() if isinstance(part, dict) else part
 
 
 def _compiled(chosen: Any, schema: Part, registry: jsonschema_rs.Registry | None) -> Validator:
@@ -163,7 +169,9 @@ class Subschemas:
             import jsonschema_rs
 
             self._pointers = dict(_pointers(self.root))
-            self._registry = jsonschema_rs.Registry([(_ROOT, bounded(self.root))], **_registry_draft(self.root))
+            self._registry = jsonschema_rs.Registry(
+                [(_ROOT, counted_repetitions(self.root))], **_registry_draft(self.root)
+            )
         pointer = self._pointers.get(id(part))
         try:
             if pointer is not None:
@@ -204,8 +212,8 @@ def _refuse(value: Any) -> bool:
 MAX_PROBLEMS = 20
 MAX_MESSAGE_CHARS = 4_000
 """Most characters of one problem: two long lists of allowed values are more than a model needs to read."""
-MAX_DESCRIBED_WORK = 1_000_000
-"""Steps of one check of a value whose problems are described."""
+DESCRIBING_S = 0.5
+"""Processor time in which problems are looked for: a value is checked again on each of its levels."""
 MAX_LISTED_ERRORS = 1000
 """Errors of pydantic, of which the first `MAX_PROBLEMS` are named. It can only list all of them, and each takes 400
 bytes."""
@@ -226,36 +234,28 @@ _COUNTS = ("minProperties", "maxProperties", "minItems", "maxItems")
 _NESTED = ("anyOf", "oneOf", "allOf", "if", "dependentSchemas", "$ref")
 
 
-def find_problems(schemas: Subschemas, value: Any, work: int = 0) -> list[ValueProblem]:
-    """What is wrong with an invalid value: at most `MAX_PROBLEMS`, and one more when there are more.
-
-    `work`: what one check of the whole takes. A value is checked again on each of its levels, so past
-    `MAX_DESCRIBED_WORK` nothing is looked for.
-    """
-    if work > MAX_DESCRIBED_WORK:
-        return [ValueProblem((), "does not fit its schema, and is too large for it to say where; send less")]
-    return list(itertools.islice(_Finder(schemas).below(schemas.root, value, ()), MAX_PROBLEMS + 1))
-
-
-def _too_long(part: Part, value: Any) -> str:
-    """Say that a text is too long to be matched; empty when it is not."""
-    pattern = part.get("pattern")
-    if isinstance(value, str) and isinstance(pattern, str) and len(value) > (most := max_chars(pattern)):
-        return f"has {len(value)} characters, more than the {most} that its pattern is checked for"
-    return ""
+def find_problems(schemas: Subschemas, value: Any) -> list[ValueProblem]:
+    """What is wrong with an invalid value: at most `MAX_PROBLEMS`, and one more when there are more."""
+    finder = _Finder(schemas, time.process_time() + DESCRIBING_S)
+    return list(itertools.islice(finder.below(schemas.root, value, ()), MAX_PROBLEMS + 1))
 
 
 class _Finder:
     """Walks down whatever is invalid. Describes a union only where it is not inside another one."""
 
-    def __init__(self, schemas: Subschemas, is_in_union: bool = False) -> None:
+    def __init__(self, schemas: Subschemas, until: float, is_in_union: bool = False) -> None:
+        """`until`: processor time after which nothing more is looked for."""
         self._schemas = schemas
+        self._until = until
         self._is_in_union = is_in_union
 
     def below(self, part: Any, value: Any, path: Path, references: int = 0) -> Iterator[ValueProblem]:
         """The problems of a value that is invalid under `part`, its own before those of its members."""
         if not isinstance(part, dict) or references > MAX_REFERENCES:
             yield ValueProblem(path, "is not allowed here")
+            return
+        if time.process_time() > self._until:
+            yield ValueProblem(path, "does not fit its schema, and is too large for it to say where; send less")
             return
         found = False
         for is_final, problem in self._own_problems(part, value, path):
@@ -276,9 +276,6 @@ class _Finder:
 
     def _own_problems(self, part: Part, value: Any, path: Path) -> Iterator[tuple[bool, ValueProblem]]:
         """What the value itself breaks, whatever its members are. True: a wrong type, after which nothing counts."""
-        if too_long := _too_long(part, value):
-            yield False, ValueProblem(path, too_long)
-            return
         validator = self._schemas.derived("own", part, _without_members)
         if validator is None or validator.is_valid(value):
             return
@@ -347,7 +344,7 @@ class _Finder:
         if self._is_in_union:
             yield ValueProblem(path, "fits none of the allowed forms")
             return
-        inner = _Finder(self._schemas, is_in_union=True)
+        inner = _Finder(self._schemas, self._until, is_in_union=True)
         shown = [self._branch(inner, branch, value) for branch in branches[:MAX_BRANCHES]]
         more = "; ..." if len(branches) > MAX_BRANCHES else ""
         text = f"fits none of the allowed forms: {'; or '.join(shown)}{more}"
@@ -577,24 +574,30 @@ class ValueCheck:
             RegistrationError: it cannot be used.
         """
         self._schemas = Subschemas(schema)
-        validator, self._work = compile_weighed(schema)
-        self._is_valid = validator.is_valid
+        self._is_valid = compile_schema(schema).is_valid
+        self._large_from = large_from(schema)
 
-    def work_of(self, value: Any) -> int:
-        """Return the steps that a check may take; of a value that is not checked, some that are too many."""
-        values = count_values(value, MAX_CHECK_WORK // self._work.each)
-        if (work := self._work.of(values) + self._work.of_levels(value, values)) > MAX_CHECK_WORK:
-            return work
-        if not self._work.has_patterns:
-            return work
-        return work + self._work.of_texts(value, values, chars_in(value))
+    def fits_here(self, value: Any) -> bool:
+        """Return whether a check of the value takes a few milliseconds at most, if the schema is not hostile."""
+        return not is_large(value, self._large_from)
 
     def problem(self, value: Any) -> ValueProblem | None:
         """Return what is wrong first; None when the value fits."""
-        work = self.work_of(value)
-        if work > MAX_CHECK_WORK:
-            return ValueProblem((), f"is too large for its schema to be checked ({work} steps, limit {MAX_CHECK_WORK})")
         try:
-            return None if self._is_valid(value) else find_problems(self._schemas, value, work)[0]
+            return None if self._is_valid(value) else find_problems(self._schemas, value)[0]
         except (ValueError, RecursionError, OverflowError) as exc:
             return ValueProblem((), f"cannot be checked: {type(exc).__name__}")
+
+
+def check_of(schema: Mapping[str, Any]) -> ValueCheck:
+    """Return what checks values of a declared type; compiled once for as long as it is asked for.
+
+    Raises:
+        RegistrationError: the type says nothing that can be checked.
+    """
+    return _check(json.dumps(schema, default=str))
+
+
+@lru_cache(128)
+def _check(schema: str) -> ValueCheck:
+    return ValueCheck(json.loads(schema))

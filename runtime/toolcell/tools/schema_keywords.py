@@ -1,5 +1,7 @@
 """Keywords that are checked here: jsonschema-rs compares large numbers by pairs, and writes out all their digits.
 
+It also reads a text for each `contentMediaType` and `contentEncoding`; here they assert nothing.
+
 The library calls these classes in place of its own checks. What they refuse is what it refuses.
 """
 
@@ -45,7 +47,19 @@ class _MultipleOf:
             raise ValueError(f"{value} is not a multiple of {self._said}")
 
 
-KEYWORDS: Final[dict[str, Any]] = {"uniqueItems": _UniqueItems, "multipleOf": _MultipleOf}
+class _Annotation:
+    def __init__(self, part: Mapping[str, Any], said: object, path: object) -> None: ...
+
+    def validate(self, value: Any) -> None:
+        """Assert nothing."""
+
+
+KEYWORDS: Final[dict[str, Any]] = {
+    "uniqueItems": _UniqueItems,
+    "multipleOf": _MultipleOf,
+    "contentMediaType": _Annotation,
+    "contentEncoding": _Annotation,
+}
 """By their names, as the library asks for them."""
 
 

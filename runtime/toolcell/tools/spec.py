@@ -59,6 +59,8 @@ class ToolSpec:
     sends_to: Callable[[Mapping[str, Any]], Mapping[str, Sequence[str]]] | None = None
     """Returns, for the record, where a call with these arguments sends something, and the names of secrets in it.
     Shape: {"hosts": [...], "secret_names": [...]}."""
+    is_foreign: bool = False
+    """A stranger wrote its schemas: they are compiled, and values checked against them, where that can be killed."""
     requires_result: bool = False
     """Returning None is a mistake of the tool, not an empty result."""
 
@@ -163,6 +165,10 @@ def compile_tool(spec: ToolSpec, *, coercion: Coercion = "safe", extras: Extras 
     if spec.checked_schema is not None:
         checked = ToolDefinition(checked.name, checked.description, spec.checked_schema)
     checker = ArgumentChecker(
-        checked, options.coercion or coercion, options.extras or extras, validate=options.validate
+        checked,
+        options.coercion or coercion,
+        options.extras or extras,
+        validate=options.validate,
+        is_foreign=spec.is_foreign,
     )
     return RegisteredTool(spec, checker, (spec.definition.name,), ToolIdentity())

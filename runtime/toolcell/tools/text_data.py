@@ -7,15 +7,13 @@ import enum
 import json
 import re
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from typing import Any, NoReturn
 
-from toolcell.errors import RegistrationError
 from toolcell.support import daemon_threads
 from toolcell.support.text import one_line
+from toolcell.tools.checker_process import find_problem
 from toolcell.tools.options import ToolOptions
 from toolcell.tools.parts import Text
-from toolcell.tools.problems import ValueCheck
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.schema import pointed
 from toolcell.tools.values import plain_value
@@ -87,22 +85,30 @@ MAX_PARTS = 200
 named."""
 
 
-async def with_data(name: str, options: ToolOptions, result: ToolResult) -> ToolResult:
+async def with_data(name: str, options: ToolOptions, result: ToolResult, *, is_foreign: bool) -> ToolResult:
     """Return a tool's own result with the data that its text is.
 
     A declared return type decides: where it takes text, nothing changes; where it does not, the text must be JSON of
     that type, or the call has failed. Without one, a JSON object or array is data, and any other text stays text.
-    `ToolOptions(raw=True)` leaves every text as it is.
+    `ToolOptions(raw=True)` leaves every text as it is. `is_foreign`: a stranger declared the type.
     """
     if not may_be_data(options, result):
         return result
     if len(result.output) > INLINE_CHARS:
-        return await daemon_threads.run_sync(as_data, name, options, result)
-    return as_data(name, options, result)
+        read = await daemon_threads.run_sync(as_data, name, options, result)
+    else:
+        read = as_data(name, options, result)
+    returns = options.returns
+    if returns is None or not read.has_value or not _says_a_type(returns):
+        return read
+    if (problem := await find_problem(returns, read.value, is_foreign=is_foreign)) is None:
+        return read
+    at = "/".join(map(str, problem.path)) or "root"
+    return _mismatch(name, result, f"the JSON in its text does not fit: {at}: {problem.message}")
 
 
 def as_data(name: str, options: ToolOptions, result: ToolResult) -> ToolResult:
-    """Do the same at once, whatever it takes."""
+    """Do the same at once, whatever it takes, but do not check the data."""
     if not may_be_data(options, result):
         return result
     returns, text = options.returns, result.output
@@ -111,8 +117,6 @@ def as_data(name: str, options: ToolOptions, result: ToolResult) -> ToolResult:
         value = _parsed(text)
     except (ValueError, RecursionError) as exc:
         return _mismatch(name, result, f"its text is not JSON: {exc}") if wants_data else result
-    if returns is not None and wants_data and (problem := _problem(returns, value)):
-        return _mismatch(name, result, f"the JSON in its text does not fit: {problem}")
     return dataclasses.replace(result, value=value, has_value=True)
 
 
@@ -126,6 +130,12 @@ def may_be_data(options: ToolOptions, result: ToolResult) -> bool:
     if returns is not None and _says_a_type(returns):
         return not _takes_text(returns, returns, iter(range(MAX_PARTS)))
     return result.output.lstrip()[:1] in ("{", "[")
+
+
+def has_to_be_checked(options: ToolOptions, result: ToolResult) -> bool:
+    """Return whether the data of a result's text has to be of a declared type."""
+    returns = options.returns
+    return returns is not None and _says_a_type(returns) and may_be_data(options, result)
 
 
 def strict_json(text: str) -> Any:
@@ -170,27 +180,3 @@ def _takes_text(schema: object, root: Mapping[str, Any], turns: Iterator[int]) -
         return all(_takes_text(each, root, turns) for each in every)
     kinds = schema.get("type")
     return kinds is None or kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
-
-
-def _problem(schema: Mapping[str, Any], value: object) -> str:
-    """Return what is wrong with a value of a declared type; empty when nothing is."""
-    try:
-        check = check_of(schema)
-    except RegistrationError:  # a return type that says nothing that can be checked
-        return ""
-    problem = check.problem(value)
-    return "" if problem is None else f"{'/'.join(map(str, problem.path)) or 'root'}: {problem.message}"
-
-
-def check_of(schema: Mapping[str, Any]) -> ValueCheck:
-    """Return what checks values of a declared type; compiled once for as long as it is asked for.
-
-    Raises:
-        RegistrationError: the type says nothing that can be checked.
-    """
-    return _check(json.dumps(schema, default=str))
-
-
-@lru_cache(128)
-def _check(schema: str) -> ValueCheck:
-    return ValueCheck(json.loads(schema))

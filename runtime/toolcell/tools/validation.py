@@ -1,24 +1,21 @@
-"""Validate the arguments of one call: large ones in a thread, so that the event loop goes on; count what it took.
+"""Validate the arguments of one call: small ones here, large ones and those of strangers' tools in a checker process.
 
 Part of `pipeline`. How arguments are checked is said in `arguments`.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
-
-import anyio
-import anyio.lowlevel
 
 from toolcell.support import daemon_threads
 from toolcell.support.host_work import ELEMENT_WORK, HostWork
-from toolcell.tools.arguments import ArgumentChecker, ArgumentError, CheckedArguments, parse_arguments
+from toolcell.tools.arguments import ArgumentChecker, ArgumentError, CheckedArguments, InvalidArguments, parse_arguments
 from toolcell.tools.call import Call
+from toolcell.tools.checker_process import CheckStopped, Request, ask, pack, turns
+from toolcell.tools.coercion import Change
 from toolcell.tools.concurrency import ToolThread, passes_on
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.execution import cut_short
@@ -27,131 +24,139 @@ from toolcell.tools.placeholders import effects_in
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.schema import OF_RESULTS
 from toolcell.tools.spec import RegisteredTool
-from toolcell.tools.values import NO_BLOBS, BadValue, Path, copy_arguments, is_large
-
-
-class OneAtATime:
-    """Lets one check after another have a thread; first the one whose run has made the host do least.
-
-    Several threads at work would keep the interpreter from the event loop, and would not be done any sooner. Whoever
-    sends much waits behind whoever sends little: no guest keeps the calls of another from being checked.
-    """
-
-    def __init__(self) -> None:
-        self.threads = anyio.CapacityLimiter(math.inf)
-        """Bounds nothing. anyio's own gives back the place of a thread that was given up and runs on."""
-        self._is_taken = False
-        self._waiting: list[tuple[int, int, anyio.Event]] = []
-        self._numbers = itertools.count()
-
-    async def enter(self, used: int) -> None:
-        """Wait for the thread. `used`: the work of the run until now."""
-        if not self._is_taken:
-            self._is_taken = True
-            return
-        turn = anyio.Event()
-        entry = used, next(self._numbers), turn
-        heapq.heappush(self._waiting, entry)
-        try:
-            await turn.wait()
-        except BaseException:
-            if turn.is_set():  # it was handed over in the same moment
-                self.leave()
-            else:
-                self._waiting.remove(entry)
-                heapq.heapify(self._waiting)
-            raise
-
-    def leave(self) -> None:
-        """Give the thread to whoever waits."""
-        if self._waiting:
-            heapq.heappop(self._waiting)[2].set()
-        else:
-            self._is_taken = False
-
-
-_turns: anyio.lowlevel.RunVar[OneAtATime] = anyio.lowlevel.RunVar("toolcell_large_arguments")
+from toolcell.tools.values import MAX_NODES, BadValue, ValueProblem, copy_arguments, count_values, is_large, with_blobs
+from toolcell_bridge.wire.tables import TABLES
 
 
 async def validate(call: Call, tool: RegisteredTool, received: Any) -> ToolResult | None:
     """Set `call.args` to what the tool may be given, or return what is wrong with what was received.
 
-    Cancellation: a thread goes on until it has checked its arguments, and nobody sees the outcome.
+    Cancellation: a checker process is killed; a thread goes on until it has made the tool's own types.
     """
     args = tool.checker.check_plain(received) if type(received) is dict else None
     if args is not None and tool.spec.decode is None:
         call.args, call.decoded = args, None
         return None
-    check = _Check(tool, received)
+    steps = 0
     try:
         if args is not None:
-            check.decode(args, NO_BLOBS)
-            call.args, call.decoded = args, check.decoded
-            return None
-        if (checked := await _check_large(call, check) if is_large(received) else check()) is None:
-            return cut_short(call)
+            checked = CheckedArguments(args)
+            decoded = _decoded(tool, checked)
+        elif tool.checker.fits_here(received):
+            checked = tool.check(received)
+            steps = checked.steps
+            decoded = _decoded(tool, checked)
+        else:
+            found = await _in_turn(call, tool, received)
+            if found is None:
+                return cut_short(call)
+            checked, decoded = found
     except ArgumentError as exc:
-        return _count(call, check.steps) or unusable(tool, exc)
+        return _count(call, steps or exc.steps) or unusable(tool, exc)
     except BaseException as exc:  # the tool's own types failed while they were made, or a value's own code
         if passes_on(exc):
             raise
-        return _count(call, check.steps) or failure_of(call, exc)
-    if (refusal := _count(call, check.steps)) is not None:
+        return _count(call, steps) or failure_of(call, exc)
+    if (refusal := _count(call, steps)) is not None:
         return refusal
     call.changes = (*call.changes, *checked.changes)
     call.warnings = (*call.warnings, *checked.warnings)
-    call.args, call.decoded = checked.args, check.decoded
+    call.args, call.decoded = checked.args, decoded
     return None
 
 
-class _Check:
-    """Checks arguments and makes the tool's own types of them. Remembers what that took, whoever waits for it."""
-
-    def __init__(self, tool: RegisteredTool, received: Any) -> None:
-        self._tool, self._received = tool, received
-        self.steps = 0
-        """Values that were looked at."""
-        self.decoded: Any = None
-
-    def __call__(self) -> CheckedArguments:
-        try:
-            checked = self._tool.check(self._received)
-        except ArgumentError as exc:
-            self.steps = exc.steps
-            raise
-        self.steps = checked.steps
-        self.decode(checked.args, checked.blobs)
-        return checked
-
-    def decode(self, args: dict[str, Any], blobs: Mapping[Path, bytes]) -> None:
-        """Make the tool's own types of valid arguments, if it has any."""
-        if self._tool.spec.decode is not None:
-            self.decoded = self._tool.decode(args, blobs)
-
-    def count_for(self, call: Call) -> None:
-        """Count the work of a call that was given up: giving up is not free."""
-        _count(call, self.steps)
+def _decoded(tool: RegisteredTool, checked: CheckedArguments) -> Any:
+    """Return the tool's own types of valid arguments, if it has any."""
+    return None if tool.spec.decode is None else tool.decode(checked.args, checked.blobs)
 
 
-async def _check_large(call: Call, check: _Check) -> CheckedArguments | None:
-    """Check in a thread, when it is this call's turn; None when the call was cut short before."""
-    try:
-        turns = _turns.get()
-    except LookupError:
-        _turns.set(turns := OneAtATime())
-    checked = list[CheckedArguments]()
+async def _in_turn(call: Call, tool: RegisteredTool, received: Any) -> tuple[CheckedArguments, Any] | None:
+    """Check in a checker process, and make the tool's own types in a thread; None when the call was cut short."""
+    work, line = call.run.scope.work, turns()
+    found: list[tuple[CheckedArguments, Any]] = []
     with call.run.state.cancellable(call.run.deadline):
-        await turns.enter(call.run.scope.work.used if call.run.scope.work is not None else 0)
-        thread = ToolThread(check)
+        await line.enter(work)
+        threads: list[ToolThread] = []
+
+        async def in_thread(function: Callable[[], Any]) -> Any:
+            threads.append(ToolThread(function))
+            return await daemon_threads.run_sync(threads[-1], abandon_on_cancel=True, limiter=line.threads)
+
         try:
-            checked.append(await daemon_threads.run_sync(thread, abandon_on_cancel=True, limiter=turns.threads))
-        finally:
-            if thread.abandon():  # it runs on, and nobody else has its turn before it is over
-                thread.when_over(lambda: check.count_for(call))
-                thread.when_over(turns.leave)
+            try:
+                checked = await _checked_elsewhere(tool.checker, received, in_thread, work)
+            except InvalidArguments as exc:
+                raise exc.for_model() from exc
+            _count(call, checked.steps)
+            if tool.spec.decode is None or not is_large(received):
+                found.append((checked, _decoded(tool, checked)))
             else:
-                turns.leave()
-    return checked[0] if checked else None
+                found.append((checked, await in_thread(partial(_decoded, tool, checked))))
+        finally:
+            if threads and threads[-1].abandon():  # it runs on, and nobody else has its turn before it is over
+                threads[-1].when_over(partial(line.leave, work))
+            else:
+                line.leave(work)
+    return found[0] if found else None
+
+
+async def check_arguments(definition: ToolDefinition, received: Any) -> None:
+    """Check in a checker process what a tool may be called with later, whoever described it.
+
+    Raises:
+        InvalidArguments: it does not fit.
+    """
+    line = turns()
+    await line.enter(None)
+    try:
+        await _checked_elsewhere(ArgumentChecker(definition, is_foreign=True), received, daemon_threads.run_sync)
+    finally:
+        line.leave(None)
+
+
+async def _checked_elsewhere(
+    checker: ArgumentChecker,
+    received: Any,
+    in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
+    work: HostWork | None = None,
+) -> CheckedArguments:
+    """Have a checker process do what `ArgumentChecker.check` does.
+
+    Raises:
+        InvalidArguments: the arguments do not fit, or checking them took too long.
+    """
+    if not isinstance(received, Mapping):
+        received_kind = "null" if received is None else type(received).__name__
+        raise InvalidArguments(checker.tool, [ValueProblem((), f"must be an object, not {received_kind}")], received)
+    tables = {name: received[name] for name in checker.tables if type(received.get(name)) in TABLES}
+    plain = {**received, **{name: {} for name in tables}} if tables else received
+    try:
+        if count_values(plain, MAX_NODES) > MAX_NODES + 1:
+            raise ValueError("more than arguments can hold")
+        body = pack(plain)
+    except (TypeError, ValueError, OverflowError):  # not plain yet, or what no argument can be
+        try:
+            copied = await in_thread(partial(copy_arguments, plain, checker.tables))
+        except BadValue as exc:
+            raise InvalidArguments(checker.tool, [exc.problem], received, exc.steps) from None
+        body = pack(with_blobs(copied))
+    try:
+        ((outcome, *rest),) = await ask(Request("arguments", checker.spec_text, body), work)
+    except CheckStopped as exc:
+        said = f"cannot be checked against its schema: the check {exc.args[0]}; send less"
+        raise InvalidArguments(checker.tool, [ValueProblem((), said)], received) from None
+    if outcome == "refused":
+        problems = [ValueProblem(tuple(path), message) for path, message in rest[0]]
+        raise InvalidArguments(checker.tool, problems, received, rest[1])
+    args, changes, warnings, steps, blobs = rest
+    args |= {name: table for name, table in tables.items() if name in args}
+    return CheckedArguments(
+        args,
+        tuple(Change(*each) for each in changes),
+        tuple(warnings),
+        steps,
+        {tuple(path): data for path, data in blobs},
+    )
 
 
 def _count(call: Call, steps: int) -> ToolResult | None:
@@ -231,6 +236,12 @@ def _without(tool: RegisteredTool, schema: dict[str, Any], names: Mapping[str, A
     schema["required"] = [name for name in schema.get("required", ()) if name not in names]
     definition = ToolDefinition(tool.name, tool.definition.description, schema)
     options = tool.options
-    checker = ArgumentChecker(definition, options.coercion or "safe", options.extras or "drop", options.validate)
+    checker = ArgumentChecker(
+        definition,
+        options.coercion or "safe",
+        options.extras or "drop",
+        options.validate,
+        is_foreign=tool.spec.is_foreign,
+    )
     spec = replace(tool.spec, definition=definition, decode=None, prepare=None)
     return RegisteredTool(spec, checker, tool.aliases, tool.identity)

@@ -6,6 +6,7 @@ Knows no schema. What a model or a guest sent is copied here once; everything la
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -217,6 +218,16 @@ def copy_arguments(args: Mapping[str, Any], tables: Collection[str] = ()) -> Cop
     return Copied(copy, copier.nodes, copier.chars, copier.has_whole_floats, copier.blobs)
 
 
+def with_blobs(copied: Copied) -> dict[str, Any]:
+    """Return a copy in which bytes are bytes again."""
+    for path, data in copied.blobs.items():
+        holder: Any = copied.args
+        for step in path[:-1]:
+            holder = holder[step]
+        holder[path[-1]] = data
+    return copied.args
+
+
 class Decoder:
     """Decodes JSON in strings of one set of arguments, under the bounds that hold for the arguments themselves."""
 
@@ -328,6 +339,18 @@ def is_large(value: Any, most: int = LARGE_ELEMENTS, *, counts_bytes: bool = Tru
                 below += (*each, *each.values()) if isinstance(each, dict) else each
         level = below
     return False
+
+
+def count_values(value: Any, most: int) -> int:
+    """Return how many values a value holds, itself included. Looks at no more than about `most`."""
+    count, level = 1, [value] if type(value) in _CONTAINERS else []
+    while level and (count := count + sum(map(len, level))) <= most:
+        below = itertools.chain.from_iterable(each.values() if type(each) is dict else each for each in level)
+        level = [each for each in below if type(each) in _CONTAINERS]
+    return count
+
+
+_CONTAINERS = frozenset({dict, list, tuple})
 
 
 def json_copy(value: Any) -> Any:

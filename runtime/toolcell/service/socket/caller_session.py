@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from functools import partial
 from typing import Any
 
 from toolcell.config import Limits
@@ -22,7 +21,6 @@ from toolcell.service.socket.served_request import CallTeller, ServedRequest
 from toolcell.service.socket.values import plain_record
 from toolcell.service.tenants import Tenant
 from toolcell.sessions import Session
-from toolcell.support import daemon_threads
 from toolcell.support.lru import Lru
 from toolcell.tools import RunContext, ToolRegistry
 
@@ -54,8 +52,7 @@ class CallerSession:
         if number is None:
             raise UsageError("a toolset has a number")
         own = self.tenant.registry
-        # Compiling hundreds of schemas takes a while, and other callers do not wait for it.
-        registry = await daemon_threads.run_sync(partial(remote_registry, tools, own, with_own=with_own))
+        registry = await remote_registry(tools, own, with_own=with_own)
         self._toolsets.put(number, registry)
 
     def tools(self, given: Arguments) -> ToolRegistry | None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from toolcell.errors import RegistrationError, ToolError, UsageError
+from toolcell.support import daemon_threads
 from toolcell.tools import (
-    MAX_COMPILE_WORK,
     NEEDS_APPROVAL,
     Approve,
     Call,
@@ -27,10 +27,9 @@ from toolcell.tools import (
     ToolResult,
     ToolSpec,
     bounded_schema,
-    compile_schema,
     count_values,
     is_approved_later,
-    patterns_work,
+    refused_schemas,
     safe_text,
     with_options,
 )
@@ -39,7 +38,7 @@ MAX_TOOLS: Final = 5_000
 MAX_DESCRIPTION_CHARS: Final = 16_000
 MAX_LABELS: Final = 100
 MAX_OFFERED_VALUES: Final = 200_000
-"""Lists, dicts, and what is in them, of all tools of one offer. Compiled, each takes some 200 bytes."""
+"""Lists, dicts, and what is in them, of all tools of one offer."""
 MARGIN_S: Final = 5.0
 """The caller's own timeout comes first; this is what it may be late."""
 
@@ -104,13 +103,24 @@ class _Offered:
         return self.specs
 
 
-def remote_registry(offered: object, own: ToolRegistry, *, with_own: bool) -> ToolRegistry:
+async def remote_registry(offered: object, own: ToolRegistry, *, with_own: bool) -> ToolRegistry:
     """Return a caller's tools under the hooks and rules of the tenant's registry. `with_own`: and the tenant's tools.
 
     Raises:
         RegistrationError: a tool cannot be registered; names it.
         UsageError: what was offered is not a list of tools.
     """
+    # Reading hundreds of tools takes a while, and other callers do not wait for it.
+    specs = await daemon_threads.run_sync(_specs, offered)
+    schemas = [(spec, schema) for spec in specs for schema in (spec.definition.parameters, spec.options.returns or {})]
+    refused = await refused_schemas([schema for _, schema in schemas])
+    for (spec, _), problem in zip(schemas, refused, strict=True):
+        if problem:
+            raise RegistrationError(f"tool {spec.definition.name!r:.80}: {problem}")
+    return await daemon_threads.run_sync(_registered, offered, specs, own, with_own)
+
+
+def _specs(offered: object) -> list[ToolSpec]:
     if not isinstance(offered, list) or len(offered) > MAX_TOOLS:
         raise UsageError(f"tools are offered as a list of at most {MAX_TOOLS}")
     if count_values(offered, MAX_OFFERED_VALUES) > MAX_OFFERED_VALUES:
@@ -118,16 +128,11 @@ def remote_registry(offered: object, own: ToolRegistry, *, with_own: bool) -> To
             f"all {len(offered)} tools together have more than {MAX_OFFERED_VALUES} lists, dicts, and items of them in "
             "their schemas; offer fewer, or describe them more briefly"
         )
-    work = 0
-    for each in offered:
-        work += patterns_work(each)
-        if work > MAX_COMPILE_WORK:
-            raise RegistrationError(
-                f"the patterns in the schemas of all {len(offered)} tools are too large together (limit "
-                f"{MAX_COMPILE_WORK} states, with their repetitions written out); repeat less, or use maxLength"
-            )
+    return [_spec(each) for each in offered]
+
+
+def _registered(offered: Any, specs: list[ToolSpec], own: ToolRegistry, with_own: bool) -> ToolRegistry:
     registry = ToolRegistry()
-    specs = [_spec(each) for each in offered]
     registry.add(_Offered(specs))
     for each, spec in zip(offered, specs, strict=True):
         if hidden := _texts(each, "hidden_from"):
@@ -160,7 +165,8 @@ def _spec(offered: Any) -> ToolSpec:
     tool = RemoteTool(name)
     schema = bounded_schema(parameters, f"tool {name!r:.80}: its schema")
     definition = ToolDefinition(name, safe_text(description, MAX_DESCRIPTION_CHARS), schema)
-    return ToolSpec(definition=definition, invoke=tool.invoke, options=_options(offered, tool), source=tool)
+    options = _options(offered, tool)
+    return ToolSpec(definition=definition, invoke=tool.invoke, options=options, source=tool, is_foreign=True)
 
 
 def _options(offered: Mapping[str, Any], tool: RemoteTool) -> ToolOptions:
@@ -173,7 +179,6 @@ def _options(offered: Mapping[str, Any], tool: RemoteTool) -> ToolOptions:
     changes = dict(given)
     if (returns := changes.get("returns")) is not None:
         changes["returns"] = bounded_schema(returns, f"tool {tool.name!r:.80}: the schema of its result")
-        compile_schema(changes["returns"])
     for name in ("reads", "sends"):
         changes[name] = frozenset(_texts(given, name))
     timeout_s = changes.pop("timeout_s", math.inf)

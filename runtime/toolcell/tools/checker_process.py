@@ -1,0 +1,396 @@
+"""Check strangers' schemas and large values in child processes, which can be killed; never in the host's own.
+
+A process serves one request at a time, within a bound of processor time and memory that the kernel keeps. What runs in
+it is `checker_program`. At most `MAX_PROCESSES` are at work for one event loop; an idle one is used again, and ends by
+itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import anyio
+import anyio.lowlevel
+import msgpack
+
+from toolcell.support.host_work import ELEMENT_WORK, HostWork
+from toolcell.tools.problems import check_of
+from toolcell.tools.values import ValueProblem
+from toolcell_bridge.wire.frozen import frozen
+
+MAX_PROCESSES: Final = 3
+CPU_S: Final = 2.0
+"""Processor time of one request. Mending and checking the most that arguments may hold takes about one second."""
+WALL_S: Final = 30.0
+"""The same in real time, for a busy machine: the processes have a low priority."""
+MEMORY_BYTES: Final = 1 << 30
+STEPS_PER_S: Final = 150_000
+"""What a run is charged for a second of a process, in values that were looked at."""
+BATCH: Final = 64
+"""Schemas that are compiled in one request."""
+MAX_STOPS: Final = 3
+"""Schemas of one list that may exceed their bound. After them, no other of the list is compiled."""
+
+NO_MEMORY: Final = 70
+"""Exit status of a process that found no memory."""
+
+_LENGTH: Final = struct.Struct(">Q")
+_READ_BYTES: Final = 1 << 20
+_START: Final = (
+    "import sys; sys.path[:] = sys.argv[3:]; from toolcell.tools.checker_program import main; "
+    "main(int(sys.argv[1]), int(sys.argv[2]))"
+)
+_ENVIRONMENT: Final = ("LD_LIBRARY_PATH", "PYTHONHOME", "LANG")
+
+
+class CheckStopped(Exception):
+    """A check did not end within its bounds; the message says which."""
+
+
+class _Ended(Exception):
+    """The process is gone; nothing is known of the request."""
+
+
+@frozen
+class Request:
+    """What a process is asked. `kind` is a row of `checker_program.ANSWERS`."""
+
+    kind: str
+    spec: str
+    """JSON text that is compiled once for as long as it is asked for."""
+    body: bytes = b""
+    answers: int = 1
+
+
+class _Process:
+    """One checker process, and the socket to it."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-c", _START, str(os.getpid()), str(MEMORY_BYTES), *sys.path],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    cwd="/",
+                    env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+                    start_new_session=True,
+                )
+            except OSError as exc:
+                ours.close()
+                raise CheckStopped(f"no process could be started for it ({exc.strerror})") from exc
+        ours.setblocking(False)
+        self._socket = ours
+        self.is_used = False
+        """It has served a request, and may have ended since."""
+        self.answers: list[Any] = []
+        """Of the latest request, as far as it was answered."""
+        self.cpu_s = 0.0
+        """What that took."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    async def ask(self, request: Request) -> None:
+        """Have `answers` to a request; fewer, when the process ended before the others.
+
+        Raises:
+            _Ended: it answered nothing, and nobody but us or chance ended it.
+        """
+        packed = msgpack.packb([request.kind, CPU_S, request.spec, request.body])
+        self.answers, self.cpu_s = [], 0.0
+        try:
+            await self._send(_LENGTH.pack(len(packed)) + packed)
+            while len(self.answers) < request.answers:
+                (length,) = _LENGTH.unpack(await self._receive(_LENGTH.size))
+                self.cpu_s, answer = unpack(await self._receive(length))
+                self.answers.append(answer)
+        except (OSError, EOFError):
+            self._socket.close()
+            while not self.has_ended:  # noqa: ASYNC110 - it is about to say by its status why
+                await anyio.sleep(0.001)
+            if not self.answers and self._process.returncode in (0, -signal.SIGKILL):
+                raise _Ended from None
+        self.is_used = True
+
+    @property
+    def why_ended(self) -> str:
+        status = self._process.returncode
+        if status in (-signal.SIGPROF, -signal.SIGXCPU):
+            return f"took more than {CPU_S:g} s of processor time"
+        if status in (NO_MEMORY, -signal.SIGABRT, -signal.SIGKILL):
+            return f"took more than {MEMORY_BYTES >> 20} MB of memory"
+        return f"ended its process (status {status})"
+
+    def kill(self) -> None:
+        """End it, without waiting until it has freed its memory."""
+        self._socket.close()
+        self._process.kill()
+
+    def wait(self) -> None:
+        """Wait until it has ended."""
+        self._process.wait()
+
+    def forget(self) -> None:
+        """Close our end, in a fork: the process is another one's."""
+        self._socket.close()
+        self._process.returncode = 0  # or its object would be kept, to be reaped
+
+    async def _send(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[self._socket.send(left) :]
+            except BlockingIOError:
+                await anyio.wait_writable(self._socket)
+
+    async def _receive(self, size: int) -> bytearray:
+        data = bytearray()
+        while len(data) < size:
+            try:
+                piece = self._socket.recv(min(size - len(data), _READ_BYTES))
+            except BlockingIOError:
+                await anyio.wait_readable(self._socket)
+                continue
+            if not piece:
+                raise EOFError
+            data += piece
+        return data
+
+
+_idle: list[_Process] = []
+_killed: list[_Process] = []
+_lock = threading.Lock()
+
+
+def end_idle() -> None:
+    """End the processes that nobody uses now."""
+    with _lock:
+        ended, _idle[:], _killed[:] = [*_idle, *_killed], [], []
+    for process in ended:
+        process.kill()
+    for process in ended:
+        process.wait()
+
+
+def _forget_all() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for process in (*_idle, *_killed):
+        process.forget()
+    _idle.clear()
+    _killed.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
+atexit.register(end_idle)
+
+
+def _take() -> _Process:
+    with _lock:
+        _killed[:] = [each for each in _killed if not each.has_ended]
+        while _idle:
+            process = _idle.pop()
+            if not process.has_ended:
+                return process
+            process.kill()
+    return _Process()
+
+
+def _give_back(process: _Process) -> None:
+    with _lock:
+        if len(_idle) < MAX_PROCESSES:
+            _idle.append(process)
+            return
+    _kill(process)
+
+
+def _kill(process: _Process) -> None:
+    process.kill()
+    with _lock:
+        _killed.append(process)
+
+
+class Turns:
+    """Lets as many checks in as there are places: first of the run that has fewest inside and made the host do least.
+
+    A run leaves one place to others. Whoever sends much waits behind whoever sends little.
+    """
+
+    def __init__(self, places: int) -> None:
+        self.threads = anyio.CapacityLimiter(math.inf)
+        """Bounds nothing: whoever has a turn has a thread. anyio's own gives back the place of one that runs on after
+        it was given up."""
+        self._free = places
+        self._inside = Counter[int]()
+        self._waiting: list[tuple[HostWork | None, anyio.Event]] = []
+
+    async def enter(self, work: HostWork | None) -> None:
+        """Wait for a place. `work`: of the run."""
+        if not self._waiting and self._may_enter(work):
+            self._count(work, 1)
+            return
+        entry = work, anyio.Event()
+        self._waiting.append(entry)
+        self._let_in()
+        try:
+            await entry[1].wait()
+        except BaseException:
+            if entry[1].is_set():  # it was let in in the same moment
+                self.leave(work)
+            else:
+                self._waiting.remove(entry)
+            raise
+
+    def leave(self, work: HostWork | None) -> None:
+        """Give the place to whoever waits."""
+        self._count(work, -1)
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while may := [entry for entry in self._waiting if self._may_enter(entry[0])]:
+            chosen = min(may, key=lambda entry: (self._inside[id(entry[0])], entry[0].used if entry[0] else 0))
+            self._waiting.remove(chosen)
+            self._count(chosen[0], 1)
+            chosen[1].set()
+
+    def _may_enter(self, work: HostWork | None) -> bool:
+        return self._free > (1 if self._inside[id(work)] else 0)
+
+    def _count(self, work: HostWork | None, change: int) -> None:
+        self._free -= change
+        self._inside[id(work)] += change
+        if not self._inside[id(work)]:
+            del self._inside[id(work)]
+
+
+_turns: anyio.lowlevel.RunVar[Turns] = anyio.lowlevel.RunVar("toolcell_checks")
+
+
+def turns() -> Turns:
+    """Return the turns of this event loop."""
+    try:
+        return _turns.get()
+    except LookupError:
+        _turns.set(made := Turns(MAX_PROCESSES))
+        return made
+
+
+async def ask(request: Request, work: HostWork | None = None) -> list[Any]:
+    """Return the answers of a checker process to a request. The caller has a turn, and `work` is charged.
+
+    Raises:
+        CheckStopped: it did not end within its bounds, or there is no process. Its `args` are the reason and, for a
+            request of several answers, those that were given.
+
+    Cancellation: the process is killed.
+    """
+    while True:
+        process, began, is_answered = _take(), time.monotonic(), False
+        was_used = process.is_used
+        try:
+            with anyio.fail_after(WALL_S):
+                await process.ask(request)
+            is_answered = len(process.answers) == request.answers
+        except _Ended:
+            if was_used:
+                continue  # it ended while nobody used it
+            raise CheckStopped(process.why_ended, []) from None
+        except TimeoutError:
+            _kill(process)
+            raise CheckStopped(f"took more than {WALL_S:g} s", process.answers) from None
+        except BaseException:
+            _kill(process)
+            raise
+        finally:
+            if work is not None:
+                took_s = process.cpu_s if is_answered else min(time.monotonic() - began, CPU_S)
+                work.used += ELEMENT_WORK * int(STEPS_PER_S * took_s)
+        if not is_answered:
+            raise CheckStopped(process.why_ended, process.answers)
+        _give_back(process)
+        return process.answers
+
+
+async def ask_in_turn(request: Request, work: HostWork | None = None) -> list[Any]:
+    """Do the same when it is the turn of the run with this work."""
+    line = turns()
+    await line.enter(work)
+    try:
+        return await ask(request, work)
+    finally:
+        line.leave(work)
+
+
+def unpack(data: bytes | bytearray) -> Any:
+    """Return what one end has packed for the other."""
+    return msgpack.unpackb(data, unicode_errors="surrogatepass", strict_map_key=False)
+
+
+def pack(value: object) -> bytes:
+    """Encode plain data for the other end.
+
+    Raises:
+        TypeError, ValueError, OverflowError: it is not plain.
+    """
+    packed: bytes = msgpack.packb(value, unicode_errors="surrogatepass", strict_types=True, default=_tuple)
+    return packed
+
+
+def _tuple(value: object) -> Any:
+    if type(value) is tuple:
+        return [*value]
+    raise TypeError(f"{type(value).__name__} is not plain data")
+
+
+# Values and schemas
+
+
+async def find_problem(
+    schema: Mapping[str, Any], value: Any, *, is_foreign: bool, work: HostWork | None = None
+) -> ValueProblem | None:
+    """Return what is wrong first with a value; None when it fits, or nothing in the schema can be checked."""
+    if not is_foreign and (check := check_of(schema)).fits_here(value):
+        return check.problem(value)
+    try:
+        (answer,) = await ask_in_turn(Request("value", json.dumps(schema, default=str), pack(value)), work)
+    except CheckStopped as exc:
+        return ValueProblem((), f"cannot be checked against its schema: the check {exc.args[0]}; send less")
+    except (TypeError, ValueError, OverflowError) as exc:
+        return ValueProblem((), f"cannot be checked: {type(exc).__name__}")
+    return None if answer is None else ValueProblem(tuple(answer[0]), answer[1])
+
+
+async def refused_schemas(schemas: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return for each schema of a stranger why it cannot be used; empty when it can."""
+    texts, found, stops = [json.dumps(each) for each in schemas], list[str](), 0
+    while len(found) < len(texts):
+        if stops == MAX_STOPS:
+            said = f"invalid schema: it was not compiled, because {stops} others of the same list took too long"
+            found += [said] * (len(texts) - len(found))
+            break
+        some = texts[len(found) : len(found) + BATCH]
+        try:
+            found += await ask_in_turn(Request("schemas", "", pack(some), len(some)))
+        except CheckStopped as exc:
+            found += exc.args[1]
+            found.append(f"invalid schema: compiling it {exc.args[0]}; write it more simply")
+            stops += 1
+    return found

@@ -1,0 +1,164 @@
+"""The program of a checker process: compiles schemas and checks values, one request after another, until it is killed.
+
+It has one descriptor, the socket to the host, and no secret. It ends with the host, when it was idle for a while, and
+past its bounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgpack
+
+from toolcell.errors import RegistrationError
+from toolcell.support.lru import Lru
+from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
+from toolcell.tools.checker_process import NO_MEMORY, unpack
+from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.problems import ValueCheck, compile_schema
+
+IDLE_S: Final = 60.0
+MAX_KEPT: Final = 500
+MAX_KEPT_CHARS: Final = 4 << 20
+"""Of schemas that are kept compiled. Source: compiled, 1 MiB of them takes about 35 MB."""
+MAX_RESIDENT_BYTES: Final = 256 << 20
+"""A process that keeps more makes room for a new one."""
+
+_LENGTH: Final = struct.Struct(">Q")
+
+
+def main(host: int, memory_bytes: int) -> None:
+    """Serve the host until it is gone."""
+    _confine(host, memory_bytes)
+    connection = socket.socket(fileno=0)
+    gc.freeze()
+    try:
+        _serve(connection)
+    except MemoryError:
+        os._exit(NO_MEMORY)
+    except OSError:
+        os._exit(0)  # the host is gone, or has nothing to do for a while
+    os._exit(0)
+
+
+def _confine(host: int, memory_bytes: int) -> None:
+    if sys.platform == "linux":
+        from toolcell_bridge.isolation.syscalls import PR_SET_PDEATHSIG, prctl
+
+        with contextlib.suppress(OSError):
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != host:
+        os._exit(0)
+    with contextlib.suppress(OSError):
+        os.nice(5)
+    for limit, most in ((resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
+        hard = resource.getrlimit(limit)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(limit, (most, most))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+
+
+def _serve(connection: socket.socket) -> None:
+    kept: Lru[str, Any] = Lru(MAX_KEPT, MAX_KEPT_CHARS)
+    while True:
+        connection.settimeout(IDLE_S)
+        (length,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
+        connection.settimeout(None)
+        kind, cpu_s, spec, body = unpack(_receive(connection, length))
+        began = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        for answer in ANSWERS[kind](kept, spec, body):
+            packed = msgpack.packb([time.process_time() - began, answer], unicode_errors="surrogatepass")
+            connection.sendall(_LENGTH.pack(len(packed)) + packed)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        if _resident_bytes() > MAX_RESIDENT_BYTES:
+            return
+
+
+def _resident_bytes() -> int:
+    """Return what this process holds now. The peak that `getrusage` tells begins with that of the host."""
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+def _receive(connection: socket.socket, size: int) -> bytearray:
+    data = bytearray()
+    while len(data) < size:
+        if not (piece := connection.recv(min(size - len(data), 1 << 20))):
+            raise OSError("the host is gone")
+        data += piece
+    return data
+
+
+def _compiled(kept: Lru[str, Any], spec: str, make: Callable[[Any], Any]) -> Any:
+    """Return what is made of a specification, or the error that it has."""
+    if (found := kept.use(spec)) is None:
+        try:
+            found = make(json.loads(spec))
+        except RegistrationError as exc:
+            found = exc
+        kept.put(spec, found, len(spec))
+    return found
+
+
+def _schemas(kept: Lru[str, Any], spec: str, body: bytes) -> Iterator[str]:
+    for text in unpack(body):
+        try:
+            compile_schema(json.loads(text))
+        except RegistrationError as exc:
+            yield str(exc)
+        else:
+            yield ""
+
+
+def _value(kept: Lru[str, Any], spec: str, body: bytes) -> Iterator[Any]:
+    check = _compiled(kept, spec, ValueCheck)
+    if isinstance(check, RegistrationError):
+        yield None
+        return
+    problem = check.problem(unpack(body))
+    yield None if problem is None else [problem.path, problem.message]
+
+
+def _arguments(kept: Lru[str, Any], spec: str, body: bytes) -> Iterator[Any]:
+    checker = _compiled(kept, spec, _checker)
+    if isinstance(checker, RegistrationError):
+        yield "refused", [[(), str(checker)]], 1
+        return
+    try:
+        checked = checker.check(unpack(body))
+    except InvalidArguments as exc:
+        yield "refused", [[each.path, each.message] for each in exc.problems], exc.steps
+        return
+    changes = [[each.path, each.before, each.after] for each in checked.changes]
+    yield "fit", checked.args, changes, checked.warnings, checked.steps, [*checked.blobs.items()]
+
+
+def _checker(said: Any) -> ArgumentChecker:
+    name, schema, coercion, extras, validate = said
+    return ArgumentChecker(ToolDefinition(name, "A tool.", schema), coercion, extras, validate)
+
+
+ANSWERS: Final[dict[str, Callable[[Lru[str, Any], str, bytes], Iterator[Any]]]] = {
+    "schemas": _schemas,
+    "value": _value,
+    "arguments": _arguments,
+}
+"""By the kind of a request."""
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

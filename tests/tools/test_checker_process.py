@@ -1,0 +1,225 @@
+"""The processes in which strangers' schemas are compiled and large values checked: bounds, ends, turns."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from toolcell import Runtime, ToolRegistry
+from toolcell.support.host_work import HostWork
+from toolcell.tools import checker_process
+from toolcell.tools.checker_process import Turns, end_idle, find_problem, refused_schemas
+
+pytestmark = [pytest.mark.quick, pytest.mark.anyio]
+
+NAMED: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}}
+SOON_MS = 20_000
+
+
+def compiled_slowly(levels: int) -> dict[str, Any]:
+    """Return a schema whose compiling takes twice the time and the memory with each level."""
+    each = {"unevaluatedProperties": False}
+    definitions = {f"D{n}": {"allOf": [{"$ref": f"#/$defs/D{n + 1}"}] * 2, **each} for n in range(levels)}
+    return {"type": "object", "$ref": "#/$defs/D0", "$defs": {**definitions, f"D{levels}": {}}}
+
+
+def checkers(parent: int | None = None) -> list[int]:
+    """Return the checker processes of a process, also those that nobody has reaped."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+            command = path.with_name("cmdline").read_text()
+        except OSError:
+            continue
+        if int(fields[1]) == (parent or os.getpid()) and ("checker_program" in command or fields[0] == "Z"):
+            found.append(int(path.parent.name))
+    return found
+
+
+def await_end(pid: int) -> bool:
+    """Wait until a process has ended, whose child it is."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    try:
+        return bool(poll.poll(SOON_MS))
+    finally:
+        os.close(descriptor)
+
+
+@pytest.fixture(autouse=True)
+def _none_left() -> Iterator[None]:
+    end_idle()
+    yield
+    end_idle()
+    assert checkers() == []
+
+
+async def fits(value: Any) -> bool:
+    return await find_problem(NAMED, value, is_foreign=True) is None
+
+
+@pytest.mark.every_loop
+async def test_values_and_schemas_are_checked_on_every_event_loop() -> None:
+    assert await refused_schemas([NAMED]) == [""]
+    assert (await refused_schemas([{"type": "nonsense"}]))[0].startswith("invalid schema at type")
+    assert [await fits({"name": "a"}), await fits({"name": 1})] == [True, False]
+    assert len(checkers()) == 1
+
+
+@pytest.mark.parametrize(("bound", "said"), [("CPU_S", "0.2 s of processor time"), ("WALL_S", "0.2 s")])
+async def test_a_process_ends_at_its_bound_and_the_others_of_the_list_are_compiled_all_the_same(
+    bound: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checker_process, "CPU_S", 60.0)
+    assert await fits({})
+    monkeypatch.setattr(checker_process, bound, 0.2)
+    first, hostile = await refused_schemas([NAMED, compiled_slowly(40)])
+    monkeypatch.setattr(checker_process, "WALL_S", 30.0)
+    assert first == "" and f"took more than {said}" in hostile and await refused_schemas([NAMED]) == [""]
+
+
+async def test_a_process_without_memory_ends_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checker_process, "MEMORY_BYTES", 300 << 20)
+    problem = await find_problem({}, [None] * 40_000_000, is_foreign=True)
+    assert problem is not None and "took more than 300 MB of memory" in problem.message
+
+
+async def test_after_a_few_schemas_past_their_bound_no_other_of_the_list_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checker_process, "CPU_S", 0.1)
+    found = await refused_schemas([compiled_slowly(25)] * 40)
+    assert ["took more than" in each for each in found] == [True] * 3 + [False] * 37
+    assert all("3 others" in each for each in found[3:])
+
+
+async def test_a_process_has_the_socket_to_its_host_and_nothing_else_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_HOST", "s3cret")
+    with open("/etc/hostname", "rb") as open_file:
+        os.set_inheritable(open_file.fileno(), True)
+        assert await fits({})
+    (pid,) = checkers()
+    held = {os.readlink(each).partition(":")[0] for each in Path(f"/proc/{pid}/fd").iterdir()}
+    assert held == {"socket", "/dev/null"}
+    assert b"SECRET_OF_THE_HOST" not in Path(f"/proc/{pid}/environ").read_bytes()
+    assert os.getsid(pid) == pid != os.getsid(0)
+
+
+async def test_a_large_host_has_a_process_for_more_than_one_request() -> None:
+    held = bytearray(600 << 20)
+    held[:: 1 << 12] = b"x" * (len(held) >> 12)
+    assert await fits({})
+    first = checkers()
+    assert await fits({}) and checkers() == first != []
+
+
+async def test_a_process_that_somebody_killed_is_replaced() -> None:
+    assert await fits({})
+    (first,) = checkers()
+    os.kill(first, signal.SIGKILL)
+    assert await_end(first)
+    assert await fits({}) and checkers() not in ([], [first])
+
+
+async def test_a_check_that_is_given_up_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checker_process, "CPU_S", 60.0)
+    with anyio.move_on_after(0.3) as scope:
+        await refused_schemas([compiled_slowly(40)])
+    assert scope.cancelled_caught
+    assert all(map(await_end, checkers())) and await fits({})
+
+
+HOST = """
+import anyio, sys
+from toolcell.tools.checker_process import find_problem, refused_schemas
+async def main():
+    await find_problem({}, 1, is_foreign=True)
+    print("ready", flush=True)
+    await refused_schemas([%s])
+    await anyio.sleep_forever()
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("schema", [{}, compiled_slowly(40)], ids=["idle", "at work"])
+def test_no_process_outlives_a_host_that_is_killed(schema: dict[str, Any]) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOST % schema], stdout=subprocess.PIPE) as host:
+        assert host.stdout is not None and host.stdout.readline() == b"ready\n"
+        (checker,) = checkers(host.pid)
+        host.kill()
+        assert await_end(checker)
+
+
+FORKED = """
+import anyio, os, sys
+from toolcell.tools.checker_process import find_problem
+async def fits():
+    return [await find_problem({"type": "integer"}, each, is_foreign=True) is None for each in (1, "1")]
+assert anyio.run(fits) == [True, False]
+forked = os.fork()
+assert anyio.run(fits) == [True, False]
+if forked:
+    assert os.waitpid(forked, 0)[1] == 0
+"""
+
+
+def test_a_fork_of_the_host_has_processes_of_its_own() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=60)
+
+
+@pytest.mark.isolation
+async def test_no_process_is_left_when_the_runtime_is_closed() -> None:
+    tools = ToolRegistry()
+    tools.register("count", "Count the numbers in a list.", {"type": "object"}, lambda args: len(args["numbers"]))
+    async with Runtime(tools) as runtime:
+        rows = await runtime.execute_plan([{"tool": "count", "args": {"numbers": [*range(5_000)]}}])
+        assert rows[0]["result"] == 5_000 and len(checkers()) == 1
+    assert checkers() == []
+
+
+async def test_who_has_made_the_host_do_least_is_next_and_a_run_leaves_a_place_to_others() -> None:
+    line, entered = Turns(3), list[str]()
+    many, some, few = (HostWork(10**9, used=used) for used in (9_000, 500, 20))
+
+    async def enter(name: str, work: HostWork) -> None:
+        await line.enter(work)
+        entered.append(name)
+
+    async with anyio.create_task_group() as tasks:
+        for name, work in (("many", many), ("many", many), ("many", many), ("some", some), ("few", few)):
+            tasks.start_soon(enter, name, work)
+            await anyio.wait_all_tasks_blocked()
+        assert entered == ["many", "many", "some"]
+        for name in ("few", "many"):
+            line.leave(many)
+            await anyio.wait_all_tasks_blocked()
+            assert entered[-1] == name
+        cancelled = anyio.CancelScope()
+
+        async def give_up() -> None:
+            with cancelled:
+                await line.enter(many)
+
+        tasks.start_soon(give_up)
+        await anyio.wait_all_tasks_blocked()
+        cancelled.cancel()
+    for work in (many, some, few):
+        line.leave(work)
+    for _ in range(2):
+        await line.enter(some)
+    with anyio.fail_after(1):
+        await line.enter(few)
