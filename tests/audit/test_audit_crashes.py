@@ -18,6 +18,7 @@ import pytest
 from audit import audit_writers
 from audit.audit_writers import EFFECTS, KEY
 from audit.ledger import Ledger
+from benchmarks import audit_load
 from toolcell.audit import records
 from toolcell.audit.signatures import Head, saved_heads
 from toolcell.audit.store import BadInput, read_log_id
@@ -108,31 +109,16 @@ def test_several_processes_write_one_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_several_writers_of_one_file_are_killed_together(tmp_path: Path) -> None:
-    """The record verifies, every effect has its start, and each chain that was begun is there."""
-    with ExitStack() as stack:
-        loads = [stack.enter_context(writers("load", *[str(tmp_path)] * 3)) for _ in range(3)]
-        for _ in range(3):
-            pids = [int(load.stdout.readline().split()[0]) for load in loads if load.stdout is not None]
-            before = size(tmp_path / EFFECTS)
-            deadline = time.monotonic() + 60
-            while size(tmp_path / EFFECTS) < before + 1000 and time.monotonic() < deadline:
-                threading.Event().wait(0.002)
-            for pid in pids:
-                assert pid > 1
-                os.kill(pid, signal.SIGKILL)
-    report = verify(tmp_path / "log", [KEY], heads=saved_heads_of(tmp_path))
-    assert report.ok, report.findings
-    found = Ledger(tmp_path / "log").found()
-    started = {event.fields["args"]["name"] for event in found if event.kind == records.CALL_STARTED}
-    happened = (tmp_path / EFFECTS).read_text().split()
-    assert set(happened) <= started
-    assert len(started) - len(happened) <= 3 * 3 * 3  # what each thread of each writer was just doing
-    assert len(report.chains) >= 3
-
-
-def size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+def test_of_two_hundred_writers_in_four_processes_that_are_killed_at_random_every_effect_has_its_start(
+    tmp_path: Path,
+) -> None:
+    """The short form of `python -m benchmarks.audit_load`."""
+    found = audit_load.load(tmp_path, kills=2)
+    assert found["findings"] == found["without_start"] == []
+    assert found["effects"] >= 2 * audit_load.EFFECTS
+    # A call that was just made, or that waited for a thread, has a start and left no trace.
+    assert found["without_effect"] <= (audit_load.PROCESSES + 2) * audit_load.WRITERS
+    assert found["chains"] >= audit_load.PROCESSES
 
 
 @pytest.mark.isolation

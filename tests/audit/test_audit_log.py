@@ -357,25 +357,52 @@ def test_a_file_that_stays_locked_refuses_the_call_and_what_comes_later_is_recor
     assert ledger.verify().ok
 
 
-def test_an_end_that_a_thread_is_writing_is_not_written_by_the_loop_too(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_what_threads_want_to_write_while_the_file_is_locked_is_written_together_or_not_at_all(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, is_given_up: bool
 ) -> None:
-    with ledger.opened() as recorder:
+    monkeypatch.setattr(store, "LOCK_S", 0.2 if is_given_up else 60)
+    with ledger.opened(settings={"checkpoint_s": 3600}) as recorder:
+        record = ledger.begin(recorder)
+        other = sqlite3.connect(ledger.path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        refused = list[str]()
+
+        def call(number: int) -> None:
+            try:
+                ledger.call(record, "search", {"query": str(number)}, number)
+            except AuditError as exc:
+                refused.append(str(exc))
+
+        threads = [threading.Thread(target=call, args=(number,)) for number in range(1, 6)]
+        for thread in threads:
+            thread.start()
+        if not is_given_up:
+            anyio.run(until, lambda: len(recorder.log._queue) == 5)
+            other.execute("ROLLBACK")
+        for thread in threads:
+            thread.join()
+        other.close()
+        ledger.call(record, "search", {"query": "after"}, 6)
+    queries = [call.args["query"] for call in ledger.the_run().calls]
+    assert sorted(queries) == (["after"] if is_given_up else [*"12345", "after"])
+    assert [len(refused), "has locked it for more than" in "".join(refused)] == (
+        [5, True] if is_given_up else [0, False]
+    )
+    assert ledger.verify().ok
+
+
+def test_an_end_is_written_with_the_next_event_or_in_a_moment(ledger: Ledger) -> None:
+    with ledger.opened(settings={"checkpoint_s": 3600}) as recorder:
         record = ledger.begin(recorder)
         record.writes_ends_later = True
-        ledger.call(record, "search", {"query": "x"}, 1)
-        ledger.call(record, "search", {"query": "y"}, 2)
-        write, meanwhile = recorder.log.try_append, list[bool]()
-
-        def written(*args: Any, **options: Any) -> int | None:
-            seq = write(*args, **options)
-            meanwhile.append(record.flush())
-            return seq
-
-        monkeypatch.setattr(recorder.log, "try_append", written)
-        assert record.flush(wait=True)
-    assert meanwhile == [False, False]
-    assert ledger.kinds().count(records.CALL_ENDED) == 2
+        for number in (1, 2):
+            ledger.call(record, "search", {"query": "x"}, number)
+            record.write_ends()
+        anyio.run(until, lambda: ledger.kinds().count(records.CALL_ENDED) == 2)
+    assert ledger.kinds() == [*RUN_KINDS[:3], *RUN_KINDS[1:3]]
+    assert [call.started_ns <= (call.ended_ns or 0) for call in ledger.the_run().calls] == [True, True]
+    assert ledger.verify().ok
 
 
 def test_after_a_disk_failed_nothing_more_is_taken(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from audit.ledger import Ledger
 from audit.test_audit_commands import invoke
 from audit.test_audit_log import until
-from toolcell.audit import HmacKey, records
+from toolcell.audit import HmacKey, log, records
 from toolcell.audit.chain_check import PUT_BACK
 from toolcell.audit.store import EVENT_COLUMNS
 from toolcell.cli import exits
@@ -66,6 +66,21 @@ def test_by_size_the_oldest_go_first(ledger: Ledger) -> None:
     assert len(left) < 10
     assert ledger.verify(strict=True).ok
     assert {fields["reason"] for fields in ledger.fields(records.PRUNED)} == {"size"}
+
+
+def test_what_is_not_removed_is_not_read_and_what_is_goes_a_slice_at_a_time(
+    aged: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    young = aged.found()[-1].chain
+    aged.rows("UPDATE event SET at = at + 1 WHERE writer = ? AND n = 3", young)
+    monkeypatch.setattr(log, "PRUNE_EVENTS", 4)
+    with aged.log(settings={"keep_s": HOUR_S}) as pruning:
+        told = {each.chain: each for each in pruning.prune()}
+    assert [each.count for each in told.values()] == [13, 13, 0, 0]
+    assert told[young].reason == "its oldest event is young enough"
+    assert [fields["count"] for fields in aged.fields(records.PRUNED)] == [5, 5, 4, 4, 4, 4]
+    aged.rows("UPDATE event SET at = at - 1 WHERE writer = ? AND n = 3", young)
+    assert aged.verify(strict=True).ok
 
 
 def test_a_run_under_way_stays_and_so_does_what_does_not_verify(aged: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -326,6 +326,28 @@ def test_a_plan_is_recorded_like_a_script(ledger: Ledger) -> None:
     ]
 
 
+def test_with_fsync_always_the_end_of_a_call_is_written_before_its_answer_else_with_what_follows(
+    tmp_path: Path,
+) -> None:
+    seen: dict[str, list[int]] = {}
+    for config in (RecordConfig(fsync="checkpoint"), RecordConfig(fsync="always")):
+        ledger, ends = Ledger(tmp_path / config.fsync), seen.setdefault(config.fsync, [])
+
+        class Own:
+            def call_started(self, call: Any) -> None: ...
+
+            def call_ended(self, call: Any) -> None:
+                ends.append(ledger.kinds().count(records.CALL_ENDED))  # noqa: B023 - called within this round
+
+        with SyncRuntime(ledger.registry, audit=ledger.log(config=config), pool=PoolConfig(warm=0)) as runtime:
+            result = runtime.execute_code(
+                "for q in 'xy':\n    call_tool('search', query=q)", context=RunContext(observer=Own())
+            )
+        assert result.ok, result.error
+        assert ledger.kinds() == [RUN_KINDS[0], *RUN_KINDS[1:3] * 2, RUN_KINDS[3]]
+    assert seen == {"checkpoint": [0, 1], "always": [1, 2]}
+
+
 @pytest.mark.slow
 def test_a_runtime_killed_at_work_leaves_a_log_that_verifies(tmp_path: Path) -> None:
     """SIGKILL from inside a tool: the call's start is there, its effect happened, and no end of anything."""

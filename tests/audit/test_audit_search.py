@@ -7,13 +7,15 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from audit.ledger import Ledger
 from audit.test_audit_commands import invoke
 from toolcell.audit.events import Shape, lines_of
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import UNSIGNED, VERIFIED, Index
-from toolcell.audit.text_search import LINE_CHARS, Searched, search
+from toolcell.audit.text_search import LINE_CHARS, Searched, search, word_of
 from toolcell.audit.titles import title_of
 from toolcell.cli import audit, exits
 from toolcell.results import ExecutionResult, LogEntry, Logs, Outcome, OutputFile
@@ -21,6 +23,33 @@ from toolcell.support.times import time_of
 from toolcell.tools import RunContext
 
 KEPT = "kept in the file"
+TEXTS = {
+    "plain words of a source": {"source": "x = 'plain words of a source'"},
+    "na\u00efve \u4e16\u754c": {"inputs": {"key": "na\u00efve \u4e16\u754c"}},
+    "\\xfe\\xedfeed me": {"files": [("a.bin", b"\xfe\xedfeed me")]},
+    "-123456.75": {"inputs": {"n": -123456.75}},
+    "1e+300": {"inputs": {"n": 1e300}},
+    "True": {"inputs": {"n": True}},
+    "87112285931760246646623899502532662132736": {"inputs": {"n": 2**136}},
+    "cell of a table": {"value": [{"name": "cell of a table"}]},
+    "file name.csv": {"files": [("file name.csv", b"")]},
+}
+"""Text to search for in pieces, and the run that has it."""
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    """A run for each text, and one whose two streams are mixed."""
+    np = pytest.importorskip("numpy")
+    ledger = Ledger(tmp_path_factory.mktemp("texts") / "runs.db")
+    with ledger.opened(heads=ledger.path.parent / "heads") as recorder:
+        for fields in TEXTS.values():
+            ledger.run(recorder, **fields)
+        record = ledger.begin(recorder)
+        entries = [("stdout", "plain wo"), ("stderr", "beside"), ("stdout", "rds of a source")]
+        logs = Logs(tuple(LogEntry(*entry) for entry in entries), 23)
+        record.end(ExecutionResult(record.context.run_id, Outcome.OK, np.array([1.5, 2.5]), True, logs))
+    return ledger
 
 
 @pytest.fixture
@@ -45,7 +74,7 @@ def filled(ledger: Ledger) -> Ledger:
 
 def found(ledger: Ledger, pattern: str) -> list[tuple[str, int, int | None]]:
     with Index(ledger.path, [ledger.key]) as index:
-        matches = search(index, index.runs(Filter(limit=None)), re.compile(pattern), Searched())
+        matches = search(index, Filter(limit=None), re.compile(pattern), Searched())
         return [(each.where, each.line, each.call.number if each.call else None) for each in matches]
 
 
@@ -72,6 +101,31 @@ def test_content_is_found_in_every_field_with_the_call_it_came_from(filled: Ledg
     assert ("value[0].title", 1, 1) in found(filled, "in-args")
 
 
+@given(st.sampled_from([*TEXTS]), st.data())
+def test_a_plain_text_is_found_by_the_word_in_the_events_as_it_is_by_reading_every_run(
+    recorded: Ledger, text: str, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, len(text) - 1))
+    wanted = text[start : data.draw(st.integers(start + 1, len(text)))]
+    with Index(recorded.path) as index:
+        fixed = [each.where for each in search(index, Filter(limit=None), re.compile(re.escape(wanted)), Searched())]
+        read = [
+            each.where for each in search(index, Filter(limit=None), re.compile(f"(?:{re.escape(wanted)})"), Searched())
+        ]
+    assert fixed == read
+
+
+def test_a_word_is_looked_for_in_the_events_and_few_runs_are_read(filled: Ledger) -> None:
+    with Index(filled.path) as index:
+        for text, word in {"in-source": b"in-source", "two words, and": b"words,", r"a\.b-c": b".b-c"}.items():
+            assert word_of(re.compile(text)) == word
+        for text in ("in.out", "abc", "1e5", "rue", "(?:in)", "cafe:12", "xfeed", "a|b-c"):
+            assert word_of(re.compile(text)) is None
+        assert word_of(re.compile("in-source", re.I)) is None
+        assert len(index.runs(Filter(limit=None, may_hold=b"y = 1"))) == 2
+        assert [run.id for run in index.runs(Filter(limit=None, may_hold=b"nowhere"))] == ["aaaa1111"]  # two streams
+
+
 def test_a_match_in_a_long_line_is_found_wherever_it_stands(ledger: Ledger) -> None:
     with ledger.opened() as recorder:
         for before in range(LINE_CHARS - 8, LINE_CHARS + 2):
@@ -79,7 +133,7 @@ def test_a_match_in_a_long_line_is_found_wherever_it_stands(ledger: Ledger) -> N
 
     assert len(found(ledger, "needle")) >= 10
     with Index(ledger.path) as index:
-        hits = search(index, index.runs(), re.compile("needle"), Searched())
+        hits = search(index, Filter(), re.compile("needle"), Searched())
         assert len({each.run.seq for each in hits}) == 10
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from toolcell.audit import records, signatures
 from toolcell.audit.keys import Verifier, key_wanted
-from toolcell.audit.records import GENESIS, StoredEvent, hash_digest
+from toolcell.audit.records import GENESIS, event_digest, fields_of, hash_digest, signed_fields_of
 from toolcell.audit.signatures import Head
 
 EDITED = "edited"
@@ -38,6 +38,10 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+Fields = tuple[int, str, int, dict[str, Any]]
+"""Run, kind, time and fields of an event."""
 
 
 @dataclass(slots=True)
@@ -91,68 +95,105 @@ class ChainCheck:
         self.seq, self.last_hash, self.first_seq = newest.seq, newest.record_hash, newest.seq + 1
         self.notes.append(f"events up to {newest.seq} were removed by retention")
 
-    def add(self, event: StoredEvent) -> dict[str, Any] | None:
-        """Check the next event, in order of the numbers. Return its fields; None where no writer writes such a body."""
+    @property
+    def covered_seq(self) -> int:
+        """Number of the last event that claims to be signed with a key that we have. What is wrong up to there is
+        found by that signature, whoever wrote it."""
+        return max(
+            (
+                head.seq
+                for found in self.checkpoints.values()
+                for head in found
+                if head.reason != signatures.PRUNED and head.key in self.keys
+            ),
+            default=0,
+        )
+
+    def add(self, row: tuple[Any, ...], is_signed: bool) -> Fields | None:
+        """Check the next row of `COLUMNS`, in order of the numbers, as it is stored: text is bytes.
+
+        Return its run, kind, time and fields; None where it is not an event that a writer writes. `is_signed`: the
+        caller has compared `covered_seq`.
+        """
+        seq, run, raw_kind, at_ns, salt, body, previous_hash, record_hash, is_typed = row
+        self.events += 1
+        kind = records.KIND_OF.get(raw_kind)
+        if is_signed and is_typed and kind is not None and seq == self.seq + 1 and previous_hash == self.last_hash:
+            # Nearly every event: nothing about it is wrong if its hash is right.
+            own = hash_digest(previous_hash, run, event_digest(self.chain, seq, run, kind, at_ns, salt + body))
+            if own == record_hash:
+                fields = self._fields(seq, kind, body, is_signed)
+                self._go_on(seq, record_hash)
+                return (run, kind, at_ns, fields) if fields is not None else None
         try:
-            fields, problem = event.fields, ""
+            if not is_typed:
+                raise ValueError(records.WRONG_TYPE)
+            records.check_place(seq, run, kind, at_ns)
+            if len(previous_hash) != 32 or len(salt) != records.SALT_BYTES:
+                raise ValueError(records.WRONG_SIZE)
         except ValueError as exc:
-            fields, problem = None, str(exc)
-        self._add(event, fields, problem)
+            self._add_damaged(seq, str(exc))
+            return None
+        assert kind is not None
+        expected = self.seq + 1
+        if seq < self.first_seq:
+            self.find(PUT_BACK, seq, f"event {seq} was removed by retention, and is there")
+            return None
+        if seq > expected:
+            many = f"event {expected} is" if seq == expected + 1 else f"events {expected} to {seq - 1} are"
+            self.find(MISSING, expected, f"{many} missing")
+        elif previous_hash != self.last_hash:
+            self.find(BROKEN_LINK, seq, f"event {seq} was written after another than the one before it here")
+        fields = None
+        own = hash_digest(previous_hash, run, event_digest(self.chain, seq, run, kind, at_ns, salt + body))
+        if own != record_hash:
+            self.find(EDITED, seq, f"event {seq}, a {kind}, is not what was written")
+        else:
+            fields = self._fields(seq, kind, body, is_signed)
+        self._go_on(seq, record_hash)
+        return (run, kind, at_ns, fields) if fields is not None else None
+
+    def _fields(self, seq: int, kind: str, body: bytes, is_signed: bool) -> dict[str, Any] | None:
+        try:
+            decode = signed_fields_of if is_signed and kind in records.RUN_KINDS else fields_of
+            fields = decode(kind, body)
+        except ValueError as exc:
+            self.find(NOT_AN_EVENT, seq, f"event {seq} is not one that toolcell writes: {exc}")
+            return None
+        if kind == records.RUN_STARTED:
+            self.runs += 1
+        elif kind == records.OPENED and seq == 1 and fields["after"] is not None:
+            self.after = (seq, *fields["after"])
+        elif kind == records.PRUNED:
+            self.prunings.append((seq, fields["chain"], fields["seq"]))
         return fields
 
-    def _add(self, event: StoredEvent, fields: dict[str, Any] | None, problem: str) -> None:
-        self.events += 1
-        expected = self.seq + 1
-        if event.seq < self.first_seq:
-            self.find(PUT_BACK, event.seq, f"event {event.seq} was removed by retention, and is there")
-            return
-        if event.seq > expected:
-            many = f"event {expected} is" if event.seq == expected + 1 else f"events {expected} to {event.seq - 1} are"
-            self.find(MISSING, expected, f"{many} missing")
-        elif event.previous_hash != self.last_hash:
-            self.find(
-                BROKEN_LINK, event.seq, f"event {event.seq} was written after another than the one before it here"
-            )
-        own = hash_digest(event.previous_hash, event.run, event.digest)
-        if own != event.record_hash:
-            self.find(EDITED, event.seq, f"event {event.seq}, a {event.kind}, is not what was written")
-        elif fields is None:
-            self.find(NOT_AN_EVENT, event.seq, f"event {event.seq} is not one that toolcell writes: {problem}")
-        else:
-            self._keep(event, fields)
-        self.seq, self.last_hash = event.seq, event.record_hash
-        if event.seq in self.watched:
-            self.watched[event.seq] = event.record_hash
-        self._check_signatures(event)
+    def _go_on(self, seq: int, record_hash: bytes) -> None:
+        self.seq, self.last_hash = seq, record_hash
+        if seq in self.watched:
+            self.watched[seq] = record_hash
+        if seq in self.checkpoints:
+            self._check_signatures(seq, record_hash)
 
-    def add_damaged(self, seq: object, message: str) -> None:
+    def _add_damaged(self, seq: object, message: str) -> None:
         """Take note of a row that is no event."""
-        self.events += 1
         self.find(NOT_AN_EVENT, seq if type(seq) is int else self.seq + 1, message)
         if type(seq) is int and seq == self.seq + 1:
             self.seq = seq
 
-    def _keep(self, event: StoredEvent, fields: dict[str, Any]) -> None:
-        if event.kind == records.RUN_STARTED:
-            self.runs += 1
-        elif event.kind == records.OPENED and event.seq == 1 and fields["after"] is not None:
-            self.after = (event.seq, *fields["after"])
-        elif event.kind == records.PRUNED:
-            self.prunings.append((event.seq, fields["chain"], fields["seq"]))
-
-    def _check_signatures(self, event: StoredEvent) -> None:
-        for head in self.checkpoints.get(event.seq, ()):
+    def _check_signatures(self, seq: int, record_hash: bytes) -> None:
+        for head in self.checkpoints[seq]:
             if head.reason == signatures.PRUNED:
                 continue
             verifier = self.keys.get(head.key)
             if verifier is None:
                 self.report_missing_key(head)
-            elif head.record_hash != event.record_hash or not head.is_signed_by(verifier):
-                message = f"something in events {self.signed_seq + 1} to {event.seq} is not what was signed"
-                self.find(BAD_SIGNATURE, event.seq, message)
+            elif head.record_hash != record_hash or not head.is_signed_by(verifier):
+                message = f"something in events {self.signed_seq + 1} to {seq} is not what was signed"
+                self.find(BAD_SIGNATURE, seq, message)
             else:
-                was_closed = self.is_closed and self.signed_seq == event.seq
-                self.signed_seq, self.is_closed = event.seq, was_closed or head.reason == signatures.CLOSED
+                was_closed = self.is_closed and self.signed_seq == seq
+                self.signed_seq, self.is_closed = seq, was_closed or head.reason == signatures.CLOSED
 
     def report_missing_key(self, head: Head) -> None:
         """Add a finding for a signature whose key was not given; one for each key."""

@@ -20,6 +20,14 @@ _HAS_TEXT: Final = """(
     FROM wanted
 )"""
 
+_MAY_HOLD: Final = """(writer, n) IN (
+    SELECT writer, run FROM event WHERE instr(body, ?) OR instr(body, CAST('_cut' AS BLOB))
+        OR (kind = 'run_ended' AND instr(body, CAST('stdout' AS BLOB)) AND instr(body, CAST('stderr' AS BLOB)))
+        OR instr(body, X'A57461626C65') OR instr(body, X'A56172726179')
+)"""
+"""Runs with these bytes in an event; also those of which something was not recorded, those that printed to both
+streams, and those with a table or an array: what is searched of them does not stand together in an event."""
+
 
 _OF_CALLS: Final = "EXISTS (SELECT 1 FROM call WHERE call.writer = run.writer AND call.run = run.n AND {})"
 _OF_REQUESTS: Final = "EXISTS (SELECT 1 FROM request WHERE request.writer = run.writer AND request.run = run.n AND {})"
@@ -53,6 +61,8 @@ class Filter:
     """verified, unsigned, unverified or broken."""
     text: str | None = None
     """Part of the id, title, user or session, or of the name of a tool that the run called; in either case."""
+    may_hold: bytes | None = None
+    """Part of a text that is recorded, as UTF-8. Some runs without it are selected too."""
     before: Place | None = None
     """Runs that stand behind this one in a list with the newest first."""
     after: Place | None = None
@@ -74,6 +84,7 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
         (_DECIDED_BY, wanted.decided_by),
         (_OF_REQUESTS.format("host GLOB ?"), wanted.host),
         (_OF_REQUESTS.format("secret = ?"), wanted.secret),
+        (_MAY_HOLD, wanted.may_hold),
     )
     chosen = [(text, value) for text, value in rows if value is not None]
     if wanted.text:

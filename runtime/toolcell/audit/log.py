@@ -12,8 +12,10 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, suppress
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -36,8 +38,18 @@ WAL_BYTES: Final = 4 << 20
 """When the write-ahead log is larger, the thread that signs moves its pages into the database."""
 PRUNE_S: Final = 60.0
 """How often the thread that signs looks for what retention no longer keeps; sooner where `keep_s` is shorter."""
+PRUNE_EVENTS: Final = 1000
+"""Retention removes about as many events at once: while it does, others wait."""
 BLOB_USED_NS: Final = 3600 * 10**9
 """A blob that is used is marked again after this long, so that retention keeps it."""
+
+EFFECTS: Final = frozenset({records.RUN_STARTED, records.CALL_STARTED})
+"""Kinds that are written before an effect."""
+QUEUE_S: Final = 0.05
+"""An end that waits for the next event is written after this long at most."""
+OWN_LOCK_S: Final = 0.005
+"""How long the event loop waits for another thread of this process, which writes for microseconds; then a thread waits
+in its place, because that other one may be waiting for another process."""
 
 _open_logs: weakref.WeakSet[AuditLog] = weakref.WeakSet()
 
@@ -49,6 +61,21 @@ def _detach_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_detach_all)
+
+
+@dataclass(slots=True, eq=False)  # not frozen: making one would take several times as long
+class _Event:
+    """One event to be written, as it is to be stored."""
+
+    kind: str
+    run: int
+    """0 where it belongs to no run, or begins one."""
+    body: bytes
+    at_ns: int
+    fields: tuple[Any, ...]
+    """What the body holds."""
+    seq: int = 0
+    """Its number, once it is written."""
 
 
 class AuditLog:
@@ -83,8 +110,13 @@ class AuditLog:
         self._key = key if key is not None else self.config.key
         self._on_checkpoint = on_checkpoint
         self._sinks = tuple(sinks)
-        self._lock = threading.Lock()
-        """Held while an event is written, for microseconds; longer only while another process has locked the file."""
+        self._lock = threading.RLock()
+        """Held while events are written, for microseconds; longer only while another process has locked the file, or a
+        sink takes its time."""
+        self._queue: deque[_Event] = deque()
+        """Written with the next event: ends of calls, and what threads want to write that wait for another process."""
+        self._is_waiting = False
+        """A thread holds the lock and waits for another process."""
         self._db: sqlite3.Connection | None = None
         self._why_closed = "it is not open"
         self._signer: Signer | None = None
@@ -120,11 +152,9 @@ class AuditLog:
         self._db = store.open_writable(self.path, is_synced=self.config.fsync == "always")
         try:
             self._begin(self._db, signer)
-        except BaseException as exc:
+        except BaseException:
             self._db.close()
             self._db = None
-            if isinstance(exc, sqlite3.Error):
-                raise self._failed(exc) from exc
             raise
         self._is_closing.clear()
         self._failure, self._is_signing_awake = None, True
@@ -147,7 +177,8 @@ class AuditLog:
     def _detach_after_fork(self) -> None:
         """Stop writing, in a forked child: the chain is the parent's, and another thread may have held our lock."""
         if self._db is not None:
-            self._lock = threading.Lock()
+            self._lock = threading.RLock()
+            self._queue.clear()
             self._abandoned = self._db  # SQLite forbids to use or close a parent's connection
             self._db, self._why_closed = None, "it was opened by the parent of this process"
 
@@ -164,11 +195,10 @@ class AuditLog:
         self._wake_signing.set()
         self._signing_thread.join()
         try:
-            with store.translated(self.path, "write"):
-                head = self._checkpoint(signatures.CLOSED)
-                with self._lock:
-                    self._db, self._why_closed = None, "it is closed"
-                self._sync()
+            head = self._checkpoint(signatures.CLOSED)
+            with self._lock:
+                self._db, self._why_closed = None, "it is closed"
+            self._sync()
             self._publish(head)
         finally:
             with self._lock:
@@ -203,7 +233,7 @@ class AuditLog:
     # Writing
 
     def append(
-        self, kind: str, run: int, fields: tuple[Any, ...], redactor: Redactor | None = None, at_ns: int | None = None
+        self, kind: str, run: int, fields: tuple[Any, ...], redactor: Redactor | None = None, at_ns: int = 0
     ) -> int:
         """Write one event and return its seq. When this returns, the event survives a kill of this process.
 
@@ -212,23 +242,57 @@ class AuditLog:
         Raises:
             AuditError: the event could not be written; the record is as it was before.
         """
-        seq = self.try_append(kind, run, fields, redactor, at_ns, wait=True)
-        assert seq is not None
+        event = self._event(kind, run, fields, redactor, at_ns)
+        until = time.monotonic() + store.LOCK_S
+        self._queue.append(event)
+        with self._lock:
+            if not event.seq:  # whoever had the lock before may have written it
+                try:
+                    self._write([], max(0.001, until - time.monotonic()))
+                except BaseException:
+                    self._queue.remove(event)
+                    raise
+        self._stir(event.seq)
+        return event.seq
+
+    def try_append(self, kind: str, run: int, fields: tuple[Any, ...], redactor: Redactor | None = None) -> int | None:
+        """Do the same, but return None and write nothing where that would have to wait for another process."""
+        event = self._event(kind, run, fields, redactor)
+        if self._is_waiting or not self._lock.acquire(timeout=OWN_LOCK_S):
+            return None
+        try:
+            seq = self._write([event], 0.0)
+        finally:
+            self._lock.release()
+        if seq is not None:
+            self._stir(seq)
         return seq
 
-    def try_append(
-        self,
-        kind: str,
-        run: int,
-        fields: tuple[Any, ...],
-        redactor: Redactor | None = None,
-        at_ns: int | None = None,
-        *,
-        wait: bool = False,
-    ) -> int | None:
-        """Do the same, but return None and write nothing where that would have to wait for another process."""
+    def append_later(self, kind: str, run: int, fields: tuple[Any, ...], redactor: Redactor, at_ns: int) -> None:
+        """Write one event with the next one, or in a moment, in the thread that signs.
+
+        Raises:
+            AuditError: the record is closed, or no longer written.
+        """
+        self._writable()
+        self._queue.append(self._event(kind, run, fields, redactor, at_ns))
+        self._stir(self._seq)
+
+    def flush(self, *, wait: bool = False) -> bool:
+        """Write what `append_later` was given. False: another process must be waited for.
+
+        Raises:
+            AuditError: it could not be written; it will be, with a later event.
+        """
+        if (not wait and self._is_waiting) or not self._lock.acquire(timeout=-1 if wait else OWN_LOCK_S):
+            return False
+        try:
+            return not self._queue or self._write([], store.LOCK_S if wait else 0.0) is not None
+        finally:
+            self._lock.release()
+
+    def _event(self, kind: str, run: int, fields: tuple[Any, ...], redactor: Redactor | None, at_ns: int = 0) -> _Event:
         redactor = redactor or self.redactor
-        at_ns = at_ns or time.time_ns()
         try:
             body: bytes = packing.thread_packer.pack(fields)
             is_ready = len(body) <= self._value_bytes and redactor.scan(body) is None
@@ -237,80 +301,93 @@ class AuditLog:
         if not is_ready:
             body = cutting.encode(kind, fields, self.config, redactor)
             fields = tuple(records.fields_of(kind, body).values())
-        if not self._lock.acquire(blocking=wait):
-            return None
-        try:
-            seq = self._write(kind, run, body, at_ns, fields, wait)
-        finally:
-            self._lock.release()
-        if seq is None:
-            return None
-        if self._sinks:
-            call_sinks(self._sinks, kind, self._chain, seq, run or seq, at_ns, body)
+        return _Event(kind, run, body, at_ns or time.time_ns(), fields)
+
+    def _stir(self, seq: int) -> None:
+        """Wake the thread that signs where it sleeps, or has much to sign."""
         if not self._is_signing_awake or seq - self._signed_seq >= self.config.checkpoint_records:
             self._is_signing_awake = True
             self._wake_signing.set()
-        return seq
 
     def _write(
-        self,
-        kind: str,
-        run: int,
-        body: bytes,
-        at_ns: int,
-        fields: tuple[Any, ...],
-        wait: bool,
-        also: Callable[[sqlite3.Connection], object] | None = None,
+        self, events: list[_Event], wait_s: float, also: Callable[[sqlite3.Connection], object] | None = None
     ) -> int | None:
-        """Write an event, its rows and what `also` changes, in one transaction. The caller holds the lock."""
-        db = self._writable()
-        if kind in _EFFECTS:
+        """Write what is queued, these events and what `also` changes, in one transaction. The caller holds the lock.
+
+        Return the seq of the last event; None: another process must be waited for, and nothing was written.
+        """
+        queued = len(self._queue)
+        events = [*self._queue, *events] if queued else events
+        if any(event.kind in EFFECTS for event in events):
             self._check_file()
-        seq = self._seq + 1
-        run = seq if kind == records.RUN_STARTED else run
-        salt = self._next_salt()
-        digest = event_digest(self._chain, seq, run, kind, at_ns, salt + body)
-        record_hash = hash_digest(self._last_hash, run, digest)
-        try:
-            self._begin_write(db, wait)
-        except sqlite3.OperationalError as exc:
-            if not wait and exc.sqlite_errorname.startswith("SQLITE_BUSY"):
+        seq, last_hash = self._seq, self._last_hash
+        with self._transaction(wait_s) as db:
+            if db is None:
                 return None
-            raise self._failed(exc) from exc
-        try:
-            db.execute(
-                store.INSERT_EVENT,
-                (self._chain, seq, run, kind, at_ns, salt, body, self._last_hash, record_hash),
-            )
-            for statement, values in store.rows_of(
-                self._chain, seq, run, kind, at_ns, dict(zip(records.FIELDS[kind], fields, strict=True))
-            ):
-                db.execute(statement, values)
+            for event in events:
+                seq += 1
+                kind, run, at_ns = event.kind, event.run, event.at_ns
+                if kind == records.RUN_STARTED:
+                    event.run = run = seq
+                salt = self._next_salt()
+                digest = event_digest(self._chain, seq, run, kind, at_ns, salt + event.body)
+                previous_hash, last_hash = last_hash, hash_digest(last_hash, run, digest)
+                row = (self._chain, seq, run, kind, at_ns, salt, event.body, previous_hash, last_hash)
+                db.execute(store.INSERT_EVENT, row)
+                if kind in store.ROWS:
+                    fields = dict(zip(records.FIELDS[kind], event.fields, strict=True))
+                    for statement, values in store.rows_of(self._chain, seq, run, kind, at_ns, fields):
+                        db.execute(statement, values)
             if also is not None:
                 also(db)
+        for number, event in enumerate(events, self._seq + 1):
+            event.seq = number
+        self._seq, self._last_hash = seq, last_hash
+        for _ in range(queued):
+            self._queue.popleft()
+        if self._sinks:
+            for event in events:
+                call_sinks(self._sinks, event.kind, self._chain, event.seq, event.run, event.at_ns, event.body)
+        return seq
+
+    @contextmanager
+    def _transaction(self, wait_s: float) -> Iterator[sqlite3.Connection | None]:
+        """Commit what is done inside, all or nothing; yield None where another process would have to be waited for.
+
+        Raises:
+            AuditError: it could not be written.
+        """
+        db = self._writable()
+        try:
+            if not self._begin_write(db, wait_s):
+                yield None
+                return
+            yield db
             db.execute("COMMIT")
         except BaseException as exc:
             with suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
             if isinstance(exc, sqlite3.Error):
-                raise self._failed(exc) from exc
+                raise AuditError(f"cannot write the record {self.path}: {store.why(exc)}") from exc
             raise
-        self._seq, self._last_hash = seq, record_hash
-        return seq
 
-    def _begin_write(self, db: sqlite3.Connection, wait: bool) -> None:
-        """Lock the file. Only here another process is waited for."""
-        if not wait:
-            db.execute("BEGIN IMMEDIATE")
-            return
-        db.execute(f"PRAGMA busy_timeout = {store.LOCK_S * 1000:.0f}")
+    def _begin_write(self, db: sqlite3.Connection, wait_s: float) -> bool:
+        """Lock the file. Only here another process is waited for. False: that would be necessary, and `wait_s` is 0."""
         try:
             db.execute("BEGIN IMMEDIATE")
-        finally:
-            db.execute("PRAGMA busy_timeout = 0")
-
-    def _failed(self, exc: sqlite3.Error) -> AuditError:
-        return AuditError(f"cannot write the record {self.path}: {store.why(exc)}")
+        except sqlite3.OperationalError as exc:
+            if not exc.sqlite_errorname.startswith("SQLITE_BUSY"):
+                raise
+            if not wait_s:
+                return False
+            self._is_waiting = True
+            db.execute(f"PRAGMA busy_timeout = {wait_s * 1000:.0f}")
+            try:
+                db.execute("BEGIN IMMEDIATE")
+            finally:
+                self._is_waiting = False
+                db.execute("PRAGMA busy_timeout = 0")
+        return True
 
     def _check_file(self) -> None:
         """Check that the file is still there: SQLite goes on writing into one that was removed.
@@ -342,27 +419,14 @@ class AuditLog:
         now_ns = time.time_ns()
         if now_ns - self._blobs.get(digest, 0) < BLOB_USED_NS:
             return True
-        if not self._lock.acquire(blocking=wait):
+        statement = "INSERT INTO blob VALUES (?, ?, ?) ON CONFLICT (sha256) DO UPDATE SET used = excluded.used"
+        if (not wait and self._is_waiting) or not self._lock.acquire(timeout=-1 if wait else OWN_LOCK_S):
             return False
         try:
-            db = self._writable()
-            try:
-                self._begin_write(db, wait)
-                try:
-                    values = (digest, content, now_ns)
-                    db.execute(
-                        "INSERT INTO blob VALUES (?, ?, ?) ON CONFLICT (sha256) DO UPDATE SET used = excluded.used",
-                        values,
-                    )
-                    db.execute("COMMIT")
-                except BaseException:
-                    with suppress(sqlite3.Error):
-                        db.execute("ROLLBACK")
-                    raise
-            except sqlite3.Error as exc:
-                if not wait and (getattr(exc, "sqlite_errorname", "") or "").startswith("SQLITE_BUSY"):
+            with self._transaction(store.LOCK_S if wait else 0.0) as db:
+                if db is None:
                     return False
-                raise self._failed(exc) from exc
+                db.execute(statement, (digest, content, now_ns))
         finally:
             self._lock.release()
         self._blobs[digest] = now_ns
@@ -383,30 +447,23 @@ class AuditLog:
         Raises:
             AuditError: the checkpoint could not be written.
         """
-        with store.translated(self.path, "write"):
-            head = self._checkpoint(signatures.ASKED)
+        head = self._checkpoint(signatures.ASKED)
         self._sync()
         self._publish(head)
         return head
 
     def _checkpoint(self, reason: str) -> Head:
         """Sign what was written so far. The key may be slow, so nothing waits for it but the signing thread."""
+        self.flush(wait=True)
         with self._lock:
             self._writable()
             seq, record_hash = self._seq, self._last_hash
         assert self._signer is not None
         head = Head.sign(self._id, self._chain, seq, record_hash, time.time_ns(), reason, self._signer)
-        with self._lock:
-            db = self._writable()
-            self._begin_write(db, wait=True)
-            try:
-                db.execute(signatures.INSERT_CHECKPOINT, signatures.checkpoint_row(head))
-                db.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):
-                    db.execute("ROLLBACK")
-                raise
-            self._signed_seq = seq
+        with self._lock, self._transaction(store.LOCK_S) as db:
+            assert db is not None
+            db.execute(signatures.INSERT_CHECKPOINT, signatures.checkpoint_row(head))
+        self._signed_seq = seq
         return head
 
     def _publish(self, head: Head) -> None:
@@ -451,24 +508,32 @@ class AuditLog:
 
     def _sign_until_closed(self) -> None:
         """Sign new events soon after they were written. The signing thread runs this."""
+        every_s = self.config.checkpoint_s
+        due_s = time.monotonic() + every_s
         while not self._is_closing.is_set() and self._db is not None:
-            self._wake_signing.wait(None if self._can_sleep() else self.config.checkpoint_s)
+            if self._can_sleep():
+                self._wake_signing.wait()
+                due_s = time.monotonic() + every_s
+            self._wake_signing.wait(min(QUEUE_S, every_s))
             self._wake_signing.clear()
             if self._is_closing.is_set():
                 return
             try:
-                self._sign()
+                self.flush(wait=True)
+                if time.monotonic() >= due_s or self._seq - self._signed_seq >= self.config.checkpoint_records:
+                    due_s = time.monotonic() + every_s
+                    self._sign()
                 self._prune_if_due()
             except Exception as exc:  # a full disk or an unreachable key; both may be temporary
                 logger.warning("the record %s could not be signed: %s", self.path, exc)
                 self._is_closing.wait(self.config.checkpoint_s)
 
     def _can_sleep(self) -> bool:
-        """True when there is nothing to sign, and nothing to prune. Then the next event wakes the signing thread."""
-        with self._lock:
-            is_pruning = self.config.keep_s is not None or self.config.keep_bytes is not None
-            self._is_signing_awake = is_pruning or self._seq > self._signed_seq
-            return not self._is_signing_awake
+        """True when there is nothing to write, to sign or to prune. Then the next event wakes the signing thread."""
+        self._is_signing_awake = False  # before the look, or an event that comes meanwhile would wake nobody
+        is_pruning = self.config.keep_s is not None or self.config.keep_bytes is not None
+        self._is_signing_awake = is_pruning or self._seq > self._signed_seq or bool(self._queue)
+        return not self._is_signing_awake
 
     def _sign(self) -> None:
         """Make a checkpoint and bring it to the disk; then save the head."""
@@ -494,14 +559,22 @@ class AuditLog:
         signer = self._signer
         self._writable()
         assert signer is not None
-        plan = retention.removals(self.path, self.config, [signer])
-        for removal in plan:
-            if removal.count:
-                self._remove(removal, signer)
-        if any(each.count for each in plan):
+        done: dict[str, retention.Removal] = {}
+        is_more = True
+        while is_more:
+            plan = retention.removals(self.path, self.config, [signer], PRUNE_EVENTS)
+            is_more = any(each.count >= PRUNE_EVENTS for each in plan)
+            for removal in plan:
+                before = done.get(removal.chain)
+                if removal.count:
+                    self._remove(removal, signer)
+                    done[removal.chain] = removal if before is None else removal.after(before)
+                else:
+                    done.setdefault(removal.chain, removal)
+        if any(each.count for each in done.values()):
             with self._lock, store.translated(self.path, "prune"):
                 retention.remove_blobs(self._writable(), time.time_ns())
-        return plan
+        return [*done.values()]
 
     def _remove(self, removal: retention.Removal, signer: Signer) -> None:
         """Remove events, put the checkpoint that stands for them, and say so in an event: all in one transaction."""
@@ -515,7 +588,7 @@ class AuditLog:
             retention.remove(db, removal, head)
 
         with self._lock:
-            self._write(records.PRUNED, 0, body, time.time_ns(), said, wait=True, also=remove)
+            self._write([_Event(records.PRUNED, 0, body, time.time_ns(), said)], store.LOCK_S, also=remove)
         if removal.is_whole:
             signatures.forget_heads(self.heads, self._id, [removal.chain])
 
@@ -526,7 +599,3 @@ class AuditLog:
         if time.monotonic() - self._pruned_s >= every_s:
             self._pruned_s = time.monotonic()
             self.prune()
-
-
-_EFFECTS: Final = frozenset({records.RUN_STARTED, records.CALL_STARTED})
-"""Kinds that are written before an effect."""

@@ -282,7 +282,8 @@ class Beginning:
         for each in self.shared:
             if not self.log.keep_blob(each.digest, each.packed, wait=wait):
                 return None
-        run = self.log.try_append(records.RUN_STARTED, 0, self.fields, self.redactor, wait=wait)
+        write = self.log.append if wait else self.log.try_append
+        run = write(records.RUN_STARTED, 0, self.fields, self.redactor)
         if run is None:
             return None
         return RunRecord(self.log, self.content_of, run, self.context, self.redactor)
@@ -334,7 +335,7 @@ class AuditRunObserver:
     """Writes a run's records while the guest is busy, so that its script does not wait.
 
     Invariant: every effect has its record first. The start of a run is written after its script was sent and before any
-    call of it is made. The end of a call is written after its answer was sent and before the next message is handled. A
+    call of it is made. The end of a call is written after its answer was sent, with the next event or in a moment. A
     host that is killed in between leaves a start without an end, never an effect without a record.
     """
 
@@ -354,13 +355,15 @@ class AuditRunObserver:
         beginning = self._begin(self._sandbox)
         if (record := beginning.try_write()) is None:
             return self._begin_later(beginning)
-        self._record = record
-        record.writes_ends_later = True
+        self._keep(beginning, record)
         return None
 
     async def _begin_later(self, beginning: Beginning) -> None:
-        self._record = await daemon_threads.run_sync(beginning.write)
-        self._record.writes_ends_later = True
+        self._keep(beginning, await daemon_threads.run_sync(beginning.write))
+
+    def _keep(self, beginning: Beginning, record: RunRecord) -> None:
+        self._record = record
+        record.writes_ends_later = beginning.log.config.fsync != "always"
 
     def context_of(self, call: CallTool, call_id: str, context: RunContext) -> RunContext:
         """Return a context whose calls are recorded."""
@@ -374,23 +377,14 @@ class AuditRunObserver:
         assert self._record is not None
         self._record.problem = error
 
-    def on_answers_sent(self) -> Awaitable[None] | None:
+    def on_answers_sent(self) -> None:
         """Record the ends of the calls that were answered."""
-        record = self._record
-        if record is None:
-            return None
-        try:
-            return None if record.flush() else self._flush_later(record)
-        except AuditError as exc:
-            record.problem = exc
-            raise ToolAbort("a tool call could not be recorded") from exc
-
-    async def _flush_later(self, record: RunRecord) -> None:
-        try:
-            await daemon_threads.run_sync(record.flush, True)
-        except AuditError as exc:
-            record.problem = exc
-            raise ToolAbort("a tool call could not be recorded") from exc
+        if self._record is not None:
+            try:
+                self._record.write_ends()
+            except AuditError as exc:
+                self._record.problem = exc
+                raise ToolAbort("a tool call could not be recorded") from exc
 
     def on_end(self, result: ExecutionResult) -> Awaitable[None] | None:
         """Record the end of the run."""

@@ -86,7 +86,13 @@ def hash_digest(previous_hash: bytes, run: int, digest: bytes) -> bytes:
 
 # Reading
 
-_COLUMN_TYPES: Final = (str, int, int, str, int, bytes, bytes, bytes, bytes)
+COLUMNS: Final[dict[str, type]] = {
+    "writer": str, "n": int, "run": int, "kind": str, "at": int, "salt": bytes, "body": bytes, "prev": bytes,
+    "hash": bytes,
+}  # fmt: skip
+"""Columns of the table of events, and their types."""
+_TYPES: Final = tuple(COLUMNS.values())
+KIND_OF: Final = {kind.encode(): kind for kind in FIELDS}
 
 
 def event_of(row: tuple[Any, ...]) -> StoredEvent:
@@ -95,18 +101,31 @@ def event_of(row: tuple[Any, ...]) -> StoredEvent:
     Raises:
         ValueError: a column is of another type or size than a writer writes.
     """
-    if tuple(map(type, row)) != _COLUMN_TYPES:
-        raise ValueError("a column of an event has another type")
+    if tuple(map(type, row)) != _TYPES:
+        raise ValueError(WRONG_TYPE)
     event = StoredEvent(*row)
-    if not (0 < event.seq <= MAX_INTEGER and 0 <= event.run <= event.seq and 0 <= event.at_ns <= MAX_INTEGER):
-        raise ValueError("a number of an event is out of range")
+    check_place(event.seq, event.run, event.kind, event.at_ns)
     if len(event.previous_hash) != 32 or len(event.salt) != SALT_BYTES:
-        raise ValueError("a hash or salt of an event has another size")
-    if event.kind not in FIELDS or (event.kind in RUN_KINDS) != (event.run > 0):
-        raise ValueError(f"an event of kind {event.kind!r:.40} in run {event.run}")
-    if (event.kind == RUN_STARTED) != (event.run == event.seq):
-        raise ValueError(f"event {event.seq} claims to be of run {event.run}")
+        raise ValueError(WRONG_SIZE)
     return event
+
+
+WRONG_TYPE: Final = "a column of an event has another type"
+WRONG_SIZE: Final = "a hash or salt of an event has another size"
+
+
+def check_place(seq: int, run: int, kind: str | None, at_ns: int) -> None:
+    """Check the numbers of an event.
+
+    Raises:
+        ValueError: no writer writes such an event.
+    """
+    if not (0 < seq <= MAX_INTEGER and 0 <= run <= seq and 0 <= at_ns <= MAX_INTEGER):
+        raise ValueError("a number of an event is out of range")
+    if kind not in FIELDS or (kind in RUN_KINDS) != (run > 0):
+        raise ValueError(f"an event of kind {kind!r:.40} in run {run}")
+    if (kind == RUN_STARTED) != (run == seq):
+        raise ValueError(f"event {seq} claims to be of run {run}")
 
 
 CHECKED: Final = {
@@ -121,14 +140,13 @@ CHECKED: Final = {
 
 
 def fields_of(kind: str, body: bytes) -> dict[str, Any]:
-    """Decode a body.
+    """Decode a body, and check that this program writes such a one.
 
     Raises:
         ValueError: it does not encode to itself again, or a field has another shape.
     """
-    values, names = unpack(body), FIELDS[kind]
-    if type(values) is not list or len(values) != len(names):
-        raise ValueError(f"the body of a {kind} is not a list of its fields")
+    fields = signed_fields_of(kind, body)
+    values = [*fields.values()]
     if not _is_canonical(values, body):
         raise ValueError(f"the body of a {kind} was not written by this program")
     if type(values[-1]) is Unrecordable:  # a writer's own: it holds what could not be encoded
@@ -136,6 +154,19 @@ def fields_of(kind: str, body: bytes) -> dict[str, Any]:
     for index, name, fitting, fits in CHECKED[kind]:
         if type(values[index]) not in fitting and not fits(values[index]):
             raise ValueError(f"the {name} of a {kind} is a {type(values[index]).__name__} of another shape")
+    fields["more"] = values[-1]
+    return fields
+
+
+def signed_fields_of(kind: str, body: bytes) -> dict[str, Any]:
+    """Decode a body that is covered by a signature: who has the key wrote it.
+
+    Raises:
+        ValueError: it is not a list of the fields.
+    """
+    values, names = unpack(body), FIELDS[kind]
+    if type(values) is not list or len(values) != len(names):
+        raise ValueError(f"the body of a {kind} is not a list of its fields")
     return dict(zip(names, values, strict=True))
 
 

@@ -73,7 +73,7 @@ class Redactor:
         self.words = (*_WORDS, *own)
         """Without one of these in its encoded data, a value has no key with a sensitive name."""
         self._anchors = {anchor: anchor.encode() for anchor in sorted(anchors)}
-        self._has_anchor = _search_for(tuple(self._anchors.values()))
+        self._has_any = _search_for(tuple(sorted({*self._anchors.values(), *(word.encode() for word in self.words)})))
         self._has_word = _search_for(tuple(sorted(word.encode() for word in self.words)))
         ends = "|".join(re.escape(name) for name in self._names) or "(?!)"
         self._is_key = re.compile(rf"(?:{ends})[^a-z0-9]{{0,4}}[\x80-\xff]".encode()).search
@@ -92,19 +92,15 @@ class Redactor:
     def scan(self, packed: bytes) -> list[RedactionRule] | None:
         """Return the rules that may apply to encoded data; None when it holds nothing to redact."""
         low = packed.lower()
-        rules = [*{rule: None for anchor in self._anchors_in(low) for rule in self._rules_of[anchor]}]
+        has_any = self._has_any(low)  # most data has neither a literal of a credential nor a sensitive word
+        anchors = [anchor for anchor, literal in self._anchors.items() if literal in low] if has_any else ()
+        rules = [*{rule: None for anchor in anchors for rule in self._rules_of[anchor]}]
         has_table = _TABLE(packed) is not None
         rules += [rule for occurs, rule in self._occurring if has_table or occurs(packed) is not None]
         rules += self._always
-        if rules or self._search.numbers or self._has_word(low) or self._search.may_be_in(packed):
+        if rules or self._search.numbers or (has_any and self._has_word(low)) or self._search.may_be_in(packed):
             return rules
         return None
-
-    def _anchors_in(self, low: bytes) -> Sequence[str]:
-        """Return the literals of credentials that occur in data in lower case. Most data has none."""
-        if not self._has_anchor(low):
-            return ()
-        return [anchor for anchor, literal in self._anchors.items() if literal in low]
 
     def clean(self, value: Any, rules: Sequence[RedactionRule], *, with_names: bool = True) -> tuple[Any, int]:
         """Return a copy of decoded data without secrets, and how many were removed."""

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from toolcell.audit import records, signatures, store
-from toolcell.audit.chain_check import ChainCheck
+from toolcell.audit.chain_check import ChainCheck, by_seq
 from toolcell.audit.config import RecordConfig
 from toolcell.audit.keys import Verifier, by_id
-from toolcell.audit.signatures import Head
-from toolcell.audit.verification import check_chains
+from toolcell.audit.signatures import CHECKPOINT_COLUMNS, PRUNED, Head, head_of
+from toolcell.audit.verification import check_events
 
 OVERHEAD_BYTES: Final = 200
 """Of an event, besides its body: hashes, numbers and entries of indices."""
@@ -45,79 +45,119 @@ class Removal:
     is_whole: bool = False
     """Nothing is left of the chain."""
 
+    def after(self, earlier: Removal) -> Removal:
+        """Return both together."""
+        return replace(self, count=earlier.count + self.count, reason=earlier.reason)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {"chain": self.chain, "events": self.count, "last_seq": self.seq, "newest_ns": self.newest_ns,
                 "reason": self.reason}  # fmt: skip
 
 
-def removals(path: Path, config: RecordConfig, keys: Iterable[Verifier]) -> list[Removal]:
+def removals(path: Path, config: RecordConfig, keys: Iterable[Verifier], most: int | None = None) -> list[Removal]:
     """Return what pruning with these settings would do to each chain. Removes nothing.
+
+    `most`: after so many events of a chain, the end of a run is far enough.
 
     Raises:
         AuditError: there is no record, or it cannot be read.
     """
     with closing(store.open_read_only(path)) as db, store.translated(path):
         db.execute("BEGIN")
-        return list(plan(db, config, keys, time.time_ns()))
+        return list(plan(db, config, keys, time.time_ns(), most))
 
 
-def plan(db: sqlite3.Connection, config: RecordConfig, keys: Iterable[Verifier], now_ns: int) -> Iterator[Removal]:
+def plan(
+    db: sqlite3.Connection, config: RecordConfig, keys: Iterable[Verifier], now_ns: int, most: int | None = None
+) -> Iterator[Removal]:
     """Yield what would go of each chain, and why the others stay whole. Removes nothing."""
     before_ns = now_ns - round(config.keep_s * 1e9) if config.keep_s is not None else -1
     last_id = _last_id_too_many(db, config.keep_bytes)
-    log = store.record_id(db)
-    for check in check_chains(db, log, by_id(keys)):
-        if check.chain and check.first_seq <= check.seq:
-            yield _removal(db, check, before_ns, last_id, now_ns)
+    known = by_id(keys)
+    for chain in chains(db):
+        removal = _removal(db, chain, before_ns, last_id, most)
+        yield removal if not removal.count else _checked(db, removal, known)
+
+
+def chains(db: sqlite3.Connection) -> list[str]:
+    """Return the chains of which events are there, oldest first. Looks at one event of each."""
+    names = db.execute(
+        "WITH RECURSIVE chain (writer) AS (SELECT min(writer) FROM event WHERE typeof(writer) = 'text' "
+        "UNION ALL SELECT (SELECT min(writer) FROM event WHERE writer > chain.writer) FROM chain "
+        "WHERE writer IS NOT NULL) SELECT writer FROM chain WHERE typeof(writer) = 'text' "
+        "ORDER BY (SELECT id FROM event WHERE event.writer = chain.writer ORDER BY n LIMIT 1)"
+    )
+    return [name for (name,) in names]
 
 
 def _last_id_too_many(db: sqlite3.Connection, keep_bytes: int | None) -> int:
     """Return the id of the newest event that is behind the bytes that are kept; 0 when all of them fit."""
     if keep_bytes is None:
         return 0
-    total = 0
-    for id, size in db.execute("SELECT id, length(body) FROM event ORDER BY id DESC"):
-        total += size + OVERHEAD_BYTES
-        if total > keep_bytes:
-            return int(id)
-    return 0
+    pages, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+    if pages * size * 2 < keep_bytes:
+        return 0
+    found = db.execute(
+        "SELECT id FROM (SELECT id, sum(length(body) + ?) OVER (ORDER BY id DESC) AS total FROM event) "
+        "WHERE total > ? LIMIT 1",
+        (OVERHEAD_BYTES, keep_bytes),
+    ).fetchone()
+    return 0 if found is None else int(found[0])
 
 
-def _removal(db: sqlite3.Connection, check: ChainCheck, before_ns: int, last_id: int, now_ns: int) -> Removal:
-    def stays(why: str) -> Removal:
-        return Removal(check.chain, 0, check.first_seq - 1, b"", 0, why)
-
-    if check.findings:
-        return stays(f"it does not verify: {check.findings[0].message}")
-    rows = db.execute("SELECT id, n, run, kind, at, hash FROM event WHERE writer = ? ORDER BY n", (check.chain,))
-    found = rows.fetchall()
-    open_runs: set[int] = set()
-    ended = {run for _, _, run, kind, _, _ in found if kind == records.RUN_ENDED}
-    last_of = {run: n for _, n, run, _, _, _ in found if run}
-    is_given_up = before_ns >= 0 and found[-1][4] < before_ns - GIVEN_UP_NS
+def _removal(db: sqlite3.Connection, chain: str, before_ns: int, last_id: int, most: int | None) -> Removal:
+    """Return what is old or too much, from the first event to one where no run is under way."""
+    first_n, last_n = db.execute("SELECT min(n), max(n) FROM event WHERE writer = ?", (chain,)).fetchone()
+    last_ns = db.execute("SELECT at FROM event WHERE writer = ? AND n = ?", (chain, last_n)).fetchone()[0]
+    is_given_up = before_ns >= 0 and last_ns < before_ns - GIVEN_UP_NS
+    open_until: dict[int, int] = {}
     best: tuple[int, bytes, int] | None = None
     why = "its oldest event is young enough"
-    for id, n, run, kind, at_ns, record_hash in found:
-        is_old, is_too_much = at_ns < before_ns, id <= last_id
-        if not (is_old or is_too_much):
+    rows = db.execute("SELECT id, n, run, at, hash FROM event WHERE writer = ? ORDER BY n", (chain,))
+    for id, n, run, at_ns, record_hash in rows:
+        if not (at_ns < before_ns or id <= last_id):
             break
-        if n > check.signed_seq:
-            why = "its newest events are not signed yet"
-            break
-        if kind == records.RUN_STARTED:
-            open_runs.add(run)
-        if run and run in open_runs and last_of[run] == n and (run in ended or is_given_up):
-            open_runs.discard(run)
-        if not open_runs:
+        if run and run not in open_until:
+            last_of, ended = db.execute(
+                "SELECT max(n), total(kind = ?) FROM event WHERE writer = ? AND run = ?",
+                (records.RUN_ENDED, chain, run),
+            ).fetchone()
+            if not ended and not is_given_up:
+                why = f"run {chain}:{run} is under way"
+                break
+            open_until[run] = last_of
+        if open_until.get(run) == n:
+            del open_until[run]
+        if not open_until:
             best = (n, record_hash, at_ns)
+            if most is not None and n - first_n + 1 >= most:
+                break
         else:
-            why = f"run {check.chain}:{min(open_runs)} is under way, or has newer events"
+            why = f"run {chain}:{min(open_until)} has newer events"
     if best is None:
-        return stays(why)
+        return Removal(chain, 0, first_n - 1, b"", 0, why)
     n, record_hash, at_ns = best
     reason = "age" if at_ns < before_ns else "size"
-    return Removal(check.chain, n - check.first_seq + 1, n, record_hash, at_ns, reason, is_whole=n == check.seq)
+    return Removal(chain, n - first_n + 1, n, record_hash, at_ns, reason, is_whole=n == last_n)
+
+
+def _checked(db: sqlite3.Connection, removal: Removal, keys: Mapping[str, Verifier]) -> Removal:
+    """Return it, or that nothing goes: what goes must verify, up to the signature that covers it."""
+
+    def stays(why: str) -> Removal:
+        return replace(removal, count=0, seq=removal.seq - removal.count, record_hash=b"", newest_ns=0, reason=why)
+
+    rows = db.execute(f"SELECT {CHECKPOINT_COLUMNS} FROM checkpoint WHERE writer = ?", (removal.chain,))
+    heads = [head for row in rows if (head := head_of(store.record_id(db), row)) is not None]
+    covering = [head.seq for head in heads if head.seq >= removal.seq and head.key in keys and head.reason != PRUNED]
+    if not covering:
+        return stays("its newest events are not signed yet, or with a key that is not given")
+    check = ChainCheck(removal.chain, keys, by_seq(heads))
+    check_events(db, check, upto=min(covering))
+    if check.findings:
+        return stays(f"it does not verify: {check.findings[0].message}")
+    return removal
 
 
 def remove(db: sqlite3.Connection, removal: Removal, head: Head) -> None:

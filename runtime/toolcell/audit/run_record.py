@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import threading
+import functools
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ class RunRecord:
     """The records of one run that still runs."""
 
     __slots__ = (
-        "_calls", "_content_of", "_context", "_failed_calls", "_flushing", "_log", "_next_observer", "_numbers",
+        "_calls", "_content_of", "_context", "_failed_calls", "_log", "_next_observer", "_numbers",
         "_observed", "_redactor", "_run", "_unwritten_ends", "lines", "problem", "writes_ends_later",
     )  # fmt: skip
 
@@ -72,13 +72,11 @@ class RunRecord:
         """Line of the script by call id; the tool bridge fills it in before each call."""
         self.problem: AuditError | None = None
         self.writes_ends_later = False
-        """True when a run observer calls `flush` after answers were sent."""
+        """True when a run observer calls `write_ends` after answers were sent."""
         self._context = context
         self._observed: RunContext | None = None
         self._unwritten_ends: list[tuple[int, Any]] = []
         """Time of each end, and its record's fields or the call to make them from."""
-        self._flushing = threading.Lock()
-        """Held by whoever writes them: the event loop, or a thread that waits for another process."""
 
     @property
     def context(self) -> RunContext:
@@ -119,44 +117,35 @@ class RunRecord:
             await maybe_await(self._next_observer.call_started(call))
 
     def call_ended(self, call: Call) -> Any:
-        """Record the end of a call, or keep it for `flush`."""
+        """Record the end of a call, or keep it for `write_ends`."""
         result = call.result
         assert result is not None
         # A failure is read now: its exception may look different later.
         is_later = self.writes_ends_later and not result.is_error
         self._unwritten_ends.append((time.time_ns(), call if is_later else self._end_of(call, result)))
-        if not self.writes_ends_later and not self.flush():
-            return self._end_later(call)
+        if not self.writes_ends_later:
+            self.write_ends()
+            if not self._log.flush():
+                return self._end_later(call)
         return self._next_observer.call_ended(call) if self._next_observer is not None else None
 
     async def _end_later(self, call: Call) -> None:
         from toolcell.tools.concurrency import maybe_await
 
-        await daemon_threads.run_sync(self.flush, True)
+        await daemon_threads.run_sync(functools.partial(self._log.flush, wait=True))
         if self._next_observer is not None:
             await maybe_await(self._next_observer.call_ended(call))
 
-    def flush(self, wait: bool = False) -> bool:
-        """Write the ends of calls that are not written yet. False: for the rest, another process must be waited for.
+    def write_ends(self) -> None:
+        """Have the ends of calls that were kept written with the next event, or in a moment.
 
         Raises:
-            AuditError: an event could not be written.
+            AuditError: the record is closed, or no longer written.
         """
-        if not self._flushing.acquire(blocking=wait):
-            return False
-        try:
-            while self._unwritten_ends:
-                at_ns, ended = self._unwritten_ends[0]
-                if type(ended) is not tuple:
-                    ended = self._end_of(ended, ended.result)
-                    self._unwritten_ends[0] = (at_ns, ended)
-                written = self._log.try_append(records.CALL_ENDED, self._run, ended, self._redactor, at_ns, wait=wait)
-                if written is None:
-                    return False
-                self._unwritten_ends.pop(0)
-        finally:
-            self._flushing.release()
-        return True
+        ends, self._unwritten_ends = self._unwritten_ends, []
+        for at_ns, ended in ends:
+            fields = ended if type(ended) is tuple else self._end_of(ended, ended.result)
+            self._log.append_later(records.CALL_ENDED, self._run, fields, self._redactor, at_ns)
 
     def _end_of(self, call: Call, result: ToolResult) -> tuple[Any, ...]:
         """Return the fields of the record of a call's end."""
@@ -289,8 +278,7 @@ class RunRecord:
         files: Sequence[Any] = (),
         usage: Mapping[str, Any] | None = None,
     ) -> bool:
-        if not self.flush(wait):
-            return False
+        self.write_ends()
         calls = [self._calls, self._failed_calls]
         fields = (
             outcome,
@@ -305,8 +293,8 @@ class RunRecord:
             calls,
             extra,
         )
-        written = self._log.try_append(records.RUN_ENDED, self._run, fields, self._redactor, wait=wait)
-        return written is not None
+        write = self._log.append if wait else self._log.try_append
+        return write(records.RUN_ENDED, self._run, fields, self._redactor) is not None
 
 
 def records_of_calls(

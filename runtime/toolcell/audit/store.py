@@ -22,6 +22,8 @@ from toolcell.support.sqlite import check_files_beside, check_folder, connect, t
 
 APPLICATION_ID: Final = 0x746F6F6C
 VERSION: Final = 1
+PAGE_BYTES: Final = 2048
+"""An event changes some pages a little, and each is written as a whole: small ones take less time."""
 LOCK_S: Final = 10.0
 """How long a write waits for that of another process."""
 UNFINISHED: Final = "unfinished"
@@ -36,8 +38,7 @@ TABLES: Final = (
     "sha256 TEXT, user TEXT, session TEXT, title TEXT, calls INTEGER, failed INTEGER, wall_s REAL, cpu_s REAL, "
     "peak_memory_bytes INTEGER, relation TEXT, parent TEXT, decided_by TEXT, PRIMARY KEY (writer, n)) WITHOUT ROWID",
     "CREATE INDEX run_by_id ON run (id)",
-    "CREATE INDEX run_by_time ON run (started, n, writer)",
-    "CREATE INDEX run_by_outcome ON run (outcome, started, n, writer)",
+    "CREATE INDEX run_by_time ON run (started, n, writer, outcome)",
     "CREATE INDEX run_by_parent ON run (parent) WHERE parent IS NOT NULL",
     "CREATE TABLE call (writer TEXT, run INTEGER, number INTEGER, tool TEXT, origin TEXT, status TEXT, code TEXT, "
     "duration_us INTEGER, decided_by TEXT, PRIMARY KEY (writer, run, number)) WITHOUT ROWID",
@@ -46,7 +47,6 @@ TABLES: Final = (
     "PRIMARY KEY (writer, run, number, host, secret)) WITHOUT ROWID",
     "CREATE INDEX request_by_host ON request (host)",
     "CREATE INDEX request_by_secret ON request (secret)",
-    "CREATE INDEX call_by_tool ON call (tool)",
     "CREATE TABLE checkpoint (writer TEXT, n INTEGER, hash BLOB, at INTEGER, reason TEXT, key_id TEXT, "
     "signature BLOB, PRIMARY KEY (writer, n, reason)) WITHOUT ROWID",
 )
@@ -68,7 +68,10 @@ PLAIN_ROWS: Final = (
 )
 """What is counted: a row that another program made may hold values of any type."""
 
-EVENT_COLUMNS: Final = "writer, n, run, kind, at, salt, body, prev, hash"
+EVENT_COLUMNS: Final = ", ".join(records.COLUMNS)
+_SQL_TYPES: Final = {str: "text", int: "integer", bytes: "blob"}
+IS_TYPED: Final = " AND ".join(f"typeof({name}) = '{_SQL_TYPES[kind]}'" for name, kind in records.COLUMNS.items())
+"""A condition on an event that is true where each column has the type that a writer gives it."""
 
 
 class BadInput(UsageError, AuditError):
@@ -88,6 +91,7 @@ def open_writable(path: Path, *, is_synced: bool = False) -> sqlite3.Connection:
     def prepare(db: sqlite3.Connection) -> None:
         db.execute(f"PRAGMA busy_timeout = {LOCK_S * 1000:.0f}")
         if not _is_ours(db):
+            db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
             with transaction(db):
                 if not _is_ours(db):
                     _make_tables(db, path)
@@ -102,7 +106,7 @@ def open_writable(path: Path, *, is_synced: bool = False) -> sqlite3.Connection:
         raise BadInput(f"{path} is a folder, and a record is a file: name one, such as {path / 'runs.db'}")
     try:
         return connect(path, prepare)
-    except (StoreError, OSError, sqlite3.Error) as exc:
+    except (StoreError, OSError, sqlite3.Error, UnicodeDecodeError) as exc:
         raise BadInput(f"cannot write the record {path}: {_why_unwritable(path, exc)}") from exc
 
 
@@ -132,7 +136,7 @@ def open_read_only(path: Path) -> sqlite3.Connection:
         is_fixed = not os.access(path.absolute().parent, os.W_OK) and not Path(f"{path}-wal").exists()
         mode = "mode=ro&immutable=1" if is_fixed else "mode=ro"
         db = sqlite3.connect(f"file:{quoted}?{mode}", uri=True, isolation_level=None, check_same_thread=False)
-        db.text_factory = _text
+        db.text_factory = text
         try:
             db.execute("PRAGMA trusted_schema = OFF")
             db.execute(f"PRAGMA busy_timeout = {LOCK_S * 1000:.0f}")
@@ -143,11 +147,11 @@ def open_read_only(path: Path) -> sqlite3.Connection:
             db.close()
             raise
         return db
-    except (StoreError, OSError, sqlite3.Error) as exc:
+    except (StoreError, OSError, sqlite3.Error, UnicodeDecodeError) as exc:
         raise BadInput(f"cannot read the record {path}: {why(exc)}") from exc
 
 
-def _text(stored: bytes) -> str:
+def text(stored: bytes) -> str:
     """Decode text, which need not be UTF-8 where another program wrote it."""
     return stored.decode("utf-8", "replace")
 
@@ -223,6 +227,8 @@ _REASONS: Final = {
 
 def why(exc: Exception) -> str:
     """Say in words why SQLite or the system refused."""
+    if isinstance(exc, UnicodeDecodeError):  # a message of SQLite's names what it found in the file
+        return "the file is damaged"
     name = getattr(exc, "sqlite_errorname", "") or ""
     reason = next((text for prefix, text in _REASONS.items() if name.startswith(prefix)), "")
     return reason or (exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc))
@@ -233,7 +239,7 @@ def translated(path: Path, doing: str = "read") -> Iterator[None]:
     """Turn errors of SQLite into `AuditError`."""
     try:
         yield
-    except sqlite3.Error as exc:
+    except (sqlite3.Error, UnicodeDecodeError) as exc:
         raise AuditError(f"cannot {doing} the record {path}: {why(exc)}") from exc
 
 
@@ -262,7 +268,7 @@ Row = tuple[str, tuple[Any, ...]]
 
 def rows_of(chain: str, seq: int, run: int, kind: str, at_ns: int, fields: Mapping[str, Any]) -> tuple[Row, ...]:
     """Return what an event changes in `run` and `call`. The same events give the same rows, whoever reads them."""
-    make = _ROWS.get(kind)
+    make = ROWS.get(kind)
     return make(chain, run, at_ns, fields) if make is not None else ()
 
 
@@ -329,17 +335,20 @@ def _run_ended(chain: str, run: int, at_ns: int, fields: Mapping[str, Any]) -> t
 
 _END_RUN: Final = f"UPDATE run SET {', '.join(f'{name} = ?' for name in _ENDED)} WHERE writer = ? AND n = ?"
 
-_ROWS: Final = {
+ROWS: Final = {
     records.RUN_STARTED: _run_started,
     records.CALL_STARTED: _call_started,
     records.CALL_ENDED: _call_ended,
     records.RUN_ENDED: _run_ended,
 }
+"""Kinds of events that change `run` or `call`, and what."""
 
 
 def storable(value: Any) -> Any:
     """Return a value that SQLite can store: half of a surrogate pair is escaped."""
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+    if not isinstance(value, str) or value.isascii():
+        return value
+    return value.encode("utf-8", "backslashreplace").decode()
 
 
 def _parent_run(id: str, who: Mapping[str, Any]) -> str:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index, RunSummary
 from toolcell.audit.reader import RecordedCall, RecordedRun, jsonable
 from toolcell.errors import AuditError
@@ -72,8 +73,14 @@ class Searched:
     """Fields of which only a digest, a beginning or nothing was recorded."""
 
 
-def search(index: Index, runs: list[RunSummary], pattern: re.Pattern[str], searched: Searched) -> Iterator[Match]:
-    """Yield every match in these runs, in order; at most one for each line of a field."""
+def search(index: Index, wanted: Filter, pattern: re.Pattern[str], searched: Searched) -> Iterator[Match]:
+    """Yield every match in the runs that a filter selects, in order; at most one for each line of a field.
+
+    Where the pattern is a plain text, only runs with a word of it in their events are read.
+    """
+    word = word_of(pattern) if wanted.limit is None else None
+    runs = index.runs(wanted if word is None else replace(wanted, may_hold=word))
+    searched.runs += 0 if word is None else index.count(wanted) - len(runs)
     for summary in runs:
         try:
             run = index.load(summary)
@@ -86,6 +93,28 @@ def search(index: Index, runs: list[RunSummary], pattern: re.Pattern[str], searc
             for number, line in _pieces(text):
                 if (found := pattern.search(line)) is not None:
                     yield Match(summary, where, number, call, line, *found.span())
+
+
+_PLAIN: Final = re.compile(r"(?:[^\\.^$*+?{}\[\]|()]|\\[^\w])*")
+_WORD: Final = re.compile(r"[^\s\\]+")
+_OF_A_CHAIN: Final = re.compile(r"[0-9a-f:]+")
+_OF_AN_ESCAPE: Final = re.compile(r"[x0-9a-f]{0,3}")
+"""What may stand at the beginning of a word and come from a byte that is no text, such as \\xfe."""
+_WRITTEN_OUT: Final = ("True", "False", "-inf", "nan")
+
+
+def word_of(pattern: re.Pattern[str]) -> bytes | None:
+    """Return bytes that an event has wherever the pattern matches a text of it; None where that is not known."""
+    if pattern.flags & ~re.UNICODE or _PLAIN.fullmatch(pattern.pattern) is None:
+        return None
+    word = max(_WORD.findall(re.sub(r"\\(.)", r"\1", pattern.pattern)), key=len, default="")
+    # Numbers and the names of chains are made when they are shown.
+    if _OF_A_CHAIN.fullmatch(word) is not None or any(word in each for each in _WRITTEN_OUT):
+        return None
+    word = _OF_AN_ESCAPE.sub("", word, count=1)
+    if len(word) < 3 or all(each in "eE+-.0123456789" for each in word):
+        return None
+    return word.encode("utf-8", "surrogatepass")
 
 
 def _extras(run: RecordedRun) -> Iterator[str]:

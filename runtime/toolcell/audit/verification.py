@@ -9,13 +9,15 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
 from toolcell.audit import records, store
 from toolcell.audit.chain_check import UNKNOWN_KEY, ChainCheck, Finding, by_seq
 from toolcell.audit.keys import Verifier, by_id
-from toolcell.audit.records import StoredEvent, event_of
+from toolcell.audit.records import event_of
+from toolcell.audit.shapes import MAX_INTEGER
 from toolcell.audit.signatures import CHECKPOINT_COLUMNS, Head, head_of, saved_heads
 from toolcell.support.packing import bytes_digest
 
@@ -28,7 +30,10 @@ BAD_BLOB = "bad_blob"
 VIEW_DIFFERS = "view_differs"
 
 STEP: Final = 1000
-"""Events between two reports of progress."""
+"""Events between two reports of progress, and rows that are compared at once."""
+
+OnEvent = Callable[[str, int, int, str, int, Mapping[str, Any]], object]
+"""Gets the chain, seq, run, kind, time and fields of an event."""
 
 
 def ignored(count: int) -> None:
@@ -154,7 +159,7 @@ def check_chains(
     keys: Mapping[str, Verifier],
     heads: Iterable[Head] = (),
     on_events: Callable[[int], object] = ignored,
-    on_event: Callable[[StoredEvent, dict[str, Any]], object] | None = None,
+    on_event: OnEvent | None = None,
 ) -> Iterator[ChainCheck]:
     """Yield the finished check of each chain. `heads` name events whose hashes are wanted afterwards.
 
@@ -172,10 +177,13 @@ def check_chains(
         watched.setdefault(head.chain, {})[head.seq] = b""
     for _, chain, seq, _ in _links(db, named):
         watched.setdefault(chain, {})[seq] = b""
+    own: dict[str, list[Head]] = {}
+    for head in checkpoints:
+        own.setdefault(head.chain, []).append(head)
     for name in names:
-        own = by_seq(head for head in checkpoints if head.chain == name)
-        check = ChainCheck(name, keys, own, watched.get(name, {}))
-        _check_chain(db, check, on_events, on_event)
+        check = ChainCheck(name, keys, by_seq(own.get(name, ())), watched.get(name, {}))
+        check_events(db, check, on_events, on_event)
+        check.finish()
         yield check
     strays = db.execute("SELECT count(*) FROM event WHERE typeof(writer) != 'text'").fetchone()[0]
     if strays or len(checkpoints) < len(rows):
@@ -197,29 +205,36 @@ def _links(db: sqlite3.Connection, chains: Iterable[str]) -> Iterator[tuple[str,
             yield (event.chain, *after)
 
 
-def _check_chain(
+def check_events(
     db: sqlite3.Connection,
     check: ChainCheck,
-    on_events: Callable[[int], object],
-    on_event: Callable[[StoredEvent, dict[str, Any]], object] | None,
+    on_events: Callable[[int], object] = ignored,
+    on_event: OnEvent | None = None,
+    upto: int = MAX_INTEGER,
 ) -> None:
+    """Check the events of a chain from its first to number `upto`."""
     check.begin()
-    unread = 0
-    for row in db.execute(f"SELECT {store.EVENT_COLUMNS} FROM event WHERE writer = ? ORDER BY n", (check.chain,)):
-        try:
-            event = event_of(row)
-        except ValueError as exc:
-            check.add_damaged(row[1], str(exc))
-            continue
-        fields = check.add(event)
-        if fields is not None and on_event is not None:
-            on_event(event, fields)
-        unread += 1
-        if unread == STEP:
-            on_events(unread)
-            unread = 0
+    unread, covered_seq = 0, check.covered_seq
+    query = f"SELECT {_SCANNED}, {store.IS_TYPED} FROM event WHERE writer = ? AND n <= ? ORDER BY n"
+    db.text_factory = (
+        bytes  # a column holds whatever somebody put there, and to decode it would take as long as to read
+    )
+    try:
+        for row in db.execute(query, (check.chain, upto)):
+            seq = row[0]
+            found = check.add(row, type(seq) is int and seq <= covered_seq)
+            if found is not None and on_event is not None:
+                on_event(check.chain, seq, *found)
+            unread += 1
+            if unread == STEP:
+                on_events(unread)
+                unread = 0
+    finally:
+        db.text_factory = store.text
     on_events(unread)
-    check.finish()
+
+
+_SCANNED: Final = store.EVENT_COLUMNS.removeprefix("writer, ")
 
 
 def _check_blobs(db: sqlite3.Connection) -> Iterator[Finding]:
@@ -233,30 +248,53 @@ class _Views:
 
     def __init__(self) -> None:
         self._db = sqlite3.connect("", isolation_level=None)
+        self._db.execute("PRAGMA journal_mode = OFF")
         for statement in store.TABLES:
             if statement.startswith(tuple(f"CREATE TABLE {name} " for name in store.VIEWS)):
                 self._db.execute(statement)
         self._db.execute("BEGIN")
+        self._rows: dict[str, list[Any]] = {}
+        """Statement to the rows that it is to be executed with; first come those that insert."""
+        self._left = STEP
 
-    def add(self, event: StoredEvent, fields: Mapping[str, Any]) -> None:
-        with suppress(ValueError, sqlite3.Error):  # what no run can have is reported with its chain
-            for statement, values in store.rows_of(event.chain, event.seq, event.run, event.kind, event.at_ns, fields):
-                self._db.execute(statement, values)
+    def add(self, chain: str, seq: int, run: int, kind: str, at_ns: int, fields: Mapping[str, Any]) -> None:
+        try:
+            for statement, values in store.rows_of(chain, seq, run, kind, at_ns, fields):
+                self._rows.setdefault(statement, []).append(values)
+        except (ValueError, TypeError, AttributeError, LookupError):
+            pass  # who has the key wrote what no run has
+        self._left -= 1
+        if not self._left:
+            self._write()
+
+    def _write(self) -> None:
+        for statement, rows in sorted(self._rows.items()):  # INSERT comes before UPDATE
+            try:
+                self._db.executemany(statement, rows)
+            except (sqlite3.Error, OverflowError):  # what no run can have is reported with its chain
+                for row in rows:
+                    with suppress(sqlite3.Error, OverflowError):
+                        self._db.execute(statement, row)
+        self._rows.clear()
+        self._left = STEP
 
     def compare(self, db: sqlite3.Connection) -> Iterator[Finding]:
         """Find differences between the tables of a record and these."""
-        for table, key in store.VIEWS.items():
-            query = f"SELECT * FROM {table} ORDER BY {key}"
-            ours, theirs = self._db.execute(query), db.execute(query)
-            while True:
-                one, two = ours.fetchone(), theirs.fetchone()
+        self._write()
+        self._db.text_factory = db.text_factory = bytes
+        try:
+            for table, key in store.VIEWS.items():
+                query = f"SELECT * FROM {table} ORDER BY {key}"
+                ours, theirs = self._db.execute(query), db.execute(query)
+                while (one := ours.fetchmany(STEP)) == (two := theirs.fetchmany(STEP)) and one:
+                    pass
                 if one != two:
-                    where = one or two
-                    message = f"the table {table} is not what the events say: {two!r:.100}"
-                    yield Finding(VIEW_DIFFERS, str(where[0]), None, message)
-                    break
-                if one is None:
-                    break
+                    mine, other = next(pair for pair in zip_longest(one, two) if pair[0] != pair[1])
+                    chain = (mine or other)[0]
+                    message = f"the table {table} is not what the events say: {other!r:.100}"
+                    yield Finding(VIEW_DIFFERS, store.text(chain) if type(chain) is bytes else "", None, message)
+        finally:
+            db.text_factory = store.text
 
     def close(self) -> None:
         self._db.close()

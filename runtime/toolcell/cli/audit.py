@@ -217,7 +217,7 @@ def grep(
     pattern = compile_pattern(text, fixed, ignore_case)
     searched = Searched()
     with opened(directory, key) as index:
-        matches = search(index, index.runs(filters.filter()), pattern, searched)
+        matches = search(index, filters.filter(), pattern, searched)
         shown = list(itertools.islice(matches, limit or None))
         more = sum(1 for _ in matches)  # not kept: only counted
         if as_json:

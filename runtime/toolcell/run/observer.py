@@ -41,7 +41,7 @@ class RunObserver(Protocol):
     def on_unrecorded(self, error: AuditError) -> None:
         """A tool call could not be recorded. The run is being ended, and the result must not be returned."""
 
-    def on_answers_sent(self) -> Awaitable[None] | None:
+    def on_answers_sent(self) -> None:
         """Every answer so far was sent.
 
         Raises:

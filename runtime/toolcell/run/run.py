@@ -214,8 +214,7 @@ class Run:
                     if wire.is_decoding:
                         continue
                     await connection.flush()
-                    if (noted := self._observer.on_answers_sent()) is not None:
-                        await noted
+                    self._observer.on_answers_sent()
                     if has_printed and (printed := printed + 1) > PRINTED_READS:
                         await anyio.sleep(PAUSE_S)
                     has_printed = False
@@ -306,7 +305,7 @@ class Run:
         while connection.stopped is None:
             calls.finish(call, answer)
             await connection.flush()
-            await self._answers_sent()
+            self._answers_sent()
             if self._threads_left is not None:
                 await self._threads_left.wait()  # of a call that was given up: until then its place is taken
             if (made := await self._make_queued()) is None:
@@ -340,10 +339,9 @@ class Run:
             self._stop_for(exc)
             return None
 
-    async def _answers_sent(self) -> None:
+    def _answers_sent(self) -> None:
         try:
-            if (noted := self._observer.on_answers_sent()) is not None:
-                await noted
+            self._observer.on_answers_sent()
         except Exception as exc:
             self._stop_for(exc)
 

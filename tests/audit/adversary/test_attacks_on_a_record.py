@@ -30,7 +30,7 @@ from toolcell.audit.chain_check import (
 )
 from toolcell.audit.records import event_digest, event_of, hash_digest
 from toolcell.audit.signatures import Head, default_heads_dir, saved_heads
-from toolcell.audit.store import EVENT_COLUMNS
+from toolcell.audit.store import EVENT_COLUMNS, PAGE_BYTES
 from toolcell.audit.verification import BAD_BLOB, BAD_HEAD, CHAIN_MISSING, NOT_CLOSED, VIEW_DIFFERS, WRONG_LOG
 from toolcell.errors import AuditError
 from toolcell.support.packing import pack_fields
@@ -226,7 +226,7 @@ def test_pages_copied_from_an_older_copy_and_bytes_flipped_in_the_file_are_found
     older = filled.path.read_bytes()
     filled.fill(3)
     newer, content = filled.path.read_bytes(), everything(filled)
-    size = 4096
+    size = PAGE_BYTES
     for page in range(1, len(older) // size):
         if older[page * size : (page + 1) * size] == newer[page * size : (page + 1) * size]:
             continue
