@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 
-from toolcell import ExecutionResult, Limits, Outcome, PoolConfig, Runtime, SyncRuntime, ToolRegistry, UsageError
+from toolcell import (
+    ExecutionResult,
+    Limits,
+    Outcome,
+    PoolConfig,
+    Runtime,
+    SyncRuntime,
+    ToolRegistry,
+    UsageError,
+)
 from toolcell.errors import SessionError
 from toolcell.sessions.sandbox import SessionSandbox
+from toolcell.sessions.session import Session
 from toolcell.sync import SyncSession
 from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 
@@ -503,15 +514,18 @@ async def test_the_state_stays_when_an_interrupted_script_has_to_end_something_f
     assert (result.outcome, after.value) == (Outcome.CANCELLED, 1)
 
 
-HANDLES = "try:\n    progress(1)\n    {waits}\nexcept {error}:\n    set_result(call_tool('write', text='saved'))"
+HANDLES = "try:\n    {waits}\nexcept {error}:\n    set_result(call_tool('write', text='saved'))"
 
 
 @pytest.mark.parametrize(
     ("waits", "error"),
     [
-        ("while True: pass", "KeyboardInterrupt"),
-        ("call_tool('wait_for_ever')", "KeyboardInterrupt"),
-        ("import asyncio; await asyncio.sleep(60)", "asyncio.CancelledError"),
+        ("progress(1)\n    while True: pass", "KeyboardInterrupt"),
+        ("progress(1)\n    call_tool('wait_for_ever')", "KeyboardInterrupt"),
+        (
+            "import asyncio\n    asyncio.get_running_loop().call_later(0.01, progress, 1)\n    await asyncio.sleep(60)",
+            "asyncio.CancelledError",
+        ),
     ],
 )
 async def test_a_script_that_handles_an_interrupt_goes_on_and_ends_in_its_own_way(
@@ -534,6 +548,30 @@ async def test_a_script_that_handles_an_interrupt_goes_on_and_ends_in_its_own_wa
 
     assert (result.outcome, result.error, effects.made[-1:]) == (Outcome.OK, None, ["saved"])
     assert after.value == 1 and after.session is not None and after.session.began == "value"
+
+
+async def interrupt_once(session: Session, running: anyio.Event) -> None:
+    await running.wait()
+    assert await session.interrupt()
+
+
+def note(running: anyio.Event, _progress: object) -> None:
+    running.set()
+
+
+async def test_an_interrupt_is_not_lost_between_the_sending_of_a_call_and_the_wait_for_its_answer(
+    anyio_backend: str, effects: Effects
+) -> None:
+    source = (
+        "try:\n    progress(1)\n    call_tool('wait_for_ever')\nexcept KeyboardInterrupt:\n    set_result('handled')"
+    )
+    async with Runtime(effects.registry) as runtime, runtime.session() as session:
+        for _ in range(40):  # each comes at another moment
+            running = anyio.Event()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(interrupt_once, session, running)
+                result = await session.execute_code(source, on_progress=partial(note, running))
+            assert (result.outcome, result.value) == (Outcome.OK, "handled")
 
 
 async def test_an_interrupt_that_is_handled_for_ever_ends_the_script(

@@ -277,8 +277,9 @@ class Channel:
 
     def _sleep_until_readable(self) -> None:
         turn_ms = None if threading.get_ident() == self._main_thread else TURN_MS
+        self._note_free()  # what has come since something was sent; what comes from here on finds us asleep
         while not self._readable.poll(turn_ms):  # in between, a thread that is to end notices that
-            pass
+            self._note_free()
 
     def _should_poll(self) -> bool:
         if self._misses < MISSES:

@@ -51,6 +51,7 @@ class Interrupts:
         """The script is over, and what comes until there is another one is too late."""
         self.is_allowed = self._is_due = self.has_come = False
         self._is_over = True
+        self._next = 0.0
 
     def listen(self) -> None:
         """Wait for the next script."""
