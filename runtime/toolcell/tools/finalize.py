@@ -102,10 +102,10 @@ def failure_of(call: Call, exc: BaseException) -> ToolResult:
     notes = "".join(f"\n{note}" for note in given if isinstance(note, str)) if isinstance(given, list) else ""
     if isinstance(exc, ToolError):
         return ToolResult.fail(exc.message + notes, code=exc.code, retryable=exc.retryable, facts=exc.details, exc=exc)
-    said = text_of(exc) + notes
+    said = text_of(exc)
     named = f"{type(exc).__name__}{f': {said}' if said else ''}"
     if call.options.expose_errors:
-        return ToolResult.fail(named, exc=exc)
+        return ToolResult.fail(named + notes, exc=exc)
     return ToolResult.fail(f'tool "{call.name}" raised {named}', code=ErrorCode.EXCEPTION, exc=exc)
 
 
