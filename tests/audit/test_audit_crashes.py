@@ -18,7 +18,6 @@ import pytest
 from audit import audit_writers
 from audit.audit_writers import EFFECTS, KEY
 from audit.ledger import Ledger
-from benchmarks import audit_load
 from toolcell.audit import records
 from toolcell.audit.signatures import Head, saved_heads
 from toolcell.audit.store import BadInput, read_log_id
@@ -106,19 +105,6 @@ def test_several_processes_write_one_record(tmp_path: Path) -> None:
 
     assert ledger.kinds().count(records.RUN_ENDED) == WRITERS * 10
     assert verify(ledger.path, [KEY]).ok
-
-
-@pytest.mark.slow
-def test_of_two_hundred_writers_in_four_processes_that_are_killed_at_random_every_effect_has_its_start(
-    tmp_path: Path,
-) -> None:
-    """The short form of `python -m benchmarks.audit_load`."""
-    found = audit_load.load(tmp_path, kills=2)
-    assert found["findings"] == found["without_start"] == []
-    assert found["effects"] >= 2 * audit_load.EFFECTS
-    # A call that was just made, or that waited for a thread, has a start and left no trace.
-    assert found["without_effect"] <= (audit_load.PROCESSES + 2) * audit_load.WRITERS
-    assert found["chains"] >= audit_load.PROCESSES
 
 
 @pytest.mark.isolation
