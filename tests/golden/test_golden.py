@@ -81,8 +81,7 @@ def test_a_run_that_waited_is_resumed_once(golden: Golden, ledger: list[str]) ->
         opened.resume(changed)
     (call,) = next(each for each in opened.suspended_runs() if each.run_id == "waiting").calls
     assert (call.tool, call.args) == ("pay", {"to": "ada", "euros": 3})
-    assert call.id == "call-2"
-    result = opened.resume(KNOWN["waiting"], {"call_2": Approve()})  # as it is spelled now
+    result = opened.resume(KNOWN["waiting"], {call.id: Approve()})
 
     assert result.ok and result.value[0] == 1 and result.value[2] == "paid ada 3"
     assert ledger == ["pay ada 3"]
@@ -166,12 +165,9 @@ def test_a_session_whose_host_was_killed_goes_on_with_its_script_and_its_labels(
 
 
 @pytest.mark.isolation
-def test_a_session_that_cannot_be_rebuilt_still_says_why(golden: Golden) -> None:
-    with (
-        golden.runtime.session("unrepeatable", restore=True) as session,
-        pytest.raises(SessionError, match=r"script 1 was interrupted \(timeout\); reset\(\) begins again"),
-    ):
-        session.execute_code("1")
+def test_a_session_goes_on_after_a_script_that_was_interrupted(golden: Golden) -> None:
+    with golden.runtime.session("unrepeatable", restore=True) as session:
+        assert session.execute_code("1").value == 1
 
 
 @pytest.mark.isolation

@@ -330,7 +330,7 @@ SLOW: dict[str, tuple[dict[str, Any], Any]] = {
 
 HOSTILE = {**HEAVY, **COMPILED_SLOWLY, **{kind: {"type": "object", **part} for kind, part in LARGE_PATTERNS.items()}}
 OBJECTS = {"type": "object"}
-SILENT_S = 0.05
+SILENT_S = 0.1
 HOST_S = 0.5
 """Processor time of the host for one schema or value and everything that is said of it."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -286,10 +287,17 @@ def test_every_adapter_has_a_row() -> None:
     assert {each.stem for each in folder.glob("[a-z]*.py")} - WITHOUT_RESPONSES == {*ADAPTERS}
 
 
-@pytest.mark.filterwarnings("ignore:No approval function", "ignore:Unclosed <MemoryObject")
-@pytest.mark.parametrize("adapter", ADAPTERS)
-async def test_two_scripts_of_one_response_both_run_and_have_their_own_answers(adapter: str) -> None:
-    module, run = ADAPTERS[adapter]
-    if adapter.replace("_", "-") not in INSTALLED:
-        pytest.importorskip(module, reason=f"{module} is not installed; .ci/frameworks runs these tests with it")
-    assert await run() == ANSWERS
+def is_here(adapter: str) -> bool:
+    """Whether the framework is installed. What `.ci/frameworks` has installed has to be."""
+    try:
+        return adapter.replace("_", "-") in INSTALLED or find_spec(ADAPTERS[adapter][0]) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+if rows := [each for each in ADAPTERS if is_here(each)]:
+
+    @pytest.mark.filterwarnings("ignore:No approval function", "ignore:Unclosed <MemoryObject")
+    @pytest.mark.parametrize("adapter", rows)
+    async def test_two_scripts_of_one_response_both_run_and_have_their_own_answers(adapter: str) -> None:
+        assert await ADAPTERS[adapter][1]() == ANSWERS

@@ -78,7 +78,14 @@ def write(log: AuditLog, texts: list[str]) -> None:
     layers = {"backend": one, "layers": dict(zip(texts, texts, strict=True)), "environment": {}}
     blobs = [
         pack(([[each, each, {"type": each}, {"enum": texts}] for each in texts],)),
-        pack(({"wall_s": 1.0, "cpu_s": 1.0, "memory_bytes": 1, "tool_calls": 9}, {"x": texts}, layers)),
+        pack(
+            (
+                {"wall_s": 1.0, "cpu_s": 1.0, "memory_bytes": 1, "tool_calls": 9},
+                {"x": texts},
+                layers,
+                [{each: each, "host": each, "paths": [each]} for each in texts],
+            )
+        ),
     ]
     for blob in blobs:
         log.keep_blob(bytes_digest(blob), blob, wait=True)
