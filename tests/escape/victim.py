@@ -20,6 +20,7 @@ import anyio
 import psutil
 
 from toolcell import Limits, Policy, PoolConfig, Runtime, ToolRegistry
+from toolcell.tools import checker_process
 
 SECRET = os.environ.get("VICTIM_SECRET", "")
 HEAP = [f"{SECRET} on the heap {number}" for number in range(100)]
@@ -216,13 +217,9 @@ def below(pid: int) -> list[int]:
     return found + [each for child in found for each in below(child)]
 
 
-def is_checker(pid: int) -> bool:
-    """Whether it checks large values for the host. Such a process stays for a minute."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as command:
-            return b"toolcell.tools.checker_program" in command.read()
-    except OSError:
-        return False
+def checkers() -> set[int]:
+    """Processes that check large values for the host. They stay for a minute, and are reaped when one is next wanted."""
+    return {each._process.pid for each in (*checker_process._idle, *checker_process._killed)}
 
 
 def vitals() -> dict[str, int]:
@@ -233,8 +230,7 @@ def vitals() -> dict[str, int]:
         "resident_bytes": resident,
         "descriptors": len(os.listdir("/proc/self/fd")) - 1,
         "threads": len(os.listdir("/proc/self/task")),
-        "processes": len([pid for pid in below(os.getpid()) if not is_checker(pid)])
-        + sum(len(below(actor)) for actor in node_actors()),
+        "processes": len({*below(os.getpid())} - checkers()) + sum(len(below(actor)) for actor in node_actors()),
     }
 
 

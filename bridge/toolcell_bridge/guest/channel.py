@@ -277,7 +277,10 @@ class Channel:
 
     def _sleep_until_readable(self) -> None:
         turn_ms = None if threading.get_ident() == self._main_thread else TURN_MS
-        self._note_free()  # what has come since something was sent; what comes from here on finds us asleep
+        if (
+            self.when_free is not None
+        ):  # it has come since something was sent; from here on an interrupt finds us asleep
+            self._note_free()
         while not self._readable.poll(turn_ms):  # in between, a thread that is to end notices that
             self._note_free()
 
