@@ -277,9 +277,9 @@ class Channel:
 
     def _sleep_until_readable(self) -> None:
         turn_ms = None if threading.get_ident() == self._main_thread else TURN_MS
-        if (
-            self.when_free is not None
-        ):  # it has come since something was sent; from here on an interrupt finds us asleep
+        # What has come since something was sent. From here on an interrupt finds us asleep, but not inside of a call,
+        # so the look at `when_free` must be here.
+        if self.when_free is not None:
             self._note_free()
         while not self._readable.poll(turn_ms):  # in between, a thread that is to end notices that
             self._note_free()

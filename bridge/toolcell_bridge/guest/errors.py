@@ -103,7 +103,8 @@ def _text(error: BaseException) -> str:
         said = [(each, _text(each)) for each in error.exceptions[:10]]
         parts = [f"{type(each).__name__}: {its_text}{cure_of(each, its_text)}" for each, its_text in said]
         text = f"{text}: {'; '.join(parts)}"
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    found: str = sendable(text)
+    return found
 
 
 NO_PIP = "there is no pip in a sandbox: install_package(NAME) says what is there, and installs what its host allows"

@@ -588,7 +588,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (bytes, bytearray)):
         return base64.b64encode(value).decode()
     if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
+        return sendable(value)
     return json.loads(json.dumps(value, default=str))
 
 
