@@ -142,6 +142,24 @@ def test_whatever_is_taken_out_of_a_receipt_it_does_not_verify(ledger: Ledger, m
         assert name == "format" or not receipt.check(changed, [ledger.key]).ok
 
 
+def test_a_receipt_with_a_member_that_nobody_signed_does_not_verify(ledger: Ledger, made: dict[str, Any]) -> None:
+    holders = {path[:length] for path in places(made) for length in range(len(path))}
+    objects = [path for path in holders if isinstance(at(made, path), dict)]
+    assert () in objects and ("head",) in objects and len(objects) > 12
+    for path in objects:
+        changed = copy.deepcopy(made)
+        at(changed, path)["verdict"] = "approved"
+        checked = receipt.check(changed, [ledger.key])
+        assert not checked.ok and checked.problems, path
+        assert path[:1] in [("run",), ("blobs",)] or "verdict" in str(checked.problems) or path == ("head",), checked
+
+
+def at(value: Any, path: tuple[Any, ...]) -> Any:
+    for step in path:
+        value = value[step]
+    return value
+
+
 def hidden(made: dict[str, Any], index: int, run: int | None) -> dict[str, Any]:
     """A step that shows only run and digest, as those of other runs do."""
     step, chain, first = made["events"][index], made["head"]["chain"], made["first_seq"]

@@ -80,6 +80,15 @@ async def test_values_and_schemas_are_checked_on_every_event_loop() -> None:
     assert len(checkers()) == 1
 
 
+async def test_a_process_that_nobody_asks_again_ends_and_stays_no_zombie(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checker_process, "IDLE_S", 0.05)
+    assert await fits({})
+    with anyio.fail_after(SOON_MS / 1000):
+        while checkers():
+            await anyio.sleep(0.01)
+    assert await fits({})
+
+
 @pytest.mark.parametrize(("bound", "said"), [("CPU_S", "0.2 s of processor time"), ("WALL_S", "0.2 s")])
 async def test_a_process_ends_at_its_bound_and_the_others_of_the_list_are_compiled_all_the_same(
     bound: str, said: str, monkeypatch: pytest.MonkeyPatch

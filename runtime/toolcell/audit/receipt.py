@@ -28,6 +28,7 @@ from toolcell.support.atomic import write_named
 from toolcell.support.packing import bytes_digest
 
 FORMAT: Final = "toolcell receipt 3"
+_MEMBERS: Final = frozenset({"format", "run", "before", "first_seq", "events", "blobs", "head"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,7 @@ def check(receipt: Mapping[str, Any], verifiers: Iterable[Verifier]) -> ReceiptC
         elif not head.is_signed_by(verifier):
             problems.append("its signature is not of this checkpoint")
         run = _assemble_run(shown, receipt["blobs"])
+        problems += _find_unsigned(receipt, head, shown)
         problems += _find_hidden(receipt, run.seq)
         problems += _check_calls(run)
         plain = json.loads(json.dumps(run.to_dict()))
@@ -243,6 +245,23 @@ def _assemble_run(shown: list[StoredEvent], blobs: Mapping[str, str]) -> Recorde
     if run is None:
         raise ValueError("it does not hold the events of a run")
     return run
+
+
+def _find_unsigned(receipt: Mapping[str, Any], head: Head, shown: list[StoredEvent]) -> Iterator[str]:
+    """Find members that nothing signs: somebody who reads the file would take them for proven."""
+    if extra := receipt.keys() - _MEMBERS:
+        yield f"nobody signed its {_named(extra)}"
+    if receipt["head"] != head.to_dict():
+        yield "its head says more than was signed"
+    steps = iter(shown)
+    for seq, step in enumerate(receipt["events"], start=receipt["first_seq"]):
+        signed = _step(next(steps), True) if "body" in step else {"run": step["run"], "sha256": step["sha256"]}
+        if step != signed:
+            yield f"event {seq} says more than was signed: {_named(step.keys() - signed.keys())}"
+
+
+def _named(names: Iterable[str]) -> str:
+    return ", ".join(f"{name!r:.60}" for name in sorted(names)[:3]) or "spelling"
 
 
 def _find_hidden(receipt: Mapping[str, Any], run: int) -> Iterator[str]:

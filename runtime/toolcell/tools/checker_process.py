@@ -1,8 +1,8 @@
 """Check strangers' schemas and large values in child processes, which can be killed; never in the host's own.
 
 A process serves one request at a time, within a bound of processor time and memory that the kernel keeps. What runs in
-it is `checker_program`. At most `MAX_PROCESSES` are at work for one event loop; an idle one is used again, and ends by
-itself.
+it is `checker_program`. At most `MAX_PROCESSES` are at work for one event loop; an idle one is used again, and ended
+by a thread after a minute.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ CPU_S: Final = 2.0
 WALL_S: Final = 30.0
 """The same in real time, for a busy machine: the processes have a low priority."""
 MEMORY_BYTES: Final = 1 << 30
+IDLE_S: Final = 60.0
+"""After which nobody is expected to ask for a process again."""
 STEPS_PER_S: Final = 150_000
 """What a run is charged for a second of a process, in values that were looked at."""
 BATCH: Final = 64
@@ -96,8 +98,8 @@ class _Process:
                 raise CheckStopped(f"no process could be started for it ({exc.strerror})") from exc
         ours.setblocking(False)
         self._socket = ours
-        self.is_used = False
-        """It has served a request, and may have ended since."""
+        self.idle_since: float | None = None
+        """None: it has served no request yet. Otherwise it may have ended since."""
         self.answers: list[Any] = []
         """Of the latest request, as far as it was answered."""
         self.cpu_s = 0.0
@@ -127,7 +129,6 @@ class _Process:
                 await anyio.sleep(0.001)
             if not self.answers and self._process.returncode in (0, -signal.SIGKILL):
                 raise _Ended from None
-        self.is_used = True
 
     @property
     def why_ended(self) -> str:
@@ -177,21 +178,44 @@ class _Process:
 _idle: list[_Process] = []
 _killed: list[_Process] = []
 _lock = threading.Lock()
+_ending: threading.Timer | None = None
+"""Ends idle processes: without it one that nobody asks for again would stay, or be a zombie."""
 
 
 def end_idle() -> None:
     """End the processes that nobody uses now."""
+    _end_idle_since(math.inf)
+
+
+def _end_idle_since(moment: float) -> None:
+    global _ending
     with _lock:
-        ended, _idle[:], _killed[:] = [*_idle, *_killed], [], []
+        if _ending is not None:
+            _ending.cancel()
+            _ending = None
+        ended = [*_killed, *(each for each in _idle if (each.idle_since or 0) <= moment)]
+        _idle[:] = [each for each in _idle if each not in ended]
+        _killed.clear()
+        if _idle:
+            _end_later()
     for process in ended:
         process.kill()
     for process in ended:
         process.wait()
 
 
+def _end_later() -> None:
+    """End what is idle by then. The caller holds the lock."""
+    global _ending
+    if _ending is None:
+        _ending = threading.Timer(IDLE_S, lambda: _end_idle_since(time.monotonic() - IDLE_S))
+        _ending.daemon = True
+        _ending.start()
+
+
 def _forget_all() -> None:
-    global _lock
-    _lock = threading.Lock()
+    global _lock, _ending
+    _lock, _ending = threading.Lock(), None
     for process in (*_idle, *_killed):
         process.forget()
     _idle.clear()
@@ -215,9 +239,11 @@ def _take() -> _Process:
 
 
 def _give_back(process: _Process) -> None:
+    process.idle_since = time.monotonic()
     with _lock:
         if len(_idle) < MAX_PROCESSES:
             _idle.append(process)
+            _end_later()
             return
     _kill(process)
 
@@ -226,6 +252,7 @@ def _kill(process: _Process) -> None:
     process.kill()
     with _lock:
         _killed.append(process)
+        _end_later()
 
 
 class Turns:
@@ -304,7 +331,7 @@ async def ask(request: Request, work: HostWork | None = None) -> list[Any]:
     """
     while True:
         process, began, is_answered = _take(), time.monotonic(), False
-        was_used = process.is_used
+        was_used = process.idle_since is not None
         try:
             with anyio.fail_after(WALL_S):
                 await process.ask(request)

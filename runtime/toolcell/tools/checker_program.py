@@ -1,7 +1,6 @@
 """The program of a checker process: compiles schemas and checks values, one request after another, until it is killed.
 
-It has one descriptor, the socket to the host, and no secret. It ends with the host, when it was idle for a while, and
-past its bounds.
+It has one descriptor, the socket to the host, and no secret. It ends with the host and past its bounds.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from toolcell.tools.checker_process import NO_MEMORY, unpack
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.problems import ValueCheck, compile_schema
 
-IDLE_S: Final = 60.0
 MAX_KEPT: Final = 500
 MAX_KEPT_CHARS: Final = 4 << 20
 """Of schemas that are kept compiled. Source: compiled, 1 MiB of them takes about 35 MB."""
@@ -48,7 +46,7 @@ def main(host: int, memory_bytes: int) -> None:
     except MemoryError:
         os._exit(NO_MEMORY)
     except OSError:
-        os._exit(0)  # the host is gone, or has nothing to do for a while
+        os._exit(0)  # the host is gone, or has no use for it
     os._exit(0)
 
 
@@ -72,9 +70,7 @@ def _confine(host: int, memory_bytes: int) -> None:
 def _serve(connection: socket.socket) -> None:
     kept: Lru[str, Any] = Lru(MAX_KEPT, MAX_KEPT_CHARS)
     while True:
-        connection.settimeout(IDLE_S)
         (length,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
-        connection.settimeout(None)
         kind, cpu_s, spec, body = unpack(_receive(connection, length))
         began = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
