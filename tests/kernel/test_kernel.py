@@ -432,7 +432,8 @@ class TestEnds:
         plain.run("task = asyncio.get_event_loop().create_task(note())")
         plain.run("asyncio.run(note())")
         plain.run("later = asyncio.ensure_future(note())")
-        assert plain.run("await task; await later\nlog").data == {"text/plain": "[1, 1, 1, 1]"}
+        plain.run("also = asyncio.create_task(note(), name='also')")
+        assert plain.run("await task; await later; await also\nlog").data == {"text/plain": "[1, 1, 1, 1, 1]"}
 
     def test_a_signal_while_nothing_runs_does_nothing(self, plain: Notebook) -> None:
         os.kill(plain.manager.provisioner.pid, signal.SIGINT)

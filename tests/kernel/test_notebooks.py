@@ -254,6 +254,7 @@ PUBLIC = {
         "later = asyncio.ensure_future(double(21))",
         "await later",
         "also = asyncio.create_task(double(4))",
+        "await also, asyncio.create_task(double(5), name='last').get_name()",
     ],
     "classes": [
         "from dataclasses import dataclass\n@dataclass\nclass Point:\n    x: int\n    y: int = 0\n    def _repr_html_(self): return f'<b>{self.x}</b>'",
@@ -290,7 +291,6 @@ DIFFERENT = {
     ("a gallery of charts", 3): "drawn as inline: the interactive picture of ipykernel needs a comm",
     ("a gallery of charts", 4): "drawn as inline: with ipykernel there is a window, or an error without a screen",
     ("words of a text", 0): "the first file that a cell writes is said to stay in the sandbox",
-    ("tasks", 4): "a cell without `await` runs outside of the event loop, so that asyncio.run() works in it",
     ("classes", 4): "a group of exceptions is an error output; with ipykernel it is only printed",
     ("files and folders", 0): "the first file that a cell writes is said to stay in the sandbox",
     ("files and folders", 1): "one name in a line, as in a pipe: no terminal has columns",

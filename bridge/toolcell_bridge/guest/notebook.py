@@ -176,6 +176,7 @@ class ShellRequests:
         shell.payload_manager.clear_payload()
         hook = sys.excepthook
         asyncio.set_event_loop(get_asyncio_loop())  # for tasks that a cell without `await` makes
+        asyncio.create_task = asyncio.tasks.create_task = _create_task
         try:
             result = shell.run_cell(source, store_history=asked["is_kept"], silent=asked["is_silent"])
         finally:
@@ -658,3 +659,12 @@ CHANGES: Final = {
     "pandas": _show_columns,
 }
 """By module: what is changed in it when it is imported."""
+
+
+def _create_task(coro: Any, **options: Any) -> asyncio.Task[Any]:
+    """Make a task in a cell without `await` too. It runs outside of the loop, so that `asyncio.run` works in it."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        loop = get_asyncio_loop()
+    return loop.create_task(coro, **options)
