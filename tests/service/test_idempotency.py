@@ -15,16 +15,7 @@ from hypothesis import strategies as st
 
 from held import left_after
 from service.clock import Clock
-from toolcell.service.idempotency import (
-    Answered,
-    Begun,
-    Full,
-    IdempotencyStore,
-    Interrupted,
-    OtherRequest,
-    StillRunning,
-    digest_of,
-)
+from toolcell.service.idempotency import Entry, IdempotencyStore, digest_of
 
 pytestmark = pytest.mark.quick
 
@@ -40,30 +31,32 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[IdempotencyStore]:
 
 
 def test_the_same_request_is_answered_again_with_the_same_bytes(store: IdempotencyStore) -> None:
-    assert store.begin("acme", "k", ONE, "run-1") == Begun()
-    assert store.begin("acme", "k", ONE, "run-2") == StillRunning("run-1", is_here=True)
+    assert store.begin("acme", "k", ONE, "run-1").state == "begun"
+    assert store.begin("acme", "k", ONE, "run-2") == Entry("running", "run-1", True)
     store.finish("acme", "k", 200, "application/json", b'{"value": 1}')
 
-    assert store.begin("acme", "k", ONE, "run-3") == Answered("run-1", 200, "application/json", b'{"value": 1}')
+    assert store.begin("acme", "k", ONE, "run-3") == Entry(
+        "answered", "run-1", False, 200, "application/json", b'{"value": 1}'
+    )
 
 
 def test_a_key_belongs_to_one_request_and_one_tenant(store: IdempotencyStore) -> None:
     store.begin("acme", "k", ONE, "run-1")
 
-    assert store.begin("acme", "k", OTHER, "run-2") == OtherRequest()
-    assert store.begin("other", "k", ONE, "run-3") == Begun()
+    assert store.begin("acme", "k", OTHER, "run-2").state == "other request"
+    assert store.begin("other", "k", ONE, "run-3").state == "begun"
     store.finish("acme", "k", 200, "text/plain", b"of acme")
-    assert store.begin("acme", "k", OTHER, "run-2") == OtherRequest()
-    assert store.begin("other", "k", ONE, "run-4") == StillRunning("run-3", is_here=True)
+    assert store.begin("acme", "k", OTHER, "run-2").state == "other request"
+    assert store.begin("other", "k", ONE, "run-4") == Entry("running", "run-3", True)
 
 
 def test_a_request_that_did_not_begin_frees_its_key(store: IdempotencyStore) -> None:
     store.begin("acme", "k", ONE, "run-1")
     store.release("acme", "k")
-    assert store.begin("acme", "k", OTHER, "run-2") == Begun()
+    assert store.begin("acme", "k", OTHER, "run-2").state == "begun"
     store.finish("acme", "k", 200, "text/plain", b"")
     store.release("acme", "k")
-    assert isinstance(store.begin("acme", "k", OTHER, "run-3"), Answered)
+    assert store.begin("acme", "k", OTHER, "run-3").state == "answered"
 
 
 def test_a_key_is_forgotten_after_its_time_and_not_before(store: IdempotencyStore, clock: Clock) -> None:
@@ -72,10 +65,10 @@ def test_a_key_is_forgotten_after_its_time_and_not_before(store: IdempotencyStor
     store.begin("acme", "long", ONE, "run-2")
 
     clock.now += 100
-    assert isinstance(store.begin("acme", "done", ONE, "run-3"), Answered)
+    assert store.begin("acme", "done", ONE, "run-3").state == "answered"
     clock.now += 1
-    assert store.begin("acme", "done", OTHER, "run-4") == Begun()
-    assert store.begin("acme", "long", ONE, "run-5") == StillRunning("run-2", is_here=True), "it still runs"
+    assert store.begin("acme", "done", OTHER, "run-4").state == "begun"
+    assert store.begin("acme", "long", ONE, "run-5") == Entry("running", "run-2", True), "it still runs"
 
 
 def test_the_key_of_a_request_under_way_is_kept_however_long_that_takes(
@@ -86,14 +79,14 @@ def test_the_key_of_a_request_under_way_is_kept_however_long_that_takes(
         store.begin("acme", f"long-{number}", ONE, f"run-{number}")
     clock.now += 1000
 
-    assert isinstance(store.begin("acme", "new", ONE, "run-5"), Full)
+    assert store.begin("acme", "new", ONE, "run-5").state == "full"
     others = [IdempotencyStore(tmp_path, keep_s=100, rows=4, clock=clock) for _ in range(2)]
     for other in others:
         other.open()
     for asked in (store, *others):
         for number in range(4):
             found = asked.begin("acme", f"long-{number}", ONE, "run-6")
-            assert found == StillRunning(f"run-{number}", is_here=asked is store)
+            assert found == Entry("running", f"run-{number}", asked is store)
     for other in others:
         other.close()
 
@@ -115,15 +108,15 @@ def test_a_tenant_with_too_many_keys_is_refused_and_no_key_is_forgotten_early(
     store: IdempotencyStore, clock: Clock
 ) -> None:
     for number in range(4):
-        assert store.begin("acme", f"k{number}", ONE, f"run-{number}") == Begun()
+        assert store.begin("acme", f"k{number}", ONE, f"run-{number}").state == "begun"
         store.finish("acme", f"k{number}", 200, "text/plain", b"x")
         clock.now += 10
 
-    assert store.begin("acme", "k4", ONE, "run-4") == Full(60.0)
-    assert store.begin("other", "k4", ONE, "run-5") == Begun()
-    assert isinstance(store.begin("acme", "k0", ONE, "run-6"), Answered)
+    assert store.begin("acme", "k4", ONE, "run-4") == Entry("full", retry_after_s=60.0)
+    assert store.begin("other", "k4", ONE, "run-5").state == "begun"
+    assert store.begin("acme", "k0", ONE, "run-6").state == "answered"
     clock.now += 60.5
-    assert store.begin("acme", "k4", ONE, "run-7") == Begun()
+    assert store.begin("acme", "k4", ONE, "run-7").state == "begun"
 
 
 def test_the_oldest_answers_go_first_and_their_keys_stay(store: IdempotencyStore, clock: Clock) -> None:
@@ -134,9 +127,9 @@ def test_the_oldest_answers_go_first_and_their_keys_stay(store: IdempotencyStore
     store.begin("acme", "large", ONE, "run-3")
     store.finish("acme", "large", 200, "text/plain", b"x" * 101)
 
-    assert store.begin("acme", "k0", ONE, "run-9") == Answered("run-0", 200, "text/plain", None)
-    assert store.begin("acme", "k1", ONE, "run-9") == Answered("run-1", 200, "text/plain", b"x" * 30)
-    assert store.begin("acme", "large", ONE, "run-9") == Answered("run-3", 200, "text/plain", None)
+    assert store.begin("acme", "k0", ONE, "run-9") == Entry("answered", "run-0", False, 200, "text/plain", None)
+    assert store.begin("acme", "k1", ONE, "run-9") == Entry("answered", "run-1", False, 200, "text/plain", b"x" * 30)
+    assert store.begin("acme", "large", ONE, "run-9") == Entry("answered", "run-3", False, 200, "text/plain", None)
 
 
 @pytest.mark.slow
@@ -172,7 +165,7 @@ import pathlib, sys
 from toolcell.service.idempotency import IdempotencyStore
 store = IdempotencyStore(pathlib.Path(sys.argv[1]))
 store.open()
-print(store.begin("acme", "k", bytes.fromhex(sys.argv[2]), "run-1"), flush=True)
+print(store.begin("acme", "k", bytes.fromhex(sys.argv[2]), "run-1").state, flush=True)
 sys.stdin.read()
 """
 
@@ -183,18 +176,18 @@ def test_a_key_whose_process_was_killed_is_never_begun_again(tmp_path: Path) -> 
     command = [sys.executable, "-c", OTHER_PROCESS, str(tmp_path), ONE.hex()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
-        assert other.stdout.readline() == "Begun()\n"
-        assert store.begin("acme", "k", ONE, "run-2") == StillRunning("run-1", is_here=False)
+        assert other.stdout.readline() == "begun\n"
+        assert store.begin("acme", "k", ONE, "run-2") == Entry("running", "run-1", False)
         other.kill()
-    assert store.begin("acme", "k", ONE, "run-3") == Interrupted("run-1")
+    assert store.begin("acme", "k", ONE, "run-3") == Entry("interrupted", "run-1")
     store.finish("acme", "k", 200, "text/plain", b"not mine to answer")
     store.release("acme", "k")
     store.close()
 
     again = IdempotencyStore(tmp_path)
     again.open()
-    assert again.begin("acme", "k", ONE, "run-4") == Interrupted("run-1")
-    assert again.begin("acme", "k", OTHER, "run-5") == OtherRequest()
+    assert again.begin("acme", "k", ONE, "run-4") == Entry("interrupted", "run-1")
+    assert again.begin("acme", "k", OTHER, "run-5").state == "other request"
     assert len(list((tmp_path / "lives").glob("[0-9a-f]*"))) == 1, "those of dead processes are removed"
     again.close()
 
@@ -207,7 +200,7 @@ def test_of_many_that_send_a_request_at_once_one_carries_it_out(tmp_path: Path) 
 
     def send(store: IdempotencyStore, run: str) -> None:
         barrier.wait()
-        if store.begin("acme", "k", ONE, run) == Begun():
+        if store.begin("acme", "k", ONE, run).state == "begun":
             begun.append(run)
 
     threads = [threading.Thread(target=send, args=(stores[n % 4], f"run-{n}")) for n in range(16)]

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal
 
 from toolcell.support.file_lock import is_locked, lock
 from toolcell.support.private_files import make_private_folder
@@ -36,51 +36,39 @@ CREATE INDEX answers_by_time ON requests (tenant, began_at) WHERE body IS NOT NU
 CREATE TABLE totals (tenant TEXT PRIMARY KEY, keys INTEGER NOT NULL, bytes INTEGER NOT NULL)
 """
 
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """The key is new: carry the request out."""
-
-
-@dataclass(frozen=True, slots=True)
-class StillRunning:
-    """The request is being carried out."""
-
-    run_id: str
-    is_here: bool
-    """By this process."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """The request was carried out, and this was the answer. `body` None: it was too large, or too old, to be kept."""
-
-    run_id: str
-    status: int
-    media_type: str
-    body: bytes | None
+_TRIGGERS: Final = (
+    """CREATE TRIGGER request_added AFTER INSERT ON requests BEGIN
+    INSERT INTO totals VALUES (new.tenant, 1, 0) ON CONFLICT (tenant) DO UPDATE SET keys = keys + 1;
+    END""",
+    """CREATE TRIGGER answer_changed AFTER UPDATE OF body ON requests BEGIN
+    UPDATE totals SET bytes = bytes + coalesce(length(new.body), 0) - coalesce(length(old.body), 0)
+    WHERE tenant = new.tenant;
+    END""",
+    """CREATE TRIGGER request_removed AFTER DELETE ON requests BEGIN
+    UPDATE totals SET keys = keys - 1, bytes = bytes - coalesce(length(old.body), 0) WHERE tenant = old.tenant;
+    END""",
+    "DELETE FROM totals",
+    "INSERT INTO totals SELECT tenant, count(*), coalesce(sum(length(body)), 0) FROM requests GROUP BY tenant",
+)
+"""Keep `totals`: nobody counts a hundred thousand rows for each request."""
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupted:
-    """The process that carried the request out died before it had an answer."""
+class Entry:
+    """What became of the request that has a key."""
 
-    run_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class OtherRequest:
-    """The key was used for another request."""
-
-
-@dataclass(frozen=True, slots=True)
-class Full:
-    """The tenant has as many keys as are kept; says when the oldest of them is forgotten."""
-
-    retry_after_s: float
-
-
-Entry = Begun | StillRunning | Answered | Interrupted | OtherRequest | Full
+    state: Literal["begun", "running", "answered", "interrupted", "other request", "full"]
+    """`begun`: the key is new, so carry the request out. `interrupted`: its process died before it had an answer.
+    `other request`: the key was used for one. `full`: the tenant has as many keys as are kept."""
+    run_id: str = ""
+    is_here: bool = False
+    """A running one is carried out by this process."""
+    status: int = 0
+    media_type: str = ""
+    body: bytes | None = None
+    """The answer. None: it was too large, or is too old, to be kept."""
+    retry_after_s: float = 0.0
+    """When the oldest key of a full tenant is forgotten."""
 
 
 class IdempotencyStore:
@@ -100,7 +88,9 @@ class IdempotencyStore:
         clock: Callable[[], float] | None = None,
     ) -> None:
         """`rows`, `answer_bytes`: of each tenant. `clock` is `time.time` where none is given."""
-        self._database = SqliteDatabase(folder / "requests.sqlite", [_TABLES.split(";")], application_id=0x746C6972)
+        self._database = SqliteDatabase(
+            folder / "requests.sqlite", [_TABLES.split(";"), _TRIGGERS], application_id=0x746C6972
+        )
         self._keep_s, self._rows, self._answer_bytes, self._clock = keep_s, rows, answer_bytes, clock or time.time
         self._lives = folder / "lives"
         self._owner = ""
@@ -114,22 +104,11 @@ class IdempotencyStore:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._life = os.open(self._lives / self._owner, flags, 0o600)
             lock(self._life, wait=True)
-            others = [path for path in self._lives.glob("[0-9a-f]*") if path.name != self._owner]
-            alive = [self._owner, *(path.name for path in others if self._is_alive(path.name))]
-            for path in others:
-                if path.name not in alive:
+            for path in self._lives.glob("[0-9a-f]*"):
+                if not self._is_alive(path.name):
                     path.unlink(missing_ok=True)
         with self._database.writing() as connection:
-            marks = ", ".join("?" * len(alive))
-            connection.execute(
-                f"DELETE FROM requests WHERE began_at < ? AND (status IS NOT NULL OR owner NOT IN ({marks}))",
-                (self._clock() - self._keep_s, *alive),
-            )
-            connection.execute("DELETE FROM totals")
-            connection.execute(
-                "INSERT INTO totals SELECT tenant, count(*), coalesce(sum(length(body)), 0) "
-                "FROM requests GROUP BY tenant"
-            )
+            self._forget(connection, self._clock())
 
     def close(self) -> None:
         """Let go of the file. What this process began and did not finish is interrupted from now on."""
@@ -154,98 +133,69 @@ class IdempotencyStore:
         with self._database.writing() as connection:
             row = connection.execute(f"{_SELECT} WHERE tenant = ? AND key = ?", (tenant, key)).fetchone()
             if row is not None:
-                entry = self._entry(row, digest)
-                if row[3] >= now - self._keep_s or isinstance(entry, StillRunning):
+                entry = self._entry(digest, *row)
+                if row[3] >= now - self._keep_s or entry.state == "running":
                     return entry
-                self._forget(connection, tenant, now, key)
-            if (full := self._make_room(connection, tenant, now)) is not None:
-                return full
+                self._forget(connection, now, tenant, key)
+            if self._totals(connection, tenant)[0] >= self._rows:
+                self._forget(connection, now, tenant)
+            if self._totals(connection, tenant)[0] >= self._rows:
+                oldest = connection.execute("SELECT min(began_at) FROM requests WHERE tenant = ?", (tenant,)).fetchone()
+                return Entry("full", retry_after_s=max(1.0, oldest[0] + self._keep_s - now))
             connection.execute(
                 "INSERT INTO requests (tenant, key, sha256, run, owner, began_at) VALUES (?, ?, ?, ?, ?, ?)",
                 (tenant, key, digest, run_id, self._owner, now),
             )
-            self._count(connection, tenant, keys=1)
-        return Begun()
+        return Entry("begun", run_id)
 
-    def _entry(self, row: tuple[bytes, str, str, float, int | None, str, bytes | None], digest: bytes) -> Entry:
-        sha256, run_id, owner, _, status, media_type, body = row
+    def _entry(self, digest: bytes, sha256: bytes, run_id: str, owner: str, _: float, *answer: Any) -> Entry:
         if sha256 != digest:
-            return OtherRequest()
-        if status is not None:
-            return Answered(run_id, status, media_type, body)
-        return StillRunning(run_id, owner == self._owner) if self._is_alive(owner) else Interrupted(run_id)
+            return Entry("other request", run_id)
+        if answer[0] is not None:
+            return Entry("answered", run_id, False, *answer)
+        return Entry("running" if self._is_alive(owner) else "interrupted", run_id, owner == self._owner)
 
-    def _make_room(self, connection: sqlite3.Connection, tenant: str, now: float) -> Full | None:
-        """Forget what is old of a tenant that has too many keys. Return Full if that is not enough."""
-        if self._totals(connection, tenant)[0] < self._rows:
-            return None
-        self._forget(connection, tenant, now)
-        if self._totals(connection, tenant)[0] < self._rows:
-            return None
-        (oldest,) = connection.execute("SELECT min(began_at) FROM requests WHERE tenant = ?", (tenant,)).fetchone()
-        return Full(max(1.0, oldest + self._keep_s - now))
-
-    def _forget(self, connection: sqlite3.Connection, tenant: str, now: float, key: str | None = None) -> None:
-        """Delete what is older than `keep_s` and not under way."""
-        of = (
-            "tenant = :tenant AND began_at < :before AND (:key IS NULL OR key = :key) "
-            "AND (status IS NOT NULL OR NOT is_alive(owner))"
-        )
+    def _forget(
+        self, connection: sqlite3.Connection, now: float, tenant: str | None = None, key: str | None = None
+    ) -> None:
+        """Delete what is older than `keep_s` and not under way, of all or of a tenant or a key."""
         connection.create_function("is_alive", 1, self._is_alive)
-        rows = connection.execute(
-            f"SELECT key, coalesce(length(body), 0) FROM requests WHERE {of}",
-            {"tenant": tenant, "before": now - self._keep_s, "key": key},
-        ).fetchall()
-        connection.executemany(
-            "DELETE FROM requests WHERE tenant = ? AND key = ?", [(tenant, each) for each, _ in rows]
+        wanted = {name: value for name, value in (("tenant", tenant), ("key", key)) if value is not None}
+        connection.execute(
+            f"DELETE FROM requests WHERE {''.join(f'{name} = :{name} AND ' for name in wanted)}"
+            "began_at < :before AND (status IS NOT NULL OR NOT is_alive(owner))",
+            {**wanted, "before": now - self._keep_s},
         )
-        self._count(connection, tenant, keys=-len(rows), size=-sum(size for _, size in rows))
 
     def finish(self, tenant: str, key: str, status: int, media_type: str, body: bytes) -> None:
-        """Keep the answer of a request that this process carried out."""
+        """Keep the answer of a request that this process carried out. The oldest answers of a tenant that has too many
+        bytes of them are dropped; their keys stay."""
         kept = body if len(body) <= self._answer_bytes else None
         with self._database.writing() as connection:
-            changed = connection.execute(
+            connection.execute(
                 "UPDATE requests SET status = ?, type = ?, body = ? "
                 "WHERE tenant = ? AND key = ? AND owner = ? AND status IS NULL",
                 (status, media_type, kept, tenant, key, self._owner),
-            ).rowcount
-            if changed and kept:
-                self._count(connection, tenant, size=len(kept))
-                self._drop_answers(connection, tenant)
-
-    def _drop_answers(self, connection: sqlite3.Connection, tenant: str) -> None:
-        """Drop the oldest answers of a tenant that has too many bytes of them. Their keys stay."""
-        while self._totals(connection, tenant)[1] > self._answer_bytes:
-            key, size = connection.execute(
-                "SELECT key, length(body) FROM requests WHERE tenant = ? AND body IS NOT NULL "
-                "ORDER BY began_at LIMIT 1",
-                (tenant,),
-            ).fetchone()
-            connection.execute("UPDATE requests SET body = NULL WHERE tenant = ? AND key = ?", (tenant, key))
-            self._count(connection, tenant, size=-size)
+            )
+            while self._totals(connection, tenant)[1] > self._answer_bytes:
+                connection.execute(
+                    "UPDATE requests SET body = NULL WHERE rowid = (SELECT rowid FROM requests "
+                    "WHERE tenant = ? AND body IS NOT NULL ORDER BY began_at LIMIT 1)",
+                    (tenant,),
+                )
 
     def release(self, tenant: str, key: str) -> None:
         """Free a key whose request did not begin, so that it can be sent again."""
         with self._database.writing() as connection:
-            freed = connection.execute(
+            connection.execute(
                 "DELETE FROM requests WHERE tenant = ? AND key = ? AND owner = ? AND status IS NULL",
                 (tenant, key, self._owner),
-            ).rowcount
-            self._count(connection, tenant, keys=-freed)
+            )
 
     @staticmethod
     def _totals(connection: sqlite3.Connection, tenant: str) -> tuple[int, int]:
         row = connection.execute("SELECT keys, bytes FROM totals WHERE tenant = ?", (tenant,)).fetchone()
         return row or (0, 0)
-
-    @staticmethod
-    def _count(connection: sqlite3.Connection, tenant: str, *, keys: int = 0, size: int = 0) -> None:
-        connection.execute(
-            "INSERT INTO totals VALUES (:tenant, :keys, :size) "
-            "ON CONFLICT (tenant) DO UPDATE SET keys = keys + :keys, bytes = bytes + :size",
-            {"tenant": tenant, "keys": keys, "size": size},
-        )
 
     def _is_alive(self, owner: str) -> bool:
         """Return True while the process holds its lock."""

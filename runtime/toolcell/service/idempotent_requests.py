@@ -5,10 +5,11 @@ Such a request goes on when its client has gone: the client comes back with the 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import anyio
@@ -16,17 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from toolcell.errors import SandboxUnavailable, StoreError, ToolcellError
-from toolcell.service.idempotency import (
-    KEY,
-    Answered,
-    Begun,
-    Full,
-    IdempotencyStore,
-    Interrupted,
-    OtherRequest,
-    StillRunning,
-    digest_of,
-)
+from toolcell.service.idempotency import KEY, Entry, IdempotencyStore, digest_of
 from toolcell.service.interrupted_runs import interrupted_problem
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem, problem_in
@@ -63,20 +54,13 @@ class KeyedRequest:
     """Set once something may have been done."""
 
 
-@dataclass(slots=True)
-class _UnderWay:
-    """A request that is being carried out here."""
-
-    ended: anyio.Event = field(default_factory=anyio.Event)
-    answer: Response | Problem | None = None
-
-
 class IdempotentRequests:
     """The requests of a service that have keys."""
 
     def __init__(self, store: IdempotencyStore) -> None:
         self._store = store
-        self._here: dict[tuple[str, str], _UnderWay] = {}
+        self._here: dict[tuple[str, str], asyncio.Future[Response | Problem]] = {}
+        """What is carried out by this process, by tenant and key."""
         self._lifetime = Lifetime("IdempotentRequests", self._open)
 
     async def open(self) -> None:
@@ -110,27 +94,28 @@ class IdempotentRequests:
         digest = digest_of(request.http.method, url.path, url.query, request.sent, *lacking)
         until = anyio.current_time() + wanted_wait_s(request.http)
         while True:
-            match await self._entry(tenant, key, digest, request.run_id):
-                case Begun():
+            entry = await self._entry(tenant, key, digest, request.run_id)
+            match entry.state:
+                case "begun":
                     return await self._begin(request, key, carry_out)
-                case Answered(run_id, status, media_type, body):
-                    if body is None:
-                        raise _not_kept(run_id)
-                    return Response(body, status, REPLAYED, media_type)
-                case StillRunning(run_id, is_here):
-                    if not is_here or not await self._wait_ended((tenant, key), until):
-                        raise _in_progress(run_id)
-                case Interrupted(run_id):
-                    raise await interrupted_problem(request.tenant, run_id)
-                case OtherRequest():
+                case "answered":
+                    if entry.body is None:
+                        raise _not_kept(entry.run_id)
+                    return Response(entry.body, entry.status, REPLAYED, entry.media_type)
+                case "running":
+                    if not entry.is_here or not await self._wait_ended((tenant, key), until):
+                        raise _in_progress(entry.run_id)
+                case "interrupted":
+                    raise await interrupted_problem(request.tenant, entry.run_id)
+                case "other request":
                     detail = f"{key!r} was used for another request; a new request needs a new key"
                     raise Problem(422, "key_reused", "The Idempotency-Key was used before", detail)
-                case Full(retry_after_s):
-                    headers = {"Retry-After": f"{retry_after_s:.0f}"}
+                case "full":
+                    headers = {"Retry-After": f"{entry.retry_after_s:.0f}"}
                     detail = "as many keys are kept as may be, and none is forgotten before its time"
                     raise Problem(429, "too_many_keys", "Too many keys", detail, headers=headers)
 
-    async def _entry(self, tenant: str, key: str, digest: bytes, run_id: str) -> Any:
+    async def _entry(self, tenant: str, key: str, digest: bytes, run_id: str) -> Entry:
         try:
             return await daemon_threads.run_sync(self._store.begin, tenant, key, digest, run_id)
         except StoreError as exc:
@@ -143,29 +128,33 @@ class IdempotentRequests:
         """Wait until a request has ended. Return False if it has not."""
         if (found := self._here.get(place)) is None:
             return False
-        with anyio.move_on_after(until - anyio.current_time()):
-            await found.ended.wait()
-        return found.ended.is_set()
+        return bool((await asyncio.wait([found], timeout=max(0.0, until - anyio.current_time())))[0])
 
     async def _begin(self, request: KeyedRequest, key: str, carry_out: CarryOut) -> Response:
         # Between the note in the store and this task there is no await: the note is always followed by the work.
-        under_way = self._here[request.tenant.name, key] = _UnderWay()
+        under_way: asyncio.Future[Response | Problem] = asyncio.get_running_loop().create_future()
+        self._here[request.tenant.name, key] = under_way
         self._tasks.start_soon(self._carry_out, request, key, carry_out, under_way)
-        await under_way.ended.wait()
-        if isinstance(under_way.answer, Response):
-            return under_way.answer
-        raise under_way.answer or _in_progress(request.run_id)
+        await asyncio.wait([under_way])
+        if under_way.cancelled():
+            raise _in_progress(request.run_id)
+        answer = under_way.result()
+        if isinstance(answer, Problem):
+            raise answer
+        return answer
 
-    async def _carry_out(self, request: KeyedRequest, key: str, carry_out: CarryOut, under_way: _UnderWay) -> None:
+    async def _carry_out(
+        self, request: KeyedRequest, key: str, carry_out: CarryOut, under_way: asyncio.Future[Response | Problem]
+    ) -> None:
         try:
             answer, is_final = await self._answer_of(request, carry_out)
             kept = answer.response() if isinstance(answer, Problem) else answer
             with anyio.CancelScope(shield=True):
                 await self._note(request.tenant.name, key, kept if is_final else None)
-            under_way.answer = answer
+            under_way.set_result(answer)
         finally:
             del self._here[request.tenant.name, key]
-            under_way.ended.set()
+            under_way.cancel()
 
     async def _answer_of(self, request: KeyedRequest, carry_out: CarryOut) -> tuple[Response | Problem, bool]:
         """Return the answer, and whether it is final: anything may have been done before it."""

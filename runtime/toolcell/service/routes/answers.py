@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, Literal, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, create_model
 
+from toolcell.audit import Replay, RunSummary
 from toolcell.results import (
-    AbandonedThread,
-    Divergence,
-    Effect,
-    EffectResult,
-    ErrorInfo,
-    Isolation,
+    CommitResult,
+    ExecutionResult,
     Outcome,
-    PendingCall,
-    Preflight,
-    Repair,
-    RevertedCall,
-    SessionReport,
-    ToolCallRecord,
-    Usage,
+    OutputFile,
+    RevertResult,
+    SessionFile,
+    Suspension,
 )
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class AnswerModel(BaseModel):
     """An answer has exactly these members."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+def with_fields_of(record: type, *left_out: str) -> Callable[[type[Model]], type[Model]]:
+    """Give an answer the fields of a dataclass that it does not declare itself."""
+    types = get_type_hints(record)
+    names = [each.name for each in fields(record) if each.name not in left_out]
+
+    def complete(model: type[Model]) -> type[Model]:
+        members: dict[str, Any] = {name: (types[name], ...) for name in names if name not in model.model_fields}
+        return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **members)
+
+    return complete
 
 
 class ProblemAnswer(BaseModel):
@@ -53,56 +63,36 @@ class RunLogs(AnswerModel):
     truncated: bool
 
 
+@with_fields_of(OutputFile)
 class ReturnedFile(AnswerModel):
     """A file that the script returned."""
 
-    name: str
-    media_type: str
-    size: int
     data: str | None
     """Base64; null when it was not sent, and `problem` says why."""
     sha256: str | None
-    problem: str | None
 
 
+@with_fields_of(Suspension, "preflight")
 class WaitsFor(AnswerModel):
     """What a suspended run waits for."""
 
     run_id: str
     """For `/v1/suspended/{run_id}`."""
-    calls: list[PendingCall]
     expires: float
     """Seconds since the epoch."""
     token: str
     """For `Runtime.resume` of a client."""
 
 
+@with_fields_of(ExecutionResult)
 class RunResult(AnswerModel):
     """Everything that one run left behind. A script that fails is an ordinary result: `outcome` says how it ended."""
 
-    run_id: str
-    outcome: Outcome
     value: Any
     """{"$bytes": base64} and {"$float": "nan"} in it stand for what JSON does not have."""
-    has_value: bool
     logs: RunLogs
     files: list[ReturnedFile]
-    error: ErrorInfo | None
-    warnings: list[str]
-    calls: list[ToolCallRecord]
-    abandoned: list[AbandonedThread]
-    usage: Usage
-    isolation: Isolation
     suspension: WaitsFor | None
-    divergence: Divergence | None
-    repair: Repair | None
-    preflight: Preflight | None
-    type_findings: list[dict[str, Any]]
-    effects: list[Effect]
-    draft_id: str
-    draft_digest: str
-    session: SessionReport | None
-    journal_id: str
 
 
 class PlanResult(AnswerModel):
@@ -135,11 +125,9 @@ class SessionList(AnswerModel):
     sessions: list[SessionInfo]
 
 
+@with_fields_of(SessionFile)
 class SessionFileInfo(AnswerModel):
     """A file in the workspace, as the guest says."""
-
-    name: str
-    size: int
 
 
 class SessionFiles(AnswerModel):
@@ -154,14 +142,12 @@ class InterruptAnswer(AnswerModel):
     interrupted: bool
 
 
+@with_fields_of(Suspension, "token")
 class SuspendedRun(AnswerModel):
     """A run that waits."""
 
-    run_id: str
-    calls: list[PendingCall]
     expires: float
     """Seconds since the epoch."""
-    preflight: Preflight | None
 
 
 class SuspendedRuns(AnswerModel):
@@ -172,23 +158,33 @@ class SuspendedRuns(AnswerModel):
     """Ids of runs whose host ended in their middle. A decision without `decisions` carries one on."""
 
 
+@with_fields_of(CommitResult)
 class CommitAnswer(AnswerModel):
     """What a commit made of a draft."""
 
-    run_id: str
     ok: bool
-    effects: list[EffectResult]
-    value: Any
-    has_value: bool
     journal_id: str
     """For `/v1/runs/{journal_id}/revert`."""
 
 
+@with_fields_of(RevertResult, "run_id")
 class RevertAnswer(AnswerModel):
     """What was undone."""
 
     ok: bool
-    calls: list[RevertedCall]
+
+
+@with_fields_of(RunSummary, "kind")
+class RunSummaryAnswer(AnswerModel):
+    """One run in a list."""
+
+    sort: str
+    relation: str | None
+    """How it goes on from another run: resumes, repairs, commits, reverts or repeats."""
+    parent: str | None
+    """Id of that run."""
+    decided_by: str | None
+    """Who had it go on."""
 
 
 class RunList(AnswerModel):
@@ -197,34 +193,6 @@ class RunList(AnswerModel):
     runs: list[RunSummaryAnswer]
     next: str | None
     """`cursor` of the next page; null on the last one."""
-
-
-class RunSummaryAnswer(AnswerModel):
-    """One run in a list."""
-
-    id: str
-    chain: str
-    seq: int
-    sort: str
-    started_ns: int
-    ended_ns: int | None
-    outcome: str
-    sha256: str | None
-    user: str
-    session: str
-    title: str
-    calls: int
-    failed: int
-    wall_s: float | None
-    cpu_s: float | None
-    peak_memory_bytes: int | None
-    relation: str | None
-    """How it goes on from another run: resumes, repairs, commits, reverts or repeats."""
-    parent: str | None
-    """Id of that run."""
-    decided_by: str | None
-    """Who had it go on."""
-    trust: str
 
 
 class RecordedRunAnswer(BaseModel):
@@ -240,17 +208,12 @@ class RecordedRunAnswer(BaseModel):
     """Runs that it goes on from, and that go on from it, itself among them; empty if there are none."""
 
 
+@with_fields_of(Replay, "run_id", "result")
 class ReplayAnswer(AnswerModel):
     """Whether a recorded run did the same again. No tool was called."""
 
     run: str
     ok: bool
-    divergence: Divergence | None
-    answered: int
-    recorded: int
-    stopped: str
-    notes: list[str]
-    not_compared: list[str]
     outcome: Outcome | None
 
 
