@@ -203,6 +203,17 @@ async def test_agents_share_one_budget_of_calls_and_tokens_and_one_deadline() ->
     assert (run.stop_reason, run.error) == ("budget", "token budget of 60 is used up")
     assert "token budget of 60 is used up" in run.messages[-1]["content"]
 
+    class Thinker(ScriptedModel):
+        async def chat(self, *_: Any, **__: Any) -> Any:
+            await anyio.sleep_forever()
+            raise AssertionError
+
+    late = Agent(ScriptedModel([calls(("aide", {"task": "go"})), "never asked"]))
+    late.add_subagent("aide", "Helps with everything there is.", Agent(Thinker([]), wall_s=600.0))
+    with anyio.fail_after(20):
+        ended = await late.run("go", context=RunContext(deadline=anyio.current_time() + 0.05))
+    assert ended.stop_reason == "budget"
+
 
 @pytest.mark.conforms("N-b1", "F-b5")
 async def test_cancelling_the_outer_run_ends_the_inner_one() -> None:
