@@ -34,6 +34,8 @@ hypothesis.settings.load_profile("toolcell")
 
 IN_CI = os.environ.get("CI") == "true"
 IS_BARE = os.environ.get("BARE") == "true"
+ARE_QUICK_DONE = os.environ.get("QUICK") == "done"
+"""The quick tests have just run here: only the others are run."""
 """In `.ci/bare`, which tries a machine that has none of what the marks in `machine.WHY_NOT` stand for."""
 MUST_RUN = tuple(machine.WHY_NOT)
 LACKS = pytest.StashKey[bool]()
@@ -107,16 +109,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(600))
-    if is_quick(config):
-        chosen = set(_quick(items))
-        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-        items[:] = [item for item in items if item in chosen]
+    if is_quick(config) or ARE_QUICK_DONE:
+        quick = set(_quick(items))
+        config.hook.pytest_deselected(items=[item for item in items if (item in quick) == ARE_QUICK_DONE])
+        items[:] = [item for item in items if (item in quick) != ARE_QUICK_DONE]
 
 
 def _quick(items: list[pytest.Item]) -> Iterator[pytest.Item]:
     """Return what is not slow and needs no engine or browser, of a function with parameters the first row or, if marked, all."""
     seen, left_out = set[str](), {"slow", *machine.WHY_NOT} - {"isolation", "contained"}
     for item in items:
+        if not item.get_closest_marker("quick"):
+            continue
         function, _, _ = item.nodeid.partition("[")
         every_row = any(mark.kwargs.get("every_row") for mark in item.iter_markers("quick"))
         if not any(mark.name in left_out for mark in item.iter_markers()) and (every_row or function not in seen):
