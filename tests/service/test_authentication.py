@@ -18,11 +18,12 @@ from service.clock import Clock
 from service.issuer import AUDIENCE, ISSUER, Issuer, jwk_of, unsigned
 from toolcell.errors import UsageError
 from toolcell.service import attempts, jwks
+from toolcell.service.access_config import OidcConfig
 from toolcell.service.attempts import Attempts, network_of
-from toolcell.service.authenticators import TokenAuthenticator
+from toolcell.service.authenticators import Tokens
 from toolcell.service.bearer import BearerAuthenticator
 from toolcell.service.jwks import KeySet, read_keys
-from toolcell.service.jwt_authenticator import JwtAuthenticator
+from toolcell.service.jwts import Jwts
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
 from toolcell.service.tokens import TokenDatabase
@@ -38,6 +39,15 @@ async def ask(authenticator: BearerAuthenticator, credential: str, client: str =
         return problem.status
 
 
+def of_tokens(store: TokenDatabase, counted: Attempts | None = None) -> BearerAuthenticator:
+    return BearerAuthenticator(tokens=Tokens(store).principal_of, attempts=counted)
+
+
+def of_jwts(keys: KeySet, counted: Attempts | None = None, **settings: Any) -> BearerAuthenticator:
+    config = OidcConfig(issuer=ISSUER, audience=AUDIENCE, **settings)
+    return BearerAuthenticator(jwts=Jwts(config, keys).principal_of, attempts=counted)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> TokenDatabase:
     return TokenDatabase(tmp_path / "tokens.db")
@@ -45,7 +55,7 @@ def store(tmp_path: Path) -> TokenDatabase:
 
 async def test_a_token_says_who_sends_a_request_and_its_use_is_noted(store: TokenDatabase) -> None:
     named, unnamed = store.create("acme", [Scope.READ], name="ci"), store.create("acme", [Scope.READ])
-    authenticator = TokenAuthenticator(store)
+    authenticator = of_tokens(store)
 
     assert await ask(authenticator, named.text) == Principal("acme", "ci", frozenset({Scope.READ}))
     assert await ask(authenticator, unnamed.text) == Principal("acme", unnamed.record.id, frozenset({Scope.READ}))
@@ -59,7 +69,7 @@ async def test_a_token_says_who_sends_a_request_and_its_use_is_noted(store: Toke
 async def test_a_header_that_has_no_token_is_refused(store: TokenDatabase, header: str) -> None:
     text = store.create("acme", [Scope.READ]).text
     with pytest.raises(Problem) as caught:
-        await TokenAuthenticator(store).principal({"authorization": header.format(text, text)}, "192.0.2.1")
+        await of_tokens(store).principal({"authorization": header.format(text, text)}, "192.0.2.1")
     assert caught.value.status == 401
     assert caught.value.headers["WWW-Authenticate"].startswith("Bearer")
     assert text not in json.dumps(caught.value.to_dict())
@@ -68,12 +78,12 @@ async def test_a_header_that_has_no_token_is_refused(store: TokenDatabase, heade
 async def test_two_credentials_in_one_request_are_refused(store: TokenDatabase) -> None:
     rows = [(b"authorization", f"Bearer {store.create(name, [Scope.READ]).text}".encode()) for name in ("a", "b")]
     with pytest.raises(Problem, match="two Authorization"):
-        await TokenAuthenticator(store).principal(Headers(raw=rows), "192.0.2.1")
+        await of_tokens(store).principal(Headers(raw=rows), "192.0.2.1")
 
 
 async def test_wrong_tokens_of_an_address_are_limited_and_others_do_not_notice(store: TokenDatabase) -> None:
     clock = Clock()
-    authenticator = TokenAuthenticator(store, Attempts(3, 10, clock=clock))
+    authenticator = of_tokens(store, Attempts(3, 10, clock=clock))
     good, fresh = store.create("acme", [Scope.READ]).text, store.create("acme", [Scope.READ]).text
     known = await ask(authenticator, good)
 
@@ -108,13 +118,13 @@ def issuer() -> Issuer:
 
 
 @pytest.fixture
-def authenticator(issuer: Issuer) -> JwtAuthenticator:
+def authenticator(issuer: Issuer) -> BearerAuthenticator:
     issuer.asked.clear()
     issuer.answers.clear()
-    return JwtAuthenticator(ISSUER, AUDIENCE, KeySet(ISSUER, transport=issuer.transport))
+    return of_jwts(KeySet(ISSUER, transport=issuer.transport))
 
 
-async def test_a_jwt_says_who_sends_a_request(issuer: Issuer, authenticator: JwtAuthenticator) -> None:
+async def test_a_jwt_says_who_sends_a_request(issuer: Issuer, authenticator: BearerAuthenticator) -> None:
     expected = Principal("acme", "anna", frozenset({Scope.EXECUTE, Scope.READ}))
 
     assert await ask(authenticator, issuer.sign()) == expected
@@ -124,9 +134,7 @@ async def test_a_jwt_says_who_sends_a_request(issuer: Issuer, authenticator: Jwt
 
 
 async def test_claims_have_the_names_and_words_that_the_configuration_says(issuer: Issuer) -> None:
-    authenticator = JwtAuthenticator(
-        ISSUER,
-        AUDIENCE,
+    authenticator = of_jwts(
         KeySet(ISSUER, f"{ISSUER}/keys", transport=issuer.transport),
         tenant_claim="org",
         scope_claim="roles",
@@ -212,32 +220,30 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-async def test_a_forged_jwt_is_refused(issuer: Issuer, authenticator: JwtAuthenticator, attack: str) -> None:
+async def test_a_forged_jwt_is_refused(issuer: Issuer, authenticator: BearerAuthenticator, attack: str) -> None:
     assert await ask(authenticator, forged(issuer, attack)) == ATTACKS[attack]
     assert isinstance(await ask(authenticator, issuer.sign()), Principal)
 
 
 @pytest.mark.parametrize("text", ["a.b.c", "...", "e30.e30.e30", "x" * 20_000, "eyJhbGciOiJSUzI1NiJ9." * 3, "[" * 5000])
-async def test_what_is_no_jwt_is_refused(authenticator: JwtAuthenticator, text: str) -> None:
+async def test_what_is_no_jwt_is_refused(authenticator: BearerAuthenticator, text: str) -> None:
     assert await ask(authenticator, text) == 401
 
 
 async def test_a_jwt_is_no_token_and_a_token_is_no_jwt(
-    issuer: Issuer, authenticator: JwtAuthenticator, store: TokenDatabase
+    issuer: Issuer, authenticator: BearerAuthenticator, store: TokenDatabase
 ) -> None:
     assert await ask(authenticator, store.create("acme", [Scope.READ]).text) == 401
-    assert await ask(TokenAuthenticator(store), issuer.sign()) == 401
+    assert await ask(of_tokens(store), issuer.sign()) == 401
 
 
 async def test_new_keys_are_found_and_unknown_ids_do_not_make_the_service_ask_each_time(
     issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    authenticator = JwtAuthenticator(
-        ISSUER,
-        AUDIENCE,
+    authenticator = of_jwts(
         KeySet(ISSUER, f"{ISSUER}/keys", transport=issuer.transport, clock=clock),
-        attempts=Attempts(99),
+        Attempts(99),
     )
     new = ec.generate_private_key(ec.SECP256R1())
     issuer.asked.clear()
@@ -273,14 +279,14 @@ async def test_an_issuer_that_cannot_be_used_is_told_and_old_keys_go_on(issuer: 
     clock = Clock()
     keys = KeySet(ISSUER, f"{ISSUER}/keys", transport=issuer.transport, clock=clock)
     issuer.answers["/keys"] = answer
-    assert await ask(JwtAuthenticator(ISSUER, AUDIENCE, keys), issuer.sign()) == 503
+    assert await ask(of_jwts(keys), issuer.sign()) == 503
 
     issuer.answers.clear()
     clock.now += jwks.AGAIN_AFTER_S
-    assert isinstance(await ask(JwtAuthenticator(ISSUER, AUDIENCE, keys), issuer.sign()), Principal)
+    assert isinstance(await ask(of_jwts(keys), issuer.sign()), Principal)
     issuer.answers["/keys"] = answer
     clock.now += jwks.KEPT_S
-    assert isinstance(await ask(JwtAuthenticator(ISSUER, AUDIENCE, keys), issuer.sign()), Principal)
+    assert isinstance(await ask(of_jwts(keys), issuer.sign()), Principal)
     issuer.answers.clear()
 
 
@@ -292,7 +298,7 @@ async def test_a_discovery_document_of_another_issuer_is_refused(issuer: Issuer)
     ):
         issuer.answers["/.well-known/openid-configuration"] = httpx.Response(200, json=about)
         keys = KeySet(ISSUER, transport=issuer.transport)
-        assert await ask(JwtAuthenticator(ISSUER, AUDIENCE, keys), issuer.sign()) == 503
+        assert await ask(of_jwts(keys), issuer.sign()) == 503
     issuer.answers.clear()
 
 
@@ -306,7 +312,7 @@ def test_only_public_keys_for_signatures_count() -> None:
 @each_row("algorithm", ["none", "HS256", "HS512", "rs256", ""])
 def test_algorithms_that_prove_nothing_are_refused_in_the_configuration(algorithm: str) -> None:
     with pytest.raises(UsageError, match="proves nothing"):
-        JwtAuthenticator(ISSUER, AUDIENCE, algorithms=["RS256", algorithm])
+        OidcConfig(issuer=ISSUER, audience=AUDIENCE, algorithms=("RS256", algorithm))
 
 
 @each_row("url", ["http://issuer.example", "ftp://issuer.example", "issuer.example", "https://", ""])

@@ -72,7 +72,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service,
         idempotency_keys=40,
     )
     issuer, made = Issuer(), Service(config, registry())
-    made.authenticator._jwts._keys = KeySet(ISSUER, transport=issuer.transport)  # type: ignore[attr-defined]
+    made.authenticator._jwts.__self__.keys = KeySet(ISSUER, transport=issuer.transport)  # type: ignore[attr-defined]
     with TestClient(create_app(made), client=("198.51.100.1", 50000)) as client:
         yield made, client, issuer
 
@@ -90,7 +90,7 @@ def world(service: tuple[Service, TestClient, Issuer]) -> Iterator[World]:
 
 @pytest.fixture(autouse=True)
 def _no_wrong_tokens_before(service: tuple[Service, TestClient, Issuer]) -> None:
-    wrong = service[0].authenticator._tokens._attempts._wrong  # type: ignore[attr-defined]
+    wrong = service[0].authenticator._attempts._wrong  # type: ignore[attr-defined]
     for address in list(wrong):
         wrong.pop(address)
 

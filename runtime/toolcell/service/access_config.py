@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 import ipaddress
+from typing import Annotated, Final
+
+from pydantic import AfterValidator
 
 from toolcell.service.principal import Scope
 from toolcell.settings import SettingsModel, setting
+
+SIGNATURES: Final = frozenset(
+    {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
+)
+"""With public keys. `none` signs nothing; with HS256 a public key would be the secret."""
+
+
+def check_algorithms(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Check names of signatures, and return them.
+
+    Raises:
+        ValueError: one is not of `SIGNATURES`, or there is none.
+    """
+    if not names or (wrong := sorted(set(names) - SIGNATURES)):
+        given = f"the algorithm {wrong[0]!r:.80} proves nothing" if names else "no algorithm proves anything"
+        raise ValueError(f"{given} with a public key; use one of {', '.join(sorted(SIGNATURES))}")
+    return names
 
 
 class OidcConfig(SettingsModel):
@@ -20,7 +40,7 @@ class OidcConfig(SettingsModel):
     jwks: str | None = None
     """Address of its keys. None: its discovery document says it."""
 
-    algorithms: tuple[str, ...] = ("RS256", "ES256", "EdDSA")
+    algorithms: Annotated[tuple[str, ...], AfterValidator(check_algorithms)] = ("RS256", "ES256", "EdDSA")
     """Signatures that are taken: with public keys only."""
 
     tenant_claim: str = "tenant"

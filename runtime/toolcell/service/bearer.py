@@ -1,10 +1,9 @@
-"""`BearerAuthenticator`: what tokens and JWTs have in common. One header, and a limit on wrong ones."""
+"""`BearerAuthenticator`: one header, two makers of principals (tokens and JWTs), and a limit on wrong credentials."""
 
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from toolcell.service.attempts import Attempts
@@ -12,12 +11,26 @@ from toolcell.service.principal import Principal
 from toolcell.service.problems import Problem
 
 MAX_HEADER_CHARS: Final = 16_384
+TOKEN_PREFIX: Final = "tcs"
+"""Tokens of the service begin with it and `_`; no JWT does."""
+
+PrincipalOf = Callable[[str], Awaitable[Principal]]
+"""Returns whose a credential is, or raises `unauthorized(...)`."""
 
 
-class BearerAuthenticator(ABC):
+class BearerAuthenticator:
     """Finds a principal by the header `Authorization: Bearer ...`. Source: RFC 6750."""
 
-    def __init__(self, attempts: Attempts | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        tokens: PrincipalOf | None = None,
+        jwts: PrincipalOf | None = None,
+        attempts: Attempts | None = None,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`close`: lets go of what the makers have open."""
+        self._tokens, self._jwts, self.close = tokens or jwts, jwts or tokens, close
         self._attempts = Attempts() if attempts is None else attempts
 
     async def principal(self, headers: Mapping[str, str], client: str) -> Principal:
@@ -36,22 +49,16 @@ class BearerAuthenticator(ABC):
                 f"too many wrong credentials came from this address; try again in {wait_s} s",
                 headers={"Retry-After": f"{wait_s}"},
             )
+        principal_of = self._tokens if credential.startswith(f"{TOKEN_PREFIX}_") else self._jwts
+        assert principal_of is not None
         try:
-            principal = await self._principal_of(credential)
+            principal = await principal_of(credential)
         except Problem as problem:
             if problem.status == 401:
                 self._attempts.note_wrong(client)
             raise
         self._attempts.note_right(client, digest)
         return principal
-
-    def close(self) -> None:
-        """Let go of what it has open."""
-        return
-
-    @abstractmethod
-    async def _principal_of(self, credential: str) -> Principal:
-        """Return whose a credential is, or raise `refused(...)`."""
 
 
 def bearer_of(headers: Mapping[str, str]) -> str:
