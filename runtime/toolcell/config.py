@@ -157,7 +157,7 @@ class Limits(SettingsModel):
     dropped; this is not an error. Only output beyond `output_flood_bytes` ends the run."""
 
     output_flood_bytes: int = setting(default=256 * MIB, gt=0)
-    """Bytes that a run may print in total, kept or not. Outcome `output_limit`."""
+    """Bytes that a run and its processes may print to both streams together, kept or not. Outcome `output_limit`."""
 
     frame_bytes: int = setting(default=8 * MIB, ge=4 * KIB, le=256 * MIB)
     """Bytes of one message on the bridge, in either direction. A larger one from the guest is a `protocol_error`."""
@@ -189,8 +189,9 @@ class Limits(SettingsModel):
 
     host_work: int = setting(default=512 * MIB, ge=64 * KIB)
     """Work that a run's messages cause on the host: 1 for each byte, 64 for each list, dict, item and key, 256 for each
-    message, and 64 for each value that the check of a call's arguments visits. 100 million take a second at most, and
-    usually far less. Outcome `host_work_limit`."""
+    message, and 64 for each value that the check of a call's arguments visits. Texts that are printed in quick
+    succession are one message, and 64 for each. 100 million take a second at most, and usually far less. Outcome
+    `host_work_limit`."""
 
     egress_requests: int = setting(default=1000, ge=0)
     """HTTP requests that the libraries of one run may send. The next one fails in the script. Needs `egress=`."""

@@ -281,6 +281,40 @@ def test_a_flood_of_output_ends_the_run_and_is_counted(run: Run, script: str) ->
     assert len(result.logs.text.encode()) < 1200
 
 
+PRINTED = {
+    "lines": ("for n in range(20_000): print('x' * 99)", 2_000_000),
+    "empty lines": ("for n in range(20_000): print()", 20_000),
+    "one character at a time": ("for n in range(20_000): print('é', end='')", 40_000),
+    "the descriptor": "import os\nfor n in range(3000): os.write(1 + n % 2, b'x')",
+    "a process of its own": "import os\nif not os.fork(): os.write(1, b'x' * 3000); os._exit(0)\nos.wait()",
+    "the C library": "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.puts(b'x' * 2999)\nlibc.fflush(None)",
+    "threads": "import threading\nall = [threading.Thread(target=print, args=('x' * 99,)) for n in range(30)]\n"
+    "for each in all: each.start()\nfor each in all: each.join()",
+}  # fmt: skip
+"""Scripts by the way they print, with the bytes that they print: 3000 where nothing is said."""
+
+
+def test_output_flood_bytes_counts_the_bytes_that_are_printed_and_no_others(
+    run: Run, sync_runtime: SyncRuntime
+) -> None:
+    for way, given in PRINTED.items():
+        source, size = given if isinstance(given, tuple) else (given, 3000)
+        with sync_runtime.session() as session:
+            for route in (run, session.execute_code):  # what is too much ends the session's last script
+                allowed = route(source, limits=Limits(output_flood_bytes=size))
+                logs = allowed.logs
+                assert (way, allowed.outcome, logs.stdout_bytes + logs.stderr_bytes) == (way, Outcome.OK, size)
+                refused = route(source, limits=Limits(output_flood_bytes=size - 1))
+                assert_limited(refused, Outcome.OUTPUT_LIMIT, "output_flood_bytes", size - 1)
+                assert (way, refused.error and refused.error.used) == (way, size)
+
+
+def test_what_was_printed_before_a_kill_is_there_however_it_was_printed(run: Run) -> None:
+    source = "import os\nfor n in range(1000): print('line', n)\nprint('no end', end='')\nos.kill(os.getpid(), 9)"
+
+    assert run(source).logs.stdout == "".join(f"line {n}\n" for n in range(1000)) + "no end"
+
+
 def test_an_endless_line_is_held_within_the_limit(run: Run) -> None:
     result = run("print('z' * 5_000_000)\nprint('end')", limits=Limits(output_bytes=2000))
 

@@ -16,8 +16,20 @@ from time import perf_counter
 from types import FrameType
 from typing import Any
 
-from toolcell_bridge.wire.connection import Connection
-from toolcell_bridge.wire.messages import CallTool, CancelCall, Message, PutFile, RunScript, Stay, ToolFail, ToolReturn
+from toolcell_bridge.wire.codec import LOG_STARTS
+from toolcell_bridge.wire.connection import Connection, State
+from toolcell_bridge.wire.framing import Part
+from toolcell_bridge.wire.messages import (
+    CallTool,
+    CancelCall,
+    Log,
+    Message,
+    PutFile,
+    RunScript,
+    Stay,
+    ToolFail,
+    ToolReturn,
+)
 
 READ_BYTES = 256 * 1024
 SPIN_S = 150e-6
@@ -101,10 +113,26 @@ class Channel:
                 return
             self._sending = True
             try:
-                self._write(messages)
-                while self._held:
-                    held, self._held = self._held, []
-                    self._write(held)
+                self._write(*self._connection.send_parts(*messages))
+                self._write_held()
+            finally:
+                self._sending = False
+        self._note_free()
+
+    def send_printed(self, stream: int, text: bytes) -> None:
+        """Send a `Log` of up to `PRINTED_BYTES` of UTF-8, in a tenth of the time.
+
+        Raises:
+            ChannelClosed: the host is gone.
+        """
+        with self._lock:
+            if self._sending or self._connection.state is not State.RUNNING:
+                self.send(Log(stream, text.decode()))
+                return
+            self._sending = True
+            try:
+                self._write(LOG_STARTS[stream][len(text)] + text)
+                self._write_held()
             finally:
                 self._sending = False
         self._note_free()
@@ -114,8 +142,12 @@ class Channel:
             call, self.when_free = self.when_free, None
             call()
 
-    def _write(self, messages: Sequence[Message]) -> None:
-        parts = self._connection.send_parts(*messages)
+    def _write_held(self) -> None:
+        while self._held:
+            held, self._held = self._held, []
+            self._write(*self._connection.send_parts(*held))
+
+    def _write(self, *parts: Part) -> None:
         try:
             for part in parts:
                 self._sock.sendall(part)

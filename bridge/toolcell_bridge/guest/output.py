@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 from toolcell_bridge.guest.channel import Channel, ChannelClosed
+from toolcell_bridge.wire.codec import PRINTED_BYTES
 from toolcell_bridge.wire.messages import Log
 
 FLUSH_CHARS = 16 * 1024
@@ -140,18 +141,17 @@ class LogStream(io.TextIOBase):
 
     def _send(self, text: str) -> None:
         # Lone surrogates have no form on the wire; show them as Python would.
-        text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+        data = text.encode("utf-8", "backslashreplace")
         try:
+            if len(data) <= PRINTED_BYTES:
+                self._channel.send_printed(self._stream, data)
+                return
+            text = data.decode("utf-8")
             for start in range(0, len(text), FLUSH_CHARS):
                 self._channel.send(Log(self._stream, text[start : start + FLUSH_CHARS]))
         except ChannelClosed:
-            self._write_raw(text)
-
-    def _write_raw(self, text: str) -> None:
-        # A forked child has no bridge; its output takes the pipe.
-        data = text.encode()
-        while data:
-            data = data[os.write(self._stream, data) :]
+            while data:  # a forked child has no bridge; its output takes the pipe
+                data = data[os.write(self._stream, data) :]
 
 
 def capture(channel: Channel) -> None:

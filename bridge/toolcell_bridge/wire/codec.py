@@ -274,5 +274,15 @@ decode = MESSAGES.decode
 decode_counted = MESSAGES.decode_counted
 decode_in_steps = MESSAGES.decode_in_steps
 
-LOG_HEADS: Final[dict[int, bytes]] = {stream: encode(Log(stream, ""))[4:-1] for stream in (1, 2)}
-"""What a `Log` of each stream begins with, before its text."""
+PRINTED_BYTES: Final = 240
+"""Most bytes of a text whose frame has a ready beginning."""
+
+
+def _log_starts(stream: int) -> tuple[bytes, ...]:
+    frame = encode(Log(stream, "x" * PRINTED_BYTES))[: -PRINTED_BYTES - 1]
+    rest = frame[HEADER_BYTES:]
+    return tuple(bytes((0, 0, 0, len(rest) + 1 + size)) + rest + bytes((size,)) for size in range(PRINTED_BYTES + 1))
+
+
+LOG_STARTS: Final = {stream: _log_starts(stream) for stream in (1, 2)}
+"""The frame of a `Log` of each stream without its text, by the size of the text in bytes. Most texts are short."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, KeysView, Mapping
 from itertools import chain
 from typing import Final, Self, TypeAlias
 
-from toolcell_bridge.wire.codec import LOG_HEADS, decode_counted, decode_in_steps, encode_parts
+from toolcell_bridge.wire.codec import LOG_STARTS, decode_counted, decode_in_steps, encode_parts
 from toolcell_bridge.wire.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from toolcell_bridge.wire.framing import MAX_FRAME_BYTES, FrameReader, Part
 from toolcell_bridge.wire.messages import (
@@ -234,14 +234,13 @@ class Connection:
         return None
 
     def _joined(self, log: Log) -> Log:
-        """Join a message with those that follow, up to the end of a line: a script may print character by character."""
-        if log.text.endswith("\n"):
-            return log
-        texts = self.frames.take_short(LOG_HEADS[log.stream], JOINED)
+        """Join a message with those of its stream that follow and are here already."""
+        starts = LOG_STARTS[log.stream]
+        texts = self.frames.take_texts(starts, JOINED)
         if not texts:
             return log
         text = b"".join(texts)
-        self.message_bytes += len(text) + len(texts) * len(LOG_HEADS[log.stream])
+        self.message_bytes += len(text) + len(texts) * len(starts[0])
         self.message_elements += len(texts)
         return Log(log.stream, log.text + text.decode("ascii"))
 

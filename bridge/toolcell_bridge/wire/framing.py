@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from toolcell_bridge.wire.errors import RemoteProtocolError, ValueTooLarge
@@ -19,13 +20,6 @@ _LARGE_BYTES: Final = 64 * 1024
 
 _MAPPED_BYTES: Final = 256 * 1024
 """A longer frame is collected in memory of its own, into which a socket can write. The kernel gives it page by page."""
-
-_SHORT_TEXT: Final = 0xA0
-_SHORT_TEXT_BYTES: Final = 31
-"""Mark of msgpack: the first byte of a text that is no longer than this, with its length in it."""
-
-_TEXT_AND_LENGTH: Final = 0xD9
-"""Mark of msgpack: what comes before the length of a text of up to 255 bytes."""
 
 FRAME_CURE: Final = "; the limit is frame_bytes: send less at a time, or a file"
 """What to do about a message that is too large."""
@@ -131,33 +125,23 @@ class FrameReader:
         self.large = None
         return memoryview(large)[HEADER_BYTES:]
 
-    def take_short(self, head: bytes, most: int) -> list[bytearray]:
-        """Take the frames that come next as long as each is `head` and one short ASCII text of msgpack, not empty.
+    def take_texts(self, starts: Sequence[bytes], most: int) -> list[bytearray]:
+        """Take the frames that come next as long as each is one of `starts` and an ASCII text as long as its index.
 
-        Return the texts; one that ends a line is the last. Any other frame, also a malformed one, is left to
-        `next_frame`.
+        Return the texts. Any other frame, also a malformed one, is left to `next_frame`.
         """
-        buffer = self.buffer
-        found: list[bytearray] = []
-        if self._end or len(buffer) <= HEADER_BYTES + len(head):
+        buffer, found, at = self.buffer, list[bytearray](), 0
+        if self._end:
             return found
-        at = 0
-        while len(found) < most and buffer.startswith(b"\0\0\0", at) and len(buffer) > at + HEADER_BYTES:
-            form = at + HEADER_BYTES + len(head)
-            end = at + HEADER_BYTES + buffer[at + HEADER_BYTES - 1]
-            if end > len(buffer) or form >= end or not buffer.startswith(head, at + HEADER_BYTES):
+        head = len(starts[0])
+        while len(found) < most and len(buffer) > at + head:
+            size = buffer[at + head - 1]
+            end = at + head + size
+            if size >= len(starts) or end > len(buffer) or not buffer.startswith(starts[size], at):
                 break
-            text = form + 2 if buffer[form] == _TEXT_AND_LENGTH else form + 1
-            if text >= end or buffer[text - 1] != (end - text if text == form + 2 else _SHORT_TEXT | end - text):
+            if not (text := buffer[at + head : end]).isascii():
                 break
-            if (
-                end - text > (255 if text == form + 2 else _SHORT_TEXT_BYTES)
-                or not (piece := buffer[text:end]).isascii()
-            ):
-                break
-            found.append(piece)
+            found.append(text)
             at = end
-            if piece.endswith(b"\n"):
-                break
         del buffer[:at]
         return found

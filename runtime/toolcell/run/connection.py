@@ -207,13 +207,12 @@ class GuestConnection:
             self._is_broken = True
             raise
 
-    async def receive(self) -> bool:
-        """Wait for bytes from the guest; False when it is gone. The messages come from `next_message`."""
+    async def receive(self) -> int:
+        """Wait for bytes from the guest; return how many, 0 when it is gone. Messages come from `next_message`."""
         data = await self._stream.receive()
-        if not data:
-            return False
-        self.wire.receive_data(data)
-        return True
+        if data:
+            self.wire.receive_data(data)
+        return len(data)
 
 
 def _nothing() -> None:

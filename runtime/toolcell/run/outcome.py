@@ -96,6 +96,8 @@ class RunEnd:
     stopped: StopReason | None = None
     """None: the sandbox ended by itself, without a `Done`."""
     has_value: bool = False
+    printed_bytes: int = 0
+    """To both streams, kept or not."""
     refused: int = 0
     """Tool calls past `tool_calls`; `usage` does not count them."""
     line: int | None = None
@@ -185,8 +187,10 @@ def _script_failure(end: RunEnd, error: ErrorInfo) -> tuple[Outcome, ErrorInfo]:
 
 
 def _enforced_limit(end: RunEnd, done: Done | None) -> LimitExceeded | None:
-    """Find a limit that the kernel enforced before the monitor measured the sandbox."""
+    """Find a limit that the kernel enforced before the monitor measured the sandbox, or that its end exceeded."""
     limits, usage, sample = end.limits, end.usage, end.sample
+    if end.printed_bytes > limits.output_flood_bytes:
+        return LimitExceeded(Outcome.OUTPUT_LIMIT, "output_flood_bytes", limits.output_flood_bytes, end.printed_bytes)
     if sample.memory_kills and (done is None or not done.ok):
         return LimitExceeded(Outcome.MEMORY_LIMIT, "memory_bytes", limits.memory_bytes, usage.peak_memory_bytes)
     if sample.peak_memory_bytes > limits.memory_bytes:

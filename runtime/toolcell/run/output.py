@@ -15,7 +15,7 @@ from toolcell.run.printed_text import Capture, Stream
 from toolcell.run.request import RunRequest
 from toolcell.run.returned_files import ReturnedFiles
 from toolcell.sandbox.backend import LimitExceeded
-from toolcell.support.host_work import MESSAGE_WORK, HostWork
+from toolcell.support.host_work import HostWork
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.messages import (
     CancelCall,
@@ -48,7 +48,6 @@ class RunOutput:
         self._work = work
         self._capture = Capture(request.limits.output_bytes)
         self._files = ReturnedFiles(request.limits, request.sink)
-        self._frames = 0
 
     @property
     def printed_bytes(self) -> int:
@@ -69,7 +68,6 @@ class RunOutput:
         Raises:
             RemoteProtocolError: it is larger than its limit, or a message that no guest of ours sends.
         """
-        self._frames += 1
         match message:
             case Log(stream, text):
                 self._keep(STREAMS[stream], text)
@@ -83,10 +81,8 @@ class RunOutput:
             case FileProblem():
                 self._files.take_problem(message)
             case CancelCall(id):
-                self._check_flood()
                 self._cancel_call(id)
             case Progress(value):
-                self._check_flood()
                 self.callbacks.progress(value)
             case Leftover():
                 self._connection.leftover = message
@@ -135,6 +131,6 @@ class RunOutput:
         self.callbacks.log(stream, text)
 
     def _check_flood(self) -> None:
-        total, limit = self._capture.total_bytes + MESSAGE_WORK * self._frames, self._limits.output_flood_bytes
+        total, limit = self._capture.total_bytes, self._limits.output_flood_bytes
         if total > limit:
             self._connection.stop(LimitExceeded(Outcome.OUTPUT_LIMIT, "output_flood_bytes", limit, total))

@@ -44,9 +44,9 @@ from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, Va
 from toolcell_bridge.wire.framing import Part
 from toolcell_bridge.wire.messages import CallTool, Done, Log
 
-PRINTED_READS, PAUSE_S = 32, 0.0005
-"""After so many reads that brought printed text and nothing else, wait so long before each: being woken for each word
-that a script prints costs both ends more than the word."""
+PRINTED_READS, PAUSE_S, FEW_BYTES = 32, 0.0005, 4096
+"""After so many reads that brought printed text and nothing else, wait so long after one that brought few bytes: being
+woken for each word that a script prints costs both ends more than the word."""
 
 CANCELLED = "cancelled by the caller"
 
@@ -200,7 +200,7 @@ class Run:
         """Read messages until there is a tool call to make; None when the run is over."""
         connection, calls, output, work = self._connection, self._calls, self._output, self._work
         wire, turn, unheard, read = connection.wire, self._turn, self.callbacks.unheard, connection.next_message
-        printed, has_printed = 0, False
+        printed, received, has_printed = 0, 0, False
         try:
             while connection.stopped is None:
                 if time.perf_counter() > turn.until:
@@ -215,10 +215,10 @@ class Run:
                         continue
                     await connection.flush()
                     self._observer.on_answers_sent()
-                    if has_printed and (printed := printed + 1) > PRINTED_READS:
+                    if has_printed and (printed := printed + 1) > PRINTED_READS and received < FEW_BYTES:
                         await anyio.sleep(PAUSE_S)
                     has_printed = False
-                    if not await connection.receive():
+                    if not (received := await connection.receive()):
                         return None
                     continue
                 if not (has_printed := type(message) is Log):
@@ -387,6 +387,7 @@ class Run:
             lint=lint,
             stopped=stopped,
             has_value=output.has_value,
+            printed_bytes=output.printed_bytes,
             refused=refused,
             line=self._line,
             waits_for=waits_for,
