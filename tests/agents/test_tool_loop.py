@@ -470,7 +470,9 @@ def test_old_answers_are_shortened_once_a_transcript_is_too_long() -> None:
 
     assert short[2]["content"].startswith("x" * 200 + "\n[800 characters")
     assert [message["content"] for message in short[3:]] == [message["content"] for message in messages[3:]]
-    assert compacted(messages, above_chars=100_000) == messages
+    size = sum(len(str(each.get("content") or "")) for each in messages)
+    size += sum(len(str(call)) for each in messages for call in each.get("tool_calls") or ())
+    assert compacted(messages, above_chars=size) == messages != compacted(messages, size - 1, keep_iterations=2)
     assert messages[2]["content"] == long
 
 

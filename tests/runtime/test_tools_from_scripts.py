@@ -31,6 +31,32 @@ def test_plain_text_stays_text_whatever_it_looks_like(run: Run, kind: str, text:
     assert run(f"set_result(call_tool('text', kind={kind!r}))").value == text
 
 
+def test_a_run_keeps_the_tools_that_it_began_with() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    def early() -> str:
+        """Be there from the beginning."""
+        return "early"
+
+    @registry.tool
+    def change() -> None:
+        """Take one tool out and register another."""
+        registry.unregister("early")
+        registry.register("late", "Come late and say so.", function=lambda: "late")
+
+    script = """
+call_tool("change")
+def ask(name):
+    try: return call_tool(name)
+    except RuntimeError as error: return error.code
+set_result([ask("early"), ask("late")])"""
+    with SyncRuntime(registry) as runtime:
+        first = runtime.execute_code(script)
+        second = runtime.execute_code(script.replace('call_tool("change")', ""))
+    assert (first.value, second.value) == (["early", "unknown_tool"], ["unknown_tool", "late"])
+
+
 @pytest.mark.conforms("Q-b13")
 def test_raw_gives_text(run: Run) -> None:
     assert run("set_result(call_tool('echo', {'q': {'a': 1}}, raw=True))").value == '{"a": 1}'
