@@ -481,6 +481,18 @@ def test_a_registry_is_found_in_a_file_a_module_and_by_name(fake: type[FakeRunti
     assert sorted(fake.seen["registry"].list()) == ["echo", "search", "two"]
 
 
+def test_a_module_beside_a_file_of_tools_comes_before_an_installed_one(
+    fake: type[FakeRuntime], folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    installed = tmp_path_factory.mktemp("installed")
+    for place in (installed, folder):
+        (place / "twice_there.py").touch()
+    sys.path.insert(0, str(installed))
+    (folder / "imports.py").write_text("import twice_there\n" + TOOLS)
+    invoke("run", "script.py", "--tools", "imports.py")
+    assert sys.modules.pop("twice_there").__file__ == str(folder / "twice_there.py")
+
+
 def test_decorated_functions_are_the_tools_where_there_are_any(fake: type[FakeRuntime], folder: Path) -> None:
     (folder / "decorated.py").write_text(
         "from toolcell.tools import tool\n"
