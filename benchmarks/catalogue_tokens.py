@@ -23,10 +23,10 @@ import bpe_openai
 from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import Reply, ScriptedModel, calls
+from toolcell.calls.options import Origin
 from toolcell.mcp.listing import own_tools
 from toolcell.tools import ToolDefinition, ToolOptions
 from toolcell.tools.adapters import positional_spec
-from toolcell.tools.options import MODEL, Origin
 from toolcell.tools.spec import ToolSpec
 
 ENCODING = "o200k_base"
@@ -114,7 +114,7 @@ def shown() -> dict[str, int]:
     stubs = registry.to_python()
     runtime = Runtime(registry)
     registry.enable_tool_search()
-    search = [each.to_openai() for each in registry.definitions(MODEL, shown_chars=0)]
+    search = [each.to_openai() for each in registry.definitions(Origin.MODEL, shown_chars=0)]
     mcp = [tool.model_dump(by_alias=True, exclude_none=True) for tool in own_tools(runtime, False, False)]
     found = registry.describe_tools(["billing.list_invoice", "mail.create_message", "crm.get_customer"], detail="full")
     return {

@@ -10,7 +10,7 @@ import anyio
 
 from toolcell import ToolRegistry, UsageError
 from toolcell.builtin import HashEmbeddings, Scored, Skill, Skills
-from toolcell.tools import nearest
+from toolcell.support.embeddings import nearest
 
 
 class JsonSkills:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import anyio
 
-from toolcell import RunContext, Runtime, ToolRegistry
+from toolcell import RunContext, Runtime, ToolError, ToolRegistry
 from toolcell.audit import AuditLog, HmacKey, Index, RecordedRun, replay, runtime_options, verify
-from toolcell.tools import ToolError
 
 registry = ToolRegistry()
 STOCK = {"kettle": 3, "teapot": 0}

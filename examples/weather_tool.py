@@ -4,9 +4,10 @@ import json
 
 import anyio
 
+from toolcell import ToolError
 from toolcell.agents import Agent
 from toolcell.testing import ScriptedModel, calls
-from toolcell.tools import ToolError, ToolRegistry
+from toolcell.tools import ToolRegistry
 
 registry = ToolRegistry()
 KNOWN = {"Jakarta": 28, "Oslo": -3}

@@ -20,10 +20,10 @@ import typer
 import toolcell
 from rows import each_row
 from toolcell import Agent, Limits, Outcome, PoolConfig, compat
+from toolcell.calls.options import ToolOptions
 from toolcell.cli import COMMANDS, build
 from toolcell.cli.terminal import size
 from toolcell.errors import MissingPackage
-from toolcell.tools.options import ToolOptions
 from toolcell.tools.registry_state import RegistrySettings
 from toolcell_bridge.guest.lint import IMPORTABLE
 from toolcell_bridge.wire.messages import TAGS

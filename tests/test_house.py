@@ -35,6 +35,7 @@ LAYERS = (
         "toolcell.flows",
         "toolcell.quotas",
     ),
+    ("toolcell.calls",),
     ("toolcell.sandbox", "toolcell.tools", "toolcell.journal"),
     ("toolcell.run",),
     ("toolcell.audit",),
@@ -58,7 +59,10 @@ INDEPENDENT = ("calls", "connection", "outcome", "output", "request", "run")
 
 
 CORE = ("results", "sandbox", "tools", "journal", "run", "audit", "control", "sessions")
-"""Folders with a face: the names in the `__all__` of its `__init__`, and in those of the folders in it."""
+"""Folders with a face: the names in the `__all__` of its `__init__`, and in those of the folders in it.
+
+`calls`, `support` and `toolcell_bridge` have none. Everybody shares their words, and imports them from the modules.
+"""
 
 OUTER_ROOMS = ("egress", "builtin", "agents", "mcp", "integrations", "service", "kernel", "cli", "testing", "compat")
 """They use the core as any program would: by its faces."""
@@ -97,7 +101,7 @@ def test_no_module_imports_the_package_that_it_is_part_of() -> None:
 
 
 def is_core(module: str) -> bool:
-    return module.startswith(("toolcell_bridge.", *(f"toolcell.{folder}." for folder in CORE))) or module in FACES
+    return module.startswith(tuple(f"toolcell.{folder}." for folder in CORE)) or module in FACES
 
 
 def names_behind_faces(module: Module) -> list[str]:
@@ -113,7 +117,7 @@ def names_behind_faces(module: Module) -> list[str]:
 FACES = {
     name: module
     for name, module in HOUSE.modules.items()
-    if name == "toolcell_bridge" or (module.is_package and name.startswith("toolcell.") and name.split(".")[1] in CORE)
+    if module.is_package and name.startswith("toolcell.") and name.split(".")[1] in CORE
 }
 
 

@@ -10,19 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from toolcell.calls import events
+from toolcell.calls.call import CompletionCallback
 from toolcell.errors import RegistrationError
-from toolcell.tools import (
-    CompletionCallback,
-    Event,
-    Part,
-    RunContext,
-    Status,
-    Text,
-    ToolDefinition,
-    ToolRegistry,
-    ToolResult,
-    events,
-)
+from toolcell.tools import Event, Part, RunContext, Status, Text, ToolDefinition, ToolRegistry, ToolResult
 
 # content / error
 

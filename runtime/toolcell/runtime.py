@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import anyio
 
+from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.checker_process import end_idle
+from toolcell.calls.placeholders import DryRun
+from toolcell.calls.reverts import Reverts
 from toolcell.config import CheckTypes, Limits, Policy, PoolConfig, check_types_of
 from toolcell.control.script_checks import ScriptChecks
 from toolcell.control.script_runs import ScriptRuns
@@ -30,15 +34,11 @@ from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.environment import Environment
 from toolcell.sandbox.pool import Pool
 from toolcell.settings import settings_of
+from toolcell.support.checks import brief, check_does, check_kind
 from toolcell.support.keywords import keywords_known
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
-from toolcell.tools import RunContext, ToolRegistry
-from toolcell.tools.call import CallableTools
-from toolcell.tools.checker_process import end_idle
-from toolcell.tools.checks import brief, check_does, check_kind
-from toolcell.tools.placeholders import DryRun
+from toolcell.tools import ToolRegistry
 from toolcell.tools.registry import registry_of
-from toolcell.tools.reverts import Reverts
 
 if TYPE_CHECKING:
     from toolcell.audit.log import AuditLog

@@ -12,6 +12,7 @@ from rows import each_row
 from toolcell.agents import Agent, Network, run_tool_loop, user
 from toolcell.agents.loop import ToolLoopConfig
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.calls.run_state import RunState
 from toolcell.tools import (
     AgentTool,
     Budget,
@@ -24,7 +25,6 @@ from toolcell.tools import (
     ToolRegistry,
     ToolResult,
 )
-from toolcell.tools.run_state import RunState
 from tools.toolkit import PATIENCE_S, recorded
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]

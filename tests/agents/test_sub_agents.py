@@ -13,9 +13,9 @@ from rows import each_row
 from toolcell import OpenAIProvider, Runtime, UsageError
 from toolcell.agents import Agent, Network, ProviderError, RetryPolicy
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.calls.result import TokenUsage
+from toolcell.calls.run_state import RunState
 from toolcell.tools import Block, Budget, Call, File, RunContext, Status, ToolContext, ToolRegistry, ToolResult
-from toolcell.tools.result import TokenUsage
-from toolcell.tools.run_state import RunState
 from tools.toolkit import PATIENCE_S, Meeting, recorded
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]

@@ -12,7 +12,8 @@ from rows import each_row
 from toolcell import Runtime, ToolRegistry, ToolResult, UsageError
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.tools import MODEL, Status
+from toolcell.calls.options import Origin
+from toolcell.tools import Status
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
@@ -52,7 +53,7 @@ def test_results_have_no_error_and_are_not_silent_unless_they_say_so() -> None:
 
 
 @pytest.mark.conforms("F-b7")
-@each_row(("origin", "refused"), [(None, 0), (MODEL, 36)])
+@each_row(("origin", "refused"), [(None, 0), (Origin.MODEL, 36)])
 async def test_the_most_calls_of_one_response_are_a_models_and_not_the_programs(origin: Any, refused: int) -> None:
     registry = ToolRegistry()
 

@@ -23,9 +23,10 @@ from toolcell.audit.recorder import Recorder
 from toolcell.audit.records import StoredEvent
 from toolcell.audit.run_record import RunRecord
 from toolcell.audit.verification import Report, verify
+from toolcell.errors import ToolError
 from toolcell.results import ExecutionResult, LogEntry, Logs, Outcome
 from toolcell.sandbox.backend import GuestFile
-from toolcell.tools import Origin, RunContext, ToolError
+from toolcell.tools import Origin, RunContext
 from toolcell_bridge.wire.messages import RunScript
 
 SCRIPT = "rows = call_tool('search', query='x')\nset_result(rows)"
@@ -53,7 +54,7 @@ def make_registry() -> ToolRegistry:
     @registry.tool
     async def outer(query: str) -> Any:
         """Call another tool and return what it returned."""
-        from toolcell.tools.context import current_context
+        from toolcell.calls.context import current_context
 
         return (await current_context().call_tool("search", {"query": query})).value
 

@@ -18,8 +18,9 @@ from audit.ledger import Ledger
 from toolcell.audit import receipt, records
 from toolcell.audit.otel import SpanSink
 from toolcell.audit.query import Index
+from toolcell.errors import ToolError
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome
-from toolcell.tools import RunContext, ToolError
+from toolcell.tools import RunContext
 
 SECRET = 'hunter2-"quoted"\\é/and more'
 RAW = SECRET.encode()

@@ -22,7 +22,7 @@ from toolcell.errors import UsageError
 from toolcell.support import packing
 from toolcell.support.secrets import LINE_BREAKS, MIN_SECRET_CHARS, REDACTED
 from toolcell.tools import RunContext, Secrets
-from toolcell_bridge import to_plain
+from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.columns import Column
 from toolcell_bridge.wire.tables import Array, Axis, Table
 from wire.table_examples import numbers, text

@@ -15,7 +15,7 @@ from toolcell.audit.otel import SpanSink
 from toolcell.audit.wildcards import fits
 from toolcell.cli import build
 from toolcell.tools import ToolRegistry
-from toolcell_bridge import to_plain
+from toolcell_bridge.guest.values import to_plain
 
 np: Any = pytest.importorskip("numpy")
 pd: Any = pytest.importorskip("pandas")

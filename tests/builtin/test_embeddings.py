@@ -24,8 +24,8 @@ from toolcell.builtin import (
 )
 from toolcell.builtin.embeddings import http as http_module
 from toolcell.errors import EmbeddingError, UsageError
+from toolcell.support.embeddings import cosine, embed_texts
 from toolcell.tools import ToolRegistry
-from toolcell.tools.embeddings import cosine, embed_texts
 
 pytestmark = pytest.mark.anyio
 

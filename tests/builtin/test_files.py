@@ -15,9 +15,9 @@ from builtin.routes import by_code, by_model, by_plan
 from toolcell import Runtime
 from toolcell.builtin import Files
 from toolcell.builtin.file import directory_of
+from toolcell.calls.result import ToolResult
 from toolcell.errors import UsageError
 from toolcell.tools import RunContext, ToolRegistry
-from toolcell.tools.result import ToolResult
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 

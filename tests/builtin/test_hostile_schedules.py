@@ -8,10 +8,10 @@ from rows import each_row
 from toolcell import Runtime, ToolRegistry
 from toolcell.builtin import SqliteStore
 from toolcell.builtin.schedule import Schedule
+from toolcell.calls.call import RunScope
+from toolcell.calls.options import Origin
+from toolcell.calls.policy import CallPolicy
 from toolcell.tools import RunContext, ToolResult
-from toolcell.tools.call import RunScope
-from toolcell.tools.options import Origin
-from toolcell.tools.policy import CallPolicy
 
 pytestmark = pytest.mark.anyio
 

@@ -17,10 +17,10 @@ from toolcell import Limits, Policy, Runtime, SyncRuntime
 from toolcell.builtin import Shell
 from toolcell.builtin.shell import BLOCKLIST, Copy, command_result, is_answer, save
 from toolcell.builtin.workspace import Workspace
+from toolcell.calls.result import Status, ToolResult
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult, Outcome, OutputFile
 from toolcell.tools import CodeRuntime, RunContext, ToolRegistry
-from toolcell.tools.result import Status, ToolResult
 
 GONE_S = 10.0
 """In which the last of a bomb's killed processes must have ended."""

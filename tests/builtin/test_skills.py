@@ -17,9 +17,9 @@ from toolcell import Runtime
 from toolcell.builtin import HashEmbeddings, Skill, Skills, SqliteStore
 from toolcell.builtin.skill import digest_of
 from toolcell.builtin.skill_folder import parse_skill, slug
+from toolcell.calls.result import ToolResult
 from toolcell.errors import ToolError, UsageError
 from toolcell.tools import RunContext, ToolRegistry
-from toolcell.tools.result import ToolResult
 
 pytestmark = pytest.mark.anyio
 

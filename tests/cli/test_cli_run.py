@@ -598,7 +598,7 @@ def in_stock(x: int) -> int:
 
 def planned() -> int:
     """Fail as a tool does whose words are meant to be read."""
-    from toolcell.tools import ToolError
+    from toolcell import ToolError
     raise ToolError("said by the tool")
 
 

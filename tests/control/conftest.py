@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from toolcell import PoolConfig, SyncRuntime, ToolRegistry
-from toolcell.tools import ToolError
+from toolcell.errors import ToolError
 
 
 class Effects:

@@ -22,13 +22,13 @@ from toolcell import (
     UsageError,
 )
 from toolcell.agents.providers.provider import ModelResponse
+from toolcell.calls.context import current_context
+from toolcell.calls.hooks import Block, Rewrite, approval_hook
+from toolcell.calls.model_calls import ToolCall
 from toolcell.control import Approve, Draft
 from toolcell.control.draft import COMMITTED
 from toolcell.flows import Flow
 from toolcell.results import CommitResult
-from toolcell.tools.context import current_context
-from toolcell.tools.hooks import Block, Rewrite, approval_hook
-from toolcell.tools.model_calls import ToolCall
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 

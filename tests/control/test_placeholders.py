@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from rows import each_row
 from toolcell import RunContext, ToolRegistry
+from toolcell.calls.placeholders import effect_of, effects_in, placeholder, with_results
 from toolcell.control.commit import Commit
 from toolcell.control.draft import Draft
 from toolcell.flows import Flow
-from toolcell.tools.placeholders import effect_of, effects_in, placeholder, with_results
 from toolcell_bridge.guest.placeholder import ENDS_DRAFT, RESULT_OF, DraftEnded, GuestDryRun, Placeholder
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.messages import ToolFail, ToolReturn

@@ -16,7 +16,7 @@ from toolcell.mcp.content import IN_PART, question, readable_only
 from toolcell.results import PendingCall, Table
 from toolcell.results.effects import Effect, effects_digest, shown_effects
 from toolcell.tools import Deny, ToolRegistry
-from toolcell_bridge import to_plain
+from toolcell_bridge.guest.values import to_plain
 
 np: Any = pytest.importorskip("numpy")
 pd: Any = pytest.importorskip("pandas")

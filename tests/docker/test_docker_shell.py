@@ -10,12 +10,12 @@ import pytest
 
 from toolcell import Policy, PoolConfig, Runtime
 from toolcell.builtin import Shell
+from toolcell.calls.result import Status, ToolResult
 from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.docker.images import build, check, reference
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.tools import ToolRegistry
-from toolcell.tools.result import Status, ToolResult
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 

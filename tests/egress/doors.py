@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from toolcell import Limits, RunContext, ToolRegistry, ToolResult
+from toolcell.calls.options import Origin
+from toolcell.calls.uploads import OpenRequests
 from toolcell.egress import Allow, Egress
-from toolcell.tools import CODE, Origin
-from toolcell.tools.uploads import OpenRequests
 
 TOKEN = "tok-51fa0c9d7e/+Z"
 
@@ -31,7 +31,7 @@ class Door:
         self.requests = OpenRequests(64 << 20)
         self.context = RunContext(run_id="run").within(requests=self.requests)
 
-    async def call(self, name: str, args: dict[str, Any], origin: Origin = CODE) -> ToolResult:
+    async def call(self, name: str, args: dict[str, Any], origin: Origin = Origin.CODE) -> ToolResult:
         return await self.registry.dispatch(name, args, origin=origin, context=self.context)
 
     async def send(

@@ -19,11 +19,11 @@ from builtin.webkit import Names, Site, page, redirect, serve
 from egress.doors import TOKEN, Door, code_of, door
 from rows import each_row
 from toolcell import Limits, ToolError, UsageError
+from toolcell.calls.options import Origin
 from toolcell.egress import Allow, Egress
 from toolcell.egress.echoes import Echoes
 from toolcell.egress.overrides import INFLATED_BYTES, PIECE_BYTES
 from toolcell.support.secret_forms import forms_of
-from toolcell.tools import MODEL, PLAN
 
 pytestmark = [
     pytest.mark.quick,
@@ -810,7 +810,7 @@ async def test_the_rest_of_an_answer_is_read_by_its_own_run_alone() -> None:
 
 async def test_only_the_code_of_a_script_sends_requests() -> None:
     async with serve({}) as site, door(of(site)) as run:
-        for origin in (MODEL, PLAN):
+        for origin in (Origin.MODEL, Origin.PLAN):
             result = await run.call("http", {"method": "GET", "url": site.url(host="127.0.0.1")}, origin)
             assert code_of(result) == "not_permitted"
 

@@ -16,11 +16,11 @@ from egress.doors import SEND
 from egress.replays import replayed
 from toolcell import Flow, Limits, Outcome, Policy, Quota, Quotas, RunContext, Runtime, ToolRegistry
 from toolcell.audit import AuditLog, RecordConfig
+from toolcell.calls import uploads
 from toolcell.control import Approve
 from toolcell.egress import Allow, Egress
 from toolcell.results import ExecutionResult
 from toolcell.run import listed_calls
-from toolcell.tools import uploads
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.anyio]
 

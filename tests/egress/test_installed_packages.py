@@ -25,11 +25,11 @@ from toolcell.control import Approve, Draft
 from toolcell.egress import Allow, Egress, PackageIndex
 from toolcell.egress.packages import PIP, ScriptPython
 from toolcell.egress.run_requests import RunRequests
-from toolcell.errors import PackageError
+from toolcell.errors import PackageError, ToolError
 from toolcell.sandbox import prepare_packages
 from toolcell.sandbox.process import packages
 from toolcell.testing import FakeBackend
-from toolcell.tools import Rewrite, ToolError
+from toolcell.tools import Rewrite
 from toolcell_bridge.guest.egress.packages import unpack_wheel
 from wheels import make_wheel
 

@@ -10,10 +10,10 @@ from typing import Any
 import msgpack
 import pytest
 
+from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
+from toolcell.calls.coercion import MAX_CHANGES
+from toolcell.calls.problems import MAX_PROBLEMS
 from toolcell.tools import ToolDefinition
-from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
-from toolcell.tools.coercion import MAX_CHANGES
-from toolcell.tools.problems import MAX_PROBLEMS
 
 TIMES = 10
 CONSTANT = 200_000

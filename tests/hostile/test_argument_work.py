@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from pydantic import AfterValidator
 
 from hostile.counting import calls
+from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
+from toolcell.calls.problems import MAX_MESSAGE_CHARS, MAX_PROBLEMS
 from toolcell.support.spelling import closest
 from toolcell.tools import ToolDefinition, ToolRegistry
-from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
-from toolcell.tools.problems import MAX_MESSAGE_CHARS, MAX_PROBLEMS
 
 pytestmark = pytest.mark.quick
 

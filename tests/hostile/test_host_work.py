@@ -20,18 +20,19 @@ from pydantic_core import core_schema
 from hostile.counting import calls
 from toolcell import Limits
 from toolcell.audit.redact import Redactor
+from toolcell.calls import checker_process
+from toolcell.calls.arguments import ArgumentChecker
+from toolcell.calls.call import RunScope
+from toolcell.calls.problems import bounded_json
+from toolcell.calls.result import ToolResult
+from toolcell.calls.run_state import Secrets
+from toolcell.calls.values import LARGE_ELEMENTS, is_large
 from toolcell.journal.ledger import Journal
 from toolcell.run.printed_text import Capture
 from toolcell.run.returned_files import ReturnedFiles
 from toolcell.support.host_work import ELEMENT_WORK, HostWork
 from toolcell.support.packing import value_digest
-from toolcell.tools import RunContext, ToolDefinition, ToolRegistry, checker_process
-from toolcell.tools.arguments import ArgumentChecker
-from toolcell.tools.call import RunScope
-from toolcell.tools.problems import bounded_json
-from toolcell.tools.result import ToolResult
-from toolcell.tools.run_state import Secrets
-from toolcell.tools.values import LARGE_ELEMENTS, is_large
+from toolcell.tools import RunContext, ToolDefinition, ToolRegistry
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.errors import ProtocolError

@@ -19,9 +19,9 @@ from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.provider import ModelResponse
 from toolcell.agents.providers.scripted import ScriptedModel
+from toolcell.calls.model_calls import ToolCall
 from toolcell.errors import UsageError
 from toolcell.tools import Origin, RunContext, Secrets, ToolRegistry, ToolResult, decode_tool_call
-from toolcell.tools.model_calls import ToolCall
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio, pytest.mark.conforms("C-b8", "J1", "J-b2", "P12", "V-1")]
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
+from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
+from toolcell.calls.coercion import FREE_STEPS, STEPS_PER_NODE
 from toolcell.tools import ToolDefinition
-from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
-from toolcell.tools.coercion import FREE_STEPS, STEPS_PER_NODE
 
 SCHEMAS = int(os.environ.get("TOOLCELL_SCHEMAS", "24"))
 VALUES = int(os.environ.get("TOOLCELL_VALUES", "25"))

@@ -13,9 +13,10 @@ import pytest
 
 from hostile.counting import calls
 from toolcell import ToolRegistry
+from toolcell.calls.progress import MAX_UPDATE_CHARS, ProgressReporter
+from toolcell.errors import ToolError
 from toolcell.results import ExecutionResult, Outcome, ToolCallRecord
-from toolcell.tools import RunContext, ToolError
-from toolcell.tools.progress import MAX_UPDATE_CHARS, ProgressReporter
+from toolcell.tools import RunContext
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from hostile.loop_silence import watched
-from toolcell.tools import checker_process
-from toolcell.tools.checker_process import end_idle, find_problem, refused_schemas
-from toolcell.tools.problems import ValueCheck
+from toolcell.calls import checker_process
+from toolcell.calls.checker_process import end_idle, find_problem, refused_schemas
+from toolcell.calls.problems import ValueCheck
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 

@@ -21,20 +21,22 @@ from hostile.counting import calls
 from hostile.loop_silence import watched
 from rows import each_row
 from toolcell import ToolRegistry
+from toolcell.calls import checker_process
+from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
+from toolcell.calls.call import RunScope
+from toolcell.calls.options import ToolOptions
+from toolcell.calls.parts import Text
+from toolcell.calls.problems import ValueCheck, compile_schema
+from toolcell.calls.result import ToolResult
+from toolcell.calls.schema_patterns import counted
+from toolcell.calls.text_data import may_be_data, with_data
 from toolcell.errors import RegistrationError
 from toolcell.mcp.answers import as_tool_result, mismatch_of
 from toolcell.mcp.catalogue import McpCatalogue, Selection
 from toolcell.service.socket.remote_tools import remote_registry
 from toolcell.support.host_work import HostWork
-from toolcell.tools import RunContext, RunScope, ToolDefinition, check_arguments, checker_process
-from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
-from toolcell.tools.options import ToolOptions
-from toolcell.tools.parts import Text
-from toolcell.tools.problems import ValueCheck, compile_schema
-from toolcell.tools.result import ToolResult
-from toolcell.tools.schema_patterns import counted
+from toolcell.tools import RunContext, ToolDefinition, check_arguments
 from toolcell.tools.stubs import python_stub
-from toolcell.tools.text_data import may_be_data, with_data
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 

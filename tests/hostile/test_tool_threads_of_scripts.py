@@ -11,12 +11,12 @@ from contextlib import contextmanager
 import pytest
 
 from toolcell import Limits, PoolConfig, Runtime, SyncRuntime, ToolRegistry
+from toolcell.calls.call import RunContext
+from toolcell.calls.run_state import RunState
 from toolcell.results import Outcome
 from toolcell.sandbox.backend import Backend
 from toolcell.testing import FakeBackend
 from toolcell.tools import abandoned_threads
-from toolcell.tools.call import RunContext
-from toolcell.tools.run_state import RunState
 
 pytestmark = [pytest.mark.quick, pytest.mark.every_loop]
 

@@ -10,11 +10,11 @@ import anyio
 import pytest
 
 from rows import each_row
+from toolcell.calls.result import Status
 from toolcell.errors import McpServerError
 from toolcell.mcp.client import McpClient
 from toolcell.mcp.proxies import proxy_for
 from toolcell.tools import ToolRegistry
-from toolcell.tools.result import Status
 
 from .conftest import a_tool, raw
 from .plain_http import Answer, PlainServer, as_json

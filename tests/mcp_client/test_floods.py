@@ -17,11 +17,11 @@ from mcp_types import JSONRPCRequest, JSONRPCResponse
 
 from rows import each_row
 from toolcell import Limits, Runtime
+from toolcell.calls.result import Status, ToolResult
 from toolcell.mcp import client, http_bounds, pace, requests, structure, traffic, transports
 from toolcell.mcp.broken_tools import ToolPages
 from toolcell.support import daemon_threads
 from toolcell.tools import ToolRegistry
-from toolcell.tools.result import Status, ToolResult
 
 from .conftest import a_tool, raw
 

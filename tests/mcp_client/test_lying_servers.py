@@ -12,6 +12,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCNotification
 
 from rows import each_row
+from toolcell.calls.result import ToolResult
 from toolcell.errors import McpServerError
 from toolcell.mcp import catalogue, pace, traffic, transports
 from toolcell.mcp.arguments import hiding
@@ -19,9 +20,8 @@ from toolcell.mcp.broken_tools import ToolPages
 from toolcell.mcp.client import McpClient
 from toolcell.mcp.definitions import MAX_DESCRIPTION_CHARS, local_name
 from toolcell.mcp.requests import defaults_of
+from toolcell.support.foreign_definitions import MAX_SCHEMA_BYTES
 from toolcell.tools import ToolRegistry
-from toolcell.tools.foreign_definitions import MAX_SCHEMA_BYTES
-from toolcell.tools.result import ToolResult
 
 from .conftest import HERE, a_tool, raw, until
 

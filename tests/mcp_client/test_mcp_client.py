@@ -16,9 +16,9 @@ import pytest
 
 from rows import each_row
 from toolcell import Runtime, SyncRuntime
+from toolcell.calls.result import Status
 from toolcell.errors import McpServerError, RegistrationError, UsageError
 from toolcell.tools import ToolRegistry
-from toolcell.tools.result import Status
 
 from .conftest import HONEST, Connected, a_tool, raw, until
 

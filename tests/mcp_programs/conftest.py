@@ -60,8 +60,8 @@ import base64
 import anyio
 from toolcell import ToolRegistry
 from toolcell.tools import ToolContext
-from toolcell.tools.parts import File
-from toolcell.tools.result import ToolResult
+from toolcell.calls.parts import File
+from toolcell.calls.result import ToolResult
 
 registry = ToolRegistry()
 

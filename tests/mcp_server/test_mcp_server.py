@@ -14,6 +14,8 @@ from mcp.client.client import Client
 from mcp.shared.exceptions import MCPError
 
 from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
+from toolcell.calls.parts import File
+from toolcell.calls.result import ToolResult
 from toolcell.control import Deny
 from toolcell.journal.approval_tokens import make_token
 from toolcell.mcp.content import IN_PART, question, readable_only
@@ -21,8 +23,6 @@ from toolcell.mcp.listing import code_text
 from toolcell.mcp.server import INSTRUCTIONS, McpServer
 from toolcell.results import PendingCall
 from toolcell.tools import Approve, ToolContext
-from toolcell.tools.parts import File
-from toolcell.tools.result import ToolResult
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio, pytest.mark.isolation]
 

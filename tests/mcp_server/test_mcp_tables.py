@@ -10,10 +10,10 @@ import pytest
 from mcp.client.client import Client
 
 from toolcell import PoolConfig, Runtime, ToolRegistry
+from toolcell.calls.values import BadValue, copy_arguments, is_large
 from toolcell.mcp.content import structured_value
 from toolcell.mcp.server import McpServer
 from toolcell.support.about_tables import table_with_rows
-from toolcell.tools.values import BadValue, copy_arguments, is_large
 from toolcell_bridge.wire.columns import Column
 from toolcell_bridge.wire.tables import Axis, Table
 from wire.table_examples import text

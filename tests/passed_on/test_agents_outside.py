@@ -10,9 +10,10 @@ import pytest
 from passed_on.office import SECRET, Office
 from toolcell import Agent, PoolConfig, ResumeError, RunContext, Runtime, ToolRegistry, UsageError
 from toolcell.agents import ProviderError, RetryPolicy
+from toolcell.calls.options import Origin
 from toolcell.control import Approve, Deny
 from toolcell.testing import ScriptedModel, calls
-from toolcell.tools import SUBAGENT, Budget, Secrets
+from toolcell.tools import Budget, Secrets
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
@@ -118,7 +119,7 @@ async def test_what_is_forbidden_is_forbidden_for_sub_agents_too(office: Office)
 
 async def test_a_tool_that_sub_agents_may_not_call_is_not_offered_to_them(office: Office) -> None:
     registry = office.registry.merged()
-    registry.blacklist("write", origins=[SUBAGENT])
+    registry.blacklist("write", origins=[Origin.SUBAGENT])
     model = ScriptedModel([WRITE, "done"])
     inner = Agent(model, tools=registry)
     outer = Agent(ScriptedModel([calls(("helper", {"task": "go"})), "done"]))

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from toolcell import ExecutionResult, Limits, PoolConfig, SyncRuntime, ToolRegistry
-from toolcell.tools import ToolError
+from toolcell.errors import ToolError
 
 Run = Callable[..., ExecutionResult]
 

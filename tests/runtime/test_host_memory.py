@@ -13,12 +13,13 @@ import anyio.lowlevel
 import pytest
 
 from toolcell import Runtime, ToolRegistry
+from toolcell.calls import reverts
+from toolcell.calls.call import Call
 from toolcell.control import draft as drafts
 from toolcell.errors import UsageError
 from toolcell.run.run import Run
 from toolcell.support.host_work import about_bytes
-from toolcell.tools import ToolContext, reverts
-from toolcell.tools.call import Call
+from toolcell.tools import ToolContext
 
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
 

@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from toolcell import Limits, Misconfigured, Outcome, Policy, PoolConfig, RunContext, ToolRegistry, UsageError
+from toolcell.calls.reverts import Reverts
 from toolcell.results import ExecutionResult
 from toolcell.run.request import Script
 from toolcell.run.runs import PreparedRun, Runs
@@ -19,7 +20,6 @@ from toolcell.run.sandboxes import Sandboxes
 from toolcell.sandbox.environment import Environment
 from toolcell.support.lifetime import Lifetime
 from toolcell.testing import FakeBackend
-from toolcell.tools.reverts import Reverts
 from toolcell_bridge.wire.messages import CallTool, Done, Result
 
 LIMITS = Limits(wall_s=20)

@@ -16,9 +16,9 @@ from mcp.client.client import Client
 from toolcell import Agent, PoolConfig, Runtime, ToolRegistry
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.agents.transcript import tool_message
+from toolcell.calls.parts import File, Image, Text
+from toolcell.calls.result import ToolResult
 from toolcell.mcp.server import McpServer
-from toolcell.tools.parts import File, Image, Text
-from toolcell.tools.result import ToolResult
 
 pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
 

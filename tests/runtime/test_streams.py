@@ -22,6 +22,7 @@ from toolcell import (
     ToolRegistry,
     UsageError,
 )
+from toolcell.calls.run_state import Secrets
 from toolcell.run.streaming import (
     CallEnded,
     CallOutput,
@@ -35,7 +36,6 @@ from toolcell.run.streaming import (
 )
 from toolcell.testing import FakeBackend, Hang
 from toolcell.tools import Event
-from toolcell.tools.run_state import Secrets
 from toolcell_bridge.wire.messages import Done, Progress
 
 pytestmark = pytest.mark.quick

@@ -14,6 +14,7 @@ import anyio
 import pytest
 
 from toolcell import Limits, Outcome, RunContext, Runtime, SandboxUnavailable, Suspension, ToolRegistry, UsageError
+from toolcell.calls.context import ToolContext
 from toolcell.control import Approve, Deny, Edit
 from toolcell.errors import Misconfigured, SessionError, UnknownId
 from toolcell.results import ExecutionResult
@@ -25,7 +26,6 @@ from toolcell.service.socket.offer import KEPT_OFFERS
 from toolcell.sessions.session import Session
 from toolcell.sync import SyncRuntime
 from toolcell.tools import approval_hook
-from toolcell.tools.context import ToolContext
 
 from .client_serving import serving, until
 

@@ -16,7 +16,7 @@ from toolcell.results import Array, Table
 from toolcell.service import Client, TenantConfig
 from toolcell.service.answering import Answers
 from toolcell.support.exact_json import from_exact
-from toolcell_bridge import to_plain
+from toolcell_bridge.guest.values import to_plain
 
 from .client_serving import serving
 

@@ -27,7 +27,7 @@ from toolcell.mcp.arguments import hiding
 from toolcell.support.secret_forms import forms_of
 from toolcell.support.secrets import MIN_SECRET_CHARS, REDACTED, SecretSearch
 from toolcell.tools import File, Image, RunContext, Secrets, ToolContext, ToolRegistry, ToolResult
-from toolcell_bridge import to_plain
+from toolcell_bridge.guest.values import to_plain
 
 SECRET = 'hunter2-"quoted"\\\'<&>+/ and more'
 TEXT = SECRET.encode()

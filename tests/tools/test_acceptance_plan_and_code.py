@@ -13,7 +13,8 @@ from trio.testing import MockClock
 from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.tools import Block, Call, ToolError, ToolRegistry, ToolResult
+from toolcell.errors import ToolError
+from toolcell.tools import Block, Call, ToolRegistry, ToolResult
 from tools.toolkit import Crowd, FakeRuntime, Meeting
 
 pytestmark = pytest.mark.anyio

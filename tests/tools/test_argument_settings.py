@@ -8,9 +8,9 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from rows import each_row
+from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
+from toolcell.calls.call import Call
 from toolcell.tools import ToolDefinition, ToolRegistry
-from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
-from toolcell.tools.call import Call
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 

@@ -11,8 +11,8 @@ import pytest
 from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.calls.events import TOOL_END, TOOL_START
 from toolcell.tools import Event, RunContext, ToolRegistry
-from toolcell.tools.events import TOOL_END, TOOL_START
 
 pytestmark = pytest.mark.anyio
 

@@ -12,9 +12,9 @@ import pytest
 from typing_extensions import TypedDict
 
 from rows import each_row
+from toolcell.calls.bytes_arguments import BASE64, place_bytes
+from toolcell.calls.problems import Subschemas
 from toolcell.tools import Origin, ToolRegistry
-from toolcell.tools.bytes_arguments import BASE64, place_bytes
-from toolcell.tools.problems import Subschemas
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 

@@ -15,9 +15,9 @@ import anyio
 import pytest
 
 from toolcell import Runtime, ToolRegistry
+from toolcell.calls import checker_process
+from toolcell.calls.checker_process import Turns, end_idle, find_problem, refused_schemas
 from toolcell.support.host_work import HostWork
-from toolcell.tools import checker_process
-from toolcell.tools.checker_process import Turns, end_idle, find_problem, refused_schemas
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
@@ -164,7 +164,7 @@ async def test_a_check_that_is_given_up_ends_its_process(monkeypatch: pytest.Mon
 
 HOST = """
 import anyio, sys
-from toolcell.tools.checker_process import find_problem, refused_schemas
+from toolcell.calls.checker_process import find_problem, refused_schemas
 async def main():
     await find_problem({}, 1, is_foreign=True)
     print("ready", flush=True)
@@ -185,7 +185,7 @@ def test_no_process_outlives_a_host_that_is_killed(schema: dict[str, Any]) -> No
 
 FORKED = """
 import anyio, os, sys
-from toolcell.tools.checker_process import find_problem
+from toolcell.calls.checker_process import find_problem
 async def fits():
     return [await find_problem({"type": "integer"}, each, is_foreign=True) is None for each in (1, "1")]
 assert anyio.run(fits) == [True, False]

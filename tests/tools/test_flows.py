@@ -18,10 +18,10 @@ from toolcell.agents import Agent
 from toolcell.agents.loop import ToolLoopConfig, run_tool_loop
 from toolcell.agents.providers.openai import to_openai
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.calls.run_state import RunState
 from toolcell.flows import Flow, Labels, flow_of
 from toolcell.testing import FakeBackend
 from toolcell.tools import Approve, Block, RunContext, Substitute, ToolContext, ToolRegistry, ToolResult, approval_hook
-from toolcell.tools.run_state import RunState
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from toolcell.tools.options import ToolOptions
-from toolcell.tools.result import ToolResult
-from toolcell.tools.reverts import FINAL, MadeCalls
+from toolcell.calls.options import ToolOptions
+from toolcell.calls.result import ToolResult
+from toolcell.calls.reverts import FINAL, MadeCalls
 
 
 def test_each_call_that_cannot_be_undone_is_noted_by_its_own_name() -> None:

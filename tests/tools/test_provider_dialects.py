@@ -11,9 +11,9 @@ from typing import Any, get_args
 import pytest
 
 from toolcell import ToolDefinition, ToolRegistry
+from toolcell.calls.dialects import DialectName
+from toolcell.calls.problems import ValueCheck
 from toolcell.tools import Tool
-from toolcell.tools.dialects import DialectName
-from toolcell.tools.problems import ValueCheck
 
 TEXT = {"type": "string"}
 WHOLE = {"type": "integer"}

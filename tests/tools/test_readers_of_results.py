@@ -17,21 +17,11 @@ from toolcell import PoolConfig, Runtime
 from toolcell.agents import Agent
 from toolcell.agents.providers.provider import ModelResponse
 from toolcell.agents.providers.scripted import ScriptedModel
+from toolcell.calls.model_calls import ToolCall
+from toolcell.calls.run_state import RunState
+from toolcell.errors import ToolError
 from toolcell.testing import FakeBackend, ScriptedCall
-from toolcell.tools import (
-    File,
-    JobTable,
-    Origin,
-    Override,
-    RunContext,
-    Secrets,
-    ToolContext,
-    ToolError,
-    ToolRegistry,
-    ToolResult,
-)
-from toolcell.tools.model_calls import ToolCall
-from toolcell.tools.run_state import RunState
+from toolcell.tools import File, JobTable, Origin, Override, RunContext, Secrets, ToolContext, ToolRegistry, ToolResult
 from toolcell_bridge.wire.columns import Column
 from toolcell_bridge.wire.messages import Result, RunScript, ToolReturn
 from toolcell_bridge.wire.tables import Array

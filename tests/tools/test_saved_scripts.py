@@ -18,10 +18,10 @@ from builtin.routes import by_code
 from toolcell import Limits, Outcome, RegistrationError, RunContext, Runtime, SyncRuntime, ToolRegistry, UsageError
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.calls.run_state import RunState
 from toolcell.run.options import OnApproval
 from toolcell.run.streaming import RunFinished
 from toolcell.tools import Budget, Origin
-from toolcell.tools.run_state import RunState
 from toolcell.tools.saved_script import MAX_SOURCE_BYTES
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]

@@ -13,9 +13,9 @@ import anyio.lowlevel
 import pytest
 
 from rows import each_row
-from toolcell.errors import RegistrationError, UsageError
-from toolcell.tools import Origin, RunContext, ToolContext, ToolError, ToolRegistry, ToolResult
-from toolcell.tools.hooks import Block, Hook, Override, Rewrite, Substitute
+from toolcell.calls.hooks import Block, Hook, Override, Rewrite, Substitute
+from toolcell.errors import RegistrationError, ToolError, UsageError
+from toolcell.tools import Origin, RunContext, ToolContext, ToolRegistry, ToolResult
 
 pytestmark = [pytest.mark.anyio, pytest.mark.conforms("J1", "J-b2", "V-1")]
 

@@ -11,11 +11,11 @@ from toolcell import Limits, Outcome, SyncRuntime, UsageError
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel
 from toolcell.agents.transcript import tool_message
+from toolcell.calls.parts import MAX_IMAGE_BYTES, MAX_IMAGES
+from toolcell.calls.result import MAX_MODEL_CHARS
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, OutputFile
 from toolcell.tools import CodeRuntime, File, Image, RunContext, Secrets, Text, ToolRegistry, ToolResult
 from toolcell.tools.code import ADVICE, MAX_PACKAGES, code_result
-from toolcell.tools.parts import MAX_IMAGE_BYTES, MAX_IMAGES
-from toolcell.tools.result import MAX_MODEL_CHARS
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 

@@ -15,6 +15,11 @@ from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.provider import ModelResponse
 from toolcell.agents.providers.scripted import ScriptedModel
+from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
+from toolcell.calls.coercion import Coercer
+from toolcell.calls.problems import Subschemas
+from toolcell.calls.text_data import ParseMode, parse_json
+from toolcell.calls.values import copy_arguments
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.tools import (
     Call,
@@ -28,11 +33,6 @@ from toolcell.tools import (
     ToolResult,
     decode_tool_call,
 )
-from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
-from toolcell.tools.coercion import Coercer
-from toolcell.tools.problems import Subschemas
-from toolcell.tools.text_data import ParseMode, parse_json
-from toolcell.tools.values import copy_arguments
 from tools.toolkit import QUERY_SCHEMA, FakeRuntime, recorded
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]

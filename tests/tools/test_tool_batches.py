@@ -14,9 +14,11 @@ import pytest
 from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel
+from toolcell.calls.concurrency import abandoned_threads
+from toolcell.calls.options import Origin
+from toolcell.calls.run_state import RunState
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.tools import (
-    MODEL,
     AgentTool,
     Call,
     RunContext,
@@ -28,8 +30,6 @@ from toolcell.tools import (
     ToolResult,
 )
 from toolcell.tools.batch import ends_run
-from toolcell.tools.concurrency import abandoned_threads
-from toolcell.tools.run_state import RunState
 from tools.toolkit import PATIENCE_S, Crowd, FakeRuntime, Meeting, kinds, recorded
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
@@ -461,7 +461,7 @@ async def test_calls_past_the_cap_are_refused_and_none_is_dropped() -> None:
     registry = visiting(crowd)
     log = recorded(registry.events)
 
-    results = await registry.execute_batch([("visit", {})] * 70, origin=MODEL)
+    results = await registry.execute_batch([("visit", {})] * 70, origin=Origin.MODEL)
 
     assert len(results) == 70
     assert crowd.visits == 64

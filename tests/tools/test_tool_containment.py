@@ -14,19 +14,8 @@ import pytest
 from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.errors import AuditError, ToolAbort
-from toolcell.tools import (
-    AgentTool,
-    Call,
-    RunContext,
-    Secrets,
-    Status,
-    Text,
-    ToolDefinition,
-    ToolError,
-    ToolRegistry,
-    ToolResult,
-)
+from toolcell.errors import AuditError, ToolAbort, ToolError
+from toolcell.tools import AgentTool, Call, RunContext, Secrets, Status, Text, ToolDefinition, ToolRegistry, ToolResult
 from tools.toolkit import Meeting, recorded
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]

@@ -14,6 +14,7 @@ from rows import each_row
 from tool_routes import ROUTES, answer_by
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.calls.run_state import RunState
 from toolcell.compat import execute_with_context
 from toolcell.errors import UsageError
 from toolcell.tools import (
@@ -30,7 +31,6 @@ from toolcell.tools import (
     current_context,
     tool,
 )
-from toolcell.tools.run_state import RunState
 from tools.toolkit import PATIENCE_S, FakeRuntime, recorded
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
@@ -421,7 +421,7 @@ async def test_work_elsewhere_that_never_calls_back_ends_as_a_timeout(monkeypatc
     async def start(args: dict[str, Any], callback: Any) -> ToolResult:
         return ToolResult.async_("started")
 
-    monkeypatch.setattr("toolcell.tools.jobs.JOB_TIMEOUT_S", 0.02)
+    monkeypatch.setattr("toolcell.calls.jobs.JOB_TIMEOUT_S", 0.02)
     registry = ToolRegistry([AgentTool(ToolDefinition("start", "Start work for later", EMPTY), start)])
     async with JobTable() as jobs:
         pending = await registry.dispatch("start", {}, context=RunContext(state=_with_jobs(jobs)))
@@ -448,7 +448,7 @@ async def test_a_job_that_has_ended_keeps_its_end_when_its_handle_is_called_late
         completed.append(result.text)
 
     if end == "timed out":
-        monkeypatch.setattr("toolcell.tools.jobs.JOB_TIMEOUT_S", 0.01)
+        monkeypatch.setattr("toolcell.calls.jobs.JOB_TIMEOUT_S", 0.01)
     registry = ToolRegistry([AgentTool(ToolDefinition("start", "Start work for later", EMPTY), start)])
     async with JobTable() as jobs:
         run = RunContext(state=_with_jobs(jobs), on_complete=on_complete)

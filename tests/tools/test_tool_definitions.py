@@ -14,11 +14,9 @@ import pytest
 from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel
+from toolcell.calls.options import Origin
 from toolcell.errors import RegistrationError
 from toolcell.tools import (
-    CODE,
-    MODEL,
-    PLAN,
     AgentTool,
     Tool,
     ToolContext,
@@ -250,12 +248,14 @@ def test_a_description_nobody_can_choose_by_is_warned_about() -> None:
 async def test_traits_decide_who_is_told_of_a_tool_and_who_may_call_it() -> None:
     registry = ToolRegistry()
 
-    @registry.tool(read_only=True, idempotent=True, timeout_s=5, max_result_bytes=100, callable_from={MODEL, PLAN})
+    @registry.tool(
+        read_only=True, idempotent=True, timeout_s=5, max_result_bytes=100, callable_from={Origin.MODEL, Origin.PLAN}
+    )
     async def look() -> str:
         """Look without touching anything."""
         return "seen"
 
-    @registry.tool(requires_approval=True, callable_from={CODE})
+    @registry.tool(requires_approval=True, callable_from={Origin.CODE})
     async def touch() -> str:
         """Touch something in the workspace."""
         return "touched"
@@ -263,13 +263,13 @@ async def test_traits_decide_who_is_told_of_a_tool_and_who_may_call_it() -> None
     entry = registry.registered("look")
     assert entry is not None
     assert (entry.options.read_only, entry.options.timeout_s, entry.options.max_result_bytes) == (True, 5, 100)
-    assert {origin: registry.names(origin) for origin in (MODEL, PLAN, CODE)} == {
-        MODEL: ["look"],
-        PLAN: ["look"],
-        CODE: ["touch"],
+    assert {origin: registry.names(origin) for origin in (Origin.MODEL, Origin.PLAN, Origin.CODE)} == {
+        Origin.MODEL: ["look"],
+        Origin.PLAN: ["look"],
+        Origin.CODE: ["touch"],
     }
-    refused = await registry.dispatch("look", {}, origin=CODE)
-    direct = await registry.dispatch("touch", {}, origin=MODEL)
+    refused = await registry.dispatch("look", {}, origin=Origin.CODE)
+    direct = await registry.dispatch("touch", {}, origin=Origin.MODEL)
     assert refused.text == "look cannot be called from within execute_code"
     assert direct.text == "touch cannot be called by a model directly"
     assert registry.to_mcp()[0]["annotations"]["readOnlyHint"] is True

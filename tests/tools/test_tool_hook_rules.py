@@ -10,6 +10,7 @@ from rows import each_row
 from toolcell import Runtime
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.errors import ToolError
 from toolcell.testing import FakeBackend
 from toolcell.tools import (
     Approve,
@@ -22,7 +23,6 @@ from toolcell.tools import (
     Rewrite,
     RunContext,
     Secrets,
-    ToolError,
     ToolRegistry,
     ToolResult,
     approval_hook,

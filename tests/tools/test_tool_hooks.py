@@ -14,6 +14,7 @@ from rows import each_row
 from tool_routes import ROUTES, answer_by
 from toolcell.agents import Agent, Halt, ModelResponse, Processor
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.calls.run_state import RunState
 from toolcell.errors import ToolAbort
 from toolcell.tools import (
     Approve,
@@ -33,7 +34,6 @@ from toolcell.tools import (
     ToolResult,
     approval_hook,
 )
-from toolcell.tools.run_state import RunState
 from tools.toolkit import FakeRuntime, recorded
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]

@@ -15,11 +15,11 @@ from rows import each_row
 from toolcell import Runtime
 from toolcell.agents import Agent, Network
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.errors import ToolAbort
+from toolcell.calls.result import TokenUsage, to_json
+from toolcell.errors import ToolAbort, ToolError
 from toolcell.testing import FakeBackend
-from toolcell.tools import Block, Call, File, RunContext, ToolError, ToolRegistry, ToolResult
+from toolcell.tools import Block, Call, File, RunContext, ToolRegistry, ToolResult
 from toolcell.tools.plan import MAX_NAME_CHARS, MAX_OUTPUT_CHARS, MAX_REFERENCES, PlanError, look_up, read_plan
-from toolcell.tools.result import TokenUsage, to_json
 from tools.toolkit import PATIENCE_S, Crowd, FakeRuntime, Meeting, recorded
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]

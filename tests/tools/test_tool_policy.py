@@ -14,20 +14,10 @@ from hypothesis import strategies as st
 from rows import each_row
 from toolcell.agents import Agent, Network
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.calls.options import Origin
 from toolcell.compat import execute_with_context, register_or_replace
 from toolcell.errors import RegistrationError, ToolError, UsageError
-from toolcell.tools import (
-    CODE,
-    MODEL,
-    PLAN,
-    SUBAGENT,
-    Block,
-    CallPolicy,
-    Origin,
-    RunContext,
-    ToolContext,
-    ToolRegistry,
-)
+from toolcell.tools import Block, CallPolicy, RunContext, ToolContext, ToolRegistry
 from tools.toolkit import FakeRuntime
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
@@ -66,7 +56,7 @@ async def single(registry: ToolRegistry, name: str) -> None:
 
 
 async def single_as_text(registry: ToolRegistry, name: str) -> None:
-    await registry.dispatch(name, "{}", call_id="c", origin=MODEL, context=RunContext())
+    await registry.dispatch(name, "{}", call_id="c", origin=Origin.MODEL, context=RunContext())
 
 
 async def with_context(registry: ToolRegistry, name: str) -> None:
@@ -284,7 +274,7 @@ def test_forbidden_tools_are_not_advertised_unless_wanted() -> None:
 async def test_rules_may_be_about_one_origin_and_hold_for_what_that_origin_starts() -> None:
     dangerous = Dangerous()
     registry = dangerous.registry
-    registry.blacklist("danger", origins=[CODE])
+    registry.blacklist("danger", origins=[Origin.CODE])
 
     await guest_call(registry, "danger")
     await code_in_a_plan(registry, "danger")
@@ -302,7 +292,10 @@ async def test_rules_may_be_about_one_origin_and_hold_for_what_that_origin_start
 
     await single(registry, "danger")
     assert "executed" in dangerous.reached
-    assert (registry.names(MODEL), registry.names(CODE)) == (["danger", "harmless", "relay"], ["harmless", "relay"])
+    assert (registry.names(Origin.MODEL), registry.names(Origin.CODE)) == (
+        ["danger", "harmless", "relay"],
+        ["harmless", "relay"],
+    )
 
 
 @pytest.mark.conforms("M-b4", "N-b3")
@@ -322,7 +315,7 @@ async def test_a_child_never_has_more_than_its_parent() -> None:
 
 
 names = st.sampled_from(["read", "read_all", "write", "shell_exec"])
-origins = st.sampled_from([MODEL, PLAN, CODE, SUBAGENT])
+origins = st.sampled_from([Origin.MODEL, Origin.PLAN, Origin.CODE, Origin.SUBAGENT])
 globs = st.sampled_from(["read", "read*", "*", "shell_*", "w????"])
 changes = st.lists(
     st.tuples(
@@ -421,24 +414,24 @@ def test_a_rule_that_would_do_nothing_is_refused_with_what_was_meant() -> None:
     with pytest.raises(UsageError, match=r"there is no rule 'danger' to take back; there are: 'dang\*'"):
         registry.unblacklist("danger")
 
-    assert "danger" not in registry.names(CODE)
-    assert "harmless" in registry.names(CODE)
+    assert "danger" not in registry.names(Origin.CODE)
+    assert "harmless" in registry.names(Origin.CODE)
     registry.unblacklist("dang*")
     registry.blacklist("not_yet_*")
     registry.policy.blacklist("not_yet_there")
-    assert "danger" in registry.names(CODE)
+    assert "danger" in registry.names(Origin.CODE)
 
 
 def test_allow_only_can_be_taken_back_and_black_lists_stay() -> None:
     registry = Dangerous().registry
-    before = registry.names(CODE)
+    before = registry.names(Origin.CODE)
     registry.allow_only("harmless")
-    assert registry.names(CODE) == ["harmless"]
+    assert registry.names(Origin.CODE) == ["harmless"]
 
     registry.allow_all()
 
-    assert registry.names(CODE) == before
+    assert registry.names(Origin.CODE) == before
     registry.blacklist("danger")
     registry.allow_only("harmless", "danger")
     registry.allow_all()
-    assert "danger" not in registry.names(CODE)
+    assert "danger" not in registry.names(Origin.CODE)

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.calls.call import Call
 from toolcell.compat import all_definitions, execute_with_context, get_definitions, get_summaries, register_or_replace
-from toolcell.errors import RegistrationError, UsageError
-from toolcell.tools import RunContext, Secrets, ToolContext, ToolDefinition, ToolError, ToolRegistry, ToolResult
-from toolcell.tools.call import Call
+from toolcell.errors import RegistrationError, ToolError, UsageError
+from toolcell.tools import RunContext, Secrets, ToolContext, ToolDefinition, ToolRegistry, ToolResult
 from toolcell.tools.spec import Proceed
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]

@@ -17,6 +17,9 @@ from tool_routes import ROUTES, answer_by
 from toolcell import Runtime, compat
 from toolcell.agents import Agent, ToolLoopConfig, run_tool_loop, user
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.calls.result import TokenUsage
+from toolcell.calls.run_state import RunState
+from toolcell.errors import ToolError
 from toolcell.support.text import cut_text
 from toolcell.tools import (
     ErrorCode,
@@ -28,12 +31,9 @@ from toolcell.tools import (
     Status,
     Text,
     ToolContext,
-    ToolError,
     ToolRegistry,
     ToolResult,
 )
-from toolcell.tools.result import TokenUsage
-from toolcell.tools.run_state import RunState
 from tools.toolkit import FakeRuntime
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]

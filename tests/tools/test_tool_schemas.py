@@ -16,11 +16,11 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from rows import each_row
+from toolcell.calls.pydantic_schema import described_schema
+from toolcell.calls.type_schema import type_schema
 from toolcell.compat import new_tool
 from toolcell.errors import RegistrationError
 from toolcell.tools import ToolContext, ToolDefinition, ToolRegistry
-from toolcell.tools.pydantic_schema import described_schema
-from toolcell.tools.type_schema import type_schema
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 

@@ -16,8 +16,8 @@ import pytest
 
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.calls.run_state import RunState
 from toolcell.tools import RunContext, ToolContext, ToolRegistry, ToolResult, abandoned_threads
-from toolcell.tools.run_state import RunState
 from tools.toolkit import PATIENCE_S, FakeRuntime
 
 pytestmark = [pytest.mark.quick, pytest.mark.every_loop, pytest.mark.anyio]

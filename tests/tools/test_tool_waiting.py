@@ -11,8 +11,8 @@ import pytest
 
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.calls.run_state import RunState
 from toolcell.tools import Call, Hook, RunContext, Status, ToolRegistry, ToolResult, approval_hook
-from toolcell.tools.run_state import RunState
 from tools.toolkit import PATIENCE_S
 
 pytestmark = [pytest.mark.quick, pytest.mark.every_loop, pytest.mark.anyio]

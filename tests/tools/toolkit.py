@@ -7,10 +7,11 @@ from typing import Any
 
 import anyio
 
+from toolcell.calls.options import Origin
 from toolcell.config import Policy
+from toolcell.errors import ToolError
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome
-from toolcell.tools import CodeRuntime, Event, RunContext, ToolError, ToolRegistry
-from toolcell.tools.options import Origin
+from toolcell.tools import CodeRuntime, Event, RunContext, ToolRegistry
 
 PATIENCE_S = 10.0
 """Only a broken test waits this long."""

@@ -16,6 +16,10 @@ from toolcell.agents.offer import add_search
 from toolcell.agents.providers.provider import Message, Provider, system, user
 from toolcell.agents.stream import AgentStream
 from toolcell.agents.transcript import check_messages
+from toolcell.calls import events
+from toolcell.calls.context import current
+from toolcell.calls.reverts import MadeCalls, Reverts
+from toolcell.calls.run_state import new_id
 from toolcell.control import (
     DENIED,
     Denial,
@@ -32,6 +36,7 @@ from toolcell.results import RevertResult, Suspension
 from toolcell.run import OnApproval, check_on_approval
 from toolcell.runtime import Runtime
 from toolcell.support.blocking import wait_for
+from toolcell.support.checks import check_kind
 from toolcell.support.keywords import keywords_known
 from toolcell.support.spelling import suggestion
 from toolcell.tools import (
@@ -42,9 +47,7 @@ from toolcell.tools import (
     Event,
     EventBus,
     ExecuteCode,
-    MadeCalls,
     Origin,
-    Reverts,
     RunContext,
     Text,
     ToolContext,
@@ -55,12 +58,8 @@ from toolcell.tools import (
     ToolSpec,
     ask_user_spec,
     check_code_runtime,
-    check_kind,
     code_spec,
-    current,
-    events,
     flows_of,
-    new_id,
     plan_spec,
     registry_of,
     with_options,

@@ -56,17 +56,23 @@ from toolcell.agents.transcript import (
     repaired,
     tool_message,
 )
+from toolcell.calls import events
+from toolcell.calls.call import OnUser
+from toolcell.calls.concurrency import maybe_await
+from toolcell.calls.context import share_labels
+from toolcell.calls.jobs import open_jobs
+from toolcell.calls.model_calls import unique_ids
+from toolcell.calls.result import NO_USAGE
 from toolcell.control import WAITS, TurnApprovals
 from toolcell.errors import Misconfigured, ToolAbort, UsageError
+from toolcell.support.checks import brief, check_count, check_kind, check_one_of, check_seconds
 from toolcell.support.keywords import fields_known
 from toolcell.tools import (
-    NO_USAGE,
     SHOWN_CHARS,
     Budget,
     Call,
     ErrorCode,
     File,
-    OnUser,
     Origin,
     RunContext,
     Status,
@@ -74,19 +80,9 @@ from toolcell.tools import (
     ToolDefinition,
     ToolRegistry,
     ToolResult,
-    brief,
-    check_count,
-    check_kind,
-    check_one_of,
-    check_seconds,
     check_shown_chars,
     ends_run,
-    events,
-    maybe_await,
-    open_jobs,
     registry_of,
-    share_labels,
-    unique_ids,
 )
 
 MAX_ITERATIONS = 10

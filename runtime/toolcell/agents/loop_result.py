@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from toolcell.agents.providers.provider import Message
 from toolcell.agents.trace import StepTrace
+from toolcell.calls.result import NO_USAGE
 from toolcell.results import Suspension
-from toolcell.tools import NO_USAGE, File, TokenUsage
+from toolcell.tools import File, TokenUsage
 
 StopReason = str
 FINAL, MAX_REACHED, TERMINATED = "final", "max_iterations", "terminated"

@@ -10,8 +10,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from toolcell.agents.providers.provider import Message, ModelResponse
+from toolcell.calls.concurrency import maybe_await, passes_on
+from toolcell.calls.finalize import as_result
+from toolcell.calls.hooks import withheld
+from toolcell.support.checks import brief
 from toolcell.support.log import logger_of
-from toolcell.tools import Call, ToolResult, as_result, brief, maybe_await, passes_on, withheld
+from toolcell.tools import Call, ToolResult
 
 logger = logger_of("toolcell.agents")
 

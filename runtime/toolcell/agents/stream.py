@@ -11,9 +11,10 @@ import anyio
 from anyio.abc import TaskGroup
 
 from toolcell.agents.loop_result import ToolLoopResult
+from toolcell.calls import events
 from toolcell.errors import UsageError
 from toolcell.support.background import LEAVE_S, BackgroundTask, TaskReader
-from toolcell.tools import Event, RunContext, events
+from toolcell.tools import Event, RunContext
 
 Run = Callable[[RunContext], Awaitable[ToolLoopResult]]
 

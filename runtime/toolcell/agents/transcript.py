@@ -7,10 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from toolcell.agents.providers.provider import Message
+from toolcell.calls.parts import MAX_IMAGE_BYTES, MAX_IMAGES
+from toolcell.calls.result import MAX_MODEL_CHARS
 from toolcell.errors import UsageError
 from toolcell.flows import labels_of
+from toolcell.support.checks import brief
 from toolcell.support.text import cut_text
-from toolcell.tools import MAX_IMAGE_BYTES, MAX_IMAGES, MAX_MODEL_CHARS, Image, ToolCall, ToolResult, brief
+from toolcell.tools import Image, ToolCall, ToolResult
 
 NO_RESULT = "No result provided"
 ABORTED = "tool execution aborted"

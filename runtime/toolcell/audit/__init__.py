@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "ABORTED", "BROKEN", "MISSING_CALL", "TRUSTS", "TRUST_TEXTS", "UNFINISHED", "UNSIGNED", "UNVERIFIED",
-    "VERIFIED", "WHERE_KEYS_ARE", "AuditEvent", "AuditLog", "BadInput", "Ed25519Signer", "Filter", "Head",
-    "HmacKey", "Index", "Match", "Place", "ReceiptCheck", "RecordConfig", "RecordedCall", "RecordedRun",
-    "Recorder", "Replay", "Report", "RunChange", "RunSummary", "Searched", "ShownCall", "ShownLine", "Signer",
-    "Sink", "SpanSink", "ToolContent", "Verifier", "compare_runs", "default_key_path", "end_ns", "exporting_sink",
-    "json_line", "jsonable", "key_ranges", "lines_of", "load_heads", "load_signer", "load_verifier",
-    "not_recorded", "read_log_id", "receipt", "removals", "replay", "retired_keys", "runtime_options",
-    "save_private", "saved_heads", "script_calls", "search", "shown_calls", "shown_facts", "shown_files",
-    "shown_lines", "shown_output", "shown_results", "shown_text", "time_of", "to_html", "tool_table",
-    "unreadable_line", "verify", "visible",
+    "ABORTED", "BROKEN", "MISSING_CALL", "TRUSTS", "TRUST_TEXTS", "UNFINISHED", "UNSIGNED", "UNVERIFIED", "VERIFIED",
+    "WHERE_KEYS_ARE", "AuditEvent", "AuditLog", "BadInput", "Ed25519Signer", "Filter", "Head", "HmacKey", "Index",
+    "Match", "Place", "ReceiptCheck", "RecordConfig", "RecordedCall", "RecordedRun", "Recorder", "Replay", "Report",
+    "RunChange", "RunSummary", "Searched", "ShownCall", "ShownLine", "Signer", "Sink", "SpanSink", "ToolContent",
+    "Verifier", "compare_runs", "default_key_path", "end_ns", "exporting_sink", "json_line", "jsonable", "key_ranges",
+    "lines_of", "load_heads", "load_signer", "load_verifier", "not_recorded", "read_log_id", "receipt", "removals",
+    "replay", "retired_keys", "runtime_options", "save_private", "saved_heads", "script_calls", "search",
+    "shown_calls", "shown_facts", "shown_files", "shown_lines", "shown_output", "shown_results", "shown_text",
+    "to_html", "tool_table", "unreadable_line", "verify", "visible",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -68,18 +67,16 @@ if TYPE_CHECKING:
     from toolcell.audit.store import UNFINISHED, BadInput, read_log_id
     from toolcell.audit.text_search import Match, Searched, search
     from toolcell.audit.verification import Report, verify
-    from toolcell.support.times import time_of
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "toolcell.audit.config": "RecordConfig ToolContent",
-            "toolcell.audit.replay_diff": "MISSING_CALL",
             "toolcell.audit.events": "lines_of unreadable_line",
             "toolcell.audit.filters": "Filter Place",
             "toolcell.audit.html": (
-                "TRUST_TEXTS ShownCall ShownLine end_ns shown_calls shown_facts shown_files shown_lines shown_output "
-                "shown_results shown_text to_html visible"
+                "TRUST_TEXTS ShownCall ShownLine end_ns shown_calls shown_facts shown_files shown_lines "
+                "shown_output shown_results shown_text to_html visible"
             ),
             "toolcell.audit.key_ranges": "retired_keys",
             "toolcell.audit.keys": (
@@ -92,6 +89,7 @@ else:
             "toolcell.audit.reader": "RecordedCall RecordedRun json_line jsonable not_recorded",
             "toolcell.audit.receipt": "ReceiptCheck",
             "toolcell.audit.recorder": "Recorder",
+            "toolcell.audit.replay_diff": "MISSING_CALL",
             "toolcell.audit.replays": "Replay replay runtime_options script_calls",
             "toolcell.audit.retention": "removals",
             "toolcell.audit.run_diff": "RunChange compare_runs",
@@ -101,6 +99,5 @@ else:
             "toolcell.audit.store": "UNFINISHED BadInput read_log_id",
             "toolcell.audit.text_search": "Match Searched search",
             "toolcell.audit.verification": "Report verify",
-            "toolcell.support.times": "time_of",
         },
     )

@@ -21,22 +21,22 @@ from toolcell.audit.config import ToolContent
 from toolcell.audit.log import AuditLog
 from toolcell.audit.redact import Redactor
 from toolcell.audit.run_record import RunRecord, records_of_calls
+from toolcell.calls.options import Origin
+from toolcell.calls.run_state import RunLink
 from toolcell.errors import AuditError, SandboxUnavailable, ToolAbort
 from toolcell.run.runs import replay_seed
 from toolcell.sandbox.backend import profile_of
 from toolcell.support import daemon_threads
 from toolcell.support.lru import Lru
 from toolcell.support.packing import bytes_digest, pack, text_digest, unpack, value_digest
-from toolcell.tools.options import Origin
-from toolcell.tools.run_state import RunLink
 
 if TYPE_CHECKING:
+    from toolcell.calls.call import CallableTools, RunContext
+    from toolcell.calls.definition import ToolDefinition
     from toolcell.config import Limits, Policy
     from toolcell.results import ExecutionResult
     from toolcell.run.request import RunRequest
     from toolcell.sandbox.backend import GuestFile, Sandbox
-    from toolcell.tools.call import CallableTools, RunContext
-    from toolcell.tools.definition import ToolDefinition
     from toolcell_bridge.wire.messages import CallTool, RunScript
 
 CODE, CALLS = "code", "calls"

@@ -15,6 +15,11 @@ from typing import Any, Final, NoReturn, Protocol
 from toolcell.audit.reader import RecordedCall, RecordedRun
 from toolcell.audit.redact import Redactor
 from toolcell.audit.replay_diff import MISSING_CALL, Comparison, clean_value
+from toolcell.calls.call import RunContext
+from toolcell.calls.definition import ToolDefinition
+from toolcell.calls.options import Origin
+from toolcell.calls.placeholders import RecordedDryRun
+from toolcell.calls.result import Status, ToolFailure, ToolResult
 from toolcell.config import Limits, Policy
 from toolcell.errors import ToolAbort, UsageError
 from toolcell.journal.recorded_tools import RecordedTools
@@ -23,12 +28,7 @@ from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.result import SCRIPT_OUTCOMES
 from toolcell.support.packing import text_digest
 from toolcell.support.text import one_line, with_line
-from toolcell.tools.call import RunContext
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.options import Origin
-from toolcell.tools.placeholders import RecordedDryRun
 from toolcell.tools.registry import answer_from_record
-from toolcell.tools.result import Status, ToolFailure, ToolResult
 
 NO_END: Final = (
     "no end is recorded to compare (it is under way, or its host was killed); the calls agree as far as recorded"

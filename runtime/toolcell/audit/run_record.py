@@ -22,8 +22,8 @@ from toolcell.support.log import logger_of
 from toolcell.support.packing import pack, value_digest
 
 if TYPE_CHECKING:
-    from toolcell.tools.call import Call, CallObserver, RunContext
-    from toolcell.tools.result import ToolResult
+    from toolcell.calls.call import Call, CallObserver, RunContext
+    from toolcell.calls.result import ToolResult
 
 ABORTED: Final = "aborted"
 EXCEPTION_OUTCOMES: Final = {
@@ -110,7 +110,7 @@ class RunRecord:
 
     async def _start_later(self, call: Call, fields: tuple[Any, ...]) -> None:
         """Wait in a thread for another process that writes, and for the effect to be recorded."""
-        from toolcell.tools.concurrency import maybe_await  # who reads a record loads no tools
+        from toolcell.calls.concurrency import maybe_await  # who reads a record loads no tools
 
         await daemon_threads.run_sync(self._log.append, records.CALL_STARTED, self._run, fields, self._redactor)
         if self._next_observer is not None:
@@ -130,7 +130,7 @@ class RunRecord:
         return self._next_observer.call_ended(call) if self._next_observer is not None else None
 
     async def _end_later(self, call: Call) -> None:
-        from toolcell.tools.concurrency import maybe_await
+        from toolcell.calls.concurrency import maybe_await
 
         await daemon_threads.run_sync(functools.partial(self._log.flush, wait=True))
         if self._next_observer is not None:

@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     from toolcell.builtin.stores.sqlite import SqliteStore
     from toolcell.builtin.web.policy import WebPolicy
     from toolcell.builtin.workspace import Workspace
-    from toolcell.tools import EmbeddingProvider
+    from toolcell.support.embeddings import EmbeddingProvider
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -105,7 +105,7 @@ else:
             "toolcell.builtin.stores.protocols": (
                 "DocumentStore KeywordStore MessageStore ScheduleStore SkillStore Store"
             ),
-            "toolcell.tools.embeddings": "EmbeddingProvider",
+            "toolcell.support.embeddings": "EmbeddingProvider",
             "toolcell.builtin.embeddings.hashing": "HashEmbeddings",
             "toolcell.builtin.embeddings.http": "HttpEmbeddings",
             "toolcell.builtin.embeddings.local": "LocalEmbeddings",

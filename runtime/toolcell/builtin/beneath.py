@@ -18,7 +18,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 
-from toolcell_bridge import syscall
+from toolcell_bridge.isolation.syscalls import syscall
 
 MAX_LINKS = 40
 """Links followed in one path. Source: MAXSYMLINKS of Linux."""

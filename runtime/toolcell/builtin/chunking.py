@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from toolcell.builtin.stores.records import Chunk, Document
 from toolcell.errors import UsageError
-from toolcell.tools import check_count
+from toolcell.support.checks import check_count
 
 CHARS_PER_TOKEN: Final = 4
 """A rule of thumb for English."""

@@ -20,8 +20,9 @@ from toolcell.builtin.file import Roots
 from toolcell.builtin.package import ToolPackage, offered
 from toolcell.builtin.tables.reading import Format, Record, Table, open_text
 from toolcell.builtin.workspace import Workspace
+from toolcell.calls.concurrency import run_in_thread
 from toolcell.errors import ToolError, UsageError
-from toolcell.tools import ToolContext, ToolDefinition, ToolOptions, ToolResult, ToolSpec, run_in_thread
+from toolcell.tools import ToolContext, ToolDefinition, ToolOptions, ToolResult, ToolSpec
 
 PARSE_LIMIT: Final = 1000
 TIMEOUT_S: Final = 600.0

@@ -8,17 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from toolcell.builtin.package import ToolPackage, offered
 from toolcell.builtin.web.policy import METHODS, WebPolicy
+from toolcell.calls.concurrency import run_in_thread
 from toolcell.errors import ToolError, UsageError
-from toolcell.tools import (
-    ToolContext,
-    ToolOptions,
-    ToolResult,
-    ToolSpec,
-    check_kind,
-    check_one_of,
-    function_spec,
-    run_in_thread,
-)
+from toolcell.support.checks import check_kind, check_one_of
+from toolcell.tools import ToolContext, ToolOptions, ToolResult, ToolSpec, function_spec
 
 if TYPE_CHECKING:
     import httpx

@@ -9,7 +9,7 @@ from toolcell.builtin.chunking import DEFAULT_SIZES, ChunkSizes, Section, chunks
 from toolcell.builtin.stores.protocols import DocumentStore
 from toolcell.builtin.stores.records import Document
 from toolcell.support import daemon_threads
-from toolcell.tools import EmbeddingProvider, embed_texts
+from toolcell.support.embeddings import EmbeddingProvider, embed_texts
 
 
 @dataclass(frozen=True, slots=True)

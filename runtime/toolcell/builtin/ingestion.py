@@ -22,8 +22,9 @@ from toolcell.builtin.stores.records import Document
 from toolcell.errors import DocumentError, UsageError
 from toolcell.results import ExecutionResult
 from toolcell.support import daemon_threads
+from toolcell.support.checks import brief, check_count, check_does, check_kind, check_one_of
+from toolcell.support.embeddings import PROVIDERS, EmbeddingProvider
 from toolcell.support.text import for_terminal
-from toolcell.tools import PROVIDERS, EmbeddingProvider, brief, check_count, check_does, check_kind, check_one_of
 
 PARSERS: Final = ("pypdf", "python-docx")
 """Packages of the sandboxes that read PDF and docx: `Runtime(packages=PARSERS)`. The other kinds need none."""

@@ -9,7 +9,9 @@ from toolcell.builtin.retrieval import Retriever
 from toolcell.builtin.stores.protocols import STORES, DocumentStore, MessageStore
 from toolcell.builtin.stores.records import Chunk, Document, Message, Scored
 from toolcell.errors import ToolError
-from toolcell.tools import PROVIDERS, EmbeddingProvider, ErrorCode, ToolResult, check_does, check_kind, embed_texts
+from toolcell.support.checks import check_does, check_kind
+from toolcell.support.embeddings import PROVIDERS, EmbeddingProvider, embed_texts
+from toolcell.tools import ErrorCode, ToolResult
 
 TOP: Final = 5
 """Chunks, and past messages, of one answer."""

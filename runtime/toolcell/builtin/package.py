@@ -19,17 +19,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
+from toolcell.calls.options import DEFAULT_TOOL_OPTIONS
 from toolcell.errors import EmbeddingError, StoreError, ToolError
-from toolcell.tools import (
-    DEFAULT_TOOL_OPTIONS,
-    ErrorCode,
-    ToolDefinition,
-    ToolOptions,
-    ToolResult,
-    ToolSpec,
-    function_spec,
-    with_options,
-)
+from toolcell.tools import ErrorCode, ToolDefinition, ToolOptions, ToolResult, ToolSpec, function_spec, with_options
 
 F = TypeVar("F", bound=Callable[..., Awaitable[ToolResult]])
 

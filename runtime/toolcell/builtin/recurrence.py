@@ -17,7 +17,7 @@ from typing import Literal, get_args
 from zoneinfo import ZoneInfo
 
 from toolcell.errors import UsageError
-from toolcell.tools import brief
+from toolcell.support.checks import brief
 
 Frequency = Literal["once", "daily", "custom", "weekly", "monthly"]
 

@@ -10,8 +10,10 @@ from toolcell.builtin.package import ToolPackage, offered
 from toolcell.builtin.stores.protocols import STORES, DocumentStore
 from toolcell.builtin.stores.records import Document
 from toolcell.errors import ToolError
+from toolcell.support.checks import check_does, check_kind
+from toolcell.support.embeddings import PROVIDERS, EmbeddingProvider
 from toolcell.support.text import for_terminal
-from toolcell.tools import PROVIDERS, EmbeddingProvider, ErrorCode, ToolResult, check_does, check_kind
+from toolcell.tools import ErrorCode, ToolResult
 
 SOURCE: Final = "message"
 """Source of documents that `remember` stores. `forget` deletes no others."""

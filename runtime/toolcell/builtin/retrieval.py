@@ -9,8 +9,9 @@ from typing import Final, Protocol
 from toolcell.builtin.stores.protocols import DocumentStore, KeywordStore
 from toolcell.builtin.stores.records import Chunk, ChunkFilter, Scored, check_top_k
 from toolcell.errors import EmbeddingError, UsageError
+from toolcell.support.checks import check_kind
+from toolcell.support.embeddings import EmbeddingProvider, embed_texts
 from toolcell.support.ranking import fused_ranks
-from toolcell.tools import EmbeddingProvider, check_kind, embed_texts
 
 KEYWORD_WEIGHT: Final = 0.3
 WIDER: Final = 3

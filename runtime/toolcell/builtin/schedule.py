@@ -26,24 +26,23 @@ from toolcell.builtin.recurrence import (
 )
 from toolcell.builtin.stores.protocols import STORES, ScheduleStore
 from toolcell.builtin.stores.records import ScheduledAction, check_text
+from toolcell.calls.arguments import InvalidArguments
+from toolcell.calls.problems import list_names
 from toolcell.errors import ToolError, UsageError
 from toolcell.flows import flow_of
+from toolcell.support.checks import check_count, check_does
 from toolcell.support.spelling import did_you_mean
 from toolcell.support.text import one_line
 from toolcell.tools import (
     MAX_STEPS,
     Call,
     ErrorCode,
-    InvalidArguments,
     Origin,
     ToolContext,
     ToolDefinition,
     ToolRegistry,
     ToolResult,
     check_arguments,
-    check_count,
-    check_does,
-    list_names,
 )
 
 MAX_DESCRIPTION_CHARS = 500

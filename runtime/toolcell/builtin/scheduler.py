@@ -31,20 +31,13 @@ from toolcell.builtin.recurrence import Recurrence, check_dates, parse_recurrenc
 from toolcell.builtin.schedule import planned_calls
 from toolcell.builtin.stores.protocols import STORES, ScheduleStore
 from toolcell.builtin.stores.records import RunStatus, ScheduledAction, ScheduledRun
+from toolcell.calls.concurrency import maybe_await
+from toolcell.calls.result import to_json
 from toolcell.errors import StoreError, UsageError
+from toolcell.support.checks import brief, check_count, check_does, check_kind, check_one_of, check_seconds
 from toolcell.support.log import logger_of
 from toolcell.support.text import cut_text
-from toolcell.tools import (
-    RunContext,
-    brief,
-    check_count,
-    check_does,
-    check_kind,
-    check_one_of,
-    check_seconds,
-    maybe_await,
-    to_json,
-)
+from toolcell.tools import RunContext
 
 logger = logger_of("toolcell.schedule")
 

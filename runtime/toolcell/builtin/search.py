@@ -13,21 +13,11 @@ from toolcell.builtin.chunking import split
 from toolcell.builtin.http import fetcher
 from toolcell.builtin.package import ToolPackage, offered
 from toolcell.builtin.web.policy import WebPolicy
+from toolcell.calls.concurrency import run_in_thread
 from toolcell.errors import EmbeddingError, ToolError, UsageError
-from toolcell.tools import (
-    PROVIDERS,
-    EmbeddingProvider,
-    ToolContext,
-    ToolOptions,
-    ToolResult,
-    ToolSpec,
-    brief,
-    check_does,
-    check_kind,
-    embed_texts,
-    nearest,
-    run_in_thread,
-)
+from toolcell.support.checks import brief, check_does, check_kind
+from toolcell.support.embeddings import PROVIDERS, EmbeddingProvider, embed_texts, nearest
+from toolcell.tools import ToolContext, ToolOptions, ToolResult, ToolSpec
 
 if TYPE_CHECKING:
     import httpx

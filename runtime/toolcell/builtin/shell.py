@@ -20,25 +20,17 @@ from toolcell.builtin import in_shell
 from toolcell.builtin.file import Roots, in_thread
 from toolcell.builtin.package import ToolPackage, offered
 from toolcell.builtin.workspace import Workspace, parse_path
+from toolcell.calls.call import RunScope
 from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable, ToolError, UsageError
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.runtime import Runtime
 from toolcell.support import daemon_threads
+from toolcell.support.checks import check_seconds
 from toolcell.support.lru import Lru
 from toolcell.support.text import clean, for_terminal, one_line
 from toolcell.sync import SyncRuntime
-from toolcell.tools import (
-    CodeRuntime,
-    ErrorCode,
-    RunContext,
-    RunScope,
-    Status,
-    Text,
-    ToolContext,
-    ToolResult,
-    check_seconds,
-)
+from toolcell.tools import CodeRuntime, ErrorCode, RunContext, Status, Text, ToolContext, ToolResult
 
 TIMEOUT_S: Final = 30.0
 MAX_TIMEOUT_S: Final = 300.0

@@ -27,21 +27,13 @@ from toolcell.builtin.skill_folder import (
 from toolcell.builtin.stores.protocols import STORES, SkillStore
 from toolcell.builtin.stores.records import Scored, Skill, now
 from toolcell.builtin.workspace import Workspace
+from toolcell.calls.call import RunScope
 from toolcell.errors import SandboxUnavailable, ToolError, UsageError
 from toolcell.support import daemon_threads
+from toolcell.support.checks import check_does
+from toolcell.support.embeddings import PROVIDERS, EmbeddingProvider, embed_texts
 from toolcell.support.text import for_terminal, one_line
-from toolcell.tools import (
-    PROVIDERS,
-    EmbeddingProvider,
-    ErrorCode,
-    RunContext,
-    RunScope,
-    ToolContext,
-    ToolResult,
-    ToolSpec,
-    check_does,
-    embed_texts,
-)
+from toolcell.tools import ErrorCode, RunContext, ToolContext, ToolResult, ToolSpec
 
 TOP: Final = 5
 MAX_ITEMS: Final = 100

@@ -19,8 +19,8 @@ from typing import Any, Final
 from toolcell.builtin.stores.records import Skill
 from toolcell.builtin.workspace import Workspace
 from toolcell.errors import ToolError, UsageError
+from toolcell.support.checks import brief, check_path
 from toolcell.support.text import for_terminal
-from toolcell.tools import brief, check_path
 
 SKILL_FILE: Final = "SKILL.md"
 MAX_FILES: Final = 200

@@ -21,9 +21,9 @@ from toolcell.builtin.beneath import LeavesDirectory, open_beneath
 from toolcell.builtin.globs import Glob
 from toolcell.builtin.own_files import DRAFT, replace_file, require_own_file
 from toolcell.errors import ToolError, UsageError
+from toolcell.support.checks import check_path
 from toolcell.support.private_files import make_private_folder
 from toolcell.support.text import for_terminal, one_line
-from toolcell.tools import check_path
 
 MAX_FILE_BYTES = 8 * 1024 * 1024
 MAX_ENTRIES = 2000

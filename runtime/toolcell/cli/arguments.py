@@ -124,7 +124,7 @@ def load_registry(sources: Sequence[str]) -> ToolRegistry:
 @contextmanager
 def _plain_warnings(source: str) -> Iterator[None]:
     """Show a warning about a tool's description in one line that names its file. Other warnings are not changed."""
-    from toolcell.tools import ToolDescriptionWarning
+    from toolcell.calls.definition import ToolDescriptionWarning
 
     caught: list[warnings.WarningMessage] = []
     try:

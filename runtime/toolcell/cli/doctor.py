@@ -74,7 +74,7 @@ def doctor(
         doctor_ray.show(cluster, as_json)
         raise typer.Exit(exits.OK if cluster["ok"] else exits.UNAVAILABLE)
     from toolcell.sandbox.process import probe_all
-    from toolcell_bridge import why_mortal
+    from toolcell_bridge.entry.immortal_heap import why_mortal
 
     required = required_layers(require, profile)
     layers = [describe(probe, required) for probe in probe_all()]

@@ -12,7 +12,7 @@ from toolcell.cli.arguments import as_flag, parse_size
 from toolcell.cli.terminal import print_json, reporting, safe, stdout
 from toolcell.config import CONTAINER_LAYERS, Limits
 from toolcell.errors import SandboxUnavailable, UsageError
-from toolcell.tools import brief
+from toolcell.support.checks import brief
 
 SUMMARY = """Sandboxes in pods of a Kubernetes cluster: `Runtime(registry, backend=KubernetesBackend())`.
 

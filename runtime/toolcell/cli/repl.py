@@ -26,9 +26,9 @@ from toolcell.results import Array, ExecutionResult, Outcome, Table
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from toolcell.calls.definition import ToolDefinition
     from toolcell.runtime import Runtime
     from toolcell.sessions import Session
-    from toolcell.tools import ToolDefinition
 
 WELCOME = "?  lists the tools, ?NAME describes one; Ctrl-C interrupts, Ctrl-D or exit ends"
 
@@ -81,7 +81,7 @@ async def run_repl(
     runtime: Runtime, read: ReadScript, out: Console, err: Console, output_dir: Path | None = None
 ) -> None:
     """Run what `read` returns in one session until it ends. Returned files are saved in `output_dir`."""
-    from toolcell.tools import RunContext
+    from toolcell.calls.call import RunContext
 
     context = RunContext()
     context.events.subscribe(tool_error_listener())
@@ -165,7 +165,7 @@ def tool_names(runtime: Runtime) -> list[str]:
 
 
 def _definitions(runtime: Runtime) -> list[ToolDefinition]:
-    from toolcell.tools import Origin
+    from toolcell.calls.options import Origin
 
     found: list[ToolDefinition] = runtime.registry.snapshot().definitions(Origin.CODE)
     return found

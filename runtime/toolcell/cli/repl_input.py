@@ -14,7 +14,7 @@ from typing import Any
 
 from toolcell.errors import UsageError
 from toolcell.support.private_files import make_private_folder
-from toolcell_bridge import GUEST_NAMES
+from toolcell_bridge.guest.tools import GUEST_NAMES
 
 WORD = re.compile(r"[A-Za-z_][\w.]*")
 

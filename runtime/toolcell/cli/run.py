@@ -36,7 +36,7 @@ from toolcell.results import ExecutionResult
 from toolcell.support.text import for_terminal, one_line
 
 if TYPE_CHECKING:
-    from toolcell.tools import Event
+    from toolcell.calls.events import Event
 
 MAX_TOOL_ERROR_CHARS = 500
 """Most characters of the text of a tool's exception."""
@@ -289,8 +289,8 @@ def execute(
     """Open a runtime for one script and run it. `shows_output`: what it prints is written as it comes."""
     registry = servers.with_registry(options["registry"])
     options = options | {"backend": _started_early(options), "registry": registry}
+    from toolcell.calls.call import RunContext
     from toolcell.runtime import Runtime
-    from toolcell.tools import RunContext
 
     context = RunContext()
     context.events.subscribe(tool_error_listener())
@@ -345,7 +345,8 @@ def tool_error_listener() -> Callable[[Event], None]:
 
 def tool_error_line(event: Event) -> str:
     """Name the tool and its unexpected exception; empty when there was none."""
-    from toolcell.tools import ErrorCode, events
+    from toolcell.calls import events
+    from toolcell.calls.result import ErrorCode
 
     result = event.result if event.type == events.TOOL_END else None
     if result is None or result.error is None or result.error.code != ErrorCode.EXCEPTION:

@@ -19,9 +19,10 @@ from toolcell.cli.arguments import load_registry
 from toolcell.cli.builtin import packages_table
 from toolcell.cli.terminal import print_json, reporting, safe, stdout, write_text
 from toolcell.errors import UsageError
+from toolcell.support.checks import check_one_of
 from toolcell.support.spelling import closest
 from toolcell.support.text import one_line
-from toolcell.tools import DETAILS, FOUND, Detail, Origin, ToolDefinition, ToolRegistry, check_one_of
+from toolcell.tools import DETAILS, FOUND, Detail, Origin, ToolDefinition, ToolRegistry
 
 
 class Format(enum.StrEnum):

@@ -11,6 +11,7 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from toolcell.calls.hooks import Approve, Deny, Edit
     from toolcell.control.agent_turns import WAITS, SuspendingScripts, Turn, TurnApprovals
     from toolcell.control.decisions import AlreadyMade, ResumeDecision
     from toolcell.control.draft import Draft
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from toolcell.control.steps_of_plans import PlanRows
     from toolcell.control.suspension import Denial
     from toolcell.journal.config import JournalConfig
-    from toolcell.tools.hooks import Approve, Deny, Edit
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -36,6 +36,6 @@ else:
             "toolcell.control.suspension": "Denial",
             "toolcell.control.agent_turns": "WAITS SuspendingScripts Turn TurnApprovals",
             "toolcell.journal.config": "JournalConfig",
-            "toolcell.tools.hooks": "Approve Deny Edit",
+            "toolcell.calls.hooks": "Approve Deny Edit",
         },
     )

@@ -13,6 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from toolcell.calls.call import Call, CallableTools, RunContext
+from toolcell.calls.context import current
+from toolcell.calls.hooks import Approve, Block, Decision
+from toolcell.calls.options import Origin
 from toolcell.control.decisions import ResumeDecision, answer_of, check_ids, recorded
 from toolcell.control.suspension import IN_DOUBT
 from toolcell.errors import ResumeError
@@ -23,11 +27,7 @@ from toolcell.journal.store import JournalStore
 from toolcell.results import ExecutionResult, PendingCall, Suspension
 from toolcell.support.log import logger_of
 from toolcell.support.private_files import make_private_folder
-from toolcell.tools.call import Call, CallableTools, RunContext
 from toolcell.tools.code import ExecuteCode
-from toolcell.tools.context import current
-from toolcell.tools.hooks import Approve, Block, Decision
-from toolcell.tools.options import Origin
 
 logger = logger_of("toolcell.control")
 

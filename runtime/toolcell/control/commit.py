@@ -7,16 +7,16 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from toolcell.calls.call import Call, RunContext
+from toolcell.calls.placeholders import effects_in, with_results
+from toolcell.calls.result import ErrorCode, Status, ToolResult
+from toolcell.calls.run_state import Lineage
 from toolcell.control.draft import Approved, Collected, Draft, answer_digest, known_arguments
 from toolcell.control.kept_drafts import MADE, START, DraftJournal
 from toolcell.errors import AuditError, ToolAbort, UsageError
 from toolcell.journal.identity import digest_of_call
 from toolcell.results.effects import EffectResult, EffectStatus, cut_in_listing
-from toolcell.tools.call import Call, RunContext
-from toolcell.tools.checks import brief
-from toolcell.tools.placeholders import effects_in, with_results
-from toolcell.tools.result import ErrorCode, Status, ToolResult
-from toolcell.tools.run_state import Lineage
+from toolcell.support.checks import brief
 from toolcell.tools.spec import RegisteredTool
 from toolcell.tools.validation import arguments_of
 from toolcell_bridge.guest.values import to_plain

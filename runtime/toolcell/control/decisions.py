@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from toolcell.calls.hooks import Approve, Deny, Edit
 from toolcell.errors import UsageError
 from toolcell.journal.ledger import RecordedDecision
 from toolcell.results import PendingCall
-from toolcell.tools.checks import brief
-from toolcell.tools.hooks import Approve, Deny, Edit
+from toolcell.support.checks import brief
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue
 

@@ -9,19 +9,19 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from toolcell.calls.call import Call, CallDecision
+from toolcell.calls.placeholders import effects_in, placeholder
+from toolcell.calls.result import ErrorCode, ToolResult, to_json
+from toolcell.calls.run_state import RunLink
 from toolcell.errors import UnknownId, UsageError
 from toolcell.results import ExecutionResult
 from toolcell.results.effects import Effect, Preflight, effects_digest, shown_effects
+from toolcell.support.checks import brief
 from toolcell.support.host_work import KEPT_BYTES, about_bytes
 from toolcell.support.lru import Lru
 from toolcell.support.packing import value_digest
 from toolcell.support.text import as_one_line
 from toolcell.tools.adapters import keyword_invoke
-from toolcell.tools.call import Call, CallDecision
-from toolcell.tools.checks import brief
-from toolcell.tools.placeholders import effects_in, placeholder
-from toolcell.tools.result import ErrorCode, ToolResult, to_json
-from toolcell.tools.run_state import RunLink
 from toolcell.tools.spec import RegisteredTool
 from toolcell_bridge.guest.placeholder import ENDS_DRAFT, RESULT_OF, member_of
 

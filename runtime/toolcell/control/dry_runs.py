@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.context import share_labels
+from toolcell.calls.placeholders import DryRun, RecordedDryRun
+from toolcell.calls.reverts import MadeCalls, Reverts
+from toolcell.calls.run_state import RunLink
 from toolcell.control.draft import COMMITTED, COMMITTING, Approved, Draft, Drafts
 from toolcell.errors import UsageError
 from toolcell.journal.identity import options_of
@@ -19,12 +24,7 @@ from toolcell.results.effects import CommitResult, EffectResult
 from toolcell.run.options import OnApproval, RunOptions
 from toolcell.run.runs import Runs
 from toolcell.support import daemon_threads
-from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.checks import brief
-from toolcell.tools.context import share_labels
-from toolcell.tools.placeholders import DryRun, RecordedDryRun
-from toolcell.tools.reverts import MadeCalls, Reverts
-from toolcell.tools.run_state import RunLink
+from toolcell.support.checks import brief
 
 if TYPE_CHECKING:
     from toolcell.control.kept_drafts import DraftJournal, EffectDecision

@@ -8,6 +8,9 @@ from typing import Any, NoReturn
 
 import anyio
 
+from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.options import Origin
+from toolcell.calls.result import Status, ToolResult
 from toolcell.control.suspension import IN_DOUBT, Suspender
 from toolcell.errors import RunEnded
 from toolcell.journal.identity import digest_of_call, options_of
@@ -15,10 +18,7 @@ from toolcell.journal.ledger import CANCELLED, Journal, JournalEntry
 from toolcell.journal.replay import NewCall
 from toolcell.results import Divergence, Outcome
 from toolcell.run.listed_calls import end_script_alone
-from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.options import Origin
 from toolcell.tools.registry import answer_from_record
-from toolcell.tools.result import Status, ToolResult
 
 IN_DOUBT_CODE = "in_doubt"
 

@@ -6,6 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from toolcell.calls.call import Call, CallableTools, RunContext
+from toolcell.calls.hooks import Approve
+from toolcell.calls.options import Origin
+from toolcell.calls.run_state import Lineage, RunLink
 from toolcell.control.decisions import AlreadyMade, check_ids
 from toolcell.control.draft import COMMITTED, Collected, Draft
 from toolcell.errors import ResumeError, UnknownId, UsageError
@@ -14,13 +18,9 @@ from toolcell.journal.identity import tool_digests
 from toolcell.journal.store import JournalStore
 from toolcell.results import ExecutionResult
 from toolcell.results.effects import Preflight
+from toolcell.support.checks import brief
 from toolcell.support.log import logger_of
 from toolcell.support.packing import bytes_digest, pack
-from toolcell.tools.call import Call, CallableTools, RunContext
-from toolcell.tools.checks import brief
-from toolcell.tools.hooks import Approve
-from toolcell.tools.options import Origin
-from toolcell.tools.run_state import Lineage, RunLink
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue
 

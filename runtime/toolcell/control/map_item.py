@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from toolcell.calls.call import CallableTools
 from toolcell.control.suspension import IN_DOUBT
 from toolcell.journal.identity import options_of
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, PendingCall, Suspension
-from toolcell.tools.call import CallableTools
 
 OF_THE_MACHINE: Final = frozenset({Outcome.UNAVAILABLE, Outcome.LOST})
 """Failures that are not the script's."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import anyio
 
+from toolcell.calls.call import CallableTools, RunContext
 from toolcell.control.map_file import NAME, MapFile, OtherInputs, input_digest
 from toolcell.control.map_item import OF_THE_MACHINE, UNDECIDED, MapItem, had_no_effect, item_of
 from toolcell.control.resumption import Resumption
@@ -26,9 +27,8 @@ from toolcell.results import ErrorInfo, ExecutionResult, Outcome, Suspension
 from toolcell.run.callbacks import NO_HANDLERS
 from toolcell.run.options import RunOptions
 from toolcell.support import daemon_threads
+from toolcell.support.checks import brief, check_count
 from toolcell.support.packing import text_digest
-from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.checks import brief, check_count
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0

@@ -17,7 +17,7 @@ from toolcell.control.map_item import MapItem
 from toolcell.control.map_progress import MapProgress
 from toolcell.errors import MapStopped, UsageError
 from toolcell.support.background import BackgroundTask, TaskReader
-from toolcell.tools.checks import brief
+from toolcell.support.checks import brief
 
 WINDOW: Final = 4
 """Inputs for each task that are pulled and not read: one slow item does not stop the others at once."""

@@ -13,7 +13,7 @@ from toolcell.journal.store import JournalStore
 from toolcell.results import Outcome
 from toolcell.run.options import RunOptions
 from toolcell.run.runs import Runs
-from toolcell.tools.checks import brief, check_count, check_kind, check_one_of
+from toolcell.support.checks import brief, check_count, check_kind, check_one_of
 
 if TYPE_CHECKING:
     from toolcell.control.map_stream import OnError, RunMap

@@ -7,6 +7,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.jobs import open_jobs
+from toolcell.calls.options import Origin
+from toolcell.calls.reverts import MadeCalls, Reverts
+from toolcell.calls.run_state import RunLink
 from toolcell.control.dry_runs import DryRuns
 from toolcell.control.run_control import DENIED
 from toolcell.control.script_header import continued_context, who_of
@@ -20,12 +25,7 @@ from toolcell.results import ErrorInfo, ExecutionResult, Outcome, OutputFile, Su
 from toolcell.run.options import RunOptions
 from toolcell.run.runs import Runs
 from toolcell.support.packing import value_digest
-from toolcell.tools import Origin, RunContext
-from toolcell.tools.call import CallableTools
-from toolcell.tools.jobs import open_jobs
 from toolcell.tools.plan import plan_of
-from toolcell.tools.reverts import MadeCalls, Reverts
-from toolcell.tools.run_state import RunLink
 
 PLAN: Final = "steps"
 """In the header of a journal: it is that of a plan."""

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from toolcell.calls.call import CallableTools
+from toolcell.calls.definition import ToolDefinition
+from toolcell.calls.names import provider_name
+from toolcell.calls.options import Origin
+from toolcell.calls.problems import list_names
 from toolcell.config import Limits
 from toolcell.journal.identity import options_of
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.effects import PlannedCall, Preflight
 from toolcell.run.request import RunRequest, run_message, sendable
+from toolcell.support.checks import check_kind
 from toolcell.support.spelling import did_you_mean
-from toolcell.tools.call import CallableTools
-from toolcell.tools.checks import check_kind
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.names import provider_name
-from toolcell.tools.options import Origin
-from toolcell.tools.problems import list_names
 from toolcell_bridge.guest.planned_calls import MAX_CALLS
 from toolcell_bridge.guest.tool_names import python_path
 

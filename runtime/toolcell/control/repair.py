@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from toolcell.calls.options import ToolOptions
 from toolcell.journal.ledger import CANCELLED, Journal, JournalEntry
 from toolcell.journal.store import JournalStore
 from toolcell.results import ExecutionResult, Repair, RepairedCall
 from toolcell.run.calls import PARTS
 from toolcell.tools.code import ExecuteCode
-from toolcell.tools.options import ToolOptions
 
 OptionsOf = Callable[[str, Any], ToolOptions]
 

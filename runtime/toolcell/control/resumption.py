@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.run_state import RunLink
 from toolcell.control.decisions import ResumeDecision, check_ids, recorded
 from toolcell.control.plans import PLAN, PlanRuns
 from toolcell.control.script_runs import ScriptRuns
@@ -17,8 +19,6 @@ from toolcell.results import ExecutionResult, Suspension
 from toolcell.run.options import RunOptions
 from toolcell.run.runs import Runs
 from toolcell.support import daemon_threads
-from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.run_state import RunLink
 
 
 def check_stands_alone(journal: Journal) -> None:

@@ -6,20 +6,20 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
+from toolcell.calls.call import Call, RunContext
+from toolcell.calls.definition import ToolDefinition
+from toolcell.calls.options import ToolOptions
+from toolcell.calls.result import ErrorCode, ToolResult
+from toolcell.calls.reverts import MadeCall, MadeCalls, Reverts
+from toolcell.calls.run_state import RunLink
 from toolcell.control.steps_of_plans import PlanRows
 from toolcell.errors import AuditError, ToolAbort, UsageError
 from toolcell.results import ExecutionResult
 from toolcell.results.effects import CommitResult, RevertedCall, RevertResult
 from toolcell.run.runs import Runs
+from toolcell.support.checks import brief
 from toolcell.tools.adapters import is_async, positional_spec
-from toolcell.tools.call import Call, RunContext
-from toolcell.tools.checks import brief
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.options import ToolOptions
 from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.result import ErrorCode, ToolResult
-from toolcell.tools.reverts import MadeCall, MadeCalls, Reverts
-from toolcell.tools.run_state import RunLink
 from toolcell.tools.spec import ToolSpec
 
 NAME_CHARS: Final = 64

@@ -6,6 +6,8 @@ import dataclasses
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.placeholders import DryRun
 from toolcell.control.journaled_calls import JournaledCalls
 from toolcell.control.suspension import BELOW, Denial, StartObserver, Suspender
 from toolcell.journal.ledger import Journal
@@ -13,8 +15,6 @@ from toolcell.journal.store import JournalOwner
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.result import SCRIPT_OUTCOMES
 from toolcell.run.options import OnApproval, Refresh
-from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.placeholders import DryRun
 
 if TYPE_CHECKING:
     from toolcell.control.draft import Draft

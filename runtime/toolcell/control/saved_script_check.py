@@ -11,13 +11,13 @@ from typing import Any, Final, Literal, Protocol
 
 import anyio
 
+from toolcell.calls.call import CallableTools
+from toolcell.calls.definition import ToolDefinition
+from toolcell.calls.options import Origin
 from toolcell.control.type_check import TypeChecker
 from toolcell.errors import ToolcellError
 from toolcell.results.effects import Preflight
 from toolcell.tools.adapters import AgentTool
-from toolcell.tools.call import CallableTools
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.options import Origin
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.saved_script import SavedScript, ToolThen
 from toolcell.tools.schema_changes import changes

@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from toolcell.calls.call import CallableTools, RunContext
 from toolcell.config import CheckTypes, Limits, check_types_of
 from toolcell.results import ExecutionResult
 from toolcell.run.observer import NULL_OBSERVER
 from toolcell.run.request import Script
 from toolcell.run.runs import Runs, count_cpu
 from toolcell.run.tool_bridge import ToolBridge
-from toolcell.tools.call import CallableTools, RunContext
 
 if TYPE_CHECKING:
     from toolcell.control.type_check import Earlier, TypeChecker, TypeFindings

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
+from toolcell.calls.call import CallableTools, RunContext
 from toolcell.config import Limits
 from toolcell.journal.identity import tool_digests
 from toolcell.journal.ledger import Journal
@@ -13,7 +14,6 @@ from toolcell.results.effects import Preflight
 from toolcell.run.options import OnApproval
 from toolcell.run.request import Script
 from toolcell.sandbox.backend import GuestFile
-from toolcell.tools.call import CallableTools, RunContext
 
 
 def header_of(

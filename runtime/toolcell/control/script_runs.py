@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.run_state import RunLink
 from toolcell.control.script_checks import ScriptChecks
 from toolcell.results import ExecutionResult
 from toolcell.results.call_list import FinishedRuns
@@ -15,8 +17,6 @@ from toolcell.run.listed_calls import ListedCalls
 from toolcell.run.options import RunOptions
 from toolcell.run.request import script_from
 from toolcell.run.runs import PreparedRun, RunJournal, Runs
-from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.run_state import RunLink
 
 if TYPE_CHECKING:
     from toolcell.control.dry_runs import DryRuns

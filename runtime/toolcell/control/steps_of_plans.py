@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable
 from typing import Any, Final
 
+from toolcell.calls.call import Call, CallObserver
+from toolcell.calls.hooks import Block, Decision
+from toolcell.calls.result import ErrorCode, Status, ToolResult
+from toolcell.calls.run_state import RunLink
 from toolcell.control.decisions import answer_of
 from toolcell.control.suspension import BELOW, IN_DOUBT
 from toolcell.journal.identity import call_digest, options_of
 from toolcell.journal.ledger import Journal, JournalEntry
 from toolcell.results import OutputFile, PendingCall, Suspension
 from toolcell.run.tool_bridge import failure
-from toolcell.tools.call import Call, CallObserver
-from toolcell.tools.hooks import Block, Decision
-from toolcell.tools.result import ErrorCode, Status, ToolResult
-from toolcell.tools.run_state import RunLink
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge

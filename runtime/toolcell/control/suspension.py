@@ -10,13 +10,13 @@ from typing import Any, Final
 
 import anyio
 
+from toolcell.calls.call import Call, CallObserver
+from toolcell.calls.hooks import Block, Decision
 from toolcell.control.decisions import answer_of
 from toolcell.errors import RunEnded
 from toolcell.journal.identity import digest_of_call
 from toolcell.journal.ledger import Journal, JournalEntry, pending_of
 from toolcell.results import Outcome, PendingCall
-from toolcell.tools.call import Call, CallObserver
-from toolcell.tools.hooks import Block, Decision
 
 SETTLE_S: Final = 0.02
 """A run in which nothing happens for so long, but for calls that wait for decisions, is suspended. Calls that a script

@@ -15,18 +15,18 @@ from typing import Any, Final
 
 from anyio.abc import TaskGroup
 
+from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.options import Origin
 from toolcell.config import CheckTypes
 from toolcell.control.type_checkers import CheckerHost, Checkers, NotChecked
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.journal.identity import options_of
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome
 from toolcell.run.request import Script, sendable
+from toolcell.support.checks import check_kind
 from toolcell.support.packing import bytes_digest, pack
 from toolcell.support.text import shown_findings
-from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.checks import check_kind
 from toolcell.tools.detail import DETAILS
-from toolcell.tools.options import Origin
 from toolcell.tools.stubs import Described, checked_module, is_identifier
 from toolcell_bridge.guest.tool_names import python_path
 from toolcell_bridge.guest.tools import GUEST_NAMES

@@ -14,7 +14,8 @@ from toolcell.egress.request_tools import RequestTools
 from toolcell.egress.resolver import Resolver
 from toolcell.egress.rules import PLACEHOLDER, Allow, label_set
 from toolcell.errors import UsageError
-from toolcell.tools import Secrets, check_kind
+from toolcell.support.checks import check_kind
+from toolcell.tools import Secrets
 
 
 class Egress:

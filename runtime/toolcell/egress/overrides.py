@@ -12,13 +12,13 @@ from urllib.parse import unquote_plus
 
 import anyio.lowlevel
 
+from toolcell.calls.uploads import Upload
 from toolcell.egress.answers import Inflater
 from toolcell.egress.failures import refused
 from toolcell.egress.request import HttpRequest
 from toolcell.egress.rules import header_key
 from toolcell.egress.urls import Target, parse_url
 from toolcell.errors import ToolError
-from toolcell.tools import Upload
 
 PARAMETER_OVERRIDES: Final = frozenset({
     "$httpmethod", "$method", "_httpmethod", "_method", "x-http-method", "x-http-method-override", "x-method-override",

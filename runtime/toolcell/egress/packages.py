@@ -25,8 +25,8 @@ from toolcell.egress.rules import Allow
 from toolcell.egress.urls import parse_url
 from toolcell.errors import PackageError, ToolError, UsageError
 from toolcell.results import OutputFile
+from toolcell.support.checks import check_kind
 from toolcell.support.log import logger_of
-from toolcell.tools import check_kind
 
 logger = logger_of("toolcell.egress")
 

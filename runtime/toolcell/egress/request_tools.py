@@ -10,6 +10,8 @@ from typing import Any, Final, TypeGuard
 
 import anyio
 
+from toolcell.calls.arguments import ArgumentChecker
+from toolcell.calls.uploads import Upload
 from toolcell.config import Limits, Policy
 from toolcell.egress.allowed_requests import AllowedRequests
 from toolcell.egress.failures import CONNECT, LIMIT, PROTOCOL, refused
@@ -21,8 +23,7 @@ from toolcell.egress.run_requests import RunRequests
 from toolcell.egress.sending import Sender
 from toolcell.errors import PackageError, SandboxUnavailable, ToolError
 from toolcell.tools import (
-    CODE,
-    ArgumentChecker,
+    Origin,
     RegisteredTool,
     RunContext,
     ToolContext,
@@ -30,10 +31,9 @@ from toolcell.tools import (
     ToolOptions,
     ToolResult,
     ToolSpec,
-    Upload,
     compile_tool,
 )
-from toolcell_bridge import HTTP, HTTP_READ, INSTALL_PACKAGE, PART_BYTES
+from toolcell_bridge.wire.requests import HTTP, HTTP_READ, INSTALL_PACKAGE, PART_BYTES
 
 MAX_RESOLVERS: Final = 2
 """Resolvers of one runtime that work at once."""
@@ -93,7 +93,7 @@ class RequestTools:
         self._allowed, self._index, self._of_index, self._limits = allowed, index, of_index, limits
         self._sender = Sender(allowed)
         self._runs: weakref.WeakKeyDictionary[object, RunRequests] = weakref.WeakKeyDictionary()
-        general = ToolOptions(listed=False, callable_from=frozenset({CODE}), timeout_s=math.inf)
+        general = ToolOptions(listed=False, callable_from=frozenset({Origin.CODE}), timeout_s=math.inf)
         self._http = _tool(
             ToolSpec(
                 definition=ToolDefinition(HTTP, "Sends an HTTP request of a library of the script.", _HTTP_SCHEMA),

@@ -15,7 +15,7 @@ from toolcell.egress.addresses import IPAddress, networks_of, refusal
 from toolcell.egress.failures import refused
 from toolcell.egress.urls import DEFAULT_PORTS, Target, decoded_path, parse_url
 from toolcell.errors import ToolError, UsageError
-from toolcell.tools import check_count, check_kind
+from toolcell.support.checks import check_count, check_kind
 
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing: a dry run makes them."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import anyio
 
+from toolcell.calls.uploads import Upload
 from toolcell.egress.allowed_requests import AllowedRequests
 from toolcell.egress.answers import AnswerBody, Inflater, inflater_for
 from toolcell.egress.connector import exchange, tls_context
@@ -20,8 +21,7 @@ from toolcell.egress.run_requests import RunRequests
 from toolcell.egress.streams import httpcore
 from toolcell.errors import ToolError
 from toolcell.support.quiet import quiet_loggers
-from toolcell.tools import Upload
-from toolcell_bridge import PART_BYTES
+from toolcell_bridge.wire.requests import PART_BYTES
 
 DEFAULT_TIMEOUT_S: Final = 60.0
 """To connect, and between two pieces of an answer, when the library does not say."""

@@ -39,7 +39,8 @@ from toolcell.integrations.base import (
 )
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
-from toolcell.tools import ToolRegistry, ToolSpec, text_of
+from toolcell.support.checks import text_of
+from toolcell.tools import ToolRegistry, ToolSpec
 
 __all__ = ["ToolcellEnvironment"]
 

@@ -15,16 +15,18 @@ from typing import Any, Self
 import anyio
 
 from toolcell.agents.transcript import message_text, shown_images
+from toolcell.calls.definition import MIN_DESCRIPTION_CHARS
+from toolcell.calls.result import to_json
 from toolcell.config import Limits
 from toolcell.errors import MissingPackage, ToolError, UsageError
 from toolcell.results import LIMIT_OUTCOMES, ExecutionResult, Outcome
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
+from toolcell.support.checks import text_of
 from toolcell.support.text import cut_text
 from toolcell.sync import SyncRuntime, SyncSession
 from toolcell.tools import (
     MAX_VALUE_CHARS,
-    MIN_DESCRIPTION_CHARS,
     Image,
     ToolDefinition,
     ToolOptions,
@@ -36,8 +38,6 @@ from toolcell.tools import (
     described_sandbox,
     is_async,
     positional_spec,
-    text_of,
-    to_json,
     with_options,
 )
 

@@ -10,14 +10,16 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, get_args
 
+from toolcell.calls.run_state import new_id
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.integrations.base import ConversationSessions, missing_package
 from toolcell.run import OnApproval
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
+from toolcell.support.checks import brief, check_kind, check_one_of
 from toolcell.sync import SyncRuntime
-from toolcell.tools import CODE_TOOL, ToolRegistry, brief, check_kind, check_one_of, new_id, python_stubs
+from toolcell.tools import CODE_TOOL, ToolRegistry, python_stubs
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest

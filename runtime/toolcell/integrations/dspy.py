@@ -28,13 +28,16 @@ except ModuleNotFoundError as exc:
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from toolcell.calls.result import to_json
 from toolcell.config import Limits
 from toolcell.errors import ToolcellError, UsageError
 from toolcell.integrations.base import SyncRuntimeOwner, framework_tool, tools_with
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.sync import SyncRuntime, SyncSession
-from toolcell.tools import ToolRegistry, ToolSpec, describe_failure, to_json
-from toolcell_bridge import GUEST_NAMES, UnsendableValue, ValueTooLarge, to_plain
+from toolcell.tools import ToolRegistry, ToolSpec, describe_failure
+from toolcell_bridge.guest.tools import GUEST_NAMES
+from toolcell_bridge.guest.values import to_plain
+from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 
 __all__ = ["ToolcellInterpreter", "interpreter_factory"]
 

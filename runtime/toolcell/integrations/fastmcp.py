@@ -12,20 +12,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from toolcell.calls.concurrency import maybe_await
+from toolcell.calls.result import without_bytes
 from toolcell.errors import RegistrationError, ToolError
 from toolcell.integrations.base import RuntimeOwner, framework_tool, missing_package, pictures, text_for_model
 from toolcell.results import ExecutionResult, ToolCallRecord
 from toolcell.runtime import Runtime
-from toolcell.tools import (
-    Origin,
-    ToolRegistry,
-    ToolResult,
-    ToolSpec,
-    current_context,
-    function_spec,
-    maybe_await,
-    without_bytes,
-)
+from toolcell.tools import Origin, ToolRegistry, ToolResult, ToolSpec, current_context, function_spec
 
 try:
     from fastmcp import FastMCP

@@ -19,22 +19,23 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, Field, ValidationError
 
 from toolcell.config import Limits
-from toolcell.control import Deny, Edit, ResumeDecision
+from toolcell.control import ResumeDecision
 from toolcell.errors import Misconfigured, ToolcellError, ToolError, UsageError
 from toolcell.integrations.base import framework_tool, missing_package, pictures, text_for_model, tools_with
 from toolcell.results import ExecutionResult
 from toolcell.run import OnApproval, check_on_approval
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
+from toolcell.support.checks import brief, check_kind
 from toolcell.sync import SyncRuntime
 from toolcell.tools import (
     CODE_TOOL,
     Approve,
+    Deny,
+    Edit,
     RunContext,
     ToolRegistry,
     ToolSpec,
-    brief,
-    check_kind,
     current_context,
     describe_code,
     described_sandbox,

@@ -18,7 +18,8 @@ from toolcell.integrations.base import framework_tool, missing_package, pictures
 from toolcell.results import ExecutionResult
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
-from toolcell.tools import Origin, ToolRegistry, ToolSpec, check_kind, describe_code, described_sandbox
+from toolcell.support.checks import check_kind
+from toolcell.tools import Origin, ToolRegistry, ToolSpec, describe_code, described_sandbox
 
 try:
     from llama_index.core.base.llms.types import ImageBlock, TextBlock

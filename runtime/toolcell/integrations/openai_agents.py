@@ -16,22 +16,23 @@ from contextvars import ContextVar
 from typing import Any
 
 from toolcell.config import Limits
-from toolcell.control import Deny, ResumeDecision
+from toolcell.control import ResumeDecision
 from toolcell.errors import Misconfigured, ToolcellError, ToolError, UsageError
 from toolcell.integrations.base import framework_tool, missing_package, pictures, text_for_model, tools_with
 from toolcell.results import ExecutionResult, Outcome, PendingCall
 from toolcell.run import OnApproval, check_on_approval
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
+from toolcell.support.checks import check_kind
 from toolcell.tools import (
     Approve,
     Call,
+    Deny,
     Image,
     Origin,
     ToolDefinition,
     ToolRegistry,
     ToolSpec,
-    check_kind,
     current_context,
     describe_code,
     described_sandbox,

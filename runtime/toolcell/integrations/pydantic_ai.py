@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from toolcell.control import Deny
+from toolcell.calls.result import without_bytes
 from toolcell.errors import ResumeError, ToolAbort, ToolError
 from toolcell.integrations.base import (
     RuntimeOwner,
@@ -24,17 +24,8 @@ from toolcell.integrations.base import (
 from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.run import OnApproval, check_on_approval
 from toolcell.runtime import Runtime
-from toolcell.tools import (
-    CODE_SCHEMA,
-    Approve,
-    Origin,
-    ToolRegistry,
-    ToolSpec,
-    check_kind,
-    describe_code,
-    described_sandbox,
-    without_bytes,
-)
+from toolcell.support.checks import check_kind
+from toolcell.tools import CODE_SCHEMA, Approve, Deny, Origin, ToolRegistry, ToolSpec, describe_code, described_sandbox
 
 try:
     from pydantic import ValidationError

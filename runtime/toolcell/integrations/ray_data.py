@@ -18,9 +18,10 @@ except ModuleNotFoundError as exc:
 
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult
+from toolcell.support.checks import brief
 from toolcell.support.log import logger_of
 from toolcell.sync import SyncRuntime
-from toolcell.tools import brief, describe_failure
+from toolcell.tools import describe_failure
 
 logger = logger_of("toolcell.ray")
 

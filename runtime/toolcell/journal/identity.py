@@ -10,14 +10,14 @@ from typing import Any, Final
 import anyio
 import anyio.lowlevel
 
+from toolcell.calls.call import CallableTools
+from toolcell.calls.definition import ToolDefinition
+from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, Origin, ToolOptions
+from toolcell.calls.values import is_large
 from toolcell.support import daemon_threads
 from toolcell.support.packing import bytes_digest, pack
-from toolcell.tools.call import CallableTools
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, Origin, ToolOptions
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.spec import RegisteredTool
-from toolcell.tools.values import is_large
 
 NESTED: Final = frozenset({dict, list})
 """A call for each number in a large value would take most of the time."""

@@ -12,15 +12,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
+from toolcell.calls.call import Call, CallDecision
+from toolcell.calls.result import ErrorCode, Status, ToolFailure, ToolResult, of_plain
+from toolcell.calls.run_state import RunLink
 from toolcell.errors import RunEnded, ToolError
 from toolcell.flows import Labels
 from toolcell.journal.identity import digest_of_call
 from toolcell.journal.replay import CallReplay, NewCall, RecordedTurn
 from toolcell.results import Divergence, Outcome, PendingCall
 from toolcell.results.call_list import CallList
-from toolcell.tools.call import Call, CallDecision
-from toolcell.tools.result import ErrorCode, Status, ToolFailure, ToolResult, of_plain
-from toolcell.tools.run_state import RunLink
 from toolcell_bridge.wire.codec import decode
 from toolcell_bridge.wire.messages import ToolFail, ToolReturn
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
+from toolcell.calls.call import RunContext
+from toolcell.calls.definition import ToolDefinition
+from toolcell.calls.options import Origin
+from toolcell.calls.result import ToolResult
 from toolcell.errors import SessionError
-from toolcell.tools.call import RunContext
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.options import Origin
-from toolcell.tools.result import ToolResult
 from toolcell_bridge.guest.tool_names import name_meant
 from toolcell_bridge.wire.requests import HTTP, INSTALL_PACKAGE
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from toolcell.calls.call import CallableTools
+from toolcell.calls.options import Origin
 from toolcell.errors import QuotaExceeded, ResumeError, UsageError
 from toolcell.flows import Labels
 from toolcell.journal.approval_tokens import make_token, read_token
@@ -29,10 +31,8 @@ from toolcell.journal.records import BEFORE_CALLS, LoadedRun, RunRecords, load_r
 from toolcell.results import ExecutionResult, Suspension
 from toolcell.results.call_list import FINISHED_BYTES, FINISHED_RUNS, CallList, FinishedRuns, finished_runs
 from toolcell.results.effects import Preflight
+from toolcell.support.checks import brief, check_kind, check_path
 from toolcell.support.exact_json import is_small
-from toolcell.tools.call import CallableTools
-from toolcell.tools.checks import brief, check_kind, check_path
-from toolcell.tools.options import Origin
 
 CALLS_BYTES: Final = 4096
 """Room that a run needs for its calls, besides its source, to begin."""

@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 
 from toolcell.config import Limits
-from toolcell.errors import ToolcellError
+from toolcell.errors import ToolcellError, ToolError
 from toolcell.kernel.folder import FolderCopy, NotebookFolder
 from toolcell.kernel.mime_bundles import safe_bundle, safe_lines, safe_metadata
 from toolcell.results import ExecutionResult, Outcome
@@ -24,8 +24,8 @@ from toolcell.runtime import Runtime
 from toolcell.sessions import Session
 from toolcell.support.call_text import arguments_text
 from toolcell.support.text import clean, for_terminal
-from toolcell.tools import Approve, Call, Deny, ToolError, ToolRegistry, approval_hook
-from toolcell_bridge import CELL, NOTEBOOK_INPUT, NOTEBOOK_SHELL, SHOWN
+from toolcell.tools import Approve, Call, Deny, ToolRegistry, approval_hook
+from toolcell_bridge.guest.notebook_words import CELL, NOTEBOOK_INPUT, NOTEBOOK_SHELL, SHOWN
 
 DAY_S: Final = 86_400
 

@@ -13,8 +13,8 @@ from toolcell.errors import UsageError
 from toolcell.mcp.login import MIN_SECRET_CHARS, Login
 from toolcell.mcp.oauth import auth_of
 from toolcell.mcp.transports import HttpTransport, ProcessTransport
+from toolcell.support.checks import check_kind
 from toolcell.support.secrets import search_for
-from toolcell.tools import check_kind
 
 if TYPE_CHECKING:
     from toolcell.egress import Egress

@@ -17,6 +17,7 @@ from mcp import MCPError
 from mcp.client import Client
 from mcp_types import PaginatedRequestParams, Tool
 
+from toolcell.calls.checker_process import refused_schemas
 from toolcell.errors import McpServerError, RegistrationError, UsageError
 from toolcell.mcp.broken_tools import ToolPages
 from toolcell.mcp.definitions import (
@@ -28,8 +29,9 @@ from toolcell.mcp.definitions import (
     unused_output_schema,
 )
 from toolcell.mcp.structure import MAX_TOOLS
+from toolcell.support.foreign_definitions import safe_text
 from toolcell.support.log import logger_of
-from toolcell.tools import Invoke, ToolOptions, ToolRegistry, ToolSpec, refused_schemas, safe_text
+from toolcell.tools import Invoke, ToolOptions, ToolRegistry, ToolSpec
 
 MAX_PAGES = 200
 MAX_REMEMBERED = 20_000

@@ -26,6 +26,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from toolcell._version import __version__
+from toolcell.calls.names import RESERVED
 from toolcell.errors import McpServerError, RegistrationError
 from toolcell.mcp.answers import INVALID_RESULT, as_tool_result, mismatch_of
 from toolcell.mcp.arguments import Transport, globs, hiding, labels_of, login_of, transport_of
@@ -39,22 +40,11 @@ from toolcell.mcp.restarts import MAX_RESTARTS, RESTART_WINDOW_S, Restarts, Stat
 from toolcell.mcp.transports import OF_SERVER
 from toolcell.support import event_loop
 from toolcell.support.change_event import ChangeEvent
+from toolcell.support.checks import check_one_of, check_seconds
+from toolcell.support.foreign_definitions import safe_text
 from toolcell.support.host_work import about_bytes_in_slices
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
-from toolcell.tools import (
-    RESERVED,
-    ErrorCode,
-    Invoke,
-    Status,
-    ToolContext,
-    ToolOptions,
-    ToolRegistry,
-    ToolResult,
-    check_one_of,
-    check_seconds,
-    safe_text,
-    with_options,
-)
+from toolcell.tools import ErrorCode, Invoke, Status, ToolContext, ToolOptions, ToolRegistry, ToolResult, with_options
 
 if TYPE_CHECKING:
     from toolcell.egress import Egress

@@ -21,13 +21,16 @@ from mcp_types import (
     TextResourceContents,
 )
 
+from toolcell.calls.bytes_arguments import mentions_bytes
+from toolcell.calls.result import without_bytes
+from toolcell.calls.values import bytes_in, leaves_in
 from toolcell.results import Array, ExecutionResult, OutputFile, PendingCall, Suspension, Table
 from toolcell.support.about_tables import table_with_rows
 from toolcell.support.call_text import MAX_ARGS, MAX_ASKED_CHARS, arguments_text
 from toolcell.support.exact_json import json_size, json_text, left_out
 from toolcell.support.text import as_one_line, clean
-from toolcell.tools import Approve, Deny, bytes_in, code_result, leaves_in, mentions_bytes, without_bytes
-from toolcell_bridge import picture_type
+from toolcell.tools import Approve, Deny, code_result
+from toolcell_bridge.guest.pictures import picture_type
 
 VALUE_BYTES = 1 << 20
 """Most bytes of a value in an answer. A model reads the text beside it, which is shorter."""

@@ -14,17 +14,11 @@ from typing import Any, Literal
 
 from mcp_types import Tool
 
+from toolcell.calls.names import MAX_NAME_CHARS, provider_name
 from toolcell.errors import RegistrationError
 from toolcell.mcp.answers import is_wrapper
-from toolcell.tools import (
-    HIDDEN,
-    MAX_NAME_CHARS,
-    ToolDefinition,
-    ToolOptions,
-    bounded_schema,
-    provider_name,
-    safe_text,
-)
+from toolcell.support.foreign_definitions import HIDDEN, bounded_schema, safe_text
+from toolcell.tools import ToolDefinition, ToolOptions
 
 MAX_DESCRIPTION_CHARS = 2_000
 MAX_SHOWN_CHARS = 120

@@ -25,9 +25,9 @@ from toolcell.mcp.oauth import Auth, OAuth
 from toolcell.mcp.providers import PersonProvider, Provider, person_provider, program_provider
 from toolcell.mcp.requests import called
 from toolcell.mcp.tokens import KeptLogin, store_of
+from toolcell.support.foreign_definitions import safe_text
 from toolcell.support.quiet import quiet_loggers
 from toolcell.support.secrets import search_for
-from toolcell.tools import safe_text
 
 MAX_TRIES = 3
 """Most tries of one request: as it is, with a refreshed token, after a login."""

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
 from toolcell.errors import UsageError
-from toolcell.tools import check_kind, check_seconds
+from toolcell.support.checks import check_kind, check_seconds
 
 LOGIN_TIMEOUT_S = 300.0
 

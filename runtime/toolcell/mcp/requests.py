@@ -25,10 +25,11 @@ from mcp_types import (
     TextContent,
 )
 
+from toolcell.calls.checker_process import find_problem, refused_schemas
 from toolcell.errors import RegistrationError
 from toolcell.support import daemon_threads
 from toolcell.support.change_event import ChangeEvent
-from toolcell.tools import bounded_schema, find_problem, refused_schemas, safe_text
+from toolcell.support.foreign_definitions import bounded_schema, safe_text
 
 MAX_QUESTION_CHARS = 2_000
 MAX_QUESTIONS_OF_CALL = 10

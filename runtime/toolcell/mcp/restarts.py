@@ -6,7 +6,7 @@ import math
 from collections import deque
 from typing import Literal
 
-from toolcell.tools import check_count, check_seconds
+from toolcell.support.checks import check_count, check_seconds
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
 """Before a server that ended is started again: doubled each time, until it answers a call."""

@@ -19,6 +19,10 @@ from mcp.server.connection import allowed_log_levels
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
+from toolcell.calls.checker_process import find_problem
+from toolcell.calls.events import TOOL_UPDATE
+from toolcell.calls.result import without_bytes
 from toolcell.control import PlanRows
 from toolcell.errors import ToolcellError, UsageError
 from toolcell.mcp import listing
@@ -46,17 +50,12 @@ from toolcell.tools import (
     CODE_TOOL,
     FOUND,
     SEARCH_TOOL,
-    TOOL_UPDATE,
-    ArgumentChecker,
     Event,
     EventBus,
-    InvalidArguments,
     Origin,
     RunContext,
     ToolDefinition,
     check_shown_chars,
-    find_problem,
-    without_bytes,
 )
 from toolcell_bridge import __version__
 

@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
+from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.options import Origin
+from toolcell.calls.result import ToolResult
 from toolcell.errors import RunEnded
 from toolcell.results import ExecutionResult
 from toolcell.results.call_list import CallList, FinishedRuns, ListedCall
-from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.options import Origin
-from toolcell.tools.result import ToolResult
 
 ANSWER_BYTES: Final = 64 << 20
 """Bytes of answers and of uploaded bodies that are kept of one run. A run with more cannot be repaired."""

@@ -6,14 +6,13 @@ from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
+from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.run_state import RunLink
 from toolcell.config import Policy
 from toolcell.errors import AuditError
 from toolcell.results import ExecutionResult
 from toolcell.run.request import RunRequest
 from toolcell.sandbox.backend import Sandbox
-from toolcell.tools import RunContext
-from toolcell.tools.call import CallableTools
-from toolcell.tools.run_state import RunLink
 from toolcell_bridge.wire.messages import CallTool
 
 

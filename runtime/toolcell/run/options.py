@@ -11,16 +11,16 @@ from typing import Any, Literal, TypedDict, get_args
 
 import anyio
 
+from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.placeholders import DryRun
 from toolcell.config import CheckTypes, Limits, LintProfile, check_types_of
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult
 from toolcell.run.callbacks import OnLog, OnProgress, RunHandlers
 from toolcell.run.input_files import FileContent, FileInput
 from toolcell.settings import settings_of
+from toolcell.support.checks import brief, check_one_of
 from toolcell.support.keywords import check_keywords
-from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.checks import brief, check_one_of
-from toolcell.tools.placeholders import DryRun
 from toolcell_bridge.wire.frozen import frozen
 
 OnApproval = Literal["ask", "deny", "suspend"]

@@ -17,6 +17,15 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import anyio
 from anyio.abc import TaskGroup
 
+from toolcell.calls.call import CallableTools, RunContext, RunScope
+from toolcell.calls.concurrency import OF_THIS_PROCESS, AbandonedThreads
+from toolcell.calls.context import share_labels
+from toolcell.calls.jobs import open_jobs
+from toolcell.calls.options import Origin, ToolOptions
+from toolcell.calls.policy import CallPolicy
+from toolcell.calls.reverts import MadeCalls, Reverts
+from toolcell.calls.run_state import RunLink, Secrets
+from toolcell.calls.uploads import OpenRequests
 from toolcell.config import Limits, Policy
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
@@ -31,18 +40,9 @@ from toolcell.support.copies import changed
 from toolcell.support.host_work import LONG_BYTES, HostWork
 from toolcell.support.lifetime import Lifetime
 from toolcell.support.log import logger_of
-from toolcell.tools import Origin, RunContext, Secrets, ToolRegistry
-from toolcell.tools.call import CallableTools, RunScope
-from toolcell.tools.concurrency import OF_THIS_PROCESS, AbandonedThreads
-from toolcell.tools.context import share_labels
-from toolcell.tools.jobs import open_jobs
-from toolcell.tools.options import ToolOptions
-from toolcell.tools.policy import CallPolicy
+from toolcell.tools import ToolRegistry
 from toolcell.tools.registry import registry_of
-from toolcell.tools.reverts import MadeCalls, Reverts
-from toolcell.tools.run_state import RunLink
 from toolcell.tools.spec import RegisteredTool
-from toolcell.tools.uploads import OpenRequests
 from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.messages import RunScript
 

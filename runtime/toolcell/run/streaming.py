@@ -15,13 +15,13 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
+from toolcell.calls.call import Call, CallObserver, RunContext
+from toolcell.calls.events import TOOL_OUTPUT, TOOL_UPDATE, Event, EventBranch
+from toolcell.calls.run_state import new_id
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult, OutputFile
 from toolcell.run.options import RunOptions
 from toolcell.support.background import LEAVE_S, BackgroundTask, TaskReader
-from toolcell.tools.call import Call, CallObserver, RunContext
-from toolcell.tools.events import TOOL_OUTPUT, TOOL_UPDATE, Event, EventBranch
-from toolcell.tools.run_state import new_id
 
 QUEUE_EVENTS = 256
 """Events that wait for their reader before the script waits too."""

@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.definition import ToolDefinition
+from toolcell.calls.finalize import is_unexpected, told_failure
+from toolcell.calls.options import Origin
+from toolcell.calls.result import ErrorCode, ToolResult
+from toolcell.calls.uploads import Uploads
 from toolcell.errors import AuditError, ToolAbort, ToolError, UsageError
 from toolcell.run.calls import Answer, unsendable
 from toolcell.run.observer import RunObserver
 from toolcell.support import daemon_threads
-from toolcell.tools import Origin, RunContext, ToolDefinition
-from toolcell.tools.call import CallableTools
 from toolcell.tools.detail import tools_text
-from toolcell.tools.finalize import is_unexpected, told_failure
-from toolcell.tools.result import ErrorCode, ToolResult
 from toolcell.tools.search import FOUND, MAX_FOUND, SMALL, find, named_of
-from toolcell.tools.uploads import Uploads
 from toolcell_bridge.guest.tools import LIST_TOOLS
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue

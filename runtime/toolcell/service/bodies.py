@@ -17,7 +17,7 @@ from toolcell.service.problems import Problem
 from toolcell.service.receiving import Reservation
 from toolcell.support import daemon_threads
 from toolcell.support.text import one_line
-from toolcell_bridge import MAX_ELEMENTS
+from toolcell_bridge.wire.messages import MAX_ELEMENTS
 
 Model = TypeVar("Model", bound=BaseModel)
 

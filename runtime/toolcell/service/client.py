@@ -11,6 +11,7 @@ from typing import Any, Literal, NoReturn, Unpack
 import anyio
 from anyio.abc import TaskGroup
 
+from toolcell.calls.call import CallableTools
 from toolcell.config import Limits
 from toolcell.control import PlanRows, ResumeDecision
 from toolcell.errors import UsageError
@@ -35,19 +36,12 @@ from toolcell.service.socket.wire_arguments import (
     wire_token,
 )
 from toolcell.support import event_loop
+from toolcell.support.checks import brief, check_seconds
 from toolcell.support.keywords import keywords_known
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
-from toolcell.tools import (
-    CallableTools,
-    CodeRuntime,
-    RunContext,
-    ToolRegistry,
-    brief,
-    check_seconds,
-    plan_of,
-    registry_of,
-)
-from toolcell_bridge import UnsendableValue, ValueTooLarge, to_plain
+from toolcell.tools import CodeRuntime, RunContext, ToolRegistry, plan_of, registry_of
+from toolcell_bridge.guest.values import to_plain
+from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 
 Tools = CallableTools | Iterable[Any] | None
 

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from toolcell.calls.concurrency import OF_THIS_PROCESS, AbandonedThreads
 from toolcell.errors import ServiceError, ServiceUnavailable, UsageError
 from toolcell.run import NO_HANDLERS, RunHandlers
 from toolcell.service.socket.caller_tools import CallerTools
@@ -20,8 +21,8 @@ from toolcell.service.socket.values import READERS
 from toolcell.service.socket.wire_arguments import given_only, wire_context
 from toolcell.support.lifetime import Lifetime
 from toolcell.support.lru import Lru
-from toolcell.tools import OF_THIS_PROCESS, AbandonedThreads, RunContext, ToolRegistry, registry_of
-from toolcell_bridge import RemoteProtocolError, UnsendableValue, ValueTooLarge
+from toolcell.tools import RunContext, ToolRegistry, registry_of
+from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
 ATTEMPTS: Final = 5
 """To send a request whose session was lost before anything of it was sent, or whose tools the service has forgotten."""

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 import anyio
 
+from toolcell.calls.call import CallableTools
 from toolcell.control import ResumeDecision
 from toolcell.errors import ServiceError, SessionError, ToolcellError, UsageError
 from toolcell.results import ExecutionResult, SessionFile, Suspension
@@ -17,7 +18,7 @@ from toolcell.service.socket.values import READERS
 from toolcell.service.socket.wire_arguments import wire_files, wire_run, wire_token
 from toolcell.support.keywords import keywords_known
 from toolcell.support.lifetime import OpenedInBlock
-from toolcell.tools import CallableTools, RunContext
+from toolcell.tools import RunContext
 
 
 class ClientSession(OpenedInBlock):

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from toolcell.calls.run_state import new_id
 from toolcell.service.authentication import principal_of
 from toolcell.service.bodies import check_json, of_query, parsed_body, read_body
 from toolcell.service.idempotent_requests import HEADER, KeyedRequest
@@ -28,7 +29,6 @@ from toolcell.service.revocations import AskWho
 from toolcell.service.routes.models import NoQuery, RequestModel
 from toolcell.service.tenants import Tenant
 from toolcell.support.exact_json import exact_json_text
-from toolcell.tools import new_id
 
 if TYPE_CHECKING:
     from toolcell.service.service import Service

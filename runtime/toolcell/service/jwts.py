@@ -13,7 +13,7 @@ from toolcell.service.config import NAME
 from toolcell.service.jwks import KeySet, KeysUnavailable
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
-from toolcell_bridge import is_visible
+from toolcell_bridge.wire.invisible import is_visible
 
 TYPES: Final = frozenset({"", "jwt", "at+jwt", "application/at+jwt"})
 LEEWAY_S: Final = 30

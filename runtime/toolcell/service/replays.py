@@ -18,8 +18,8 @@ from toolcell.runtime import Runtime
 
 if TYPE_CHECKING:
     from toolcell.audit import AuditLog, RecordedRun
+    from toolcell.calls.call import RunContext
     from toolcell.service.config import TenantConfig
-    from toolcell.tools import RunContext
 
 AT_ONCE: Final = 2
 """Replays of one tenant: each has a runtime of its own."""

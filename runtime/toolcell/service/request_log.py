@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from toolcell.calls.run_state import new_id
 from toolcell.support.exact_json import json_text
 from toolcell.support.log import logger_of
-from toolcell.tools import new_id
 
 logger = logger_of("toolcell.service.request_log")
 """INFO; WARNING for a credential that was refused."""

@@ -25,7 +25,7 @@ from toolcell.service.bearer import TOKEN_PREFIX
 from toolcell.service.config import NAME
 from toolcell.service.principal import Scope
 from toolcell.support.sqlite import SqliteDatabase
-from toolcell_bridge import is_visible
+from toolcell_bridge.wire.invisible import is_visible
 
 TOKEN: Final = re.compile(rf"{TOKEN_PREFIX}_([0-9a-f]{{16}})_[A-Za-z0-9_-]{{43}}")
 SECRET_BYTES: Final = 32

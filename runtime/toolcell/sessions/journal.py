@@ -14,6 +14,9 @@ from json import dumps, loads
 from pathlib import Path
 from typing import Any, Final
 
+from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.definition import ToolDefinition
+from toolcell.calls.options import Origin
 from toolcell.control.run_control import RunControl
 from toolcell.control.script_header import header_of, script_of
 from toolcell.errors import ResumeError, SessionError, UsageError
@@ -29,9 +32,6 @@ from toolcell.sessions.settings import SESSION_PREFIX, SESSION_SUFFIX, STATE_SUF
 from toolcell.support.copies import changed
 from toolcell.support.log import logger_of
 from toolcell.support.packing import pack
-from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.options import Origin
 from toolcell_bridge.wire.messages import RunScript
 
 logger = logger_of("toolcell.sessions")

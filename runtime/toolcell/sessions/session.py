@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, Self, Unpack
 import anyio
 import anyio.lowlevel
 
+from toolcell.calls.call import CallableTools, RunContext
 from toolcell.config import Limits
 from toolcell.control.decisions import ResumeDecision
 from toolcell.control.resumption import decider
@@ -32,7 +33,6 @@ from toolcell.sessions.state import SessionState
 from toolcell.support.copies import changed
 from toolcell.support.keywords import keywords_known
 from toolcell.support.lifetime import OpenedInBlock
-from toolcell.tools.call import CallableTools, RunContext
 
 INTERRUPT_S = 10.0
 """How long a script may take to end that somebody interrupts: what runs in C, as a product of matrices, ends first."""

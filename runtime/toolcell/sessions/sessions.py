@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import anyio
 from anyio.abc import TaskGroup
 
+from toolcell.calls.call import CallableTools, RunContext
 from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.journal.approval_tokens import run_of
@@ -17,7 +18,6 @@ from toolcell.results import Suspension
 from toolcell.sessions.host import SessionHost
 from toolcell.settings import settings_of
 from toolcell.support.change_event import ChangeEvent
-from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.registry import registry_of
 
 if TYPE_CHECKING:

@@ -11,6 +11,8 @@ from typing import Literal, cast
 
 import anyio
 
+from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.run_state import RunLink
 from toolcell.config import Limits
 from toolcell.control.run_control import RunControl
 from toolcell.control.script_header import continued_context, script_of
@@ -45,8 +47,6 @@ from toolcell.support import daemon_threads
 from toolcell.support.copies import changed
 from toolcell.support.host_work import LONG_BYTES
 from toolcell.support.log import logger_of
-from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.run_state import RunLink
 from toolcell_bridge.wire.messages import Stay
 
 END_MS = 50

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, Final
 
 from toolcell.support.exact_json import left_out
-from toolcell_bridge import to_plain
+from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.tables import AnyTable, Array, Table
 
 MOST_TYPES: Final = 100

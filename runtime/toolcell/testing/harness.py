@@ -24,7 +24,7 @@ from toolcell.run import Dispatch, GuestConnection, Run, RunRequest
 from toolcell.runtime import Runtime
 from toolcell.sandbox import Backend, Sandbox
 from toolcell.tools import ToolRegistry
-from toolcell_bridge import CallTool, RunScript, ToolReturn
+from toolcell_bridge.wire.messages import CallTool, RunScript, ToolReturn
 
 MakeBackend: TypeAlias = Callable[[], Backend]
 

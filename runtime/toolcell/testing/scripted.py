@@ -15,20 +15,20 @@ from typing import Any, TypeAlias
 from toolcell.config import Limits
 from toolcell.sandbox import Exit, Sample, Sandbox
 from toolcell.support.change_event import ChangeEvent
-from toolcell_bridge import (
+from toolcell_bridge import __version__
+from toolcell_bridge.wire.connection import Connection
+from toolcell_bridge.wire.errors import ProtocolError
+from toolcell_bridge.wire.messages import (
     PROTOCOL_VERSION,
     CallTool,
-    Connection,
     Done,
     GuestMessage,
     Hello,
     Message,
-    ProtocolError,
     PutFile,
     RunScript,
     ToolFail,
     ToolReturn,
-    __version__,
 )
 
 KILLED = 9

@@ -19,7 +19,10 @@ import anyio
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.sandbox import Backend, ByteStream, Exit, Sample, Sandbox
-from toolcell_bridge import Done, FrameReader, Hello, Message, ProtocolError, decode
+from toolcell_bridge.wire.codec import decode
+from toolcell_bridge.wire.errors import ProtocolError
+from toolcell_bridge.wire.framing import FrameReader
+from toolcell_bridge.wire.messages import Done, Hello, Message
 
 SILENCE_S = 20.0
 """How long the replay waits for the next bytes of the guest."""

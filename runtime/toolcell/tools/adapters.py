@@ -11,24 +11,24 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from toolcell.calls.arguments import Prepare
+from toolcell.calls.bytes_arguments import Parts, decoded, mentions_bytes
+from toolcell.calls.concurrency import run_in_thread
+from toolcell.calls.context import ToolContext, new_view, setting, view_class
+from toolcell.calls.definition import ToolDefinition, check_definition
+from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, ExecutionMode, ToolOptions
+from toolcell.calls.problems import ParameterError, Subschemas
+from toolcell.calls.result import ToolResult
+from toolcell.calls.values import Path
 from toolcell.errors import RegistrationError, UsageError
+from toolcell.support.checks import brief
 from toolcell.support.keywords import SYNONYMS, fields_known
 from toolcell.support.spelling import suggestion
-from toolcell.tools.arguments import Prepare
-from toolcell.tools.bytes_arguments import Parts, decoded, mentions_bytes
-from toolcell.tools.checks import brief
-from toolcell.tools.concurrency import run_in_thread
-from toolcell.tools.context import ToolContext, new_view, setting, view_class
-from toolcell.tools.definition import ToolDefinition, check_definition
-from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, ExecutionMode, ToolOptions
-from toolcell.tools.problems import ParameterError, Subschemas
-from toolcell.tools.result import ToolResult
 from toolcell.tools.spec import Decode, Invoke, ToolSpec
-from toolcell.tools.values import Path
 from toolcell_bridge.wire.frozen import frozen
 
 if TYPE_CHECKING:
-    from toolcell.tools.type_schema import Signature
+    from toolcell.calls.type_schema import Signature
 
 _OPTION_NAMES = frozenset(field.name for field in fields(ToolOptions))
 
@@ -229,7 +229,7 @@ def function_spec(
 ) -> ToolSpec:
     """Return the spec of a plain function: its name, docstring and signature are the definition."""
     check_function(name or str(getattr(function, "__name__", "")), function)
-    from toolcell.tools.type_schema import read_docstring, read_signature
+    from toolcell.calls.type_schema import read_docstring, read_signature
 
     prose, described = read_docstring(function)
     signature = read_signature(function, ToolContext, ToolResult, described)
@@ -311,7 +311,7 @@ def positional_spec(
 
 def _record_decoder(definition: ToolDefinition, function: Callable[..., Any], parameter: int | str) -> Decode | None:
     """Return what makes the record of all arguments that a function declares to take in one parameter; None: a dict."""
-    from toolcell.tools.type_schema import converter, record_in
+    from toolcell.calls.type_schema import converter, record_in
 
     if (record := record_in(function, parameter)) is None:
         return None

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 import anyio
 
+from toolcell.calls.call import Call
+from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.errors import AuditError, ToolAbort
 from toolcell.support.begun_coroutine import BegunCoroutine
 from toolcell.support.time_slice import TimeSlice
-from toolcell.tools.call import Call
 from toolcell.tools.pipeline import admit, conclude, perform, record_as_cancelled, refuse, run_call
 from toolcell.tools.registry_state import RegistryState
-from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.spec import RegisteredTool
 
 Item = TypeVar("Item")

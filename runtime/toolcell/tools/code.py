@@ -10,22 +10,22 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.concurrency import maybe_await
+from toolcell.calls.context import ToolContext
+from toolcell.calls.definition import ToolDefinition
+from toolcell.calls.options import Origin, ToolOptions
+from toolcell.calls.parts import File, Text
+from toolcell.calls.result import ErrorCode, ToolResult, to_json
 from toolcell.config import MIB, Limits, Policy
 from toolcell.errors import SandboxUnavailable, ToolAbort, UsageError
 from toolcell.flows import Flow
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.effects import shown_effects
+from toolcell.support.checks import brief
 from toolcell.support.text import clean, cut_text, shown_findings, with_line
 from toolcell.tools.adapters import with_options
-from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.checks import brief
-from toolcell.tools.concurrency import maybe_await
-from toolcell.tools.context import ToolContext
-from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.detail import SHOWN_CHARS, Detail, check_shown_chars, shown_within
-from toolcell.tools.options import Origin, ToolOptions
-from toolcell.tools.parts import File, Text
-from toolcell.tools.result import ErrorCode, ToolResult, to_json
 from toolcell.tools.spec import Offered, ToolSpec
 
 CODE_TOOL = "execute_code"

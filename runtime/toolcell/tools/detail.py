@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final, Literal, get_args
 
 from toolcell.errors import UsageError
+from toolcell.support.checks import check_count, check_one_of
 from toolcell.support.text import one_line
-from toolcell.tools.checks import check_count, check_one_of
 from toolcell.tools.recent import Recent
 from toolcell.tools.stubs import Described, python_signature, python_stub, python_stubs
 

@@ -15,17 +15,17 @@ from typing import Any
 
 import anyio
 
+from toolcell.calls.call import Call
+from toolcell.calls.concurrency import OF_THIS_PROCESS, Workers, exclusive_group, own_workers, passes_on
+from toolcell.calls.context import ToolContext, current
+from toolcell.calls.finalize import as_result, failure_of
+from toolcell.calls.hooks import in_hook
+from toolcell.calls.options import Origin
+from toolcell.calls.result import ErrorCode, Status, ToolResult
+from toolcell.calls.text_data import with_data
 from toolcell.errors import ToolAbort, ToolError
-from toolcell.tools.call import Call
-from toolcell.tools.concurrency import OF_THIS_PROCESS, Workers, exclusive_group, own_workers, passes_on
-from toolcell.tools.context import ToolContext, current
-from toolcell.tools.finalize import as_result, failure_of
-from toolcell.tools.hooks import in_hook
-from toolcell.tools.options import Origin
 from toolcell.tools.registry_state import RegistryState
-from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.spec import Middleware, RegisteredTool
-from toolcell.tools.text_data import with_data
 
 ABORTED = "tool execution aborted"
 

@@ -16,17 +16,13 @@ from typing import Final, TypeVar
 import anyio
 import msgpack
 
-from toolcell.errors import AuditError, QuotaExceeded, ToolAbort, ToolError
-from toolcell.flows import flow_of
-from toolcell.support.spelling import did_you_mean
-from toolcell.tools.arguments import ArgumentError, prepare_arguments
-from toolcell.tools.call import Call, CallDecision, CallHook
-from toolcell.tools.call_log import MAX_NAME_CHARS, log_end, log_start, logger
-from toolcell.tools.concurrency import maybe_await, passes_on
-from toolcell.tools.events import TOOL_END, TOOL_FINISHED, TOOL_START
-from toolcell.tools.execution import ABORTED, cancelled, cut_short, execute
-from toolcell.tools.finalize import failure_of, finalize, finalize_soon, show_user, with_repeat_hint
-from toolcell.tools.hooks import (
+from toolcell.calls.arguments import ArgumentError, prepare_arguments
+from toolcell.calls.call import Call, CallDecision, CallHook
+from toolcell.calls.call_log import MAX_NAME_CHARS, log_end, log_start, logger
+from toolcell.calls.concurrency import maybe_await, passes_on
+from toolcell.calls.events import TOOL_END, TOOL_FINISHED, TOOL_START
+from toolcell.calls.finalize import failure_of, finalize, finalize_soon, show_user, with_repeat_hint
+from toolcell.calls.hooks import (
     Approve,
     Block,
     Deny,
@@ -40,10 +36,14 @@ from toolcell.tools.hooks import (
     refused_by_person,
     show_after_hooks,
 )
-from toolcell.tools.options import Origin
-from toolcell.tools.problems import list_names
+from toolcell.calls.options import Origin
+from toolcell.calls.problems import list_names
+from toolcell.calls.result import ErrorCode, Status, ToolResult
+from toolcell.errors import AuditError, QuotaExceeded, ToolAbort, ToolError
+from toolcell.flows import flow_of
+from toolcell.support.spelling import did_you_mean
+from toolcell.tools.execution import ABORTED, cancelled, cut_short, execute
 from toolcell.tools.registry_state import RegistryState, permits_all
-from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.spec import RegisteredTool
 from toolcell.tools.validation import no_work_left, note_placeholders, take_around, unusable, validate
 

@@ -16,26 +16,26 @@ from typing import Any, Protocol
 
 import anyio
 
+from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
+from toolcell.calls.call import Call
+from toolcell.calls.context import ToolContext
+from toolcell.calls.definition import ToolDefinition
+from toolcell.calls.finalize import told_failure
+from toolcell.calls.options import Origin, ToolOptions
+from toolcell.calls.parts import File
+from toolcell.calls.result import ErrorCode, Status, ToolResult, json_beginning, to_json, total_usage
+from toolcell.calls.values import is_large
 from toolcell.errors import UsageError
+from toolcell.support.checks import brief
 from toolcell.support.packing import value_digest
 from toolcell.support.text import cut_text, one_line
 from toolcell.support.time_slice import TimeSlice
 from toolcell.tools.adapters import with_options
-from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.batch import run_batch, together
-from toolcell.tools.call import Call
-from toolcell.tools.checks import brief
 from toolcell.tools.code import CODE_TOOL, PLAN_TOOL, offers
-from toolcell.tools.context import ToolContext
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.finalize import told_failure
-from toolcell.tools.options import Origin, ToolOptions
-from toolcell.tools.parts import File
 from toolcell.tools.pipeline import answer_call, examine, run_call
 from toolcell.tools.registry_state import RegistryState
-from toolcell.tools.result import ErrorCode, Status, ToolResult, json_beginning, to_json, total_usage
 from toolcell.tools.spec import Offered, ToolSpec
-from toolcell.tools.values import is_large
 from toolcell_bridge.guest.placeholder import RESULT_OF, member_of
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge

@@ -14,29 +14,29 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
+from toolcell.calls.arguments import Prepare
+from toolcell.calls.call import Call, CallableTools, CallDecision, RunContext, RunScope
+from toolcell.calls.context import current, share_labels
+from toolcell.calls.definition import AnthropicToolDef, ProviderToolDef, ToolDefinition, warn_about_description
+from toolcell.calls.events import EventBus
+from toolcell.calls.hooks import BeforeHook, Hook
+from toolcell.calls.model_calls import ToolCall, unique_ids
+from toolcell.calls.names import TakenNames, check_collisions
+from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, Origin
+from toolcell.calls.policy import CallPolicy
+from toolcell.calls.result import ToolResult
 from toolcell.errors import RegistrationError, UsageError
+from toolcell.support.checks import brief, check_kind
 from toolcell.support.log import logger_of
 from toolcell.support.spelling import did_you_mean
 from toolcell.tools import script_tools
 from toolcell.tools.adapters import FunctionTool, function_spec, positional_spec, specs_of, with_options
-from toolcell.tools.arguments import Prepare
 from toolcell.tools.batch import OnResult, run_batch
-from toolcell.tools.call import Call, CallableTools, CallDecision, RunContext, RunScope
-from toolcell.tools.checks import brief, check_kind
 from toolcell.tools.code import CODE_TOOL, CodeRuntime, code_spec, flows_of
 from toolcell.tools.connections import Connections
-from toolcell.tools.context import current, share_labels
-from toolcell.tools.definition import AnthropicToolDef, ProviderToolDef, ToolDefinition, warn_about_description
 from toolcell.tools.detail import SHOWN_CHARS, Detail, tools_text
-from toolcell.tools.events import EventBus
-from toolcell.tools.hooks import BeforeHook, Hook
-from toolcell.tools.model_calls import ToolCall, unique_ids
-from toolcell.tools.names import TakenNames, check_collisions
-from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, Origin
 from toolcell.tools.pipeline import answer_call, refuse, run_call
-from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry_state import RegistrySettings, RegistryState, identities, settings_of
-from toolcell.tools.result import ToolResult
 from toolcell.tools.saved_script import SavedScript, saved_script
 from toolcell.tools.search import FOUND, find_by_meaning, listed_within, named_of, search_spec
 from toolcell.tools.spec import Middleware, RegisteredTool, ToolSpec, compile_tool

@@ -14,16 +14,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, fields, replace
 from typing import Any, NamedTuple, get_args
 
+from toolcell.calls.call import RunContext
+from toolcell.calls.definition import ToolDefinition
+from toolcell.calls.hooks import Hook
+from toolcell.calls.names import MAX_NAME_CHARS
+from toolcell.calls.options import Coercion, Extras, Origin
+from toolcell.calls.policy import CallPolicy
 from toolcell.errors import UsageError
+from toolcell.support.checks import check_count, check_does, check_kind, check_one_of, check_seconds
+from toolcell.support.embeddings import PROVIDERS, EmbeddingProvider
 from toolcell.support.spelling import suggestion
-from toolcell.tools.call import RunContext
-from toolcell.tools.checks import check_count, check_does, check_kind, check_one_of, check_seconds
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider
-from toolcell.tools.hooks import Hook
-from toolcell.tools.names import MAX_NAME_CHARS
-from toolcell.tools.options import Coercion, Extras, Origin
-from toolcell.tools.policy import CallPolicy
 from toolcell.tools.spec import Middleware, RegisteredTool
 from toolcell_bridge.guest.tool_names import IN_PLACE_OF_DOT, name_meant
 from toolcell_bridge.wire.frozen import frozen

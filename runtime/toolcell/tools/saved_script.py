@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field, fields
 from typing import Any, Final
 
+from toolcell.calls.definition import ToolDefinition, check_definition
+from toolcell.calls.names import MAX_NAME_CHARS, check_name, provider_name
+from toolcell.calls.options import ToolOptions
 from toolcell.errors import RegistrationError, UsageError
+from toolcell.support.checks import brief, check_kind
 from toolcell.tools.adapters import with_options
-from toolcell.tools.checks import brief, check_kind
-from toolcell.tools.definition import ToolDefinition, check_definition
-from toolcell.tools.names import MAX_NAME_CHARS, check_name, provider_name
-from toolcell.tools.options import ToolOptions
 from toolcell.tools.spec import RegisteredTool
 from toolcell.tools.stubs import is_identifier, mapping
 from toolcell_bridge.guest.tools import GUEST_NAMES
@@ -156,7 +156,7 @@ def inputs_schema(name: str, inputs: object) -> Mapping[str, Any]:
     """
     if inputs is None:
         return NO_INPUTS
-    from toolcell.tools.type_schema import record_schema
+    from toolcell.calls.type_schema import record_schema
 
     schema = record_schema(inputs) if isinstance(inputs, type) else inputs
     if not isinstance(schema, Mapping) or schema.get("type") != "object":

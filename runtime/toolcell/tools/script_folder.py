@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.support.atomic import write_file
+from toolcell.support.checks import check_path
 from toolcell.support.packing import text_digest
 from toolcell.support.private_files import read_regular_file
-from toolcell.tools.checks import check_path
 from toolcell.tools.saved_script import (
     MAX_SOURCE_BYTES,
     MAX_VERSION,

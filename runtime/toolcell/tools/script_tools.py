@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.context import ToolContext
+from toolcell.calls.names import check_collisions
+from toolcell.calls.result import ErrorCode, ToolResult
 from toolcell.errors import RegistrationError, ToolError, UsageError
-from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.code import CodeRuntime, check_code_runtime, run_code
-from toolcell.tools.context import ToolContext
-from toolcell.tools.names import check_collisions
 from toolcell.tools.registry_state import RegistryState, identities
-from toolcell.tools.result import ErrorCode, ToolResult
 from toolcell.tools.saved_script import MAX_VERSION, SavedScript, tools_mentioned
 from toolcell.tools.spec import RegisteredTool, ToolSpec, compile_tool
 

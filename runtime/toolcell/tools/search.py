@@ -11,23 +11,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from toolcell.calls.context import ToolContext
+from toolcell.calls.definition import ToolDefinition
+from toolcell.calls.names import provider_name
+from toolcell.calls.options import Origin, ToolOptions
 from toolcell.errors import UsageError
 from toolcell.support import daemon_threads
+from toolcell.support.checks import check_count, check_kind
+from toolcell.support.embeddings import EmbeddingProvider, embed_texts, nearest
 from toolcell.support.log import logger_of
 from toolcell.support.ranking import fused_ranks
 from toolcell.support.spelling import did_you_mean
+from toolcell.support.vocabulary import query_words, words
 from toolcell.tools.adapters import with_options
-from toolcell.tools.checks import check_count, check_kind
 from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL
-from toolcell.tools.context import ToolContext
-from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.detail import DETAILS, check_shown_chars, tools_text
-from toolcell.tools.embeddings import EmbeddingProvider, embed_texts, nearest
-from toolcell.tools.names import provider_name
-from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.recent import Recent
 from toolcell.tools.spec import Offered, RegisteredTool, ToolSpec
-from toolcell.tools.vocabulary import query_words, words
 
 MAX_QUERY_CHARS: Final = 1_000
 MAX_FOUND: Final = 100

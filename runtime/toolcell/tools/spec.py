@@ -10,16 +10,16 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
+from toolcell.calls.arguments import ArgumentChecker, ArgumentError, CheckedArguments, Prepare
+from toolcell.calls.call import Call, RunContext
+from toolcell.calls.concurrency import ToolIdentity, has_own_limits
+from toolcell.calls.context import ToolContext
+from toolcell.calls.definition import ToolDefinition, check_definition
+from toolcell.calls.options import Coercion, Extras, Origin, ToolOptions
+from toolcell.calls.problems import ParameterError, described
+from toolcell.calls.result import ToolResult
+from toolcell.calls.values import NO_BLOBS, Path
 from toolcell.errors import RegistrationError
-from toolcell.tools.arguments import ArgumentChecker, ArgumentError, CheckedArguments, Prepare
-from toolcell.tools.call import Call, RunContext
-from toolcell.tools.concurrency import ToolIdentity, has_own_limits
-from toolcell.tools.context import ToolContext
-from toolcell.tools.definition import ToolDefinition, check_definition
-from toolcell.tools.options import Coercion, Extras, Origin, ToolOptions
-from toolcell.tools.problems import ParameterError, described
-from toolcell.tools.result import ToolResult
-from toolcell.tools.values import NO_BLOBS, Path
 from toolcell_bridge.wire.frozen import frozen
 
 Invoke = Callable[[ToolContext], Any]

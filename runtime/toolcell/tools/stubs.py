@@ -14,8 +14,8 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.schema import pointed
+from toolcell.calls.definition import ToolDefinition
+from toolcell.calls.schema import pointed
 from toolcell_bridge.guest.tool_names import python_name
 
 TYPING = ("Any", "Literal", "NotRequired", "TypedDict")

@@ -10,21 +10,21 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from toolcell.calls.arguments import ArgumentChecker, ArgumentError, CheckedArguments, InvalidArguments, parse_arguments
+from toolcell.calls.call import Call
+from toolcell.calls.checker_process import CheckStopped, Request, ask, pack, turns
+from toolcell.calls.coercion import Change
+from toolcell.calls.concurrency import ToolThread, passes_on
+from toolcell.calls.definition import ToolDefinition
+from toolcell.calls.finalize import failure_of
+from toolcell.calls.placeholders import effects_in
+from toolcell.calls.result import ErrorCode, Status, ToolResult
+from toolcell.calls.schema import OF_RESULTS
+from toolcell.calls.values import MAX_NODES, BadValue, ValueProblem, copy_arguments, count_values, is_large, with_blobs
 from toolcell.support import daemon_threads
 from toolcell.support.host_work import ELEMENT_WORK, HostWork
-from toolcell.tools.arguments import ArgumentChecker, ArgumentError, CheckedArguments, InvalidArguments, parse_arguments
-from toolcell.tools.call import Call
-from toolcell.tools.checker_process import CheckStopped, Request, ask, pack, turns
-from toolcell.tools.coercion import Change
-from toolcell.tools.concurrency import ToolThread, passes_on
-from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.execution import cut_short
-from toolcell.tools.finalize import failure_of
-from toolcell.tools.placeholders import effects_in
-from toolcell.tools.result import ErrorCode, Status, ToolResult
-from toolcell.tools.schema import OF_RESULTS
 from toolcell.tools.spec import RegisteredTool
-from toolcell.tools.values import MAX_NODES, BadValue, ValueProblem, copy_arguments, count_values, is_large, with_blobs
 from toolcell_bridge.wire.tables import TABLES
 
 

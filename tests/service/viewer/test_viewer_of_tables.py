@@ -16,7 +16,7 @@ from toolcell import ToolRegistry
 from toolcell.service.app import create_app
 from toolcell.service.config import ServiceConfig, TenantConfig
 from toolcell.support.exact_json import exact_json_text
-from toolcell_bridge import to_plain
+from toolcell_bridge.guest.values import to_plain
 
 np: Any = pytest.importorskip("numpy")
 pd: Any = pytest.importorskip("pandas")

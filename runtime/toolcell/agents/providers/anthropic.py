@@ -20,7 +20,8 @@ from toolcell.agents.providers.provider import (
 )
 from toolcell.agents.providers.retries import reported_error
 from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator, fields_of
-from toolcell.tools import ToolCall, ToolDefinition, unique_ids
+from toolcell.calls.model_calls import unique_ids
+from toolcell.tools import ToolCall, ToolDefinition
 
 MAX_TOKENS = 4096
 """The API requires a number. Used when the options give none."""

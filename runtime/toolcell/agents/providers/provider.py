@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
+from toolcell.calls.model_calls import unique_ids
+from toolcell.calls.result import NO_USAGE
 from toolcell.errors import ToolcellError
-from toolcell.tools import NO_USAGE, TokenUsage, ToolCall, ToolDefinition, unique_ids
+from toolcell.tools import TokenUsage, ToolCall, ToolDefinition
 
 Message = dict[str, Any]
 """Shape: {"role", "content"}; an assistant's also has `tool_calls`, a tool's answer has `tool_call_id`."""

@@ -10,7 +10,8 @@ from typing import Final
 from toolcell.builtin.stores.records import MAX_DIMENSIONS
 from toolcell.errors import UsageError
 from toolcell.support import daemon_threads
-from toolcell.tools import STOP_WORDS, check_count, words
+from toolcell.support.checks import check_count
+from toolcell.support.vocabulary import STOP_WORDS, words
 
 GRAM: Final = 3
 GRAM_WEIGHT: Final = 0.3

@@ -15,8 +15,10 @@ import anyio
 
 from toolcell.builtin.stores.records import MAX_DIMENSIONS
 from toolcell.errors import EmbeddingError, UsageError
+from toolcell.support.checks import check_count, check_kind, check_seconds
+from toolcell.support.embeddings import checked_vectors
 from toolcell.support.text import one_line
-from toolcell.tools import Secrets, check_count, check_kind, check_seconds, checked_vectors
+from toolcell.tools import Secrets
 
 RETRIED: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 """HTTP statuses after which the same request may succeed."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from toolcell.errors import UsageError
 from toolcell.support import daemon_threads
-from toolcell.tools import check_kind
+from toolcell.support.checks import check_kind
 
 FILES: Final = ("config.json", "model.safetensors", "tokenizer.json")
 """Files of a model. Source: `StaticModel.save_pretrained` of model2vec."""

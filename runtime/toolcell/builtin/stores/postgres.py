@@ -15,8 +15,9 @@ from toolcell.builtin.stores.sql_agenda import SqlSchedules, SqlSkills
 from toolcell.builtin.stores.sql_documents import SqlDocuments
 from toolcell.builtin.stores.vectors import CHUNKS, MESSAGES, Hit, IndexSql, ScanIndex, TableIndex, VectorIndex
 from toolcell.errors import UsageError
+from toolcell.support.checks import check_kind, check_seconds
 from toolcell.support.log import logger_of
-from toolcell.tools import check_kind, check_seconds, words
+from toolcell.support.vocabulary import words
 
 logger = logger_of("toolcell.tools.store")
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from toolcell.errors import UsageError
-from toolcell.tools import brief, check_kind, check_one_of
-from toolcell_bridge import is_visible
+from toolcell.support.checks import brief, check_kind, check_one_of
+from toolcell_bridge.wire.invisible import is_visible
 
 MAX_ID_CHARS: Final = 200
 MAX_TOP_K: Final = 1000

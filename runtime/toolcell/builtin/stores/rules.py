@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from toolcell.builtin.stores.records import Chunk, Document, check_text
 from toolcell.errors import UsageError
-from toolcell.tools import check_one_of
+from toolcell.support.checks import check_one_of
 
 
 def check_provider(known: tuple[str, int] | None, name: str, dimensions: int) -> None:

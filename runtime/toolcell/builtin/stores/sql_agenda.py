@@ -21,7 +21,7 @@ from toolcell.builtin.stores.rows import columns, from_row, quoted, to_row
 from toolcell.builtin.stores.rules import check_description_query, check_run_end
 from toolcell.builtin.stores.sql_documents import Dialect, check_dimensions, remember_dimensions
 from toolcell.errors import UsageError
-from toolcell.tools import nearest
+from toolcell.support.embeddings import nearest
 
 ACTION_COLUMNS: Final = quoted(columns(ScheduledAction))
 RUN_COLUMNS: Final = quoted(columns(ScheduledRun))

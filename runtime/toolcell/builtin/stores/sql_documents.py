@@ -20,7 +20,7 @@ from toolcell.builtin.stores.records import (
 from toolcell.builtin.stores.rows import columns, from_row, quoted, to_row, vector_bytes
 from toolcell.builtin.stores.rules import check_chunks, check_provider
 from toolcell.builtin.stores.vectors import Hit, VectorIndex
-from toolcell.tools import query_words
+from toolcell.support.vocabulary import query_words
 
 T = TypeVar("T")
 

@@ -18,8 +18,9 @@ from toolcell.builtin.stores.sql_documents import SqlDocuments
 from toolcell.builtin.stores.sqlite_file import SqliteFile
 from toolcell.builtin.stores.vectors import CHUNKS, MESSAGES, Hit, IndexSql, ScanIndex, TableIndex, VectorIndex
 from toolcell.errors import StoreError
+from toolcell.support.checks import check_one_of, check_path, check_seconds
 from toolcell.support.log import logger_of
-from toolcell.tools import check_one_of, check_path, check_seconds, words
+from toolcell.support.vocabulary import words
 
 logger = logger_of("toolcell.tools.store")
 

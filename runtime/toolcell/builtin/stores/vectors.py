@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from toolcell.builtin.stores.database import Transaction
 from toolcell.builtin.stores.filters import Where
 from toolcell.errors import UsageError
-from toolcell.tools import score_of
+from toolcell.support.embeddings import score_of
 
 
 class Hit(NamedTuple):

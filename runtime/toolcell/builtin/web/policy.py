@@ -16,7 +16,8 @@ from toolcell.egress.addresses import IPAddress, IPNetwork, networks_of, refusal
 from toolcell.egress.rules import readings
 from toolcell.egress.urls import Target
 from toolcell.errors import ToolError, UsageError
-from toolcell.tools import ToolOptions, check_count, check_kind, check_seconds
+from toolcell.support.checks import check_count, check_kind, check_seconds
+from toolcell.tools import ToolOptions
 
 if TYPE_CHECKING:
     from toolcell.egress import Egress

@@ -11,7 +11,7 @@ from typing import Any, Final
 from toolcell.config import MIB, Limits
 from toolcell.errors import UsageError
 from toolcell.sandbox.kubernetes.relay import ADDRESS_FILE, DIRECTORY
-from toolcell.tools.checks import brief
+from toolcell.support.checks import brief
 
 CONTAINER: Final = "sandbox"
 COMMAND: Final = ("python3", "-P", "-B", "-m", "toolcell.sandbox.kubernetes.pod_server")

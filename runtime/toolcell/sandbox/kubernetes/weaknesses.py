@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from toolcell.sandbox.kubernetes.pods import CONTAINER, memory_of, sandbox_container
-from toolcell.tools.checks import brief
+from toolcell.support.checks import brief
 
 MEASURED: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
 """Resources that are not devices."""

@@ -27,8 +27,8 @@ from toolcell.sandbox.node.stream import NodeStream, WrongKey, start
 from toolcell.sandbox.ray.cluster import RayCluster
 from toolcell.support import daemon_threads
 from toolcell.support.change_event import ChangeEvent
+from toolcell.support.checks import check_count, check_kind
 from toolcell.support.log import logger_of
-from toolcell.tools.checks import check_count, check_kind
 
 logger = logger_of("toolcell.ray")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toolcell.control import AlreadyMade, Deny, Edit, ResumeDecision
+from toolcell.control import AlreadyMade, ResumeDecision
 from toolcell.results import CommitResult, Suspension
 from toolcell.service.endpoints import ApiRequest, Endpoint
 from toolcell.service.principal import Scope
@@ -24,7 +24,7 @@ from toolcell.service.routes.models import (
 from toolcell.service.run_arguments import context_of
 from toolcell.service.running import run_for
 from toolcell.service.runs_under_way import RunUnderWay
-from toolcell.tools import Approve
+from toolcell.tools import Approve, Deny, Edit
 
 
 def suspended_members(waits: Suspension) -> dict[str, Any]:

@@ -9,8 +9,10 @@ from toolcell.config import Limits
 from toolcell.control import AlreadyMade, ResumeDecision
 from toolcell.errors import UsageError
 from toolcell.service.tenant_limits import allowed_limits
-from toolcell.tools import Approve, Deny, Edit, brief
-from toolcell_bridge import UnsendableValue, ValueTooLarge, to_plain
+from toolcell.support.checks import brief
+from toolcell.tools import Approve, Deny, Edit
+from toolcell_bridge.guest.values import to_plain
+from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 
 Kind = TypeVar("Kind")
 

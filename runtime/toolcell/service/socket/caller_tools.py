@@ -22,7 +22,7 @@ from toolcell.tools import (
     keyword_invoke,
     run_call,
 )
-from toolcell_bridge import RemoteProtocolError
+from toolcell_bridge.wire.errors import RemoteProtocolError
 
 
 class _Approved:

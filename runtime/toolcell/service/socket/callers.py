@@ -38,7 +38,7 @@ from toolcell.service.socket.remote_tools import line_of_request
 from toolcell.service.socket.served_request import ServedRequest
 from toolcell.service.socket.streams import SaidGoodbye, Stream, StreamLost, Streams, Transport
 from toolcell.service.tenants import Tenant
-from toolcell_bridge import RemoteProtocolError, UnsendableValue, ValueTooLarge
+from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
 MOST_CALLERS: Final = 4096
 """At once."""

@@ -29,7 +29,7 @@ from toolcell.service.socket.messages import (
 )
 from toolcell.service.socket.streams import Stream, StreamLost
 from toolcell.service.socket.tool_answers import plain_answer, unusable
-from toolcell_bridge import RemoteProtocolError, UnsendableValue, ValueTooLarge
+from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
 END_S: Final = 5.0
 """What the end of a request takes that its caller has given up, before nobody waits for it any more."""

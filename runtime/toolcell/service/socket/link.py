@@ -30,7 +30,7 @@ from toolcell.service.socket.messages import (
 )
 from toolcell.service.socket.streams import LOST, SaidGoodbye, Stream, Streams, read_frame
 from toolcell.support.change_event import ChangeEvent
-from toolcell_bridge import RemoteProtocolError
+from toolcell_bridge.wire.errors import RemoteProtocolError
 
 RESULT_BYTES: Final = 256 * 1024 * 1024
 """Longest message that a client takes: a result with all its files."""

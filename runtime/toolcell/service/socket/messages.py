@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from toolcell_bridge import MAX_DEPTH, MAX_ELEMENTS, Plain, TableCodec
+from toolcell_bridge.wire.codec import TableCodec
+from toolcell_bridge.wire.messages import MAX_ELEMENTS, Plain
+from toolcell_bridge.wire.plain import MAX_DEPTH
 
 SOCKET_VERSION: Final = 2
 """Goes up when a frame or message changes its fields or meaning; the ends do not negotiate."""

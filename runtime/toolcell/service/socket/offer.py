@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from toolcell.calls.call import CallableTools
+from toolcell.calls.options import EVERY_ORIGIN
 from toolcell.errors import UsageError
-from toolcell.tools import (
-    EVERY_ORIGIN,
-    CallableTools,
-    RegisteredTool,
-    RegistrySettings,
-    RegistryState,
-    ToolOptions,
-    ToolRegistry,
-)
+from toolcell.tools import RegisteredTool, RegistrySettings, RegistryState, ToolOptions, ToolRegistry
 
 TOLD: Final = (
     "label",

@@ -12,8 +12,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+from toolcell.calls.checker_process import refused_schemas
+from toolcell.calls.hooks import is_approved_later
+from toolcell.calls.values import count_values
 from toolcell.errors import RegistrationError, ToolError, UsageError
 from toolcell.support import daemon_threads
+from toolcell.support.foreign_definitions import bounded_schema, safe_text
 from toolcell.tools import (
     NEEDS_APPROVAL,
     Approve,
@@ -26,11 +30,6 @@ from toolcell.tools import (
     ToolRegistry,
     ToolResult,
     ToolSpec,
-    bounded_schema,
-    count_values,
-    is_approved_later,
-    refused_schemas,
-    safe_text,
     with_options,
 )
 

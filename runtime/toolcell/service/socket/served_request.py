@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 
+from toolcell.calls.hooks import is_approved_later
 from toolcell.errors import ToolAbort
 from toolcell.service.socket.messages import (
     AnswerTool,
@@ -24,8 +25,8 @@ from toolcell.service.socket.remote_tools import is_remote, not_sent
 from toolcell.service.socket.streams import Stream, StreamLost
 from toolcell.service.socket.tool_answers import plain_answer, read_answer
 from toolcell.service.socket.values import sendable_value
-from toolcell.tools import Call, ToolResult, is_approved_later
-from toolcell_bridge import RemoteProtocolError, UnsendableValue, ValueTooLarge
+from toolcell.tools import Call, ToolResult
+from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
 
 class ServedRequest:

@@ -18,7 +18,7 @@ from toolcell.service.socket.messages import FRAMES, SOCKET_VERSION, CallerHello
 from toolcell.service.socket.streams import LOST, read_frame
 from toolcell.support.quiet import quiet_from_here
 from toolcell.support.token_bucket import TokenBucket
-from toolcell_bridge import RemoteProtocolError
+from toolcell_bridge.wire.errors import RemoteProtocolError
 
 HELLO_S: Final = 10.0
 """In which a connection says hello."""

@@ -29,7 +29,8 @@ from toolcell.service.socket.messages import (
     Taken,
 )
 from toolcell.support.change_event import ChangeEvent
-from toolcell_bridge import RemoteProtocolError, TableCodec
+from toolcell_bridge.wire.codec import TableCodec
+from toolcell_bridge.wire.errors import RemoteProtocolError
 
 WINDOW_BYTES: Final = 4 * PART_BYTES
 """What one end may send of a request before the other end has taken it."""

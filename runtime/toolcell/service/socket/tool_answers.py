@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from toolcell.run import failure
 from toolcell.tools import File, Image, Part, Status, Text, ToolFailure, ToolResult
-from toolcell_bridge import RemoteProtocolError, UnsendableValue, ValueTooLarge, to_plain
+from toolcell_bridge.guest.values import to_plain
+from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
 MAX_PARTS: Final = 1_000
 """Parts and files of one result, each."""

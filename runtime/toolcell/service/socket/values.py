@@ -20,7 +20,8 @@ from toolcell.results import (
     SessionFile,
     Suspension,
 )
-from toolcell_bridge import RemoteProtocolError, UnsendableValue, ValueTooLarge, to_plain
+from toolcell_bridge.guest.values import to_plain
+from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
 Made = TypeVar("Made")
 

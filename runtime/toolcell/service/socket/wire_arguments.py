@@ -11,7 +11,8 @@ from toolcell.results import ExecutionResult, Suspension
 from toolcell.run import FileContent, FileInput, RunOptions, guest_files, run_message
 from toolcell.service.socket.arguments import WHO
 from toolcell.settings import settings_of
-from toolcell.tools import RunContext, brief
+from toolcell.support.checks import brief
+from toolcell.tools import RunContext
 
 LARGEST: Final = Limits(frame_bytes=256 * 1024 * 1024)
 """Limits by which a script is looked at before it is sent: the service knows the true ones."""

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from toolcell.support.text import one_line
-from toolcell_bridge import picture_type
+from toolcell_bridge.guest.pictures import picture_type
 
 SANDBOX: Final = "sandbox; default-src 'none'; frame-ancestors 'none'"
 MAX_NAME_CHARS: Final = 150

@@ -9,8 +9,9 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
-from toolcell.audit import BROKEN, UNSIGNED, UNVERIFIED, VERIFIED, time_of, visible
+from toolcell.audit import BROKEN, UNSIGNED, UNVERIFIED, VERIFIED, visible
 from toolcell.support.text import cut_text, one_line
+from toolcell.support.times import time_of
 
 TRUST_CLASS: Final = {VERIFIED: "good", UNSIGNED: "warn", UNVERIFIED: "warn", BROKEN: "bad"}
 _GOOD: Final = frozenset({"ok", "pending", "collected"})

@@ -10,7 +10,8 @@ from typing import Any
 from starlette.responses import Response
 
 from toolcell.audit import Index, shown_text
-from toolcell.control import Deny, Edit, ResumeDecision
+from toolcell.calls.result import without_bytes
+from toolcell.control import ResumeDecision
 from toolcell.errors import ToolcellError, UsageError
 from toolcell.results import ExecutionResult, PendingCall, Suspension
 from toolcell.service.run_arguments import context_of
@@ -21,7 +22,7 @@ from toolcell.service.viewer.site import PageMissing, Visit, form, page
 from toolcell.service.viewer.visitors import APPROVE, READ
 from toolcell.support import daemon_threads
 from toolcell.support.call_text import arguments_text, table_text
-from toolcell.tools import Approve, without_bytes
+from toolcell.tools import Approve, Deny, Edit
 
 CHANGED = "what waits is no longer what this page showed; look at it again"
 

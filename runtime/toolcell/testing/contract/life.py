@@ -23,7 +23,7 @@ from toolcell.testing.harness import (
     expect_outcome,
     run_on,
 )
-from toolcell_bridge import CallTool, ToolReturn
+from toolcell_bridge.wire.messages import CallTool, ToolReturn
 
 life_cases = CaseGroup("life")
 

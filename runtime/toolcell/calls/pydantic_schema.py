@@ -13,9 +13,9 @@ from pydantic import PydanticUserError, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic.json_schema import GenerateJsonSchema
 
+from toolcell.calls.bytes_arguments import BASE64
+from toolcell.calls.schema import OF_RESULTS, Schema, clean_schema
 from toolcell.errors import RegistrationError
-from toolcell.tools.bytes_arguments import BASE64
-from toolcell.tools.schema import OF_RESULTS, Schema, clean_schema
 
 
 class _Described(GenerateJsonSchema):

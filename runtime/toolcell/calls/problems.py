@@ -19,12 +19,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from toolcell.calls.schema import pointed
+from toolcell.calls.schema_keywords import KEYWORDS
+from toolcell.calls.schema_patterns import counted_repetitions, large_from
+from toolcell.calls.values import MAX_STEP_CHARS, Path, ValueProblem, is_large
 from toolcell.errors import RegistrationError
 from toolcell.support.spelling import did_you_mean
-from toolcell.tools.schema import pointed
-from toolcell.tools.schema_keywords import KEYWORDS
-from toolcell.tools.schema_patterns import counted_repetitions, large_from
-from toolcell.tools.values import MAX_STEP_CHARS, Path, ValueProblem, is_large
 
 if TYPE_CHECKING:
     import jsonschema_rs

@@ -20,12 +20,12 @@ from typing import Any, Final
 
 import msgpack
 
+from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
+from toolcell.calls.checker_process import NO_MEMORY, unpack
+from toolcell.calls.definition import ToolDefinition
+from toolcell.calls.problems import ValueCheck, compile_schema
 from toolcell.errors import RegistrationError
 from toolcell.support.lru import Lru
-from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
-from toolcell.tools.checker_process import NO_MEMORY, unpack
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.problems import ValueCheck, compile_schema
 
 MAX_KEPT: Final = 500
 MAX_KEPT_CHARS: Final = 4 << 20

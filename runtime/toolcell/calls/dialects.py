@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final, Literal
 
-from toolcell.tools.schema import pointed, with_parts
+from toolcell.calls.schema import pointed, with_parts
 from toolcell_bridge.wire.frozen import frozen
 
 Part = dict[str, Any]

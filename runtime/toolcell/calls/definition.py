@@ -9,12 +9,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, NoReturn, NotRequired, TypedDict
 
+from toolcell.calls.dialects import DialectName, adapted_json, dialect_of
+from toolcell.calls.names import check_name, provider_name
+from toolcell.calls.schema import OF_RESULTS, without_names_of_results
 from toolcell.errors import RegistrationError, warn_user
+from toolcell.support.checks import brief
 from toolcell.support.keywords import keywords_known
-from toolcell.tools.checks import brief
-from toolcell.tools.dialects import DialectName, adapted_json, dialect_of
-from toolcell.tools.names import check_name, provider_name
-from toolcell.tools.schema import OF_RESULTS, without_names_of_results
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.plain import pack_value
 
@@ -92,7 +92,7 @@ class ToolDefinition:
         Raises:
             RegistrationError: no such definition can be derived.
         """
-        from toolcell.tools.type_schema import record_schema
+        from toolcell.calls.type_schema import record_schema
 
         definition = cls(name, description, record_schema(model))
         check_definition(definition)

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
-from toolcell.support.spelling import did_you_mean
-from toolcell.tools.options import Coercion, Extras
-from toolcell.tools.problems import MAX_REFERENCES, Part, Subschemas
-from toolcell.tools.schema import OF_RESULTS
-from toolcell.tools.values import (
+from toolcell.calls.options import Coercion, Extras
+from toolcell.calls.problems import MAX_REFERENCES, Part, Subschemas
+from toolcell.calls.schema import OF_RESULTS
+from toolcell.calls.values import (
     MAX_INTEGER,
     MIN_INTEGER,
     BadValue,
@@ -26,6 +25,7 @@ from toolcell.tools.values import (
     ValueProblem,
     path_text,
 )
+from toolcell.support.spelling import did_you_mean
 from toolcell_bridge.wire.frozen import frozen
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")

@@ -21,18 +21,18 @@ import anyio
 import anyio.from_thread
 import anyio.lowlevel
 
+from toolcell.calls.call import Call, RunContext
+from toolcell.calls.concurrency import maybe_await
+from toolcell.calls.finalize import finalize, finalize_soon, show_user
+from toolcell.calls.hooks import after_hooks, show_after_hooks
+from toolcell.calls.jobs import Job, Work, contained, run_alone
+from toolcell.calls.options import Origin
+from toolcell.calls.progress import ProgressReporter
+from toolcell.calls.result import ErrorCode, ToolResult
+from toolcell.calls.text_data import as_data, has_to_be_checked, with_data
 from toolcell.errors import RegistrationError, ToolError, UsageError
 from toolcell.support import event_loop
 from toolcell.support.log import logger_of
-from toolcell.tools.call import Call, RunContext
-from toolcell.tools.concurrency import maybe_await
-from toolcell.tools.finalize import finalize, finalize_soon, show_user
-from toolcell.tools.hooks import after_hooks, show_after_hooks
-from toolcell.tools.jobs import Job, Work, contained, run_alone
-from toolcell.tools.options import Origin
-from toolcell.tools.progress import ProgressReporter
-from toolcell.tools.result import ErrorCode, ToolResult
-from toolcell.tools.text_data import as_data, has_to_be_checked, with_data
 
 logger = logger_of("toolcell.tools")
 

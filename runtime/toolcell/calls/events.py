@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import field, fields
 from typing import Any
 
+from toolcell.calls.result import ToolResult
+from toolcell.calls.values import plain_or_text
 from toolcell.support.change_event import ChangeEvent
 from toolcell.support.log import logger_of
-from toolcell.tools.result import ToolResult
-from toolcell.tools.values import plain_or_text
 from toolcell_bridge.wire.frozen import frozen
 
 logger = logger_of("toolcell.tools")

@@ -9,18 +9,18 @@ import dataclasses
 from contextlib import suppress
 from typing import Any
 
+from toolcell.calls.call import Call
+from toolcell.calls.call_log import MAX_NAME_CHARS, args_for_log, logger
+from toolcell.calls.concurrency import maybe_await, passes_on
+from toolcell.calls.parts import File, Image, Part, Text, described_bytes, part_data
+from toolcell.calls.result import ErrorCode, Status, ToolFailure, ToolResult, of_plain, of_text, to_json
+from toolcell.calls.run_state import NO_SECRETS, Secrets
+from toolcell.calls.values import MAX_INTEGER, MIN_INTEGER, bytes_in, plain_or_text, plain_value
 from toolcell.errors import ToolError
 from toolcell.support import daemon_threads
+from toolcell.support.checks import text_of
 from toolcell.support.host_work import LONG_BYTES, about_bytes_in_slices
 from toolcell.support.text import cut_bytes
-from toolcell.tools.call import Call
-from toolcell.tools.call_log import MAX_NAME_CHARS, args_for_log, logger
-from toolcell.tools.checks import text_of
-from toolcell.tools.concurrency import maybe_await, passes_on
-from toolcell.tools.parts import File, Image, Part, Text, described_bytes, part_data
-from toolcell.tools.result import ErrorCode, Status, ToolFailure, ToolResult, of_plain, of_text, to_json
-from toolcell.tools.run_state import NO_SECRETS, Secrets
-from toolcell.tools.values import MAX_INTEGER, MIN_INTEGER, bytes_in, plain_or_text, plain_value
 from toolcell_bridge.guest.pictures import picture_type
 
 _NOT_DATA = frozenset({Text, Image, File})

@@ -12,21 +12,18 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import field
 from typing import Any
 
-from toolcell.errors import RegistrationError, UsageError
-from toolcell.support.spelling import closest
-from toolcell.tools.bytes_arguments import place_bytes
-from toolcell.tools.checks import text_of
-from toolcell.tools.coercion import Change, Coercer, Mended, closed_properties
-from toolcell.tools.concurrency import maybe_await, passes_on
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.options import Coercion, Extras
-from toolcell.tools.problems import MAX_PROBLEMS, Subschemas, bounded_json, compile_schema, find_problems
-from toolcell.tools.result import ErrorCode
-from toolcell.tools.schema import dicts_in
-from toolcell.tools.schema_patterns import large_from
-from toolcell.tools.table_arguments import table_names, without_tables
-from toolcell.tools.text_data import ParseMode, parse_json
-from toolcell.tools.values import (
+from toolcell.calls.bytes_arguments import place_bytes
+from toolcell.calls.coercion import Change, Coercer, Mended, closed_properties
+from toolcell.calls.concurrency import maybe_await, passes_on
+from toolcell.calls.definition import ToolDefinition
+from toolcell.calls.options import Coercion, Extras
+from toolcell.calls.problems import MAX_PROBLEMS, Subschemas, bounded_json, compile_schema, find_problems
+from toolcell.calls.result import ErrorCode
+from toolcell.calls.schema import dicts_in
+from toolcell.calls.schema_patterns import large_from
+from toolcell.calls.table_arguments import table_names, without_tables
+from toolcell.calls.text_data import ParseMode, parse_json
+from toolcell.calls.values import (
     CHARS_PER_ELEMENT,
     LARGE_ELEMENTS,
     MAX_INTEGER,
@@ -42,6 +39,9 @@ from toolcell.tools.values import (
     json_copy,
     path_text,
 )
+from toolcell.errors import RegistrationError, UsageError
+from toolcell.support.checks import text_of
+from toolcell.support.spelling import closest
 from toolcell_bridge.wire.frozen import frozen
 
 MAX_SHOWN_CHARS = 4_000

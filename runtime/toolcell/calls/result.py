@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn, Self
 
+from toolcell.calls.parts import File, Image, Part, Text, described_bytes, described_part, part_data, plain_part
+from toolcell.calls.values import bytes_in, leaves_in, plain_or_text
 from toolcell.errors import UsageError
+from toolcell.support.checks import brief, check_kind, check_one_of, text_of
 from toolcell.support.text import cut_text
-from toolcell.tools.checks import brief, check_kind, check_one_of, text_of
-from toolcell.tools.parts import File, Image, Part, Text, described_bytes, described_part, part_data, plain_part
-from toolcell.tools.values import bytes_in, leaves_in, plain_or_text
 from toolcell_bridge.guest.pictures import picture_type
 from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.tables import Array, Table

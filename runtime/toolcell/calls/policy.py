@@ -10,10 +10,10 @@ import fnmatch
 import threading
 from collections.abc import Iterable
 
+from toolcell.calls.options import EVERY_ORIGIN, Origin, origins_of
 from toolcell.errors import UsageError
 from toolcell.flows import Flow
-from toolcell.tools.checks import check_kind
-from toolcell.tools.options import EVERY_ORIGIN, Origin, origins_of
+from toolcell.support.checks import check_kind
 from toolcell_bridge.wire.frozen import frozen
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import anyio.from_thread
 import anyio.lowlevel
 
+from toolcell.calls.events import TOOL_OUTPUT, TOOL_UPDATE
+from toolcell.calls.result import ToolResult
+from toolcell.support.checks import check_kind
 from toolcell.support.token_bucket import TokenBucket
-from toolcell.tools.checks import check_kind
-from toolcell.tools.events import TOOL_OUTPUT, TOOL_UPDATE
-from toolcell.tools.result import ToolResult
 from toolcell_bridge.wire.frozen import frozen
 
 UPDATES_PER_S = 20.0

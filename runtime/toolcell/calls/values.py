@@ -14,7 +14,7 @@ from dataclasses import field
 from types import MappingProxyType
 from typing import Any
 
-from toolcell.tools.checks import brief, text_of
+from toolcell.support.checks import brief, text_of
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.frozen import frozen

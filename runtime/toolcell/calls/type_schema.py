@@ -12,12 +12,12 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from typing_extensions import is_typeddict
 
+from toolcell.calls.bytes_arguments import BASE64
+from toolcell.calls.parts import File, Image, Text
+from toolcell.calls.schema import Schema, optional_schema
+from toolcell.calls.table_arguments import table_maker, table_schema, table_type
+from toolcell.calls.values import json_copy
 from toolcell.errors import RegistrationError
-from toolcell.tools.bytes_arguments import BASE64
-from toolcell.tools.parts import File, Image, Text
-from toolcell.tools.schema import Schema, optional_schema
-from toolcell.tools.table_arguments import table_maker, table_schema, table_type
-from toolcell.tools.values import json_copy
 from toolcell_bridge.wire.frozen import frozen
 
 _BUILT_IN: Final[dict[int, Schema]] = {
@@ -69,7 +69,7 @@ def type_schema(annotation: Any, mode: Literal["validation", "serialization"] = 
     """
     if (built_in := _built_in_schema(annotation)) is not None:
         return built_in
-    from toolcell.tools.pydantic_schema import described_schema
+    from toolcell.calls.pydantic_schema import described_schema
 
     return described_schema(annotation, mode)
 

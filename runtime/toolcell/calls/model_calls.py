@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
+from toolcell.calls.arguments import ArgumentChecker
+from toolcell.calls.definition import ToolDefinition
+from toolcell.calls.text_data import SAFE_MODES, ParseMode, parse_json
+from toolcell.calls.values import MAX_TEXT_CHARS
 from toolcell.errors import UsageError
-from toolcell.tools.arguments import ArgumentChecker
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.text_data import SAFE_MODES, ParseMode, parse_json
-from toolcell.tools.values import MAX_TEXT_CHARS
 from toolcell_bridge.wire.frozen import frozen
 
 UNREADABLE = "unreadable_arguments"

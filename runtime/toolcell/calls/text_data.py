@@ -9,14 +9,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
+from toolcell.calls.checker_process import find_problem
+from toolcell.calls.options import ToolOptions
+from toolcell.calls.parts import Text
+from toolcell.calls.result import ErrorCode, Status, ToolResult
+from toolcell.calls.schema import pointed
+from toolcell.calls.values import plain_value
 from toolcell.support import daemon_threads
 from toolcell.support.text import one_line
-from toolcell.tools.checker_process import find_problem
-from toolcell.tools.options import ToolOptions
-from toolcell.tools.parts import Text
-from toolcell.tools.result import ErrorCode, Status, ToolResult
-from toolcell.tools.schema import pointed
-from toolcell.tools.values import plain_value
 
 
 class ParseMode(enum.StrEnum):

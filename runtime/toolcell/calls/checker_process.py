@@ -26,9 +26,9 @@ import anyio
 import anyio.lowlevel
 import msgpack
 
+from toolcell.calls.problems import check_of
+from toolcell.calls.values import ValueProblem
 from toolcell.support.host_work import ELEMENT_WORK, HostWork
-from toolcell.tools.problems import check_of
-from toolcell.tools.values import ValueProblem
 from toolcell_bridge.wire.frozen import frozen
 
 MAX_PROCESSES: Final = 3
@@ -52,7 +52,7 @@ NO_MEMORY: Final = 70
 _LENGTH: Final = struct.Struct(">Q")
 _READ_BYTES: Final = 1 << 20
 _START: Final = (
-    "import sys; sys.path[:] = sys.argv[3:]; from toolcell.tools.checker_program import main; "
+    "import sys; sys.path[:] = sys.argv[3:]; from toolcell.calls.checker_program import main; "
     "main(int(sys.argv[1]), int(sys.argv[2]))"
 )
 _ENVIRONMENT: Final = ("LD_LIBRARY_PATH", "PYTHONHOME", "LANG")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from toolcell.calls.result import ToolResult
+from toolcell.calls.run_state import RunLink
 from toolcell.errors import UnknownId
 from toolcell.support.host_work import KEPT_BYTES, about_bytes
 from toolcell.support.lru import Lru
-from toolcell.tools.result import ToolResult
-from toolcell.tools.run_state import RunLink
 from toolcell_bridge.wire.frozen import frozen
 
 FINAL = "its tool has no revert="

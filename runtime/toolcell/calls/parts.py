@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from toolcell.tools.checks import check_kind, text_of
+from toolcell.support.checks import check_kind, text_of
 from toolcell_bridge.guest.pictures import picture_type
 from toolcell_bridge.wire.frozen import frozen
 

@@ -19,12 +19,12 @@ from weakref import WeakKeyDictionary
 import anyio
 import anyio.lowlevel
 
+from toolcell.calls.options import ToolOptions
 from toolcell.errors import ToolAbort, ToolError
 from toolcell.results import AbandonedThread
 from toolcell.support import daemon_threads, waiting_threads
 from toolcell.support.event_loop import call_soon, is_asyncio
 from toolcell.support.waiting_threads import WaitingThreads
-from toolcell.tools.options import ToolOptions
 
 
 class ToolThread:

@@ -14,14 +14,14 @@ from typing import Any, Literal, get_args
 
 import anyio
 
+from toolcell.calls.call import Call, CallHook, RunContext
+from toolcell.calls.concurrency import maybe_await, passes_on
+from toolcell.calls.finalize import as_result
+from toolcell.calls.parts import Text
+from toolcell.calls.result import ErrorCode, Status, ToolFailure, ToolResult
 from toolcell.errors import ToolAbort, UsageError
+from toolcell.support.checks import brief, check_kind, check_one_of, check_seconds, text_of
 from toolcell.support.log import logger_of
-from toolcell.tools.call import Call, CallHook, RunContext
-from toolcell.tools.checks import brief, check_kind, check_one_of, check_seconds, text_of
-from toolcell.tools.concurrency import maybe_await, passes_on
-from toolcell.tools.finalize import as_result
-from toolcell.tools.parts import Text
-from toolcell.tools.result import ErrorCode, Status, ToolFailure, ToolResult
 from toolcell_bridge.wire.frozen import frozen
 
 logger = logger_of("toolcell.tools")

@@ -15,14 +15,14 @@ from typing import Any
 
 import anyio
 
+from toolcell.calls.concurrency import Workers
+from toolcell.calls.jobs import JobTable
+from toolcell.calls.options import Origin
+from toolcell.calls.result import NO_USAGE, TokenUsage
 from toolcell.errors import ToolAbort, UsageError
 from toolcell.flows import Labels, labels_of
+from toolcell.support.checks import check_count
 from toolcell.support.secrets import SecretSearch, SecretWalk, check_secret, search_for
-from toolcell.tools.checks import check_count
-from toolcell.tools.concurrency import Workers
-from toolcell.tools.jobs import JobTable
-from toolcell.tools.options import Origin
-from toolcell.tools.result import NO_USAGE, TokenUsage
 from toolcell_bridge.wire.frozen import frozen
 
 PLAN_ORCHESTRATORS = 2

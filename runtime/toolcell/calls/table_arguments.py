@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
-from toolcell.tools.values import BadValue, ValueProblem
+from toolcell.calls.values import BadValue, ValueProblem
 from toolcell_bridge.wire.tables import TABLES, Array, Table
 
 MEDIA_TYPE: Final = "application/vnd.toolcell.table"

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from toolcell.tools.schema import dicts_in
-from toolcell.tools.values import LARGE_ELEMENTS
+from toolcell.calls.schema import dicts_in
+from toolcell.calls.values import LARGE_ELEMENTS
 from toolcell_bridge.wire.frozen import frozen
 
 MAX_CHARS: Final = 100_000_000

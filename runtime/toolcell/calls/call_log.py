@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
+from toolcell.calls.call import Call
+from toolcell.calls.problems import bounded_json
+from toolcell.calls.result import Status, ToolResult
 from toolcell.support.log import logger_of
 from toolcell.support.text import one_line
-from toolcell.tools.call import Call
-from toolcell.tools.problems import bounded_json
-from toolcell.tools.result import Status, ToolResult
 
 logger = logger_of("toolcell.tools")
 

@@ -16,13 +16,13 @@ from typing import Any, Protocol, Self
 import anyio
 from anyio.abc import TaskGroup
 
+from toolcell.calls.concurrency import passes_on
+from toolcell.calls.events import JOB_END
+from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.errors import ToolAbort, UsageError
 from toolcell.support.change_event import ChangeEvent
+from toolcell.support.checks import text_of
 from toolcell.support.log import logger_of
-from toolcell.tools.checks import text_of
-from toolcell.tools.concurrency import passes_on
-from toolcell.tools.events import JOB_END
-from toolcell.tools.result import ErrorCode, Status, ToolResult
 
 logger = logger_of("toolcell.tools")
 

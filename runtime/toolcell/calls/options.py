@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from toolcell.errors import UsageError
 from toolcell.flows import labels_of
-from toolcell.tools.checks import brief, check_count, check_kind, check_one_of, check_seconds
+from toolcell.support.checks import brief, check_count, check_kind, check_one_of, check_seconds
 from toolcell_bridge.wire.frozen import frozen
 
 
@@ -30,8 +30,6 @@ class Origin(enum.StrEnum):
 
     __hash__ = str.__hash__  # Enum's own is Python code, and every call is looked up by origin
 
-
-MODEL, PLAN, CODE, SUBAGENT = Origin
 
 EVERY_ORIGIN = frozenset(Origin)
 

@@ -13,28 +13,28 @@ from dataclasses import field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from toolcell.calls.coercion import Change
+from toolcell.calls.concurrency import OF_THIS_PROCESS, AbandonedThreads, ToolIdentity, ToolThread, Workers
+from toolcell.calls.definition import ToolDefinition
+from toolcell.calls.events import EventBus
+from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, Origin, ToolOptions
+from toolcell.calls.parts import Part
+from toolcell.calls.placeholders import DryRun
+from toolcell.calls.policy import CallPolicy
+from toolcell.calls.result import ToolResult
+from toolcell.calls.reverts import MadeCalls
+from toolcell.calls.run_state import NO_SECRETS, OUTERMOST, Lineage, RunLink, RunState, Secrets, new_id
 from toolcell.config import CheckTypes
 from toolcell.errors import UsageError
+from toolcell.support.checks import check_fields
 from toolcell.support.copies import changed
 from toolcell.support.host_work import HostWork
 from toolcell.support.log import logger_of
-from toolcell.tools.checks import check_fields
-from toolcell.tools.coercion import Change
-from toolcell.tools.concurrency import OF_THIS_PROCESS, AbandonedThreads, ToolIdentity, ToolThread, Workers
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.events import EventBus
-from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, Origin, ToolOptions
-from toolcell.tools.parts import Part
-from toolcell.tools.placeholders import DryRun
-from toolcell.tools.policy import CallPolicy
-from toolcell.tools.result import ToolResult
-from toolcell.tools.reverts import MadeCalls
-from toolcell.tools.run_state import NO_SECRETS, OUTERMOST, Lineage, RunLink, RunState, Secrets, new_id
 from toolcell_bridge.wire.frozen import frozen
 
 if TYPE_CHECKING:
+    from toolcell.calls.uploads import OpenRequests
     from toolcell.quotas import Quotas
-    from toolcell.tools.uploads import OpenRequests
 
 _WRITTEN_BY_HAND: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
     ("secrets", Secrets, "Secrets({...})"),

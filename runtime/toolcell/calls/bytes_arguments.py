@@ -11,9 +11,9 @@ import binascii
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from toolcell.tools.problems import MAX_REFERENCES, Part, Subschemas
-from toolcell.tools.schema import dicts_in
-from toolcell.tools.values import Path, ValueProblem, path_text
+from toolcell.calls.problems import MAX_REFERENCES, Part, Subschemas
+from toolcell.calls.schema import dicts_in
+from toolcell.calls.values import Path, ValueProblem, path_text
 from toolcell_bridge.wire.frozen import frozen
 
 BASE64: Mapping[str, str] = {"type": "string", "contentEncoding": "base64"}
