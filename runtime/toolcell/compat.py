@@ -193,8 +193,9 @@ def get_summaries(registry: ToolRegistry) -> list[str]:
 
 
 def register_or_replace(registry: ToolRegistry, *tool: Any, **options: Any) -> None:
-    """Do what `registry.register` does, and replace a tool of the same name."""
-    registry.register(*tool, replace=True, **options)
+    """Register a tool, or a name, a description, a schema and a function, and replace a tool of the same name."""
+    register = registry.add if len(tool) == 1 else registry.register
+    register(*tool, replace=True, **options)
 
 
 async def execute_with_context(

@@ -29,7 +29,7 @@ class Files:
             self.there.append(name)
             return name
 
-        self.registry.register(create, name="hide", requires_approval=True, revert=remove)
+        self.registry.add(create, name="hide", requires_approval=True, revert=remove)
 
 
 async def test_a_run_of_an_agent_is_reverted_with_what_it_made_after_it_waited() -> None:

@@ -79,7 +79,7 @@ def test_a_plan_whose_steps_are_approved_ends_as_one_that_never_waited(runtime: 
     direct = Effects()
     tool = direct.registry.registered("pay")
     assert tool is not None
-    direct.registry.register(tool.spec, requires_approval=False, replace=True)
+    direct.registry.add(tool.spec, requires_approval=False, replace=True)
     never_waited = runtime.execute_plan(STEPS[:4], tools=direct.registry)
     assert done.value[:3] == never_waited[:3]
     assert {**done.value[3], "result": ...} == {**never_waited[3], "result": ...}  # a count; bob may be paid meanwhile
@@ -135,7 +135,7 @@ def test_what_a_plan_made_can_be_reverted_before_and_after_it_waited(opened: Syn
         there.append(name)
         return name
 
-    registry.register(create, name="hide", requires_approval=True, revert=remove)
+    registry.add(create, name="hide", requires_approval=True, revert=remove)
     steps = [{"tool": "create", "args": {"name": "a"}}, {"tool": "hide", "args": {"name": "b"}}]
     rows = opened.execute_plan(steps, tools=registry, on_approval="suspend")
     assert rows.suspension is not None

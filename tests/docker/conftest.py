@@ -31,7 +31,7 @@ def docker_image(docker_client: EngineClient) -> ImageRef:
     """The default image. An image with an older guest is rebuilt on its own base, which takes seconds."""
     found = reference.find_image(docker_client, reference.DEFAULT_IMAGE)
     assert found is not None, "a test that wants an engine carries the mark docker"
-    return found if found.is_current else build.renew(docker_client, found)
+    return found if found.is_current else build.build_python(docker_client, found.base, tag=found.tag)
 
 
 @pytest.fixture(params=["direct", "carried"])

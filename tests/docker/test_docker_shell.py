@@ -26,7 +26,7 @@ def shell_image(docker_client: EngineClient) -> ImageRef:
     found = reference.find_image(docker_client, reference.SHELL_IMAGE)
     if found is None:
         pytest.skip(f"the engine has no image {reference.SHELL_IMAGE}: toolcell images build --shell")
-    return found if found.is_current else build.renew(docker_client, found)
+    return found if found.is_current else build.build_shell(docker_client, found.base, tag=found.tag)
 
 
 @pytest.fixture(scope="module")

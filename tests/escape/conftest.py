@@ -53,7 +53,7 @@ def current_image() -> None:
         found = reference.find_image(client, reference.DEFAULT_IMAGE)
         assert found is not None, reference.HOW_TO_BUILD
         if not found.is_current:
-            build.renew(client, found)
+            build.build_python(client, found.base, tag=found.tag)
     finally:
         client.api.close()
 

@@ -18,7 +18,7 @@ def engine() -> None:
         found = reference.find_image(client, reference.DEFAULT_IMAGE)
         assert found is not None, "a test that wants an engine carries the mark docker"
         if not found.is_current:
-            build.renew(client, found)
+            build.build_python(client, found.base, tag=found.tag)
     finally:
         client.api.close()
 

@@ -95,7 +95,7 @@ async def test_an_agent_runs_one_prompt_at_a_time(office: Office) -> None:
         refused.append(str(caught.value))
         return "tried"
 
-    agent.registry.register(again)
+    agent.registry.add(again)
     assert (await agent.run("go")).content == "done"
     assert len(refused) == 1
 

@@ -16,7 +16,7 @@ from toolcell.cli import build, exits
 from toolcell.sandbox.process import cache_entries, packages
 from toolcell.sandbox.process.cache import private_directory
 from toolcell.sandbox.process.packages import PackageEnvironment
-from wheels import lay_out
+from wheels import is_as_built, lay_out
 
 HOUR_NS = 3600 * 10**9
 
@@ -98,7 +98,7 @@ def test_what_a_process_uses_is_never_removed(cache: Path) -> None:
 
     cache_entries.prune(cache, max_bytes=0, unused_s=0)
 
-    assert packages.verify(ours)
+    assert is_as_built(ours)
     left = {(entry.kind, entry.in_use) for entry in cache_entries.entries(cache)}
     assert left == {("environments", True), ("packages", False)}
 
@@ -107,7 +107,7 @@ def test_an_environment_that_was_removed_is_built_again(cache: Path) -> None:
     built_elsewhere(NAMES[0])
     cache_entries.prune(cache, max_bytes=0)
     assert names(cache) == set()
-    assert packages.verify(packages.resolve(NAMES[:1]))
+    assert is_as_built(packages.resolve(NAMES[:1]))
 
 
 def test_who_adds_an_environment_removes_what_is_too_much(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_who_adds_an_environment_removes_what_is_too_much(cache: Path, monkeypat
     newer = packages.resolve(NAMES[1:2])
 
     assert not older.exists()
-    assert packages.verify(newer)
+    assert is_as_built(newer)
 
 
 def test_what_killed_processes_left_goes_after_an_hour(cache: Path) -> None:
@@ -132,9 +132,11 @@ def test_what_killed_processes_left_goes_after_an_hour(cache: Path) -> None:
     assert [folder.exists() for folder in (old, new, removed)] == [False, True, False]
 
 
-STORM = """
+STORM = f"""
 import sys
+sys.path.append({str(Path(__file__).parent.parent)!r})
 from pathlib import Path
+from wheels import is_as_built
 from toolcell.sandbox.process import cache_entries, packages
 print("ready", flush=True)
 sys.stdin.readline()
@@ -142,7 +144,7 @@ for round in range(8):
     if sys.argv[1] == "prune":
         cache_entries.prune(cache_entries.default_cache(), max_bytes=0)
     else:
-        assert packages.verify(packages.resolve(sys.argv[2:]))
+        assert is_as_built(packages.resolve(sys.argv[2:]))
 """
 
 
@@ -223,5 +225,5 @@ def test_a_link_in_the_place_of_an_entry_is_not_followed(cache: Path, tmp_path: 
 
     assert (elsewhere / "manifest.json").exists()
     found: PackageEnvironment = packages.resolve(NAMES[:1])
-    assert packages.verify(found)
+    assert is_as_built(found)
     assert not found.path.parent.is_symlink()

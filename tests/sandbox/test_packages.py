@@ -19,8 +19,8 @@ import pytest
 from toolcell.errors import PackageError, UsageError
 from toolcell.sandbox.process import package_copies, package_installers, package_sources, packages, root_filesystem
 from toolcell.sandbox.process.cache import default_cache_dir, private_directory
-from toolcell.sandbox.process.packages import PackageEnvironment, resolve, verify
-from wheels import lay_out, make_wheel
+from toolcell.sandbox.process.packages import PackageEnvironment, resolve
+from wheels import is_as_built, lay_out, make_wheel
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_bytecode_is_ready_and_does_not_depend_on_times_or_places(site: Path, ca
     (compiled,) = (first.path / "__pycache__").iterdir()
     assert compiled.read_bytes()[4:8] == b"\1\0\0\0"  # PEP 552: hash-based, unchecked
     assert first.digest == second.digest
-    assert verify(first)
+    assert is_as_built(first)
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing", "added", "manifest", "truncated manifest", "no site"])
@@ -568,7 +568,7 @@ def test_a_file_system_without_hard_links_gets_copies(site: Path, cache: Path, m
     install(site, "tinyapp")
     monkeypatch.setattr(os, "link", refused)
     environment = resolve(["tinyapp"], cache_dir=cache)
-    assert verify(environment)
+    assert is_as_built(environment)
     assert (environment.path / "tinyapp.py").stat().st_nlink == 1
 
 

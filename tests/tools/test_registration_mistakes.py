@@ -150,8 +150,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str, str]] = {
     "text for a flag": (added(act, read_only="yes"), "'yes'", "must be bool"),
     "a function that takes nothing": (registered("act", "Do it again.", None, lambda: 1), "'act'", "must take (args)"),
     "no function": (registered("act", "Do it again.", None, "act"), "'act'", "a tool is a function"),
-    "a tool and a schema": (lambda: ToolRegistry().register(act, schema={}), "function act", "register(name,"),
-    "a schema by another name": (lambda: ToolRegistry().register(name="x", parameters={}), "'parameters'", "write schema="),
+    "a function for a schema": (registered("act", "Do it again.", act, act), "'act'", "parameters are not JSON"),
     "no such type": (lambda: Tool("act", "Do it.").param("x", "str", "a text"), "'str'", "string, integer"),
     "a builder that is not ended": (added(Tool("act", "Do it again, please.")), "'act'", "end with .call(function)"),
     "a tool twice": (lambda: ToolRegistry([act, act]), "'act'", "replace=True"),
@@ -369,14 +368,6 @@ class GoLike:
 def test_an_object_that_is_nearly_a_tool_is_told_what_is_missing(tool: Any, message: str) -> None:
     with pytest.raises(RegistrationError, match=message):
         ToolRegistry([tool])
-
-
-def test_a_function_in_the_place_of_the_schema_is_refused() -> None:
-    registry = ToolRegistry()
-
-    with pytest.raises(RegistrationError, match=r"the third argument is the schema, and <function act .* function="):
-        registry.register("act", "Do something for the test.", act)
-    assert not registry.has("act")
 
 
 def test_calls_of_a_scripted_model_are_pairs() -> None:

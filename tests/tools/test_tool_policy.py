@@ -136,7 +136,7 @@ async def sub_agent_with_its_own_copy(registry: ToolRegistry, name: str) -> None
     own = ToolRegistry()
     entry = registry.registered(name)
     assert entry is not None
-    own.register(entry.spec)
+    own.add(entry.spec)
     inner = Agent(ScriptedModel([calls((name, {})), "done"]), tools=own)
     outer = Agent(ScriptedModel([calls(("aide", {"task": "go"})), "done"]), tools=registry)
     register_or_replace(outer.registry, inner.as_tool("aide", "Helps with everything there is."))
@@ -176,7 +176,7 @@ async def replaced_tools(registry: ToolRegistry, name: str) -> None:
     fresh = ToolRegistry()
     entry = registry.registered(name)
     assert entry is not None
-    fresh.register(entry.spec)
+    fresh.add(entry.spec)
     await Agent(ScriptedModel([calls((name, {})), "done"]), tools=registry).run("go", tools=fresh)
 
 

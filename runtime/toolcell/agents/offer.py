@@ -33,4 +33,4 @@ def called_tools(messages: Sequence[Message]) -> Iterator[str]:
 def add_search(registry: ToolRegistry, shown_chars: int) -> None:
     """Offer `search_tools` where the catalogue is too large to be shown, unless a tool of that name is there."""
     if is_large(registry.state.visible(Origin.MODEL), shown_chars) and not registry.has(SEARCH_TOOL):
-        registry.register(search_spec({}))
+        registry.add(search_spec({}))

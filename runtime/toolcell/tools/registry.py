@@ -52,14 +52,6 @@ _GLOB_SIGNS = frozenset("*?[")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_NOT_GIVEN: Any = object()
-
-_OUR_NAMES = {
-    **dict.fromkeys(("func", "fn", "handler", "callback", "execute", "call"), "function"),
-    **dict.fromkeys(("parameters", "input_schema", "args_schema"), "schema"),
-}
-"""What other libraries call the arguments of `register`."""
-
 
 class ToolRegistry:
     """Tools by name. Safe to read, change and call from several threads at once."""
@@ -131,59 +123,14 @@ class ToolRegistry:
         """
         self._add(specs_of(tool, options), replace)
 
-    def register(
-        self,
-        tool: Any = _NOT_GIVEN,
-        /,
-        description: str | None = None,
-        schema: Any = _NOT_GIVEN,
-        function: Any = _NOT_GIVEN,
-        *,
-        name: str | None = None,
-        **options: Any,
-    ) -> Any:
-        """Register a tool: `register(tool)`, or `register(name, description, schema, function)`.
-
-        With a schema the function takes one dict of all arguments. Without one, `register(name="ping", function=ping)`
-        derives it from the signature. Without a function it is a decorator: `@registry.register(name="ping")`.
-
-        Returns:
-            What was registered.
+    def register(self, name: str, description: str, schema: Any, function: Any, **options: Any) -> None:
+        """Register a function that takes one dict of all arguments, with a schema written by hand.
 
         Raises:
             RegistrationError: as from `add`.
         """
-        for given in options.keys() & _OUR_NAMES.keys():
-            raise RegistrationError(f"register has no argument {given!r}; write {_OUR_NAMES[given]}=")
-        if callable(schema) and not isinstance(schema, type) and function is _NOT_GIVEN:
-            raise RegistrationError(
-                f"register: the third argument is the schema, and {brief(schema)} is a function; write "
-                "register(name, description, schema, function), or function= to have the schema made of its signature"
-            )
-        has_parts = schema is not _NOT_GIVEN or function is not _NOT_GIVEN
-        if isinstance(tool, str) and name is None and (has_parts or description is not None):
-            tool, name = _NOT_GIVEN, tool
-        own: dict[str, Any] = {
-            key: text for key, text in (("name", name), ("description", description)) if text is not None
-        }
-        if tool is not _NOT_GIVEN:
-            if has_parts:
-                raise RegistrationError(
-                    f"register was given a tool, {brief(tool)}, and schema= or function= too; a function with a schema "
-                    "written by hand is register(name, description, schema, function)"
-                )
-            self.add(tool, **own, **options)
-            return tool
-        if function is _NOT_GIVEN:
-            with_options(DEFAULT_TOOL_OPTIONS, {key: options[key] for key in options.keys() - {"prepare", "replace"}})
-            parts = own if schema is _NOT_GIVEN else {**own, "schema": schema}
-            return lambda function: self.register(function=function, **parts, **options)
-        if schema is _NOT_GIVEN:
-            self.add(function, **own, **options)
-            return function
-        definition = ToolDefinition(name or str(getattr(function, "__name__", "")), description or "", schema)
+        definition = ToolDefinition(name, description, schema)
         self.add(positional_spec(definition, function, DEFAULT_TOOL_OPTIONS), **options)
-        return function
 
     @overload
     def tool(self, function: F, /) -> F: ...

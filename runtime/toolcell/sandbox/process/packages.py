@@ -35,7 +35,6 @@ from toolcell.sandbox.process.package_copies import (
     DIR_MODE,
     PackageCopy,
     ensure_copies,
-    files_below,
     listing,
     write_manifest,
 )
@@ -173,7 +172,7 @@ def _build(cache: Path, request: _Request, progress: InstallProgress) -> None:
                 "packages": {copy.name: copy.version for copy in copies},
                 "copies": [copy.key for copy in copies],
                 "listing": listing(site),
-                "digest": _digest_of(files),
+                "digest": digest_of(files),
             },
         )
 
@@ -216,7 +215,7 @@ def _link(copies: Sequence[PackageCopy], site: Path) -> dict[str, str]:
     return files
 
 
-def _digest_of(files: Mapping[str, str]) -> str:
+def digest_of(files: Mapping[str, str]) -> str:
     whole = hashlib.sha256()
     for name in sorted(files):
         whole.update(f"{name}\0{files[name]}\0".encode("utf-8", "surrogateescape"))
@@ -234,15 +233,6 @@ def _read_entry(entry: Path) -> PackageEnvironment | None:
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def verify(environment: PackageEnvironment) -> bool:
-    """Read every file and return whether the contents are still as built. Slower than the check of `resolve`."""
-    site, files = environment.path, dict[str, str]()
-    for path in files_below(site):
-        with path.open("rb") as file:
-            files[str(path.relative_to(site))] = hashlib.file_digest(file, "sha256").hexdigest()
-    return _digest_of(files) == environment.digest
 
 
 def _clear(environments: Path, key: str) -> None:

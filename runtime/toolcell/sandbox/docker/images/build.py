@@ -131,16 +131,6 @@ def _build_guest(
         return build(client, context, on.id, tag, labels, fresh=fresh, keep_stages=True, report=report)
 
 
-def renew(client: EngineClient, image: ImageRef) -> ImageRef:
-    """Build a sandbox image again on its own base with this installation's guest. It takes seconds and no download.
-
-    Raises:
-        SandboxUnavailable: the base is gone, or the engine could not build.
-    """
-    again = build_shell if image.has_programs else build_python
-    return again(client, image.base, tag=image.tag)
-
-
 def build_data(client: EngineClient, on: ImageRef, *, fresh: bool = False, report: Report = silent) -> ImageRef:
     """Build the image with packages for looking at data, on the sandbox image `on`."""
     wanted = read_requirements((sources() / "python-data" / "packages.txt").read_text(encoding="utf-8").splitlines())
