@@ -21,16 +21,11 @@ if TYPE_CHECKING:
     import socket
 
 SCRIPT = """\
-rows = call_tool("echo", {"q": 1, "rows": rows})
-kept = [row for row in rows if row]
-print("kept", len(kept))
-try:
-    kept[9]
-except IndexError as error:
-    text = f"{error!r:>8}"
-set_result({"kept": kept, "text": text})
+print("echo")
+set_result(call_tool("echo", {"q": 1, "rows": rows}))
 """
-
+"""What nearly every script does. Errors and formatted text besides cost each sandbox a sixth of its rehearsal more, and
+saved those scripts that have them 30 page faults."""
 
 ANSWER: list[Plain] = [{"q": 1, "rows": [1]}, None, "text", 0.5]
 
