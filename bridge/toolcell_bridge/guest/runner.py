@@ -7,7 +7,6 @@ native. Isolation is already applied when the runner is called.
 from __future__ import annotations
 
 import builtins
-import dataclasses
 import os
 import sys
 import types
@@ -27,6 +26,7 @@ from toolcell_bridge.guest.tables import is_table, native
 from toolcell_bridge.guest.tools import TOOLS_MODULE, Toolbox, ToolError, ToolNamespace
 from toolcell_bridge.guest.values import to_packed
 from toolcell_bridge.wire.errors import ProtocolError, UnsendableValue, ValueTooLarge
+from toolcell_bridge.wire.frozen import frozen, replaced
 from toolcell_bridge.wire.messages import (
     CLOUDPICKLE_FILE,
     STATE_FILE,
@@ -53,7 +53,7 @@ TOO_LARGE = "; the limit is result_bytes: return a part or a sum, or a file: set
 """What to do about a result that is too large."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen
 class ResultFiles:
     """The files of a result."""
 
@@ -215,7 +215,7 @@ class Runner:
         """Execute a script; never raises for anything it does. Held messages must be sent before the Done."""
         self._forget_result()
         if (source := plain_source(run.source)) is not run.source:
-            run = dataclasses.replace(run, source=source)
+            run = replaced(run, source=source)
         done = self._executed(run)
         is_child = self._channel.fileno < 0 and self._is_serving
         if self._loop is not None and self._is_ending:

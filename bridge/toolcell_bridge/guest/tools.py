@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import replace
 from threading import main_thread as _main_thread
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from toolcell_bridge.guest.placeholder import GuestDryRun
 from toolcell_bridge.guest.scripts import SCRIPTS
 from toolcell_bridge.guest.tables import native
 from toolcell_bridge.guest.values import to_packed
+from toolcell_bridge.wire.frozen import replaced
 from toolcell_bridge.wire.messages import Progress, ToolFail, ToolReturn
 from toolcell_bridge.wire.tables import TABLES
 
@@ -179,7 +179,7 @@ class Toolbox:
         """Wait for an answer. Its arrays and tables are made by their own packages, where these are in the sandbox."""
         answer = self._channel.wait(reply)
         if reply.has_tables and not raw and isinstance(answer, ToolReturn):
-            answer = replace(answer, value=native(answer.value, or_plain=True))
+            answer = replaced(answer, value=native(answer.value, or_plain=True))
         return answer
 
     def _value(self, name: str, answer: ToolReturn | ToolFail, raw: bool = False) -> Any:

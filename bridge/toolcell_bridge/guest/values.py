@@ -9,7 +9,6 @@ The table of outcomes is in docs/wire.md.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set, ValuesView
@@ -251,7 +250,9 @@ def _table(to: _Converter, value: AnyTable) -> Plain:
 
 
 def _dataclass(to: _Converter, value: Any, depth: int) -> Plain:
-    return to.mapping(value, [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)], depth)
+    from dataclasses import fields  # which the class of the value has imported
+
+    return to.mapping(value, [(field.name, getattr(value, field.name)) for field in fields(value)], depth)
 
 
 def _checked_dataclass(to: _Converter, value: Any, depth: int) -> Plain:
@@ -318,7 +319,7 @@ def _by_ability(kind: type) -> _Handler:
     """Choose by what a class can do, when neither it nor a base of it is known."""
     if isinstance(problem := getattr(kind, "__unsendable__", None), str):
         raise Refusal(problem)
-    if dataclasses.is_dataclass(kind):
+    if hasattr(kind, "__dataclass_fields__"):
         return _checked_dataclass if hasattr(kind, "__pydantic_serializer__") else _dataclass
     if isinstance(names := getattr(kind, "__struct_fields__", None), tuple):  # msgspec
         return lambda to, value, depth: to.mapping(value, ((name, getattr(value, name)) for name in names), depth)

@@ -13,7 +13,6 @@ import itertools
 import os
 import struct
 from collections.abc import Sequence
-from dataclasses import field
 
 from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, Argument, SeccompAction, SeccompPolicy, SyscallRule
 from toolcell_bridge.isolation.syscall_numbers import native_machine
@@ -188,13 +187,13 @@ class Program:
     """Address of a struct sock_fprog."""
 
     instructions: int
-    code: ctypes.Array[ctypes.c_char] = field(repr=False)
+    code: ctypes.Array[ctypes.c_char]
     """The instructions."""
 
-    own: tuple[tuple[int, bool], ...] = field(repr=False)
+    own: tuple[tuple[int, bool], ...]
     """Offsets in `code` of the installing process's id, and whether it is negated."""
 
-    header: object = field(repr=False)
+    header: object
     """What `address` points to."""
 
 

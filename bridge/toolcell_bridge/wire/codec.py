@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import fields
 from operator import attrgetter
 from types import NoneType
 from typing import Any, Final, Generic, TypeAlias, TypeVar
@@ -247,8 +246,7 @@ class _Form:
 
 
 def _form(tag: int, message: type[Any], *, most: int, depth: int, said: Mapping[tuple[type[Any], str], str]) -> _Form:
-    names = [field.name for field in fields(message)]
-    kinds = [_KINDS[str(field.type)] for field in fields(message)]
+    names, kinds = [*message.__annotations__], [_KINDS[str(each)] for each in message.__annotations__.values()]
     get = attrgetter(*names)
     if len(names) == 1:
         values: Callable[[Any], tuple[object, ...]] = lambda message: (tag, get(message))  # noqa: E731

@@ -14,13 +14,14 @@ import struct
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from functools import partial
 from io import BytesIO, StringIO
 from itertools import accumulate, chain, islice
 from operator import itemgetter
 from typing import Any, Final, TypeAlias
+
+from toolcell_bridge.wire.frozen import frozen
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -69,7 +70,7 @@ class BadTable(ValueError):
     """The encoding of an array or a table contradicts itself, or says something that no sender writes."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen
 class Column:
     """Values of one kind.
 
@@ -87,6 +88,8 @@ class Column:
     valid: Buffer | None = None
     form: str = ""
     detail: Any = None
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     @property
     def dtype(self) -> str:
@@ -361,7 +364,7 @@ def _is_decimal(detail: Any) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FixedWidth:
     """A kind of values of one width: what may be said of them, and what Python and each package make of them.
 

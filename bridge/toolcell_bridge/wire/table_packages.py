@@ -5,10 +5,10 @@ Numbers keep the memory of their column: nothing is copied but what a package ca
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Final
 
 from toolcell_bridge.wire.columns import FIXED, FORMS, NOT_A_TIME, NUMBERS, TEXTS, Column, time_zone
+from toolcell_bridge.wire.frozen import replaced
 
 _PANDAS_MASKED: Final = frozenset({"bool", *NUMBERS})
 _NUMBERS: Final = frozenset("biufc")
@@ -49,7 +49,7 @@ def numpy_array(column: Column, shape: tuple[int, ...], *, is_masked: bool = Fal
     if is_date:
         values = _numbers(numpy, column, "int32").astype("datetime64[D]")
     else:
-        values = _numpy_values(numpy, replace(column, valid=None) if is_masked else column)
+        values = _numpy_values(numpy, replaced(column, valid=None) if is_masked else column)
     if is_masked:
         mask = _missing(numpy, column) if column.valid is not None else False
         values = numpy.ma.MaskedArray(values, mask=mask)
@@ -424,7 +424,7 @@ def _polars_lists(polars: Any, name: str, column: Column) -> Any:
         inner, size = column.detail
         items = polars_values(polars, name, inner)
         plain = Column("plain", len(items), detail=items.to_list())
-        rows = replace(column, detail=(plain, size)).values()
+        rows = replaced(column, detail=(plain, size)).values()
         return polars.Series(name, rows, polars.Array(items.dtype, size) if size else polars.List(items.dtype))
     except (Exception, polars.exceptions.PanicException):  # what polars has no lists of
         texts = [None if each is None else str(each) for each in column.values()]
@@ -443,11 +443,11 @@ def _fit_for_polars(polars: Any, column: Column) -> Column:
     match column.kind:
         case "list" | "category":
             inner, other = column.detail
-            return replace(column, detail=(_fit_for_polars(polars, inner), other))
+            return replaced(column, detail=(_fit_for_polars(polars, inner), other))
         case "datetime":
             unit, zone = column.detail
             made = _polars_times(polars, "", _needs("numpy").zeros(1, dtype="int64"), column)
-            return replace(column, detail=(unit, zone and made.dtype.time_zone))
+            return replaced(column, detail=(unit, zone and made.dtype.time_zone))
     return column
 
 
