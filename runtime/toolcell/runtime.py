@@ -250,6 +250,7 @@ class Runtime(OpenedInBlock):
         self._open_audit(stack)
         hash_seed = None
         if self._journal is not None:
+            stack.callback(self.journals.close)
             self.journals.open()
             hash_seed = self.journals.hash_seed
         runs, sandboxes = self.runs, self.sandboxes

@@ -219,19 +219,6 @@ def test_a_token_that_one_process_used_is_used_in_all(tmp_path: Path) -> None:
             turn.approvals(token, {})
 
 
-def test_a_used_token_stays_used_when_its_note_is_removed_from_the_journal_directory(tmp_path: Path) -> None:
-    messages, stores = [{"role": "user", "content": "x"}], [JournalStore(tmp_path / "runs") for _ in range(2)]
-    for store in stores:
-        store.open()
-    token = Turn(stores[0], messages, None).suspend("run", TurnApprovals()).to_json()
-    Turn(stores[0], messages, None).approvals(token, {})
-    for note in (tmp_path / "runs").glob("*.used"):
-        note.unlink()
-
-    with pytest.raises(ResumeError, match="used already"):
-        Turn(stores[1], messages, None).approvals(token, {})
-
-
 @pytest.mark.slow
 @pytest.mark.isolation
 async def test_what_a_script_that_waits_has_read_counts_for_the_calls_that_wait_beside_it() -> None:

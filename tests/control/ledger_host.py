@@ -86,7 +86,7 @@ async def main(folder: Path, kill_s: float) -> int:
             result = await runtime.resume(suspended[0].to_json(), decisions)
         elif interrupted:
             result = await runtime.resume(interrupted[0])
-        elif (folder / "runs" / "the-run.journal").exists() and (folder / "asked").exists():
+        elif runtime.journals.database.last("run", "the-run") and (folder / "asked").exists():
             return 0  # it had ended before its host was killed
         else:
             result = await runtime.execute_code(SCRIPT, on_approval="suspend", context=RunContext(run_id="the-run"))

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
+import journals
 from toolcell import (
     Agent,
     ExecutionResult,
@@ -447,12 +448,12 @@ def test_a_journal_directory_an_audit_log_and_repairs_know_no_writes_of_a_dry_ru
     async def main() -> CommitResult:
         async with Runtime(folders.registry, audit=tmp_path / "log", journal=tmp_path / "runs") as runtime:
             draft = await runtime.execute_code("call_tool('create', name='a')\n1/0", dry_run=True)
-            assert not list((tmp_path / "runs").glob("*.journal")) and runtime.interrupted_runs() == []
+            assert journals.names(tmp_path / "runs") == [] and runtime.interrupted_runs() == []
             with pytest.raises(UsageError, match="no journal of that run"):
                 await runtime.execute_code("1", repairs=draft)
             async with runtime.session() as session:
                 await session.execute_code("call_tool('create', name='b')", context=RunContext(dry_run=Draft()))
-            assert not list((tmp_path / "runs").glob("*.journal")) and runtime.interrupted_runs() == []
+            assert journals.names(tmp_path / "runs") == [] and runtime.interrupted_runs() == []
             return await runtime.commit(draft)
 
     done = anyio.run(main)

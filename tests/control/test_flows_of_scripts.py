@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from journals import forget, rows
 from toolcell import Agent, Outcome, Policy, PoolConfig, Runtime, SyncRuntime, ToolRegistry
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.control import Approve, Deny
@@ -152,10 +153,9 @@ def test_what_is_read_is_written_down_before_it_is_read(deny: SyncRuntime, journ
     @office.registry.tool(reads="private")
     async def look() -> None:
         """Look whether a host that is killed now leaves the label behind."""
-        found.append(any(b"private" in path.read_bytes() for path in journals.glob("*.journal")))
+        found.append(any(b"private" in body for (body,) in rows(journals, "SELECT body FROM record")))
 
-    for path in journals.glob("*.journal"):
-        path.unlink()
+    forget(journals, "run")
     deny.execute_code("call_tool('look')", tools=office.registry)
     assert found == [True]
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from anyio import to_thread
 
+import journals
 from control.conftest import Effects
 from toolcell import Policy, PoolConfig, RunContext, SyncRuntime, ToolRegistry, UsageError
 from toolcell.control import Approve, Draft
@@ -39,8 +40,7 @@ def another(folder: Path, effects: Effects, **options: Any) -> SyncRuntime:
 
 def test_another_process_commits_a_draft_by_its_id(durable: SyncRuntime, folder: Path, effects: Effects) -> None:
     draft = dry(durable, effects, context=RunContext(user_id="ada"))
-    path = folder / f"{draft.draft_id}.draft"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE((folder / "journals.db").stat().st_mode) == 0o600
     with another(folder, effects) as other:
         with pytest.raises(UsageError, match="has no effect-9"):
             other.commit(draft.draft_id, ["effect-9"])
@@ -103,7 +103,6 @@ def test_rechecks_and_flows_hold_in_another_process(durable: SyncRuntime, folder
 
 def test_bad_ids_other_tools_and_damage_are_named(durable: SyncRuntime, folder: Path, effects: Effects) -> None:
     draft = dry(durable, effects)
-    path = folder / f"{draft.draft_id}.draft"
     with another(folder, effects) as other:
         for given, said in (("../key", "no draft '../key'"), ("0" * 16, "there is no draft"), (7, "not 7")):
             with pytest.raises(UsageError, match=said):
@@ -112,7 +111,7 @@ def test_bad_ids_other_tools_and_damage_are_named(durable: SyncRuntime, folder: 
             other.commit(draft.draft_id, tools=ToolRegistry())
         with pytest.raises(UsageError, match="no call effect-1 waits"):
             other.commit(draft.draft_id, decisions={"effect-1": Approve()})
-        path.write_bytes(path.read_bytes().replace(b"ada", b"eve"))
+        journals.replace(folder, "draft", b"\xa3ada", b"\xa4ada")
         with pytest.raises(UsageError, match="damaged"):
             other.commit(draft.draft_id)
     with SyncRuntime(pool=PoolConfig(warm=0)) as memory, pytest.raises(UsageError, match="outlives its process with"):
@@ -214,26 +213,16 @@ def test_a_draft_that_is_committed_while_it_collects_keeps_what_was_made(
     assert effects.made == [["write", "a"]]
 
 
-def test_a_copy_of_a_draft_is_not_committed(durable: SyncRuntime, folder: Path, effects: Effects) -> None:
-    draft = dry(durable, effects)
-    copy = "0" * 16
-    (folder / f"{copy}.draft").write_bytes((folder / f"{draft.draft_id}.draft").read_bytes())
-    assert durable.commit(draft.draft_id, tools=effects.registry).ok
-    with pytest.raises(UsageError, match=f"is a copy of draft {draft.draft_id}"):
-        durable.commit(copy, tools=effects.registry)
-    assert len(effects.of("write")) == 1
-
-
-def test_a_draft_whose_file_is_gone_or_elsewhere_is_not_committed_from_memory(
+def test_a_draft_whose_journal_is_gone_or_elsewhere_is_not_committed_from_memory(
     durable: SyncRuntime, folder: Path, effects: Effects, opened: SyncRuntime
 ) -> None:
-    """Somebody may have committed it, and that would be noted in the file."""
+    """Somebody may have committed it, and that would be noted there."""
     draft = Draft()
     durable.execute_plan(STEP, tools=effects.registry, dry_run=draft)
     with pytest.raises(UsageError, match=r"use a Runtime\(journal"):
         opened.commit(draft)
     assert durable.commit(draft.id, tools=effects.registry).ok
-    (folder / f"{draft.id}.draft").unlink()
+    journals.forget(folder, "draft")
     with pytest.raises(UsageError, match="nobody knows whether it was committed"):
         durable.commit(draft, tools=effects.registry)
     assert effects.made == [["write", "a"]]

@@ -36,7 +36,7 @@ def begin(runtime: SyncRuntime, effects: Effects, steps: Any = STEPS) -> PlanRow
 
 
 def resume(runtime: SyncRuntime, effects: Effects, token: Any, **decisions: Any) -> ExecutionResult:
-    given = {name.replace("_", "-"): each for name, each in decisions.items()}
+    given = {f"plan_{name}": each for name, each in decisions.items()}
     return runtime.resume(token, given, tools=effects.registry)
 
 

@@ -14,7 +14,7 @@ from service.client_serving import serving
 from service_host import registry
 from toolcell import Runtime
 from toolcell.control import Approve
-from toolcell.journal.file import JournalFile
+from toolcell.journal.database import JournalDatabase
 from toolcell.journal.store import JournalStore
 from toolcell.service import Client
 
@@ -91,22 +91,22 @@ async def test_others_are_answered_while_what_waits_is_read(
 
 
 async def test_no_journal_is_read_by_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_in, records = set[str](), JournalFile._records
+    read_in, records = set[str](), JournalDatabase.records
 
-    def read(self: JournalFile) -> Any:
+    def read(self: JournalDatabase, kind: str, name: str, *rest: Any, **options: Any) -> Any:
         if threading.current_thread() is threading.main_thread():
-            read_in.add(self.path.name)
-        return records(self)
+            read_in.add(name)
+        return records(self, kind, name, *rest, **options)
 
-    def globbed(self: Path, pattern: str) -> Any:
+    def listed(self: JournalDatabase, kind: str) -> Any:
         if threading.current_thread() is threading.main_thread():
-            read_in.add(pattern)
-        return glob(self, pattern)
+            read_in.add(kind)
+        return each(self, kind)
 
-    glob = Path.glob
+    each = JournalDatabase.last_of_each
     async with Runtime(registry(), journal=tmp_path / "journals") as runtime:
-        monkeypatch.setattr(JournalFile, "_records", read)
-        monkeypatch.setattr(Path, "glob", globbed)
+        monkeypatch.setattr(JournalDatabase, "records", read)
+        monkeypatch.setattr(JournalDatabase, "last_of_each", listed)
         waits = await runtime.execute_code("call_tool('pay', amount=1)", on_approval="suspend")
         assert waits.suspension is not None
         decisions = {each.id: Approve() for each in waits.suspension.calls}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from toolcell import (
     Quota,
     QuotaExceeded,
     Quotas,
-    ResumeError,
     RunContext,
     SessionError,
     SyncRuntime,
@@ -25,9 +24,8 @@ from toolcell import (
 )
 from toolcell.control import Approve
 from toolcell.flows import Flow
-from toolcell.journal.file import JournalFile
+from toolcell.journal.database import OpenJournal
 from toolcell.journal.ledger import Journal
-from toolcell.journal.marks import marks_directory
 from toolcell.journal.store import JournalStore
 from toolcell.run.streaming import RunFinished
 from toolcell.sandbox.process.namespaced_sandbox import ProcessSandbox
@@ -233,65 +231,22 @@ def test_a_session_without_cpu_time_left_does_not_use_a_token_up(ledger: Ledger)
 
 @pytest.mark.slow
 def test_a_script_that_waits_is_not_forgotten_while_somebody_looks_at_its_journal(
-    host: Callable[..., SyncRuntime], ledger: Ledger, folder: Path
+    host: Callable[..., SyncRuntime], ledger: Ledger
 ) -> None:
     """`suspended_runs` of another process opens each journal for a moment."""
     with host() as runtime, runtime.session("seen") as session:
         waits = session.execute_code(WAITS, on_approval="suspend").suspension
         assert waits is not None
     with host() as runtime:
-        with open(folder / f"{waits.run_id}.journal", "rb") as looked_at:
-            fcntl.flock(looked_at, fcntl.LOCK_EX)
-            with runtime.session("seen", restore=True) as session:
-                with pytest.raises(SessionError, match="carry it on"):
-                    session.execute_code(WRITES)
-                with pytest.raises(SessionError, match="cannot be given up now"):
-                    session.abandon()
+        looked_at = OpenJournal(runtime.runtime.journals.database, "run", waits.run_id)
+        with closing(looked_at), runtime.session("seen", restore=True) as session:
+            with pytest.raises(SessionError, match="carry it on"):
+                session.execute_code(WRITES)
+            with pytest.raises(SessionError, match="cannot be given up now"):
+                session.abandon()
         with runtime.session("seen", restore=True) as session:
             assert session.resume(waits, {waits.calls[0].id: Approve()}).ok
     assert ledger.made == ["a", "a", "a", "pay ada"]
-
-
-def test_a_copy_of_a_session_is_no_other_session(host: Callable[..., SyncRuntime], folder: Path) -> None:
-    with host() as runtime:
-        with runtime.session("mine") as session:
-            session.execute_code("x = 1")
-        (folder / "session.yours.session").write_bytes((folder / "session.mine.session").read_bytes())
-        copy = runtime.session("yours", restore=True)
-        with pytest.raises(SessionError, match="copy of that of session 'mine'"), copy:
-            raise AssertionError("it was opened")
-
-
-def test_a_journal_that_was_begun_anew_is_no_older_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that is killed between the two steps of `clear` leaves an empty file, or the one before."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    path, marks = tmp_path / "x.session", marks_directory(b"k")
-    file = JournalFile(path, marks, b"k")
-    file.write("opened", "key")
-    file.clear()
-    file.close()
-    again = JournalFile(path, marks, b"k")
-    assert again.read() == []
-    again.close()
-
-
-@pytest.mark.parametrize("is_made_again", [False, True])
-def test_a_journal_that_is_removed_while_it_is_opened_is_not_locked_in_vain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_made_again: bool
-) -> None:
-    """Two processes would have a session open: one with the removed file, one with the file of that name now."""
-    path = tmp_path / "x.session"
-    lock = fcntl.flock
-
-    def late(descriptor: int, how: int) -> None:
-        path.unlink()
-        if is_made_again:
-            path.touch()
-        lock(descriptor, how)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with pytest.raises(ResumeError, match="removed just now"):
-        JournalFile(path)
 
 
 def test_a_journal_that_lost_answers_is_not_carried_on_from_memory() -> None:

@@ -25,13 +25,7 @@ from toolcell.journal.identity import digest_of_call, registry_digest, tool_dige
 from toolcell.journal.ledger import RecordedDecision
 from toolcell.journal.store import JournalStore
 from toolcell.results import ExecutionResult, PendingCall, Suspension
-from toolcell.support.log import logger_of
-from toolcell.support.private_files import make_private_folder
 from toolcell.tools.code import ExecuteCode
-
-logger = logger_of("toolcell.control")
-
-USED_SUFFIX: Final = ".used"
 
 WAITS: Final = "it waits for a decision"
 
@@ -201,23 +195,8 @@ def _use_once(store: JournalStore, token: str, run: str) -> None:
     if token in store.used:
         raise used
     store.used.add(token)
-    if store.config is None:
-        return
-    folders = [store.config.directory]
-    if store.marks is not None:  # whoever can remove files of the directory cannot remove those
-        folders.append(store.marks)
-    for folder in folders:
-        try:
-            make_private_folder(folder)
-            for path in folder.glob(f"*{USED_SUFFIX}"):
-                if path.lstat().st_mtime < time.time() - store.token_s:  # its token has expired since
-                    path.unlink(missing_ok=True)
-            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-            os.close(os.open(folder / f"{token}{USED_SUFFIX}", flags, 0o600))
-        except FileExistsError:
-            raise used from None
-        except OSError as exc:
-            if folder is store.marks:
-                logger.warning("a second use of token %s would not be noticed without %s: %s", token, folders[0], exc)
-                continue
-            raise ResumeError(f"the token cannot be noted as used in {folder}: {exc}; nothing was made") from exc
+    try:
+        if store.is_durable and not store.database.use_once(token):
+            raise used
+    except OSError as exc:
+        raise ResumeError(f"the token cannot be noted as used: {exc}; nothing was made") from exc

@@ -92,8 +92,7 @@ class Commit:
         planned = self._making
         if planned is None or not self.approves(call):
             return tool
-        shows_reasons = self._draft.shows_reasons
-        if shows_reasons and call.approval_reason and call.approval_reason != planned.approval_reason:
+        if call.approval_reason and call.approval_reason != planned.approval_reason:
             message = f'tool "{call.name}" {call.approval_reason}; the draft did not show that, so it was not made'
             return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
         if not _are_planned(call, planned, tool):

@@ -71,8 +71,6 @@ class Draft:
         """In order."""
         self.scripts: list[str] = []
         """That ran as dry runs of it: whoever decides about the effects reads where they come from."""
-        self.shows_reasons = True
-        """Its effects say why they need approval. A file of version 0.1 does not: a commit approves that too."""
         self.kept_in: Path | None = None
         """Directory that has it on disk. Whoever commits it notes so there, and nobody commits it without that."""
         self.preflight: Preflight | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from toolcell.calls.call import Call, CallableTools, RunContext
@@ -13,7 +14,7 @@ from toolcell.calls.run_state import Lineage, RunLink
 from toolcell.control.decisions import AlreadyMade, check_ids
 from toolcell.control.draft import COMMITTED, Collected, Draft
 from toolcell.errors import ResumeError, UnknownId, UsageError
-from toolcell.journal.file import Damaged, JournalFile, OlderCopy, RecordKind, Table, apply_record
+from toolcell.journal.database import DRAFT, Damaged, OpenJournal, RecordKind, Table, apply_record
 from toolcell.journal.identity import tool_digests
 from toolcell.journal.store import JournalStore
 from toolcell.results import ExecutionResult
@@ -26,8 +27,7 @@ from toolcell_bridge.wire.errors import UnsendableValue
 
 logger = logger_of("toolcell.control")
 
-DRAFT_SUFFIX: Final = ".draft"
-DRAFT, COMMIT, START, MADE, OVER = "draft", "commit", "start", "made", "over"
+COLLECTED, COMMIT, START, MADE, OVER = "draft", "commit", "start", "made", "over"
 _NAME = re.compile(r"[0-9a-f]{16}")
 
 _USER: Final = ("user_id", "thread_id", "channel", "chat_id")
@@ -36,17 +36,15 @@ EffectDecision = Approve | AlreadyMade
 
 
 class DraftJournal:
-    """The open file of a draft, and how far its commit had got. Only one process has it open at a time."""
+    """The open journal of a draft, and how far its commit had got. Only one process has it open at a time."""
 
     def __init__(self, store: JournalStore, ident: str) -> None:
-        """Open or make the file.
+        """Open or make it.
 
         Raises:
             UsageError: another process commits it just now, or it cannot be opened.
         """
-        assert store.config is not None
         self.ident = ident
-        self.path = store.config.directory / f"{ident}{DRAFT_SUFFIX}"
         self.content: dict[str, Any] = {}
         self.chosen: list[str] | None = None
         """What a commit that began before was to make."""
@@ -55,7 +53,7 @@ class DraftJournal:
         self.started: set[str] = set()
         self.is_over = False
         try:
-            self._file = JournalFile(self.path, store.marks, store.key, room=store.room)
+            self._file = OpenJournal(store.database, DRAFT, ident)
         except ResumeError as exc:
             raise UsageError(f"draft {ident} is being committed") from exc
         except OSError as exc:
@@ -65,37 +63,35 @@ class DraftJournal:
         """Read what is recorded.
 
         Raises:
-            UsageError: it is damaged, or an older copy was put back.
+            UsageError: it is damaged.
         """
         try:
             self._file.load(DRAFT_RECORDS, self)
-            if "id" not in self.content:
+            if not self.content:
                 raise Damaged("it is empty")
-        except OlderCopy as exc:
-            raise UsageError(f"draft {self.ident}: {exc}") from exc
         except Damaged as exc:
             raise UsageError(f"draft {self.ident} is damaged ({exc}); make another one") from exc
-        other = self.content["id"]
-        if other != self.ident:
-            raise UsageError(f"{self.path.name} is a copy of draft {other}: commit that one")
         return self
 
     def write(self, *fields: Any) -> None:
-        """Append a record.
+        """Append a record of its commit.
 
         Raises:
             OSError: it could not be written.
         """
-        self._file.write(*fields)
+        self._file.write(*fields, needs_room=False)
         apply_record(DRAFT_RECORDS, self, list(fields))
 
     def write_draft(self, content: dict[str, Any]) -> None:
         """Record the draft, in place of what was recorded of it."""
-        self._file.clear()
-        self.write(DRAFT, content)
+        self._file.write_anew(COLLECTED, content)
+
+    def remove(self) -> None:
+        """Forget it."""
+        self._file.remove()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close it."""
         self._file.close()
 
     @property
@@ -125,7 +121,7 @@ def _over(file: DraftJournal) -> None:
 
 
 DRAFT_RECORDS: Final[Table] = {
-    DRAFT: RecordKind((dict,), _draft),
+    COLLECTED: RecordKind((dict,), _draft),
     COMMIT: RecordKind((list,), _commit),
     START: RecordKind((str,), _start),
     MADE: RecordKind((str, str, object), _made),
@@ -149,10 +145,11 @@ def keep_draft(store: JournalStore, draft: Draft, result: ExecutionResult | None
             draft.state = COMMITTED
             return
         file.write_draft(_content(draft, result))
-        draft.kept_in = file.path.parent
+        draft.kept_in = store.database.folder
     except (OSError, UsageError, ValueError, TypeError, UnsendableValue) as exc:
         logger.warning("draft %s is not on disk, so only this process can commit it: %s", draft.id, exc)
-        file.path.unlink(missing_ok=True)
+        with suppress(OSError):
+            file.remove()
         draft.kept_in = None
     finally:
         file.close()
@@ -160,7 +157,6 @@ def keep_draft(store: JournalStore, draft: Draft, result: ExecutionResult | None
 
 def _content(draft: Draft, result: ExecutionResult | None) -> dict[str, Any]:
     return {
-        "id": draft.id,
         "expires": draft.expires,
         "ended": draft.ended,
         "preflight": draft.preflight.to_plain() if draft.preflight is not None else None,
@@ -197,7 +193,7 @@ def _digest(tools: CallableTools, name: str, origin: Origin) -> str:
 
 def is_kept(store: JournalStore, ident: str) -> bool:
     """Return whether a draft is on disk."""
-    return store.config is not None and (store.config.directory / f"{ident}{DRAFT_SUFFIX}").exists()
+    return store.is_durable and store.database.last(DRAFT, ident) > 0
 
 
 def check_place(store: JournalStore, draft: Draft) -> None:
@@ -207,7 +203,7 @@ def check_place(store: JournalStore, draft: Draft) -> None:
         UsageError: this Runtime has another directory, or the file is gone.
     """
     folder = draft.kept_in
-    if folder is not None and (store.config is None or store.config.directory != folder):
+    if folder is not None and (not store.is_durable or store.database.folder != folder):
         raise UsageError(f"draft {draft.id} is on disk in {folder}: use a Runtime(journal=...) of that directory")
     if folder is not None and not is_kept(store, draft.id):
         raise UsageError(
@@ -232,7 +228,7 @@ def check_uncommitted(store: JournalStore, draft: Draft) -> None:
 
 
 def find_draft(store: JournalStore, ident: object) -> DraftJournal:
-    """Return the file of a draft, open.
+    """Return the journal of a draft, open.
 
     Raises:
         UnknownId: there is none.
@@ -245,7 +241,7 @@ def find_draft(store: JournalStore, ident: object) -> DraftJournal:
             f"there is no draft {ident!r:.80}: commit takes the result of a dry run, its draft_id, or a Draft"
         )
     if not is_kept(store, ident):
-        place = f"in {store.config.directory}" if store.config is not None else "in this Runtime"
+        place = f"in {store.database.folder}" if store.is_durable else "in this Runtime"
         raise UnknownId(f"there is no draft {ident} {place}; a draft outlives its process with Runtime(journal=...)")
     file = DraftJournal(store, ident)
     try:
@@ -256,7 +252,7 @@ def find_draft(store: JournalStore, ident: object) -> DraftJournal:
 
 
 def rebuilt(file: DraftJournal, tools: CallableTools, context: RunContext) -> Draft:
-    """Return the draft of a file, for the tools of this process and under the rules of `context`.
+    """Return the draft of a journal, for the tools of this process and under the rules of `context`.
 
     Raises:
         UsageError: a tool of it is another one now.
@@ -264,7 +260,6 @@ def rebuilt(file: DraftJournal, tools: CallableTools, context: RunContext) -> Dr
     content, draft = file.content, Draft()
     draft.id, draft.expires, draft.ended = file.ident, content["expires"], content["ended"]
     draft.preflight = Preflight.of_plain(content["preflight"])
-    draft.shows_reasons = all("reason" in row for row in content["effects"])
     base = context.child(dry_run=draft)
     for row in content["effects"]:
         call = _rebuilt_call(row, tools, base)
@@ -279,10 +274,10 @@ def _rebuilt_call(row: dict[str, Any], tools: CallableTools, base: RunContext) -
         raise UsageError(f"tool {row['tool']!r} is another one than in the dry run; make another dry run")
     registry: Any = tools
     lineage = Lineage(frozenset(map(Origin, row["above"])))
-    run = base.within(lineage=lineage, link=RunLink(row.get("run", ""))).child(**row["user"])
+    run = base.within(lineage=lineage, link=RunLink(row["run"])).child(**row["user"])
     call = Call(registry, row["tool"], raw_args=row["raw"], call_id=row.get("id", ""), origin=origin, run=run)
     call.args, call.depends_on = row["args"], tuple(row["depends_on"])
-    call.approval_reason = row.get("reason", "")
+    call.approval_reason = row["reason"]
     return call
 
 

@@ -1,7 +1,7 @@
-"""`MapFile`: which items of a `Runtime.map` have ended, in one file of the journal directory.
+"""`MapFile`: which items of a `Runtime.map` have ended, in one journal.
 
-While an item is under way, its run has a journal of its own there. The order of writes keeps every effect from being
-made twice: the run's journal has each call before it is made; then this file has the item's end; then the journal goes.
+While an item is under way, its run has a journal of its own. The order of writes keeps every effect from being made
+twice: the run's journal has each call before it is made; then that of the map has the item's end; then the former goes.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, Final
 
 from toolcell.control.map_item import MapItem
 from toolcell.errors import ResumeError, UsageError
-from toolcell.journal.directory import MAP_SUFFIX, SUFFIX, item_run
-from toolcell.journal.file import Damaged, JournalFile, OlderCopy, RecordKind, Table
+from toolcell.journal.database import MAP, RUN, Damaged, OpenJournal, RecordKind, Table
 from toolcell.journal.store import JournalStore
 from toolcell.results import ErrorInfo, Outcome
 from toolcell.support.about_tables import tables_text
@@ -24,7 +22,7 @@ from toolcell.support.packing import bytes_digest, pack, unpack, value_digest
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue
 
-MAP, END = "map", "end"
+BEGUN, END = "map", "end"
 
 KEPT_BYTES: Final = 1 << 20
 """Most bytes of one value, as msgpack. A larger one is not kept."""
@@ -36,12 +34,17 @@ _ERROR_FIELDS: Final = tuple(each.name for each in fields(ErrorInfo) if each.nam
 
 @dataclass(slots=True)
 class _Places:
-    """What the file of a map says."""
+    """What the journal of a map says."""
 
     places: array[int]
     source_sha256: str | None = None
     place: int = 0
-    """Offset of the record that is read."""
+    """Number of the record that is read."""
+
+
+def item_run(name: str, index: int) -> str:
+    """Return the id of the run of an item of a map. It begins with the map's: see `journal.database.OF`."""
+    return f"{name}-{index}"
 
 
 def _map(found: _Places, name: str, source_sha256: str) -> None:
@@ -56,7 +59,7 @@ def _end(found: _Places, index: int, *_kept: Any) -> None:
 
 
 MAP_RECORDS: Final[Table] = {
-    MAP: RecordKind((str, str), _map),
+    BEGUN: RecordKind((str, str), _map),
     END: RecordKind((int, str, str, bool, object, object), _end),
 }
 
@@ -66,17 +69,14 @@ class OtherInputs(UsageError):
 
 
 class MapFile:
-    """The open file of a map. Only one process has it open at a time."""
+    """The open journal of a map. Only one process has it open at a time."""
 
     def __init__(self, store: JournalStore, name: str) -> None:
-        assert store.config is not None
         self.name = name
-        self._store = store
-        self._folder = store.config.directory
-        self._path = self._folder / f"{name}{MAP_SUFFIX}"
-        self._file: JournalFile | None = None
+        self._database = store.database
+        self._file: OpenJournal | None = None
         self._places = array("q")
-        """Where the end of each item is in the file, or -1."""
+        """Number of the record with the end of each item, or -1."""
 
     @property
     def ended(self) -> int:
@@ -84,22 +84,22 @@ class MapFile:
         return sum(place >= 0 for place in self._places)
 
     def open(self, source_sha256: str, resume: bool) -> None:
-        """Open or make the file.
+        """Open or make the journal.
 
         Raises:
             UsageError: there is a map of that name already, it is under way, damaged, or that of another script.
         """
-        if self._path.exists() and not resume:
-            raise UsageError(
-                f"there is a map {self.name!r} in {self._folder} already: carry it on with resume=True, or take "
-                "another map_id"
-            )
         try:
-            self._file = JournalFile(self._path, self._store.marks, self._store.key, room=self._store.room)
+            self._file = OpenJournal(self._database, MAP, self.name)
         except (ResumeError, OSError) as exc:
             why = "it is open already, in this or another process" if isinstance(exc, ResumeError) else str(exc)
             raise UsageError(f"map {self.name!r} cannot be opened: {why}") from exc
         try:
+            if not (self._file.is_new or resume):
+                raise UsageError(
+                    f"there is a map {self.name!r} in {self._database.folder} already: carry it on with resume=True, "
+                    "or take another map_id"
+                )
             self._load(source_sha256)
         except BaseException:
             self.close()
@@ -111,12 +111,10 @@ class MapFile:
         try:
             for place in self._file.load_each(MAP_RECORDS, found):
                 found.place = place
-        except OlderCopy as exc:
-            raise UsageError(f"map {self.name!r}: {exc}") from exc
         except Damaged as exc:
-            raise UsageError(f"map {self.name!r} is damaged ({exc}): {self._path}") from exc
+            raise UsageError(f"map {self.name!r} is damaged ({exc}); take another map_id") from exc
         if found.source_sha256 is None:
-            self._write(MAP, self.name, source_sha256)
+            self._write(BEGUN, self.name, source_sha256)
         elif found.source_sha256 != source_sha256:
             raise UsageError(
                 f"map {self.name!r} began with another script: carry it on with that one, or take another map_id"
@@ -127,10 +125,10 @@ class MapFile:
         try:
             self._file.write(*record)
         except OSError as exc:
-            raise UsageError(f"the file of map {self.name!r} cannot be written: {exc}; carry it on later") from exc
+            raise UsageError(f"map {self.name!r} cannot be written: {exc}; carry it on later") from exc
 
     def close(self) -> None:
-        """Close the file, so that others may open it. Safe to call twice."""
+        """Close it, so that others may open it. Safe to call twice."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -141,7 +139,7 @@ class MapFile:
         """Return an item that has ended, as far as it was kept; None if it has not.
 
         Raises:
-            UsageError: the item had other inputs, or the file cannot be read.
+            UsageError: the item had other inputs, or its end cannot be read.
         """
         place = self._places[index] if index < len(self._places) else -1
         if place < 0:
@@ -210,16 +208,11 @@ class MapFile:
 
     def has_run(self, index: int) -> bool:
         """Return whether the run of an item has a journal: it has begun, and its end is not recorded."""
-        return self._journal(index).exists()
+        return self._database.last(RUN, item_run(self.name, index)) > 0
 
     def remove_run(self, index: int) -> None:
-        """Remove the journal of a run, which nobody is to carry on, and its mark."""
-        self._journal(index).unlink(missing_ok=True)
-        if self._store.marks is not None:
-            (self._store.marks / f"{item_run(self.name, index)}.mark").unlink(missing_ok=True)
-
-    def _journal(self, index: int) -> Path:
-        return self._folder / f"{item_run(self.name, index)}{SUFFIX}"
+        """Remove the journal of a run, which nobody is to carry on."""
+        self._database.remove(RUN, item_run(self.name, index))
 
 
 def input_digest(inputs: Mapping[str, Any]) -> str:

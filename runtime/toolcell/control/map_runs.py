@@ -14,13 +14,12 @@ from typing import Any, Final
 import anyio
 
 from toolcell.calls.call import CallableTools, RunContext
-from toolcell.control.map_file import NAME, MapFile, OtherInputs, input_digest
+from toolcell.control.map_file import NAME, MapFile, OtherInputs, input_digest, item_run
 from toolcell.control.map_item import OF_THE_MACHINE, UNDECIDED, MapItem, had_no_effect, item_of
 from toolcell.control.resumption import Resumption
 from toolcell.control.run_control import RESUMABLE
 from toolcell.control.script_runs import ScriptRuns
 from toolcell.errors import SandboxUnavailable, UsageError
-from toolcell.journal.directory import item_run
 from toolcell.journal.ledger import Journal
 from toolcell.journal.store import JournalStore, NoSuchRun
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, Suspension

@@ -12,7 +12,6 @@ from toolcell.control.decisions import ResumeDecision, check_ids, recorded
 from toolcell.control.plans import PLAN, PlanRuns
 from toolcell.control.script_runs import ScriptRuns
 from toolcell.errors import ResumeError, UsageError
-from toolcell.journal.identity import current_id, with_current_ids
 from toolcell.journal.ledger import Journal, JournalEntry, RecordedDecision, pending_entries
 from toolcell.journal.store import JournalStore
 from toolcell.results import ExecutionResult, Suspension
@@ -89,8 +88,7 @@ class Resumption:
         journal = await daemon_threads.run_sync(taking) if store.is_durable else taking()  # it may be long
         try:
             check(journal)
-            waiting = {current_id(ident): entry for ident, entry in pending_entries(journal).items()}
-            given = with_current_ids(decisions or {})
+            waiting, given = pending_entries(journal), decisions or {}
             check_ids(given, waiting)
             decided = {
                 entry.number: recorded(given[ident], entry.pending, entry.is_in_doubt, decided_by)

@@ -13,7 +13,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from toolcell.journal.config import JournalConfig
-    from toolcell.journal.directory import make_private
+    from toolcell.journal.database import make_private
     from toolcell.journal.identity import options_of
     from toolcell.journal.store import JournalStore
 else:
@@ -21,7 +21,7 @@ else:
         __name__,
         {
             "toolcell.journal.config": "JournalConfig",
-            "toolcell.journal.directory": "make_private",
+            "toolcell.journal.database": "make_private",
             "toolcell.journal.identity": "options_of",
             "toolcell.journal.store": "JournalStore",
         },

@@ -20,10 +20,7 @@ class JournalConfig(SettingsModel):
     """Seconds after which the journal of a run that is not under way is removed, when a Runtime opens."""
 
     most_bytes: int | None = setting(default=None, gt=0)
-    """Bytes of all files in the directory. A run that would need more is refused. None: any number."""
-
-    most_files: int | None = setting(default=None, gt=0)
-    """Files in the directory. None: any number."""
+    """Bytes of all that is kept. A run that would need more is refused. None: any number."""
 
     keep_ended: bool = True
     """False, for hosts with many runs: the journal of a run is written from its first call on, and removed when the run

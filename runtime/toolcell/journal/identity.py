@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Mapping
 from typing import Any, Final
 
 import anyio
@@ -87,19 +85,3 @@ def _tool_digest(
 def registry_digest(digests: dict[str, str]) -> str:
     """Return one digest of what `tool_digests` returned."""
     return bytes_digest(pack(canonical(digests)))
-
-
-_EARLIER_IDS = {"call-": "call_", "step-": "plan_step_"}
-_EARLIER_ID = re.compile(r"(?:^|(?<=/))(call-|step-)(?=\d+$)")
-
-
-def current_id(ident: str) -> str:
-    """Return the id of a waiting call as it is spelled now. Journals of `tests/golden` have `call-1` and `step-0`."""
-    return _EARLIER_ID.sub(lambda found: _EARLIER_IDS[found[1]], ident)
-
-
-def with_current_ids(decisions: Any) -> Any:
-    """Return decisions by the ids of calls as they are spelled now; what is not a mapping is returned as it is."""
-    if not isinstance(decisions, Mapping):
-        return decisions
-    return {current_id(ident) if isinstance(ident, str) else ident: each for ident, each in decisions.items()}

@@ -1,7 +1,7 @@
 """The journal of a run: every call that its script made and every answer it got, by the identity of the call.
 
 A run is carried on by running its script again: calls of the journal get their recorded answers, and the first call
-that is not in it is the first one to be made. This file holds the journal in memory; `file` writes it to disk.
+that is not in it is the first one to be made. This file holds the journal in memory; `records` writes it to disk.
 """
 
 from __future__ import annotations
@@ -164,10 +164,10 @@ class CallRecords(Protocol):
         """Record that the run is over."""
 
     def remove(self) -> None:
-        """Remove the file, if there is one; it is open until `close`."""
+        """Remove what is recorded; it is open until `close`."""
 
     def close(self) -> None:
-        """Close the file, so that others may open it."""
+        """Close it, so that others may open it."""
 
 
 @dataclass(slots=True)
@@ -181,7 +181,7 @@ class Journal:
     past: list[JournalEntry | None] = field(default_factory=list)
     """Calls of the runs that this one repairs; None where this run has taken the answer over."""
     records: CallRecords | None = None
-    """Its open file, for a journal that outlives this process."""
+    """Where it is written, for a journal that outlives this process."""
     lost: str = ""
     """Why the journal is not complete."""
     current: dict[str, JournalEntry] = field(default_factory=dict)

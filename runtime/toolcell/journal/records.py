@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Final
 
-from toolcell.journal.file import JournalFile, RecordKind, Table
+from toolcell.journal.database import Damaged, OpenJournal, RecordKind, Table
 from toolcell.journal.ledger import Journal, JournalEntry, RecordedDecision
 from toolcell.results import PendingCall
 
@@ -23,17 +23,17 @@ BEFORE_CALLS: Final = (RUN, PAST, LABELS)
 
 
 class RunRecords:
-    """The open file of a run's journal."""
+    """The open journal of a run."""
 
-    def __init__(self, file: JournalFile) -> None:
+    def __init__(self, file: OpenJournal) -> None:
         self.file = file
 
     def close(self) -> None:
-        """Close the file, so that others may open it."""
+        """Close it, so that others may open it."""
         self.file.close()
 
     def remove(self) -> None:
-        """Remove the file, if it was made; it is open until `close`."""
+        """Remove what is recorded; it is open until `close`."""
         self.file.remove()
 
     def write_header(self, journal: Journal) -> None:
@@ -83,20 +83,20 @@ class RunRecords:
             [number, each.kind, each.data, each.digest, each.reason, each.by, each.why, each.at_ns]
             for number, each in decided.items()
         ]
-        self.file.write(RESUMED, token_id, rows)
+        self.file.write(RESUMED, token_id, rows, needs_room=False)
 
     def write_run(self, run: str) -> None:
         """Record the name of a run that is over, and may be carried on."""
-        self.file.write(NAMED, run)
+        self.file.write(NAMED, run, needs_room=False)
 
     def write_ended(self, outcome: str) -> None:
         """Record that the run is over."""
-        self.file.write(ENDED, outcome)
+        self.file.write(ENDED, outcome, needs_room=False)
 
 
 @dataclass(slots=True)
 class LoadedRun:
-    """What the file of a run says."""
+    """What the journal of a run says."""
 
     journal: Journal = field(default_factory=lambda: Journal(""))
     used_tokens: set[str] = field(default_factory=set)
@@ -194,8 +194,10 @@ RUN_RECORDS: Final[Table] = {
 }
 
 
-def load_run(file: JournalFile) -> LoadedRun:
-    """Return what the file of a run says. Raises as `JournalFile.load`."""
+def load_run(file: OpenJournal) -> LoadedRun:
+    """Return what the journal of a run says. Raises as `OpenJournal.load`."""
     loaded = file.load(RUN_RECORDS, LoadedRun())
+    if not loaded.journal.header:
+        raise Damaged("it does not begin with its run")
     loaded.journal.entries.sort(key=lambda entry: entry.number)
     return loaded

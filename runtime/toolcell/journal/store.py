@@ -7,7 +7,6 @@ import hashlib
 import math
 import os
 import re
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -21,12 +20,9 @@ from toolcell.errors import QuotaExceeded, ResumeError, UsageError
 from toolcell.flows import Labels
 from toolcell.journal.approval_tokens import make_token, read_token
 from toolcell.journal.config import JournalConfig
-from toolcell.journal.directory import KEY_BYTES, SUFFIX, make_private, remove_old, shared_key
-from toolcell.journal.disk_budget import DiskBudget
-from toolcell.journal.file import Damaged, JournalFile, OlderCopy, UnderWay
+from toolcell.journal.database import RUN, Damaged, JournalDatabase, OpenJournal, UnderWay
 from toolcell.journal.identity import registry_digest, tool_digests
 from toolcell.journal.ledger import Journal, JournalEntry, RecordedDecision, pending_of
-from toolcell.journal.marks import marks_directory
 from toolcell.journal.records import BEFORE_CALLS, LoadedRun, RunRecords, load_run
 from toolcell.results import ExecutionResult, Suspension
 from toolcell.results.call_list import FINISHED_BYTES, FINISHED_RUNS, CallList, FinishedRuns, finished_runs
@@ -82,8 +78,8 @@ class IdleRun:
 class _Seen:
     """What a journal on disk had to say when nobody had it open."""
 
-    signature: tuple[int, int, int]
-    """Inode, size and time of the file then. Whoever takes it up writes to it."""
+    signature: tuple[int, int]
+    """Number and time of its last record then. Whoever takes it up writes to it."""
     run: IdleRun | None
     """None: it has ended."""
 
@@ -102,11 +98,10 @@ class JournalStore:
         self.config = given
         self.is_durable = self.config is not None
         """Journals are on disk."""
-        self.key = os.urandom(KEY_BYTES)
-        self.marks: Path | None = None
-        """Directory outside of the journals' own, for what must not be undone by whoever changes theirs."""
-        self.room: DiskBudget | None = None
-        """What the directory may have, where there is a limit."""
+        self.key = os.urandom(32)
+        self._database: JournalDatabase | None = None
+        if given is not None:
+            self._database = JournalDatabase(given.directory, given.keep_s, given.token_s, given.most_bytes)
         self.hash_seed: int | None = None
         """PYTHONHASHSEED of every script whose journal is in this directory: sets have one order in all processes."""
         self._finished = finished_runs() if finished is None else finished
@@ -125,42 +120,37 @@ class JournalStore:
         """Seconds until a token expires."""
         return self.config.token_s if self.config is not None else TOKEN_S
 
+    @property
+    def database(self) -> JournalDatabase:
+        """Where durable journals are."""
+        assert self._database is not None
+        return self._database
+
     def open(self) -> None:
-        """Make the directory and its key, and remove old journals.
+        """Make the directory and its database, and remove old journals.
 
         Raises:
             UsageError: the directory cannot be used.
         """
-        if self.config is None:
+        if not self.is_durable:
             return
-        folder = self.config.directory
         try:
-            make_private(folder)
-            self.key = shared_key(folder)
-            self.marks = marks_directory(self.key)
-            self.hash_seed = int.from_bytes(hashlib.sha256(b"hash seed" + self.key).digest()[:4], "big")
-            self._forget_old()
-            self.room = self._room_of(self.config)
+            self.key = self.database.open()
         except OSError as exc:
-            raise UsageError(f"the journal directory {folder} cannot be used: {exc}") from exc
+            raise UsageError(f"the journal directory {self.database.folder} cannot be used: {exc}") from exc
+        self.hash_seed = int.from_bytes(hashlib.sha256(b"hash seed" + self.key).digest()[:4], "big")
 
-    def _forget_old(self) -> None:
-        assert self.config is not None
-        assert self.marks is not None
-        remove_old(self.config.directory, self.marks, time.time() - self.config.keep_s)
-
-    def _room_of(self, config: JournalConfig) -> DiskBudget | None:
-        if config.most_bytes is None and config.most_files is None:
-            return None
-        most = config.most_bytes or sys.maxsize, config.most_files or sys.maxsize
-        return DiskBudget(config.directory, *most, self._forget_old)
+    def close(self) -> None:
+        """Let go of the database. A later use opens it again."""
+        if self.is_durable:
+            self.database.close()
 
     # A run begins
 
     def make(self, wanted: str) -> Journal:
-        """Return an empty journal; `wanted`: its id, if it is free and can be a file's name."""
+        """Return an empty journal; `wanted`: its id, if it is free and a short name."""
         is_free = _NAME.fullmatch(wanted) is not None and wanted not in self._waiting and wanted not in self._begun
-        ident = wanted if is_free and not (self.is_durable and self._path(wanted).exists()) else os.urandom(16).hex()
+        ident = wanted if is_free and not self._is_kept(wanted) else os.urandom(16).hex()
         self._begun.add(ident)
         return Journal(ident)
 
@@ -172,12 +162,10 @@ class JournalStore:
         """
         records = None
         try:
-            if self.room is not None:
-                self.room.check(len(str(journal.header.get("source", ""))) + CALLS_BYTES, files=1)
+            self.database.check_room(len(str(journal.header.get("source", ""))) + CALLS_BYTES)
             try:
                 records = self._new_records(journal.id)
-                records.file.check_new()
-            except ResumeError:  # a process that began a run of the same id at the same moment has the file
+            except ResumeError:  # a process began a run of the same id at the same moment
                 self._begun.discard(journal.id)
                 journal.id = os.urandom(16).hex()
                 records = self._new_records(journal.id)
@@ -193,12 +181,16 @@ class JournalStore:
 
     def _new_records(self, ident: str) -> RunRecords:
         assert self.config is not None
-        late_after = () if self.config.keep_ended else BEFORE_CALLS
-        return RunRecords(JournalFile(self._path(ident), self.marks, self.key, late_after=late_after, room=self.room))
+        file = OpenJournal(self.database, RUN, ident, late_after=() if self.config.keep_ended else BEFORE_CALLS)
+        if not file.is_new:
+            file.close()
+            raise ResumeError(f"there is a run {ident} already")
+        return RunRecords(file)
 
-    def _path(self, ident: str) -> Path:
-        assert self.config is not None
-        return self.config.directory / f"{ident}{SUFFIX}"
+    def _is_kept(self, ident: str) -> bool:
+        with suppress(OSError):  # then it cannot be written either, and that says why
+            return self.is_durable and self.database.last(RUN, ident) > 0
+        return False
 
     # A run ends
 
@@ -277,7 +269,7 @@ class JournalStore:
         """Remove the journal of a run that nobody is to carry on."""
         self._waiting.pop(ident, None)
         if self.is_durable:
-            self._path(ident).unlink(missing_ok=True)
+            self.database.remove(RUN, ident)
 
     # Repair and resumption
 
@@ -331,20 +323,22 @@ class JournalStore:
 
         May be called in a thread.
         """
-        if self.config is None:
+        if not self.is_durable:
             return [self._idle_run(journal) for journal in list(self._waiting.values())]
         found, seen = [], dict[str, _Seen]()
-        for path in sorted(self.config.directory.glob(f"*{SUFFIX}")):
-            try:
-                state = path.lstat()
-                signature = (state.st_ino, state.st_size, state.st_mtime_ns)
-                known = self._seen.get(path.stem)
-                if known is None or known.signature != signature:
-                    known = _Seen(signature, self._look(path.stem))
-            except (OSError, ResumeError):  # removed, under way, or damaged
-                continue
+        try:
+            known_runs = self.database.last_of_each(RUN)
+        except OSError as exc:
+            raise UsageError(f"the journals cannot be read: {exc}") from exc
+        for ident, signature in known_runs.items():
+            known = self._seen.get(ident)
+            if known is None or known.signature != signature:
+                try:
+                    known = _Seen(signature, self._look(ident))
+                except ResumeError:  # removed, under way, or damaged
+                    continue
             if known.run is None or is_small(known.run.arguments, REMEMBERED):
-                seen[path.stem] = known
+                seen[ident] = known
             if known.run is not None:
                 found.append(known.run)
         self._seen = seen
@@ -473,28 +467,19 @@ class JournalStore:
             return self._loaded(ident)
 
     def _loaded(self, ident: str) -> tuple[Journal, LoadedRun]:
-        path = self._path(ident)
-        if not path.exists():
-            raise NoSuchRun(unknown_text(ident, str(path.parent)))
         try:
-            file = JournalFile(path, self.marks, self.key, room=self.room)
+            file = OpenJournal(self.database, RUN, ident)
         except OSError as exc:
             raise ResumeError(f"the journal of run {ident} cannot be opened: {exc}") from exc
+        if file.is_new:
+            file.close()
+            raise NoSuchRun(unknown_text(ident, str(self.database.folder)))
         try:
             loaded = load_run(file)
-        except OlderCopy as exc:
-            file.close()
-            raise ResumeError(str(exc)) from exc
         except Damaged as exc:
             file.close()
             raise ResumeError(f"the journal of run {ident} is damaged ({exc}); run the script again") from exc
         loaded.journal.records = RunRecords(file)
-        if loaded.journal.header and loaded.journal.id != ident:
-            file.close()
-            raise ResumeError(f"{path.name} is a copy of the journal of run {loaded.journal.id}: resume that one")
-        if not loaded.journal.header:
-            file.close()
-            raise NoSuchRun(f"the journal of run {ident} is empty: its host ended before the run began")
         return loaded.journal, loaded
 
     def use(self, journal: Journal, decided: dict[int, RecordedDecision]) -> None:

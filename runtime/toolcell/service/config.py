@@ -96,9 +96,6 @@ class TenantConfig(SettingsModel):
     kept_bytes: int = setting(default=GIB, gt=0)
     """Bytes of the journals of runs that wait, and of drafts and sessions. One more is refused, with the status 429."""
 
-    kept_files: int = setting(default=10_000, gt=0)
-    """How many of these there are at most."""
-
     audit: Path | None = None
     """The record; in `defaults`, the folder in which each tenant has one, NAME.db. None: nothing is
     recorded, and there is no list of runs."""

@@ -190,7 +190,6 @@ class Tenants:
                 directory=self._config.state / "tenants" / name / "journal",
                 keep_ended=False,
                 most_bytes=config.kept_bytes,
-                most_files=config.kept_files,
             ),
             quotas=_quotas(name, config),
             egress=self._egress(name, config),

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from json import dumps, loads
-from pathlib import Path
 from typing import Any, Final
 
 from toolcell.calls.call import CallableTools, RunContext
@@ -20,7 +19,7 @@ from toolcell.calls.options import Origin
 from toolcell.control.run_control import RunControl
 from toolcell.control.script_header import header_of, script_of
 from toolcell.errors import ResumeError, SessionError, UsageError
-from toolcell.journal.file import Damaged, JournalFile, OlderCopy, RecordKind, Table
+from toolcell.journal.database import SESSION, STATE, Damaged, JournalDatabase, OpenJournal, RecordKind, Table
 from toolcell.journal.ledger import Journal, JournalEntry
 from toolcell.journal.recorded_tools import RecordedTools
 from toolcell.journal.store import JournalStore
@@ -28,7 +27,7 @@ from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.run.options import OnApproval
 from toolcell.run.request import Script
 from toolcell.sessions.kept_state import KeptState, StateFile
-from toolcell.sessions.settings import SESSION_PREFIX, SESSION_SUFFIX, STATE_SUFFIX, Restores, is_name
+from toolcell.sessions.settings import Restores, is_name
 from toolcell.support.copies import changed
 from toolcell.support.log import logger_of
 from toolcell.support.packing import pack
@@ -151,7 +150,7 @@ def difference(step: SessionScript, again: ExecutionResult) -> str:
 # On disk
 
 OPENED, BEGUN, TOOLS, STEP, USED = "opened", "begun", "tools", "step", "used"
-UNREPEATABLE, STATE = "unrepeatable", "state"
+UNREPEATABLE, KEPT = "unrepeatable", "state"
 
 
 KnownTool = tuple[ToolDefinition, Mapping[str, Any] | None]
@@ -160,9 +159,10 @@ KnownTool = tuple[ToolDefinition, Mapping[str, Any] | None]
 
 @dataclass(slots=True)
 class RecordedState:
-    """What a session's file says."""
+    """What a session's journal says."""
 
-    name: str = ""
+    database: JournalDatabase
+    """In which states by value are."""
     key: str = ""
     """Key of this life of the session: a token of a script of an earlier one is of no use in it."""
     tools: dict[str, KnownTool] = field(default_factory=dict)
@@ -170,8 +170,8 @@ class RecordedState:
     steps: list[SessionScript] = field(default_factory=list)
     base: KeptState | None = None
     kept_state: KeptState | None = None
-    folder: Path = Path()
-    """In which states by value are."""
+    base_name: str = ""
+    """Name of the state by value from which the scripts go on."""
     position: int = 0
     begun: str = ""
     """Journal of the script that was under way, or waits."""
@@ -184,61 +184,47 @@ class RecordedState:
 
 
 class SessionJournalFile:
-    """The open file of a session. Only one process has it open at a time."""
+    """The open journal of a session. Only one process has it open at a time."""
 
     def __init__(self, store: JournalStore, name: str) -> None:
-        """Open or make the file.
+        """Open or make it.
 
         Raises:
             SessionError: another process has it open, or it cannot be opened.
         """
-        assert store.config is not None
-        self.name, self._room = name, store.room
-        self._base: Path | None = None
-        """File of the state by value from which the scripts go on."""
+        self.name, self._database = name, store.database
+        self._base = ""
+        """Name of the state by value from which the scripts go on."""
         self._tools: dict[str, KnownTool] = {}
-        """What the file says of each tool."""
-        path = store.config.directory / f"{SESSION_PREFIX}{name}{SESSION_SUFFIX}"
+        """What the journal says of each tool."""
         try:
-            self._file = JournalFile(path, store.marks, store.key, room=store.room)
+            self._file = OpenJournal(store.database, SESSION, name)
         except ResumeError as exc:
             raise SessionError(f"session {name!r} is open in another process or Runtime; close it there") from exc
         except OSError as exc:
             raise SessionError(f"the journal of session {name!r} cannot be opened: {exc}") from exc
 
-    @property
-    def path(self) -> Path:
-        """Where it is."""
-        return self._file.path
-
     def read(self) -> RecordedState:
-        """Return the state of the session when its file was written last.
+        """Return the state of the session when its journal was written last.
 
         Raises:
-            SessionError: the file is damaged, or an older copy of it was put back.
+            SessionError: it is damaged.
         """
-        state = RecordedState(folder=self.path.parent)
+        state = RecordedState(self._database)
         try:
             self._file.load(SESSION_RECORDS, state)
-            if state.name != self.name and state.key:
-                raise Damaged(f"it is a copy of that of session {state.name!r}")
-            self._base = state.base.file.path if state.base is not None else None
-            self._tools = state.tools
-        except OlderCopy as exc:
-            raise SessionError(f"session {self.name!r}: {exc}") from exc
         except Damaged as exc:
             raise SessionError(
-                f"the journal of session {self.name!r} is damaged ({exc}); remove {self.path}, or open it without "
-                "restore=True, to begin again"
+                f"the journal of session {self.name!r} is damaged ({exc}); open it without restore=True to begin again"
             ) from exc
+        self._base, self._tools = state.base_name, state.tools
         return state
 
     def begin(self, key: str) -> None:
         """Forget what was recorded: the session begins anew."""
-        self._file.clear()
+        self._file.write_anew(OPENED, key)
         self._tools = {}
-        self._file.write(OPENED, key, self.name)
-        remove_states(self.path)
+        self._database.keep_states(self.name, ())
 
     def write_begun(self, journal_id: str) -> None:
         """Record that a script is about to begin."""
@@ -266,7 +252,7 @@ class SessionJournalFile:
         self._file.write(STEP, header, step.journal.id, str(step.outcome), rows, list(used), sorted(labels))
 
     def _write_tools(self, tools: CallableTools) -> None:
-        """Record what scripts are told of these tools, as far as the file does not say it."""
+        """Record what scripts are told of these tools, as far as the journal does not say it."""
         known = {each.name: (each, tools.returns(each.name)) for each in tools.definitions(Origin.CODE)}
         new = {name: tool for name, tool in known.items() if self._tools.get(name) != tool}
         if new:
@@ -280,81 +266,67 @@ class SessionJournalFile:
         """Record what the session has used and read: also by scripts that have left no state."""
         self._file.write(USED, list(used), sorted(labels))
 
-    def write_state(self, kept: KeptState, *, is_base: bool) -> KeptState:
-        """Write a state by value to a file beside this one, and record it. Earlier ones are removed.
+    def write_state(self, kept: KeptState, *, is_base: bool) -> None:
+        """Write a state by value, and record it. Earlier ones are removed.
 
         Raises:
-            OSError: it cannot be written.
+            OSError, ValueError: it cannot be read or written.
         """
-        if self._room is not None:
-            self._room.take(kept.file.size, files=1)
-        path = self.path.with_name(f"{SESSION_PREFIX}{self.name}.{os.urandom(4).hex()}{STATE_SUFFIX}")
-        written = replace(kept, file=kept.file.copied_to(path))
-        try:
-            self._file.write(STATE, path.name, written.file.digest, kept.position, list(kept.lost), is_base)
-        except OSError:
-            written.file.remove()
-            raise
+        with kept.file.content() as content:
+            name = self._database.write_state(self.name, content)
+        self._file.write(KEPT, name, kept.file.digest, kept.position, list(kept.lost), is_base)
         if is_base:
-            self._base = path
-        remove_states(self.path, but={path, self._base})
-        return written
+            self._base = name
+        self._database.keep_states(self.name, {name, self._base})
 
     def write_unrepeatable(self, why: str) -> None:
         """Record that the state cannot be rebuilt."""
         self._file.write(UNREPEATABLE, why)
 
     def close(self, *, is_kept: bool) -> None:
-        """Close the file, and remove it if nobody can open the session again."""
-        if not is_kept:
-            self.path.unlink(missing_ok=True)
-            remove_states(self.path)
-        self._file.close()
-
-
-def remove_states(session: Path, but: Collection[Path | None] = ()) -> None:
-    """Remove the states by value that are beside the file of a session, all of them `but` these."""
-    name = session.name.removesuffix(SESSION_SUFFIX)
-    for path in session.parent.glob(f"{name}.*{STATE_SUFFIX}"):
-        if path not in but:
-            path.unlink(missing_ok=True)
+        """Close it, and forget it if nobody can open the session again."""
+        try:
+            if not is_kept:
+                self._file.remove()
+                self._database.keep_states(self.name, ())
+        finally:
+            self._file.close()
 
 
 def recorded_names(store: JournalStore) -> list[str]:
-    """Return the names of the sessions that have a file, sorted."""
-    files = store.config.directory.glob(f"{SESSION_PREFIX}*{SESSION_SUFFIX}") if store.config is not None else ()
-    return sorted(path.name.removeprefix(SESSION_PREFIX).removesuffix(SESSION_SUFFIX) for path in files)
+    """Return the names of the sessions that have a journal, sorted."""
+    return [*store.database.last_of_each(SESSION)] if store.is_durable else []
 
 
-def has_file(store: JournalStore, name: str) -> bool:
-    """Return whether a session of this name has a file. No directory is read for it."""
-    if store.config is None or not is_name(name):
-        return False
-    return (store.config.directory / f"{SESSION_PREFIX}{name}{SESSION_SUFFIX}").exists()
+def is_recorded(store: JournalStore, name: str) -> bool:
+    """Return whether a session of this name has a journal. No list of them is made for it."""
+    return store.is_durable and is_name(name) and store.database.last(SESSION, name) > 0
 
 
 def _state_kept(
     state: RecordedState,
-    file: str,
+    name: str,
     digest: str,
     position: int,
     lost: list[str],
     is_base: bool,
 ) -> None:
     try:
-        kept = KeptState(position, tuple(lost), StateFile.at(state.folder / file, digest))
+        pieces = (piece for _, piece in state.database.records(STATE, name, batch=1))
+        kept = KeptState(position, tuple(lost), StateFile.of(state.database.folder, pieces, digest))
     except OSError as exc:  # replaced by a later one, or lost
         if is_base:
             state.base, state.kept_state, state.steps = None, None, []
-            state.not_repeatable = f"the file with its state cannot be opened: {exc}"
+            state.not_repeatable = f"its state cannot be read: {exc}"
         return
     state.kept_state = kept
     if is_base:
         state.base, state.position, state.steps, state.not_repeatable = kept, position, [], ""
+        state.base_name = name
 
 
-def _opened(state: RecordedState, key: str, name: str) -> None:
-    state.key, state.name = key, name
+def _opened(state: RecordedState, key: str) -> None:
+    state.key = key
 
 
 def _tools(state: RecordedState, rows: list[Any]) -> None:
@@ -393,13 +365,13 @@ def _step_recorded(
 
 
 SESSION_RECORDS: Final[Table] = {
-    OPENED: RecordKind((str, str), _opened),
+    OPENED: RecordKind((str,), _opened),
     USED: RecordKind((list, list), _used),
     BEGUN: RecordKind((str,), _begun),
     TOOLS: RecordKind((list,), _tools),
     UNREPEATABLE: RecordKind((str,), _unrepeatable),
     STEP: RecordKind((dict, str, str, list, list, list), _step_recorded),
-    STATE: RecordKind((str, str, int, list, bool), _state_kept),
+    KEPT: RecordKind((str, str, int, list, bool), _state_kept),
 }
 
 
@@ -413,17 +385,13 @@ def _step(
         entry.began_ns, entry.ended, entry.ended_ns, entry.answer = began_ns, ended, ended_ns, answer
         journal.entries.append(entry)
         journal.size += len(answer or b"")
-    known = {name: state.tools.get(name) or (ToolDefinition(name, NOT_RECORDED), None) for name in header["tools"]}
+    known = {name: state.tools[name] for name in header["tools"]}
     tools = RecordedTools(
         [definition for definition, _ in known.values()],
         {name: returned for name, (_, returned) in known.items()},
         [each.tool for each in journal.entries],
     )
     return SessionScript(script_of(header, state.position), tools, journal, Outcome(outcome), None)
-
-
-NOT_RECORDED: Final = "Answered from the journal of the session."
-"""Description of a tool in a file that says only its name."""
 
 
 class ScriptEnd:
@@ -465,7 +433,7 @@ MAX_SHOWN: Final = 10
 
 
 class SessionJournal:
-    """The journal of one session: the script that waits, and with a journal directory everything else."""
+    """The journal of one session: the script that waits, and where journals are durable everything else."""
 
     def __init__(self, ident: str, store: JournalStore) -> None:
         self._id, self._store = ident, store
@@ -477,13 +445,13 @@ class SessionJournal:
 
     @property
     def is_on_disk(self) -> bool:
-        """It has a file."""
+        """It is durable."""
         return self._file is not None
 
     # Opening and closing
 
     def open(self, restores: Restores) -> RecordedState | None:
-        """Open the file of the session. Return what it says, if the session is to be restored and there is something.
+        """Open the journal of the session; return what it says, if it is to be restored and there is something.
 
         Raises:
             SessionError: it is open elsewhere, damaged, or cannot be written.
@@ -501,7 +469,6 @@ class SessionJournal:
                 if state.begun:
                     self.waiting = self._store.waiting(state.begun) or ""
             elif restores == "always":
-                file.close(is_kept=False)  # a host was killed when it had just made the file
                 raise UsageError(_nothing_kept(self._id, recorded_names(self._store)))
             else:
                 file.begin(self._key)
@@ -515,7 +482,7 @@ class SessionJournal:
         return state
 
     def close(self, *, is_named: bool) -> None:
-        """Close the file. That of a session without a name is kept only while a script waits."""
+        """Close it. That of a session without a name is kept only while a script waits."""
         if self._file is not None:
             self._file.close(is_kept=is_named or bool(self.waiting))
             self._file = None
@@ -534,7 +501,7 @@ class SessionJournal:
         """Check that a script may begin.
 
         Raises:
-            SessionError: another one waits, or the file of the session cannot be written.
+            SessionError: another one waits, or the journal of the session cannot be written.
         """
         if self._broken:
             raise SessionError(f"{self._broken}; reset() begins again")
@@ -627,15 +594,14 @@ class SessionJournal:
     def _waiting_id(self) -> str:
         return self.waiting.run_id if isinstance(self.waiting, Suspension) else self.waiting
 
-    def note_state(self, kept: KeptState, *, is_base: bool) -> KeptState:
-        """Keep a state by value on disk, if the session is there; return it as it is kept now."""
+    def note_state(self, kept: KeptState, *, is_base: bool) -> None:
+        """Keep a state by value on disk, if the session is there."""
         if self._file is None:
-            return kept
+            return
         try:
-            return self._file.write_state(kept, is_base=is_base)
-        except OSError as exc:  # this process still has it
+            self._file.write_state(kept, is_base=is_base)
+        except (OSError, ValueError) as exc:  # this process still has it
             logger.warning("session %s: its state is not kept on disk: %s", self._id, exc)
-            return kept
 
     def note_unrepeatable(self, why: str) -> None:
         """Record that the state cannot be rebuilt."""
@@ -648,7 +614,7 @@ class SessionJournal:
             self.waiting = ""
 
     def _write(self, write: Callable[[SessionJournalFile], None]) -> None:
-        """Write to the file, if there is one. The result of a script that ran is returned also if that fails."""
+        """Write to the journal, if there is one. The result of a script that ran is returned also if that fails."""
         if self._file is None:
             return
         try:

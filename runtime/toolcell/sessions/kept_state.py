@@ -1,6 +1,6 @@
 """The state of a session by value: bytes that its guest has written, and that only a sandbox of this session reads.
 
-The host looks at none of them. They are in a file: one without a name, or one beside the journal of the session.
+The host looks at none of them. They are in a file without a name, and with the journal of the session.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from toolcell.errors import SessionError
 from toolcell.results import ExecutionResult
 from toolcell.run.request import Script
 from toolcell.sandbox.backend import GuestFile
-from toolcell.support.private_files import open_regular_file
 from toolcell.support.text import for_terminal
 from toolcell_bridge.wire.messages import CLOUDPICKLE_FILE, STATE_FILE
 
@@ -35,8 +34,6 @@ KEEP_S: Final = 30.0
 CALLED: Final = '__import__("toolcell_bridge.guest.script_end", fromlist=["x"]).'
 """A script that defines no name."""
 
-COPIED_BYTES: Final = 1 << 20
-
 MOST_NAMES: Final = 50
 NAME_CHARS: Final = 300
 
@@ -44,39 +41,35 @@ NAME_CHARS: Final = 300
 class StateFile:
     """The bytes of one state. The file is open until nobody has the object any more."""
 
-    def __init__(self, descriptor: int, path: Path | None = None, digest: str = "") -> None:
-        """`path`: of a file that has a name. `digest`: the SHA-256 of its content."""
-        self.digest, self.path, self._descriptor = digest, path, descriptor
-        self.problem = ""
-        """Why not everything was written."""
-        weakref.finalize(self, os.close, descriptor)
-
-    @classmethod
-    def make(cls, path: Path | None = None) -> StateFile:
-        """Make an empty file at `path`, or one without a name.
+    def __init__(self, folder: Path | None) -> None:
+        """Make an empty file, in `folder` or with the temporary ones.
 
         Raises:
             OSError: it cannot be made.
         """
-        if path is not None:
-            return cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), path)
-        descriptor, name = tempfile.mkstemp(prefix="toolcell-state-")
+        self._descriptor, name = tempfile.mkstemp(prefix="toolcell-state-", dir=folder)
+        weakref.finalize(self, os.close, self._descriptor)
         os.unlink(name)
-        return cls(descriptor)
+        self.digest = ""
+        """The SHA-256 of its content."""
+        self.problem = ""
+        """Why not everything was written."""
 
     @classmethod
-    def at(cls, path: Path, digest: str) -> StateFile:
-        """Open a file that was written before.
+    def of(cls, folder: Path, pieces: Iterable[bytes], digest: str) -> StateFile:
+        """Make a file with what was written before.
 
         Raises:
-            OSError: it is not there, or not a regular file.
+            OSError: it cannot be read or written, or is not what was written.
         """
-        return cls(open_regular_file(path), path, digest)
-
-    @property
-    def size(self) -> int:
-        """In bytes."""
-        return os.fstat(self._descriptor).st_size
+        file, found = cls(folder), hashlib.sha256()
+        for piece in pieces:
+            file.append(piece)
+            found.update(piece)
+        if file.problem or found.hexdigest() != digest:
+            raise OSError(file.problem or "it is not what was written")
+        file.digest = digest
+        return file
 
     def append(self, data: bytes) -> None:
         """Write more. Never raises: see `problem`."""
@@ -87,22 +80,6 @@ class StateFile:
         except OSError as exc:
             self.problem = f"it cannot be written: {exc}"
 
-    def copied_to(self, path: Path) -> StateFile:
-        """Write a copy at `path`, and return it.
-
-        Raises:
-            OSError: it cannot be written; nothing is left of it.
-        """
-        copy = StateFile.make(path)
-        copy.digest = self.digest
-        with self.content() as content:
-            for start in range(0, len(content), COPIED_BYTES):
-                copy.append(content[start : start + COPIED_BYTES])
-        if copy.problem:
-            copy.remove()
-            raise OSError(copy.problem)
-        return copy
-
     def content(self) -> mmap.mmap:
         """Return what is in it. No memory is taken for it.
 
@@ -110,25 +87,6 @@ class StateFile:
             OSError, ValueError: it cannot be read, or is empty.
         """
         return mmap.mmap(self._descriptor, 0, prot=mmap.PROT_READ)
-
-    def checked(self) -> mmap.mmap:
-        """Return what is in it.
-
-        Raises:
-            SessionError: it is not what was written, or cannot be read.
-        """
-        try:
-            content = self.content()
-        except (OSError, ValueError) as exc:
-            raise SessionError(f"the file with the state cannot be read: {exc}") from exc
-        if self.path is not None and hashlib.sha256(content).hexdigest() != self.digest:  # else nobody else has it
-            raise SessionError(f"the file with the state was changed: {self.path}")
-        return content
-
-    def remove(self) -> None:
-        """Take its name away. Whoever has it open can still read it."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)

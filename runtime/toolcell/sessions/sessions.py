@@ -116,9 +116,9 @@ class Sessions:
 
     def keeps(self, name: str) -> bool:
         """Return whether the journal of a session of this name is kept here."""
-        from toolcell.sessions.journal import has_file
+        from toolcell.sessions.journal import is_recorded
 
-        return has_file(self._host.journals, name)
+        return is_recorded(self._host.journals, name)
 
     def forget(self, name: str) -> None:
         """Remove the journal of a closed session, which can then not be restored.

@@ -23,13 +23,6 @@ OF_SANDBOX: Final = (
 )
 """Limits of the sandbox, so of the whole session."""
 
-SESSION_PREFIX: Final = "session."
-SESSION_SUFFIX: Final = ".session"
-"""Around its name, of the file of a session in the directory of journals."""
-
-STATE_SUFFIX: Final = ".state"
-"""Suffix of the file with the state of a session by value."""
-
 Restores = Literal["never", "if_kept", "always"]
 """Whether a session goes on from what is on disk: never, if there is something, or it is not opened without."""
 

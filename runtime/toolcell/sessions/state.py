@@ -147,12 +147,13 @@ class SessionState:
 
     def _note_history(self) -> None:
         if self._base is not None:
-            self._base = self.journal.note_state(self._base, is_base=True)
+            self.journal.note_state(self._base, is_base=True)
         for step in self.steps:
             self.journal.note_step(step, (0.0, 0), self.labels.names)
         if self.kept_state is not None:
             is_base = self._base is not None and self._base.position == self.kept_state.position
-            self.kept_state = self._base if is_base else self.journal.note_state(self.kept_state, is_base=False)
+            if not is_base:
+                self.journal.note_state(self.kept_state, is_base=False)
 
     @property
     def history(self) -> History:
@@ -484,7 +485,10 @@ class SessionState:
         Raises:
             SessionError: it cannot be read, or its guest could not bring it back.
         """
-        content = await daemon_threads.run_sync(kept.file.checked)
+        try:
+            content = kept.file.content()
+        except (OSError, ValueError) as exc:
+            raise SessionError(f"its file cannot be read: {exc}") from exc
         seed, clock = self._host.runs.seed_and_clock(None, None, is_repeatable=True)
         result = await self._run_ours(loading_script(self._limits, content, seed, clock), context, tools)
         if result.error is not None:
@@ -526,10 +530,8 @@ class SessionState:
             lost = not_in_it(result, file)
             if lost and not was_unrepeatable:
                 return
-            kept = KeptState(self.position, lost, file)
-            self.kept_state = await daemon_threads.run_sync(
-                partial(self.journal.note_state, kept, is_base=bool(was_unrepeatable))
-            )
+            self.kept_state = kept = KeptState(self.position, lost, file)
+            await daemon_threads.run_sync(partial(self.journal.note_state, kept, is_base=bool(was_unrepeatable)))
         except (SessionError, QuotaExceeded, OSError) as exc:
             logger.info("session %s: its state is not kept by value: %s", self._id, exc)
         else:
@@ -543,7 +545,8 @@ class SessionState:
     ) -> tuple[ExecutionResult, StateFile]:
         """Have the sandbox write the state after script `position`. Shape: what became of that, and the file."""
         room = (self._limits.memory_bytes - self._sandbox.sample().peak_memory_bytes) // 2
-        file = StateFile.make()
+        journals = self._host.journals
+        file = StateFile(journals.database.folder if journals.is_durable else None)
         script = changed(keeping_script(self._limits, max(0, room), file), number=position + 1)
         return await self._run_ours(script, context, tools), file
 
@@ -569,7 +572,8 @@ class SessionState:
         `is_base`: running the scripts again does not lead to it.
         """
         await self.drop()
-        self.kept_state = await daemon_threads.run_sync(partial(self.journal.note_state, kept, is_base=is_base))
+        self.kept_state = kept
+        await daemon_threads.run_sync(partial(self.journal.note_state, kept, is_base=is_base))
         if is_base:
             self._base = self.kept_state
 
