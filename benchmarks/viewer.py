@@ -21,7 +21,7 @@ from toolcell.audit.query import Index
 from toolcell.audit.verification import verify
 from toolcell.service.log_reader import LogReader
 from toolcell.service.viewer.figures import run_figures
-from toolcell.service.viewer.run_list import PAGE, page_before, wanted_of
+from toolcell.service.viewer.runs_pages import PAGE, page_before, wanted_of
 
 TOOLS = ("search", "fetch", "book", "refund")
 OUTCOMES = ("ok",) * 8 + ("error", "timeout")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from rows import each_row
 from toolcell import PoolConfig, Runtime, ToolRegistry
-from toolcell.cli import build, repl, repl_input
+from toolcell.cli import build, repl
 
 pytestmark = pytest.mark.quick
 
@@ -52,7 +52,7 @@ def typed(keys: str, folder: Path) -> str:
 
     async def work(pipe: Any) -> None:
         async with Runtime(registry(), pool=PoolConfig(warm=0)) as runtime:
-            read = repl_input.reader(repl.tool_names(runtime), folder / "history", input=pipe, output=DummyOutput())
+            read = repl.reader(repl.tool_names(runtime), folder / "history", input=pipe, output=DummyOutput())
             with anyio.fail_after(60):
                 await repl.run_repl(runtime, read, console, console, folder / "saved")
 
@@ -112,7 +112,7 @@ def test_names_of_tools_and_functions_are_completed(text: str, found: list[str])
     from prompt_toolkit.completion import CompleteEvent
     from prompt_toolkit.document import Document
 
-    offered = repl_input.completer(["search"]).get_completions(Document(text), CompleteEvent())
+    offered = repl.completer(["search"]).get_completions(Document(text), CompleteEvent())
     assert [each.text for each in offered] == found
 
 
@@ -125,7 +125,7 @@ def test_names_of_tools_and_functions_are_completed(text: str, found: list[str])
     ],
 )  # fmt: skip
 def test_enter_runs_what_is_complete_and_goes_on_with_what_is_not(text: str, is_complete: bool) -> None:
-    assert repl_input.is_complete(text) is is_complete
+    assert repl.is_complete(text) is is_complete
 
 
 def test_without_a_terminal_it_says_what_to_use() -> None:

@@ -15,7 +15,7 @@ from toolcell.control import Draft
 from toolcell.errors import UsageError
 from toolcell.run.options import RunKwargs, RunOptions, SessionRunKwargs
 from toolcell.service import Client
-from toolcell.service.client_session import ClientSession
+from toolcell.service.client import ClientSession
 from toolcell.service.routes.models import ExecuteRequest
 from toolcell.sessions.session import Session
 from toolcell.sync import SyncSession

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from toolcell import PoolConfig, Runtime, SandboxUnavailable
 from toolcell.errors import UsageError
-from toolcell.service.admission import Admission
-from toolcell.service.fair_queue import LONGEST_RETRY_S, FairQueue, Share, Ticket, Waiter
+from toolcell.service.admission import LONGEST_RETRY_S, Admission, FairQueue, Share, Ticket, Waiter
 from toolcell.service.problems import Problem
 from toolcell.service.sessions import TenantSessions
 from toolcell.sessions import Session

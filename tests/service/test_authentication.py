@@ -17,13 +17,10 @@ from rows import each_row
 from service.clock import Clock
 from service.issuer import AUDIENCE, ISSUER, Issuer, jwk_of, unsigned
 from toolcell.errors import UsageError
-from toolcell.service import attempts, jwks
-from toolcell.service.access_config import OidcConfig
-from toolcell.service.attempts import Attempts, network_of
-from toolcell.service.authenticators import Tokens
-from toolcell.service.bearer import BearerAuthenticator
-from toolcell.service.jwks import KeySet, read_keys
-from toolcell.service.jwts import Jwts
+from toolcell.service import authenticators, jwts
+from toolcell.service.authenticators import Attempts, BearerAuthenticator, Tokens, network_of
+from toolcell.service.config import OidcConfig
+from toolcell.service.jwts import Jwts, KeySet, read_keys
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
 from toolcell.service.tokens import TokenDatabase
@@ -96,8 +93,8 @@ async def test_wrong_tokens_of_an_address_are_limited_and_others_do_not_notice(s
 
 
 async def test_what_is_remembered_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "MAX_ADDRESSES", 10)
-    monkeypatch.setattr(attempts, "MAX_PROVED", 10)
+    monkeypatch.setattr(authenticators, "MAX_ADDRESSES", 10)
+    monkeypatch.setattr(authenticators, "MAX_PROVED", 10)
     counted = Attempts()
     for number in range(50):
         counted.note_wrong(f"192.0.2.{number}")
@@ -255,7 +252,7 @@ async def test_new_keys_are_found_and_unknown_ids_do_not_make_the_service_ask_ea
         assert await ask(authenticator, issuer.sign(headers={"kid": f"unknown-{number}"})) == 401
     assert await ask(authenticator, token) == 401
     assert len(issuer.asked) == 1
-    clock.now += jwks.AGAIN_AFTER_S
+    clock.now += jwts.AGAIN_AFTER_S
     async with anyio.create_task_group() as tasks:
         for _ in range(20):
             tasks.start_soon(ask, authenticator, token)
@@ -268,9 +265,9 @@ async def test_new_keys_are_found_and_unknown_ids_do_not_make_the_service_ask_ea
     [
         httpx.Response(500),
         httpx.Response(302, headers={"Location": "https://evil.example/keys"}),
-        httpx.Response(200, content=b"x" * (jwks.MAX_BYTES + 1)),
+        httpx.Response(200, content=b"x" * (jwts.MAX_BYTES + 1)),
         httpx.Response(200, content=b"[" * 100_000),
-        httpx.Response(200, json={"keys": [{}] * (jwks.MAX_KEYS + 1)}),
+        httpx.Response(200, json={"keys": [{}] * (jwts.MAX_KEYS + 1)}),
         httpx.Response(200, json=[1]),
     ],
     ids=["500", "redirect", "too large", "too deep", "too many keys", "no set"],
@@ -282,10 +279,10 @@ async def test_an_issuer_that_cannot_be_used_is_told_and_old_keys_go_on(issuer: 
     assert await ask(of_jwts(keys), issuer.sign()) == 503
 
     issuer.answers.clear()
-    clock.now += jwks.AGAIN_AFTER_S
+    clock.now += jwts.AGAIN_AFTER_S
     assert isinstance(await ask(of_jwts(keys), issuer.sign()), Principal)
     issuer.answers["/keys"] = answer
-    clock.now += jwks.KEPT_S
+    clock.now += jwts.KEPT_S
     assert isinstance(await ask(of_jwts(keys), issuer.sign()), Principal)
     issuer.answers.clear()
 

@@ -21,8 +21,8 @@ from toolcell.results import ExecutionResult
 from toolcell.results.effects import CommitResult
 from toolcell.run.streaming import CallUpdated
 from toolcell.service import Client, SyncClient, TenantConfig
-from toolcell.service.client_session import ClientSession
-from toolcell.service.socket.offer import KEPT_OFFERS
+from toolcell.service.client import ClientSession
+from toolcell.service.socket.wire_arguments import KEPT_OFFERS
 from toolcell.sessions.session import Session
 from toolcell.sync import SyncRuntime
 from toolcell.tools import approval_hook

@@ -17,7 +17,7 @@ from toolcell import Outcome, SandboxUnavailable, ToolRegistry, UsageError
 from toolcell.errors import ServiceError, SessionError
 from toolcell.service import Client
 from toolcell.service.principal import Scope
-from toolcell.service.socket import link, messages, server
+from toolcell.service.socket import callers, link, messages
 from toolcell.service.socket.link import socket_url
 from toolcell.service.socket.messages import FRAMES, SOCKET_VERSION
 from toolcell.service.tokens import TokenDatabase
@@ -208,10 +208,10 @@ class _Flood:
 
 
 async def test_a_flood_of_frames_is_read_no_faster_than_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "FRAMES_PER_S", 100.0)
-    monkeypatch.setattr(server, "BURST", 50.0)
+    monkeypatch.setattr(callers, "FRAMES_PER_S", 100.0)
+    monkeypatch.setattr(callers, "BURST", 50.0)
     flood: Any = _Flood()
-    transport = server.ServerTransport(flood)
+    transport = callers.ServerTransport(flood)
     began = asyncio.get_running_loop().time()
     for _ in range(80):
         await transport.recv()

@@ -16,7 +16,7 @@ from toolcell import SandboxUnavailable, ToolRegistry
 from toolcell.sandbox.pool import Pool
 from toolcell.service import ServiceConfig, create_app
 from toolcell.service.config import TenantConfig
-from toolcell.service.idempotent_requests import wanted_wait_s
+from toolcell.service.idempotency import wanted_wait_s
 from toolcell.service.principal import Scope
 from toolcell.service.tokens import TokenDatabase
 

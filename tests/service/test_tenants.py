@@ -18,9 +18,8 @@ from service.tenant_attacks import GROUPS, SECRET, UNKNOWN, Attempt, World, tabl
 from toolcell import ToolRegistry
 from toolcell.quotas import Quota
 from toolcell.service import ServiceConfig, create_app
-from toolcell.service.access_config import OidcConfig
-from toolcell.service.config import TenantConfig
-from toolcell.service.jwks import KeySet
+from toolcell.service.config import OidcConfig, TenantConfig
+from toolcell.service.jwts import KeySet
 from toolcell.service.principal import Scope
 from toolcell.service.service import Service
 from toolcell.service.tokens import TokenDatabase

@@ -50,6 +50,6 @@ def ui(
 
 
 async def _serve(path: Path, keys: list[Verifier], backend: str, listener: socket.socket) -> None:
-    from toolcell.service.viewer.server import serve_log
+    from toolcell.service.viewer.app import serve_log
 
     await serve_log(path, keys, listener, backend=backend, on_address=typer.echo)

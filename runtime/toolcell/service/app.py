@@ -13,31 +13,49 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from toolcell.errors import ToolcellError
 from toolcell.service.config import ServiceConfig
 from toolcell.service.endpoints import Endpoint, json_response
-from toolcell.service.framing import OneFraming
 from toolcell.service.openapi import OPENAPI, document
 from toolcell.service.problems import Problem, answer_problem
 from toolcell.service.request_log import RequestLog
-from toolcell.service.routes import execute, health, measurements, plans, runs, sessions, suspended, tools
+from toolcell.service.routes import execute, health, runs, sessions, suspended, tools
 from toolcell.service.service import Service
-from toolcell.service.socket import server as socket_server
+from toolcell.service.socket import callers
 from toolcell.service.viewer.mounted import PagesRoute, viewer_of
 from toolcell.tools import ToolRegistry
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *execute.ENDPOINTS,
-    *plans.ENDPOINTS,
     *sessions.ENDPOINTS,
     *suspended.ENDPOINTS,
     *runs.ENDPOINTS,
     *tools.ENDPOINTS,
 )
 """Everything under /v1, in the order of the documentation."""
+
+
+class OneFraming:
+    """Refuses requests that say twice where they end: a proxy may have taken the other one. Source: RFC 9112, 6.3."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on that says once where it ends."""
+        if scope["type"] == "http":
+            names = [name for name, _ in scope["headers"] if name in (b"content-length", b"transfer-encoding")]
+            if len(names) > 1:
+                detail = "Content-Length and Transfer-Encoding say where it ends; send one of them, once"
+                problem = Problem(
+                    400, "ambiguous_framing", "The request has two ends", detail, headers={"Connection": "close"}
+                )
+                await problem.response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 def create_app(config: ServiceConfig | Service | None = None, *, registry: ToolRegistry | None = None) -> Starlette:
@@ -72,7 +90,7 @@ def _route_of(routes: Sequence[BaseRoute], scope: Scope) -> str | None:
 
 def _routes() -> list[BaseRoute]:
     routes = [*(each.route() for each in ENDPOINTS), Route(OPENAPI, _openapi)]
-    return [*routes, *health.ROUTES, *measurements.ROUTES, *socket_server.ROUTES]
+    return [*routes, *health.ROUTES, *callers.ROUTES]
 
 
 async def _openapi(request: Request) -> Response:

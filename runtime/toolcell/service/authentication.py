@@ -31,6 +31,17 @@ class Authenticator(Protocol):
         """Let go of what it has open."""
 
 
+def unauthorized(why: str) -> Problem:
+    """Return the answer to a wrong credential. `why` tells nothing that its sender could not know."""
+    return Problem(
+        401,
+        "unauthorized",
+        "The credential is not valid",
+        why,
+        headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
+    )
+
+
 class LoopbackAuthenticator:
     """Lets in programs of this machine, as one tenant that may do everything."""
 

@@ -2,34 +2,58 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Literal, NoReturn, Unpack
+from typing import Any, Final, Literal, NoReturn, Unpack
 
 import anyio
 from anyio.abc import TaskGroup
 
 from toolcell.calls.call import CallableTools
+from toolcell.calls.concurrency import OF_THIS_PROCESS, AbandonedThreads
 from toolcell.config import Limits
 from toolcell.control import PlanRows, ResumeDecision
-from toolcell.errors import UsageError
-from toolcell.results import AbandonedThread, CommitResult, ExecutionResult, Preflight, RevertResult, Suspension
+from toolcell.errors import ServiceError, ServiceUnavailable, SessionError, ToolcellError, UsageError
+from toolcell.results import (
+    AbandonedThread,
+    CommitResult,
+    ExecutionResult,
+    Preflight,
+    RevertResult,
+    SessionFile,
+    Suspension,
+)
 from toolcell.run import (
+    NO_HANDLERS,
+    FileContent,
+    FileInput,
     OnApproval,
     OnLog,
     OnProgress,
+    RunHandlers,
     RunKwargs,
     RunOptions,
     RunStream,
+    SessionRunKwargs,
 )
-from toolcell.service.client_base import AskingClient
-from toolcell.service.client_session import ClientSession
 from toolcell.service.socket.arguments import plain_decisions
+from toolcell.service.socket.exchange import CallerTools, Exchange
+from toolcell.service.socket.failures import ToolsetForgotten
 from toolcell.service.socket.link import ServiceLink, socket_url
-from toolcell.service.socket.values import reference_to
+from toolcell.service.socket.messages import Ask
+from toolcell.service.socket.streams import StreamLost
+from toolcell.service.socket.values import READERS, reference_to
 from toolcell.service.socket.wire_arguments import (
+    KEPT_OFFERS,
+    given_only,
+    offer_key,
+    offered_tools,
+    wire_context,
+    wire_files,
     wire_limits,
     wire_run,
     wire_script,
@@ -39,14 +63,208 @@ from toolcell.support import event_loop
 from toolcell.support.checks import brief, check_seconds
 from toolcell.support.keywords import keywords_known
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
+from toolcell.support.lru import Lru
 from toolcell.tools import CodeRuntime, RunContext, ToolRegistry, plan_of, registry_of
 from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
+from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
+
+
+class ClientSession(OpenedInBlock):
+    """A sandbox that stays at the service. It has the methods of `Session`."""
+
+    def __init__(self, client: Any, arguments: Mapping[str, Any], tools: Any = None, context: RunContext | None = None):
+        """`arguments`: what its session is opened with. A `Client` makes it."""
+        self._client, self._arguments, self._tools, self._context = client, arguments, tools, context
+        self._number = 0
+        self._home = ""
+        """The client's session with the service: this one ends with it."""
+        self._state: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"<ClientSession {self.id!r} {'open' if self._number else 'closed'}>"
+
+    @property
+    def id(self) -> str:
+        """Its name, or what it has in the place of one. Empty before it is opened."""
+        return str(self._state.get("id", ""))
+
+    @property
+    def is_live(self) -> bool:
+        """True while it has a sandbox, as of the last answer of the service."""
+        return bool(self._state.get("is_live"))
+
+    @property
+    def is_paused(self) -> bool:
+        """True while its sandbox is stopped, as of the last answer of the service."""
+        return bool(self._state.get("is_paused"))
+
+    @property
+    def used_cpu_s(self) -> float:
+        """CPU seconds of all scripts so far."""
+        return float(self._state.get("used_cpu_s", 0.0))
+
+    @property
+    def used_calls(self) -> int:
+        """Tool calls of all scripts so far."""
+        return int(self._state.get("used_calls", 0))
+
+    @property
+    def waiting(self) -> Suspension | str:
+        """What the last script waits for; see `Session.waiting`."""
+        found = self._state.get("waiting") or ""
+        waiting: Suspension | str = READERS["suspension"](found) if isinstance(found, dict) else str(found)
+        return waiting
+
+    async def open(self) -> None:
+        """Start the sandbox; see `Session.open`."""
+        if self._number:
+            raise UsageError(f"session {self.id!r} was opened already; session() makes another one")
+        await self._open_as("session.open", self._arguments)
+
+    async def _open_as(self, method: str, arguments: Mapping[str, Any], session: str = "") -> None:
+        opened = await self._client._ask(
+            method,
+            arguments,
+            "state",
+            tools=self._tools,
+            makes_calls=False,
+            offers=method == "session.open",
+            session=session,
+        )
+        self._number, self._state, self._home = opened["value"], opened["state"], self._client._link.home
+
+    async def close(self) -> None:
+        """End the script under way, and destroy the sandbox. May be called twice."""
+        number, self._number = self._number, 0
+        if not number or self._home != self._client._link.home or not self._client._lifetime.is_open:
+            return  # it ended with the client's session
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._client._ask("session.close", {"session": number}, "nothing", makes_calls=False)
+        except ToolcellError:
+            return  # the service ends it by itself when this client does not come back
+
+    async def __aenter__(self) -> ClientSession:
+        if not self._number:
+            await self.open()
+        return self
+
+    async def _does(self, method: str, kind: str, arguments: Mapping[str, Any], **options: Any) -> Any:
+        if not self._number:
+            raise SessionError(f"session {self.id!r} is not open; use it as `async with client.session() as session:`")
+        options.setdefault("makes_calls", False)
+        given = {"session": self._number, **arguments}
+        try:
+            answer = await self._client._ask(f"session.{method}", given, "state", session=self._home, **options)
+        except ServiceError as exc:
+            if not exc.may_have_begun:
+                raise SessionError(f"session {self.id!r} is closed: {exc}") from exc
+            raise
+        self._state = answer["state"]
+        return READERS[kind](answer["value"])
+
+    # Scripts.
+
+    @keywords_known
+    async def execute_code(self, source: str, **options: Unpack[SessionRunKwargs]) -> ExecutionResult:
+        """Run a script in the session's sandbox; see `Session.execute_code` and `Client.execute_code`."""
+        return await self._execute_script(source, RunOptions.of("execute_code", options, SessionRunKwargs))
+
+    async def _execute_script(self, source: str, options: RunOptions) -> ExecutionResult:
+        return await self._run("execute_code", wire_run(source, options), options)
+
+    def stream(self, source: str, **options: Unpack[SessionRunKwargs]) -> RunStream:
+        """Run a script as `execute_code` does, and return what happens as events; see `Session.stream`."""
+        options["context"] = options.get("context") or self._context
+        return RunStream(
+            partial(self._execute_script, source),
+            RunOptions.of("stream", options, SessionRunKwargs),
+            lambda: self._client._tasks,
+        )
+
+    @keywords_known
+    async def resume(
+        self,
+        token: str | Suspension,
+        decisions: Mapping[str, ResumeDecision] | None = None,
+        *,
+        tools: CallableTools | Iterable[Any] | None = None,
+        context: RunContext | None = None,
+        cancel: anyio.Event | None = None,
+        on_log: OnLog | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> ExecutionResult:
+        """Carry the script on that waits; see `Session.resume`."""
+        options = RunOptions(tools=tools, context=context, cancel=cancel, on_log=on_log, on_progress=on_progress)
+        arguments = {"token": wire_token(token), "decisions": plain_decisions(decisions)}
+        return await self._run("resume", arguments, options)
+
+    async def _run(self, method: str, arguments: Mapping[str, Any], options: RunOptions) -> ExecutionResult:
+        result = await self._does(
+            method,
+            "result",
+            arguments,
+            makes_calls=True,
+            tools=options.tools if options.tools is not None else self._tools,
+            context=options.context or self._context,
+            handlers=options.handlers,
+        )
+        assert isinstance(result, ExecutionResult)
+        return result
+
+    async def abandon(self) -> None:
+        """Give up the script that waits; see `Session.abandon`."""
+        await self._does("abandon", "nothing", {})
+
+    async def interrupt(self) -> bool:
+        """Interrupt the script under way; see `Session.interrupt`."""
+        if not self._number:
+            return False
+        return bool(await self._does("interrupt", "bool", {}))
+
+    # The state as a whole.
+
+    async def put_files(self, files: Iterable[FileInput] | Mapping[str, FileContent]) -> None:
+        """Write files to the workspace; see `Session.put_files`."""
+        await self._does("put_files", "nothing", {"files": wire_files(files)})
+
+    async def files(self) -> tuple[SessionFile, ...]:
+        """List the files in the workspace; see `Session.files`."""
+        found: tuple[SessionFile, ...] = await self._does("files", "files", {})
+        return found
+
+    async def read_file(self, name: str) -> bytes:
+        """Return the content of a file in the workspace; see `Session.read_file`."""
+        return bytes(await self._does("read_file", "bytes", {"name": name}))
+
+    async def reset(self) -> None:
+        """Forget everything; see `Session.reset`."""
+        await self._does("reset", "nothing", {})
+
+    async def put_down(self) -> None:
+        """Destroy the sandbox until the next script; see `Session.put_down`."""
+        await self._does("put_down", "nothing", {})
+
+    async def pause(self) -> bool:
+        """Stop the sandbox's processes until the next script; see `Session.pause`."""
+        return bool(await self._does("pause", "bool", {}))
+
+    async def fork(self, name: str | None = None) -> ClientSession:
+        """Return another open session with the same state; see `Session.fork`."""
+        if not self._number:
+            raise SessionError(f"session {self.id!r} is not open; use it as `async with client.session() as session:`")
+        copy = ClientSession(self._client, self._arguments, self._tools, self._context)
+        await copy._open_as("session.fork", {"session": self._number, "name": name}, self._home)
+        return copy
+
+
+ATTEMPTS: Final = 5
+"""To send a request whose session was lost before anything of it was sent, or whose tools the service has forgotten."""
 
 Tools = CallableTools | Iterable[Any] | None
 
 
-class Client(OpenedInBlock, AskingClient, CodeRuntime):
+class Client(OpenedInBlock, CodeRuntime):
     """Runs scripts at a service, with the registry's tools here. It has the methods of `Runtime`."""
 
     @keywords_known
@@ -76,7 +294,11 @@ class Client(OpenedInBlock, AskingClient, CodeRuntime):
         self._has_tools, self._server_tools = registry is not None, server_tools
         self.registry = registry_of(registry, "Client")
         self._lifetime = Lifetime("Client", self._open)
-        self._begin_asking()
+        self._offers: Lru[Any, tuple[str, int, ToolRegistry]] = Lru(KEPT_OFFERS)
+        """Toolsets that the service has: by what is in them, its session, their number and their tools."""
+        self._offering = asyncio.Lock()
+        self._numbers = itertools.count(1)
+        self._abandoned = AbandonedThreads(OF_THIS_PROCESS)
 
     def __repr__(self) -> str:
         return f"<Client {self.url} {'open' if self._lifetime.is_open else 'closed'}>"
@@ -297,3 +519,95 @@ class Client(OpenedInBlock, AskingClient, CodeRuntime):
             "restore": restore,
         }
         return ClientSession(self, arguments, tools, context)
+
+    # How it asks.
+
+    async def _ask(
+        self,
+        method: str,
+        arguments: Mapping[str, Any],
+        kind: str,
+        *,
+        tools: Any = None,
+        context: RunContext | None = None,
+        limits: Any = None,
+        handlers: RunHandlers = NO_HANDLERS,
+        makes_calls: bool = True,
+        offers: bool | None = None,
+        session: str = "",
+    ) -> Any:
+        """Ask for something, and return it as an object of its `kind`.
+
+        `makes_calls`: its tools may be called here. `offers`: the service has to know the tools; by default when they
+        may be called. `session`: the client's session that it is about.
+
+        Raises:
+            ToolcellError: as the method of the runtime; ServiceUnavailable, ServiceError: there is no answer.
+        """
+        self._lifetime.check()
+        registry = self._tools_of(tools)
+        abandoned = AbandonedThreads(self._abandoned)
+        context = (context or RunContext()).within(abandoned=abandoned, runtime=self).child(limits=limits)
+        caller = CallerTools(registry, context)
+        plain = given_only(arguments)
+        if makes_calls:
+            plain |= given_only({"context": wire_context(context), "notes_calls": caller.is_heard or None})
+        plain |= {"wants_logs": True} if handlers.on_log is not None else {}
+        plain |= {"wants_progress": True} if handlers.on_progress is not None else {}
+        for _ in range(ATTEMPTS):
+            await self._link.ready()
+            if session and session != self._link.home:
+                raise ServiceError("the service lost this session with its connection", may_have_begun=False)
+            try:
+                if (makes_calls if offers is None else offers) and (tools is not None or self._has_tools):
+                    plain["toolset"] = await self._offered(registry)
+                answer = await self._exchanged(method, plain, caller, handlers)
+            except StreamLost:
+                continue  # nothing of it was sent, so it is safe to send it
+            except ToolsetForgotten:
+                self._offers.pop(offer_key(registry))
+                continue
+            return self._read(kind, answer, abandoned)
+        raise ServiceUnavailable(f"the service at {self._link.url} is lost again and again: {self._link.problem}")
+
+    async def _exchanged(self, method: str, plain: dict[str, Any], caller: CallerTools, handlers: RunHandlers) -> Any:
+        stream = await self._link.request(is_run=not method.startswith("session.") or method.endswith("_code"))
+        try:
+            most = self._link.message_bytes
+            try:
+                body = stream.encode(Ask(method, plain))
+            except (UnsendableValue, ValueTooLarge) as exc:
+                raise UsageError(f"{method} cannot be sent: {exc}") from exc
+            if len(body) > most:
+                raise UsageError(f"{method} takes {len(body)} bytes, and the service takes {most} (message_bytes)")
+            stream.send_body(body)
+            return await Exchange(stream, most, caller, handlers).answer()
+        finally:
+            self._link.forget(stream)
+
+    def _read(self, kind: str, answer: Any, abandoned: AbandonedThreads) -> Any:
+        try:
+            read = READERS[kind](answer)
+        except RemoteProtocolError as exc:
+            raise ServiceError(f"the answer of the service cannot be read: {exc}", may_have_begun=True) from exc
+        return read
+
+    def _tools_of(self, tools: Iterable[Any] | Any) -> ToolRegistry:
+        given: Any = self.registry if tools is None else registry_of(tools, "tools=")
+        if not isinstance(given, ToolRegistry):
+            raise UsageError(f"tools= of a Client takes a ToolRegistry or a list of tools, not {type(given).__name__}")
+        return given.snapshot()
+
+    async def _offered(self, registry: ToolRegistry) -> int:
+        """Return the number of a toolset at the service; offer it if it is not there."""
+        key = offer_key(registry)
+        async with self._offering:  # many that begin at once offer their tools once
+            session, number, _ = self._offers.get(key, ("", 0, registry))
+            if session == self._link.home:
+                self._offers.use(key)  # as at the service
+                return number
+            number = next(self._numbers)
+            offer = {"toolset": number, "tools": offered_tools(registry), "with_own": self._server_tools}
+            await self._exchanged("offer_tools", offer, CallerTools(registry, RunContext()), NO_HANDLERS)
+            self._offers.put(key, (self._link.home, number, registry))  # keeps the tools, so that their ids stay theirs
+            return number

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from toolcell.calls.run_state import new_id
 from toolcell.service.authentication import principal_of
 from toolcell.service.bodies import check_json, of_query, parsed_body, read_body
-from toolcell.service.idempotent_requests import HEADER, KeyedRequest
+from toolcell.service.idempotency import HEADER, KeyedRequest
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
 from toolcell.service.receiving import Reservation

@@ -1,19 +1,183 @@
-"""`Jwts`: lets in who has a JWT of one issuer for one audience. Source: RFC 7519, RFC 8725, RFC 9068."""
+"""`Jwts`: lets in who has a JWT of one issuer for one audience. Source: RFC 7519, RFC 8725, RFC 9068.
+
+`KeySet` has the issuer's public keys: fetched when they are needed, kept for a while, and bounded in every way. Not
+PyJWT's `PyJWKClient`: it blocks, follows redirects, and reads an answer of any size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from typing import Any, Final
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Container, Mapping
+from contextlib import aclosing
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
 
+import anyio
+import httpx
 import jwt
 
-from toolcell.service.access_config import OidcConfig
-from toolcell.service.bearer import unauthorized
-from toolcell.service.config import NAME
-from toolcell.service.jwks import KeySet, KeysUnavailable
+from toolcell.errors import UsageError
+from toolcell.service.authentication import unauthorized
+from toolcell.service.config import NAME, OidcConfig
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
+from toolcell.support.asgi import is_loopback
+from toolcell.support.log import logger_of
 from toolcell_bridge.wire.invisible import is_visible
+
+logger = logger_of("toolcell.service.jwts")
+
+DISCOVERY: Final = "/.well-known/openid-configuration"
+"""Source: OpenID Connect Discovery 1.0, section 4."""
+MAX_BYTES: Final = 256 * 1024
+MAX_KEYS: Final = 64
+TIMEOUT_S: Final = 5.0
+MIN_RSA_BITS: Final = 2_048
+"""Shorter moduli can be factored (NIST SP 800-131A)."""
+KEPT_S: Final = 600.0
+"""Keys are fetched again after so long; those that were there are used as long as the issuer cannot be reached."""
+AGAIN_AFTER_S: Final = 30.0
+"""For the sake of a key id that is unknown, keys are fetched at most so often: anybody can send unknown ids."""
+
+
+class KeysUnavailable(Exception):
+    """The issuer could not be reached, or what it says is not a set of keys."""
+
+
+class KeySet:
+    """The keys of one issuer, by their ids."""
+
+    def __init__(
+        self,
+        issuer: str,
+        url: str | None = None,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`url`: of the keys; without it, the issuer's discovery document names it. `transport`: for tests.
+
+        Raises:
+            UsageError: an address is not https, and not of this machine.
+        """
+        self._issuer, self._url, self._transport, self._clock = issuer, url, transport, clock
+        for each in (issuer, url):
+            if each is not None:
+                check_https(each)
+        self._keys: dict[str, jwt.PyJWK] = {}
+        self._fetched_at: float | None = None
+        self._tried_at: float | None = None
+        self._lock = anyio.Lock()
+
+    async def key(self, key_id: str) -> jwt.PyJWK | None:
+        """Return the key with an id; None if the issuer has no such key.
+
+        Raises:
+            KeysUnavailable: there are no keys yet, and they cannot be fetched.
+        """
+        if self._is_due(key_id):
+            async with self._lock:
+                if self._is_due(key_id):  # others may have fetched meanwhile
+                    await self._refresh()
+        return self._keys.get(key_id)
+
+    def _is_due(self, key_id: str) -> bool:
+        now = self._clock()
+        if self._tried_at is not None and now - self._tried_at < AGAIN_AFTER_S:
+            if self._fetched_at is None:
+                raise KeysUnavailable("the keys of the issuer could not be fetched")
+            return False
+        is_old = self._fetched_at is None or now - self._fetched_at >= KEPT_S
+        return is_old or key_id not in self._keys
+
+    async def _refresh(self) -> None:
+        try:
+            with anyio.fail_after(2 * TIMEOUT_S):
+                keys = read_keys(await self._fetch())
+        except (httpx.HTTPError, ValueError, TimeoutError) as exc:
+            self._tried_at = self._clock()
+            logger.warning("the keys of %s could not be fetched: %s: %s", self._issuer, type(exc).__name__, exc)
+            if self._fetched_at is None:
+                raise KeysUnavailable("the keys of the issuer could not be fetched") from exc
+            return
+        self._keys = keys
+        self._tried_at = self._fetched_at = self._clock()
+
+    async def _fetch(self) -> Any:
+        limits = httpx.Timeout(TIMEOUT_S)
+        async with httpx.AsyncClient(timeout=limits, follow_redirects=False, transport=self._transport) as client:
+            url = self._url
+            if url is None:
+                about = await get_json(client, self._issuer.rstrip("/") + DISCOVERY)
+                if not isinstance(about, dict) or about.get("issuer") != self._issuer:
+                    raise ValueError(f"its discovery document is not about the issuer {self._issuer}")
+                url = str(about.get("jwks_uri"))
+                check_https(url)
+            return await get_json(client, url)
+
+
+async def get_json(client: httpx.AsyncClient, url: str) -> Any:
+    """Return a document of at most MAX_BYTES.
+
+    Raises:
+        httpx.HTTPError: it cannot be had.
+        ValueError: it is too large, or no JSON.
+    """
+    async with client.stream("GET", url) as response:
+        if response.status_code != 200:
+            raise ValueError(f"{url} answered with the status {response.status_code}")
+        body = bytearray()
+        async with aclosing(cast("AsyncGenerator[bytes]", response.aiter_bytes())) as parts:
+            async for part in parts:
+                body += part
+                if len(body) > MAX_BYTES:
+                    raise ValueError(f"{url} has more than {MAX_BYTES} bytes")
+    try:
+        return json.loads(body)
+    except RecursionError as exc:
+        raise ValueError(f"{url} is nested too deeply") from exc
+
+
+def read_keys(document: Any) -> dict[str, jwt.PyJWK]:
+    """Return the public keys for signatures in a set of keys. What is no such key is passed over.
+
+    Raises:
+        ValueError: it is not a set of keys, or has too many.
+    """
+    rows = document.get("keys") if isinstance(document, dict) else None
+    if not isinstance(rows, list) or len(rows) > MAX_KEYS:
+        raise ValueError(f"it is not a set of at most {MAX_KEYS} keys")
+    keys = {}
+    for row in rows:
+        if not isinstance(row, dict) or not isinstance(row.get("kid"), str) or row.get("use", "sig") != "sig":
+            continue
+        if row.get("kty") not in ("RSA", "EC", "OKP"):  # a secret that everybody can read proves nothing
+            continue
+        try:
+            key = jwt.PyJWK(row)
+            if row["kty"] == "RSA" and key.key.key_size < MIN_RSA_BITS:
+                logger.warning("an RSA key of %s bits is not used; at least %s", key.key.key_size, MIN_RSA_BITS)
+                continue
+            keys[row["kid"]] = key
+        except (jwt.PyJWTError, ValueError, TypeError):
+            continue
+    return keys
+
+
+def check_https(url: str) -> None:
+    """Refuse an address from which keys would arrive unprotected.
+
+    Raises:
+        UsageError: it is neither https nor of this machine.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "https" and parts.hostname:
+        return
+    if parts.scheme == "http" and is_loopback(parts.hostname or ""):
+        return
+    raise UsageError(f"{url[:200]!r} must begin with https:// (http:// only for this machine)")
+
 
 TYPES: Final = frozenset({"", "jwt", "at+jwt", "application/at+jwt"})
 LEEWAY_S: Final = 30

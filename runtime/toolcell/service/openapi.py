@@ -12,7 +12,7 @@ from pydantic.json_schema import models_json_schema
 
 from toolcell.service.endpoints import BYTES, JSON, PART, TEXT, Endpoint
 from toolcell.service.problems import MEDIA_TYPE as PROBLEM
-from toolcell.service.routes.answers import Health, ProblemAnswer
+from toolcell.service.routes.models import Health, ProblemAnswer
 from toolcell_bridge import __version__
 
 OPENAPI: Final = "/v1/openapi.json"

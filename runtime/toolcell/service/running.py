@@ -1,17 +1,40 @@
-"""Run something for a request: counted as under way, and ended when its client has gone."""
+"""Run something for a request: counted as under way, ended when its client has gone; its result as JSON or as events.
+
+Events are server-sent. Source: https://html.spec.whatwg.org/multipage/server-sent-events The run begins when the answer
+does. A reader that falls behind holds it up; one that goes ends it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import base64
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
+from toolcell.errors import ToolcellError
+from toolcell.results import ExecutionResult, OutputFile
+from toolcell.run import (
+    CallEnded,
+    CallOutput,
+    CallStarted,
+    CallUpdated,
+    FileReturned,
+    LogPrinted,
+    ProgressReported,
+    RunEvent,
+    RunFinished,
+    RunStream,
+)
+from toolcell.service.answering import Answers
 from toolcell.service.endpoints import ApiRequest
-from toolcell.service.problems import Problem
+from toolcell.service.problems import Problem, problem_in
 from toolcell.service.runs_under_way import RunUnderWay
+from toolcell.service.tenants import Tenant
 from toolcell.support.http_protocol import CONNECTION
 
 T = TypeVar("T")
@@ -117,3 +140,126 @@ async def wait_gone(http: Request) -> None:
     """Wait until the client has gone."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
+
+
+def result_members(result: ExecutionResult) -> dict[str, Any]:
+    """Return the members of a run's answer."""
+    members = result.to_dict()
+    members["files"] = [file_members(each, entry) for each, entry in zip(result.files, members["files"], strict=True)]
+    return members
+
+
+async def kept_result(tenant: Tenant, result: ExecutionResult) -> dict[str, Any]:
+    """Return the members of a run's answer. Its files are kept for a time, too."""
+    await tenant.files.keep(result.run_id, result.files)
+    return result_members(result)
+
+
+def file_members(file: OutputFile, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members of a returned file; `data` is None when it was not sent."""
+    return {**entry, "data": base64.b64encode(file.data).decode() if file.data is not None else None}
+
+
+MEDIA_TYPE: Final = "text/event-stream"
+
+HEADERS: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # nginx would keep events back
+]
+
+_NAMES: Final = {
+    LogPrinted: "log",
+    ProgressReported: "progress",
+    CallStarted: "call_started",
+    CallUpdated: "call_updated",
+    CallOutput: "call_output",
+    CallEnded: "call_ended",
+}
+
+
+def wants_events(http: Request) -> bool:
+    """Return True if the client asks for server-sent events."""
+    accepted = http.headers.get("accept", "").lower().split(",")
+    return any(each.partition(";")[0].strip() == MEDIA_TYPE for each in accepted)
+
+
+class RunEventStream(Response):
+    """The answer that is a stream of events. `begin` starts the run; it gets the event that ends it."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(self, request: ApiRequest, begin: Callable[[anyio.Event], RunStream]) -> None:
+        super().__init__()
+        self._request, self._begin = request, begin
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events. Errors before the first byte are raised, later ones are an event."""
+        async with under_way(self._request) as run:
+            stream = self._begin(run.cancel)
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            async with anyio.create_task_group() as tasks, stream:
+                writer = _Writer(send, self._request.service.config.heartbeat_s, self._request.tenant.answers)
+                tasks.start_soon(writer.beat)
+                tasks.start_soon(self._leave_when_gone, run, tasks.cancel_scope)
+                await _copy(stream, writer, self._request, run)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                tasks.cancel_scope.cancel()
+
+    async def _leave_when_gone(self, run: RunUnderWay, scope: anyio.CancelScope) -> None:
+        http = self._request.http
+        del self  # as in `Run`: the frames of a task that is cancelled are a cycle
+        await wait_gone(http)
+        run.cancel.set()
+        scope.cancel()
+
+
+async def _copy(stream: RunStream, writer: _Writer, request: ApiRequest, run: RunUnderWay) -> None:
+    try:
+        async for event in stream:
+            run.check_allowed()
+            if isinstance(event, RunFinished):
+                await request.tenant.files.keep(event.result.run_id, event.result.files)
+            await writer.event(*_event_fields(event))
+    except Problem as problem:
+        await writer.event("problem", problem.to_dict())
+    except ToolcellError as error:
+        await writer.event("problem", problem_in(request.http, error).to_dict())
+
+
+def _event_fields(event: RunEvent) -> tuple[str, Any]:
+    """Return the name and the data of an event."""
+    match event:
+        case RunFinished(result):
+            return "end", result_members(result)
+        case FileReturned(file):
+            members = {name: getattr(file, name) for name in ("name", "media_type", "size", "sha256", "problem")}
+            return "file", members
+    return _NAMES[type(event)], {name: getattr(event, name) for name in event.__slots__}
+
+
+class _Writer:
+    """Writes events, and a comment when there is none for long, so that nobody between ends the connection."""
+
+    def __init__(self, send: Send, heartbeat_s: float, answers: Answers) -> None:
+        self._send, self._heartbeat_s, self._answers = send, heartbeat_s, answers
+        self._number = 0
+        self._last = anyio.current_time()
+
+    async def event(self, name: str, data: Any) -> None:
+        """Send one event. JSON text has no line break."""
+        self._number += 1
+        head = f"id: {self._number}\nevent: {name}\ndata: ".encode()
+        await self._write(b"".join((head, await self._answers.text(data), b"\n\n")))
+
+    async def beat(self) -> None:
+        """Send comments, for ever."""
+        while True:
+            if (left := self._last + self._heartbeat_s - anyio.current_time()) > 0:
+                await anyio.sleep(left)
+            else:
+                await self._write(b": still here\n\n")
+
+    async def _write(self, text: bytes) -> None:
+        self._last = anyio.current_time()
+        await self._send({"type": "http.response.body", "body": text, "more_body": True})

@@ -13,12 +13,10 @@ import anyio
 
 from toolcell.errors import UsageError
 from toolcell.journal import make_private
-from toolcell.service.admission import Admission
+from toolcell.service.admission import Admission, Share
 from toolcell.service.authenticators import make_authenticator
 from toolcell.service.config import ServiceConfig
-from toolcell.service.fair_queue import Share
-from toolcell.service.idempotency import IdempotencyStore
-from toolcell.service.idempotent_requests import IdempotentRequests
+from toolcell.service.idempotency import IdempotencyStore, IdempotentRequests
 from toolcell.service.metrics import Metrics, TenantState
 from toolcell.service.principal import Principal
 from toolcell.service.receiving import Receiving

@@ -8,25 +8,27 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from contextvars import Context
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import anyio
 
 from toolcell.audit import AuditLog, HmacKey, save_private
+from toolcell.control import Draft
 from toolcell.egress import Egress
 from toolcell.errors import McpServerError, UsageError
 from toolcell.journal import JournalConfig, make_private
 from toolcell.quotas import Quotas
+from toolcell.results import Suspension
 from toolcell.runtime import Runtime
 from toolcell.sandbox import use_package_index
 from toolcell.service.answering import Answers
 from toolcell.service.authentication import LOOPBACK_TENANT
 from toolcell.service.config import ServiceConfig, TenantConfig
 from toolcell.service.downloads import DownloadStore
-from toolcell.service.recorded_runs import RecordedRuns
+from toolcell.service.log_reader import RecordedRuns
 from toolcell.service.replays import Replays
 from toolcell.service.sessions import TenantSessions
-from toolcell.service.tenant_journals import TenantJournals
+from toolcell.support import daemon_threads
 from toolcell.support.log import logger_of
 from toolcell.tools import ToolRegistry, load_tools
 
@@ -34,6 +36,40 @@ logger = logger_of("toolcell.service.tenants")
 
 CONNECT_AGAIN_S: Final = 30.0
 """Between two times that a server is tried which could not be had."""
+
+Found = TypeVar("Found")
+
+
+class TenantJournals:
+    """Reads the journals of a tenant."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._turn = anyio.CapacityLimiter(1)
+
+    async def suspended(self) -> list[Suspension]:
+        """Return the runs that wait for a decision."""
+        return await self._look(self._runtime.suspended_runs)
+
+    async def interrupted(self) -> list[str]:
+        """Return the ids of the runs whose host ended in their middle."""
+        return await self._look(self._runtime.interrupted_runs)
+
+    async def drafts(self) -> list[Draft]:
+        """Return the drafts that can be committed."""
+        return await self._look(self._runtime.waiting_drafts)
+
+    async def session_of(self, run_id: str) -> str:
+        """Return the name of the session whose script a run is; empty if it is of none."""
+        return await self._look(lambda: self._runtime.session_of(run_id))
+
+    async def script_of(self, run_id: str) -> str:
+        """Return the script of a suspended run; empty if it cannot be read now."""
+        return await self._look(lambda: self._runtime.journals.script_of(run_id))
+
+    async def _look(self, look: Callable[[], Found]) -> Found:
+        async with self._turn:
+            return await daemon_threads.run_sync(look)
 
 
 class Tenant:

@@ -21,13 +21,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from toolcell.errors import UsageError
-from toolcell.service.bearer import TOKEN_PREFIX
 from toolcell.service.config import NAME
 from toolcell.service.principal import Scope
 from toolcell.support.sqlite import SqliteDatabase
 from toolcell_bridge.wire.invisible import is_visible
 
-TOKEN: Final = re.compile(rf"{TOKEN_PREFIX}_([0-9a-f]{{16}})_[A-Za-z0-9_-]{{43}}")
+PREFIX: Final = "tcs"
+"""Tokens of the service begin with it and `_`; no JWT does."""
+TOKEN: Final = re.compile(rf"{PREFIX}_([0-9a-f]{{16}})_[A-Za-z0-9_-]{{43}}")
 SECRET_BYTES: Final = 32
 MAX_LIFETIME_S: Final = 3660 * 86_400.0
 NOTE_USE_AFTER_S: Final = 60.0
@@ -119,7 +120,7 @@ class TokenDatabase:
 
     def _insert(self, connection: sqlite3.Connection, record: TokenRecord) -> IssuedToken:
         made = replace(record, id=secrets.token_hex(8))
-        text = f"{TOKEN_PREFIX}_{made.id}_{secrets.token_urlsafe(SECRET_BYTES)}"
+        text = f"{PREFIX}_{made.id}_{secrets.token_urlsafe(SECRET_BYTES)}"
         scopes = " ".join(sorted(made.scopes))
         values = (made.id, _digest(text), made.tenant, made.name, scopes, made.created_at, made.expires_at)
         connection.execute(

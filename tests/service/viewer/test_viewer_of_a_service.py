@@ -16,10 +16,10 @@ from toolcell.service.app import create_app
 from toolcell.service.config import ServiceConfig, TenantConfig
 from toolcell.service.principal import Scope
 from toolcell.service.tokens import TokenDatabase
-from toolcell.service.viewer import app, login_page, logins, pool_page, sessions_pages, waiting_page
+from toolcell.service.viewer import app, login_page, pool_page, sessions_pages, visitors, waiting_page
 from toolcell.service.viewer.live_runs import LiveRuns, Reader, event_stream
-from toolcell.service.viewer.logins import IDLE_S, LONGEST_S, Logins
 from toolcell.service.viewer.site import form
+from toolcell.service.viewer.visitors import IDLE_S, LONGEST_S, Logins
 
 pytestmark = pytest.mark.isolation
 
@@ -306,7 +306,7 @@ def test_a_login_expires_when_it_is_not_used_and_after_its_longest_time() -> Non
 
 
 def test_logins_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logins, "MOST", 2)
+    monkeypatch.setattr(visitors, "MOST", 2)
     known = Logins()
     first, second, third = (known.begin("token") for _ in range(3))
     assert known.find(first) is None

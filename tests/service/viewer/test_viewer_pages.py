@@ -17,8 +17,8 @@ from toolcell.audit.query import Index
 from toolcell.errors import UsageError
 from toolcell.service.log_reader import LogReader
 from toolcell.service.viewer.app import create_viewer
-from toolcell.service.viewer.downloads import as_download, as_image, disposition
-from toolcell.service.viewer.run_list import PAGE, page_before, place_of, runs_after, wanted_of
+from toolcell.service.viewer.rendering import as_download, as_image, disposition
+from toolcell.service.viewer.runs_pages import PAGE, page_before, place_of, runs_after, wanted_of
 from toolcell.service.viewer.visitors import OneLog
 
 pytestmark = pytest.mark.quick
@@ -268,7 +268,7 @@ def test_the_pages_of_the_list_hold_each_run_once_in_order(ledger: Ledger) -> No
 def test_a_page_with_a_wanted_trust_looks_at_a_bounded_number_of_runs(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolcell.service.viewer.run_list.MAX_LOOKED_AT", PAGE)
+    monkeypatch.setattr("toolcell.service.viewer.runs_pages.MAX_LOOKED_AT", PAGE)
     with filled(ledger, PAGE + 1) as index:
         wanted, _ = wanted_of({"trust": "broken"})
         page = page_before(index, wanted, None)

@@ -9,11 +9,10 @@ from starlette.responses import Response
 
 from toolcell.audit import Filter
 from toolcell.service.endpoints import BYTES, ApiRequest, Endpoint
+from toolcell.service.log_reader import RecordedRuns
 from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem
-from toolcell.service.recorded_runs import RecordedRuns
-from toolcell.service.routes.answers import RecordedRunAnswer, ReplayAnswer, RunList
-from toolcell.service.routes.models import ReplayRequest, RunsQuery
+from toolcell.service.routes.models import RecordedRunAnswer, ReplayAnswer, ReplayRequest, RunList, RunsQuery
 from toolcell.service.routes.sessions import download
 from toolcell.service.run_arguments import replay_context
 from toolcell.service.running import run_for

@@ -11,14 +11,21 @@ from starlette.responses import Response
 from toolcell.results import Suspension
 from toolcell.service.bodies import read_body
 from toolcell.service.endpoints import BYTES, ApiRequest, Endpoint
-from toolcell.service.event_stream import RunEventStream, wants_events
 from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem
-from toolcell.service.results import kept_result
-from toolcell.service.routes.answers import InterruptAnswer, RunResult, SessionFiles, SessionInfo, SessionList
-from toolcell.service.routes.models import FilesRequest, ForkRequest, ScriptRequest, SessionRequest
+from toolcell.service.routes.models import (
+    FilesRequest,
+    ForkRequest,
+    InterruptAnswer,
+    RunResult,
+    ScriptRequest,
+    SessionFiles,
+    SessionInfo,
+    SessionList,
+    SessionRequest,
+)
 from toolcell.service.run_arguments import context_of, files_of, script_options
-from toolcell.service.running import run_for
+from toolcell.service.running import RunEventStream, kept_result, run_for, wants_events
 from toolcell.service.runs_under_way import RunUnderWay
 from toolcell.service.tenant_limits import allowed_limits
 from toolcell.sessions import Session

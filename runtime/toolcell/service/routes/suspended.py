@@ -10,26 +10,30 @@ from toolcell.results import CommitResult, Suspension
 from toolcell.service.endpoints import ApiRequest, Endpoint
 from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem
-from toolcell.service.results import kept_result, plain
-from toolcell.service.routes.answers import CommitAnswer, RevertAnswer, RunResult, SuspendedRun, SuspendedRuns
 from toolcell.service.routes.models import (
     ApproveCall,
     CallDecision,
     CallWasMade,
+    CommitAnswer,
     CommitRequest,
     DecideRequest,
     DenyCall,
     EditCall,
+    RevertAnswer,
+    RunResult,
+    SuspendedRun,
+    SuspendedRuns,
 )
 from toolcell.service.run_arguments import context_of
-from toolcell.service.running import run_for
+from toolcell.service.running import kept_result, run_for
 from toolcell.service.runs_under_way import RunUnderWay
+from toolcell.service.socket.values import plain_record
 from toolcell.tools import Approve, Deny, Edit
 
 
 def suspended_members(waits: Suspension) -> dict[str, Any]:
     """Return what is told of a run that waits: its calls, but not the token that carries it on."""
-    return {name: plain(getattr(waits, name)) for name in SuspendedRun.model_fields}
+    return {name: plain_record(getattr(waits, name)) for name in SuspendedRun.model_fields}
 
 
 async def list_suspended(request: ApiRequest) -> Mapping[str, Any]:
@@ -94,7 +98,7 @@ async def commit(request: ApiRequest) -> Mapping[str, Any]:
     runtime, draft = request.tenant.runtime, request.path["draft_id"]
     options: dict[str, Any] = {"recheck": given.recheck, "context": context_of(request)}
     done = await run_for(request, lambda run: runtime.commit(draft, given.approve, **options))
-    return {name: plain(getattr(done, name)) for name in CommitAnswer.model_fields}
+    return {name: plain_record(getattr(done, name)) for name in CommitAnswer.model_fields}
 
 
 async def revert(request: ApiRequest) -> Mapping[str, Any]:
@@ -102,7 +106,7 @@ async def revert(request: ApiRequest) -> Mapping[str, Any]:
     made = CommitResult(request.path["journal_id"], (), journal_id=request.path["journal_id"])
     runtime, context = request.tenant.runtime, context_of(request)
     done = await run_for(request, lambda run: runtime.revert(made, context=context))
-    return {"ok": done.ok, "calls": plain(done.calls)}
+    return {"ok": done.ok, "calls": plain_record(done.calls)}
 
 
 ONE = "/v1/suspended/{run_id}"

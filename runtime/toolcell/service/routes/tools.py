@@ -11,8 +11,7 @@ from toolcell.journal import options_of
 from toolcell.service.endpoints import TEXT, ApiRequest, Endpoint
 from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem
-from toolcell.service.routes.answers import ToolAnswer, ToolList
-from toolcell.service.routes.models import ToolsQuery
+from toolcell.service.routes.models import ToolAnswer, ToolList, ToolsQuery
 from toolcell.tools import Origin, ToolDefinition, ToolRegistry
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, Final, TypeVar
 
 from toolcell.config import Limits
@@ -79,17 +80,25 @@ class Arguments:
             raise UsageError(f"unknown arguments: {', '.join(map(str, self._left))[:200]}")
 
 
+_DECISIONS: Final[dict[str, Any]] = {
+    "approve": Approve,
+    "deny": Deny,
+    "edit": Edit,
+    "made": AlreadyMade,
+}
+"""Kind of each decision on the wire. Its other members are fields; who decided is known otherwise."""
+
+
 def plain_decision(decision: object) -> dict[str, Any]:
-    """Return a decision for the wire; its kind is empty when it is none."""
-    match decision:
-        case Approve(reason):
-            return {"kind": "approve", "reason": reason}
-        case Deny(reason):
-            return {"kind": "deny", "reason": reason}
-        case Edit(args, reason):
-            return {"kind": "edit", "args": dict(args), "reason": reason}
-        case AlreadyMade(value):
-            return {"kind": "made", "value": value}
+    """Return a decision for the wire.
+
+    Raises:
+        UsageError: it is none.
+    """
+    for kind, made in _DECISIONS.items():
+        if isinstance(decision, made):
+            given = {each.name: getattr(decision, each.name) for each in fields(made) if each.name != "by"}
+            return {"kind": kind} | given | ({"args": dict(given["args"])} if "args" in given else {})
     raise UsageError(f"a decision is Approve(), Deny(...), Edit(...) or AlreadyMade(...), not {decision!r:.80}")
 
 
@@ -112,14 +121,10 @@ def plain_decisions(decisions: Mapping[str, ResumeDecision] | None) -> dict[str,
 
 
 def _decision(name: str, given: Any) -> ResumeDecision:
-    kind = given.get("kind") if isinstance(given, dict) else None
-    reason = given.get("reason", "") if isinstance(given, dict) else ""
-    if kind == "approve" and isinstance(reason, str):
-        return Approve(reason)
-    if kind == "deny" and isinstance(reason, str):
-        return Deny(reason)
-    if kind == "edit" and isinstance(args := given.get("args"), dict) and isinstance(reason, str):
-        return Edit(args, reason)
-    if kind == "made":
-        return AlreadyMade(given.get("value"))
-    raise UsageError(f"the decision about {name:.80} is approve, deny, edit or made")
+    try:
+        made: ResumeDecision = _DECISIONS[given["kind"]](
+            **{key: value for key, value in given.items() if key not in ("kind", "by")}
+        )
+    except (AttributeError, KeyError, TypeError) as exc:
+        raise UsageError(f"the decision about {name:.80} is approve, deny, edit or made") from exc
+    return made

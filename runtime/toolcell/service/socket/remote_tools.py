@@ -1,21 +1,37 @@
-"""Tools that live with the caller, as a registry of the service. The caller is a stranger: all that it says is checked.
+"""Tools that live with the caller, as a registry of the service, and the requests on whose streams their calls go out.
 
-The service's hooks and rules apply to them. Arguments are checked here too, so that a suspended call or a draft has
-what the tool will receive; the caller checks again.
+The caller is a stranger: all that it says is checked. The service's hooks and rules apply to its tools. Arguments are
+checked here too, so that a suspended call or a draft has what the tool will receive; the caller checks again.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
+
+import anyio
 
 from toolcell.calls.checker_process import refused_schemas
 from toolcell.calls.hooks import is_approved_later
 from toolcell.calls.values import count_values
-from toolcell.errors import RegistrationError, ToolError, UsageError
+from toolcell.errors import RegistrationError, ToolAbort, ToolError, UsageError
+from toolcell.service.socket.messages import (
+    AnswerTool,
+    Ask,
+    AskTool,
+    DropTool,
+    NoteCall,
+    Printed,
+    Reported,
+    StopRun,
+)
+from toolcell.service.socket.streams import Stream, StreamLost
+from toolcell.service.socket.values import plain_answer, read_answer, sendable_value
 from toolcell.support import daemon_threads
 from toolcell.support.foreign_definitions import bounded_schema, safe_text
 from toolcell.tools import (
@@ -32,6 +48,7 @@ from toolcell.tools import (
     ToolSpec,
     with_options,
 )
+from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
 MAX_TOOLS: Final = 5_000
 MAX_DESCRIPTION_CHARS: Final = 16_000
@@ -48,16 +65,8 @@ _OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
 }  # fmt: skip
 
 
-class Line(Protocol):
-    """The way to the caller of the request that is being served."""
-
-    async def call(self, kind: str, tool: str, args: dict[str, Any], call: Call | None) -> ToolResult:
-        """Have the caller call a tool, and return its result."""
-        ...
-
-
-line_of_request: ContextVar[Line | None] = ContextVar("toolcell_line", default=None)
-"""Line of the request that this task serves."""
+served_here: ContextVar[ServedRequest | None] = ContextVar("toolcell_request_of_caller", default=None)
+"""The request that this task serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +77,10 @@ class RemoteTool:
 
     async def run(self, kind: str, args: dict[str, Any], call: Call | None = None) -> ToolResult:
         """Have its caller run it."""
-        line = line_of_request.get()
-        if line is None:
+        request = served_here.get()
+        if request is None:
             raise ToolError(f"the program that has the tool {self.name} is not connected", code="unavailable")
-        return await line.call(kind, self.name, args, call)
+        return await request.call(kind, self.name, args, call)
 
     async def invoke(self, context: ToolContext) -> ToolResult:
         """Make a call."""
@@ -199,3 +208,100 @@ def _texts(given: Mapping[str, Any], name: str) -> list[str]:
 def not_sent(problem: object) -> ToolResult:
     """Return the failure of a call that could not be sent to its tool."""
     return ToolResult.fail(f"the call could not be sent to its tool: {problem}", code=ErrorCode.TOO_LARGE)
+
+
+class ServedRequest:
+    """A request that is under way."""
+
+    def __init__(self, stream: Stream, ask: Ask) -> None:
+        self.stream, self.method = stream, ask.method
+        self.arguments: dict[str, Any] = dict(ask.arguments)
+        self.cancel = anyio.Event()
+        """Ends its run with outcome `cancelled`."""
+        self.scope = anyio.CancelScope()
+        self._ids = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+
+    # What the caller says.
+
+    async def listen(self) -> None:
+        """Take what comes until the request is over. What breaks the rules ends the request."""
+        try:
+            while True:
+                match await self.stream.receive():
+                    case AnswerTool(ident, result):
+                        if (answer := self._answers.pop(ident, None)) is not None and not answer.done():
+                            answer.set_result(result)
+                    case StopRun(is_abort):
+                        self.cancel.set()
+                        if is_abort:
+                            self.scope.cancel()
+                    case _:
+                        raise RemoteProtocolError("a request is asked for once")
+        except (StreamLost, RemoteProtocolError):
+            self.scope.cancel()
+
+    # What the caller is told.
+
+    def log(self, stream: str, text: str) -> Awaitable[None] | None:
+        """Tell what was printed."""
+        self.stream.send(Printed(stream, text))
+        return self.stream.wait_for_room()
+
+    def progress(self, value: object) -> Awaitable[None] | None:
+        """Tell what was reported."""
+        self.stream.send(Reported(sendable_value(value, "progress")))
+        return self.stream.wait_for_room()
+
+    # Calls
+
+    async def call(self, kind: str, tool: str, args: dict[str, Any], call: Call | None) -> ToolResult:
+        """Have the caller call a tool, and return its result.
+
+        Raises:
+            ToolAbort: the tool ended its run.
+
+        Cancellation: the caller is told that nobody waits any more.
+        """
+        ident = next(self._ids)
+        known = ("code", False, "", "", None)
+        if call is not None:
+            # Without `approvals`, it was the service's own hook that let it pass: the caller's hooks decide.
+            is_approved = is_approved_later(call) or (call.approved and call.run.scope.approvals is not None)
+            known = str(call.origin), is_approved, call.run.run_id, call.call_id, call.step  # type: ignore[assignment]
+        try:
+            self.stream.send(AskTool(ident, kind, tool, args, *known))
+        except (UnsendableValue, ValueTooLarge) as exc:
+            return not_sent(exc)
+        answer = self._answers[ident] = asyncio.get_running_loop().create_future()
+        try:
+            plain = await answer
+        except asyncio.CancelledError:
+            if self._answers.pop(ident, None) is not None:
+                self.stream.send(DropTool(ident))
+            raise
+        if isinstance(abort := plain.get("abort"), str):
+            raise ToolAbort(abort)
+        try:
+            return read_answer(plain)
+        except RemoteProtocolError as exc:
+            return not_sent(exc)
+
+
+class CallTeller:
+    """The `CallObserver` that tells the caller of calls that its tools do not see."""
+
+    def __init__(self, request: ServedRequest) -> None:
+        self._request = request
+
+    def call_started(self, call: Call, /) -> None:
+        """Nothing is known of it yet."""
+
+    def call_ended(self, call: Call, /) -> Awaitable[None] | None:
+        """Tell what became of a call."""
+        if (call.is_executed and is_remote(call)) or call.result is None:
+            return None
+        args = sendable_value(call.args if call.refusal is None else call.raw_args, "arguments")
+        said = NoteCall(call.call_id, call.name, str(call.origin), args, plain_answer(call.result))
+        self._request.stream.send(said)
+        return self._request.stream.wait_for_room()

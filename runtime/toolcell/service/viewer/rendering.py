@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
 
 from toolcell.audit import BROKEN, UNSIGNED, UNVERIFIED, VERIFIED, visible
 from toolcell.support.text import cut_text, one_line
 from toolcell.support.times import time_of
+from toolcell_bridge.guest.pictures import picture_type
 
 TRUST_CLASS: Final = {VERIFIED: "good", UNSIGNED: "warn", UNVERIFIED: "warn", BROKEN: "bad"}
 _GOOD: Final = frozenset({"ok", "pending", "collected"})
@@ -87,3 +89,34 @@ def count(value: int | float | None) -> str:
 def outcome_class(outcome: str) -> str:
     """Return the class of an outcome, or of the status of a call."""
     return "good" if outcome in _GOOD else "open" if outcome in _OPEN else "bad"
+
+
+SANDBOX: Final = "sandbox; default-src 'none'; frame-ancestors 'none'"
+MAX_NAME_CHARS: Final = 150
+
+
+def image_kind(data: bytes) -> str:
+    """Return the type of a picture by its first bytes; empty for anything else."""
+    return picture_type(data) or ""
+
+
+def as_image(data: bytes) -> Response | None:
+    """Return a picture to look at, or None when it is none."""
+    kind = image_kind(data)
+    return Response(data, headers={"Content-Security-Policy": SANDBOX}, media_type=kind) if kind else None
+
+
+def as_download(name: str, data: bytes) -> Response:
+    """Return a file to keep, whatever is in it."""
+    headers = {"Content-Security-Policy": SANDBOX, "Content-Disposition": disposition(name)}
+    return Response(data, headers=headers, media_type="application/octet-stream")
+
+
+def disposition(name: str) -> str:
+    """Return the header that names a file. Only its last part stays, and what is not a letter is encoded.
+
+    Source: RFC 6266 and RFC 8187.
+    """
+    last = one_line(name.replace("\\", "/").rpartition("/")[2], MAX_NAME_CHARS).strip(". ") or "file"
+    plain = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "_" for char in last)
+    return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(last, safe='')}"

@@ -1,14 +1,16 @@
-"""The page of one run, more of its calls, and its parts and files to keep."""
+"""The pages of one run: script, calls, output, files; live while it runs; and a replay of it."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.responses import Response
 
-from toolcell.audit import TRUST_TEXTS, Index, RecordedRun, RunSummary
+from toolcell.audit import TRUST_TEXTS, Index, RecordedRun, Replay, RunSummary, shown_text
 from toolcell.errors import UsageError
-from toolcell.service.viewer.downloads import as_download, as_image
+from toolcell.service.viewer.rendering import as_download, as_image
 from toolcell.service.viewer.run_view import given_file, on_page, part_of
-from toolcell.service.viewer.site import PageMissing, Visit, page
+from toolcell.service.viewer.site import PageMissing, Visit, form, page
 from toolcell.service.viewer.visitors import EXECUTE, READ
 from toolcell.support import daemon_threads
 
@@ -94,6 +96,25 @@ async def _file(visit: Visit) -> tuple[str, bytes]:
 
 
 RUN = "/runs/{chain}/{seq:int}"
+
+
+async def run_again(visit: Visit) -> Response:
+    """Replay the run that the address names."""
+    summary, run = await load(visit)
+    done = await visit.host.replay(visit.request, visit.visitor, run, summary.trust)
+    values: dict[str, Any] = {"done": done, "summary": summary, **_difference(done)}
+    if visit.request.headers.get("hx-request") == "true":
+        return visit.part("replayed", **values)
+    return visit.page("replay", **values)
+
+
+def _difference(done: Replay) -> dict[str, Any]:
+    found = done.divergence
+    if found is None:
+        return {"expected": "", "got": ""}
+    return {"expected": shown_text(found.expected), "got": shown_text(found.got)}
+
+
 ROUTES = (
     page(RUN, show, READ),
     page(f"{RUN}/state", state, READ),
@@ -101,4 +122,5 @@ ROUTES = (
     page(f"{RUN}/parts/{{part}}", part, READ),
     page(f"{RUN}/pictures/{{number:int}}", picture, READ),
     page(f"{RUN}/files/{{number:int}}", download, READ),
+    form(f"{RUN}/replay", run_again, EXECUTE, READ),
 )

@@ -21,8 +21,7 @@ from toolcell.audit import (
     shown_results,
     shown_text,
 )
-from toolcell.service.viewer.downloads import image_kind
-from toolcell.service.viewer.rendering import count, seconds, size
+from toolcell.service.viewer.rendering import count, image_kind, seconds, size
 from toolcell.support.about_tables import table_with_rows
 
 CALLS_PER_PAGE: Final = 100

@@ -25,11 +25,10 @@ from toolcell.service.running import under_way
 from toolcell.service.service import Service
 from toolcell.service.tenants import Tenant
 from toolcell.service.viewer.live_runs import LiveRuns
-from toolcell.service.viewer.logins import Logins
 from toolcell.service.viewer.protection import form_token
 from toolcell.service.viewer.site import Visit
 from toolcell.service.viewer.verification import Verifications
-from toolcell.service.viewer.visitors import LINKS, Visitor
+from toolcell.service.viewer.visitors import LINKS, Logins, Visitor
 
 MORE_LINKS: Final = {"/waiting": "Approvals", "/sessions": "Sessions", "/pool": "Pool"}
 

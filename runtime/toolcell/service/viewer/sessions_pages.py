@@ -15,9 +15,8 @@ from toolcell.service.routes.sessions import session_members
 from toolcell.service.run_arguments import context_of
 from toolcell.service.running import under_way
 from toolcell.service.runs_under_way import RunUnderWay
-from toolcell.service.viewer.downloads import as_download, as_image, image_kind
 from toolcell.service.viewer.live_runs import LiveRun, Reader, Tell, event_stream
-from toolcell.service.viewer.rendering import to_text
+from toolcell.service.viewer.rendering import as_download, as_image, image_kind, to_text
 from toolcell.service.viewer.service_host import host_of, principal_of_visitor
 from toolcell.service.viewer.site import PageMissing, Visit, form, page
 from toolcell.service.viewer.visitors import EXECUTE, READ
