@@ -14,6 +14,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from toolcell.calls.call import Call
+from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.errors import QuotaExceeded, UsageError
 from toolcell.support.keywords import fields_known, keywords_known
 
@@ -159,17 +161,26 @@ class Quotas:
             if quota.runs is not None:
                 self._window(key, "runs", quota.per_s).add(self._clock(), 1)
 
-    def take_call(self, run: Any) -> QuotaExceeded | UsageError | None:
-        """Count a tool call; return why it is refused instead, or None."""
+    def take_call(self, call: Call) -> ToolResult | None:
+        """Count a tool call; return why it is refused instead, or None.
+
+        A call that waited for a decision, or is an effect of a dry run that is made now, was counted before.
+        """
+        approvals, dry_run = call.run.scope.approvals, call.run.dry_run
+        is_committed = dry_run is not None and not dry_run.key and dry_run.approves(call)
+        if is_committed or (approvals is not None and approvals.waited(call)):
+            return None
         try:
-            key, quota = self._find_quota(run)
+            key, quota = self._find_quota(call.run)
             if quota.calls is None:
                 return None
             with self._lock:
                 self._check(key, quota, "calls")
                 self._window(key, "calls", quota.per_s).add(self._clock(), 1)
         except (QuotaExceeded, UsageError) as exc:
-            return exc
+            facts = {"retry_after_s": exc.retry_after_s if isinstance(exc, QuotaExceeded) else None}
+            message = f"{call.name} was not called: {exc}"
+            return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, status=Status.BLOCKED, facts=facts)
         return None
 
     def end_run(self, run: Any, cpu_s: float) -> None:

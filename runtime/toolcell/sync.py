@@ -15,13 +15,13 @@ from toolcell.results import AbandonedThread, ExecutionResult, SessionFile, Susp
 from toolcell.results.effects import CommitResult, Preflight, RevertResult
 from toolcell.run.options import RunKwargs, SessionRunKwargs
 from toolcell.runtime import Runtime
-from toolcell.sessions.session import Session
 from toolcell.support.loop_thread import LoopThread, each_of
 from toolcell.tools import ToolRegistry
 
 if TYPE_CHECKING:
     from toolcell.control.map_item import MapItem
     from toolcell.run.streaming import RunEvent
+    from toolcell.sessions.session import Session
 
 T = TypeVar("T")
 

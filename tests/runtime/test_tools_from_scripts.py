@@ -43,7 +43,7 @@ def test_a_run_keeps_the_tools_that_it_began_with() -> None:
     def change() -> None:
         """Take one tool out and register another."""
         registry.unregister("early")
-        registry.register("late", "Come late and say so.", function=lambda: "late")
+        registry.add(lambda: "late", name="late", description="Come late and say so.")
 
     script = """
 call_tool("change")
@@ -315,7 +315,8 @@ def test_output_can_be_followed_as_it_appears(sync_runtime: SyncRuntime) -> None
     seen: list[tuple[str, str]] = []
     sync_runtime.execute_code("print('a')\nprint('b')", on_log=lambda stream, text: seen.append((stream, text)))
 
-    assert seen == [("stdout", "a\n"), ("stdout", "b\n")]
+    assert {stream for stream, _ in seen} == {"stdout"}
+    assert "".join(text for _, text in seen) == "a\nb\n"
 
 
 @pytest.mark.conforms("Q-b21", "Q30")

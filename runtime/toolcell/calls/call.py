@@ -34,7 +34,6 @@ from toolcell_bridge.wire.frozen import frozen
 
 if TYPE_CHECKING:
     from toolcell.calls.uploads import OpenRequests
-    from toolcell.quotas import Quotas
 
 _WRITTEN_BY_HAND: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
     ("secrets", Secrets, "Secrets({...})"),
@@ -92,6 +91,19 @@ class Approvals(Protocol):
     def waited(self, call: Call, /) -> bool:
         """Return true for a call that was admitted and counted before, and has waited since."""
         ...
+
+
+class Meter(Protocol):
+    """Counts runs and calls, and may refuse them. `Quotas` is the one there is."""
+
+    def begin_run(self, run: RunContext, /) -> None:
+        """Count a run that is about to begin, or raise why it must not."""
+
+    def take_call(self, call: Call, /) -> ToolResult | None:
+        """Count a call that is permitted. Return why it must not be made, or None."""
+
+    def end_run(self, run: RunContext, cpu_s: float, /) -> None:
+        """Count what a run that has ended used."""
 
 
 class CallHook(Protocol):
@@ -265,8 +277,8 @@ class RunContext:
     check_types: CheckTypes | None = None
     """How types of its scripts are checked where neither a call nor a policy says so, if this machine can. An `Agent`
     makes it `warn`."""
-    quotas: tuple[Quotas, ...] = ()
-    """Quotas of its user, tenant or agent, which its calls are counted for."""
+    quotas: tuple[Meter, ...] = ()
+    """What counts its runs and calls, and may refuse them: a `Quotas` of its user, tenant or agent."""
     state: RunState = field(default_factory=RunState)
     scope: RunScope = OUTERMOST_SCOPE
     """Internal: what stands above and around the calls."""

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import anyio
 from anyio.abc import TaskGroup
 
-from toolcell.calls.call import CallableTools, RunContext, RunScope
+from toolcell.calls.call import CallableTools, Meter, RunContext, RunScope
 from toolcell.calls.concurrency import OF_THIS_PROCESS, AbandonedThreads
 from toolcell.calls.context import share_labels
 from toolcell.calls.jobs import open_jobs
@@ -45,9 +45,6 @@ from toolcell.tools.registry import registry_of
 from toolcell.tools.spec import RegisteredTool
 from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.messages import RunScript
-
-if TYPE_CHECKING:
-    from toolcell.quotas import Quotas
 
 logger = logger_of("toolcell.runtime")
 
@@ -144,7 +141,7 @@ class Runs:
         registry: ToolRegistry,
         limits: Limits,
         policy: Policy,
-        quotas: Quotas | None,
+        quotas: Meter | None,
         environment: Environment,
         sandboxes: Sandboxes,
         lifetime: Lifetime,
@@ -229,8 +226,8 @@ class Runs:
         """
         share_labels(context)
         context = self.ruled(context)
-        for quotas in context.quotas:
-            quotas.begin_run(context)
+        for meter in context.quotas:
+            meter.begin_run(context)
         return context
 
     def ruled(self, context: RunContext) -> RunContext:
@@ -390,8 +387,8 @@ def open_requests(requests: OpenRequests | None) -> AbstractAsyncContextManager[
 
 def count_cpu(context: RunContext, cpu_s: float) -> None:
     """Count the CPU time that a run has used."""
-    for quotas in context.quotas:
-        quotas.end_run(context, cpu_s)
+    for meter in context.quotas:
+        meter.end_run(context, cpu_s)
 
 
 def replay_seed(seed: int | None, clock: float | None) -> tuple[int, float]:

@@ -39,7 +39,7 @@ from toolcell.calls.hooks import (
 from toolcell.calls.options import Origin
 from toolcell.calls.problems import list_names
 from toolcell.calls.result import ErrorCode, Status, ToolResult
-from toolcell.errors import AuditError, QuotaExceeded, ToolAbort, ToolError
+from toolcell.errors import AuditError, ToolAbort, ToolError
 from toolcell.flows import flow_of
 from toolcell.support.spelling import did_you_mean
 from toolcell.tools.execution import ABORTED, cancelled, cut_short, execute
@@ -247,20 +247,10 @@ def _find_permitted(state: RegistryState, call: Call, *, is_counted: bool = True
     if budget is not None and is_counted and not budget.take_call():
         message = f"no tool calls left: the run's budget of {budget.tool_calls} is used up"
         return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False, status=Status.BLOCKED)
-    for quotas in run.quotas if run.quotas and is_counted and not _was_counted(call) else ():
-        if (refused := quotas.take_call(run)) is not None:
-            facts = {"retry_after_s": refused.retry_after_s if isinstance(refused, QuotaExceeded) else None}
-            message = f"{call.name} was not called: {refused}"
-            return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, status=Status.BLOCKED, facts=facts)
+    for meter in run.quotas if is_counted else ():
+        if (refusal := meter.take_call(call)) is not None:
+            return refusal
     return tool
-
-
-def _was_counted(call: Call) -> bool:
-    """Return true for a call that a quota has counted: it waited for a decision, or is an effect of a dry run that is
-    made now."""
-    approvals, dry_run = call.run.scope.approvals, call.run.dry_run
-    is_committed = dry_run is not None and not dry_run.key and dry_run.approves(call)
-    return is_committed or (approvals is not None and approvals.waited(call))
 
 
 def _permitted_above(state: RegistryState, call: Call, tool: RegisteredTool) -> bool:
