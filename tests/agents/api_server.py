@@ -18,6 +18,10 @@ A `threading.Event` among the chunks is waited for; after that the client may be
 """
 
 
+NOTHING = object()
+"""An empty body."""
+
+
 class ApiServer(ThreadingHTTPServer):
     daemon_threads = True
 
@@ -45,7 +49,7 @@ class _Handler(BaseHTTPRequestHandler):
         if streamed and any(isinstance(each, threading.Event) for each in reply):
             self._send_slowly(reply)
             return
-        content = b"".join(map(_event, reply)) if streamed else json.dumps(reply).encode()
+        content = b"".join(map(_event, reply)) if streamed else b"" if reply == NOTHING else json.dumps(reply).encode()
         self.send_response(status)
         self.send_header("content-type", "text/event-stream" if streamed else "application/json")
         self.send_header("content-length", str(len(content)))

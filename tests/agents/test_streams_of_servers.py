@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agents.api_server import Reply, call_piece, chunk, completion, heard_by, message, ok, serving, tool_use
+from agents.api_server import NOTHING, Reply, call_piece, chunk, completion, heard_by, message, ok, serving, tool_use
 from agents.test_providers import provider, sleep
 from rows import each_row
 from toolcell import ToolRegistry
@@ -168,6 +168,10 @@ STREAMS: dict[str, tuple[list[dict[str, Any]], list[tuple[str, Any]]]] = {
          piece(index=1, id=7, function={"name": "write_file", "arguments": WRITE})],
         BOTH,
     ),
+    "Mistral's parser: the whole call once more at its end": (
+        [call_piece(0, '{"path":', "c1", "read_file"), call_piece(0, ' "a"}'), call_piece(0, READ, "c1", "read_file")],
+        BOTH[:1],
+    ),
     "gateways: a function of null": (
         [call_piece(0, READ, "c1", "read_file"), piece(index=0, function=None)], BOTH[:1],
     ),
@@ -212,6 +216,44 @@ async def test_what_gemini_signs_of_a_call_goes_back_with_it(streaming: bool) ->
     assert made == BOTH
     sent = requests[1]["messages"][1]["tool_calls"]
     assert [each.get("extra_content") for each in sent] == [SIGNED, None]
+
+
+SMILE = "a\ud83d", "\ude00b"
+ODD_ANSWERS: dict[str, tuple[list[Any], str]] = {
+    "halves of a character in two pieces": ([chunk({"content": each}) for each in SMILE] + DONE[1:], "a\U0001f600b"),
+    "half a character": ([chunk({"content": "a\ud800"}), *DONE[1:]], "a\ufffd"),
+    "two answers": ([chunk({"content": "A"}), chunk({"content": "B"}) | {"choices": [
+        {"index": 1, "delta": {"content": "B"}, "finish_reason": "length"}]}, *DONE[1:]], "A"),
+    "a whole message": ([chunk({}) | {"choices": [
+        {"index": 0, "message": {"role": "assistant", "content": "whole"}, "finish_reason": "stop"}]}], "whole"),
+    "a whole message after its pieces": ([chunk({"content": "A"}), chunk({}) | {"choices": [
+        {"index": 0, "message": {"role": "assistant", "content": "A"}, "finish_reason": "stop"}]}], "A"),
+    "calls that end with [DONE] alone": ([chunk(call_piece(0, READ, "c1", "read_file")), "[DONE]"], "done"),
+}  # fmt: skip
+
+
+async def test_odd_streams_are_read_as_whole_answers_are() -> None:
+    for name, (stream, expected) in ODD_ANSWERS.items():
+        heard: list[str] = []
+        result, made, requests = await talk(ok(stream), ok(DONE), on_text=heard.append)
+        assert (name, result.content, result.error) == (name, expected, None)
+        assert "".join(heard).encode() and ("".join(heard) == expected or "\ufffd" in expected)
+        assert len(requests) == 1 + len(made)
+
+
+async def test_what_the_server_says_of_an_error_is_told_and_what_is_not_json_is_asked_for_again() -> None:
+    for kind in ("openai", "anthropic"):
+        for body, said in (({"error": "no template"}, "no template"), ({"detail": [{"msg": "bad role"}]}, "bad role")):
+            result, _, requests = await talk((400, {}, body), kind=kind)
+            assert said in (result.error or "") and len(requests) == 1
+        result, _, requests = await talk((200, {}, NOTHING), (200, {}, NOTHING), kind=kind)
+        assert "not JSON" in (result.error or "") and len(requests) == 2
+
+
+async def test_no_count_of_a_server_gives_a_budget_back() -> None:
+    whole = completion("done") | {"usage": {"prompt_tokens": -9, "completion_tokens": 2}}
+    result, _, _ = await talk(ok(whole))
+    assert (result.usage.input_tokens, result.usage.output_tokens) == (0, 2)
 
 
 ODD_CHUNKS = [

@@ -375,6 +375,8 @@ def test_built_in_tools_that_are_refused_leave_no_workspace(
     ("arguments", "complaint"),
     [
         (["nothing.py"], "cannot read the script"),
+        (["/dev/zero"], "it is not a file or a pipe"),
+        (["-c", "1", "--file", "x=/dev/zero"], "it is not a file or a pipe"),
         (["script.py", "--wall-s", "-1"], "--wall-s -1.0: Input should be greater than 0"),
         (["script.py", "--input", "x"], "want name=json"),
         (["script.py", "--tools", "nothing.py"], "no such file"),

@@ -38,6 +38,19 @@ async def test_a_broken_tool_is_left_out_and_named(name: str) -> None:
     assert problem.message.startswith("it is left out: ")
 
 
+async def test_a_schema_of_answers_that_is_not_of_an_object_is_not_used() -> None:
+    registry = ToolRegistry()
+    tools = [a_tool("lists", outputSchema={"type": "array"}), a_tool("anything", outputSchema={})]
+    client = await registry.add_mcp_server("s", command=raw(pages=[tools]))
+    results = [(await registry.dispatch(name, {})).output for name in ("s.lists", "s.anything")]
+    await registry.close()
+
+    assert results == ["done", "done"]
+    assert sorted((problem.tool, problem.kind) for problem in client.problems) == [
+        ("anything", "mended"), ("lists", "mended"),
+    ]  # fmt: skip
+
+
 async def test_what_is_no_object_is_left_out() -> None:
     registry = ToolRegistry()
     client = await registry.add_mcp_server("s", command=raw(pages=[[a_tool(), "tool", None]]))

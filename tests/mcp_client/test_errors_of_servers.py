@@ -145,6 +145,12 @@ LOST: dict[str, tuple[Answer, str]] = {
     "nothing": ((200, {"content-type": "application/json"}, b""), "its answer is empty"),
     "nothing of any type": ((200, {}, b""), "its answer is empty"),
     "a page": ((200, {"content-type": "text/html"}, b"<h1>hi"), "not JSON"),
+    "accepted": ((202, {}, b""), "202 Accepted"),
+    "an error without words": (as_json(200, {"jsonrpc": "2.0", "error": {"code": 7}}), "not a message of JSON-RPC 2.0"),
+    "an event of text": (
+        (200, {"content-type": "text/event-stream"}, b"data: hello\n\n"),
+        "not a message of JSON-RPC 2.0",
+    ),
     "half a message": ((200, {"content-type": "application/json"}, b'{"jsonrpc"'), "not a message of JSON-RPC 2.0"),
 }
 

@@ -517,6 +517,66 @@ def test_more_files_than_the_limit_are_reported(run: Run) -> None:
     assert [file.problem for file in files] == [None, None, None, *["too many files (limit 3)"] * 2]
 
 
+def test_however_many_files_a_script_names_it_ends_well(run: Run) -> None:
+    make = "import os\nfor i in range(1500): {}\nset_result(1, files=[{}])"
+    for each, named in (
+        ("open(f'f{i}', 'w')", "'*'"),
+        ("os.symlink('x', f'l{i}')", "OUTPUT_DIR"),
+        ("0", "*map(str, range(1500))"),
+    ):
+        result = run(make.format(each, named))
+        assert (result.outcome, result.value, len(result.files) < 1000) == (Outcome.OK, 1, True)
+        assert "there may be more" in (result.files[-1].problem or "")
+
+
+def test_an_error_with_endless_names_is_an_ordinary_error(run: Run) -> None:
+    for script, kind in {
+        "class E(Exception): pass\nE.__name__ = 'E' * 10**7\nraise E('x')": "E",
+        "def f(): 1 / 0\nf.__code__ = f.__code__.replace(co_name='f' * 10**7)\nf()": "ZeroDivisionError",
+        "locals()['v' * 10**7] = 1\n1 / 0": "ZeroDivisionError",
+    }.items():
+        result = run(script)
+        assert result.outcome is Outcome.ERROR and result.error is not None
+        assert result.error.type.startswith(kind)
+
+
+CALLS = """
+import copy, multiprocessing, pickle
+def said(*calls):
+    try:
+        return call_tools_parallel(calls)
+    except TypeError as error:
+        return str(error)
+def child(_):
+    try:
+        call_tool("web_search", query="x")
+    except Exception as error:
+        return str(error)
+query = {"query": "x"}
+read = [("web_search", query), {"tool": "web_search", "args": query}, {"name": "web_search", "arguments": query},
+        {"type": "tool_use", "id": "1", "name": "web_search", "input": query}]
+refused = [{"tool": "web_search", "query": "x"}, {"name": "web_search", "parameters": query},
+           {"name": "web_search", "arguments": '{"query": "x"}'}, {"function": {"name": "web_search"}}]
+try:
+    call_tool("web_search", {"no": 1})
+except ToolError as error:
+    copies = [pickle.loads(pickle.dumps(error)), copy.deepcopy(error)]
+with multiprocessing.Pool(1) as pool:
+    (in_child,) = pool.map(child, [0])
+set_result({"read": len(said(*read)), "refused": [said(each) for each in refused], "child": in_child,
+            "same": [(str(each), each.tool, each.code) == (str(error_), error_.tool, error_.code) for each in copies
+                     for error_ in [copies[0]]], "tool": copies[0].tool, "in": "web_search" in tools})
+"""
+
+
+def test_what_a_call_holds_arrives_or_the_call_is_refused(run: Run) -> None:
+    value = run(CALLS).value
+
+    assert (value["read"], value["in"], value["tool"], value["same"]) == (4, True, "web_search", [True, True])
+    assert all('a call is ("tool", {...})' in each for each in value["refused"])
+    assert "a child process cannot call tools" in value["child"]
+
+
 @pytest.mark.conforms("Q19")
 def test_the_standard_library_is_there_and_works(run: Run) -> None:
     script = """

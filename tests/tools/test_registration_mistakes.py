@@ -208,6 +208,11 @@ CALLS: dict[str, tuple[Callable[[ToolRegistry], Any], str, str]] = {
     "a function for a name": (lambda registry: registry.execute(act, {"x": 1}), "act", "the name"),  # type: ignore[arg-type]
     "a dict for a context": (lambda registry: registry.execute("act", {"x": 1}, context={}), "{}", "RunContext("),  # type: ignore[arg-type]
     "a name for a batch": (lambda registry: registry.execute_batch(["act"]), "'act'", '("name", {...})'),
+    "arguments under another name": (
+        lambda registry: registry.execute_batch([{"tool": "act", "parameters": {"x": 1}}]),
+        "parameters",
+        '("name", {...})',
+    ),
     "a dict for a batch": (lambda registry: registry.execute_batch({"act": {}}), "'act'", '("name", {...})'),
     "no prompt": (lambda registry: Agent(ScriptedModel([])).run(None), "None", "user('...')"),  # type: ignore[arg-type]
     "texts for a prompt": (lambda registry: Agent(ScriptedModel([])).run(["hi"]), "'hi'", "user('...')"),  # type: ignore[list-item]

@@ -147,12 +147,17 @@ class Channel:
             held, self._held = self._held, []
             self._write(*self._connection.send_parts(*held))
 
+    def _closed(self) -> ChannelClosed:
+        if self.fileno < 0:
+            return ChannelClosed("a child process cannot call tools: only the script's own process and its threads can")
+        return ChannelClosed("no response from the host: the bridge is closed")
+
     def _write(self, *parts: Part) -> None:
         try:
             for part in parts:
                 self._sock.sendall(part)
         except OSError as exc:
-            raise ChannelClosed("no response from the host: the bridge is closed") from exc
+            raise self._closed() from exc
 
     def call(self, requests: Sequence[Request]) -> list[tuple[int, PendingReply]]:
         """Send one CallTool per request, all in one write; `wait` fills the replies."""
@@ -268,9 +273,9 @@ class Channel:
         except BlockingIOError:
             raise
         except OSError as exc:
-            raise ChannelClosed("no response from the host: the bridge is closed") from exc
+            raise self._closed() from exc
         if not size:
-            raise ChannelClosed("no response from the host: the bridge is closed")
+            raise self._closed()
         with self._lock:
             if is_large:
                 frames.fill(size)

@@ -24,6 +24,7 @@ from toolcell_bridge.guest.scripts import SCRIPTS, is_script
 from toolcell_bridge.wire.messages import Plain
 
 MESSAGE_CHARS = 8 * 1024
+NAME_CHARS = 1024
 FRAMES = 30
 GROUPS = 10
 """Depth to which groups of exceptions are looked into."""
@@ -54,7 +55,7 @@ def _described(error: BaseException, source: str) -> dict[str, Plain]:
     if len(message) > MESSAGE_CHARS:
         message = f"{message[:MESSAGE_CHARS]}... ({len(message)} characters)"
     return {
-        "type": type(error).__name__,
+        "type": type(error).__name__[:NAME_CHARS],
         "message": message,
         "line": _script_line(failed) or _script_line(error),
         "column": None,
@@ -315,7 +316,7 @@ def _syntax(error: SyntaxError, source: str) -> dict[str, Plain]:
     message = error.msg or "invalid syntax"
     message += _notebook_command(lines[line - 1] if line is not None and 0 < line <= len(lines) else "")
     return {
-        "type": type(error).__name__,
+        "type": type(error).__name__[:NAME_CHARS],
         "message": message,
         "line": line,
         "column": error.offset,

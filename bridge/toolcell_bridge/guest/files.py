@@ -162,15 +162,20 @@ def _version(path: str) -> Version | None:
     return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
+MAX_FILE_PROBLEMS = 900
+"""Files that are named as missing, wrong or too many."""
+
+
 def collect(
     names: Iterable[str], root: str, files: int, files_bytes: int, versions: dict[str, Version] | None = None
 ) -> Iterator[FilePart | FileProblem]:
     """Read the named files, directories and patterns below `root` as messages, within count and size.
 
-    Every name yields at least one message: a part, or a problem that says what is wrong with it. `versions` gets what
+    Every name yields at least one message: a part, or a problem that says what is wrong with it, until there are
+    `MAX_FILE_PROBLEMS`. `versions` gets what
     `found` would return.
     """
-    count, left = 0, files_bytes
+    count, left, problems = 0, files_bytes, 0
     for asked in names:
         for name, problem in _expand(asked, root):
             if not is_visible(name):
@@ -179,6 +184,10 @@ def collect(
             if problem is None and count >= files:
                 problem = f"too many files (limit {files})"
             if problem is not None:
+                problems += 1
+                if problems == MAX_FILE_PROBLEMS:
+                    yield FileProblem(name, 0, f"{problem}; it is the last that is named: there may be more")
+                    return
                 yield FileProblem(name, 0, problem)
                 continue
             count += 1

@@ -24,7 +24,7 @@ LOCALS: Final = 12
 """Variables of one frame, those that were set last."""
 
 CHARS: Final = 160
-"""Most characters of one value."""
+"""Most characters of one name or value."""
 
 HIDDEN: Final = "[redacted]"
 
@@ -69,11 +69,17 @@ def _described(line: int, frame: FrameType) -> Plain:
     names = [name for name, value in frame.f_locals.items() if _is_shown(name, value)]
     short = _ShortRepr()
     shown = {name: _text(short, name, frame.f_locals[name]) for name in names[-LOCALS:]}
-    return {"line": line, "function": frame.f_code.co_name, "locals": dict(shown)}
+    return {"line": line, "function": frame.f_code.co_name[:CHARS], "locals": dict(shown)}
 
 
 def _is_shown(name: object, value: object) -> bool:
-    if type(name) is not str or not name.isidentifier() or name.startswith("__") or name in GUEST_NAMES:
+    if (
+        type(name) is not str
+        or len(name) > CHARS
+        or not name.isidentifier()
+        or name.startswith("__")
+        or name in GUEST_NAMES
+    ):
         return False
     return not issubclass(type(value), _LEFT_OUT) and value is not sys.modules.get("__main__")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from threading import main_thread as _main_thread
 from typing import TYPE_CHECKING, Any
 
@@ -48,12 +48,17 @@ WINDOW = 512
 _MAY_HOLD_PICTURES = frozenset({bytes, list, dict})
 
 
+_ARGUMENT_KEYS = {"args", "arguments", "input"}
+_CALL_KEYS = {"tool", "name", "id", "type", *_ARGUMENT_KEYS}
+"""Keys of a call in `call_tools_parallel`. With any other the call is refused: what it holds would be lost."""
+
+
 class ToolError(RuntimeError):
     """A tool call failed. The message is for reading; the attributes are for deciding."""
 
     def __init__(
-        self, message: str, *, tool: str, code: str = "exception", retryable: bool = False, details: Any = None
-    ) -> None:
+        self, message: str, *, tool: str = "", code: str = "exception", retryable: bool = False, details: Any = None
+    ) -> None:  # copies and pickles are made from the message alone
         super().__init__(message)
         self.tool = tool
         self.code = code
@@ -222,10 +227,12 @@ class Toolbox:
         """One entry of call_tools_parallel: ("name", {...}), "name", or {"tool": ..., "args": ...}."""
         if isinstance(entry, str):
             return self._registered_name(entry), to_packed({}, f"{entry} arguments")
-        if isinstance(entry, Mapping):
+        if isinstance(entry, Mapping) and {"tool", "name"} & entry.keys() and entry.keys() <= _CALL_KEYS:
             name = self._registered_name(entry.get("tool", entry.get("name")))
-            return name, self._arguments(name, [entry.get("args", entry.get("arguments"))], {})
-        if isinstance(entry, Sequence) and entry:
+            given = [each for key, each in entry.items() if key in _ARGUMENT_KEYS]
+            if not given or type(given[0]) is not str:
+                return name, self._arguments(name, given, {})
+        elif isinstance(entry, Sequence) and entry:
             name = self._registered_name(entry[0])
             return name, self._arguments(name, entry[1:], {})
         raise TypeError(f'a call is ("tool", {{...}}) or {{"tool": ..., "args": {{...}}}}, not {entry!r:.80}')
@@ -414,6 +421,9 @@ class ToolNamespace:
         return ToolFunction(toolbox, prefix + found, name, line_here())
 
     __getitem__ = __getattr__
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__dir__())
 
     @property
     def __all__(self) -> list[str]:

@@ -22,6 +22,9 @@ UNREADABLE = "unreadable_arguments"
 
 MAX_QUOTED_CHARS = 2_000
 
+_KEYS = {"name", "tool", "id", "call_id", "type", "index"}
+"""Keys of a call without arguments. What stands under another one, such as `parameters`, would be lost."""
+
 
 @frozen
 class ToolCall:
@@ -53,11 +56,11 @@ class ToolCall:
             function = call.get("function")
             source = function if isinstance(function, Mapping) else call
             name = source.get("name", source.get("tool"))
-            arguments: Any = next((source[key] for key in ("arguments", "args", "input") if key in source), {})
-            if isinstance(name, str):
+            found: list[Any] = [source[key] for key in ("arguments", "args", "input") if key in source]
+            if isinstance(name, str) and (found or source.keys() <= _KEYS):
                 # The Responses API has both: `id` is that of the item, `call_id` what its answer refers to.
                 ident = next((each for key in ("call_id", "id") if (each := call.get(key)) not in (None, "")), "")
-                return cls(str(ident), name, arguments)
+                return cls(str(ident), name, found[0] if found else {})
         raise UsageError(f'{call!r:.200} is not a tool call; write ("name", {{...}})')
 
     @property

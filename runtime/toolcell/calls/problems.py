@@ -553,15 +553,13 @@ def described(exc: ValueError | TypeError) -> str:
         above, exc = (exc.name,), exc.error
     if not isinstance(exc, ValidationError):
         return str(exc)[:MAX_MESSAGE_CHARS]
-    count = exc.error_count()
-    text = f"{count} validation error{'s' if count > 1 else ''} for {exc.title[:MAX_STEP_CHARS]}"
-    if count > MAX_LISTED_ERRORS:
-        return text
+    if (count := exc.error_count()) > MAX_LISTED_ERRORS:
+        return f"{count} validation errors for {exc.title[:MAX_STEP_CHARS]}"
     errors = exc.errors(include_url=False, include_context=False, include_input=False)[:MAX_PROBLEMS]
     named = [str(ValueProblem((*above, *error["loc"]), error["msg"][:MAX_MESSAGE_CHARS])) for error in errors]
     if count > MAX_PROBLEMS:
         named.append("and more problems")
-    return "\n  - ".join([text, *named])
+    return "\n  - ".join(named)
 
 
 class ValueCheck:

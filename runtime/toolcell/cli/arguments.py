@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import errno
 import inspect
 import io
 import itertools
 import json
 import keyword
 import os
+import stat
 import sys
 import tokenize
 import warnings
@@ -40,7 +42,7 @@ def read_script(name: str) -> str:
         UsageError: the file cannot be read, or is neither UTF-8 nor what its `coding` line says.
     """
     try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        data = sys.stdin.buffer.read() if name == "-" else _content(name)
         return data.decode(_encoding(data))
     except OSError as exc:
         raise UsageError(f"cannot read the script {name}: {exc.strerror}") from exc
@@ -99,9 +101,16 @@ def _read_file(text: str) -> tuple[str, bytes]:
     if not equals or os.path.exists(text):
         name, path = os.path.basename(text), text
     try:
-        return name, Path(path).read_bytes()
+        return name, _content(path)
     except OSError as exc:
         raise UsageError(f"--file {text}: {exc.strerror}") from exc
+
+
+def _content(path: str) -> bytes:
+    """Return what is in a file or a pipe. Of a device, such as /dev/zero, there may be no end."""
+    if not path or stat.S_ISCHR(os.stat(path).st_mode) or stat.S_ISBLK(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "it is not a file or a pipe")
+    return Path(path).read_bytes()
 
 
 def load_registry(sources: Sequence[str]) -> ToolRegistry:

@@ -11,6 +11,8 @@ from pydantic import ValidationError
 from toolcell.mcp.mending import mend_listing
 
 METHOD = "tools/list"
+OF_ANYTHING = "2026-07-28"
+"""Version of the protocol from which on answers need not be objects."""
 
 
 class ToolPages:
@@ -25,10 +27,13 @@ class ToolPages:
         """Version of the protocol. A page that comes before it is known stays as it is."""
         self._broken = dict[str, str]()
         self._output_schemas = dict[str, Any]()
+        self.unused = dict[str, str]()
+        """What is wrong with schemas of answers that the protocol's version does not know, by name of the tool."""
 
     def begin(self) -> None:
         """Forget what an earlier list had."""
         self._broken.clear()
+        self.unused.clear()
         self._output_schemas.clear()
 
     def mend(self, page: dict[str, Any]) -> None:
@@ -36,14 +41,18 @@ class ToolPages:
         mend_listing(page)
         if not self.version or not isinstance(page.get("tools"), list):
             return
-        kept, broken = without_broken(page, self.version)
+        page["tools"] = [self._without_output_schema(tool) for tool in page["tools"]]
+        page["tools"], broken = without_broken(page, self.version)
         self._broken |= broken
-        page["tools"] = [self._without_output_schema(tool) for tool in kept]
 
     def _without_output_schema(self, tool: Any) -> Any:
-        if not isinstance(tool, Mapping) or "outputSchema" not in tool:
+        if not isinstance(tool, Mapping) or not isinstance(schema := tool.get("outputSchema"), Mapping):
             return tool
-        self._output_schemas.setdefault(tool.get("name", ""), tool["outputSchema"])
+        if isinstance(name := tool.get("name"), str):
+            if schema.get("type") != "object" and self.version < OF_ANYTHING:
+                self.unused[name] = "it is not of an object"
+            else:
+                self._output_schemas.setdefault(name, schema)
         return {name: value for name, value in tool.items() if name != "outputSchema"}
 
     def take_broken(self) -> dict[str, str]:

@@ -112,6 +112,8 @@ class McpCatalogue:
         """Ask for the list, and make the registry agree with it."""
         listing.begin()
         listed = await self._read(listing.completed(await self._list(client, listing)))
+        for name in listing.unused.keys() & listed.keys():
+            self._report_unused_output(name, listing.unused[name])
         gone = [name for name in self.tools if name not in listed]
         for name in gone:
             self._unregister(self.tools.pop(name))
@@ -147,11 +149,14 @@ class McpCatalogue:
                 self.report_broken(tool.remote_name, wrong_input)
                 continue
             if wrong_output:
-                problem = unused_output_schema(tool.remote_name, wrong_output)
-                self.report(problem.kind, problem.message, problem.tool)
+                self._report_unused_output(tool.remote_name, wrong_output)
                 tool = replace(tool, output_schema=None, is_wrapped=False, options=replace(tool.options, returns=None))
             found.append(tool)
         return found
+
+    def _report_unused_output(self, name: str, wrong: str) -> None:
+        problem = unused_output_schema(name, wrong)
+        self.report(problem.kind, problem.message, problem.tool)
 
     def _is_as_first(self, tool: McpTool) -> bool:
         """Return whether a tool that is not registered is new, or as it was when it was first; report it if not."""

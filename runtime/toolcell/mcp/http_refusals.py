@@ -18,6 +18,7 @@ SESSION_GONE = -(10**9) - secrets.randbelow(10**9)
 each process: a server that sent it itself would have a call made twice that it has carried out."""
 ANSWER_LOST = SESSION_GONE - 1
 """Code of our own: the request was sent, and no answer came that can be read. It may have been carried out."""
+NOT_A_MESSAGE = "its answer is not a message of JSON-RPC 2.0"
 GATEWAY_STATUSES = frozenset({502, 503, 504})
 """What a gateway says when it has no answer of the server behind it."""
 MAX_SAID_BYTES = 4096

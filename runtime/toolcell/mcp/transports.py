@@ -39,7 +39,7 @@ from toolcell.errors import McpServerError
 from toolcell.mcp.address_guard import LoginTransport
 from toolcell.mcp.broken_tools import ToolPages
 from toolcell.mcp.http_bounds import MAX_MESSAGE_BYTES, BoundedTransport
-from toolcell.mcp.http_refusals import ANSWER_LOST
+from toolcell.mcp.http_refusals import ANSWER_LOST, NOT_A_MESSAGE
 from toolcell.mcp.login import Login
 from toolcell.mcp.proxies import ProxyTransport
 from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, cut_lists, elements, with_whole_characters
@@ -212,17 +212,20 @@ OF_SERVER = -1_000_000
 """Added to such a code of a server."""
 
 
-_CUT = "SSE stream "
-"""How the SDK's error begins for an answer whose stream was cut. A server that says the same gains nothing by it."""
+_LOST = ("SSE stream ", "Unexpected content type: ", "server answered a request with 202 ")
+_UNREADABLE = ("Failed to parse JSON response: ", "Failed to parse SSE message: ")
+"""How the SDK's errors begin for an answer that did not come, or is none. A server that says the same gains nothing."""
 
 
 def _mended_message(message: Any) -> Any:
     """Return a message as the SDK may read it: no error of a server passes for one of the SDK's own."""
     if isinstance(message, JSONRPCResponse):
         cut_lists(message.result)
+    elif isinstance(message, JSONRPCError) and message.error.message.startswith((*_LOST, *_UNREADABLE)):
+        said = NOT_A_MESSAGE if message.error.message.startswith(_UNREADABLE) else message.error.message
+        message.error.code, message.error.message = ANSWER_LOST, said
     elif isinstance(message, JSONRPCError) and message.error.code in SDK_CODES:
-        is_cut = message.error.code == CONNECTION_CLOSED and message.error.message.startswith(_CUT)
-        message.error.code = ANSWER_LOST if is_cut else message.error.code + OF_SERVER
+        message.error.code += OF_SERVER
     return message
 
 
@@ -235,7 +238,7 @@ def _failed_answer(line: bytes) -> SessionMessage | None:
     ident = found.get("id") if isinstance(found, dict) and "method" not in found else None
     if not isinstance(ident, int | str) or isinstance(ident, bool):
         return None
-    return _error(ident, "its answer is not a message of JSON-RPC 2.0")
+    return _error(ident, NOT_A_MESSAGE)
 
 
 def _error(ident: int | str, text: str) -> SessionMessage:

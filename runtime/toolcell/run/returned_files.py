@@ -13,7 +13,7 @@ from typing import Any
 from toolcell.config import Limits
 from toolcell.results import OutputFile
 from toolcell.support.text import for_terminal
-from toolcell_bridge.guest.files import media_type
+from toolcell_bridge.guest.files import MAX_FILE_PROBLEMS, media_type
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.invisible import is_visible
 from toolcell_bridge.wire.messages import FilePart, FileProblem
@@ -22,8 +22,8 @@ NAME_CHARS = 1024
 Sink = Callable[[bytes], object]
 """Takes the content of returned files, piece by piece. Never raises."""
 
-PROBLEMS = 1000
-"""Files that may be reported as missing or wrong, beyond those that may be returned."""
+PROBLEMS = MAX_FILE_PROBLEMS + 100
+"""Files that may be reported as missing or wrong, beyond those that may be returned, with what was displayed."""
 
 
 @dataclass(slots=True)

@@ -54,6 +54,19 @@ _TERMINAL_SEQUENCE = re.compile(
 )
 
 
+def whole_characters(value: Any) -> Any:
+    """Return texts, also in dicts and lists, in which halves of characters are joined; a mark stands for any other."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return value
+    if isinstance(value, Mapping):
+        return {whole_characters(name): whole_characters(each) for name, each in value.items()}
+    return [whole_characters(each) for each in value] if isinstance(value, list) else value
+
+
 def for_terminal(text: str) -> str:
     """Return `text` with every character visible. An escape replaces each one that a terminal obeys or hides."""
     return _UNSAFE.sub(_escape, _STACK.sub(_escape_stack, text.replace("\r\n", "\n")))

@@ -21,6 +21,7 @@ from toolcell.agents.providers.provider import (
 from toolcell.agents.providers.retries import reported_error
 from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator, fields_of
 from toolcell.calls.model_calls import unique_ids
+from toolcell.support.text import whole_characters
 from toolcell.tools import ToolCall, ToolDefinition
 
 MAX_TOKENS = 4096
@@ -175,6 +176,7 @@ def _read_object(text: str) -> dict[str, Any]:
 
 def _response(blocks: Sequence[Mapping[str, Any]], stop_reason: Any, usage: Any) -> ModelResponse:
     """Read a whole message's blocks. They are kept where text and calls alone do not make them again."""
+    blocks = whole_characters(list(blocks))
     text = text_of([block for block in blocks if block.get("type") == "text"])
     uses = [block for block in blocks if block.get("type") == "tool_use"]
     calls = unique_ids(

@@ -254,7 +254,8 @@ class _PartialCalls:
         if name != call.name:
             call.name += name
         if arguments is None or isinstance(arguments, str):
-            arguments = arguments or ""
+            is_repeated = bool(ident) and arguments == call.arguments and call.is_whole
+            arguments = "" if is_repeated else arguments or ""
             call.arguments += arguments
         else:  # the whole object, not a piece of its text
             call.arguments = arguments = json.dumps(arguments, ensure_ascii=False)
@@ -290,9 +291,14 @@ class _PartialCalls:
             return True
         if name != call.name:
             return is_at_index and not call.arguments and call.name not in self._tools
-        if is_at_index:
-            return not (call.is_whole and arguments)
+        if is_at_index:  # some servers send the whole call once more at its end
+            return not (call.is_whole and arguments) or arguments == call.arguments
         return bool(call.arguments.strip()) and not call.is_whole
+
+    @property
+    def are_whole(self) -> bool | None:
+        """True when no call can have more arguments, and None without calls."""
+        return all(call.is_whole for call in self._calls) if self._calls else None
 
     def read(self) -> list[Message]:
         """Return the calls, in the order of their indices. One that never got a name is the rest of the one before."""
@@ -312,6 +318,7 @@ class _CompletionAccumulator(StreamAccumulator):
         super().__init__(on_update)
         self._message: dict[str, Any] = {}
         self._calls = _PartialCalls(tools)
+        self._choice: Any = None
         self._finish_reason = ""
         self._has_ended = False
         self._usage: Any = None
@@ -339,8 +346,12 @@ class _CompletionAccumulator(StreamAccumulator):
         self._usage = data.get("usage") or self._usage
         for choice in map(fields_of, data.get("choices") or ()):
             _raise_reported_error(choice)
+            index = choice.get("index")
+            self._choice = index if self._choice is None else self._choice
+            if index not in (None, self._choice):
+                continue  # another answer, as with n=2
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
-            delta = dict(fields_of(choice.get("delta")))
+            delta = dict(fields_of(choice.get("delta") or (None if self._message else choice.get("message"))))
             pieces = delta.pop("tool_calls", None) or ()
             text = text_of(delta.get("content")) + (delta.get("refusal") or "")
             thoughts = reasoning_of(delta)
@@ -356,7 +367,8 @@ class _CompletionAccumulator(StreamAccumulator):
 
     @property
     def is_complete(self) -> bool:
-        return bool(self._finish_reason) or (self._has_ended and bool(self._message.get("content")))
+        is_whole = bool(self._message.get("content")) if self._calls.are_whole is None else self._calls.are_whole
+        return bool(self._finish_reason) or (self._has_ended and is_whole)
 
     def response(self) -> ModelResponse:
         return _read_message(self._message, self._calls.read(), self._finish_reason, self._usage)

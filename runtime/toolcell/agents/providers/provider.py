@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, Self, runtime_checkable
 from toolcell.calls.model_calls import unique_ids
 from toolcell.calls.result import NO_USAGE
 from toolcell.errors import ToolcellError
+from toolcell.support.text import whole_characters
 from toolcell.tools import TokenUsage, ToolCall, ToolDefinition
 
 Message = dict[str, Any]
@@ -77,9 +78,9 @@ class ModelResponse:
             case cls():
                 return answer
             case str():
-                return cls(answer)
+                return cls(whole_characters(answer))
             case Mapping():
-                return cls._read_message(answer)
+                return cls._read_message(whole_characters(answer))
         raise ProviderError(f"the provider returned {type(answer).__name__}, which is not an answer")
 
     @classmethod
@@ -153,7 +154,7 @@ def read_usage(usage: Any) -> TokenUsage:
         for name in names:
             value = usage.get(name) if isinstance(usage, Mapping) else getattr(usage, name, None)
             if isinstance(value, int):
-                return value
+                return max(value, 0)  # nobody's counts give a budget back
         return 0
 
     return TokenUsage(count("input_tokens", "prompt_tokens"), count("output_tokens", "completion_tokens"))

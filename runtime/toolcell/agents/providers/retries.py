@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
@@ -92,13 +93,16 @@ def as_provider_error(exc: Exception) -> ProviderError:
     body = getattr(exc, "body", None)
     reported = _error_in(body)
     is_transient = _is_transient(reported)
+    words = reported.get("message", reported) if isinstance(reported, Mapping) else reported
+    said = f"{exc}: {str(words)[:500]}" if words and str(words) not in str(exc) else str(exc)
     if isinstance(status, int):
         is_retryable = _should_retry(headers, status in TRANSIENT_STATUSES or (status < 400 and is_transient))
         wait_s = _retry_after_s(headers)
         wait_s = _retry_delay_s(reported) if wait_s is None else wait_s
-        return ProviderError(str(exc), status=status, retryable=is_retryable, retry_after_s=wait_s)
+        return ProviderError(said, status=status, retryable=is_retryable, retry_after_s=wait_s)
+    if isinstance(exc, json.JSONDecodeError):
+        return ProviderError(f"the model's server sent what is not JSON: {exc}", retryable=True)
     is_connection = isinstance(exc, ConnectionError | TimeoutError) or type(exc).__name__ in _CONNECTION_ERRORS
-    said = f"{exc}: {body[:500]}" if isinstance(body, str) and body not in str(exc) else str(exc)
     host = _host_of(exc) if is_connection else ""
     at = f" at {host}" if host else ""
     return ProviderError(

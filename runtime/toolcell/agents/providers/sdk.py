@@ -6,6 +6,7 @@ import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from toolcell.agents.providers.provider import (
@@ -18,6 +19,7 @@ from toolcell.agents.providers.provider import (
 )
 from toolcell.agents.providers.retries import as_provider_error
 from toolcell.errors import Misconfigured, UsageError
+from toolcell.support.text import whole_characters
 from toolcell.tools import ToolDefinition
 
 
@@ -143,6 +145,8 @@ class StreamAccumulator(ABC):
     def __init__(self, on_update: OnUpdate) -> None:
         self._on_update = on_update
         self._has_shown_text = False
+        self._halves: dict[tuple[str, str], str] = {}
+        """The first half of a character at the end of a text, until the other one comes."""
 
     async def read(self, opening: Awaitable[Any]) -> ModelResponse:
         """Open the stream, read it to its end, and return the response.
@@ -166,6 +170,12 @@ class StreamAccumulator(ABC):
 
     def report(self, update: MessageUpdate) -> None:
         """Report a piece of the message. A piece of a call's arguments may be empty, which names the call."""
+        if self._halves or not update.piece.isascii():
+            key = (update.kind, update.call_id)
+            piece = whole = self._halves.pop(key, "") + update.piece
+            if piece and "\ud800" <= piece[-1] <= "\udbff":
+                whole, self._halves[key] = piece[:-1], piece[-1]
+            update = replace(update, piece=whole_characters(whole))
         if update.piece or update.tool:
             self._has_shown_text = self._has_shown_text or update.kind == "text"
             self._on_update(update)
