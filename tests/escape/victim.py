@@ -20,7 +20,7 @@ import anyio
 import psutil
 
 from toolcell import Limits, Policy, PoolConfig, Runtime, ToolRegistry
-from toolcell.tools import checker_process
+from toolcell.calls import checker_process
 
 SECRET = os.environ.get("VICTIM_SECRET", "")
 HEAP = [f"{SECRET} on the heap {number}" for number in range(100)]
