@@ -55,14 +55,14 @@ async def test_a_journal_is_read_once_for_all_lists(tmp_path: Path, reads: list[
 async def test_others_are_answered_while_what_waits_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, route: str
 ) -> None:
-    answered, is_reading, load = threading.Event(), threading.Event(), JournalStore._look
+    answered, is_reading, load = threading.Event(), threading.Event(), JournalStore.look
 
     def slow(self: JournalStore, ident: str) -> Any:
         is_reading.set()
         assert answered.wait(60), "nobody was answered while the journals were read"
         return load(self, ident)
 
-    monkeypatch.setattr(JournalStore, "_look", slow)
+    monkeypatch.setattr(JournalStore, "look", slow)
     async with (
         serving(tmp_path / "state", registry()) as (url, _),
         httpx.AsyncClient(base_url=url, timeout=60) as client,

@@ -109,7 +109,7 @@ class MapFile:
         assert self._file is not None
         found = _Places(self._places)
         try:
-            for place in self._file.load_each(MAP_RECORDS, found):
+            for place in self._database.load_each(MAP, self.name, MAP_RECORDS, found):
                 found.place = place
         except Damaged as exc:
             raise UsageError(f"map {self.name!r} is damaged ({exc}); take another map_id") from exc
@@ -146,7 +146,7 @@ class MapFile:
             return None
         assert self._file is not None
         try:
-            _, _, digest, outcome, has_value, packed, error = self._file.read_at(place)
+            _, _, digest, outcome, has_value, packed, error = self._database.record(MAP, self.name, place)
             found = Outcome(outcome)
         except (OSError, ValueError) as exc:
             raise UsageError(f"item {index} of map {self.name!r} cannot be read: {exc}") from exc

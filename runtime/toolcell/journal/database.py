@@ -41,8 +41,6 @@ OF: Final[Mapping[str, tuple[str, str]]] = {RUN: (MAP, "-"), STATE: (SESSION, ".
 an item of a map would look like one that never began."""
 
 _IS: Final = "kind = ? AND name = ?"
-BATCH: Final = 64
-"""Records that are read at a time."""
 PIECE_BYTES: Final = 1 << 20
 
 State = TypeVar("State")
@@ -154,16 +152,66 @@ class JournalDatabase:
             rows = db.execute("SELECT name, max(n), at FROM record WHERE kind = ? GROUP BY name ORDER BY name", (kind,))
             return {name: (n, at) for name, n, at in rows}
 
-    def records(self, kind: str, name: str, after: int = 0, batch: int = BATCH) -> Iterator[tuple[int, bytes]]:
-        """Yield the records of a journal, each with its number. `batch`: how many are read at a time."""
-        query = f"SELECT n, body FROM record WHERE {_IS} AND n > ? ORDER BY n LIMIT {batch}"
-        while True:
+    def records(self, kind: str, name: str) -> Iterator[tuple[int, bytes]]:
+        """Yield the records of a journal, each with its number. A MiB is read at a time, and others wait meanwhile."""
+        query = f"SELECT n, body FROM record WHERE {_IS} AND n > ? ORDER BY n"
+        after, is_over = 0, False
+        while not is_over:
+            found, size = [], 0
             with self._reading() as db:
-                found = db.execute(query, (kind, name, after)).fetchall()
+                is_over = True
+                for n, body in db.execute(query, (kind, name, after)):
+                    found.append((n, body))
+                    after, size = n, size + len(body)
+                    if size >= PIECE_BYTES:
+                        is_over = False
+                        break
             yield from found
-            if len(found) < batch:
-                return
-            after = found[-1][0]
+
+    def record(self, kind: str, name: str, n: int) -> list[Any]:
+        """Return one record.
+
+        Raises:
+            ValueError: it is not there, or cannot be read.
+        """
+        with self._reading() as db:
+            found = db.execute(f"SELECT body FROM record WHERE {_IS} AND n = ?", (kind, name, n)).fetchone()
+        if found is None:
+            raise ValueError("a record is not there any more")
+        record: list[Any] = unpack(found[0])
+        return record
+
+    def load(self, kind: str, name: str, table: Table, state: State) -> State:
+        """Do what each record of a journal says, in order, and return the state.
+
+        Raises:
+            Damaged: a record cannot be read, or means nothing.
+        """
+        for _ in self.load_each(kind, name, table, state):
+            pass
+        return state
+
+    def load_each(self, kind: str, name: str, table: Table, state: object) -> Iterator[int]:
+        """Do the same; yield the number of each record before it is done. To be taken to its end."""
+        try:
+            for n, body in self.records(kind, name):
+                yield n
+                apply_record(table, state, unpack(body))
+        except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as exc:
+            raise Damaged(f"{type(exc).__name__}: {exc}") from exc
+
+    def is_open(self, kind: str, name: str) -> bool:
+        """Return whether somebody has a journal open, here or in another process."""
+        descriptor = self.open_lock()
+        try:
+            found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _byte(kind, name))
+        finally:
+            os.close(descriptor)
+        return bool(struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK)
+
+    def open_lock(self) -> int:
+        """Open the file whose bytes are locked, one for each open journal. The kernel ends its locks with it."""
+        return os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def write(
         self,
@@ -304,9 +352,9 @@ class OpenJournal:
         self.database, self.kind, self.name = database, kind, name
         self._late_after = frozenset(late_after)
         self._waiting: list[bytes] = []
-        self._fd = os.open(database.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._fd = database.open_lock()
         try:
-            _lock(self._fd, f"{kind} {name}")
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _byte(kind, name))
             self._last = database.last(kind, name)
         except BlockingIOError as exc:
             self.close()
@@ -355,43 +403,15 @@ class OpenJournal:
             self.database.remove(self.kind, self.name)
 
     def load(self, table: Table, state: State) -> State:
-        """Do what each record says, in order, and return the state.
-
-        Raises:
-            Damaged: a record cannot be read, or means nothing.
-        """
-        for _ in self.load_each(table, state):
-            pass
-        return state
-
-    def load_each(self, table: Table, state: object) -> Iterator[int]:
-        """Do the same; yield the number of each record, for `read_at`, before it is done. To be taken to its end."""
-        try:
-            for n, body in self.database.records(self.kind, self.name):
-                yield n
-                apply_record(table, state, unpack(body))
-        except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as exc:
-            raise Damaged(f"{type(exc).__name__}: {exc}") from exc
-
-    def read_at(self, n: int) -> list[Any]:
-        """Return the record with a number of `load_each`.
-
-        Raises:
-            OSError, ValueError: it is not there any more.
-        """
-        found = next(self.database.records(self.kind, self.name, n - 1, batch=1), None)
-        if found is None or found[0] != n:
-            raise ValueError("a record is not there any more")
-        record: list[Any] = unpack(found[1])
-        return record
+        """Do what each record says, in order, and return the state. Raises as `JournalDatabase.load`."""
+        return self.database.load(self.kind, self.name, table, state)
 
 
-def _lock(descriptor: int, name: str) -> None:
-    """Lock a name: a byte of the file, which stands for it. The kernel ends the lock with the descriptor.
+_FLOCK: Final = "hhqqi4x"
+"""A `struct flock` of the kernel."""
 
-    Raises:
-        BlockingIOError: another descriptor has locked it.
-        OSError: the file cannot be locked.
-    """
-    byte = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
-    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+
+def _byte(kind: str, name: str) -> bytes:
+    """Return what is to be locked for a journal."""
+    byte = int.from_bytes(hashlib.sha256(f"{kind} {name}".encode()).digest()[:7], "big")
+    return struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)

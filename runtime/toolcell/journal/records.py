@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Final
 
-from toolcell.journal.database import Damaged, OpenJournal, RecordKind, Table
+from toolcell.journal.database import RUN as RUN_KIND
+from toolcell.journal.database import Damaged, JournalDatabase, OpenJournal, RecordKind, Table
 from toolcell.journal.ledger import Journal, JournalEntry, RecordedDecision
 from toolcell.results import PendingCall
 
@@ -194,9 +195,9 @@ RUN_RECORDS: Final[Table] = {
 }
 
 
-def load_run(file: OpenJournal) -> LoadedRun:
-    """Return what the journal of a run says. Raises as `OpenJournal.load`."""
-    loaded = file.load(RUN_RECORDS, LoadedRun())
+def load_run(database: JournalDatabase, ident: str) -> LoadedRun:
+    """Return what the journal of a run says. Raises as `JournalDatabase.load`."""
+    loaded = database.load(RUN_KIND, ident, RUN_RECORDS, LoadedRun())
     if not loaded.journal.header:
         raise Damaged("it does not begin with its run")
     loaded.journal.entries.sort(key=lambda entry: entry.number)

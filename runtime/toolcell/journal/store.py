@@ -7,7 +7,6 @@ import hashlib
 import math
 import os
 import re
-import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -110,8 +109,6 @@ class JournalStore:
         self._waiting: dict[str, Journal] = {}
         """In memory: journals of runs that may be carried on."""
         self.used: set[str] = set()
-        self._opening = threading.Lock()
-        """Held while a journal is read: whoever lists what waits in a thread must not look like a run under way."""
         self._seen: dict[str, _Seen] = {}
         """State of journals on disk, by id, as they were when they were read last."""
 
@@ -148,9 +145,9 @@ class JournalStore:
     # A run begins
 
     def make(self, wanted: str) -> Journal:
-        """Return an empty journal; `wanted`: its id, if it is free and a short name."""
+        """Return an empty journal; `wanted`: its id, if it is a short name and free here; `write` looks elsewhere."""
         is_free = _NAME.fullmatch(wanted) is not None and wanted not in self._waiting and wanted not in self._begun
-        ident = wanted if is_free and not self._is_kept(wanted) else os.urandom(16).hex()
+        ident = wanted if is_free else os.urandom(16).hex()
         self._begun.add(ident)
         return Journal(ident)
 
@@ -165,7 +162,7 @@ class JournalStore:
             self.database.check_room(len(str(journal.header.get("source", ""))) + CALLS_BYTES)
             try:
                 records = self._new_records(journal.id)
-            except ResumeError:  # a process began a run of the same id at the same moment
+            except ResumeError:  # there is, or was, a run of the same id
                 self._begun.discard(journal.id)
                 journal.id = os.urandom(16).hex()
                 records = self._new_records(journal.id)
@@ -186,11 +183,6 @@ class JournalStore:
             file.close()
             raise ResumeError(f"there is a run {ident} already")
         return RunRecords(file)
-
-    def _is_kept(self, ident: str) -> bool:
-        with suppress(OSError):  # then it cannot be written either, and that says why
-            return self.is_durable and self.database.last(RUN, ident) > 0
-        return False
 
     # A run ends
 
@@ -334,7 +326,8 @@ class JournalStore:
             known = self._seen.get(ident)
             if known is None or known.signature != signature:
                 try:
-                    known = _Seen(signature, self._look(ident))
+                    loaded = self.look(ident)
+                    known = _Seen(signature, None if loaded.is_ended else self._idle_run(loaded.journal))
                 except ResumeError:  # removed, under way, or damaged
                     continue
             if known.run is None or is_small(known.run.arguments, REMEMBERED):
@@ -347,70 +340,61 @@ class JournalStore:
     def _idle_run(self, journal: Journal) -> IdleRun:
         return IdleRun(journal.id, self._suspension(journal) if journal.token else None)
 
-    def _look(self, ident: str) -> IdleRun | None:
-        """Read one journal on disk; None when its run has ended.
+    def look(self, ident: str) -> LoadedRun:
+        """Return what is known of a run that is not under way, without taking it up.
 
         Raises:
-            ResumeError: it is under way, or cannot be read.
+            UnderWay: it is.
+            NoSuchRun, ResumeError: it is not there, or cannot be read.
         """
-        with self._opening:
-            journal, loaded = self._loaded(ident)
-            assert journal.records is not None
-            journal.records.close()
-        return None if loaded.is_ended else self._idle_run(journal)
+        try:
+            if self.is_durable and self.database.is_open(RUN, ident):
+                raise UnderWay(f"run {ident} is under way; it can be resumed when it has ended")
+        except OSError as exc:
+            raise ResumeError(f"the journal of run {ident} cannot be read: {exc}") from exc
+        return self._loaded(ident)
 
     def waiting(self, ident: str) -> Suspension | str | None:
         """Return what a run waits for; its own id if it was interrupted or cannot be read now; None if it is over."""
         try:
-            journal, loaded = self._load(ident)
+            loaded = self.look(ident)
         except NoSuchRun:
             return None
-        except ResumeError:  # damaged, or somebody looks at it just now: `take` says so
+        except ResumeError:  # damaged, or under way: `take` says so
             return ident
-        self.put_down(journal)
         if loaded.is_ended:
             return None
-        return self._suspension(journal) if journal.token else ident
+        return self._suspension(loaded.journal) if loaded.journal.token else ident
 
     def session_of(self, ident: str) -> str:
         """Return the name of the session whose script a run is; empty if it is none, or cannot be read now."""
-        if self.is_durable:
-            with suppress(ResumeError):
-                journal = self._load(ident)[0]
-                self.put_down(journal)
-                return str(journal.header.get("session", ""))
+        with suppress(ResumeError):
+            return str(self.look(ident).journal.header.get("session", ""))
         return ""
 
     def script_of(self, ident: str) -> str:
         """Return the script of a run that waits; empty if it is of a plan, or cannot be read now."""
-        journal = self._waiting.get(ident)
-        if journal is None and self.is_durable:
-            with suppress(ResumeError):
-                journal = self._load(ident)[0]
-                self.put_down(journal)
-        return str(journal.header.get("source") or "") if journal is not None else ""
+        with suppress(ResumeError):
+            return str(self.look(ident).journal.header.get("source") or "")
+        return ""
 
     def used_by(self, ident: str) -> tuple[frozenset[str], int]:
         """Return what a run that waits has read, and how many calls it has made. Nothing is known of a damaged one.
 
         Raises:
-            ResumeError: its journal is open just now.
+            ResumeError: it is under way.
         """
-        if (journal := self._waiting.get(ident)) is None and self.is_durable:
-            try:
-                journal = self._load(ident)[0]
-            except UnderWay:
-                raise
-            except ResumeError:
-                return frozenset(), 0
-            self.put_down(journal)
-        return (frozenset(), 0) if journal is None else (journal.labels, len(journal.entries))
+        try:
+            journal = self.look(ident).journal
+        except UnderWay:
+            raise
+        except ResumeError:
+            return frozenset(), 0
+        return journal.labels, len(journal.entries)
 
     def calls_of(self, ident: str) -> list[JournalEntry]:
-        """Return the calls of a run that is not under way. ResumeError: it has no journal."""
-        journal, _ = self._load(ident)
-        self.put_down(journal)
-        return journal.entries
+        """Return the calls of a run that is not under way. Raises as `look`."""
+        return self.look(ident).journal.entries
 
     def take(self, given: str | Suspension, tools: CallableTools, *, even_ended: bool = False) -> Journal:
         """Return the journal of a suspended or interrupted run (`even_ended`: of any), for one run of its script.
@@ -427,60 +411,41 @@ class JournalStore:
                 f"resume takes result.suspension, its to_json(), or the id of an interrupted run, not {brief(given)}"
             )
         token_id = str(token["token"]) if token is not None else ""
-        from_disk = self.is_durable
-        journal = (
-            self._take_from_disk(ident, token_id, even_ended) if from_disk else self._take_waiting(ident, token_id)
-        )
-        try:
-            check_tools(journal, tool_digests(tools, Origin(journal.header.get("origin", Origin.CODE))))
-        except ResumeError:
-            self.put_down(journal)
-            raise
-        return journal
-
-    def _take_waiting(self, ident: str, token_id: str) -> Journal:
         if token_id and token_id in self.used:
             raise ResumeError(used_text(ident))
-        found = self._waiting.get(ident)
-        if found is None:
-            raise ResumeError(unknown_text(ident, "this Runtime"))
-        check_token(ident, found.token, token_id)
-        del self._waiting[ident]
-        return found
-
-    def _take_from_disk(self, ident: str, token_id: str, even_ended: bool) -> Journal:
-        journal, loaded = self._load(ident)
         try:
+            file = OpenJournal(self.database, RUN, ident) if self.is_durable else None
+        except OSError as exc:
+            raise ResumeError(f"the journal of run {ident} cannot be opened: {exc}") from exc
+        try:
+            loaded = self._loaded(ident)
+            journal = loaded.journal
             if token_id and token_id in loaded.used_tokens:  # a run that was interrupted has no token
                 raise ResumeError(used_text(ident))
             if loaded.is_ended and not even_ended:
                 raise ResumeError(f"run {ident} has ended; there is nothing to resume")
             check_token(ident, journal.token, token_id)
+            check_tools(journal, tool_digests(tools, Origin(journal.header.get("origin", Origin.CODE))))
         except ResumeError:
-            assert journal.records is not None
-            journal.records.close()
+            if file is not None:
+                file.close()
             raise
+        if file is not None:
+            journal.records = RunRecords(file)
+        self._waiting.pop(ident, None)
         return journal
 
-    def _load(self, ident: str) -> tuple[Journal, LoadedRun]:
-        with self._opening:
-            return self._loaded(ident)
-
-    def _loaded(self, ident: str) -> tuple[Journal, LoadedRun]:
+    def _loaded(self, ident: str) -> LoadedRun:
         try:
-            file = OpenJournal(self.database, RUN, ident)
-        except OSError as exc:
-            raise ResumeError(f"the journal of run {ident} cannot be opened: {exc}") from exc
-        if file.is_new:
-            file.close()
-            raise NoSuchRun(unknown_text(ident, str(self.database.folder)))
-        try:
-            loaded = load_run(file)
+            if (journal := self._waiting.get(ident)) is not None:
+                return LoadedRun(journal)
+            if not (self.is_durable and self.database.last(RUN, ident)):
+                raise NoSuchRun(unknown_text(ident, str(self.database.folder) if self.is_durable else "this Runtime"))
+            return load_run(self.database, ident)
         except Damaged as exc:
-            file.close()
             raise ResumeError(f"the journal of run {ident} is damaged ({exc}); run the script again") from exc
-        loaded.journal.records = RunRecords(file)
-        return loaded.journal, loaded
+        except OSError as exc:
+            raise ResumeError(f"the journal of run {ident} cannot be read: {exc}") from exc
 
     def use(self, journal: Journal, decided: dict[int, RecordedDecision]) -> None:
         """Mark the token of a journal as used, and record what was decided. From here on it is refused."""

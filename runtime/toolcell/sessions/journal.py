@@ -312,7 +312,7 @@ def _state_kept(
     is_base: bool,
 ) -> None:
     try:
-        pieces = (piece for _, piece in state.database.records(STATE, name, batch=1))
+        pieces = (piece for _, piece in state.database.records(STATE, name))
         kept = KeptState(position, tuple(lost), StateFile.of(state.database.folder, pieces, digest))
     except OSError as exc:  # replaced by a later one, or lost
         if is_base:
