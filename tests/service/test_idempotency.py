@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from held import left_after
 from service.clock import Clock
 from toolcell.service.idempotency import Entry, IdempotencyStore, digest_of
+from toolcell.support.sqlite import SqliteDatabase
 
 pytestmark = pytest.mark.quick
 
@@ -157,6 +158,28 @@ def test_the_counts_of_a_tenant_are_those_of_its_rows(
             counted = rows.execute("SELECT count(*), coalesce(sum(length(body)), 0) FROM requests").fetchone()
             assert store._totals(rows, "acme") == counted
             assert counted[0] <= 4 and counted[1] <= 100
+    store.close()
+
+
+TABLES_OF_VERSION_1 = (
+    "CREATE TABLE requests (tenant TEXT, key TEXT, sha256 BLOB NOT NULL, run TEXT NOT NULL, owner TEXT NOT NULL, "
+    "began_at REAL NOT NULL, status INTEGER, type TEXT, body BLOB, PRIMARY KEY (tenant, key))",
+    "CREATE TABLE totals (tenant TEXT PRIMARY KEY, keys INTEGER NOT NULL, bytes INTEGER NOT NULL)",
+)
+
+
+def test_a_store_that_an_earlier_version_made_keeps_its_keys_and_counts_them(tmp_path: Path, clock: Clock) -> None:
+    earlier = SqliteDatabase(tmp_path / "requests.sqlite", [TABLES_OF_VERSION_1], application_id=0x746C6972)
+    with earlier.writing() as rows:
+        given = [("acme", f"k{n}", ONE, f"run-{n}", "dead", clock.now, 200, "text/plain", b"x" * 10) for n in range(3)]
+        rows.executemany("INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", given)
+    earlier.close()
+    store = IdempotencyStore(tmp_path, keep_s=100, rows=4, clock=clock)
+    store.open()
+
+    assert store.begin("acme", "k1", ONE, "run-9") == Entry("answered", "run-1", False, 200, "text/plain", b"x" * 10)
+    assert store.begin("acme", "new", ONE, "run-9").state == "begun"
+    assert store.begin("acme", "one more", ONE, "run-9").state == "full"
     store.close()
 
 
