@@ -187,7 +187,8 @@ async def test_a_slow_reader_holds_its_own_run_up_and_no_other(tmp_path: Path) -
         await until(lambda: told)
         assert (await client.execute_code("1 + 1")).value == 2
         (caller,) = service.callers
-        assert 0 < max(stream.waiting_bytes for stream in caller.streams) < 4_000_000
+        await until(lambda: max(stream.waiting_bytes for stream in caller.streams))
+        assert max(stream.waiting_bytes for stream in caller.streams) < 4_000_000
         release.set()
         result = await slow
 
