@@ -54,7 +54,7 @@ def script_options(request: ApiRequest) -> dict[str, Any]:
         "context": context_of(request),
     }
     if isinstance(given, ExecuteRequest):
-        own = ("seed", "clock", "repairs", "refresh", "preflight")
+        own = ExecuteRequest.model_fields.keys() - ScriptRequest.model_fields
         options |= {name: getattr(given, name) for name in own}
     return options
 
