@@ -17,6 +17,7 @@ from toolcell.agents.providers.provider import Message, Provider, system, user
 from toolcell.agents.stream import AgentStream
 from toolcell.agents.transcript import check_messages
 from toolcell.calls import events
+from toolcell.calls.concurrency import maybe_await
 from toolcell.calls.context import current
 from toolcell.calls.reverts import MadeCalls, Reverts
 from toolcell.calls.run_state import new_id
@@ -41,7 +42,6 @@ from toolcell.support.keywords import keywords_known
 from toolcell.support.spelling import suggestion
 from toolcell.tools import (
     CODE_TOOL,
-    AskUser,
     CodeRuntime,
     ErrorCode,
     Event,
@@ -56,7 +56,6 @@ from toolcell.tools import (
     ToolRegistry,
     ToolResult,
     ToolSpec,
-    ask_user_spec,
     check_code_runtime,
     code_spec,
     flows_of,
@@ -75,6 +74,10 @@ TASK_SCHEMA: dict[str, Any] = {
 }
 
 Tools = ToolRegistry | Iterable[Any] | None
+
+
+AskUser = Callable[[str], str | Awaitable[str]]
+"""Gets the question, gives the answer."""
 
 
 class Agent:
@@ -391,10 +394,31 @@ def _check_repairs(runtime: object) -> None:
         raise UsageError(f"repair=True needs code_execution=Runtime(...), not {type(runtime).__name__}")
 
 
+def _ask_user_spec(ask: AskUser) -> ToolSpec:
+    """A tool that asks a person. Plans and code cannot: nobody expects questions in the middle of either."""
+
+    async def invoke(context: ToolContext) -> Any:
+        return await maybe_await(ask(context.call.args["question"]))
+
+    schema = {
+        "type": "object",
+        "properties": {"question": {"type": "string", "description": "What to ask."}},
+        "required": ["question"],
+    }
+    return ToolSpec(
+        definition=ToolDefinition("ask_user", "Ask the user a question and wait for the answer.", schema),
+        invoke=invoke,
+        # People take their time, and the question holds no worker from other tools meanwhile.
+        options=ToolOptions(orchestrates=True, callable_from=frozenset({Origin.MODEL})),
+        source=ask,
+        requires_result=True,
+    )
+
+
 def _enabled_tools(plan: bool, ask_user: AskUser | None) -> list[ToolSpec]:
     specs = [plan_spec({})] if plan else []
     if ask_user is not None:
-        specs.append(ask_user_spec(ask_user))
+        specs.append(_ask_user_spec(ask_user))
     return specs
 
 

@@ -9,13 +9,13 @@ from toolcell.support.lazy import lazy_names
 
 __all__ = [
     "CODE_SCHEMA", "CODE_TEXT", "CODE_TOOL", "DETAILS", "FOUND", "MAX_FOUND", "MAX_STEPS", "MAX_VALUE_CHARS",
-    "NEEDS_APPROVAL", "SEARCH_TOOL", "SHOWN_CHARS", "AgentTool", "Approve", "AskUser", "Block", "Budget", "Call",
+    "NEEDS_APPROVAL", "SEARCH_TOOL", "SHOWN_CHARS", "AgentTool", "Approve", "Block", "Budget", "Call",
     "CallObserver", "CallPolicy", "CodeRuntime", "Deny", "Detail", "Edit", "ErrorCode", "Event", "EventBus",
     "ExecuteCode", "File", "FunctionTool", "Hook", "Image", "Invoke", "JobTable", "Origin", "Override", "Part",
     "RegisteredTool", "RegistrySettings", "RegistryState", "Rewrite", "RunContext", "SavedScript", "Secrets",
     "SimpleTool", "Status", "Substitute", "Text", "TokenUsage", "Tool", "ToolCall", "ToolContext", "ToolDefinition",
     "ToolDescriptionWarning", "ToolFailure", "ToolObject", "ToolOptions", "ToolRegistry", "ToolResult", "ToolSpec",
-    "abandoned_threads", "approval_hook", "ask_user_spec", "check_arguments", "check_code_runtime",
+    "abandoned_threads", "approval_hook", "check_arguments", "check_code_runtime",
     "check_shown_chars", "code_result", "code_spec", "compile_tool", "current_context", "decode_tool_call",
     "describe_code", "describe_failure", "described_sandbox", "ends_run", "flows_of", "function_spec", "is_async",
     "is_large", "keyword_invoke", "load_scripts", "load_tools", "plan_of", "plan_spec", "positional_spec",
@@ -55,10 +55,8 @@ if TYPE_CHECKING:
         CODE_TOOL,
         MAX_VALUE_CHARS,
         SEARCH_TOOL,
-        AskUser,
         CodeRuntime,
         ExecuteCode,
-        ask_user_spec,
         check_code_runtime,
         code_result,
         code_spec,
@@ -102,8 +100,8 @@ else:
             ),
             "toolcell.tools.batch": "ends_run",
             "toolcell.tools.code": (
-                "CODE_SCHEMA CODE_TEXT CODE_TOOL MAX_VALUE_CHARS SEARCH_TOOL AskUser CodeRuntime ExecuteCode "
-                "ask_user_spec check_code_runtime code_result code_spec describe_code describe_failure "
+                "CODE_SCHEMA CODE_TEXT CODE_TOOL MAX_VALUE_CHARS SEARCH_TOOL CodeRuntime ExecuteCode "
+                "check_code_runtime code_result code_spec describe_code describe_failure "
                 "described_sandbox flows_of"
             ),
             "toolcell.tools.detail": "DETAILS SHOWN_CHARS Detail check_shown_chars shown_within",

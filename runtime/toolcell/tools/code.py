@@ -1,4 +1,4 @@
-"""`execute_code`, `execute_plan` and `ask_user` as tools of a registry, and what a model is told about them.
+"""`execute_code` and `execute_plan` as tools of a registry, and what a model is told about them.
 
 What they say depends on what else the model may use at that moment. The sandbox itself is anything that can run code.
 """
@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from toolcell.calls.call import CallableTools, RunContext
-from toolcell.calls.concurrency import maybe_await
 from toolcell.calls.context import ToolContext
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import Origin, ToolOptions
@@ -460,29 +459,3 @@ def _logs(result: ExecutionResult) -> str:
 
 
 # A question to a person
-
-AskUser = Callable[[str], str | Awaitable[str]]
-"""Gets the question, gives the answer."""
-
-ASK_TOOL = "ask_user"
-
-
-def ask_user_spec(ask: AskUser) -> ToolSpec:
-    """A tool that asks a person. Plans and code cannot: nobody expects questions in the middle of either."""
-
-    async def invoke(context: ToolContext) -> Any:
-        return await maybe_await(ask(context.call.args["question"]))
-
-    schema = {
-        "type": "object",
-        "properties": {"question": {"type": "string", "description": "What to ask."}},
-        "required": ["question"],
-    }
-    return ToolSpec(
-        definition=ToolDefinition(ASK_TOOL, "Ask the user a question and wait for the answer.", schema),
-        invoke=invoke,
-        # People take their time, and the question holds no worker from other tools meanwhile.
-        options=ToolOptions(orchestrates=True, callable_from=frozenset({Origin.MODEL})),
-        source=ask,
-        requires_result=True,
-    )
