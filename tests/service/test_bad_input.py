@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import socket
 import threading
@@ -174,6 +175,13 @@ def test_a_body_of_another_type_is_refused_so_no_form_of_a_web_page_runs_code(cl
     response = client.post("/v1/execute", content=b'{"code": "1"}', headers={"Content-Type": kind})
 
     assert (response.status_code, response.json()["code"]) == (415, "unsupported_media_type")
+
+
+def test_a_compressed_body_is_refused_by_name(client: TestClient) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    response = client.post("/v1/execute", content=gzip.compress(b'{"code": "1"}'), headers=headers)
+
+    assert response.status_code == 415 and "'gzip'" in response.json()["detail"]
 
 
 @pytest.mark.parametrize(

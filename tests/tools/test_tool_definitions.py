@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import subprocess
 import sys
 import threading
@@ -314,3 +315,27 @@ def test_an_object_says_what_is_known_of_each_of_its_functions() -> None:
     known = {name: entry.options for name in registry if (entry := registry.registered(name)) is not None}
 
     assert (known["read"].read_only, known["write"].requires_approval, known["list"]) == (True, True, ToolOptions())
+
+
+def add_up(a: int, b: int) -> int:
+    """Add two numbers that somebody gave."""
+    return a + b
+
+
+class Doubling:
+    def __call__(self, number: int) -> int:
+        """Double a number that somebody gave."""
+        return 2 * number
+
+
+def test_a_partial_and_an_object_that_is_called_are_described_by_what_they_call() -> None:
+    registry = ToolRegistry()
+    registry.add(functools.partial(add_up, 1), name="add_one")
+    registry.add(Doubling(), name="double")
+
+    told = [(each.description, each.parameters["properties"]) for each in registry.definitions()]
+    assert told == [
+        ("Add two numbers that somebody gave.", {"b": {"type": "integer"}}),
+        ("Double a number that somebody gave.", {"number": {"type": "integer"}}),
+    ]
+    assert registry.execute_sync("add_one", {"b": "2"}).value == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import sys
 import types
@@ -104,7 +105,9 @@ def record_in(function: Callable[..., Any], parameter: int | str) -> type | None
 
 def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """Shape: (description, parameter name -> description). Understands Google, NumPy and Sphinx style."""
-    text = inspect.getdoc(function) or ""
+    if isinstance(function, functools.partial) and "__doc__" not in vars(function):
+        return read_docstring(function.func)
+    text = inspect.getdoc(function) or inspect.getdoc(_called(function)) or ""
     if "\n" not in text and not text.startswith((":", "@", ".")) and not text.endswith(":"):
         return text.strip(), {}  # a line without markup
     from docstring_parser import Docstring, ParseError, parse
@@ -204,10 +207,16 @@ def _check_meant(function: Callable[..., Any], name: str, context_type: type) ->
         )
 
 
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that a partial, or an object with `__call__`, calls."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    target = function if inspect.isroutine(function) else type(function).__call__
     try:
-        return typing.get_type_hints(inspect.unwrap(target), include_extras=True)
+        return typing.get_type_hints(inspect.unwrap(_called(function)), include_extras=True)
     except (NameError, TypeError, SyntaxError, AttributeError) as exc:  # annotations may be any text
         raise RegistrationError(f"{_name(function)}: annotations cannot be resolved: {exc}") from exc
 

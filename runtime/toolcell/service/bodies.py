@@ -75,11 +75,16 @@ def _too_large(size: str, limit: int) -> Problem:
 
 
 def check_json(request: Request) -> None:
-    """Check that the body is said to be JSON.
+    """Check that the body is said to be JSON, and not compressed.
 
     Raises:
         Problem: it is said to be something else (415).
     """
+    if (coding := request.headers.get("content-encoding", "").strip().lower()) not in ("", "identity"):
+        detail = f"Content-Encoding is {coding!r:.80}; send the body as it is"
+        raise Problem(
+            415, "unsupported_media_type", "The body is compressed", detail, headers={"Accept-Encoding": "identity"}
+        )
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         detail = f"Content-Type is {kind!r:.80}; send application/json"
