@@ -168,7 +168,7 @@ STREAMS: dict[str, tuple[list[dict[str, Any]], list[tuple[str, Any]]]] = {
          piece(index=1, id=7, function={"name": "write_file", "arguments": WRITE})],
         BOTH,
     ),
-    "Mistral's parser: the whole call once more at its end": (
+    "gateways: the whole call once more at its end": (
         [call_piece(0, '{"path":', "c1", "read_file"), call_piece(0, ' "a"}'), call_piece(0, READ, "c1", "read_file")],
         BOTH[:1],
     ),
