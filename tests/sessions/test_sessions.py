@@ -156,8 +156,9 @@ NOTICES_NO_SIGNAL = (
         (f"k = 1\n{NOTICES_NO_SIGNAL}\nwhile True: pass", Limits(wall_s=0.2), Outcome.TIMEOUT),
         ("k = 1\nwhile True: k += 1", Limits(cpu_s=0.2), Outcome.CPU_LIMIT),
         ("k = 1\nwhile True: print('x' * 999)", Limits(output_flood_bytes=100_000), Outcome.OUTPUT_LIMIT),
+        ("k = 1\nfor _ in range(101): print('x' * 999)", Limits(output_flood_bytes=100_000), Outcome.OUTPUT_LIMIT),
     ],
-    ids=["a loop", "a sleep", "a call", "an async call", "a function in C", "CPU time", "output"],
+    ids=["a loop", "a sleep", "a call", "an async call", "a function in C", "CPU time", "output", "its last output"],
 )
 def test_a_script_past_a_limit_is_interrupted_and_the_session_keeps_its_state(
     session: SyncSession, source: str, limits: Limits, outcome: Outcome

@@ -229,13 +229,17 @@ class Channel:
     def wait_interruptibly(self) -> None:
         """From here on, wait for bytes apart from reading them: `is_interruptible` says when nothing can get lost."""
         self._main_thread = threading.get_ident()
-        self._readable = select.poll()
-        self._readable.register(self._sock.fileno(), select.POLLIN)
+        self._readable = self._poll_of_its_own()
+
+    def _poll_of_its_own(self) -> select.poll:
+        made = select.poll()
+        made.register(self._sock.fileno(), select.POLLIN)
+        return made
 
     def has_input(self) -> bool:
-        """Whether the host has sent something that was not answered yet."""
+        """Whether the host has sent something that was not answered yet. A signal handler asks, inside another poll."""
         frames = self._connection.frames
-        return bool(self._inbox or frames.buffer or frames.large is not None or self._readable.poll(0))
+        return bool(self._inbox or frames.buffer or frames.large is not None or self._poll_of_its_own().poll(0))
 
     def forget_calls(self) -> None:
         """The run is over: no answer comes to calls that have none yet."""
