@@ -272,6 +272,17 @@ def test_gemini_says_in_its_error_how_long_to_wait() -> None:
     assert reported_error(error | {"details": [{"retryDelay": "soon"}, 3]}).retry_after_s is None
 
 
+def test_an_account_without_credit_is_not_asked_again() -> None:
+    class UsedUp(Exception):
+        status_code = 429
+
+    for fields in ({"code": "insufficient_quota"}, {"type": "insufficient_quota", "code": None}):
+        exc = UsedUp()
+        exc.body = {"error": {"message": "You exceeded your current quota.", **fields}}  # type: ignore[attr-defined]
+        assert not as_provider_error(exc).retryable
+    assert as_provider_error(UsedUp()).retryable
+
+
 def test_requests_are_what_the_sdks_own_models_describe() -> None:
     from anthropic.types import MessageParam
     from openai.types.chat import ChatCompletionMessageParam

@@ -173,6 +173,13 @@ class TestMagics:
         older = plain.run("%pip install 'ipython>=99'")
         assert "ipython 9" in older.traceback and "--packages 'ipython>=99'" in older.traceback
 
+    def test_the_packages_that_are_there_are_listed(self, plain: Notebook) -> None:
+        for line in ("%pip list", "!pip list", "!python -m pip list"):
+            shown = plain.run(line)
+            assert shown.reply["status"] == "ok" and "ipython " in shown.text(), line
+        assert plain.run("%conda list").reply["status"] == "error"
+        assert plain.run("!python --version").text().startswith("Python 3.")
+
     def test_an_installation_keeps_the_packages_that_the_kernel_has(self, notebooks: Start) -> None:
         notebook = notebooks("--packages", "tqdm")
         name = notebook.manager.kernel_name

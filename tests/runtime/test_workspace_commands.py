@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import platform
 import subprocess
 from pathlib import Path
 
@@ -22,7 +24,7 @@ COMMANDS = (
 
 NOT_KNOWN = (
     "", "rm a.csv", "ls; pwd", "ls && pwd", "ls > x", "cat < a.csv", "ls $HOME", "ls `pwd`", "ls &", "echo 'open", "|",
-    "ls |", "ls --sort=size", "head -c 5 a.csv", "wc -L a.csv", "ls | grep a", "cat -n a.csv",
+    "pip download x", "pip list --outdated", "python script.py", "ls |", "ls --sort=size", "head -c 5 a.csv", "wc -L a.csv", "ls | grep a", "cat -n a.csv",
 )  # fmt: skip
 
 
@@ -63,6 +65,16 @@ def test_sizes_and_times_are_in_the_long_form(tmp_path: Path, monkeypatch: pytes
         "drwxr-xr-x",
     ]
     assert text.splitlines()[1].split()[3] == "120"
+
+
+def test_packages_and_the_version_of_python_are_told() -> None:
+    version = importlib.metadata.version("pytest")
+    assert workspace_commands.run("pip freeze")[0].count(f"\npytest=={version}\n") == 1
+    lines = workspace_commands.run("pip list")[0].splitlines()
+    assert lines[0].split() == ["Package", "Version"] and ["pytest", version] in [each.split() for each in lines]
+    assert workspace_commands.run("pip show PyTest") == (f"Name: pytest\nVersion: {version}\n", 0)
+    assert workspace_commands.run("pip show no-such-package")[1] == 1
+    assert workspace_commands.run("python --version") == (f"Python {platform.python_version()}\n", 0)
 
 
 def test_what_only_a_shell_knows_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,6 +265,7 @@ RECOVERED: list[tuple[str, Any, ParseMode]] = [
     ('{"a": [1, {"c": tr', {"a": [1, {}]}, ParseMode.PARTIAL),
     ('{"a": "x\\u00', {"a": "x"}, ParseMode.PARTIAL),
     ("", None, ParseMode.INVALID),
+    ('\ufeff{"a": 1}', {"a": 1}, ParseMode.REPAIRED),
     ("no json at all", None, ParseMode.INVALID),
     ("}", None, ParseMode.INVALID),
 ]

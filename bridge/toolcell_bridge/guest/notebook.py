@@ -19,6 +19,7 @@ import shlex
 import sys
 import types
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -501,11 +502,16 @@ class ZMQInteractiveShell(InteractiveShell):
         return text
 
     def _refuse_program(self, magic: str, line: str, cell: str = "") -> None:
-        if not self._has_installed(f"{magic[1:]}{line}"):
-            raise UsageError(
-                f"{f'{magic}{line}'.strip()[:80]}: {blocked()}; of commands after !, the usual options of "
-                f"{', '.join(workspace_commands.COMMANDS)} work"
-            )
+        if self._has_installed(f"{magic[1:]}{line}"):
+            return
+        with suppress(workspace_commands.NotKnown):
+            text, self.user_ns["_exit_code"] = workspace_commands.run(f"{magic.lstrip('%!')}{line}")
+            sys.stdout.write(text)
+            return
+        raise UsageError(
+            f"{f'{magic}{line}'.strip()[:80]}: {blocked()}; of commands after !, the usual options of "
+            f"{', '.join(workspace_commands.COMMANDS)} work"
+        )
 
     def _has_installed(self, line: str) -> bool:
         """Do what an installer would, if the line is for one."""

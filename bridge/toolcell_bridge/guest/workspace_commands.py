@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import platform
 import shlex
 import stat
 import time
@@ -193,13 +194,43 @@ def _pwd(_options: list[str], _names: list[str], _given: str | None) -> str:
     return os.getcwd() + "\n"
 
 
+def _pip(options: list[str], names: list[str], given: str | None) -> str:
+    from importlib.metadata import distributions
+
+    asked, *wanted = names or [""]
+    if options or given is not None or asked not in ("list", "freeze", "show") or bool(wanted) != (asked == "show"):
+        raise NotKnown
+    there = dict(sorted(((each.name, each.version) for each in distributions()), key=lambda each: each[0].lower()))
+    if asked == "freeze":
+        return "".join(f"{name}=={version}\n" for name, version in there.items())
+    if asked == "list":
+        width = max(map(len, ("Package", *there)))
+        rows = [("Package", "Version"), ("-" * width, "-------"), *there.items()]
+        return "".join(f"{name:{width}} {version}\n" for name, version in rows)
+    names_of = {name.lower().replace("_", "-"): name for name in there}
+    found = [names_of.get(name.lower().replace("_", "-")) for name in wanted]
+    if None in found:
+        raise Failed(f"WARNING: Package(s) not found: {', '.join(wanted)}\n", 1)
+    return "---\n".join(f"Name: {name}\nVersion: {there[name or '']}\n" for name in found)
+
+
+def _python(options: list[str], names: list[str], given: str | None) -> str:
+    if options == ["-m"] and names[:1] == ["pip"]:
+        return _pip([], names[1:], given)
+    if names or options not in (["--version"], ["-V"]):
+        raise NotKnown
+    return f"Python {platform.python_version()}\n"
+
+
 COMMANDS: Final[dict[str, Callable[[list[str], list[str], str | None], str]]] = {
     "cat": _cat,
     "echo": _echo,
     "head": _head,
     "ls": _ls,
     "mkdir": _mkdir,
+    "pip": _pip,
     "pwd": _pwd,
+    "python": _python,
     "tail": _tail,
     "wc": _wc,
 }

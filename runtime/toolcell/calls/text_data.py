@@ -51,6 +51,7 @@ def parse_json(text: str) -> tuple[Any, ParseMode]:
         return json.loads(text), ParseMode.STRICT
     except (ValueError, RecursionError):
         pass
+    text = text.removeprefix("\ufeff")
     if fenced := _FENCE.fullmatch(text.strip()):
         text = fenced["body"]
     text = _MISTAKES.sub(_mended, text)

@@ -157,7 +157,8 @@ def read_usage(usage: Any) -> TokenUsage:
                 return max(value, 0)  # nobody's counts give a budget back
         return 0
 
-    return TokenUsage(count("input_tokens", "prompt_tokens"), count("output_tokens", "completion_tokens"))
+    found = TokenUsage(count("input_tokens", "prompt_tokens"), count("output_tokens", "completion_tokens"))
+    return found if found.total else TokenUsage(count("total_tokens"), 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,8 @@ def as_provider_error(exc: Exception) -> ProviderError:
     words = reported.get("message", reported) if isinstance(reported, Mapping) else reported
     said = f"{exc}: {str(words)[:500]}" if words and str(words) not in str(exc) else str(exc)
     if isinstance(status, int):
-        is_retryable = _should_retry(headers, status in TRANSIENT_STATUSES or (status < 400 and is_transient))
+        is_passing = (status in TRANSIENT_STATUSES and not _is_used_up(reported)) or (status < 400 and is_transient)
+        is_retryable = _should_retry(headers, is_passing)
         wait_s = _retry_after_s(headers)
         wait_s = _retry_delay_s(reported) if wait_s is None else wait_s
         return ProviderError(said, status=status, retryable=is_retryable, retry_after_s=wait_s)
@@ -110,6 +111,11 @@ def as_provider_error(exc: Exception) -> ProviderError:
         retryable=is_connection or is_transient,
         retry_after_s=_retry_delay_s(reported),
     )
+
+
+def _is_used_up(error: Any) -> bool:
+    """True for the 429 of an account without credit: asking again does not help."""
+    return isinstance(error, Mapping) and "insufficient_quota" in (error.get("code"), error.get("type"))
 
 
 def _host_of(exc: Exception) -> str:
