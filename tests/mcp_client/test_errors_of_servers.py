@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from rows import each_row
@@ -91,6 +93,26 @@ async def test_a_server_that_has_forgotten_the_session_gets_a_new_one_and_the_ca
             assert results == ["done"] * 3
         assert server.calls == ["one", *["two"] * 3, *["three"] * 3]
         assert client.state == "connected"
+
+
+async def test_a_call_that_comes_while_a_new_session_begins_waits_for_it() -> None:
+    server, registry, begins, results = PlainServer(), ToolRegistry(), threading.Event(), list[str]()
+
+    def begun(method: str, headers: Any, message: Any) -> None:
+        if isinstance(message, dict) and message.get("method") == "initialize":
+            begins.set()
+
+    async def late() -> None:
+        while not begins.is_set():  # the server has a thread of its own
+            await anyio.lowlevel.checkpoint()
+        results.append((await registry.dispatch("s.t", {})).text)
+
+    async with server.serve() as url, connected(registry, url=url):
+        server.session, server.refuse = "two", begun
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(late)
+            results.append((await registry.dispatch("s.t", {})).text)
+    assert results == ["done"] * 2
 
 
 async def test_a_server_that_forgets_every_session_at_once_fails_the_call_and_hangs_nobody() -> None:

@@ -123,6 +123,8 @@ class McpClient(OpenedInBlock):
         self._callbacks = request_callbacks(self._questions, elicitation, sampling)
         self._lifetime = Lifetime("McpClient", self._enter)
         self._connection: Connection | None = None
+        self._is_renewing = False
+        """A new session begins in place of one that the server has forgotten: calls wait for it."""
         self._under_way = Counter[Transport]()
         """Calls without an answer."""
         self._answered = ChangeEvent()
@@ -274,7 +276,7 @@ class McpClient(OpenedInBlock):
             self._changed = anyio.Event()
             changes = await _changes(client, stack)  # before the list is read: none is missed
             await self._catalogue.refresh(client, transport.listing)
-            self._connection = client, transport
+            self._connection, self._is_renewing = (client, transport), False
             ready()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._follow, client, transport.listing)
@@ -340,18 +342,21 @@ class McpClient(OpenedInBlock):
         """Begin a new session with a server that has forgotten this one, and make the call in it."""
         problem = "the server has forgotten the session"
         if self._connection is not None and self._connection[1] is transport:
-            self._connection, self._problem = None, problem
+            self._connection, self._problem, self._is_renewing = None, problem, True
             with anyio.move_on_after(FORGOTTEN_S):  # others are told the same, or have their answer
                 while self._under_way[transport]:
                     await self._answered.wait()
             transport.ended.set()
         if is_again:
             return self._unavailable(f"{problem}, again and again")
+        await self._in_new_session()
+        return await self._call(tool, args, context, is_again=True)
+
+    async def _in_new_session(self) -> None:
         while self._connection is None and not self._restarts.is_given_up:
             tried = self._tried
             self._wanted.set()
             await tried.wait()
-        return await self._call(tool, args, context, is_again=True)
 
     async def _call(
         self, tool: McpTool, args: dict[str, Any], context: ToolContext, is_again: bool = False
@@ -359,6 +364,8 @@ class McpClient(OpenedInBlock):
         if (withdrawn := self._catalogue.withdrawn.get(tool.remote_name)) is not None:
             message = f"MCP server {self.name}: {withdrawn}. A person has to look at it and connect the server again"
             return ToolResult.fail(message, code="definition_changed", status=Status.BLOCKED)
+        if self._is_renewing:
+            await self._in_new_session()
         connection = self._connection
         if connection is None:
             return self._not_there()
