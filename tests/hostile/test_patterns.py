@@ -265,9 +265,12 @@ def _slowest(found: Found) -> tuple[float, tuple[str, str, str]]:
             took = cpu_s(compiled, found.methods, text)
             if took > FREE_S and before:
                 growth = took / max(before, FREE_S / 4)
-                if growth > MOST_GROWTH:  # a neighbour's work takes our caches: only what is slow three times is slow
-                    took = min(took, *(cpu_s(compiled, found.methods, text) for _ in range(2)))
-                    growth = took / max(before, FREE_S / 4)
+                # A neighbour may have taken our caches: what is four times as long tells.
+                if growth > MOST_GROWTH and took < 1.0:
+                    longer = begin + repeated * (4 * size // len(repeated)) + end
+                    more: Any = longer.encode("latin-1", "replace") if isinstance(found.pattern, bytes) else longer
+                    once, again = (min(cpu_s(compiled, found.methods, each) for _ in range(3)) for each in (text, more))
+                    growth = again / max(once, FREE_S / 4)
                 worst = max(worst, (growth, (begin, repeated, end)))
                 if growth > MOST_GROWTH:
                     return worst
