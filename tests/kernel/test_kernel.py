@@ -208,7 +208,7 @@ class TestMagics:
             "%%perl\nls",
             "%%python\n1",
             "%edit",
-            "%pip list",
+            "%pip download x",
             "!apt-get install -y graphviz",
             "import os\nos.system('git status')",
         )

@@ -73,14 +73,6 @@ async def test_rules_about_a_namespace_hold_for_either_name(pattern: str, called
     assert registry.names() == ["other"]
 
 
-async def test_a_name_as_models_of_other_apis_write_it_means_the_tool() -> None:
-    registry = registry_of_names("search", "github.create_issue", "default_api.own")
-    for written in ("functions.search", "default_api.search", " search ", "functions.github.create_issue"):
-        assert (await registry.dispatch(written, {"query": "x"})).output in ("search", "github.create_issue")
-    assert (await registry.dispatch("default_api.own", {"query": "x"})).output == "default_api.own"
-    assert (await registry.dispatch("functions.other", {"query": "x"})).error.code == "unknown_tool"
-
-
 async def test_a_registered_name_with_two_underscores_means_itself() -> None:
     assert (await registry_of_names("a__b").dispatch("a__b", {"query": "x"})).output == "a__b"
     assert (await registry_of_names("x.a__b").dispatch("x__a__b", {"query": "x"})).output == "x.a__b"

@@ -145,12 +145,7 @@ class RegistryState:
 
     def registered_name(self, name: str) -> str:
         """Return the registered name behind one that a provider was given in its place; else `name` itself."""
-        if name in self.tools or type(name) is not str or len(name) > MAX_NAME_CHARS:
-            return name
-        bare = name.strip().removeprefix("functions.").removeprefix("default_api.")  # as some models write them
-        if bare in self.tools:
-            return bare
-        if IN_PLACE_OF_DOT not in name:
+        if name in self.tools or type(name) is not str or IN_PLACE_OF_DOT not in name or len(name) > MAX_NAME_CHARS:
             return name
         dotted = name.replace(IN_PLACE_OF_DOT, ".")
         return dotted if dotted in self.tools else name_meant(name, self.tools)
