@@ -19,7 +19,6 @@ import shlex
 import sys
 import types
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -464,10 +463,10 @@ class ZMQInteractiveShell(InteractiveShell):
         """Replace the magics that would start a program."""
         super().init_magics()
         for name in INSTALLERS:
-            self.register_magic_function(partial(self._refuse_program, f"%{name} "), "line", name)
+            self.register_magic_function(partial(self._do_without_program, "%", name), "line", name)
         programs = self.magics_manager.registry["ScriptMagics"].magics["cell"]
         for name in (*programs, "edit", "ed"):
-            self.register_magic_function(partial(self._refuse_program, f"%%{name} "), "line_cell", name)
+            self.register_magic_function(partial(self._do_without_program, "%%", name), "line_cell", name)
 
     def enable_gui(self, gui: Any = None) -> None:
         """Do nothing: figures are shown in their cell."""
@@ -487,31 +486,25 @@ class ZMQInteractiveShell(InteractiveShell):
         text = self._printed(self.var_expand(cmd, depth=depth + 1))
         return SList(text.splitlines()) if split else LSString(text)
 
-    def _printed(self, line: str) -> str:
-        """Return what a line after ! prints.
+    def _do_without_program(self, mark: str, name: str, line: str, cell: str = "") -> None:
+        sys.stdout.write(self._printed(f"{name} {line}", mark))
+
+    def _printed(self, line: str, mark: str = "!") -> str:
+        """Return what a command prints. `mark`: what stands before it in the cell.
 
         Raises:
             UsageError: a program would have to be started.
         """
-        text = ""
+        if self._has_installed(line):
+            return ""
         try:
-            if not self._has_installed(line):
-                text, self.user_ns["_exit_code"] = workspace_commands.run(line)
+            text, self.user_ns["_exit_code"] = workspace_commands.run(line)
         except workspace_commands.NotKnown:
-            self._refuse_program("!", line)
+            raise UsageError(
+                f"{f'{mark}{line}'.strip()[:80]}: {blocked()}; of commands after !, the usual options of "
+                f"{', '.join(workspace_commands.COMMANDS)} work"
+            ) from None
         return text
-
-    def _refuse_program(self, magic: str, line: str, cell: str = "") -> None:
-        if self._has_installed(f"{magic[1:]}{line}"):
-            return
-        with suppress(workspace_commands.NotKnown):
-            text, self.user_ns["_exit_code"] = workspace_commands.run(f"{magic.lstrip('%!')}{line}")
-            sys.stdout.write(text)
-            return
-        raise UsageError(
-            f"{f'{magic}{line}'.strip()[:80]}: {blocked()}; of commands after !, the usual options of "
-            f"{', '.join(workspace_commands.COMMANDS)} work"
-        )
 
     def _has_installed(self, line: str) -> bool:
         """Do what an installer would, if the line is for one."""
