@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anyio
@@ -12,6 +13,7 @@ import msgpack
 import pytest
 
 from toolcell import Outcome, Policy, SandboxUnavailable, SyncRuntime
+from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.docker.hardening import Blueprint
 from toolcell.sandbox.docker.images.reference import ImageRef
@@ -151,6 +153,63 @@ def test_shared_anonymous_memory_counts_as_memory(runtime: SyncRuntime) -> None:
     result = runtime.execute_code(SHARED_MEMORY, limits=LIMITS.model_copy(update={"memory_bytes": 64 * MIB}))
 
     assert result.outcome is Outcome.MEMORY_LIMIT, result.error
+
+
+GIVEN_UP = """
+import mmap, time
+held = []
+for _ in range(1000):
+    memory = mmap.mmap(-1, 4 << 20)
+    for at in range(0, 4 << 20, 4096):
+        memory[at] = 1
+    memory.madvise(mmap.MADV_DONTNEED)
+    held.append(memory)
+time.sleep(20)
+"""
+
+IN_SOCKETS = """
+import os, socket, time
+for _ in range(15):
+    if not os.fork():
+        break
+held = []
+try:
+    while True:
+        held += socket.socketpair()
+        for one in held[-2:]:
+            one.setblocking(False)
+            try:
+                while True:
+                    one.send(bytes(65536))
+            except BlockingIOError:
+                pass
+except OSError:
+    time.sleep(20)
+"""
+
+NEIGHBOUR = """
+import time
+kept, end = bytearray(b"x") * (40 << 20), time.monotonic() + 6
+while time.monotonic() < end:
+    sum(range(10000)); time.sleep(0.01)
+set_result("ran")
+"""
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("holds", [GIVEN_UP, IN_SOCKETS], ids=["pages given up", "in sockets"])
+def test_who_holds_a_containers_memory_unseen_is_found_before_a_neighbour_is_killed(
+    docker_image: ImageRef, holds: str
+) -> None:
+    limits = LIMITS.model_copy(
+        update={"memory_bytes": 64 * MIB, "disk_bytes": MIB, "wall_s": 60, "cpu_s": 60, "open_files": 512}
+    )
+    backend = DockerBackend(docker_image.id, mode="forked")
+    with SyncRuntime(backend=backend, limits=limits) as runtime, ThreadPoolExecutor(4) as threads:
+        *neighbours, holder = threads.map(runtime.execute_code, [NEIGHBOUR] * 3 + [holds])
+
+    assert holder.outcome is Outcome.MEMORY_LIMIT, holder.error
+    assert [each.value for each in neighbours] == ["ran"] * 3, [each.error for each in neighbours]
 
 
 @pytest.mark.docker

@@ -76,6 +76,13 @@ class UsageReader:
                 return True
         return False
 
+    def held(self) -> int:
+        """Return how many bytes everything inside holds now; 0 where that is not visible here."""
+        if self._cgroup is not None:
+            with suppress(OSError, ValueError):
+                return self._cgroup.held()
+        return 0
+
     def set_baseline(self) -> None:
         """Take what has been used so far as the cost of starting, which does not count as the script's."""
         if self._cgroup is None:

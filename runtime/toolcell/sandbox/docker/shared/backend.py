@@ -264,7 +264,8 @@ class SharedContainers:
         if not self._processors:
             self._processors = max(1, int((await client.call(client.api.info)).get("NCPU") or 1))
         config = shared_container_config(self._blueprint, limits, SLOTS, self._processors)
-        container = SharedContainer(await self._engine.launch(config, self._blueprint), self._engine)
+        launched = await self._engine.launch(config, self._blueprint)
+        container = SharedContainer(launched, self._engine, own_bytes=OWN_BYTES, disk_bytes=limits.disk_bytes)
         settings = settings_frame(
             limits,
             self._policy,

@@ -30,6 +30,9 @@ READY_S = 60.0
 
 MEASURE_EVERY_S = 0.05
 
+NEARLY = 0.75
+"""The part of its memory from which on a container is nearly full."""
+
 LAST_OUTPUT_BYTES = 4096
 """Raw output kept to explain why a container did not get ready."""
 
@@ -37,7 +40,8 @@ LAST_OUTPUT_BYTES = 4096
 class SharedContainer:
     """A running container. One of the waiting tasks reads for all; when no task waits, `read_in_background` does."""
 
-    def __init__(self, container: Container, engine: Engine) -> None:
+    def __init__(self, container: Container, engine: Engine, *, own_bytes: int, disk_bytes: int) -> None:
+        """`own_bytes`: what it needs for itself. `disk_bytes`: what each sandbox may hold in files."""
         self.container = container
         self._engine = engine
         self._sandboxes: dict[int, RemoteSandbox] = {}
@@ -50,6 +54,8 @@ class SharedContainer:
         self._waiting: dict[anyio.Event, Callable[[], bool]] = {}
         self._last_output = b""
         self._measured_at_s = 0.0
+        self._own_bytes, self._disk_bytes = own_bytes, disk_bytes
+        self._suspect = 0
         self.mux = Mux()
         self.slots = 0
         """How many sandboxes the container can hold at once. A slot that cannot be emptied is lost."""
@@ -176,13 +182,29 @@ class SharedContainer:
                 self._sandbox(number).end = end
             case {"measured": dict(rows)}:
                 self._measurements += 1
-                for number, row in rows.items():
+                unseen = self._unseen(rows)
+                for number, (cpu_s, memory_bytes, processes, _) in rows.items():
                     if number in self._sandboxes:
-                        self._sandboxes[number].record_usage(*row)
+                        memory_bytes += unseen.get(number, 0)
+                        self._sandboxes[number].record_usage(cpu_s, memory_bytes, processes)
             case {"ready": int(slots), "is_scoped": bool(is_scoped)} if not self.slots:
                 self.slots, self.is_scoped = slots, is_scoped
             case _:
                 raise RemoteProtocolError(f"control message {str(message)[:200]}")
+
+    def _unseen(self, rows: Mapping[int, tuple[float, int, int, int]]) -> dict[int, int]:
+        """Return what the container holds and no process shows, for the sandbox that could hold most of it.
+
+        Only where the container is nearly full, and twice in a row: the kernel would soon kill whoever shows most,
+        which is a neighbour.
+        """
+        used = self.container.usage.held()
+        shown = sum(memory_bytes for _, memory_bytes, _, _ in rows.values())
+        unseen = used - shown - self._own_bytes - len(rows) * self._disk_bytes
+        before, self._suspect = self._suspect, 0
+        if rows and unseen > 0 and used > NEARLY * self.container.inspected["HostConfig"]["Memory"]:
+            self._suspect = max(rows, key=lambda number: rows[number][3])
+        return {before: unseen} if before and before == self._suspect else {}
 
     def _sandbox(self, number: int) -> RemoteSandbox:
         """Return a sandbox; one that nobody looks at, if it has been forgotten."""
