@@ -14,19 +14,16 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.process.cache import entry_key, made_entry
+from toolcell.sandbox.process.libraries import libraries_of, needed_by
 from toolcell.support.atomic import link_or_copy
 from toolcell_bridge.wire.frozen import frozen
 
-if TYPE_CHECKING:
-    from toolcell.sandbox.process import elf
-
-FORMAT = 6
+FORMAT = 7
 """Part of the key: goes up when the content of a copy changes."""
 
 LEFT_OUT = frozenset({
@@ -123,13 +120,12 @@ def _fill(building: Path, executable: Path, library: Path, platlibdir: str, comp
         target = building / "usr" / platlibdir / version / source.relative_to(library)
         _copy(source, target, scrub)
     _copy(executable, building / "usr" / "bin" / version, scrub)
-    closure = _closure([executable, *shared_objects(library / "lib-dynload"), *compiled])
-    libraries, loader = _loader_home(closure)
     # A library inside a package is found there, by a path relative to the package.
-    own_roots = {each.parent.parent for each in compiled}
-    for soname, path in closure.libs.items():
-        if not any(path.is_relative_to(root) for root in own_roots):
-            _copy(Path(os.path.realpath(path)), building / "usr" / below_usr(libraries) / soname, scrub)
+    names = needed_by(compiled) - {path.name for path in compiled}
+    needed = libraries_of(executable, shared_objects(library / "lib-dynload"), names.union(OPENED_BY_NAME))
+    libraries, loader = _loader_home(needed)
+    for soname, path in needed.items():
+        _copy(Path(os.path.realpath(path)), building / "usr" / below_usr(libraries) / soname, scrub)
     for folder in (ZONES, *LOCALES):
         for source in folder.rglob("*"):
             if source.is_file() and "posix" not in source.parts and "right" not in source.parts:
@@ -178,18 +174,9 @@ def shared_objects(folder: Path) -> list[Path]:
     return sorted(path for path in found if not path.name.startswith(USELESS))
 
 
-def _closure(objects: Iterable[Path]) -> elf.Closure:
-    from toolcell.sandbox.process import elf  # only a new copy needs pyelftools, whose import takes long
-
-    try:
-        return elf.closure(objects, also=OPENED_BY_NAME)
-    except (OSError, ValueError) as exc:
-        raise SandboxUnavailable(f"the interpreter's shared libraries cannot be resolved: {exc}") from exc
-
-
-def _loader_home(closure: elf.Closure) -> tuple[str, str]:
+def _loader_home(found: Mapping[str, Path]) -> tuple[str, str]:
     """Return the directory that the loader searches by default, where libc is, and the loader's own path."""
-    libc = next((path for soname, path in closure.libs.items() if soname.startswith("libc.so")), None)
-    if libc is None or closure.interp is None:
+    libc = next((path for soname, path in found.items() if soname.startswith("libc.so")), None)
+    if libc is None:
         raise SandboxUnavailable("the interpreter is not a dynamic executable of a glibc system")
-    return os.path.dirname(libc), str(closure.interp)
+    return os.path.dirname(libc), str(next(iter(found.values())))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.process.cache import entry_key, made_entry
+from toolcell.sandbox.process.libraries import libraries_of
 
 FORMAT = 1
 """Part of the key: goes up when the content of a copy changes."""
@@ -64,28 +65,17 @@ def _key(found: Mapping[str, Path], interpreter: str) -> str:
 
 
 def _fill(building: Path, found: Mapping[str, Path], interpreter: str) -> None:
-    from toolcell.sandbox.process import elf  # only a new copy needs pyelftools, whose import takes long
-
-    programs = {path for path in found.values() if _is_elf(path)}
-    try:
-        libraries = elf.closure(sorted(programs), also=()).libs
-    except ValueError as exc:
-        raise SandboxUnavailable(f"the libraries of the shell's programs cannot be resolved: {exc}") from exc
+    needed = {path: libraries_of(path) for path in set(found.values())}
     for folder in ("bin", "lib"):
         (building / folder).mkdir()
         (building / folder).chmod(0o755)
     for name, path in found.items():
-        if path in programs:
+        if needed[path]:  # others are scripts
             _copy(path, building / "bin" / name)
-    for soname, path in libraries.items():
+    for soname, path in {soname: path for each in needed.values() for soname, path in each.items()}.items():
         _copy(Path(os.path.realpath(path)), building / "lib" / soname)
     (building / "bin" / "python3").symlink_to(interpreter)
     building.chmod(0o755)
-
-
-def _is_elf(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"\x7fELF"
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from toolcell.errors import SandboxUnavailable, UsageError
+from toolcell.errors import UsageError
 from toolcell.sandbox.process.cache import default_cache_dir, entry_key, made_entry, private_directory
+from toolcell.sandbox.process.libraries import libraries_of
 
 FORMAT = 1
 """Part of the key: goes up when the content of a copy changes."""
@@ -37,13 +38,8 @@ def _installed() -> Path:
 
 
 def _fill(building: Path, program: Path) -> None:
-    from toolcell.sandbox.process import elf  # only a new copy needs pyelftools, whose import takes long
-
-    try:
-        libraries = elf.closure([program], also=()).libs
-    except ValueError as exc:
-        raise SandboxUnavailable(f"the libraries of the type checker {program} cannot be found: {exc}") from exc
-    wanted = {Path("bin", "ty"): program} | {Path("lib", name): path for name, path in libraries.items()}
+    libraries = {Path("lib", name): path for name, path in libraries_of(program).items()}
+    wanted = {Path("bin", "ty"): program} | libraries
     for target, source in wanted.items():
         (building / target).parent.mkdir(exist_ok=True, mode=0o755)
         (building / target).write_bytes(Path(os.path.realpath(source)).read_bytes())
