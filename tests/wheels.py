@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from toolcell.sandbox.process.package_copies import files_below
 from toolcell.sandbox.process.packages import PackageEnvironment, digest_of
 
 
@@ -40,12 +38,12 @@ def lay_out(site: Path, name: str, version: str, files: Mapping[str, str], metad
     for file, text in all_files.items():
         (site / file).parent.mkdir(parents=True, exist_ok=True)
         (site / file).write_text(text)
-    (info / "RECORD").write_text("".join(f"{file},,\n" for file in [*all_files, "../../bin/tool"]))
+    (info / "RECORD").write_text(
+        "".join(f"{file},,\n" for file in [*all_files, "../../bin/tool", f"{info.name}/RECORD"])
+    )
     return info
 
 
 def is_as_built(environment: PackageEnvironment) -> bool:
     """Read every file of an environment and return whether the contents are those that were installed."""
-    site = environment.path
-    files = {str(path.relative_to(site)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files_below(site)}
-    return digest_of(files) == environment.digest
+    return digest_of(environment.path) == environment.digest

@@ -55,40 +55,17 @@ def names(cache: Path) -> set[str]:
     return {entry.content.partition(" ")[0].rpartition("/")[2] for entry in cache_entries.entries(cache)}
 
 
-def test_a_second_environment_takes_what_it_adds(cache: Path) -> None:
-    first = built_elsewhere(NAMES[0])
-    before = sum(entry.size_bytes for entry in cache_entries.entries(cache))
-    second = built_elsewhere(*NAMES[:2])
-
-    added = sum(entry.size_bytes for entry in cache_entries.entries(cache)) - before
-    assert len(DATA) < added < 2 * len(DATA)
-    assert (first / "site" / "tinya.txt").samefile(second / "site" / "tinya.txt")
-
-
 def test_what_was_not_used_for_longest_goes_first(cache: Path) -> None:
     environments = [built_elsewhere(name) for name in NAMES]
     for hours, environment in zip((3, 1, 2), environments, strict=True):
         last_used(environment, hours)
-        for copy in cache_entries.copies_of(environment):
-            last_used(cache / "packages" / copy, hours)
     total = sum(entry.size_bytes for entry in cache_entries.entries(cache))
 
     freed = cache_entries.prune(cache, max_bytes=total - len(DATA))
 
     assert len(DATA) < freed < 2 * len(DATA)
     assert [environment.exists() for environment in environments] == [False, True, True]
-    assert len(list((cache / "packages").iterdir())) == 2
     assert not list((cache / "environments").glob(f"{environments[0].name}.lock"))
-
-
-def test_packages_of_an_environment_stay_as_long_as_it(cache: Path) -> None:
-    built_elsewhere(*NAMES[:2])
-    for copy in (cache / "packages").iterdir():
-        last_used(copy, 5)
-
-    assert cache_entries.prune(cache, unused_s=3600) == 0
-
-    assert len(list((cache / "packages").iterdir())) == 2
 
 
 def test_what_a_process_uses_is_never_removed(cache: Path) -> None:
@@ -100,7 +77,7 @@ def test_what_a_process_uses_is_never_removed(cache: Path) -> None:
 
     assert is_as_built(ours)
     left = {(entry.kind, entry.in_use) for entry in cache_entries.entries(cache)}
-    assert left == {("environments", True), ("packages", False)}
+    assert left == {("environments", True)}
 
 
 def test_an_environment_that_was_removed_is_built_again(cache: Path) -> None:
@@ -122,7 +99,7 @@ def test_who_adds_an_environment_removes_what_is_too_much(cache: Path, monkeypat
 
 def test_what_killed_processes_left_goes_after_an_hour(cache: Path) -> None:
     built_elsewhere(NAMES[0])
-    old, new, removed = (cache / "packages" / name for name in (".building-old", ".building-new", ".removed-x"))
+    old, new, removed = (cache / "environments" / name for name in (".building-old", ".building-new", ".removed-x"))
     for folder in (old, new, removed):
         folder.mkdir()
     last_used(old, 2)
@@ -181,10 +158,10 @@ def test_the_command_lists_sizes_and_uses_and_removes(cache: Path) -> None:
 
     status, text, _ = invoke("list")
     assert status == exits.OK
-    assert "packages " in text and "tinya 1.0" in text and f"of at most 10 GiB in {cache}" in text
+    assert "environments " in text and "tinya" in text and f"of at most 10 GiB in {cache}" in text
 
     listed = json.loads(invoke("list", "--json")[1])
-    assert {each["kind"] for each in listed["entries"]} == {"packages", "environments"}
+    assert {each["kind"] for each in listed["entries"]} == {"environments"}
     assert listed["size_bytes"] == sum(each["size_bytes"] for each in listed["entries"]) > len(DATA)
     assert not any(each["in_use"] for each in listed["entries"])
 

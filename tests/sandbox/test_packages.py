@@ -1,8 +1,5 @@
 """Package environments: what may be requested, what is built, and that it is built once and completely."""
 
-import base64
-import errno
-import hashlib
 import io
 import json
 import os
@@ -17,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from toolcell.errors import PackageError, UsageError
-from toolcell.sandbox.process import package_copies, package_installers, package_sources, packages, root_filesystem
+from toolcell.sandbox.process import package_sources, packages, root_filesystem
 from toolcell.sandbox.process.cache import default_cache_dir, private_directory
 from toolcell.sandbox.process.packages import PackageEnvironment, resolve
 from wheels import is_as_built, lay_out, make_wheel
@@ -257,8 +254,8 @@ def test_processes_that_want_the_same_at_once_build_it_once(site: Path, cache: P
 DOOMED = textwrap.dedent("""
     import os, signal, sys
     from pathlib import Path
-    from toolcell.sandbox.process import package_copies, packages
-    package_copies._compile_bytecode = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    from toolcell.sandbox.process import packages
+    packages._compile_bytecode = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     packages.resolve(["tinyapp"], cache_dir=Path(sys.argv[1]))
 """)
 
@@ -269,7 +266,6 @@ def test_a_builder_killed_half_way_leaves_nothing_that_is_ever_used(site: Path, 
     done = subprocess.run([sys.executable, "-c", DOOMED, str(cache)], env=environment, check=False)
     assert done.returncode == -signal.SIGKILL
     assert list(cache.glob("environments/.build-*"))
-    assert list(cache.glob("packages/.building-*"))
 
     built = resolve(["tinyapp"], cache_dir=cache)
 
@@ -283,7 +279,7 @@ def test_a_build_that_fails_leaves_only_its_lock_file(site: Path, cache: Path, m
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(package_copies, "_compile_bytecode", fail)
+    monkeypatch.setattr(packages, "_compile_bytecode", fail)
     with pytest.raises(PackageError, match=r"No space left.*`toolcell cache prune` makes room"):
         resolve(["tinyapp"], cache_dir=cache)
     assert only_a_lock_is_left(cache)
@@ -474,7 +470,7 @@ def test_an_installer_is_heard_line_by_line_and_its_last_lines_are_in_the_error(
         resolve(["no-such-package-at-all", "PIL", "pyyaml"], cache_dir=cache)
     assert str(caught.value).endswith("\nthe module PIL is in the package pillow")
     assert [record.getMessage() for record in caplog.records][:2] == [
-        "resolving no-such-package-at-all, pil, pyyaml with uv",
+        "installing no-such-package-at-all, pil, pyyaml with uv",
         "step 0",
     ]
     assert "step 19" in str(caught.value) and "step 4\n" not in str(caught.value)
@@ -502,7 +498,11 @@ def test_two_installers_make_the_same_environment(cache: Path, tmp_path: Path, m
     by_pip = resolve([str(wheel)], cache_dir=other)
 
     assert (by_uv.source, by_pip.source) == ("uv", "pip")
-    assert by_uv.digest == by_pip.digest
+    read = [
+        {str(path.relative_to(each.path)): path.read_bytes() for path in each.path.rglob("*.*") if path.is_file()}
+        for each in (by_uv, by_pip)
+    ]
+    assert read[0] == read[1]
     assert (by_pip.path / "share" / "tiny.txt").read_text() == "data"
 
 
@@ -515,30 +515,17 @@ def test_a_record_names_the_files_that_are_there(site: Path, cache: Path) -> Non
     rows = {str(row): row for row in dist.files or ()}
 
     assert set(rows) == {"tinyapp.py", "tinyapp-1.0.dist-info/METADATA", "tinyapp-1.0.dist-info/RECORD"}
-    content = (environment.path / "tinyapp.py").read_bytes()
-    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-    recorded = rows["tinyapp.py"]
-    assert recorded.hash is not None
-    assert (recorded.hash.mode, recorded.hash.value, recorded.size) == ("sha256", digest, len(content))
 
 
 @pytest.mark.parametrize(
     "name", ["../evil.py", "/evil.py", "tiny/../../evil.py", "tiny-1.0.data/purelib/../../evil.py"]
 )
-def test_a_wheel_with_a_file_that_leads_out_is_refused(name: str, tmp_path: Path) -> None:
-    wheel, target = make_wheel(tmp_path, "tiny", "1.0", {name: "evil"}), tmp_path / "in" / "site"
-    with pytest.raises(PackageError, match="outside of its directory"):
-        package_installers.unpack_wheel(wheel, target)
-    assert not [path for path in tmp_path.rglob("evil.py") if "evil" in path.read_text()]
-
-
-def test_a_damaged_wheel_is_named(tmp_path: Path) -> None:
-    wheel = make_wheel(tmp_path, "tiny", "1.0", {"tiny.py": "x = 1\n" * 1000})
-    content = bytearray(wheel.read_bytes())
-    content[200:260] = bytes(60)
-    wheel.write_bytes(content)
-    with pytest.raises(PackageError, match=r"tiny-1\.0-py3-none-any\.whl cannot be unpacked"):
-        package_installers.unpack_wheel(wheel, tmp_path / "site")
+def test_a_wheel_with_a_file_that_leads_out_is_refused(name: str, tmp_path: Path, cache: Path) -> None:
+    wheel = make_wheel(tmp_path, "tiny", "1.0", {name: "evil"})
+    with pytest.raises(PackageError, match="could not install"):
+        resolve([str(wheel)], cache_dir=cache)
+    assert not list(tmp_path.rglob("evil.py")) and not Path("/evil.py").exists()
+    assert only_a_lock_is_left(cache)
 
 
 def test_packages_that_share_a_namespace_are_one_package(site: Path, cache: Path) -> None:
@@ -546,30 +533,6 @@ def test_packages_that_share_a_namespace_are_one_package(site: Path, cache: Path
     lay_out(site, "tinytwo", "1.0", {"tinyspace/__init__.py": "", "tinyspace/two.py": "y = 2\n"})
     environment = resolve(["tinyone", "tinytwo"], cache_dir=cache)
     assert run_with(environment, "import tinyspace.one, tinyspace.two as t; print(tinyspace.one.x, t.y)") == "1 2"
-
-
-def test_a_file_that_two_packages_have_otherwise_is_of_the_first_and_is_logged(
-    site: Path, cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    lay_out(site, "tinyone", "1.0", {"tinysame.py": "x = 1\n"})
-    lay_out(site, "tinytwo", "1.0", {"tinytwo.py": ""})
-    first = resolve(["tinyone"], cache_dir=cache)  # before the installed file is the other one's
-    lay_out(site, "tinytwo", "1.0", {"tinysame.py": "x = 2\n"})
-    both = resolve(["tinyone", "tinytwo"], cache_dir=cache)
-
-    assert [run_with(each, "import tinysame; print(tinysame.x)") for each in (first, both)] == ["1", "1"]
-    assert "tinyone and tinytwo both have tinysame.py" in caplog.text
-
-
-def test_a_file_system_without_hard_links_gets_copies(site: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    install(site, "tinyapp")
-    monkeypatch.setattr(os, "link", refused)
-    environment = resolve(["tinyapp"], cache_dir=cache)
-    assert is_as_built(environment)
-    assert (environment.path / "tinyapp.py").stat().st_nlink == 1
 
 
 @pytest.mark.parametrize("level", ["INFO", "WARNING"])
@@ -589,8 +552,8 @@ def test_a_build_says_on_a_terminal_what_it_does_unless_its_log_is_read(
     resolve(["tinyapp"], cache_dir=cache)
 
     assert terminal.getvalue() == built, "a whole environment is found without a word"
-    assert ("packages: unpacking tinyapp" in built) is (level == "WARNING")
-    assert ("unpacking tinyapp" in caplog.text) is (level == "INFO")
+    assert ("packages: copying tinyapp" in built) is (level == "WARNING")
+    assert ("copying tinyapp" in caplog.text) is (level == "INFO")
     assert built.endswith("\r\x1b[K") or level == "INFO"
 
 

@@ -21,8 +21,7 @@ from toolcell.support import file_lock
 from toolcell.support.atomic import remove_tree
 
 ENVIRONMENTS: Final = "environments"
-COPIES: Final = "packages"
-KINDS: Final = (COPIES, "interpreters", "guest", "programs", "type-checker", ENVIRONMENTS)
+KINDS: Final = ("interpreters", "guest", "programs", "type-checker", ENVIRONMENTS)
 """Folders of the cache. A file that several entries have counts for the first of them."""
 
 MAX_BYTES: Final = 10 << 30
@@ -81,31 +80,24 @@ def entries(cache: Path) -> list[CacheEntry]:
 def prune(cache: Path, *, max_bytes: int = MAX_BYTES, unused_s: float | None = None) -> int:
     """Remove entries that were not used for `unused_s`, and then the least recently used until the rest fits.
 
-    Entries in use stay, and so do the packages of environments that stay.
+    Entries in use stay.
 
     Returns:
         How many bytes were freed.
     """
-    found = sorted(_find(cache), key=lambda each: (each.used_ns, each.kind == COPIES))
-    needed = Counter(copy for each in found for copy in each.manifest.get("copies", ()))
+    found = sorted(_find(cache), key=lambda each: each.used_ns)
     owners = Counter(inode for each in found for inode in each.files)
     sizes = {inode: taken for each in found for inode, taken in each.files.items()}
     before = total = sum(sizes.values())
     oldest_ns = time.time_ns() - int(unused_s * 1e9) if unused_s is not None else 0
     for each in found:
         is_wanted = each.used_ns >= oldest_ns and total <= max_bytes
-        if is_wanted or (each.kind == COPIES and needed[each.path.name]) or not _remove(each.path):
+        if is_wanted or not _remove(each.path):
             continue
-        needed.subtract(each.manifest.get("copies", ()))
         owners.subtract(each.files.keys())
         total -= sum(taken for inode, taken in each.files.items() if not owners[inode])
     _remove_leftovers(cache)
     return before - total
-
-
-def copies_of(environment: Path) -> list[str]:
-    """Return the keys of the package copies that an environment consists of."""
-    return list(_manifest(environment).get("copies", ()))
 
 
 def _find(cache: Path) -> list[_Found]:
@@ -152,8 +144,6 @@ def _content(entry: _Found) -> str:
     manifest = entry.manifest
     if entry.kind == ENVIRONMENTS:
         return ", ".join(manifest.get("requirements", ()))
-    if entry.kind == COPIES:
-        return f"{manifest.get('name', '')} {manifest.get('version', '')}".strip()
     return str(manifest.get("python", ""))
 
 

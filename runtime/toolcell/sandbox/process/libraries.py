@@ -38,7 +38,7 @@ def loader_of(program: Path) -> Path | None:
     try:
         with program.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as image:
             return next(Path(_text(image, at)) for kind, at, *_ in _segments(image) if kind == _INTERPRETER)
-    except (ValueError, struct.error, StopIteration):
+    except (OverflowError, ValueError, struct.error, StopIteration):
         return None
 
 
@@ -56,7 +56,7 @@ def _needed(module: Path) -> list[str]:
             table = next(value for tag, value in tags if tag == _STRINGS)
             moved = next(at - to for kind, at, to, long in segments if kind == _LOAD and to <= table < to + long)
             return [_text(image, table + moved + value) for tag, value in tags if tag == _NEEDED]
-    except (OSError, ValueError, struct.error, StopIteration):
+    except (OSError, OverflowError, ValueError, struct.error, StopIteration):
         return []
 
 

@@ -206,8 +206,8 @@ def _unusable(dist: Distribution, requirement: Requirement) -> str | None:
     return None
 
 
-def files_of(dist: Distribution) -> list[Path]:
-    """Return the files of a distribution in its directory, relative to that, as its RECORD names them.
+def rows_of(dist: Distribution) -> list[list[str]]:
+    """Return the rows of a distribution's RECORD: a file in its directory, relative to that, a digest and a size.
 
     Whoever made the package wrote the RECORD. What leads out of the directory, or is not a file there, is left out.
 
@@ -216,16 +216,23 @@ def files_of(dist: Distribution) -> list[Path]:
     """
     site = Path(str(dist.locate_file(""))).resolve()
     try:
-        names = [row[0] for row in csv.reader((dist.read_text("RECORD") or "").splitlines()) if row]
+        rows = [row for row in csv.reader((dist.read_text("RECORD") or "").splitlines()) if row]
     except (csv.Error, UnicodeDecodeError) as exc:
         raise PackageError(f"the RECORD of {dist.metadata['Name']!r:.80} cannot be read: {exc}") from exc
-    inside = [Path(name) for name in names if "\0" not in name and ".." not in Path(name).parts]
-    return [name for name in inside if not name.is_absolute() and _is_file_in(site, site / name)]
+    return [row for row in rows if _is_file_in(site, row[0])]
 
 
-def _is_file_in(site: Path, path: Path) -> bool:
+def files_of(dist: Distribution) -> list[Path]:
+    """Return the files of a distribution in its directory, relative to that."""
+    return [Path(row[0]) for row in rows_of(dist)]
+
+
+def _is_file_in(site: Path, name: str) -> bool:
+    path = Path(name)
+    if "\0" in name or ".." in path.parts or path.is_absolute():
+        return False
     try:  # an installer may have made the file itself a link, into its cache
-        return path.is_file() and path.parent.resolve().is_relative_to(site)
+        return (site / path).is_file() and (site / path).parent.resolve().is_relative_to(site)
     except OSError:
         return False
 

@@ -2,25 +2,26 @@
 
 An entry of the cache is a directory `environments/<key>` with `site/`, which goes on the guest's path, and
 `manifest.json`. The key is a digest of the requirements, the interpreter, and the versions found when installed copies
-are used. The files are hard links to one copy of each distribution (`package_copies`), so an environment takes what it
-adds.
+are used.
 
-Installed copies are used when they satisfy every requirement; this needs no network. Otherwise uv or pip finds the
+Installed copies are used when they satisfy every requirement; this needs no network. Otherwise uv or pip installs
 wheels. Everything here blocks: call it from a worker thread.
 """
 
 from __future__ import annotations
 
+import csv
 import errno
 import hashlib
 import json
 import os
+import shutil
+import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +31,33 @@ from toolcell.config import package_name
 from toolcell.errors import PackageError
 from toolcell.sandbox.process import cache_entries
 from toolcell.sandbox.process import package_sources as sources
-from toolcell.sandbox.process.cache import default_cache_dir, entry_key, keep, note_use, private_directory
-from toolcell.sandbox.process.package_copies import (
-    DIR_MODE,
-    PackageCopy,
-    ensure_copies,
-    listing,
-    write_manifest,
-)
-from toolcell.sandbox.process.package_installers import INDEX_VARIABLES, InstallProgress, of_installed, resolved
+from toolcell.sandbox.process.cache import default_cache_dir, entry_key, keep, private_directory
+from toolcell.sandbox.process.package_installers import INDEX_VARIABLES, InstallProgress, install
 from toolcell.support import file_lock
-from toolcell.support.atomic import link_or_copy, new_directory, remove_tree
+from toolcell.support.atomic import new_directory, remove_tree
 from toolcell.support.private_files import make_private_folder
 
-FORMAT = 2
+FORMAT = 3
 """Part of every key: a change of layout makes new entries instead of misreading old ones."""
+
+FILE_MODE, DIR_MODE = 0o444, 0o555
+"""Readable by everybody, because the sandbox runs under another user id. Writable by nobody."""
+
+_NOT_IMPORTED = ("bin", "include", ".lock")
+"""What installers put beside modules: scripts, whose first line is a path of this machine, headers, a lock."""
+
+_COMPILE = """\
+import compileall, functools, os, py_compile, re, sys
+from concurrent.futures import ProcessPoolExecutor
+if __name__ == "__main__":
+    site = sys.argv[1]
+    names = [os.path.join(at, name) for at, _, files in os.walk(site) for name in files if name.endswith(".py")]
+    names = [name for name in names if not re.search("/tests?/", name[len(site):])]
+    compiled = functools.partial(compileall.compile_file, quiet=2, stripdir=site,
+                                 invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    with ProcessPoolExecutor() as pool:
+        for _ in pool.map(compiled, names, chunksize=16): pass
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +137,7 @@ def _building(lock: Path, progress: InstallProgress) -> Iterator[None]:
 
 def _kept_environment(entry: Path) -> PackageEnvironment | None:
     """Return an environment that is whole, and keep it from being removed while this process lives."""
-    if not keep(entry):
-        return None
-    found = _read_entry(entry)
-    if found is not None:
-        for copy in cache_entries.copies_of(entry):
-            note_use(entry.parent.parent / cache_entries.COPIES / copy)
-    return found
+    return _read_entry(entry) if keep(entry) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,70 +163,111 @@ class _Request:
 def _build(cache: Path, request: _Request, progress: InstallProgress) -> None:
     """Build an environment. The caller holds its lock."""
     key = request.key
-    entry = cache / cache_entries.ENVIRONMENTS / key
-    with new_directory(entry, prefix=f".build-{key}-") as building, ExitStack() as held:
-        with tempfile.TemporaryDirectory(dir=building) as scratch:
-            source, copies = _copies(cache, request, Path(scratch), progress=progress, held=held)
-        progress.say(f"linking {', '.join(f'{copy.name} {copy.version}' for copy in copies)}")
+    with new_directory(cache / cache_entries.ENVIRONMENTS / key, prefix=f".build-{key}-") as building:
         site = building / "site"
-        files = _link(copies, site)
-        write_manifest(
-            building,
-            {
-                "key": key,
-                "requirements": [item.identity for item in request.wanted],
-                "source": source,
-                "packages": {copy.name: copy.version for copy in copies},
-                "copies": [copy.key for copy in copies],
-                "listing": listing(site),
-                "digest": digest_of(files),
-            },
-        )
+        source = _fill(site, request, progress)
+        found = sources.distributions_in(site)
+        _drop_what_names_this_machine(site)
+        progress.say(f"compiling {', '.join(dist.metadata['Name'] for dist in found)}")
+        _compile_bytecode(request.interpreter, site)
+        for directory, _, files in os.walk(site, topdown=False):
+            for name in files:
+                os.chmod(os.path.join(directory, name), FILE_MODE)
+            os.chmod(directory, DIR_MODE)
+        manifest = {
+            "key": key,
+            "requirements": [item.identity for item in request.wanted],
+            "source": source,
+            "packages": {canonicalize_name(dist.metadata["Name"]): dist.version for dist in found},
+            "listing": listing(site),
+            "digest": digest_of(site),
+        }
+        path = building / "manifest.json"
+        path.write_text(json.dumps(manifest, sort_keys=True), encoding="utf-8")
+        path.chmod(FILE_MODE)
+        building.chmod(DIR_MODE)
 
 
-def _copies(
-    cache: Path, request: _Request, scratch: Path, *, progress: InstallProgress, held: ExitStack
-) -> tuple[str, list[PackageCopy]]:
-    """Return where the files come from, and the copy of each distribution, sorted by name."""
-    ensure = partial(ensure_copies, interpreter=request.interpreter, cache=cache, progress=progress, held=held)
+def _fill(site: Path, request: _Request, progress: InstallProgress) -> str:
+    """Put the wanted packages into a new directory, and return where they come from."""
     if isinstance(request.installed, sources.Installed):
-        return "installed", ensure(of_installed(request.installed))
+        progress.say(f"copying {', '.join(request.installed.found)}")
+        site.mkdir()
+        sources.copy_installed(request.installed, site)
+        return "installed"
     try:
-        name, found = resolved(request.wanted, request.interpreter, scratch, progress)
-        return name, ensure(sorted(found, key=lambda source: source.name))
+        return install(request.wanted, request.interpreter, site, progress)
     except PackageError as exc:
         raise PackageError(f"{exc}{sources.why_none(request.wanted, request.installed)}") from exc
 
 
-def _link(copies: Sequence[PackageCopy], site: Path) -> dict[str, str]:
-    """Make a read-only directory of hard links to all files of `copies`, and return the digest of each.
+def _drop_what_names_this_machine(site: Path) -> None:
+    """Drop scripts and records of where a wheel came from, and the rows of a RECORD whose files are not there."""
+    for name in _NOT_IMPORTED:
+        path = site / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for left_out in (path for name in sources.LEFT_OUT for path in site.glob(f"*.dist-info/{name}")):
+        left_out.unlink()
+    for record in site.glob("*.dist-info/RECORD"):
+        rows = sorted(sources.rows_of(Distribution.at(record.parent)))
+        with record.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(rows)
 
-    Of a file that several have, as of a namespace package, the first one stays.
+
+def _compile_bytecode(interpreter: sources.TargetInterpreter, site: Path) -> None:
+    """Write .pyc files that stay valid wherever an environment is mounted and whatever its times are.
+
+    Hash-based and unchecked, so a guest neither compiles nor looks at a source's time; file names in them are relative,
+    so no path of this machine is inside. Test suites are left out: nobody imports them, and they are half the files.
+    A file that does not compile is the package's business.
     """
-    site.mkdir()
-    made, files, owners = {""}, dict[str, str](), dict[str, str]()
-    for copy in copies:
-        for name, digest in copy.files.items():
-            if name in files:
-                if files[name] != digest:
-                    sources.logger.warning("%s and %s both have %s: using the first", owners[name], copy.name, name)
-                continue
-            folder = os.path.dirname(name)
-            if folder not in made:
-                os.makedirs(site / folder, exist_ok=True)
-                made.add(folder)
-            link_or_copy(f"{copy.site}/{name}", f"{site}/{name}")
-            files[name], owners[name] = digest, copy.name
-    for directory, _, _ in os.walk(site, topdown=False):
-        os.chmod(directory, DIR_MODE)
-    return files
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    subprocess.run(
+        [str(interpreter.python), "-s", "-P", "-c", _COMPILE, str(site)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**own, "PYTHONHASHSEED": "0"},
+        check=False,
+    )
 
 
-def digest_of(files: Mapping[str, str]) -> str:
+def digest_of(site: Path) -> str:
+    """Return a digest of the names and contents of all files."""
     whole = hashlib.sha256()
-    for name in sorted(files):
-        whole.update(f"{name}\0{files[name]}\0".encode("utf-8", "surrogateescape"))
+    for path in files_below(site):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        whole.update(f"{path.relative_to(site)}\0{content}\0".encode("utf-8", "surrogateescape"))
     return whole.hexdigest()
+
+
+def files_below(site: Path) -> list[Path]:
+    """Return all files, sorted by path. A link to a directory is a file."""
+    found: list[str] = []
+    pending = [str(site)]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                (pending if entry.is_dir(follow_symlinks=False) else found).append(entry.path)
+    return [Path(path) for path in sorted(found)]
+
+
+def listing(site: Path) -> str:
+    """Fingerprint the files by name, size and modification time, without reading them."""
+    if not site.is_dir():
+        raise FileNotFoundError(site)
+    found: list[str] = []
+    pending, base = [str(site)], len(str(site))
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+                else:
+                    status = entry.stat(follow_symlinks=False)
+                    found.append(f"{entry.path[base:]}\0{status.st_size}\0{status.st_mtime_ns}\0")
+    return hashlib.sha256("".join(sorted(found)).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _read_entry(entry: Path) -> PackageEnvironment | None:
