@@ -19,7 +19,7 @@ from toolcell.builtin.ingestion import Ingestion
 from toolcell.builtin.remember import Remember
 from toolcell.builtin.skill_folder import parse_skill
 from toolcell.builtin.stores import sqlite
-from toolcell.builtin.web import robots
+from toolcell.builtin.web import fetch
 from toolcell.errors import EmbeddingError, UsageError
 
 pytestmark = pytest.mark.anyio
@@ -58,8 +58,8 @@ async def test_a_document_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path:
 
 def test_very_many_agents_of_one_group_are_read() -> None:
     text = "user-agent: other\n" * 20_000 + "user-agent: toolcell\n" * 20_000 + "disallow: /a\n"
-    assert not robots.parse_robots(text, "toolcell").allows("/a")
-    assert robots.parse_robots(text, "third").allows("/a")
+    assert not fetch.parse_robots(text, "toolcell").allows("/a")
+    assert fetch.parse_robots(text, "third").allows("/a")
 
 
 async def test_an_embedding_service_that_says_the_key_again_tells_it_to_nobody() -> None:

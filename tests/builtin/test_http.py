@@ -31,10 +31,8 @@ from rows import each_row
 from toolcell import Allow, Egress, UsageError
 from toolcell.builtin import Http, WebPolicy
 from toolcell.builtin.encodings import text_of
-from toolcell.builtin.web.bodies import BodyDecoder
-from toolcell.builtin.web.fetch import Fetcher, HostPace, Outgoing, Response
+from toolcell.builtin.web.fetch import BodyDecoder, Fetcher, HostPace, Outgoing, Response, parse_robots
 from toolcell.builtin.web.pages import article_of, kind_of, read_page, strip_tags
-from toolcell.builtin.web.robots import parse_robots
 from toolcell.egress import connector
 from toolcell.errors import ToolError
 from toolcell.tools import ToolRegistry, ToolResult

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from toolcell.builtin import Chunk, Document, HashEmbeddings, Remember, SqliteStore
-from toolcell.builtin.stores import sqlite_file
+from toolcell.builtin.stores import sqlite
 from toolcell.errors import StoreError, UsageError
 from toolcell.tools import ToolRegistry
 
@@ -118,12 +118,12 @@ async def test_an_older_store_is_brought_up_to_date_and_a_failed_step_changes_no
     store = SqliteStore(tmp_path / "s.db")
     await fill(store, "kept")
     await store.close()
-    steps = (*sqlite_file.MIGRATIONS, ("CREATE TABLE later (a)", "NONSENSE"))
-    monkeypatch.setattr(sqlite_file, "MIGRATIONS", steps)
+    steps = (*sqlite.MIGRATIONS, ("CREATE TABLE later (a)", "NONSENSE"))
+    monkeypatch.setattr(sqlite, "MIGRATIONS", steps)
     with pytest.raises(StoreError, match="NONSENSE"):
         await SqliteStore(tmp_path / "s.db").init()
 
-    monkeypatch.setattr(sqlite_file, "MIGRATIONS", (*steps[:-1], ("CREATE TABLE later (a)",)))
+    monkeypatch.setattr(sqlite, "MIGRATIONS", (*steps[:-1], ("CREATE TABLE later (a)",)))
     newer = SqliteStore(tmp_path / "s.db")
     assert len(await newer.list_documents()) == 1
     await newer.close()

@@ -14,7 +14,7 @@ from toolcell.builtin import DataTools, Files
 from toolcell.builtin.encodings import decode, encode, encoding_of, known_encoding, text_of
 from toolcell.builtin.ingestion import prepared_document
 from toolcell.builtin.skill_folder import parse_skill
-from toolcell.builtin.web.bodies import BodyDecoder
+from toolcell.builtin.web.fetch import BodyDecoder
 from toolcell.builtin.web.pages import kind_of
 
 pytestmark = pytest.mark.anyio

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from rows import each_row
-from toolcell.builtin import beneath, own_files, workspace
-from toolcell.builtin.globs import Glob
-from toolcell.builtin.workspace import Workspace
+from toolcell.builtin import beneath, workspace
+from toolcell.builtin.workspace import Glob, Workspace
 from toolcell.errors import ToolError, UsageError
 
 pytestmark = pytest.mark.quick
@@ -276,7 +275,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_draft(files: Workspace, m
     with pytest.raises(ToolError, match=r"write error: notes.txt: No space left on device"):
         files.write("notes.txt", b"half")
     assert files.read("notes.txt") == b"mine"
-    assert not [name for name in os.listdir(files.root) if name.startswith(own_files.DRAFT)]
+    assert not [name for name in os.listdir(files.root) if name.startswith(workspace.DRAFT)]
 
 
 def test_a_write_keeps_the_mode_and_drops_set_uid(files: Workspace) -> None:

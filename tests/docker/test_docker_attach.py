@@ -17,8 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcell.sandbox.docker import attach as attach_module
-from toolcell.sandbox.docker.attach import AttachedStream, pump_through_socket
-from toolcell.sandbox.docker.demultiplex import BrokenStream, Demultiplexer, DoneCounter, MarkedOutput
+from toolcell.sandbox.docker.attach import (
+    AttachedStream,
+    BrokenStream,
+    Demultiplexer,
+    DoneCounter,
+    MarkedOutput,
+    pump_through_socket,
+)
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.framing import frame
 from toolcell_bridge.wire.messages import PROTOCOL_VERSION, Done, Hello, Log, RunScript

@@ -13,7 +13,7 @@ import pytest
 from toolcell import Limits, Outcome, Policy, PoolConfig, Runtime, SandboxUnavailable, SyncRuntime
 from toolcell.sandbox import interpreter
 from toolcell.sandbox.docker.hardening import Blueprint, resources
-from toolcell.sandbox.process import processors
+from toolcell.sandbox.process import cgroup_manager
 from toolcell.sandbox.process.cgroup import CgroupFiles
 from toolcell.sandbox.process.cgroup_hierarchy import V1Location, V2Location
 from toolcell.sandbox.process.cgroup_manager import CgroupManager, NoLocation, discover
@@ -92,7 +92,7 @@ def test_all_sandboxes_of_a_runtime_leave_the_host_a_share(manager: CgroupManage
         )
         assert manager.processors is not None
         assert int(quota) / int(period) == pytest.approx(manager.processors, rel=0.01)
-        assert manager.processors <= processors.SHARE * MINE
+        assert manager.processors <= cgroup_manager.SHARE * MINE
     finally:
         assert manager.close()
 
@@ -107,7 +107,7 @@ def test_what_the_host_itself_may_use_bounds_the_share(
         directory.mkdir()
         (directory / "cpu.max").write_text(f"{quota}\n")
 
-    assert processors.available(directory, CgroupFiles()) == expected
+    assert cgroup_manager.available_processors(directory, CgroupFiles()) == expected
 
 
 def test_a_quota_is_written_as_each_version_has_it(tmp_path: Path) -> None:
@@ -115,12 +115,12 @@ def test_a_quota_is_written_as_each_version_has_it(tmp_path: Path) -> None:
     two = CpuFiles("cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.shares")
     for name, files in (("v2", one), ("v1", two)):
         files.make(tmp_path / name)
-        assert processors.share(tmp_path, tmp_path / name, files) == processors.SHARE * MINE
-    share_us = int(processors.SHARE * MINE * 20_000)
+        assert cgroup_manager.share_processors(tmp_path, tmp_path / name, files) == cgroup_manager.SHARE * MINE
+    share_us = int(cgroup_manager.SHARE * MINE * 20_000)
 
     assert (tmp_path / "v2" / "cpu.max").read_text() == f"{share_us} 20000"
     assert (tmp_path / "v1" / "cpu.cfs_quota_us").read_text() == str(share_us)
-    weight = math.ceil(processors.SHARE * MINE)  # as much as a process on each processor
+    weight = math.ceil(cgroup_manager.SHARE * MINE)  # as much as a process on each processor
     assert (tmp_path / "v2" / "cpu.weight").read_text() == str(min(10_000, 100 * weight))
     assert (tmp_path / "v1" / "cpu.shares").read_text() == str(1024 * weight)
 
@@ -140,7 +140,7 @@ def test_controllers_that_are_mounted_together_are_one_directory(tmp_path: Path)
 def test_v2_hands_the_cpu_controller_on(tmp_path: Path) -> None:
     (tmp_path / "cgroup.subtree_control").write_text("cpu memory pids")
     made = CgroupManager(V2Location(tmp_path), CpuFiles("cpu.max"))
-    assert made.description == f"v2 memory+pids+cpu, {processors.SHARE * MINE:.3g} processors for all"
+    assert made.description == f"v2 memory+pids+cpu, {cgroup_manager.SHARE * MINE:.3g} processors for all"
 
 
 @pytest.mark.slow

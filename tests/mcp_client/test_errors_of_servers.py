@@ -15,7 +15,7 @@ from rows import each_row
 from toolcell.calls.result import Status
 from toolcell.errors import McpServerError
 from toolcell.mcp.client import McpClient
-from toolcell.mcp.proxies import proxy_for
+from toolcell.mcp.transports import proxy_for
 from toolcell.tools import ToolRegistry
 
 from .conftest import a_tool, raw

@@ -9,8 +9,7 @@ import httpx2
 import pytest
 
 from toolcell.errors import McpServerError
-from toolcell.mcp.login import _listening
-from toolcell.mcp.loopback import Loopback, read_answer
+from toolcell.mcp.login import Loopback, _listening, read_answer
 from toolcell.mcp.oauth import OAuth
 
 from .oauth_world import SERVER, Text, World

@@ -9,7 +9,7 @@ import pytest
 
 from rows import each_row
 from toolcell.errors import UsageError
-from toolcell.mcp.mending import MAX_DEPTH, mended_input
+from toolcell.mcp.broken_tools import MAX_DEPTH, mended_input
 from toolcell.tools import ToolRegistry
 
 from .conftest import a_tool, raw

@@ -11,8 +11,7 @@ import pytest
 
 from rows import each_row
 from toolcell.errors import McpServerError, UsageError
-from toolcell.mcp.client import McpClient
-from toolcell.mcp.restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S, Restarts
+from toolcell.mcp.client import FIRST_PAUSE_S, LONGEST_PAUSE_S, McpClient, Restarts
 from toolcell.tools import ToolRegistry
 
 from .conftest import RAW, a_tool, raw, until

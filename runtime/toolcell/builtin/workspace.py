@@ -7,9 +7,11 @@ is opened must be a regular file or a directory: a device, a fifo or a socket is
 from __future__ import annotations
 
 import errno
+import fnmatch
 import os
+import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
@@ -18,12 +20,124 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from toolcell.builtin.beneath import LeavesDirectory, open_beneath
-from toolcell.builtin.globs import Glob
-from toolcell.builtin.own_files import DRAFT, replace_file, require_own_file
 from toolcell.errors import ToolError, UsageError
 from toolcell.support.checks import check_path
 from toolcell.support.private_files import make_private_folder
 from toolcell.support.text import for_terminal, one_line
+
+# `Glob`: which relative paths a pattern such as `src/**/*.py` means. Its cost does not grow with clever patterns.
+
+
+MAX_CHARS = 500
+MAX_PARTS = 32
+ANY_DEPTH = "**"
+
+
+class Glob:
+    """`*` and `?` match in one name, `[...]` one character, `**` any number of directories. Case counts."""
+
+    def __init__(self, pattern: str) -> None:
+        """Read a pattern.
+
+        Raises:
+            ToolError: it is empty, too long, absolute, or has a part `..`.
+        """
+        parts = pattern.split("/")
+        shown = one_line(pattern, 100)
+        if not pattern or len(pattern) > MAX_CHARS or len(parts) > MAX_PARTS:
+            raise ToolError(f"a pattern has 1 to {MAX_CHARS} characters and at most {MAX_PARTS} parts: {shown!r}")
+        if pattern.startswith("/") or ".." in parts:
+            raise ToolError(f"a pattern is relative to the listed directory and has no '..': {shown!r}")
+        self._parts: list[re.Pattern[str] | None] = []
+        for part in parts:
+            if part in ("", "."):
+                continue
+            try:
+                one = None if part == ANY_DEPTH else re.compile(fnmatch.translate(re.sub(r"\*+", "*", part)))
+            except re.error as exc:
+                raise ToolError(f"a pattern that cannot be read: {shown!r}: {exc}") from exc
+            if one is not None or not (self._parts and self._parts[-1] is None):
+                self._parts.append(one)
+
+    def matches(self, path: str) -> bool:
+        """Return whether this path matches."""
+        names = path.split("/")
+        reached = self._after(names)
+        last = len(self._parts)
+        return last in reached
+
+    def may_be_below(self, names: Sequence[str]) -> bool:
+        """Return whether something below this directory can match."""
+        return any(place < len(self._parts) for place in self._after(names))
+
+    def _after(self, names: Sequence[str]) -> set[int]:
+        """Return every place in the pattern at which one can be after these names: one step for each place and name."""
+        places = self._open({0})
+        for name in names:
+            following = set()
+            for place in places:
+                if place == len(self._parts):
+                    continue
+                part = self._parts[place]
+                if part is None:
+                    following.add(place)
+                elif part.match(name):
+                    following.add(place + 1)
+            places = self._open(following)
+        return places
+
+    def _open(self, places: set[int]) -> set[int]:
+        """Add the places behind each `**`, which also matches nothing."""
+        return places | {place + 1 for place in places if place < len(self._parts) and self._parts[place] is None}
+
+
+# Files of a workspace that are replaced as a whole, and those that are refused because they have another name.
+
+
+DRAFT = ".toolcell-draft-"
+"""Begins the name of a file that is being written. Only a killed process leaves one; listings do not show it."""
+
+
+def require_own_file(status: os.stat_result) -> None:
+    """Check that this is a regular file with one name.
+
+    A second name may be outside the workspace: whoever made it shows a file to tools that they were not given.
+
+    Raises:
+        OSError: it is something else.
+    """
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "is a directory")
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+    if status.st_nlink > 1:
+        raise OSError(errno.EMLINK, f"a hard link: the file has {status.st_nlink} names; copy it to give it one")
+
+
+def replace_file(folder: int, name: str, content: bytes) -> None:
+    """Write a draft beside the file, and rename it."""
+    mode = 0o644
+    with suppress(FileNotFoundError):
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if stat.S_ISLNK(status.st_mode):
+            raise OSError(errno.ELOOP, "a symbolic link; delete it first, or write the file it points to")
+        require_own_file(status)
+        mode = stat.S_IMODE(status.st_mode) & 0o777
+    draft = f"{DRAFT}{os.urandom(8).hex()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(draft, flags, 0o600, dir_fd=folder)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
+        os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(draft, dir_fd=folder)
+        raise
+
 
 MAX_FILE_BYTES = 8 * 1024 * 1024
 MAX_ENTRIES = 2000

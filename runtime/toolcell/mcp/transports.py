@@ -41,13 +41,156 @@ from toolcell.mcp.broken_tools import ToolPages
 from toolcell.mcp.http_bounds import MAX_MESSAGE_BYTES, BoundedTransport
 from toolcell.mcp.http_refusals import ANSWER_LOST, NOT_A_MESSAGE
 from toolcell.mcp.login import Login
-from toolcell.mcp.proxies import ProxyTransport
 from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, cut_lists, elements, with_whole_characters
 from toolcell.mcp.traffic import WRITE_S, Flooded, Outbox, Traffic
 from toolcell.support.text import clean
 
 if TYPE_CHECKING:
     from toolcell.egress import Egress
+
+
+import ipaddress
+import urllib.request
+from collections.abc import Iterator
+
+from toolcell.egress import Egress
+from toolcell.egress.echoes import Echoes
+from toolcell.egress.request import HttpRequest
+from toolcell.egress.urls import parse_url
+from toolcell.errors import ToolError
+from toolcell.mcp.address_guard import send_to
+
+# The proxies that the environment names, as other clients take them: `HTTP_PROXY`, `HTTPS_PROXY`, `NO_PROXY`.
+
+
+def proxy_for(url: httpx2.URL) -> str | None:
+    """Return the proxy of this environment for a URL, or None. Names may be in small letters, too."""
+    found = urllib.request.getproxies()
+    proxy = found.get(url.scheme) or found.get("all")
+    if proxy is None or _is_excepted(url, found.get("no", "")):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _is_excepted(url: httpx2.URL, exceptions: str) -> bool:
+    """Whether `NO_PROXY` names the host: itself or a domain that it is in, also with its port, or its network."""
+    port = url.port or (443 if url.scheme == "https" else 80)
+    host = f"[{url.host}]" if ":" in url.host else url.host
+    if urllib.request.proxy_bypass(url.host) or urllib.request.proxy_bypass(f"{host}:{port}"):
+        return True
+    try:
+        address = ipaddress.ip_address(url.host)
+    except ValueError:
+        return False
+    return any(address in network for network in _networks(exceptions))
+
+
+def _networks(exceptions: str) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    for each in exceptions.replace(",", " ").split():
+        try:
+            yield ipaddress.ip_network(each, strict=False)
+        except ValueError:
+            continue
+
+
+class ProxyTransport(httpx2.AsyncBaseTransport):
+    """Sends each request directly or through the proxy that the environment has for its host."""
+
+    def __init__(self) -> None:
+        self._transports: dict[str | None, httpx2.AsyncHTTPTransport] = {}
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send one request.
+
+        Raises:
+            ConnectError: the proxy cannot be used.
+        """
+        proxy = proxy_for(request.url)
+        if proxy not in self._transports:
+            try:
+                self._transports[proxy] = httpx2.AsyncHTTPTransport(proxy=proxy)
+            except (ValueError, ImportError, httpx2.InvalidURL) as exc:
+                raise httpx2.ConnectError(f"the proxy of the environment cannot be used: {exc}") from exc
+        return await self._transports[proxy].handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        for transport in self._transports.values():
+            await transport.aclose()
+
+
+# `AllowedTransport`: requests that an `Egress` allows, to checked addresses, with the secrets of its rules.
+
+
+TURN_S = 60.0
+"""Most that a request waits for its turn, where a rule has a rate."""
+
+
+class AllowedTransport(httpx2.AsyncBaseTransport):
+    """Sends what the rules allow. Proxies of the environment are not used."""
+
+    def __init__(self, egress: Egress) -> None:
+        self._allowed = egress.allowed
+        self._inner = httpx2.AsyncHTTPTransport()
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send one request; a redirect is an answer like any other.
+
+        Raises:
+            ConnectError: no rule allows it, or there is no connection.
+        """
+        try:
+            target = parse_url(str(request.url))
+            asked = HttpRequest(
+                method=request.method, target=target, headers=tuple(request.headers.multi_items()), body=b""
+            )
+            rule = self._allowed.judge_unasked(asked)
+            size = int(request.headers.get("content-length", "0"))
+            _, headers = self._allowed.filled(asked, rule, size)
+            await self._allowed.wait_for_turn(rule, TURN_S)
+            addresses = await self._allowed.addresses_of(target)
+        except ToolError as exc:
+            raise httpx2.ConnectError(exc.message) from None
+        response = await send_to(self._inner, addresses, request, headers)
+        return without_secrets(response, self._allowed.echoes)
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._inner.aclose()
+
+
+def without_secrets(response: httpx2.Response, echoes: Echoes) -> httpx2.Response:
+    """Return an answer in which placeholders are in the place of secrets. Compressed ones are refused elsewhere."""
+    assert isinstance(response.stream, httpx2.AsyncByteStream)
+    if not echoes:
+        return response
+    headers = [(name, echoes.clean_text(value)) for name, value in response.headers.multi_items()]
+    return httpx2.Response(
+        response.status_code,
+        headers=[each for each in headers if each[0].lower() != "content-length"],
+        stream=_Cleaned(response.stream, echoes),
+        extensions=response.extensions,
+    )
+
+
+class _Cleaned(httpx2.AsyncByteStream):
+    def __init__(self, inner: httpx2.AsyncByteStream, echoes: Echoes) -> None:
+        self._inner, self._echoes = inner, echoes
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        held = b""
+        async for piece in self._inner:
+            data = self._echoes.clean(held + piece)
+            ends = len(data) - self._echoes.held_back(data)
+            held = data[ends:]
+            if ends:
+                yield data[:ends]
+        if held:
+            yield held
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
 
 STOP_S = 2.0
 """What a server may take to end after its input was closed."""
@@ -284,8 +427,6 @@ class HttpTransport:
         egress = self._egress
         sender: httpx2.AsyncBaseTransport = ProxyTransport()
         if egress is not None:
-            from toolcell.mcp.allowed_requests import AllowedTransport
-
             sender = AllowedTransport(egress)
         transport: httpx2.AsyncBaseTransport = BoundedTransport(sender, self.host)
         if self._login is not None:

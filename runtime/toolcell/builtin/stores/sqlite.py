@@ -6,21 +6,88 @@ import importlib
 import os
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypeVar, get_args
 
-from toolcell.builtin.stores.database import Transaction
+from toolcell.builtin.stores.database import Rows, Transaction
 from toolcell.builtin.stores.filters import Where
 from toolcell.builtin.stores.records import Chunk
+from toolcell.builtin.stores.schema import MIGRATIONS
 from toolcell.builtin.stores.sql_agenda import SqlSchedules, SqlSkills
 from toolcell.builtin.stores.sql_documents import SqlDocuments
-from toolcell.builtin.stores.sqlite_file import SqliteFile
 from toolcell.builtin.stores.vectors import CHUNKS, MESSAGES, Hit, IndexSql, ScanIndex, TableIndex, VectorIndex
 from toolcell.errors import StoreError
+from toolcell.support import daemon_threads
 from toolcell.support.checks import check_one_of, check_path, check_seconds
 from toolcell.support.log import logger_of
+from toolcell.support.sqlite import SqliteDatabase
 from toolcell.support.vocabulary import words
+
+# One SQLite file of the stores: their tables in it, and transactions on worker threads.
+
+
+APPLICATION_ID: Final = 0x746C6363
+"""`tlcc`. Source: https://sqlite.org/pragma.html#pragma_application_id."""
+_TYPES: Final = {"seq": "INTEGER PRIMARY KEY AUTOINCREMENT", "blob": "BLOB", "integer": "INTEGER"}
+_WORDS: Final = "CREATE VIRTUAL TABLE chunk_words USING fts5 (words, tokenize = 'unicode61 remove_diacritics 0')"
+
+T = TypeVar("T")
+
+
+class SqliteTransaction:
+    """Statements of one transaction."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
+        """Return all rows of a query."""
+        return self._connection.execute(sql, parameters).fetchall()
+
+    def run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """Make a change, and return how many rows it changed."""
+        return self._connection.execute(sql, parameters).rowcount
+
+    def run_many(self, sql: str, parameters: Iterable[Sequence[Any]]) -> None:
+        """Make one change for each row of parameters."""
+        self._connection.executemany(sql, parameters)
+
+
+class SqliteFile:
+    """The `Database` of a `SqliteStore`."""
+
+    def __init__(self, path: Path, lock_timeout_s: float, prepare: Callable[[sqlite3.Connection], None]) -> None:
+        first, *later = ([statement.format(**_TYPES) for statement in step] for step in MIGRATIONS)
+        self._database = SqliteDatabase(
+            path,
+            [[*first, _WORDS], *later],
+            application_id=APPLICATION_ID,
+            lock_timeout_s=lock_timeout_s,
+            prepare=prepare,
+        )
+        self.path = self._database.path
+
+    async def read(self, work: Callable[[Transaction], T]) -> T:
+        """Run `work` on one state of the database."""
+        return await daemon_threads.run_sync(self._read, work)
+
+    async def write(self, work: Callable[[Transaction], T]) -> T:
+        """Run `work` alone: no other process writes meanwhile."""
+        return await daemon_threads.run_sync(self._write, work)
+
+    async def close(self) -> None:
+        """Let go of the file."""
+        await daemon_threads.run_sync(self._database.close)
+
+    def _read(self, work: Callable[[Transaction], T]) -> T:
+        with self._database.reading() as connection:
+            return work(SqliteTransaction(connection))
+
+    def _write(self, work: Callable[[Transaction], T]) -> T:
+        with self._database.writing() as connection:
+            return work(SqliteTransaction(connection))
+
 
 logger = logger_of("toolcell.tools.store")
 

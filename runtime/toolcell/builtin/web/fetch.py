@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+import zlib
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
+from urllib.parse import quote, unquote
 
 import anyio
 import httpcore
 import httpx
 
-from toolcell.builtin.web.bodies import ACCEPT_ENCODING, read_body
 from toolcell.builtin.web.policy import WebPolicy
-from toolcell.builtin.web.robots import EVERYTHING, MAX_ROBOTS_BYTES, NOTHING, RobotsRules, parse_robots
 from toolcell.egress.connector import GuardedTransport
 from toolcell.egress.echoes import Echoes
 from toolcell.egress.failures import REFUSED
@@ -28,6 +28,202 @@ from toolcell.errors import ToolError
 from toolcell.support.lru import Lru
 from toolcell.support.quiet import quiet_loggers
 from toolcell.support.token_bucket import TokenBucket
+
+# Read a body up to a bound, also a compressed one: a few kilobytes can decompress to gigabytes.
+
+
+ACCEPT_ENCODING = "gzip, deflate"
+"""What `BodyDecoder` decompresses without ever making more than was asked for. Brotli's library cannot do that."""
+
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
+_RAW_DEFLATE = -zlib.MAX_WBITS
+_GZIP_MARK = b"\x1f\x8b"
+_COMPRESSIONS = frozenset({"gzip", "x-gzip", "deflate", "compress", "x-compress", "br", "zstd", "dcb", "dcz"})
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What was read of a body."""
+
+    content: bytes
+    truncated: bool
+    """There was more, or it ended in the middle."""
+
+
+class BodyDecoder:
+    """Decompresses piece by piece, never past `max_bytes`."""
+
+    def __init__(self, encoding: str, max_bytes: int) -> None:
+        """A name that no compression has is ignored: servers write `utf-8`, `none` or `aws-chunked` there.
+
+        Raises:
+            ToolError: `encoding` is a compression that was not asked for.
+        """
+        names = [name for each in encoding.split(",") if (name := each.strip().lower()) in _COMPRESSIONS]
+        if len(names) > 1 or not set(names) <= {"gzip", "x-gzip", "deflate"}:
+            raise ToolError(f"the server sent content-encoding {encoding!r:.80}, and was asked for {ACCEPT_ENCODING}")
+        self._zlib = zlib.decompressobj(_GZIP_OR_ZLIB) if names else None
+        self._is_unknown = names == ["deflate"]
+        """Servers mean two formats by this name; the first two bytes tell."""
+        self._head = b""
+        self._max_bytes = max_bytes
+        self._content = bytearray()
+        self._received = 0
+        self._after_member = b""
+        """The first byte behind a member of gzip: another one may follow, or something that means nothing."""
+        self._is_over = False
+
+    @property
+    def room(self) -> int:
+        """Bytes that may still come."""
+        return self._max_bytes - len(self._content)
+
+    def feed(self, data: bytes) -> bool:
+        """Take the next piece; False when there is no room for more.
+
+        Raises:
+            ToolError: the data is damaged.
+        """
+        self._received += len(data)
+        if self._zlib is None:
+            fits = len(data) <= self.room
+            self._content += data[: self.room]
+            return fits
+        if self._is_unknown:
+            data = self._head = self._head + data
+            if len(data) < 2:
+                return True
+            self._choose_format(data)
+        data, self._after_member = self._after_member + data, b""
+        while data and not self._is_over:
+            if self._zlib.eof:  # gzip files may stand one behind the other; anything else there is ignored
+                if len(data) < len(_GZIP_MARK):
+                    self._after_member = data
+                    break
+                if not data.startswith(_GZIP_MARK):
+                    self._is_over = True
+                    break
+                self._zlib = zlib.decompressobj(_GZIP_OR_ZLIB)
+            out = self._decompress(data)
+            self._content += out[: self.room]
+            if len(out) > self.room or self._zlib.unconsumed_tail:
+                return False
+            data = self._zlib.unused_data
+        # Empty gzip members decompress to nothing for ever.
+        return self._received <= self._max_bytes + 1024
+
+    def _choose_format(self, head: bytes) -> None:
+        is_zlib = head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0
+        if not is_zlib and head[:2] != b"\x1f\x8b":
+            self._zlib = zlib.decompressobj(_RAW_DEFLATE)
+        self._is_unknown = False
+
+    def _decompress(self, data: bytes) -> bytes:
+        assert self._zlib is not None
+        try:
+            return self._zlib.decompress(data, self.room + 1)
+        except zlib.error as exc:
+            raise ToolError(f"the body cannot be decompressed: {exc}") from exc
+
+    def finish(self, is_whole: bool) -> Body:
+        """Return what came."""
+        is_cut = self._zlib is not None and not self._zlib.eof and self._received > 0
+        return Body(bytes(self._content), truncated=is_cut or not is_whole)
+
+
+async def read_body(stream: AsyncIterable[bytes], encoding: str, max_bytes: int) -> Body:
+    """Read a body of at most `max_bytes` after decompression; the rest is not read.
+
+    Raises:
+        ToolError: its encoding is unknown, or it is damaged.
+    """
+    decoder = BodyDecoder(encoding, max_bytes)
+    async for piece in stream:
+        if not decoder.feed(piece):
+            return decoder.finish(is_whole=False)
+    return decoder.finish(is_whole=True)
+
+
+# robots.txt: which paths of a host a program may fetch. Source: RFC 9309. Pure; `fetch` gets and keeps the files.
+
+
+MAX_ROBOTS_BYTES = 500 * 1024
+"""RFC 9309, section 2.5."""
+MAX_RULES = 5000
+MAX_STARS = 16
+"""Wildcards in one rule; with more of them it is ignored. Each costs one search of the path."""
+
+
+@dataclass(frozen=True, slots=True)
+class RobotsRules:
+    """The rules for one user agent, as (allowed, pattern)."""
+
+    rules: tuple[tuple[bool, str], ...] = ()
+
+    def allows(self, path: str) -> bool:
+        """True when the longest pattern that matches allows the path, or none matches."""
+        if path == "/robots.txt":
+            return True
+        path = _normal(path)
+        hits = [(len(pattern), allowed) for allowed, pattern in self.rules if _matches(pattern, path)]
+        return max(hits)[1] if hits else True
+
+
+EVERYTHING = RobotsRules()
+NOTHING = RobotsRules(((False, "/"),))
+
+
+def parse_robots(text: str, agent: str) -> RobotsRules:
+    """Return the rules that a robots.txt has for `agent`, a product name such as `toolcell`."""
+    own: list[tuple[bool, str]] = []
+    others: list[tuple[bool, str]] = []
+    is_named = False
+    agents: set[str] = set()
+    in_rules = False
+    for key, value in _lines(text):
+        if key == "user-agent":
+            agents = set() if in_rules else agents
+            agents.add(value.lower())
+            in_rules = False
+            is_named = is_named or value.lower() == agent.lower()
+        elif key in ("allow", "disallow"):
+            in_rules = True
+            if not value or value.count("*") > MAX_STARS:
+                continue
+            rule = key == "allow", _normal(value)
+            if agent.lower() in agents and len(own) < MAX_RULES:
+                own.append(rule)
+            if "*" in agents and len(others) < MAX_RULES:
+                others.append(rule)
+    return RobotsRules(tuple(own if is_named else others))
+
+
+def _lines(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines():
+        key, colon, value = line.partition("#")[0].partition(":")
+        if colon:
+            yield key.strip().lower(), value.strip()
+
+
+def _normal(path: str) -> str:
+    return quote(unquote(path), safe="/*$?=&:@!'()+,;~")
+
+
+def _matches(pattern: str, path: str) -> bool:
+    is_whole = pattern.endswith("$")
+    first, *rest = pattern.removesuffix("$").split("*")
+    if not path.startswith(first):
+        return False
+    position = len(first)
+    for index, piece in enumerate(rest):
+        if is_whole and index == len(rest) - 1:
+            return len(path) - len(piece) >= position and path.endswith(piece)
+        position = path.find(piece, position)
+        if position < 0:
+            return False
+        position += len(piece)
+    return not is_whole or position == len(path)
+
 
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 ROBOTS_AGENT: Final = "toolcell"
