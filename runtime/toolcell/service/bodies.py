@@ -5,12 +5,10 @@ from __future__ import annotations
 import codecs
 import itertools
 import re
-from collections.abc import Iterable
 from typing import Any, Final, TypeVar
 
 import anyio
 from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from toolcell.service.problems import Problem
@@ -121,11 +119,7 @@ def parsed(model: type[Model], body: bytes) -> Model:
     try:
         return model.model_validate_json(body)
     except ValidationError as exc:
-        try:
-            given = from_json(body)
-        except ValueError as not_json:
-            raise Problem(400, "invalid_json", "The body is not JSON", str(not_json)) from not_json
-        raise wrong_fields(exc, "body", given) from exc
+        raise wrong_fields(exc, "body") from exc
 
 
 def of_query(model: type[Model], request: Request) -> Model:
@@ -143,37 +137,30 @@ def of_query(model: type[Model], request: Request) -> Model:
     try:
         return model.model_validate(given)
     except ValidationError as exc:
-        raise wrong_fields(exc, "query", given) from exc
+        raise wrong_fields(exc, "query") from exc
 
 
-def wrong_fields(error: ValidationError, where: str, given: Any) -> Problem:
-    """Return the answer that names each wrong field, its value and what it should be. `given`: what was sent."""
+def wrong_fields(error: ValidationError, where: str) -> Problem:
+    """Return the answer that names each wrong field, its value and what it should be; where it is missing, in what."""
     if error.error_count() > MAX_LISTED_ERRORS:
         detail = (
             f"the {where} has {error.error_count()} errors; more than {MAX_LISTED_ERRORS} are not listed, send less"
         )
         return Problem(422, "invalid_request", "The request is wrong", detail)
-    found = error.errors(include_url=False, include_context=False, include_input=False)[:MAX_ERRORS]
+    found = error.errors(include_url=False, include_context=False)[:MAX_ERRORS]
+    if found[0]["type"] == "json_invalid":
+        return Problem(400, "invalid_json", "The body is not JSON", found[0]["msg"].removeprefix("Invalid JSON: "))
     errors = [
         {
             "field": ".".join(map(str, each["loc"]))[:200] or where,
             "message": one_line(each["msg"].removeprefix("Value error, "), 300),
-            "value": shown_value(value_at(given, each["loc"])),
+            "value": shown_value(each["input"]),
         }
         for each in found
     ]
     first = errors[0]
     detail = f"{first['field']} = {first['value']}: {first['message']}"
     return Problem(422, "invalid_request", "The request is wrong", detail, errors=errors)
-
-
-def value_at(given: Any, place: Iterable[int | str]) -> Any:
-    """Return the value that an error is about; where it is missing, what it is missing in."""
-    for step in place:
-        is_there = step in given if isinstance(given, dict) else isinstance(given, list) and step in range(len(given))
-        if is_there:
-            given = given[step]
-    return given
 
 
 def shown_value(value: Any) -> str:

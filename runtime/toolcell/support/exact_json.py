@@ -97,23 +97,23 @@ def from_exact(value: Any) -> Any:
     Raises:
         ValueError: a form has the wrong content.
     """
+    if isinstance(value, list):
+        return [from_exact(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) != 1 or not FORMS & value.keys():
+        return {name: from_exact(each) for name, each in value.items()}
     match value:
-        case list():
-            return [from_exact(each) for each in value]
-        case {"$bytes": str(text), **others} if not others:
+        case {"$bytes": str(text)}:
             return _decoded(text)
-        case {"$table": str(text), **others} if not others:
+        case {"$table": str(text)}:
             return from_bytes(_decoded(text, TABLE))
-        case {"$float": "nan" | "inf" | "-inf" as text, **others} if not others:
+        case {"$float": "nan" | "inf" | "-inf" as text}:
             return float(text)
-        case {"$dict": dict(members), **others} if not others:
+        case {"$dict": dict(members)}:
             return {name: from_exact(each) for name, each in members.items()}
-        case dict() if len(value) == 1 and FORMS & value.keys():
-            (name,) = value
-            raise ValueError(f"{name} has the wrong content")
-        case dict():
-            return {name: from_exact(each) for name, each in value.items()}
-    return value
+    (name,) = value
+    raise ValueError(f"{name} has the wrong content")
 
 
 def _decoded(text: str, form: str = BYTES) -> bytes:

@@ -12,7 +12,16 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    create_model,
+    model_validator,
+)
 
 from toolcell.audit import Replay, RunSummary
 from toolcell.config import CheckTypes, Limits, LintProfile
@@ -141,7 +150,7 @@ class ExecuteRequest(ScriptRequest):
 class PlanRequest(BodyModel):
     """Tool calls that need no script."""
 
-    steps: Annotated[list[dict[str, Any]], BeforeValidator(from_exact)] = Field(max_length=MAX_STEPS)
+    steps: Annotated[list[dict[str, Any]], Field(max_length=MAX_STEPS), AfterValidator(from_exact)]
     """Each with `tool` and `args`; docs/plans.md has the further keys."""
     tools: ToolNames | None = None
     """Names of the tools that it may call. Left out: all of the tenant."""
