@@ -25,12 +25,9 @@ ARGUMENTS = {
 
 
 QUICK = {
-    "anthropic_agent",
-    "dry_run",
     "files_and_limits",
     "first_script",
     "hooks_and_approval",
-    "mend_script",
     "read_audit_log",
     "session",
     "weather_tool",
@@ -75,6 +72,6 @@ def test_every_example_runs(path: Path) -> None:
     for name in modules_of(path):
         pytest.importorskip(name)
     command = [sys.executable, str(path), *ARGUMENTS.get(path.name, [])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout

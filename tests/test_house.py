@@ -126,6 +126,7 @@ def outer_modules() -> list[Module]:
     return [*(each for each in HOUSE.modules.values() if f"{each.name}.".startswith(rooms)), *examples]
 
 
+@pytest.mark.slow
 def test_outer_rooms_and_examples_import_faces_of_the_core_only() -> None:
     outer = outer_modules()
     assert len({each.name.split(".")[1] for each in outer if "." in each.name}) == len(OUTER_ROOMS)
@@ -256,6 +257,7 @@ def test_private_names_of_libraries_are_those_of_a_short_list() -> None:
     assert {name: names for name, names in found.items() if names} == PRIVATE_NAMES_OF_OTHERS
 
 
+@pytest.mark.slow
 def test_every_module_says_what_it_is_for() -> None:
     modules = HOUSE.modules.values()
     silent = [each for each in modules if ast.get_docstring(each.tree) is None]

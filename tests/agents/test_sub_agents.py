@@ -343,6 +343,7 @@ async def test_a_sub_agent_without_a_model_has_that_of_the_agent_above_if_they_h
     assert [model.requests[0].model for model in models] == ["m", "own", ""]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("openai") is None, reason="needs the package openai")
 async def test_a_provider_that_is_asked_without_a_models_name_is_the_developers_error() -> None:
     with pytest.raises(

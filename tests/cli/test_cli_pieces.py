@@ -106,7 +106,7 @@ def test_streams_that_are_closed_or_full_end_every_command_with_its_documented_s
         cwd=tmp_path,
         env=os.environ | {"COLUMNS": "60"},  # help without tables: it is quicker
         stdout=subprocess.DEVNULL,
-        timeout=250,
+        timeout=120,
         check=True,
     )
     found, statuses = {}, (tmp_path / "statuses").read_text().split()

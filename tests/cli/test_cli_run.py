@@ -699,7 +699,7 @@ def test_ctrl_c_ends_a_real_run_and_keeps_what_it_had_said(folder: Path) -> None
     ) as process:
         assert os.read(reader, 1) == b"x"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=30)
     os.close(reader)
     os.close(writer)
     assert process.returncode == exits.INTERRUPTED
@@ -740,7 +740,7 @@ def test_prints_arrive_through_a_pipe_when_they_are_printed_and_a_reader_that_le
             process.stdin.flush()
         assert process.stdout.readline() == b"more\n"
         process.stdout.close()
-        assert (process.wait(60), process.stderr.read()) == (exits.READER_GONE, b"")
+        assert (process.wait(30), process.stderr.read()) == (exits.READER_GONE, b"")
 
 
 @pytest.mark.isolation

@@ -590,7 +590,7 @@ def in_child(folder: Path, when: str) -> int:
     )
     tests = Path(__file__).parent.parent
     paths = f"{tests}{os.pathsep}{tests.parent}"
-    return subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, timeout=60).returncode
+    return subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, timeout=30).returncode
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ class SlowNames:
     def getaddrinfo(self, host: str, *_more: Any, **_options: Any) -> Any:
         if host.endswith(".slow.test"):
             self.asked.append(host)
-            self.goes_on.wait(60)
+            self.goes_on.wait(30)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 80))]
 
 

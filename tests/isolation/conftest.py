@@ -70,7 +70,7 @@ def child_in(folder: Path) -> Callable[..., Ended]:
             text=True,
             cwd=folder,
             stdin=subprocess.DEVNULL,
-            timeout=60,
+            timeout=30,
         )
         return Ended(done.returncode, done.stdout, done.stderr)
 

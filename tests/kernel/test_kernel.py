@@ -444,7 +444,7 @@ class TestEnds:
 
     def test_a_signal_while_nothing_runs_does_nothing(self, plain: Notebook) -> None:
         os.kill(plain.manager.provisioner.pid, signal.SIGINT)
-        plain.client.kernel_info(reply=True, timeout=60)  # by then the signal has arrived
+        plain.client.kernel_info(reply=True, timeout=30)  # by then the signal has arrived
         assert plain.run("'alive'").data == {"text/plain": "'alive'"}
 
     def test_cells_after_one_that_failed_are_not_executed(self, plain: Notebook) -> None:
@@ -488,7 +488,7 @@ class TestEnds:
         notebook = notebooks()
         notebook.run("forgotten = 1")
         notebook.manager.restart_kernel()
-        notebook.client.wait_for_ready(timeout=60)
+        notebook.client.wait_for_ready(timeout=30)
 
         assert notebook.run("forgotten").reply["ename"] == "NameError"
         notebook.manager.shutdown_kernel()

@@ -174,7 +174,7 @@ async def test_questions_of_a_server_take_no_thread_of_others_and_end_with_their
 
     def never(*args: Any) -> None:
         asked[0] += 1
-        over.wait(60)
+        over.wait(30)
 
     result, took_s = await called(0.5, asks=60, **{"with": method, kind: never})
     assert result.status == Status.TIMEOUT and took_s < 10
@@ -220,7 +220,7 @@ async def test_threads_that_nobody_waits_for_any_more_are_counted(monkeypatch: p
 
     def never() -> None:
         began.release()
-        over.wait(60)
+        over.wait(30)
 
     async def ask_in_vain() -> None:
         with pytest.raises(requests.Refused, match="ended"):
@@ -243,7 +243,7 @@ async def test_whoever_fills_the_threads_of_one_purpose_keeps_no_others_from_the
 
     def hang() -> None:
         began.set()
-        over.wait(60)
+        over.wait(30)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: daemon_threads.run_sync(hang, limiter=limiter))

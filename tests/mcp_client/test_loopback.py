@@ -76,7 +76,7 @@ async def test_a_login_in_the_browser_ends_with_a_token_and_nothing_listens_any_
     async with world.client(login) as client, anyio.create_task_group() as tasks:
         tasks.start_soon(client.post, SERVER)
         printed = ""
-        with anyio.fail_after(60):
+        with anyio.fail_after(30):
             while "https://auth.example.net/authorize" not in printed:
                 printed += capsys.readouterr().err
                 await anyio.sleep(0.01)

@@ -84,7 +84,7 @@ async def test_failures_are_those_of_the_call(honest: Connected) -> None:
 async def test_a_call_that_is_given_up_is_cancelled_and_the_next_one_is_answered(honest: Connected) -> None:
     heard: list[Any] = []
     run = honest.registry.new_run()
-    with anyio.move_on_after(60) as scope:
+    with anyio.move_on_after(30) as scope:
         run.events.subscribe(lambda event: heard.append(event) or (event.type.endswith("update") and scope.cancel()))
         await honest.registry.dispatch("h.wait", {}, context=run)
 

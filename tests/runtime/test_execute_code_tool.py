@@ -76,6 +76,7 @@ async def test_failures_are_error_results_with_logs() -> None:
     assert bad.text.startswith("invalid execute_code args: ")
 
 
+@pytest.mark.slow
 async def test_the_model_reads_which_limit_an_exception_of_its_script_ran_into() -> None:
     async with coding() as registry:
         memory = await registry.dispatch("execute_code", {"code": "bytearray(1 << 40)"})

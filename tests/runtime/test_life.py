@@ -316,7 +316,7 @@ def test_a_zygote_that_dies_is_replaced(registry: ToolRegistry) -> None:
         for process in killed:
             with suppress(psutil.NoSuchProcess):  # ended with the one killed before it
                 process.kill()
-        psutil.wait_procs(killed, timeout=60)
+        psutil.wait_procs(killed, timeout=30)
         assert runtime.execute_code("set_result(2)").value == 2
 
 
@@ -458,7 +458,7 @@ def cgroup_folders(pid: int) -> list[Path]:
     return walk(Path("/sys/fs/cgroup"), 4)
 
 
-def until(condition: Callable[[], bool], within_s: float = 60.0) -> bool:
+def until(condition: Callable[[], bool], within_s: float = 30) -> bool:
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
@@ -513,7 +513,7 @@ def test_nothing_that_was_stopped_outlives_its_host(stopped: str, end: signal.Si
             with suppress(psutil.NoSuchProcess):
                 process.suspend()
         host.send_signal(end)
-        host.wait(60)
+        host.wait(30)
     finally:
         host.kill()
         host.wait()

@@ -49,7 +49,7 @@ async def test_a_runtime_opens_in_one_task_is_used_in_another_and_closes_in_a_th
 @pytest.mark.anyio
 async def test_the_caller_may_leave_a_cancel_scope_between_opening_and_closing() -> None:
     runtime = Runtime(pool=PoolConfig(warm=1))
-    with anyio.move_on_after(60) as scope:
+    with anyio.move_on_after(30) as scope:
         await runtime.open()
         scope.cancel()
         await anyio.lowlevel.checkpoint()
@@ -123,11 +123,11 @@ async def test_closing_with_runs_under_way_ends_each_of_them_clearly_and_leaves_
             ends.append(str(exc))
 
     await runtime.open()
-    with anyio.fail_after(60):
+    with anyio.fail_after(30):
         async with anyio.create_task_group() as tasks:
             for _ in range(RUNS):
                 tasks.start_soon(one)
-            await eventually(lambda: started == CAP, within_s=60)
+            await eventually(lambda: started == CAP, within_s=30)
             await runtime.close()
 
     unserved = "the Runtime was closed before the run had a sandbox; no code ran"
@@ -148,7 +148,7 @@ async def test_runs_that_wait_for_a_sandbox_begin_no_more_once_the_runtime_close
             ends.append("not begun")
 
     await runtime.open()
-    with anyio.fail_after(60):
+    with anyio.fail_after(30):
         async with anyio.create_task_group() as tasks:
             for _ in range(6):
                 tasks.start_soon(one)
@@ -204,7 +204,7 @@ def program(source: str) -> str:
         [sys.executable, "-W", "error", "-c", textwrap.dedent(source)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=30,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -294,6 +294,7 @@ PRINTED = {
 """Scripts by the way they print, with the bytes that they print: 3000 where nothing is said."""
 
 
+@pytest.mark.slow
 def test_output_flood_bytes_counts_the_bytes_that_are_printed_and_no_others(
     run: Run, sync_runtime: SyncRuntime
 ) -> None:
@@ -335,6 +336,7 @@ def test_usage_says_what_was_used(run: Run) -> None:
     assert usage.sent_bytes > 1000 < usage.received_bytes
 
 
+@pytest.mark.slow
 def test_limits_may_be_larger_than_the_runtimes_own(sync_runtime: SyncRuntime) -> None:
     script = "x = bytearray(600 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1\nset_result(len(x))"
 

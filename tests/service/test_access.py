@@ -62,7 +62,7 @@ def served(*flags: str) -> Iterator[str]:
             yield match[1]
         finally:
             process.terminate()
-            process.wait(60)
+            process.wait(30)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def refusal(*flags: str) -> str:
         [sys.executable, "-m", "toolcell", "serve", "--port", "0", *flags],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=30,
         check=False,
     )
     assert done.returncode == 2, done
@@ -162,7 +162,7 @@ def test_without_tokens_a_proxy_lets_nobody_in(tmp_path: Path) -> None:
 def test_the_commands_of_tokens_make_list_rotate_and_revoke(tmp_path: Path) -> None:
     def tokens_(*words: str) -> str:
         command = [sys.executable, "-m", "toolcell", "tokens", *words, "--tokens", str(tmp_path / "t.db")]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
 
     text = tokens_("create", "acme", "--name", "ci", "--scope", "read").strip()
     ident = text.split("_")[1]

@@ -41,7 +41,7 @@ async def client_of(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     """Return a client of a service whose answers have at most a megabyte."""
     async with (
         serving(folder / "state", registry(), answer_bytes=MIB) as (url, _),
-        httpx.AsyncClient(base_url=url, timeout=60) as client,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         yield client
 
@@ -76,7 +76,7 @@ async def test_an_answer_is_bounded_and_others_are_answered_while_it_is_written(
 
     def slow(data: object, most: int) -> bytes:
         is_writing.set()
-        assert answered.wait(60), "nobody was answered while a large answer was written"
+        assert answered.wait(30), "nobody was answered while a large answer was written"
         return write(data, most)
 
     monkeypatch.setattr(answering, "exact_json_bytes", slow)

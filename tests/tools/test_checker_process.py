@@ -111,12 +111,14 @@ async def test_a_process_ends_at_its_bound_and_the_others_of_the_list_are_compil
     assert first == "" and f"took more than {said}" in hostile and await refused_schemas([NAMED]) == [""]
 
 
+@pytest.mark.slow
 async def test_a_process_without_memory_ends_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checker_process, "MEMORY_BYTES", 300 << 20)
     problem = await find_problem({}, [None] * 40_000_000, is_foreign=True)
     assert problem is not None and "took more than 300 MB of memory" in problem.message
 
 
+@pytest.mark.slow
 async def test_after_a_few_schemas_past_their_bound_no_other_of_the_list_is_compiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -138,6 +140,7 @@ async def test_a_process_has_the_socket_to_its_host_and_nothing_else_of_it(monke
     assert os.getsid(pid) == pid != os.getsid(0)
 
 
+@pytest.mark.slow
 async def test_a_large_host_has_a_process_for_more_than_one_request() -> None:
     held = bytearray(600 << 20)
     held[:: 1 << 12] = b"x" * (len(held) >> 12)
@@ -196,8 +199,9 @@ if forked:
 """
 
 
+@pytest.mark.slow
 def test_a_fork_of_the_host_has_processes_of_its_own() -> None:
-    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=30)
 
 
 @pytest.mark.isolation
