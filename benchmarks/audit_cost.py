@@ -86,7 +86,7 @@ async def measure(rounds: int, calls: int) -> dict[str, dict[str, float]]:
             log = None
             if config is not None:
                 log = AuditLog(home / str(index), config=config, key=HmacKey.generate(), heads=home / "heads")
-            runtime = Runtime(registry(), audit=log, limits=limits, policy=policy, pool=PoolConfig(warm=1))
+            runtime = Runtime(registry(), record=log, limits=limits, policy=policy, pool=PoolConfig(warm=1))
             runtimes[name] = await stack.enter_async_context(runtime)
         for number in range(-3, rounds):
             for name in random.sample(list(CONFIGURATIONS), len(CONFIGURATIONS)):

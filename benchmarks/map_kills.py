@@ -81,7 +81,7 @@ class Caller:
         """Carry the map on from wherever it stands, and return what was counted."""
         registry, folder = registry_of(self.ledger), self.folder
         pool = PoolConfig(warm=4)
-        async with Runtime(registry, journal=folder / "journal", audit=folder / "audit", pool=pool) as runtime:
+        async with Runtime(registry, record=folder / "audit", pool=pool) as runtime:
             ordered = runtime.map(
                 SCRIPT,
                 inputs(self.items),

@@ -56,7 +56,7 @@ async def be_caller(address: str, log: Path, ledger: Path) -> None:
 
     stopping = anyio.Event()
     async with (
-        Runtime(registry, backend=RayBackend(address), pool=PoolConfig(warm=2), audit=log) as runtime,
+        Runtime(registry, backend=RayBackend(address), pool=PoolConfig(warm=2), record=log) as runtime,
         anyio.create_task_group() as tasks,
     ):
 

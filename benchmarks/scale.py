@@ -62,7 +62,7 @@ async def main(rounds: int) -> None:
         pool = PoolConfig(warm=CONCURRENCY)
         async with (
             Runtime(registry_of(), pool=pool) as bare,
-            Runtime(registry_of(), pool=pool, journal=Path(folder) / "j", audit=Path(folder) / "a") as recorded,
+            Runtime(registry_of(), pool=pool, record=Path(folder) / "a") as recorded,
         ):
             for number in range(rounds):
                 rows: dict[str, Callable[[], Awaitable[float]]] = {

@@ -79,7 +79,7 @@ class Service:
         """Start it, and wait until it answers."""
         flags = {"--port": self.port, "--state": self._folder / "state", "--tools": self._folder / "tools.py"}
         words = [
-            str(word) for pair in (flags | {"--audit": self._folder / "runs", "--warm": 1}).items() for word in pair
+            str(word) for pair in (flags | {"--record": self._folder / "runs", "--warm": 1}).items() for word in pair
         ]
         log = (self._folder / "log").open("ab")
         with log:

@@ -36,15 +36,15 @@ done
 
 
 async def main() -> None:
-    with tempfile.TemporaryDirectory() as journals:
-        async with Runtime(registry, journal=journals) as runtime:
+    with tempfile.TemporaryDirectory() as folder:
+        async with Runtime(registry, record=f"{folder}/runs.db") as runtime:
             result = await runtime.execute_code(SCRIPT, on_approval="suspend")
         while result.outcome is Outcome.SUSPENDED and result.suspension is not None:
             token = result.suspension.to_json()  # into a database, a mail, a web page
             (call,) = result.suspension.calls
             print(f"line {call.line} wants {call.tool}({call.args})")
             decision = Approve() if int(call.args["euros"]) < 1000 else Deny("too much for one day")
-            async with Runtime(registry, journal=journals) as later:  # another process, a week later
+            async with Runtime(registry, record=f"{folder}/runs.db") as later:  # another process, a week later
                 result = await later.resume(token, {call.id: decision})
         print(result.outcome, result.value)
 

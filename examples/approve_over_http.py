@@ -1,6 +1,6 @@
 """Shows approval over HTTP: one process takes the script and ends, another one approves and carries it on, hours later.
 
-Serve it: `JOURNALS=folder uvicorn approve_over_http:app`. Needs `pip install fastapi httpx uvicorn`.
+Serve it: `RECORD=runs.db uvicorn approve_over_http:app`. Needs `pip install fastapi httpx uvicorn`.
 """
 
 import os
@@ -29,7 +29,7 @@ async def transfer(to: str, euros: int) -> str:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    async with Runtime(registry, journal=os.environ["JOURNALS"]) as app.state.runtime:
+    async with Runtime(registry, record=os.environ["RECORD"]) as app.state.runtime:
         yield
 
 
@@ -89,7 +89,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         submit()
     else:
-        with tempfile.TemporaryDirectory() as journals:
-            os.environ["JOURNALS"] = journals
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["RECORD"] = f"{folder}/runs.db"
             subprocess.run([sys.executable, __file__, "submit"], check=True)
             approve()

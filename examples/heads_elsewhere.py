@@ -64,10 +64,10 @@ async def main() -> None:
         def log() -> AuditLog:
             return AuditLog(path, key=key, heads=Path(home) / "heads", on_checkpoint=keep)
 
-        async with Runtime(audit=log()) as runtime:
+        async with Runtime(record=log()) as runtime:
             await runtime.execute_code("print('first')")
         shutil.copy(path, Path(home) / "older.db")
-        async with Runtime(audit=log()) as runtime:
+        async with Runtime(record=log()) as runtime:
             await runtime.execute_code("print('second')")
 
         kept = store.objects()

@@ -34,7 +34,7 @@ def customers() -> Iterator[dict[str, object]]:
 async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for life in (1, 2):  # the second one stands for the same program after a crash
-            async with Runtime(registry, journal=f"{folder}/journal") as runtime:
+            async with Runtime(registry, record=f"{folder}/runs.db") as runtime:
                 items = runtime.map(
                     SCRIPT, customers(), concurrency=4, retries=2, map_id="may-invoices", resume=True, progress=True
                 )

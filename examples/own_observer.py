@@ -38,7 +38,7 @@ async def main() -> None:
         kinds[event.kind] += 1
 
     with tempfile.TemporaryDirectory() as folder, AuditLog(f"{folder}/runs.db", sinks=[count]) as log:
-        async with Runtime(registry, audit=log) as runtime:
+        async with Runtime(registry, record=log) as runtime:
             for article in ("nut", "bolt", "hammer"):
                 await runtime.execute_code(
                     "tools.price(article=article)",

@@ -47,8 +47,8 @@ def print_run(run: RecordedRun) -> None:
 
 async def main() -> None:
     with tempfile.TemporaryDirectory() as home:
-        path, key = Path(home) / "runs.db", HmacKey.generate()  # Runtime(audit="runs.db") makes and keeps a key itself
-        async with Runtime(registry, audit=AuditLog(path, key=key, heads=Path(home) / "heads")) as runtime:
+        path, key = Path(home) / "runs.db", HmacKey.generate()  # Runtime(record="runs.db") makes and keeps a key itself
+        async with Runtime(registry, record=AuditLog(path, key=key, heads=Path(home) / "heads")) as runtime:
             await runtime.execute_code(SCRIPT, context=RunContext(user_id="ada", run_id="restock"))
 
         with Index(path) as index:

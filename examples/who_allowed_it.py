@@ -49,7 +49,7 @@ async def main(path: Path, port: int) -> None:
     rule = Allow("http://127.0.0.1", ports=[port], secrets={"Authorization": "Bearer {RATES_TOKEN}"})
     egress = Egress(rule, secrets={"RATES_TOKEN": "r4tes-of-today"})
     log = AuditLog(path, config=RecordConfig(keep_s=90 * 86_400, value_bytes=1_000_000), heads=path.parent / "heads")
-    async with Runtime(registry, audit=log, egress=egress) as runtime:
+    async with Runtime(registry, record=log, egress=egress) as runtime:
         given, ann, bob = {"url": f"http://127.0.0.1:{port}/"}, RunContext(user_id="ann"), RunContext(user_id="bob")
         waits = await runtime.execute_code(SCRIPT, inputs=given, on_approval="suspend", context=ann)
         assert waits.suspension is not None

@@ -32,7 +32,9 @@ def new_token(store: Path, name: str) -> str:
 with tempfile.TemporaryDirectory() as folder:
     home = Path(folder)
     ann, bob = ({"authorization": f"Bearer {new_token(home / 'tokens.db', name)}"} for name in ("ann", "bob"))
-    tenant = TenantConfig(audit=home / "records", record=RecordConfig(keep_s=90 * 86_400, value_bytes=1_000_000))
+    tenant = TenantConfig(
+        record=home / "records", record_config=RecordConfig(keep_s=90 * 86_400, value_bytes=1_000_000)
+    )
     config = ServiceConfig(state=home / "state", tokens=home / "tokens.db", defaults=tenant)
     with TestClient(create_app(config, registry=registry), base_url="http://localhost") as client:
         script = {"code": "call_tool('transfer', to='acme', euros=5000)", "on_approval": "suspend"}

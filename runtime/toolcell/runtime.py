@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from toolcell.control.plans import PlanRuns
     from toolcell.control.resumption import Resumption
     from toolcell.control.steps_of_plans import PlanRows
-    from toolcell.journal.config import JournalConfig
     from toolcell.journal.store import JournalStore
     from toolcell.quotas import Quotas
     from toolcell.results.effects import CommitResult, Preflight, RevertResult
@@ -74,18 +73,16 @@ class Runtime(OpenedInBlock):
         preload: Sequence[str] = (),
         pool: PoolConfig | None = None,
         policy: Policy | None = None,
-        audit: str | os.PathLike[str] | AuditLog | None = None,
-        journal: str | os.PathLike[str] | JournalConfig | None = None,
+        record: str | os.PathLike[str] | AuditLog | None = None,
         quotas: Quotas | None = None,
         check_types: bool | CheckTypes | None = None,
         egress: EgressRules | None = None,
         allow_unisolated: bool = False,
     ) -> None:
-        """`registry` may be a list of tools. `journal`: a directory in which the journals of runs outlive this process.
+        """`registry` may be a list of tools. `record`: a file, such as "runs.db", that holds what scripts did, and what
+        suspended runs, sessions, drafts and maps need to outlive this process.
         `egress`: an `Egress` says where libraries of scripts may send HTTP requests; without one they have no network.
         `allow_unisolated`: take a backend without isolation, in tests of your own code, never for a model's."""
-        if not (audit is None or isinstance(audit, str | os.PathLike) or hasattr(audit, "is_open")):
-            raise UsageError(f"audit= takes a file or an AuditLog, not {type(audit).__name__} {audit!r:.80}")
         self.environment = Environment(
             backend, python=python, packages=packages, preload=preload, allow_unisolated=allow_unisolated
         )
@@ -102,10 +99,8 @@ class Runtime(OpenedInBlock):
             policy = policy.model_copy(update={"check_types": degree})
         self.environment.check_own(policy)
         self.pool_config = settings_of(PoolConfig, pool, "pool")
-        self.audit = audit
-        self._journal, self._finished = journal, finished_runs()
-        if journal is not None:
-            _ = self.journals  # which checks it
+        self.record = None if record is None else _record_of(record)
+        self._finished = finished_runs()
         self._lifetime = Lifetime("Runtime", self._open)
         self.sandboxes = Sandboxes(self.environment, self.pool_config, self.limits, lambda: self._lifetime.is_open)
         self.reverts = Reverts()
@@ -127,7 +122,7 @@ class Runtime(OpenedInBlock):
             checks=self.checks,
             finished=self._finished,
             journals=lambda: self.journals,
-            is_durable=journal is not None,
+            is_durable=record is not None,
             dry_runs=lambda: self.dry_runs,
         )
         self._sessions: Sessions | None = None
@@ -139,7 +134,7 @@ class Runtime(OpenedInBlock):
         """The journals of its runs."""
         from toolcell.journal.store import JournalStore
 
-        return JournalStore(self._journal, self._finished)
+        return JournalStore(self.record, self._finished)
 
     @cached_property
     def dry_runs(self) -> DryRuns:
@@ -247,18 +242,11 @@ class Runtime(OpenedInBlock):
         """Open the parts; `stack` closes them in the opposite order."""
         stack.callback(end_idle)
         self._warn_of_labels()
-        self._open_audit(stack)
-        hash_seed = None
-        if self._journal is not None:
-            stack.callback(self.journals.close)
-            self.journals.open()
-            hash_seed = self.journals.hash_seed
         runs, sandboxes = self.runs, self.sandboxes
+        self._open_record(stack)
         if runs.requests is not None:
             await runs.requests.open()
             stack.push_async_callback(runs.requests.aclose)
-        if self.environment.is_built_in and runs.policy.hash_seed is None:
-            runs.policy = runs.policy.model_copy(update={"hash_seed": hash_seed})
         await self.environment.open(runs.policy, self.limits, stack)
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
@@ -282,18 +270,18 @@ class Runtime(OpenedInBlock):
         for problem in unmatched(self.policy.flows, reads, sends) if reads or sends else ():
             warn_user(f"Policy(flows=): {problem}")
 
-    def _open_audit(self, stack: AsyncExitStack) -> None:
-        if self.audit is None:
+    def _open_record(self, stack: AsyncExitStack) -> None:
+        if self.record is None:
             return
-        from toolcell.audit.log import AuditLog
         from toolcell.audit.recorder import Recorder
 
-        log = self.audit if isinstance(self.audit, AuditLog) else AuditLog(self.audit)
-        if not log.is_open:
-            stack.callback(log.open().close)
-        self.runs.recorder = recorder = Recorder(log)
-        if self.environment.is_built_in:
-            self.runs.policy = recorder.policy(self.runs.policy)
+        if not self.record.is_open:
+            stack.callback(self.record.open().close)
+        stack.callback(self.journals.close)
+        self.journals.open()
+        self.runs.recorder = Recorder(self.record)
+        if self.environment.is_built_in and self.runs.policy.hash_seed is None:
+            self.runs.policy = self.runs.policy.model_copy(update={"hash_seed": self.journals.hash_seed})
 
     # Running scripts.
 
@@ -356,7 +344,7 @@ class Runtime(OpenedInBlock):
 
         `retries`: how often an item is tried again whose failure was the machine's (`retry_on`: other outcomes), if its
         run provably had no effect. `on_error`: "stop" begins no more items after one that failed, "raise" raises.
-        `map_id` keeps a record in the journal directory: after a crash the same call with `resume=True` carries the map
+        `map_id` keeps it in the record: after a crash the same call with `resume=True` carries the map
         on; what had ended is answered from the record, and no call is made twice. docs/scale.md says more.
 
         Raises:
@@ -498,7 +486,7 @@ class Runtime(OpenedInBlock):
         `approve`: "all" of a draft whose text shows it whole, the draft's digest, or the ids of the effects to make.
         This is the approval that tools with `requires_approval` need. `recheck`: make the reads of the dry run again
         first, and make nothing if one has another result now. `draft` may be a `draft_id`: with
-        `Runtime(journal=DIRECTORY)` another process commits a draft, with the same `tools`. A commit whose host was
+        `Runtime(record=FILE)` another process commits a draft, with the same `tools`. A commit whose host was
         killed goes on when it is called again: what was made is not made again, and `decisions` say about each effect
         in doubt whether it was `AlreadyMade(result)` or is to be made (`Approve()`).
 
@@ -592,3 +580,13 @@ class Runtime(OpenedInBlock):
         They are those of calls that scripts and plans of this runtime made. A closed runtime lists them too.
         """
         return self.runs.abandoned.list()
+
+
+def _record_of(given: str | os.PathLike[str] | AuditLog) -> AuditLog:
+    from toolcell.audit.log import AuditLog
+
+    if isinstance(given, AuditLog):
+        return given
+    if not isinstance(given, str | os.PathLike):
+        raise UsageError(f"record= takes a file or an AuditLog, not {type(given).__name__} {given!r:.80}")
+    return AuditLog(given)

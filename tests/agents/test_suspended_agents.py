@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from toolcell import Agent, PoolConfig, ResumeError, RunContext, Runtime, ToolRegistry, UsageError
+from toolcell import Agent, AuditLog, PoolConfig, ResumeError, RunContext, Runtime, ToolRegistry, UsageError
 from toolcell.agents import ToolLoopResult
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.control import AlreadyMade, Approve, Deny, Edit
@@ -207,16 +207,17 @@ async def test_arguments_that_a_hook_changes_after_the_decision_are_not_run() ->
 
 def test_a_token_that_one_process_used_is_used_in_all(tmp_path: Path) -> None:
     turns = []
-    for _ in range(2):
-        store = JournalStore(tmp_path / "runs")
-        store.open()
-        turns.append(Turn(store, [{"role": "user", "content": "x"}], None))
-    token = turns[0].suspend("run", TurnApprovals()).to_json()
+    with AuditLog(tmp_path / "runs.db") as one, AuditLog(tmp_path / "runs.db") as other:
+        for log in (one, other):
+            store = JournalStore(log)
+            store.open()
+            turns.append(Turn(store, [{"role": "user", "content": "x"}], None))
+        token = turns[0].suspend("run", TurnApprovals()).to_json()
 
-    assert turns[1].approvals(token, {}).is_resumed
-    for turn in turns:
-        with pytest.raises(ResumeError, match="used already"):
-            turn.approvals(token, {})
+        assert turns[1].approvals(token, {}).is_resumed
+        for turn in turns:
+            with pytest.raises(ResumeError, match="used already"):
+                turn.approvals(token, {})
 
 
 @pytest.mark.slow
@@ -291,7 +292,7 @@ progress("paid"); tools.note(text="last"); print("printed last")
 async def test_a_script_of_the_model_waits_and_goes_on_in_another_process(tmp_path: Path) -> None:
     bank = Bank()
     turn = calls(("execute_code", {"code": SCRIPT}), ("pay", {"to": "z"}))
-    async with Runtime(journal=tmp_path / "runs", pool=PoolConfig(warm=1)) as runtime:
+    async with Runtime(record=tmp_path / "runs", pool=PoolConfig(warm=1)) as runtime:
         result = await bank.agent(turn, code_execution=runtime).run("go")
     steps = []
     while result.stop_reason == "suspended":
@@ -301,7 +302,7 @@ async def test_a_script_of_the_model_waits_and_goes_on_in_another_process(tmp_pa
         decisions = {
             call.id: Approve() for call in result.suspension.calls if call.id != "call_1_pay" or len(steps) > 1
         }
-        async with Runtime(journal=tmp_path / "runs", pool=PoolConfig(warm=1)) as later:
+        async with Runtime(record=tmp_path / "runs", pool=PoolConfig(warm=1)) as later:
             agent = bank.agent("end", code_execution=later, repair=True)
             agent.messages = json.loads(saved)
             swapped = json.loads(token)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.isolation
 def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncRuntime]:
     home = tmp_path_factory.mktemp("clock")
     ledger = Ledger(home / "log")
-    with SyncRuntime(audit=ledger.log(heads=home / "heads"), pool=PoolConfig(warm=1)) as runtime:
+    with SyncRuntime(record=ledger.log(heads=home / "heads"), pool=PoolConfig(warm=1)) as runtime:
         yield runtime
 
 

@@ -428,7 +428,7 @@ def test_commands_that_read_a_log_load_no_tools() -> None:
 @pytest.fixture
 def replayable(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     monkeypatch.chdir(tmp_path)
-    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=PoolConfig(warm=0)) as runtime:
+    with SyncRuntime(ledger.registry, record=ledger.log(), pool=PoolConfig(warm=0)) as runtime:
         runtime.execute_code(SCRIPT, context=RunContext(run_id="aaaa1111"))
         runtime.execute_code("set_result(call_tool('search', query='x'))", context=RunContext(run_id="bbbb2222"))
     return ledger

@@ -94,7 +94,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
     ledger = Ledger(home / "log")
     tools_for(ledger)
     dice = random.Random(7)
-    with SyncRuntime(ledger.registry, audit=ledger.log(heads=home / "heads"), pool=POOL) as runtime:
+    with SyncRuntime(ledger.registry, record=ledger.log(heads=home / "heads"), pool=POOL) as runtime:
         runtime.execute_code(PINNED, inputs={"q": "kittens"}, context=RunContext(run_id="pinned"))
         for _ in range(REPLAYS):
             runtime.execute_code(make_script(dice))
@@ -129,10 +129,10 @@ class ReplayRuntime:
 
 @contextmanager
 def opened(
-    run: RecordedRun, registry: ToolRegistry | None = None, audit: AuditLog | None = None
+    run: RecordedRun, registry: ToolRegistry | None = None, record: AuditLog | None = None
 ) -> Iterator[ReplayRuntime]:
     """Open a runtime as a run needs it."""
-    runtime = Runtime(registry, pool=POOL, audit=audit, **runtime_options(run))
+    runtime = Runtime(registry, pool=POOL, record=record, **runtime_options(run))
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(runtime):
         yield ReplayRuntime(runtime, portal)
 
@@ -166,7 +166,7 @@ def test_recorded_runs_replay_with_equal_results(recorded: Ledger, runtime: Repl
 
 def test_no_tool_is_called_in_a_replay(ledger: Ledger) -> None:
     called = tools_for(ledger)
-    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
+    with SyncRuntime(ledger.registry, record=ledger.log(), pool=POOL) as runtime:
         runtime.execute_code("set_result(call_tool('slow', delay_s=0, tag=1))")
     called.clear()
     run = ledger.the_run()
@@ -181,7 +181,7 @@ def test_frames_that_a_tool_returned_are_recorded_and_answered_again(ledger: Led
     frame = pandas.DataFrame({"n": [1, 2]}, index=["x", "y"])
     ledger.registry.register("frame", "Returns a frame of two rows", None, lambda args: frame)
     source = "set_result(call_tool('frame').sum())"
-    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL, packages=["pandas"]) as runtime:
+    with SyncRuntime(ledger.registry, record=ledger.log(), pool=POOL, packages=["pandas"]) as runtime:
         runtime.execute_code(source)
     run = ledger.the_run()
     pandas.testing.assert_series_equal(run.end["value"].to_pandas(), frame.sum())
@@ -192,7 +192,7 @@ def test_frames_that_a_tool_returned_are_recorded_and_answered_again(ledger: Led
 
 def test_a_tool_of_a_namespace_is_the_recorded_one_however_the_script_writes_it(ledger: Ledger) -> None:
     ledger.registry.register("github.search", "Searches what there is", None, lambda args: 1)
-    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
+    with SyncRuntime(ledger.registry, record=ledger.log(), pool=POOL) as runtime:
         runtime.execute_code("set_result(call_tool('github.search', a=1))")
     run = ledger.the_run()
     with opened(run) as replaying:
@@ -201,7 +201,7 @@ def test_a_tool_of_a_namespace_is_the_recorded_one_however_the_script_writes_it(
 
 def test_a_replay_in_a_runtime_with_a_log_is_recorded_and_replays_in_turn(recorded: Ledger, tmp_path: Path) -> None:
     run, ledger = pinned(recorded), Ledger(tmp_path / "log")
-    with opened(run, audit=ledger.log()) as runtime:
+    with opened(run, record=ledger.log()) as runtime:
         done = again(runtime, run)
         copy = ledger.the_run()
 
@@ -313,7 +313,7 @@ def test_answers_come_in_the_order_they_came(ledger: Ledger) -> None:
     """Whatever is first in the record is first again, though answering from it takes no time at all."""
     tools_for(ledger)
     script = PIECES[-1].format() + "\nset_result(seen)"
-    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
+    with SyncRuntime(ledger.registry, record=ledger.log(), pool=POOL) as runtime:
         result = runtime.execute_code(f"seen = []\n{script}")
     assert result.value == [[2]], result.error
     run = ledger.the_run()
@@ -329,7 +329,7 @@ def test_a_call_that_was_taken_back_is_left_unanswered_again(ledger: Ledger) -> 
         "import asyncio\ntry:\n    await asyncio.wait_for(call_tool_async('slow', delay_s=60, tag=1), 0.05)\n"
         "except TimeoutError:\n    set_result(call_tool('search', query='after'))"
     )
-    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
+    with SyncRuntime(ledger.registry, record=ledger.log(), pool=POOL) as runtime:
         result = runtime.execute_code(script)
         assert result.ok, result.error
     run = ledger.the_run()
@@ -348,7 +348,7 @@ def test_a_call_that_was_taken_back_is_left_unanswered_again(ledger: Ledger) -> 
 def test_a_run_its_host_ended_ends_that_way_again(ledger: Ledger, source: str, wall_s: float) -> None:
     tools_for(ledger)
     limits = Limits(wall_s=wall_s)
-    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL, limits=limits) as runtime:
+    with SyncRuntime(ledger.registry, record=ledger.log(), pool=POOL, limits=limits) as runtime:
         outcome = runtime.execute_code(source).outcome
     run = ledger.the_run()
     with opened(run) as runtime:
@@ -428,7 +428,7 @@ def test_what_a_script_failed_with_fits_into_the_line_that_says_so(recorded: Led
 @pytest.mark.parametrize(("keep", "why"), [("digest", "digest"), ("omit", "omit")])
 def test_an_answer_that_was_not_recorded_cannot_be_given(ledger: Ledger, keep: Any, why: str) -> None:
     settings = {"tools": {"search": ToolContent(results=keep)}}
-    with SyncRuntime(ledger.registry, audit=ledger.log(settings=settings), pool=POOL) as runtime:
+    with SyncRuntime(ledger.registry, record=ledger.log(settings=settings), pool=POOL) as runtime:
         runtime.execute_code("set_result(call_tool('search', query='x'))")
     run = ledger.the_run()
     with opened(run) as runtime:
@@ -443,7 +443,7 @@ def test_an_answer_that_was_not_recorded_cannot_be_given(ledger: Ledger, keep: A
 
 def test_arguments_known_by_digest_are_still_compared(ledger: Ledger) -> None:
     settings = {"tools": {"search": ToolContent(args="digest")}}
-    with SyncRuntime(ledger.registry, audit=ledger.log(settings=settings), pool=POOL) as runtime:
+    with SyncRuntime(ledger.registry, record=ledger.log(settings=settings), pool=POOL) as runtime:
         runtime.execute_code("set_result(call_tool('search', query='x'))")
     run = ledger.the_run()
     with opened(run) as runtime:
@@ -457,7 +457,7 @@ def test_arguments_known_by_digest_are_still_compared(ledger: Ledger) -> None:
 def test_a_run_with_redacted_secrets_replays_on_what_is_recorded(ledger: Ledger) -> None:
     secret = "s3cr3t-thing"
     script = f"x = call_tool('search', query='{secret}')\nset_result([x, call_tool('search', query=x[0]['title'])])"
-    with SyncRuntime(ledger.registry, audit=ledger.log(secrets=[secret]), pool=POOL) as runtime:
+    with SyncRuntime(ledger.registry, record=ledger.log(secrets=[secret]), pool=POOL) as runtime:
         runtime.execute_code(script)
     run = ledger.the_run()
     with opened(run) as runtime:
@@ -475,7 +475,7 @@ def test_what_was_too_large_to_record_has_to_be_given(ledger: Ledger) -> None:
         "inputs": {"names": ["n" * 200]},
         "files": [("big.csv", b"a\nb\nc\n")],
     }
-    with SyncRuntime(ledger.registry, audit=ledger.log(settings=settings), pool=POOL) as runtime:
+    with SyncRuntime(ledger.registry, record=ledger.log(settings=settings), pool=POOL) as runtime:
         assert runtime.execute_code(script, inputs=given["inputs"], files=given["files"]).ok
     run = ledger.the_run()
     with opened(run) as runtime:
@@ -526,7 +526,7 @@ drawn = [child(lambda: repr([random.random(), os.urandom(4), uuid.uuid4().hex]))
 assert drawn[0] != drawn[1] != repr([random.random(), os.urandom(4), uuid.uuid4().hex])
 print(drawn)
 """
-    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
+    with SyncRuntime(ledger.registry, record=ledger.log(), pool=POOL) as runtime:
         result = runtime.execute_code(script)
         assert result.ok, result.error
     run = ledger.the_run()
@@ -566,7 +566,7 @@ print('y', file=sys.stderr)
 set_result(['{secret}', 'z' * 70_000])
 """
     settings = {"tools": {"search": ToolContent(args="omit")}, "logs_bytes": 1000}
-    with SyncRuntime(ledger.registry, audit=ledger.log(settings=settings, secrets=[secret]), pool=POOL) as runtime:
+    with SyncRuntime(ledger.registry, record=ledger.log(settings=settings, secrets=[secret]), pool=POOL) as runtime:
         assert runtime.execute_code(script).ok
         assert runtime.execute_code("import sys\nprint('x' * 100_000); print(1, file=sys.stderr)", limits=SHORT).ok
     second, first = runs_of(ledger)[::-1]
@@ -591,7 +591,7 @@ def test_secrets_make_no_difference_and_are_in_none_that_is_shown(ledger: Ledger
         "hunter22-hunter22",
         "x = call_tool('search', query=key)\nprint(key)\nset_result({'k': key, 'n': [key + '!']})",
     )
-    with SyncRuntime(ledger.registry, audit=ledger.log(secrets=[secret]), pool=POOL) as runtime:
+    with SyncRuntime(ledger.registry, record=ledger.log(secrets=[secret]), pool=POOL) as runtime:
         assert runtime.execute_code(script, inputs={"key": secret}).ok
         assert runtime.execute_code(f"raise ValueError('{secret}')").error is not None
     fails, run = runs_of(ledger)[::-1]

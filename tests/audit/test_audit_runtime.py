@@ -41,7 +41,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ledger, S
         return seconds
 
     log = ledger.log(heads=home / "heads", secrets=["s3cr3t-of-everybody"])
-    with SyncRuntime(ledger.registry, audit=log, pool=POOL, limits=Limits(wall_s=10)) as runtime:
+    with SyncRuntime(ledger.registry, record=log, pool=POOL, limits=Limits(wall_s=10)) as runtime:
         yield ledger, runtime
 
 
@@ -138,16 +138,18 @@ def test_calls_at_the_same_time_are_none_anothers_parent(shared: tuple[Ledger, S
     assert [call.line for call in calls] == [1] * 8
 
 
-def test_secrets_in_a_script_and_in_what_it_prints_are_nowhere_on_disk(shared: tuple[Ledger, SyncRuntime]) -> None:
-    ledger, runtime = shared
+def test_secrets_in_a_script_and_in_what_it_prints_are_nowhere_on_disk(ledger: Ledger) -> None:
+    """What the run needed to go on, with them, goes when it ends."""
     secret, own = "s3cr3t-of-everybody", "s3cr3t-of-this-run"
-    for hidden in (secret, own):
-        runtime.execute_code(
-            f"x = {hidden!r}\nprint(x)\nimport sys\nprint(x[:9], end='')\nprint(x[9:], file=sys.stdout)\n"
-            f"try:\n    call_tool('crash', text=x)\nexcept ToolError: pass\nset_result({{x: [x]}})\nraise ValueError(x)",
-            inputs={"y": hidden},
-            context=RunContext(secrets=Secrets({"own": own})),
-        )
+    with SyncRuntime(ledger.registry, record=ledger.log(secrets=[secret]), pool=POOL) as runtime:
+        for hidden in (secret, own):
+            runtime.execute_code(
+                f"x = {hidden!r}\nprint(x)\nimport sys\nprint(x[:9], end='')\nprint(x[9:], file=sys.stdout)\n"
+                "try:\n    call_tool('crash', text=x)\nexcept ToolError: pass\n"
+                "set_result({x: [x]})\nraise ValueError(x)",
+                inputs={"y": hidden},
+                context=RunContext(secrets=Secrets({"own": own})),
+            )
     disk = ledger.bytes_on_disk()
 
     assert secret.encode() not in disk
@@ -168,7 +170,7 @@ def test_a_script_that_never_ran_is_recorded_with_the_reason(ledger: Ledger) -> 
 
     async def work() -> None:
         backend: Backend = Nothing()
-        async with Runtime(ledger.registry, backend=backend, audit=ledger.log(), pool=PoolConfig(warm=0)) as runtime:
+        async with Runtime(ledger.registry, backend=backend, record=ledger.log(), pool=PoolConfig(warm=0)) as runtime:
             with pytest.raises(SandboxUnavailable):
                 await runtime.execute_code("set_result(1)")
 
@@ -180,7 +182,7 @@ def test_a_script_that_never_ran_is_recorded_with_the_reason(ledger: Ledger) -> 
 
 def test_a_run_that_its_caller_cancels_is_recorded_as_cancelled(ledger: Ledger) -> None:
     async def work() -> None:
-        async with Runtime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
+        async with Runtime(ledger.registry, record=ledger.log(), pool=POOL) as runtime:
             started = anyio.Event()
             async with anyio.create_task_group() as tasks:
 
@@ -209,7 +211,7 @@ def test_a_call_that_cannot_be_recorded_is_not_made_and_ends_the_run(ledger: Led
             ledger.path.rename(ledger.path.with_name("moved"))
         return name
 
-    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
+    with SyncRuntime(ledger.registry, record=ledger.log(), pool=POOL) as runtime:
         with pytest.raises(AuditError, match="it was removed"):
             runtime.execute_code("for name in ('first', 'second', 'third'):\n    call_tool('act', name=name)")
         ledger.path.with_name("moved").rename(ledger.path)
@@ -221,7 +223,7 @@ def test_a_call_that_cannot_be_recorded_is_not_made_and_ends_the_run(ledger: Led
 
 
 def test_a_path_is_enough_to_have_a_record(tmp_path: Path) -> None:
-    with SyncRuntime(audit=tmp_path / "runs.db", pool=POOL) as runtime:
+    with SyncRuntime(record=tmp_path / "runs.db", pool=POOL) as runtime:
         runtime.execute_code("set_result(1)")
     report = verify(tmp_path / "runs.db", [keys.load_signer(keys.default_key_path())])
 
@@ -234,7 +236,7 @@ def test_a_path_is_enough_to_have_a_record(tmp_path: Path) -> None:
 def test_a_log_that_is_open_already_stays_open(ledger: Ledger) -> None:
     with ledger.log() as log:
         for _ in range(2):
-            with SyncRuntime(audit=log, pool=POOL) as runtime:
+            with SyncRuntime(record=log, pool=POOL) as runtime:
                 runtime.execute_code("set_result(1)")
         assert log.is_open
 
@@ -255,7 +257,7 @@ def test_without_a_log_nothing_of_it_is_even_imported() -> None:
 
 def test_a_policys_own_seed_clock_and_hash_seed_are_kept(ledger: Ledger) -> None:
     policy = Policy(seed=5, clock=1_700_000_000.5, hash_seed=9)
-    with SyncRuntime(audit=ledger.log(), pool=POOL, policy=policy) as runtime:
+    with SyncRuntime(record=ledger.log(), pool=POOL, policy=policy) as runtime:
         runtime.execute_code("set_result(1)")
     run = ledger.the_run()
 
@@ -264,7 +266,7 @@ def test_a_policys_own_seed_clock_and_hash_seed_are_kept(ledger: Ledger) -> None
 
 @pytest.mark.slow
 def test_runs_that_need_not_repeat_are_left_as_they_are(ledger: Ledger) -> None:
-    with SyncRuntime(audit=ledger.log(settings={"repeatable": False}), pool=POOL) as runtime:
+    with SyncRuntime(record=ledger.log(settings={"repeatable": False}), pool=POOL) as runtime:
         runtime.execute_code("set_result(1)")
     run = ledger.the_run()
 
@@ -274,7 +276,7 @@ def test_runs_that_need_not_repeat_are_left_as_they_are(ledger: Ledger) -> None:
 @pytest.mark.slow
 async def test_runs_at_the_same_time_keep_their_records_apart(anyio_backend: str, ledger: Ledger) -> None:
     async with (
-        Runtime(ledger.registry, audit=ledger.log(), pool=PoolConfig(warm=2)) as runtime,
+        Runtime(ledger.registry, record=ledger.log(), pool=PoolConfig(warm=2)) as runtime,
         anyio.create_task_group() as tasks,
     ):
         for number in range(6):
@@ -291,7 +293,7 @@ def test_a_script_an_agent_runs_names_the_call_and_the_run_above(ledger: Ledger)
     async def work(log: AuditLog) -> None:
         from toolcell.audit.recorder import Recorder
 
-        async with Runtime(ledger.registry, audit=log, pool=POOL) as runtime:
+        async with Runtime(ledger.registry, record=log, pool=POOL) as runtime:
             ledger.registry.enable_code_execution(runtime)
             async with Recorder(log).observe(RunContext(run_id="agent-7")) as context:
                 code = {"code": "set_result(call_tool('search', query='x'))"}
@@ -313,7 +315,7 @@ def test_a_script_an_agent_runs_names_the_call_and_the_run_above(ledger: Ledger)
 @pytest.mark.conforms("R-b2")
 def test_a_plan_is_recorded_like_a_script(ledger: Ledger) -> None:
     async def work() -> None:
-        async with Runtime(ledger.registry, audit=ledger.log(), pool=PoolConfig(warm=0)) as runtime:
+        async with Runtime(ledger.registry, record=ledger.log(), pool=PoolConfig(warm=0)) as runtime:
             await runtime.execute_plan([{"tool": "search", "args": {"query": q}} for q in ("a", "b")])
 
     anyio.run(work)
@@ -339,7 +341,7 @@ def test_with_fsync_always_the_end_of_a_call_is_written_before_its_answer_else_w
             def call_ended(self, call: Any) -> None:
                 ends.append(ledger.kinds().count(records.CALL_ENDED))  # noqa: B023 - called within this round
 
-        with SyncRuntime(ledger.registry, audit=ledger.log(config=config), pool=PoolConfig(warm=0)) as runtime:
+        with SyncRuntime(ledger.registry, record=ledger.log(config=config), pool=PoolConfig(warm=0)) as runtime:
             result = runtime.execute_code(
                 "for q in 'xy':\n    call_tool('search', query=q)", context=RunContext(observer=Own())
             )
@@ -363,7 +365,7 @@ async def die(name: str) -> str:
     open({str(tmp_path / "effect")!r}, "w").write(name)
     os.kill(os.getpid(), signal.SIGKILL)
     return name
-with SyncRuntime(registry, audit=AuditLog({str(tmp_path / "log")!r}, key=KEY)) as runtime:
+with SyncRuntime(registry, record=AuditLog({str(tmp_path / "log")!r}, key=KEY)) as runtime:
     runtime.execute_code("call_tool('die', name='now')")
 """
     paths = [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -403,7 +405,7 @@ def test_each_record_is_written_before_the_next_effect(tmp_path: Path) -> None:
         seen.append(ledger.kinds())
         return "looked"
 
-    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
+    with SyncRuntime(ledger.registry, record=ledger.log(), pool=POOL) as runtime:
         runtime.execute_code("call_tool('look')\ncall_tool('look')")
         after = ledger.kinds()
 
@@ -422,7 +424,7 @@ def test_a_run_whose_start_cannot_be_recorded_asks_for_nothing(tmp_path: Path) -
         asked.append(name)
         return name
 
-    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
+    with SyncRuntime(ledger.registry, record=ledger.log(), pool=POOL) as runtime:
         ledger.path.rename(tmp_path / "moved")
         with pytest.raises(AuditError, match="it was removed"):
             runtime.execute_code("call_tool('act', name='unseen')")

@@ -53,7 +53,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     """The log of a run with a short frame and of one with a long frame, and their ids."""
     folder = tmp_path_factory.mktemp("log") / "audit"
     limits = Limits(frame_bytes=32 << 20, result_bytes=16 << 20)
-    with SyncRuntime(registry, packages=["numpy", "pandas"], audit=folder, limits=limits) as runtime:
+    with SyncRuntime(registry, packages=["numpy", "pandas"], record=folder, limits=limits) as runtime:
         ids = []
         for rows in (len(FRAME), 200_000):
             result = runtime.execute_code(SCRIPT, inputs={"rows": rows, "given": FRAME})
@@ -110,7 +110,7 @@ def test_a_span_has_the_text_of_a_frame_and_only_where_content_is_wanted(rows: i
         exporter, provider = memory.InMemorySpanExporter(), trace.TracerProvider()
         provider.add_span_processor(export.SimpleSpanProcessor(exporter))
         log = AuditLog(tmp_path / str(capture_content), sinks=[SpanSink(provider, capture_content=capture_content)])
-        with SyncRuntime(registry, packages=["numpy", "pandas"], audit=log) as runtime:
+        with SyncRuntime(registry, packages=["numpy", "pandas"], record=log) as runtime:
             assert runtime.execute_code(SCRIPT, inputs={"rows": rows}).ok
         spans = {span.name: dict(span.attributes) for span in exporter.get_finished_spans()}
         for name, key in (

@@ -58,7 +58,7 @@ def tools(store: SqliteStore, sent: list[str]) -> ToolRegistry:
 async def test_an_action_is_scheduled_by_code_seen_by_a_plan_moved_by_a_model_and_made(tmp_path: Path) -> None:
     store, sent = SqliteStore(":memory:"), list[str]()
     registry = tools(store, sent)
-    async with Runtime(registry, audit=tmp_path / "audit", pool=PoolConfig(warm=0)) as runtime:
+    async with Runtime(registry, record=tmp_path / "audit", pool=PoolConfig(warm=0)) as runtime:
         scripted = await runtime.execute_code(SCRIPT)
         local, seen, refused = scripted.value
         assert (local, seen) == ("2027-02-01 09:00", [True])

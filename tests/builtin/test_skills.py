@@ -300,7 +300,7 @@ def test_an_exported_folder_has_a_name_of_the_format(name: str, expected: str) -
 
 @pytest.fixture(scope="module")
 async def runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runtime]:
-    async with Runtime(audit=tmp_path_factory.mktemp("audit") / "runs.db") as opened:
+    async with Runtime(record=tmp_path_factory.mktemp("audit") / "runs.db") as opened:
         yield opened
 
 
@@ -352,7 +352,7 @@ async def test_every_tool_works_from_code_a_plan_and_a_model_and_the_audit_log_h
     assert updated == 'updated skill "N": name'
     assert "skill not found" in (await by_code(runtime, registry, "skill_update", {"id": "nope"}))["error"]
 
-    records = [each.fields for each in Ledger(Path(str(runtime.audit))).found()]
+    records = [each.fields for each in Ledger(runtime.record.path).found()]
     assert created["value"]["digest"] in json.dumps(records, default=str)
 
 

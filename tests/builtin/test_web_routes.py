@@ -105,7 +105,7 @@ async def test_what_is_refused_is_refused_by_every_route(
 @pytest.mark.isolation
 async def test_a_credential_is_in_no_record_of_a_run(registry: ToolRegistry, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    async with Runtime(registry, audit=log) as audited:
+    async with Runtime(registry, record=log) as audited:
         result = await audited.execute_code("set_result(call_tool('http_fetch', url='https://docs.test/x'))")
     assert result.value["status"] == 200
     files = [*log.parent.glob(f"{log.name}*")]

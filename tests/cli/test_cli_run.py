@@ -110,12 +110,12 @@ def test_everything_on_the_command_line_reaches_the_runtime(fake: type[FakeRunti
     status, _, _ = invoke(
         "run", "script.py", *flags, "-t", "my_cli_tools.py", "-i", "rows=[1]", "-f", "data.csv",
         "-p", "numpy,pandas>=2,<4", "--preload", "numpy", "--require", "landlock,seccomp", "--hash-seed", "1",
-        "--audit", "runs",
+        "--record", "runs",
     )  # fmt: skip
 
     seen = fake.seen
     assert status == exits.OK
-    assert seen["audit"] == Path("runs")
+    assert seen["record"] == Path("runs")
     assert seen["source"].startswith("x = 1\n")
     assert seen["limits"] == Limits(wall_s=2.5, memory_bytes=64 * 1024 * 1024, tool_calls=3)
     assert seen["policy"] == Policy(
@@ -309,8 +309,8 @@ def test_a_folder_that_cannot_be_written_is_found_out_before_anything_runs(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--audit", "s.py"], "cannot write the record s.py"),
-        (["--audit", "s.py/below"], "cannot write the record s.py/below"),
+        (["--record", "s.py"], "cannot write the record s.py"),
+        (["--record", "s.py/below"], "cannot write the record s.py/below"),
         (
             ["--builtin", "knowledge", "--store", "s.py"],
             "--store s.py: it cannot be written: it is another kind of file",
@@ -389,7 +389,7 @@ def test_built_in_tools_that_are_refused_leave_no_workspace(
         (["script.py", "--require", "moat"], "no such layer"),
         (["script.py", "--hash-seed", "-4"], "--hash-seed -4: Input should be greater"),
         (["script.py", "--file", "nothing"], "No such file"),
-        (["script.py", "--audit", ""], "--audit '': the path is empty; name a file"),
+        (["script.py", "--record", ""], "--record '': the path is empty; name a file"),
         (["script.py", "--wall-s", "abc"], "Invalid value for '--wall-s': 'abc': "),
         (["script.py", "--seed", "1.5"], "Invalid value for '--seed': '1.5': "),
         (["script.py", "--mode", "forked"], "--image, --runtime and --mode are about containers; add --backend docker"),

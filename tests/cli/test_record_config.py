@@ -37,9 +37,9 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def log_of(*lines: str) -> AuditLog:
-    """The record that `toolcell run --audit runs.db --record-config FILE` writes."""
+    """The record that `toolcell run --record runs.db --record-config FILE` writes."""
     Path("record.toml").write_text("\n".join(lines))
-    log = RuntimeFlags(audit="runs.db", record_config=Path("record.toml")).options(BuiltinFlags())["audit"]
+    log = RuntimeFlags(record="runs.db", record_config=Path("record.toml")).options(BuiltinFlags())["record"]
     assert isinstance(log, AuditLog)
     return log
 
@@ -48,7 +48,7 @@ def log_of(*lines: str) -> AuditLog:
 def test_a_run_with_a_long_answer_can_be_replayed_if_the_record_keeps_it(lines: tuple[str, ...], status: int) -> None:
     from toolcell.tools import load_tools
 
-    with SyncRuntime(load_tools("tools.py"), audit=log_of(*lines), pool=PoolConfig(warm=1)) as runtime:
+    with SyncRuntime(load_tools("tools.py"), record=log_of(*lines), pool=PoolConfig(warm=1)) as runtime:
         assert runtime.execute_code("set_result(len(call_tool('big')))").value == 100_000
     found, said, _ = invoke("replay", "runs.db", "last", "--check")
 
@@ -69,12 +69,14 @@ def test_the_file_has_every_setting_and_a_mistake_in_it_is_named(tmp_path: Path)
     assert invoke("verify", "runs.db", "--key", tmp_path / "own.key")[0] == exits.OK
     with pytest.raises(UsageError, match=r"record\.toml.*valeu_bytes"):
         log_of("valeu_bytes = 1")
-    with pytest.raises(UsageError, match="--record-config needs --audit"):
+    with pytest.raises(UsageError, match="--record-config needs --record"):
         RuntimeFlags(record_config=Path("record.toml")).options(BuiltinFlags())
 
 
 def test_prune_takes_the_retention_of_the_file_and_says_why_the_rest_stays() -> None:
-    with SyncRuntime(audit=AuditLog("runs.db", config=RecordConfig(fsync="never")), pool=PoolConfig(warm=1)) as runtime:
+    with SyncRuntime(
+        record=AuditLog("runs.db", config=RecordConfig(fsync="never")), pool=PoolConfig(warm=1)
+    ) as runtime:
         runtime.execute_code("1")
     Path("record.toml").write_text("keep_s = 3600")
     status, said, summed = invoke("prune", "runs.db", "--record-config", "record.toml")

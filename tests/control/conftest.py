@@ -74,5 +74,5 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def durable(folder: Path) -> Iterator[SyncRuntime]:
     """A runtime whose journals are on disk."""
-    with SyncRuntime(pool=PoolConfig(warm=1), journal=folder) as runtime:
+    with SyncRuntime(pool=PoolConfig(warm=1), record=folder / "runs.db") as runtime:
         yield runtime

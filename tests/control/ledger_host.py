@@ -76,7 +76,7 @@ async def main(folder: Path, kill_s: float) -> int:
     ledger = folder / "ledger"
     ledger.touch()
     registry = make_registry(ledger, int(-kill_s) if kill_s < 0 else 0)
-    async with Runtime(registry, journal=folder / "runs", pool=PoolConfig(warm=1)) as runtime:
+    async with Runtime(registry, record=folder / "runs", pool=PoolConfig(warm=1)) as runtime:
         if kill_s > 0:
             threading.Timer(kill_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
         suspended, interrupted = runtime.suspended_runs(), runtime.interrupted_runs()

@@ -42,7 +42,7 @@ def test_runs_are_carried_on_in_the_container_profile(effects: Effects) -> None:
 def test_the_audit_log_tells_answers_of_the_journal_from_calls_and_its_runs_replay(
     tmp_path: Path, effects: Effects
 ) -> None:
-    carry_on(effects, audit=tmp_path / "log", journal=tmp_path / "runs")
+    carry_on(effects, record=tmp_path / "log")
     with Index(tmp_path / "log") as index:
         runs = [index.load(line) for line in index.runs(Filter(limit=None))]
     suspended = next(run for run in runs if run.outcome == str(Outcome.SUSPENDED))

@@ -442,11 +442,9 @@ def test_calls_below_a_tool_that_reads_are_collected_and_those_below_a_write_bel
 
 
 @pytest.mark.slow
-def test_a_journal_directory_an_audit_log_and_repairs_know_no_writes_of_a_dry_run(
-    tmp_path: Path, folders: Folders
-) -> None:
+def test_a_record_and_repairs_know_no_writes_of_a_dry_run(tmp_path: Path, folders: Folders) -> None:
     async def main() -> CommitResult:
-        async with Runtime(folders.registry, audit=tmp_path / "log", journal=tmp_path / "runs") as runtime:
+        async with Runtime(folders.registry, record=tmp_path / "runs") as runtime:
             draft = await runtime.execute_code("call_tool('create', name='a')\n1/0", dry_run=True)
             assert journals.names(tmp_path / "runs") == [] and runtime.interrupted_runs() == []
             with pytest.raises(UsageError, match="no journal of that run"):
@@ -460,7 +458,7 @@ def test_a_journal_directory_an_audit_log_and_repairs_know_no_writes_of_a_dry_ru
     from toolcell.audit.filters import Filter
     from toolcell.audit.query import Index
 
-    with Index(tmp_path / "log") as index:
+    with Index(tmp_path / "runs") as index:
         runs = [index.load(line) for line in index.runs(Filter(limit=None))]
     drafted = next(run for run in runs if run.kind == "code" and run.calls)
     committed = next(run for run in runs if run.id == done.run_id)
@@ -585,7 +583,7 @@ def test_a_dry_run_on_the_record_replays_with_its_placeholders(tmp_path: Path, f
     sources = ["a = call_tool('create', name='a')\n[a]", "a = call_tool('create', name='a')\nprint(a)"]
 
     async def main() -> list[Replay]:
-        async with Runtime(folders.registry, pool=PoolConfig(warm=1), audit=tmp_path / "runs.db") as runtime:
+        async with Runtime(folders.registry, pool=PoolConfig(warm=1), record=tmp_path / "runs.db") as runtime:
             for source in sources:
                 await runtime.execute_code(source, dry_run=True)
         with Index(tmp_path / "runs.db") as index:

@@ -64,7 +64,7 @@ def journals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def deny(journals: Path) -> Any:
     """A runtime with a journal directory, under a flow that denies."""
-    with SyncRuntime(pool=PoolConfig(warm=1), journal=journals, policy=POLICY) as runtime:
+    with SyncRuntime(pool=PoolConfig(warm=1), record=journals / "runs.db", policy=POLICY) as runtime:
         yield runtime
 
 
@@ -91,7 +91,7 @@ def test_a_run_that_goes_on_in_another_process_has_read_what_it_had_read(
 ) -> None:
     waiting = deny.execute_code(LEAK, tools=office.registry, on_approval="suspend")
     assert waiting.suspension is not None
-    with SyncRuntime(pool=PoolConfig(warm=0), journal=journals, policy=POLICY) as other:
+    with SyncRuntime(pool=PoolConfig(warm=0), record=journals / "runs.db", policy=POLICY) as other:
         result = other.resume(waiting.suspension.to_json(), {"call_2": Approve()}, tools=office.registry)
 
     assert result.error is not None and result.error.message == FAILED + REFUSED
@@ -153,7 +153,7 @@ def test_what_is_read_is_written_down_before_it_is_read(deny: SyncRuntime, journ
     @office.registry.tool(reads="private")
     async def look() -> None:
         """Look whether a host that is killed now leaves the label behind."""
-        found.append(any(b"private" in body for (body,) in rows(journals, "SELECT body FROM record")))
+        found.append(any(b"private" in body for (body,) in rows(journals, "SELECT body FROM kept")))
 
     forget(journals, "run")
     deny.execute_code("call_tool('look')", tools=office.registry)
@@ -188,9 +188,9 @@ async def post(text: str) -> None:
 async def main() -> None:
     global runtime
     policy = Policy(flows=(Flow("private", "public", "deny"),))
-    async with Runtime(registry, journal=folder, policy=policy, pool=PoolConfig(warm=0)) as runtime:
+    async with Runtime(registry, record=folder + "/runs.db", policy=policy, pool=PoolConfig(warm=0)) as runtime:
         if dies:
-            script = f"letter = call_tool('{dies[0]}'); progress('read'); call_tool('post', text=letter)"
+            script = f"from time import sleep; letter = call_tool('{dies[0]}'); sleep(0.2); progress('read'); call_tool('post', text=letter)"
             await runtime.execute_code(script, on_approval="suspend", on_progress=die)
         (interrupted,) = runtime.interrupted_runs()
         result = await runtime.resume(interrupted)
@@ -215,7 +215,7 @@ def test_a_run_whose_host_died_after_an_answer_has_read_what_the_answer_said(way
 @pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_session_has_read_what_it_had_read_however_it_goes_on(office: Office, tmp_path: Path) -> None:
-    said, options = dict[str, str](), {"journal": tmp_path, "policy": POLICY, "pool": PoolConfig(warm=0)}
+    said, options = dict[str, str](), {"record": tmp_path / "runs.db", "policy": POLICY, "pool": PoolConfig(warm=0)}
 
     async def post(way: str, session: Any) -> None:
         result = await session.execute_code("call_tool('post', text=letter)")

@@ -35,12 +35,12 @@ def dry(runtime: SyncRuntime, effects: Effects, source: str = SOURCE, **options:
 
 
 def another(folder: Path, effects: Effects, **options: Any) -> SyncRuntime:
-    return SyncRuntime(effects.registry, pool=PoolConfig(warm=0), journal=folder, **options)
+    return SyncRuntime(effects.registry, pool=PoolConfig(warm=0), record=folder / "runs.db", **options)
 
 
 def test_another_process_commits_a_draft_by_its_id(durable: SyncRuntime, folder: Path, effects: Effects) -> None:
     draft = dry(durable, effects, context=RunContext(user_id="ada"))
-    assert stat.S_IMODE((folder / "journals.db").stat().st_mode) == 0o600
+    assert stat.S_IMODE((folder / "runs.db").stat().st_mode) == 0o600
     with another(folder, effects) as other:
         with pytest.raises(UsageError, match="has no effect-9"):
             other.commit(draft.draft_id, ["effect-9"])
@@ -139,7 +139,7 @@ def write(text: str) -> str:
 
 SOURCE = "a = call_tool('write', text='a'); b = call_tool('write', text='b'); c = call_tool('write', text=b); [a, b, c]"
 
-with SyncRuntime(registry, journal=folder / 'runs', pool=PoolConfig(warm=0)) as runtime:
+with SyncRuntime(registry, record=folder / 'runs.db', pool=PoolConfig(warm=0)) as runtime:
     known = folder / 'draft'
     if not known.exists():
         known.write_text(runtime.execute_code(SOURCE, dry_run=True).draft_id)
@@ -219,7 +219,7 @@ def test_a_draft_whose_journal_is_gone_or_elsewhere_is_not_committed_from_memory
     """Somebody may have committed it, and that would be noted there."""
     draft = Draft()
     durable.execute_plan(STEP, tools=effects.registry, dry_run=draft)
-    with pytest.raises(UsageError, match=r"use a Runtime\(journal"):
+    with pytest.raises(UsageError, match=r"use Runtime\(record="):
         opened.commit(draft)
     assert durable.commit(draft.id, tools=effects.registry).ok
     journals.forget(folder, "draft")

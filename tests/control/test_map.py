@@ -272,7 +272,7 @@ async def test_a_map_that_another_thread_drops_ends_its_runs() -> None:
 @pytest.mark.slow
 @pytest.mark.anyio
 async def test_attempts_leave_no_journals(effects: Effects, tmp_path: Path) -> None:
-    async with Runtime(effects.registry, journal=tmp_path / "j", pool=PoolConfig(warm=1)) as runtime:
+    async with Runtime(effects.registry, record=tmp_path / "j" / "runs.db", pool=PoolConfig(warm=1)) as runtime:
         items = [item async for item in runtime.map("raise ValueError(n)", numbers(3), retries=2, retry_on={"error"})]
     assert [item.attempts for item in items] == [3] * 3
     assert journals.names(tmp_path / "j") == []
@@ -311,7 +311,7 @@ def test_what_the_inputs_raise_comes_out_of_the_loop(opened: SyncRuntime) -> Non
         ({"retry_on": {"ok"}}, "retry_on= takes outcomes of failures"),
         ({"retry_on": "lost"}, "retry_on= takes outcomes of failures"),
         ({"on_error": "ignore"}, "on_error= must be one of"),
-        ({"map_id": "m"}, r"Runtime\(journal=DIRECTORY\)"),
+        ({"map_id": "m"}, r"Runtime\(record=FILE\)"),
         ({"map_id": "../m"}, "map_id= must be 1 to 48"),
         ({"resume": True}, "pass its map_id= too"),
         ({"options": {"dry_run": True}}, "options= has dry_run"),
@@ -395,7 +395,7 @@ async def test_only_what_provably_had_no_effect_is_tried_again(
 async def test_an_item_that_made_calls_does_not_end_as_one_that_got_no_sandbox(
     effects: Effects, tmp_path: Path
 ) -> None:
-    async with Runtime(effects.registry, journal=tmp_path / "j", pool=PoolConfig(warm=0)) as runtime:
+    async with Runtime(effects.registry, record=tmp_path / "j" / "runs.db", pool=PoolConfig(warm=0)) as runtime:
         execute = Unsteady(runtime, Outcome.LOST)
         runtime.scripts.execute = execute  # type: ignore[method-assign]
         start = runtime.environment.backend.start
@@ -417,7 +417,7 @@ async def test_an_item_that_made_calls_does_not_end_as_one_that_got_no_sandbox(
 
 
 def carry_on(folder: Path, effects: Effects, source: str, count: int, **options: Any) -> list[MapItem]:
-    with SyncRuntime(effects.registry, journal=folder, pool=PoolConfig(warm=1)) as runtime:
+    with SyncRuntime(effects.registry, record=folder / "runs.db", pool=PoolConfig(warm=1)) as runtime:
         return list(runtime.map(source, numbers(count), map_id="m", resume=True, **options))
 
 
@@ -448,7 +448,10 @@ def test_a_value_too_large_for_the_record_is_said_to_be_missing(effects: Effects
 @pytest.mark.slow
 def test_a_map_of_that_name_is_not_begun_a_second_time_by_mistake(effects: Effects, tmp_path: Path) -> None:
     carry_on(tmp_path / "j", effects, SQUARE, 1)
-    with SyncRuntime(journal=tmp_path / "j") as runtime, pytest.raises(UsageError, match="there is a map 'm' in"):
+    with (
+        SyncRuntime(record=tmp_path / "j" / "runs.db") as runtime,
+        pytest.raises(UsageError, match="there is a map 'm' in"),
+    ):
         list(runtime.map(SQUARE, numbers(1), map_id="m"))
 
 
@@ -456,7 +459,10 @@ def test_a_map_is_carried_on_with_its_own_script_and_inputs(effects: Effects, tm
     carry_on(tmp_path / "j", effects, SQUARE, 2)
     with pytest.raises(UsageError, match="began with another script"):
         carry_on(tmp_path / "j", effects, "n + 1", 2)
-    with SyncRuntime(journal=tmp_path / "j") as runtime, pytest.raises(UsageError, match="input 1 of map 'm' is anoth"):
+    with (
+        SyncRuntime(record=tmp_path / "j" / "runs.db") as runtime,
+        pytest.raises(UsageError, match="input 1 of map 'm' is anoth"),
+    ):
         list(runtime.map(SQUARE, [{"n": 0}, {"n": 7}], map_id="m", resume=True))
 
 
@@ -465,7 +471,7 @@ def test_inputs_that_end_before_items_that_had_ended_are_an_error_after_their_it
     effects: Effects, tmp_path: Path
 ) -> None:
     carry_on(tmp_path / "j", effects, SQUARE, 4)
-    with SyncRuntime(journal=tmp_path / "j", pool=PoolConfig(warm=1)) as runtime:
+    with SyncRuntime(record=tmp_path / "j" / "runs.db", pool=PoolConfig(warm=1)) as runtime:
         fewer = runtime.map(SQUARE, numbers(2), map_id="m", resume=True)
         assert [next(fewer).value, next(fewer).value] == [0, 1]
         with pytest.raises(UsageError, match="ended after 2, and item 3 had ended before"):
@@ -489,7 +495,7 @@ def test_a_map_that_stopped_at_a_failure_goes_on_behind_it(effects: Effects, tmp
 
 @pytest.mark.slow
 def test_a_map_that_is_under_way_is_not_carried_on_by_somebody_else(effects: Effects, tmp_path: Path) -> None:
-    with SyncRuntime(journal=tmp_path / "j", pool=PoolConfig(warm=1)) as runtime:
+    with SyncRuntime(record=tmp_path / "j" / "runs.db", pool=PoolConfig(warm=1)) as runtime:
         begun = runtime.map(SQUARE, numbers(100), concurrency=2, map_id="m")  # more than are pulled before one is read
         next(begun)
         with pytest.raises(UsageError, match="it is open already"):
@@ -523,7 +529,7 @@ async def test_items_that_were_cut_short_are_carried_on_and_their_calls_are_not_
 
     async def run(is_left: bool) -> list[MapItem]:
         async with (
-            Runtime(effects.registry, journal=tmp_path / "j", pool=PoolConfig(warm=2)) as runtime,
+            Runtime(effects.registry, record=tmp_path / "j" / "runs.db", pool=PoolConfig(warm=2)) as runtime,
             runtime.map(source, numbers(2), map_id="m", resume=True, concurrency=2) as items,
         ):
             if not is_left:
@@ -548,7 +554,7 @@ def test_a_call_in_doubt_is_told_and_not_made_until_somebody_decides(tmp_path: P
         folder = tmp_path / str(n)
         folder.mkdir()
         assert in_child(folder, when) == -signal.SIGKILL
-        with SyncRuntime(ledger(folder, ""), journal=folder / "j", pool=PoolConfig(warm=1)) as runtime:
+        with SyncRuntime(ledger(folder, ""), record=folder / "j" / "runs.db", pool=PoolConfig(warm=1)) as runtime:
             for _ in range(2):  # nothing changes while nobody decides
                 (item,) = runtime.map("call_tool('enter', n=n)", [{"n": 5}], map_id="m", resume=True)
                 assert item.outcome is Outcome.SUSPENDED
@@ -585,7 +591,7 @@ def in_child(folder: Path, when: str) -> int:
     code = (
         "from control.test_map import ledger\nfrom pathlib import Path\nfrom toolcell import SyncRuntime\n"
         f"folder = Path({str(folder)!r})\n"
-        f"with SyncRuntime(ledger(folder, {when!r}), journal=folder / 'j') as runtime:\n"
+        f"with SyncRuntime(ledger(folder, {when!r}), record=folder / 'j' / 'runs.db') as runtime:\n"
         "    list(runtime.map(\"call_tool('enter', n=n)\", [{'n': 5}], map_id='m'))\n"
     )
     tests = Path(__file__).parent.parent
@@ -596,8 +602,9 @@ def in_child(folder: Path, when: str) -> int:
 @pytest.mark.slow
 def test_a_result_that_got_lost_between_run_and_record_is_found_again(effects: Effects, tmp_path: Path) -> None:
     source = "call_tool('write', text=str(n))\nn"
-    with SyncRuntime(effects.registry, journal=tmp_path / "j", pool=PoolConfig(warm=1)) as runtime:
-        result = runtime.execute_code(source, inputs={"n": 0}, context=RunContext(run_id="m-0"))  # as a map does it
+    with SyncRuntime(effects.registry, record=tmp_path / "j" / "runs.db", pool=PoolConfig(warm=1)) as runtime:
+        context = RunContext(run_id="m-0").within(item="m-0")  # as a map does it
+        result = runtime.execute_code(source, inputs={"n": 0}, context=context)
         assert result.journal_id == "m-0"
     (item,) = carry_on(tmp_path / "j", effects, source, 1)
 
@@ -607,7 +614,7 @@ def test_a_result_that_got_lost_between_run_and_record_is_found_again(effects: E
 
 @pytest.mark.slow
 def test_the_audit_record_of_a_run_names_its_item(effects: Effects, tmp_path: Path) -> None:
-    with SyncRuntime(effects.registry, audit=tmp_path / "a", pool=PoolConfig(warm=1)) as runtime:
+    with SyncRuntime(effects.registry, record=tmp_path / "a", pool=PoolConfig(warm=1)) as runtime:
         items = list(runtime.map("call_tool('write', text='a')", numbers(2)))
     with Index(tmp_path / "a") as index:
         recorded = {index.load(each).who["item"]: each.id for each in index.runs()}

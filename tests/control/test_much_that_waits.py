@@ -77,7 +77,7 @@ def in_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[str]]:
 
 
 async def test_much_is_written_and_signed_in_a_thread(tmp_path: Path, in_loop: Callable[[], set[str]]) -> None:
-    async with Runtime(writing(), journal=tmp_path) as runtime:
+    async with Runtime(writing(), record=tmp_path / "runs.db") as runtime:
         draft = await runtime.execute_code(CALLS.format("note", MUCH), dry_run=True)
         assert draft.draft_id and len(draft.effects) == 3
         waits = await runtime.execute_code(CALLS.format("send", MUCH), on_approval="suspend")

@@ -44,7 +44,7 @@ def approved(waiting: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("route", ["code", "plan", "session", "dry run", "agent"])
 async def test_a_call_that_waits_for_approval_counts_once(route: str, tmp_path: Path) -> None:
     quotas = Quotas(Quota(calls=100))
-    async with Runtime(paying(), quotas=quotas, journal=tmp_path) as runtime:
+    async with Runtime(paying(), quotas=quotas, record=tmp_path / "runs.db") as runtime:
         match route:
             case "code" | "plan":
                 first: Any = (

@@ -66,7 +66,7 @@ async def drafted(route: str, runtime: Runtime, draft: Draft) -> None:
 async def test_an_effect_says_on_each_route_why_a_person_has_to_look_at_it(route: str, tmp_path: Path) -> None:
     registry, made = office()
     policy = Policy(flows=[Flow("private", "public", "ask")])
-    async with Runtime(registry, policy=policy, journal=tmp_path) as runtime:
+    async with Runtime(registry, policy=policy, record=tmp_path / "runs.db") as runtime:
         draft = Draft()
         await drafted(route, runtime, draft)
         assert [each.reason for each in draft.effects] == [REASON] and REASON in str(draft)

@@ -194,7 +194,7 @@ def test_a_runtime_that_is_closed_commits_and_reverts_nothing(files: Files) -> N
 
 def test_a_revert_is_on_the_record_before_it_runs(tmp_path: Path, files: Files) -> None:
     async def main() -> str:
-        async with Runtime(files.registry, audit=tmp_path / "runs.db", pool=PoolConfig(warm=1)) as runtime:
+        async with Runtime(files.registry, record=tmp_path / "runs.db", pool=PoolConfig(warm=1)) as runtime:
             undone = await runtime.revert(await runtime.execute_code("call_tool('save', name='a')"))
             assert undone.ok
             return undone.run_id

@@ -97,7 +97,7 @@ def test_used_foreign_and_changed_tokens_of_a_plan_are_refused(
         runtime.resume(token, {}, tools=ToolRegistry())
     with pytest.raises(ResumeError, match="changed, or was signed elsewhere"):
         resume(runtime, effects, token.replace("bob", "eve"), step_0=Approve())
-    other = SyncRuntime(pool=PoolConfig(warm=0), journal=tmp_path / "other")
+    other = SyncRuntime(pool=PoolConfig(warm=0), record=tmp_path / "other")
     with other, pytest.raises(ResumeError, match="signed elsewhere"):
         resume(other, effects, token, step_0=Approve())
 
@@ -188,7 +188,7 @@ def decide(call):
     (text,) = call.args.values()
     return AlreadyMade(text + text) if text in ledger.read_text().split() else Approve()
 
-with SyncRuntime(registry, journal=folder / 'runs', pool=PoolConfig(warm=0)) as runtime:
+with SyncRuntime(registry, record=folder / 'runs', pool=PoolConfig(warm=0)) as runtime:
     if (waiting := runtime.suspended_runs()):
         calls = waiting[0].calls
         result = runtime.resume(waiting[0].to_json(), {call.id: decide(call) for call in calls})

@@ -13,10 +13,12 @@ import pytest
 
 from control.conftest import Effects
 from toolcell import (
+    AuditLog,
     ExecutionResult,
     Limits,
     Outcome,
     PoolConfig,
+    RecordConfig,
     ResumeError,
     RunContext,
     Runtime,
@@ -24,7 +26,7 @@ from toolcell import (
     ToolRegistry,
     UsageError,
 )
-from toolcell.control import AlreadyMade, JournalConfig
+from toolcell.control import AlreadyMade
 from toolcell.tools import Approve, Call, Deny, Edit, Rewrite, approval_hook
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
@@ -268,10 +270,9 @@ def test_hooks_that_refuse_still_refuse_and_a_rewrite_is_what_is_asked_about(
 
 
 def test_a_token_is_refused_for_each_reason_with_its_own_words(tmp_path: Path, effects: Effects) -> None:
-    config = JournalConfig(directory=tmp_path / "a", token_s=3600)
     with (
-        SyncRuntime(effects.registry, journal=config, pool=PoolConfig(warm=1)) as runtime,
-        SyncRuntime(effects.registry, journal=tmp_path / "b", pool=PoolConfig(warm=1)) as foreign,
+        SyncRuntime(effects.registry, record=tmp_path / "a", pool=PoolConfig(warm=1)) as runtime,
+        SyncRuntime(effects.registry, record=tmp_path / "b", pool=PoolConfig(warm=1)) as foreign,
     ):
         result = suspended(runtime, effects)
         assert result.suspension is not None
@@ -318,11 +319,11 @@ async def effects_of_another(q: str) -> str:
 
 
 def test_an_expired_token_is_refused(tmp_path: Path, effects: Effects) -> None:
-    config = JournalConfig(directory=tmp_path, token_s=1e-6)
-    with SyncRuntime(effects.registry, journal=config, pool=PoolConfig(warm=1)) as runtime:
+    log = AuditLog(tmp_path / "runs.db", config=RecordConfig(token_s=1e-6))
+    with SyncRuntime(effects.registry, record=log, pool=PoolConfig(warm=1)) as runtime:
         result = suspended(runtime, effects)
         assert result.suspension is not None and result.suspension.expires < time.time() + 1
-        with pytest.raises(ResumeError, match=r"expired at 20.*JournalConfig.token_s"):
+        with pytest.raises(ResumeError, match=r"expired at 20.*RecordConfig.token_s"):
             runtime.resume(result.suspension, {"call_2": Approve()})
 
 
@@ -342,7 +343,7 @@ def test_a_token_says_what_a_person_needs_and_nothing_else_of_the_run(opened: Sy
 def test_two_resumes_at_once_make_the_call_once(tmp_path: Path, effects: Effects) -> None:
     async def main() -> list[Any]:
         results: list[Any] = []
-        async with Runtime(effects.registry, journal=tmp_path, pool=PoolConfig(warm=2)) as runtime:
+        async with Runtime(effects.registry, record=tmp_path / "runs.db", pool=PoolConfig(warm=2)) as runtime:
             first = await runtime.execute_code(SCRIPT, on_approval="suspend")
             assert first.suspension is not None
             token = first.suspension
@@ -404,9 +405,9 @@ def test_arguments_of_the_wrong_kind_are_named(opened: SyncRuntime) -> None:
     for name in ("cancel", "context", "on_log"):
         with pytest.raises(UsageError, match=f"{name}="):
             opened.resume("a-run", **{name: 5})
-    for wrong in (7, ""):  # an empty text would be the current directory, which then has to be private
-        with pytest.raises(UsageError, match="journal="):
-            SyncRuntime(journal=wrong)  # type: ignore[arg-type]
+    for wrong in (7, ""):
+        with pytest.raises(UsageError, match="record"):
+            SyncRuntime(record=wrong)  # type: ignore[arg-type]
 
 
 def test_the_context_of_a_suspended_run_is_not_aborted(opened: SyncRuntime, effects: Effects) -> None:
@@ -432,8 +433,8 @@ def test_a_call_in_doubt_shows_the_arguments_that_it_started_with(tmp_path: Path
             cancel.set()
             await anyio.sleep_forever()
 
-        journal = tmp_path if is_durable else None
-        async with Runtime(registry, journal=journal, pool=PoolConfig(warm=1)) as runtime:
+        record = tmp_path / "runs.db" if is_durable else None
+        async with Runtime(registry, record=record, pool=PoolConfig(warm=1)) as runtime:
             first = await runtime.execute_code("call_tool('pay', euros=100)", on_approval="suspend")
             assert first.suspension is not None
             cut = await runtime.resume(first.suspension, {"call_1": Edit({"euros": 10})}, cancel=cancel)

@@ -114,7 +114,7 @@ def test_a_form_approves_a_frame_only_if_it_has_shown_all_of_it(rows: int) -> No
 @pytest.mark.isolation
 def test_an_edit_and_a_draft_keep_the_types_of_a_frame(payments: Payments, tmp_path: Path) -> None:
     source = "import pandas\ncall_tool('pay', df=df)"
-    options: Any = {"packages": ["numpy", "pandas"], "journal": tmp_path / "j"}
+    options: Any = {"packages": ["numpy", "pandas"], "record": tmp_path / "j" / "runs.db"}
     with SyncRuntime(payments.registry, **options) as runtime:
         waits = runtime.execute_code(source, inputs={"df": FRAME}, on_approval="suspend").suspension
         assert waits is not None
@@ -134,10 +134,10 @@ def test_an_edit_and_a_draft_keep_the_types_of_a_frame(payments: Payments, tmp_p
 def test_frames_of_a_program_s_plan_stay_frames_also_after_a_restart(payments: Payments, tmp_path: Path) -> None:
     other = FRAME.assign(n=[1, 3])
     steps = [{"tool": "pay", "args": {"df": each}} for each in (FRAME, other)]
-    with SyncRuntime(payments.registry, journal=tmp_path / "j") as runtime:
+    with SyncRuntime(payments.registry, record=tmp_path / "j" / "runs.db") as runtime:
         waits = runtime.execute_plan([*steps, {"tool": "note", "args": {"df": FRAME}}], on_approval="suspend")
         assert waits[2]["result"] == 2
-    with SyncRuntime(payments.registry, journal=tmp_path / "j") as runtime:
+    with SyncRuntime(payments.registry, record=tmp_path / "j" / "runs.db") as runtime:
         token = waits.suspension
         assert token is not None
         done = runtime.resume(token.to_json(), {each.id: Approve() for each in token.calls})
@@ -150,7 +150,7 @@ def test_frames_of_a_program_s_plan_stay_frames_also_after_a_restart(payments: P
 def test_a_map_knows_its_inputs_again_and_says_what_it_does_not_keep(tmp_path: Path) -> None:
     large = pd.DataFrame({"v": np.arange(200_000)})
     inputs: list[Any] = [{"df": FRAME}, {"df": large}]
-    with SyncRuntime(packages=["numpy", "pandas"], journal=tmp_path / "j") as runtime:
+    with SyncRuntime(packages=["numpy", "pandas"], record=tmp_path / "j" / "runs.db") as runtime:
 
         def carry_on(given: list[Any]) -> list[Any]:
             return list(runtime.map("set_result(df)", given, map_id="m", resume=True))

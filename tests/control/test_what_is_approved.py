@@ -231,7 +231,7 @@ def test_an_effect_says_why_a_person_has_to_look_at_it_also_from_disk(
     draft = dry(durable, shop, source)
     assert draft.effects[0].reason == reason
     assert reason in str(draft) and reason in json.dumps(draft.to_dict(), default=str).replace('\\"', '"')
-    with SyncRuntime(shop.registry, pool=PoolConfig(warm=0), journal=folder) as other:
+    with SyncRuntime(shop.registry, pool=PoolConfig(warm=0), record=folder / "runs.db") as other:
         assert other.commit(draft.draft_id, tools=shop.registry).ok and shop.made == [["pay", "mallory", 9000]]
 
 

@@ -33,7 +33,7 @@ def runtime(record: Path, effects: Effects, monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     effects.registry.enable_plan_execution()
-    with SyncRuntime(effects.registry, audit=record, pool=PoolConfig(warm=1)) as opened:
+    with SyncRuntime(effects.registry, record=record, pool=PoolConfig(warm=1)) as opened:
         yield opened
 
 
@@ -172,7 +172,7 @@ def test_what_hooks_decided_and_rewrote_is_recorded_with_their_names(
 
     effects.registry.add_hook(Hook(before=payee, name="payees"))
     effects.registry.add_hook(approval_hook(lambda call: Edit(call.args | {"euros": 1}, "too much", by="dan")))
-    with SyncRuntime(effects.registry, audit=record, pool=PoolConfig(warm=1)) as runtime:
+    with SyncRuntime(effects.registry, record=record, pool=PoolConfig(warm=1)) as runtime:
         runtime.execute_code("call_tool('pay', to='acme', euros=5000)")
     (call,) = runs(record)[0].calls
 
@@ -188,7 +188,7 @@ def test_arguments_of_a_tool_that_are_not_recorded_are_not_in_decisions_or_what_
 ) -> None:
     config = RecordConfig(tools={"pay": ToolContent(args="digest", results="omit")})
     log = AuditLog(tmp_path / "runs.db", config=config)
-    with SyncRuntime(effects.registry, audit=log, pool=PoolConfig(warm=1)) as runtime:
+    with SyncRuntime(effects.registry, record=log, pool=PoolConfig(warm=1)) as runtime:
         resumed_script(runtime, Edit({"to": "planted-payee", "euros": 31337}))
     waited, resumed = runs(log.path)
 

@@ -216,7 +216,7 @@ for each in name:
 
 async def test_what_is_approved_and_logged_is_the_url_that_is_sent(tmp_path: Path) -> None:
     text = "send(site + 'safe/%2e%2e/x/../%61dmin?\\u202ea=1#/harmless', 'POST')"
-    async with opened(rule={"approval": "POST"}, audit=tmp_path / "runs.db") as (site, runtime):
+    async with opened(rule={"approval": "POST"}, record=tmp_path / "runs.db") as (site, runtime):
         waiting = await run(runtime, site, text, on_approval="suspend")
         assert waiting.suspension is not None
         pending = waiting.suspension.calls[0]
@@ -251,7 +251,7 @@ while parts[-1]:
     parts.append(call_tool("http_read", rest=answer["rest"], size=262144))
 set_result([len(b"".join(parts)), send(site + "d", "POST")["status"]])
 """
-    async with opened(rule={"approval": "POST"}, journal=tmp_path) as (site, runtime):
+    async with opened(rule={"approval": "POST"}, record=tmp_path / "runs.db") as (site, runtime):
         site.pages["/long"] = page("x" * 700_000)
         waiting = await run(runtime, site, text, on_approval="suspend")
         assert waiting.suspension is not None, waiting.error
@@ -332,7 +332,7 @@ name = call_tool("http_upload", upload=None, data=b"y" * 5000)
 answers = [send(site + "a")["body"], send(site + "d", "POST", upload=name)["status"]]
 set_result([answers, send("https://evil.test/")["failed"]])
 """
-    async with opened(audit=tmp_path / "runs.db") as (site, runtime):
+    async with opened(record=tmp_path / "runs.db") as (site, runtime):
         await run(runtime, site, text)
         source = script(site, text)
     recorded, again = await replayed(tmp_path, source)
@@ -349,7 +349,7 @@ set_result([answers, send("https://evil.test/")["failed"]])
 async def test_a_replay_says_how_to_record_answers_that_are_too_long_for_the_log(tmp_path: Path) -> None:
     text = "set_result([len(send(site + name)['body']) for name in ('long', 'longer')])"
     for folder, config in (("short", RecordConfig()), ("long", RecordConfig(value_bytes=262144))):
-        async with opened(audit=AuditLog(tmp_path / folder / "runs.db", config=config)) as (site, runtime):
+        async with opened(record=AuditLog(tmp_path / folder / "runs.db", config=config)) as (site, runtime):
             site.pages |= {"/long": page("x" * 100_000), "/longer": page("x" * 200_000)}
             await run(runtime, site, text)
             source = script(site, text)
@@ -372,12 +372,12 @@ async def test_sessions_send_requests_too() -> None:
 
 @pytest.mark.slow
 async def test_a_session_that_has_sent_requests_goes_on_in_another_process(tmp_path: Path) -> None:
-    async with opened(journal=tmp_path) as (site, runtime):
+    async with opened(record=tmp_path / "runs.db") as (site, runtime):
         async with runtime.session("asks") as session:
             source = "import urllib.request\nanswer = urllib.request.urlopen(site + 'a').read()"
             assert (await session.execute_code(script(site, source))).ok
         sent = len(site.requests)
-        async with Runtime(journal=tmp_path) as other, other.session("asks", restore=True) as session:
+        async with Runtime(record=tmp_path / "runs.db") as other, other.session("asks", restore=True) as session:
             assert (await session.execute_code("answer")).value == b"a"
 
     assert len(site.requests) == sent == 1

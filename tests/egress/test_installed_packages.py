@@ -203,7 +203,7 @@ async def test_the_log_has_each_wheel_and_a_replay_needs_no_index(wheels: list[P
     folder, files = tmp_path / "log", {"tiny_pkg/__init__.py": "VALUE = 7\n", "tiny_pkg/long": "x" * 600_000}
     wheels[0] = make_wheel(tmp_path, "tiny_pkg", "1.5", files)
     log = AuditLog(folder / "runs.db", config=RecordConfig(value_bytes=300_000))
-    async with opened(wheels, "humanize", audit=log) as (_, runtime):
+    async with opened(wheels, "humanize", record=log) as (_, runtime):
         result = await runtime.execute_code(INSTALL)
     recorded, report = await replayed(folder, INSTALL)
     (call,) = [each for each in recorded.calls if each.tool == "install_package"]
@@ -299,11 +299,11 @@ async def test_a_session_keeps_what_it_installed(wheels: list[Path]) -> None:
 @pytest.mark.isolation
 @pytest.mark.anyio
 async def test_another_process_goes_on_with_what_a_session_installed(wheels: list[Path], tmp_path: Path) -> None:
-    async with opened(wheels, "humanize", journal=tmp_path) as (site, runtime):
+    async with opened(wheels, "humanize", record=tmp_path / "runs.db") as (site, runtime):
         async with runtime.session("installs") as session:
             assert (await session.execute_code("install_package('humanize')\nimport humanize")).ok
         sent = len(site.requests)
-        async with Runtime(journal=tmp_path) as other, other.session("installs", restore=True) as session:
+        async with Runtime(record=tmp_path / "runs.db") as other, other.session("installs", restore=True) as session:
             result = await session.execute_code("set_result(humanize.twice())")
 
     assert result.value == 14, result.error
@@ -323,7 +323,7 @@ async def test_somebody_approves_an_installation_and_the_run_is_carried_on_witho
         return "paid"
 
     script = "install_package('humanize')\nimport humanize\nset_result([tools.pay(), humanize.twice()])"
-    options = {"registry": registry, "journal": tmp_path / "journal"}
+    options = {"registry": registry, "record": tmp_path / "journal" / "runs.db"}
     async with opened(wheels, "humanize", approval=True, **options) as (site, runtime):
         first = await runtime.execute_code(script, on_approval="suspend")
         before = len(site.requests)
@@ -360,7 +360,7 @@ def end_at_the_second_part(call):
 
 async def main():
     egress = Egress(packages=PackageIndex(["long"], url=url))
-    async with Runtime(registry, egress=egress, journal=journal, limits=Limits(wall_s=120)) as runtime:
+    async with Runtime(registry, egress=egress, record=journal + "/runs.db", limits=Limits(wall_s=120)) as runtime:
         for run in runtime.interrupted_runs():
             print((await runtime.resume(run)).value)
         if end:

@@ -241,7 +241,7 @@ async def test_pip_is_isolated_as_scripts_are_also_when_another_process_commits(
 
     monkeypatch.setattr(request_tools, "find_wheels", find)
     policy = Policy(require=DEFAULT_LAYERS - {"landlock"})
-    options = {"registry": registry, "policy": policy, "journal": tmp_path / "journal"}
+    options = {"registry": registry, "policy": policy, "record": tmp_path / "journal" / "runs.db"}
     async with opened(wheels, "humanize", **options) as (site, runtime):
         draft = await runtime.execute_code("install_package('humanize')\ntools.send(1)", dry_run=True)
         own = Egress(packages=PackageIndex(["humanize"], url=site.url("/simple/", "127.0.0.1")))

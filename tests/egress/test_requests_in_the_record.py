@@ -63,14 +63,14 @@ async def test_an_auditor_finds_where_a_secret_went_and_under_which_rules(
         ]
         given = {"URL": site.url(host="127.0.0.1")}
         ann = RunContext(user_id="ann")
-        async with Runtime(egress=Egress(*rules, secrets=VALUES), audit=record, pool=PoolConfig(warm=1)) as runtime:
+        async with Runtime(egress=Egress(*rules, secrets=VALUES), record=record, pool=PoolConfig(warm=1)) as runtime:
             await runtime.execute_code(SCRIPT, inputs=given, context=ann)
             async with runtime.session() as session:
                 await session.execute_code(SCRIPT, inputs=given)
             draft = await runtime.execute_code(SCRIPT, inputs=given, dry_run=True)
             made = await runtime.commit(draft, [each.id for each in draft.effects])
             await runtime.execute_code("1", tools=[])
-        plain = await Runtime(audit=record, pool=PoolConfig(warm=0)).__aenter__()
+        plain = await Runtime(record=record, pool=PoolConfig(warm=0)).__aenter__()
         await plain.execute_code("2")
         await plain.close()
     code, in_session, drafted, committed, no_tools, without = runs(record)

@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recorded(folder: Path) -> Iterator[Victim]:
     """A host that keeps a log in `folder`, with its keys and heads beside it."""
     home = {"HOME": str(folder), "XDG_CONFIG_HOME": str(folder / "config"), "XDG_STATE_HOME": str(folder / "state")}
-    host = Victim(audit=str(folder / "log"), environment=home | cache_home())
+    host = Victim(record=str(folder / "log"), environment=home | cache_home())
     yield host
     host.close()
 

@@ -319,7 +319,7 @@ async def serve(options: dict[str, Any], requests: BinaryIO, answers: BinaryIO) 
         policy=policy(options),
         packages=options.get("packages", ()),
         preload=options.get("preload", ()),
-        audit=options.get("audit"),
+        record=options.get("audit"),
     ) as runtime:
         await runtime.execute_code("call_tool('echo', {'text': 'warm'})")
         write(answers, "ready")

@@ -196,7 +196,7 @@ async def measure(attack: dict[str, Any], folder: str, show: Callable[[dict[str,
         backend=make_backend(attack["backend"]),
         limits=Limits(output_flood_bytes=2 << 30),
         pool=PoolConfig(warm=2 if attack["backend"] == "docker" else min(attack["guests"], 8) + 1),
-        audit=f"{folder}/runs.db" if attack["audit"] else None,
+        record=f"{folder}/runs.db" if attack["audit"] else None,
     )
     runtime.registry.enable_code_execution(runtime)
     async with runtime, watching(runtime) as watch:

@@ -58,7 +58,7 @@ async def results(reply: Any) -> list[str]:
 
 async def test_an_agent_writes_code_that_calls_two_tools_and_keeps_its_names(tmp_path: Path) -> None:
     seen: list[str] = []
-    async with environment(seen, audit=tmp_path / "runs.db") as opened:
+    async with environment(seen, record=tmp_path / "runs.db") as opened:
         assert isinstance(opened, CodeEnvironment)
         reply = await coder(opened, asks(DENSITY, "round(density)")).ask("density of Bern?")
         told = await results(reply)

@@ -53,7 +53,7 @@ async def run(opened: ToolcellSessionCodeExecutor, *codes: str, language: str = 
 
 async def test_a_code_executor_agent_writes_code_that_calls_two_tools(tmp_path: Path) -> None:
     seen: list[str] = []
-    async with executor(seen, audit=tmp_path / "runs.db") as opened:
+    async with executor(seen, record=tmp_path / "runs.db") as opened:
         assert isinstance(opened, CodeExecutor)
         model = ReplayChatCompletionClient([f"```python\n{DENSITY}\n```", "2597 people per km²"])
         agent = CodeExecutorAgent("coder", opened, model_client=model, system_message=opened.instructions)

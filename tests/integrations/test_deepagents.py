@@ -99,7 +99,7 @@ async def test_names_stay_for_the_thread_the_turn_or_the_call(mode: Any, in_turn
 async def test_names_of_a_thread_are_there_in_another_process_with_a_journal_on_disk(tmp_path: Path) -> None:
     saver = InMemorySaver()
     for source, expected in (("x = 40", None), ("x + 2", "42")):
-        async with Runtime(journal=tmp_path) as runtime:
+        async with Runtime(record=tmp_path / "runs.db") as runtime:
             middleware = CodeInterpreterMiddleware(runtime)
             agent = create_agent(model(source), middleware=[middleware], checkpointer=saver)
             answer = answers(await agent.ainvoke(ASK, thread("a")))[-1]

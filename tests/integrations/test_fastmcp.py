@@ -73,7 +73,7 @@ return "too dear"
 async def test_code_mode_searches_and_runs_code_that_calls_two_tools_under_hooks_and_audit(tmp_path: Path) -> None:
     registry, seen = ToolRegistry(), list[tuple[str, Any]]()
     registry.before_call(lambda call: seen.append((call.name, dict(call.args))))
-    async with Runtime(registry, audit=tmp_path / "audit" / "runs.db") as runtime:
+    async with Runtime(registry, record=tmp_path / "audit" / "runs.db") as runtime:
         async with Client(server(ToolcellSandboxProvider(runtime))) as client:
             assert {tool.name for tool in await client.list_tools()} == {"search", "get_schema", "execute"}
             found = await client.call_tool("search", {"query": "what an item costs"})

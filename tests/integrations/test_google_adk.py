@@ -81,7 +81,7 @@ def run(opened: ToolcellCodeExecutor, code: str, **options: Any) -> CodeExecutio
 
 async def test_an_agent_writes_code_that_calls_two_tools_and_keeps_its_names(tmp_path: Path) -> None:
     seen: list[str] = []
-    with executor(seen, audit=tmp_path / "runs.db") as opened:
+    with executor(seen, record=tmp_path / "runs.db") as opened:
         events, model = await answers(opened, block(DENSITY), block("round(density)"), "2597 people per km²")
     first, second = told(events)
     assert first.outcome is types.Outcome.OUTCOME_OK and "2596.8" in first.output and "2597" in second.output

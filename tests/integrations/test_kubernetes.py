@@ -491,7 +491,7 @@ async def test_sessions_and_suspended_runs_go_on_in_another_pod_when_theirs_is_l
 
     backend = KubernetesBackend(kubeconfig=filled.kubeconfig)
     async with (
-        Runtime(tools, backend=backend, journal=tmp_path / "j", pool=PoolConfig(warm=0)) as runtime,
+        Runtime(tools, backend=backend, record=tmp_path / "j" / "runs.db", pool=PoolConfig(warm=0)) as runtime,
         runtime.session("kept") as session,
     ):
         await session.execute_code("x = call_tool('look')")

@@ -360,7 +360,7 @@ async def test_cancelling_the_agent_ends_the_script_and_leaves_nothing(tmp_path:
         return ""
 
     before = {each.pid for each in psutil.Process().children(recursive=True)}
-    async with Runtime(ToolRegistry(), audit=tmp_path / "runs.db") as runtime:
+    async with Runtime(ToolRegistry(), record=tmp_path / "runs.db") as runtime:
         running = asyncio.create_task(run(agent_of(code_execution_tool(runtime, tools=[wait]), "call_tool('wait')")))
         await asyncio.wait_for(started.wait(), 60)
         running.cancel()
@@ -371,7 +371,7 @@ async def test_cancelling_the_agent_ends_the_script_and_leaves_nothing(tmp_path:
 
 
 async def test_the_audit_log_has_the_calls_of_the_sdks_tools(tmp_path: Path) -> None:
-    async with Runtime(ToolRegistry(), audit=tmp_path / "runs.db") as runtime:
+    async with Runtime(ToolRegistry(), record=tmp_path / "runs.db") as runtime:
         await run(agent_of(code_execution_tool(runtime, tools=[weather]), "call_tool('weather', city='Oslo')"))
     recorded = "".join(path.read_bytes().decode("utf-8", "replace") for path in tmp_path.rglob("*") if path.is_file())
     assert "weather" in recorded and "Oslo" in recorded

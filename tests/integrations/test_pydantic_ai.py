@@ -73,7 +73,7 @@ def registry() -> ToolRegistry:
 
 @pytest.fixture
 async def runtime(registry: ToolRegistry, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with Runtime(registry, audit=tmp_path / "audit" / "runs.db", limits=Limits(wall_s=60)) as opened:
+    async with Runtime(registry, record=tmp_path / "audit" / "runs.db", limits=Limits(wall_s=60)) as opened:
         yield opened
 
 

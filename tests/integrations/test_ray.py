@@ -414,7 +414,7 @@ async def test_sessions_and_suspended_runs_go_on_elsewhere_when_their_node_is_ki
     backend = RayBackend(resources={"doomed": 0.1})
     try:
         async with (
-            Runtime(registry, backend=backend, journal=tmp_path / "j", pool=PoolConfig(warm=0)) as runtime,
+            Runtime(registry, backend=backend, record=tmp_path / "j" / "runs.db", pool=PoolConfig(warm=0)) as runtime,
             runtime.session("kept") as session,
         ):
             await session.execute_code("x = call_tool('look')")

@@ -79,7 +79,7 @@ def registry() -> ToolRegistry:
 
 @pytest.fixture
 def runtime(registry: ToolRegistry, tmp_path: Path) -> Iterator[SyncRuntime]:
-    with SyncRuntime(registry, audit=tmp_path / "audit" / "runs.db", limits=Limits(wall_s=60)) as opened:
+    with SyncRuntime(registry, record=tmp_path / "audit" / "runs.db", limits=Limits(wall_s=60)) as opened:
         yield opened
 
 

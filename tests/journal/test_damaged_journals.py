@@ -1,8 +1,7 @@
-"""Journals that are damaged, full, open elsewhere or old, and databases that are none: no start of a call is lost."""
+"""What runs need to go on is damaged, full, open elsewhere or old: no start of a call is lost."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,10 +11,9 @@ from typing import Any
 import pytest
 
 import journals
-from toolcell import ResumeError, SyncRuntime, ToolRegistry, UsageError
+from toolcell import AuditLog, RecordConfig, ResumeError, SyncRuntime, ToolRegistry, UsageError
 from toolcell.control.kept_drafts import DRAFT_RECORDS
 from toolcell.control.map_file import MAP_RECORDS
-from toolcell.journal.config import JournalConfig
 from toolcell.journal.database import Damaged, OpenJournal, Table, apply_record
 from toolcell.journal.ledger import Journal
 from toolcell.journal.records import RUN_RECORDS, LoadedRun
@@ -30,23 +28,29 @@ TABLES = {"run": RUN_RECORDS, "session": SESSION_RECORDS, "draft": DRAFT_RECORDS
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Callable[..., JournalStore]]:
-    """Opens stores of one directory, each as in a process of its own."""
-    stores = []
+    """Opens stores of one record, each as in a process of its own."""
+    logs = []
 
-    def make(folder: Path = tmp_path, **options: Any) -> JournalStore:
-        stores.append(JournalStore(JournalConfig(directory=folder, **options)))
-        stores[-1].open()
-        return stores[-1]
+    def make(**options: Any) -> JournalStore:
+        logs.append(AuditLog(tmp_path / "runs.db", config=RecordConfig(**options)).open())
+        store = JournalStore(logs[-1])
+        store.open()
+        return store
 
     yield make
-    for store in stores:
-        store.close()
+    for log in logs:
+        log.close()
 
 
 def begun(store: JournalStore, name: str = "run") -> Journal:
     journal = Journal(name, {"source_sha256": "", "tools": {}})
     store.write(journal)
     return journal
+
+
+def put_down(store: JournalStore, journal: Journal) -> None:
+    store.put_down(journal)
+    store.database.settle()
 
 
 def call(journal: Journal, number: int, given: Any = None) -> None:
@@ -56,13 +60,13 @@ def call(journal: Journal, number: int, given: Any = None) -> None:
 def test_a_call_that_could_not_be_recorded_is_not_made_and_does_not_hide_the_next(
     opened: Callable[..., JournalStore],
 ) -> None:
-    store = opened(most_bytes=256 << 10)
+    store = opened(continue_bytes=256 << 10)
     journal = begun(store)
     with pytest.raises(OSError, match="there may be 262144"):
         call(journal, 1, "x" * 300_000)
     assert not journal.entries[0].is_started
     call(journal, 2)
-    store.put_down(journal)
+    put_down(store, journal)
 
     entries = opened().take("run", ToolRegistry()).entries
     assert [(entry.number, entry.is_started, entry.answer) for entry in entries] == [(2, True, None)]
@@ -75,18 +79,18 @@ def test_a_record_that_was_changed_is_damage_wherever_it_is(
     journal = begun(store)
     call(journal, 1)
     journal.answer(1, b"answer")
-    store.put_down(journal)
-    kept = journals.rows(tmp_path, "SELECT rowid, body FROM record")
+    put_down(store, journal)
+    kept = journals.rows(tmp_path, "SELECT rowid, body FROM kept")
     assert len(kept) == 3
 
     for rowid, body in kept:
         for changed in (None, 7, "text", b"", b"\xc1", body[:-1], b"\x92\xa7strange\x01", b"\x91\xa3run"):
-            journals.rows(tmp_path, "UPDATE record SET body = ? WHERE rowid = ?", changed, rowid)
+            journals.rows(tmp_path, "UPDATE kept SET body = ? WHERE rowid = ?", changed, rowid)
             with pytest.raises(ResumeError, match="is damaged"):
                 store.take("run", ToolRegistry())
             assert store.interrupted() == []
-        journals.rows(tmp_path, "UPDATE record SET body = ? WHERE rowid = ?", body, rowid)
-    journals.rows(tmp_path, "DELETE FROM record WHERE n = 1")
+        journals.rows(tmp_path, "UPDATE kept SET body = ? WHERE rowid = ?", body, rowid)
+    journals.rows(tmp_path, "DELETE FROM kept WHERE n = 1")
     with pytest.raises(ResumeError, match="is damaged"):
         store.take("run", ToolRegistry())
 
@@ -101,6 +105,7 @@ def test_a_record_of_an_unknown_kind_or_with_other_fields_is_refused(
             apply_record(table, None, record)
         database = opened().database
         database.write("run", f"{number}", 0, [pack(record)])
+        database.settle()
         journal = OpenJournal(database, "run", f"{number}")
         with pytest.raises(Damaged, match="a record"):
             journal.load(table, None)
@@ -109,25 +114,29 @@ def test_a_record_of_an_unknown_kind_or_with_other_fields_is_refused(
 
 TAKE = """
 import sys
-from toolcell import ToolRegistry
+from toolcell import AuditLog, ToolRegistry
 from toolcell.journal import JournalStore
 
-store = JournalStore(sys.argv[1])
-store.open()
-store.take("run", ToolRegistry())
+with AuditLog(sys.argv[1]) as log:
+    store = JournalStore(log)
+    store.open()
+    store.take("run", ToolRegistry())
 """
 
 
 def test_a_journal_is_open_once_in_one_process_or_many(opened: Callable[..., JournalStore], tmp_path: Path) -> None:
     first, second = opened(), opened()
     journal = begun(first)
+    call(journal, 1)
     for store in (first, second):
         with pytest.raises(ResumeError, match="is under way"):
             store.take("run", ToolRegistry())
         assert store.interrupted() == []
-    done = subprocess.run([sys.executable, "-c", TAKE, str(tmp_path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", TAKE, str(tmp_path / "runs.db")], capture_output=True, text=True, check=False
+    )
     assert "run run is under way" in done.stderr
-    first.put_down(journal)
+    put_down(first, journal)
     assert [store.interrupted() for store in (first, second)] == [["run"]] * 2
 
 
@@ -136,75 +145,37 @@ def test_what_is_old_is_removed_and_an_item_goes_with_its_map(
 ) -> None:
     store = opened()
     for name in ("run", "m-1", "open"):
-        store.put_down(begun(store, name))
+        journal = begun(store, name)
+        call(journal, 1)
+        store.put_down(journal)
     for kind, name in (("map", "m"), ("session", "s"), ("state", "s.0"), ("state", "gone.0"), ("used", "t")):
         store.database.write(kind, name, 0, [b""])
+    store.database.settle()
     journals.make_old(tmp_path)
     under_way = store.take("open", ToolRegistry())
     store.database.write("map", "m", 1, [b""])
     store.database.write("session", "s", 1, [b""])
-    opened()
+    store.database.settle()
+    opened().database.settle()
 
-    kept = journals.rows(tmp_path, "SELECT DISTINCT kind, name FROM record ORDER BY kind, name")
+    kept = journals.rows(tmp_path, "SELECT DISTINCT kind, name FROM kept ORDER BY kind, name")
     assert kept == [("map", "m"), ("run", "m-1"), ("run", "open"), ("session", "s"), ("state", "s.0")]
-    store.put_down(under_way)
+    put_down(store, under_way)
     journals.make_old(tmp_path)
-    opened()
-    assert journals.rows(tmp_path, "SELECT count(*) FROM record") == [(0,)]
+    opened().database.settle()
+    assert journals.rows(tmp_path, "SELECT count(*) FROM kept") == [(0,)]
 
 
 def test_a_used_token_is_remembered_until_it_has_expired(opened: Callable[..., JournalStore], tmp_path: Path) -> None:
     assert opened().database.use_once("t") and not opened().database.use_once("t")
-    journals.rows(tmp_path, "UPDATE record SET at = at - ?", 3600 * 10**9)
-    assert not opened(keep_s=60, token_s=86_400).database.use_once("t")
-    assert opened(keep_s=60, token_s=60).database.use_once("t")
-
-
-@pytest.mark.parametrize("mode", [0o750, 0o705, 0o770, 0o701, 0o1777])
-def test_a_directory_or_database_that_others_can_use_is_refused(
-    opened: Callable[..., JournalStore], tmp_path: Path, mode: int
-) -> None:
-    opened().close()
-    tmp_path.chmod(mode)
-    with pytest.raises(UsageError, match=f"mode {mode:04o}.*chmod 700 {tmp_path}"):
-        opened()
-    tmp_path.chmod(0o700)
-    (tmp_path / "journals.db").chmod(mode & 0o777)
-    with pytest.raises(UsageError, match="chmod 600"):
-        opened()
-    (tmp_path / "journals.db").chmod(0o600)
-    opened()
-
-
-@pytest.mark.parametrize("what", ["text", "folder", "pipe", "link", "cut short", "another database"])
-def test_what_is_no_database_of_journals_is_refused_and_not_changed(
-    opened: Callable[..., JournalStore], tmp_path: Path, what: str
-) -> None:
-    path = tmp_path / "runs" / "journals.db"
-    path.parent.mkdir(mode=0o700)
-    match what:
-        case "folder":
-            path.mkdir(mode=0o700)
-        case "pipe":
-            os.mkfifo(path, 0o600)
-        case "link":
-            path.symlink_to(tmp_path / "elsewhere")
-        case "another database":
-            journals.rows(path.parent, "CREATE TABLE other (x)")
-            path.chmod(0o600)
-        case _:
-            path.write_bytes(b"x" * (4096 if what == "text" else 100))
-            path.chmod(0o600)
-    before = path.read_bytes() if path.is_file() else b""
-    with pytest.raises(UsageError, match="cannot be used"):
-        opened(path.parent)
-    assert not before or path.read_bytes() == before
-    assert not (tmp_path / "elsewhere").exists()
+    journals.rows(tmp_path, "UPDATE kept SET at = at - ?", 3600 * 10**9)
+    assert not opened(continue_s=60, token_s=86_400).database.use_once("t")
+    assert opened(continue_s=60, token_s=60).database.use_once("t")
 
 
 def test_tokens_are_not_listed_before_their_key_was_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="open the Runtime first"):
-        SyncRuntime(journal=tmp_path).suspended_runs()
+        SyncRuntime(record=tmp_path / "runs.db").suspended_runs()
 
 
 def test_suspended_runs_in_memory_are_dropped_when_their_tokens_have_expired() -> None:
@@ -228,6 +199,8 @@ def test_runs_that_begin_with_one_id_at_once_have_journals_of_their_own(opened: 
         if store is not stores[0]:  # the second begins while the first is under way, the third after it
             stores[0].suspend(made[0]) if store is stores[1] else stores[1].suspend(made[1])
     stores[2].suspend(made[2])
+    for store in stores:
+        store.database.settle()
 
     assert made[0].id == "same" and len({journal.id for journal in made}) == 3
     assert len(stores[0].suspensions()) == 3

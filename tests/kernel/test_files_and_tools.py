@@ -358,7 +358,7 @@ class TestRequests:
 @pytest.mark.isolation
 class TestTools:
     def test_tools_are_names_and_approvals_are_asked_for(self, notebooks: Start, tmp_path: Path) -> None:
-        notebook = notebooks("--tools", TOOLS, "--audit", str(tmp_path / "audit"))
+        notebook = notebooks("--tools", TOOLS, "--record", str(tmp_path / "audit"))
 
         assert notebook.run("temperature('Rome'), tools.temperature(city='Rome')").data == {
             "text/plain": "(31.0, 31.0)"

@@ -198,10 +198,13 @@ async def fork(office: Office, order: Order) -> Came:
 
 async def restored_session(office: Office, order: Order) -> Came:
     """A session that goes on in another Runtime, as in another process."""
-    async with opened(office, order, journal=order.folder) as runtime, runtime.session("kept", **order.bounds()) as one:
+    async with (
+        opened(office, order, record=order.folder / "runs.db") as runtime,
+        runtime.session("kept", **order.bounds()) as one,
+    ):
         first = await one.execute_code(source(order.first), context=order.run())
     async with (
-        opened(office, order, journal=order.folder) as runtime,
+        opened(office, order, record=order.folder / "runs.db") as runtime,
         runtime.session("kept", restore=True, **order.bounds()) as one,
     ):
         result = await one.execute_code(source(order.then, order.code), context=order.run(), **order.handlers)
@@ -254,18 +257,18 @@ async def resume_here(office: Office, order: Order) -> Came:
 
 
 async def resume_after_a_restart(office: Office, order: Order) -> Came:
-    async with opened(office, order, journal=order.folder) as before:
+    async with opened(office, order, record=order.folder / "runs.db") as before:
         token = await _suspended(order, before)
-    async with opened(office, order, journal=order.folder) as runtime:
+    async with opened(office, order, record=order.folder / "runs.db") as runtime:
         return await _resumed(order, runtime, token)
 
 
 async def repair_resumed_after_a_restart(office: Office, order: Order) -> Came:
     """A broken script that is mended; the mended one waits, and goes on in another Runtime."""
-    async with opened(office, order, journal=order.folder) as before:
+    async with opened(office, order, record=order.folder / "runs.db") as before:
         broken = await before.execute_code(source(order.first, middle="1/0"), context=order.run())
         token = await _suspended(order, before, repairs=broken)
-    async with opened(office, order, journal=order.folder) as runtime:
+    async with opened(office, order, record=order.folder / "runs.db") as runtime:
         came = await _resumed(order, runtime, token)
         came.runs = (broken, *came.runs)
         return came
@@ -296,10 +299,10 @@ async def suspended_plan(office: Office, order: Order) -> Came:
     if order.code:
         office.registry.save_script("inner", order.code)
         wanted.append(("inner", {}))
-    async with opened(office, order, journal=order.folder) as before:
+    async with opened(office, order, record=order.folder / "runs.db") as before:
         context = order.run(limits=order.limits)
         waits = await before.execute_plan(steps(wanted), on_approval="suspend", context=context)
-    async with opened(office, order, journal=order.folder) as runtime:
+    async with opened(office, order, record=order.folder / "runs.db") as runtime:
         token = waiting(waits).to_json()
         result = await runtime.resume(token, approved(waits), context=order.run(limits=order.limits))
         return await ended(order, Came(result, of_steps(result.value), lambda: runtime.revert(result), (waits, result)))

@@ -159,7 +159,7 @@ async def test_an_agent_waits_for_a_person_and_goes_on_as_decided(office: Office
 @pytest.mark.isolation
 async def test_a_waiting_script_of_an_agent_goes_on_in_another_process(office: Office, tmp_path: Any) -> None:
     code = "call_tool('write', text='a')\nset_result(call_tool('agree'))"
-    async with Runtime(office.registry, pool=PoolConfig(warm=0), journal=tmp_path / "j") as runtime:
+    async with Runtime(office.registry, pool=PoolConfig(warm=0), record=tmp_path / "j" / "runs.db") as runtime:
         agent = Agent(
             ScriptedModel([calls(("execute_code", {"code": code}))]),
             tools=office.registry,
@@ -170,7 +170,7 @@ async def test_a_waiting_script_of_an_agent_goes_on_in_another_process(office: O
         assert waiting.suspension is not None
         kept, token = json.dumps(agent.messages), waiting.suspension.to_json()
         idents = [call.id for call in waiting.suspension.calls]
-    async with Runtime(office.registry, pool=PoolConfig(warm=0), journal=tmp_path / "j") as runtime:
+    async with Runtime(office.registry, pool=PoolConfig(warm=0), record=tmp_path / "j" / "runs.db") as runtime:
         agent = Agent(ScriptedModel(["done"]), tools=office.registry, code_execution=runtime, on_approval="suspend")
         agent.messages = json.loads(kept)
         result = await agent.resume(token, {ident: Approve() for ident in idents})

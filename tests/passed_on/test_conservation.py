@@ -127,7 +127,7 @@ async def test_a_run_is_accounted_for_however_it_ends(ending: str, office: Offic
         before = descriptors()
         with anyio.fail_after(30):
             async with Runtime(
-                office.registry, pool=PoolConfig(warm=0), quotas=quotas, audit=tmp_path / attempt / "runs.db"
+                office.registry, pool=PoolConfig(warm=0), quotas=quotas, record=tmp_path / attempt / "runs.db"
             ) as runtime:
                 result = await end(runtime)
         with anyio.move_on_after(5):
@@ -160,7 +160,7 @@ async def test_a_quota_is_not_evaded_by_a_callback_that_raises(office: Office) -
 
 @pytest.mark.parametrize(("given", "returned"), [(100_000, 10), (10, 100_000)])
 async def test_bytes_in_the_record_are_those_that_went_this_way(given: int, returned: int, tmp_path: Path) -> None:
-    async with Runtime(pool=PoolConfig(warm=0), audit=tmp_path / "runs.db") as runtime:
+    async with Runtime(pool=PoolConfig(warm=0), record=tmp_path / "runs.db") as runtime:
         result = await runtime.execute_code(f"'x' * {returned}", inputs={"text": "y" * given})
     (record,) = recorded(tmp_path)
 

@@ -77,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runtime(folder: Path) -> Iterator[SyncRuntime]:
-    with SyncRuntime(pool=PoolConfig(warm=1), journal=folder) as runtime:
+    with SyncRuntime(pool=PoolConfig(warm=1), record=folder / "runs.db") as runtime:
         yield runtime
 
 
@@ -165,7 +165,7 @@ def test_another_runtime_knows_what_waits_and_what_was_interrupted(
 ) -> None:
     waiting = suspended(runtime, shop, PAY)
     assert waiting.suspension is not None
-    with SyncRuntime(pool=PoolConfig(warm=0), journal=folder) as other:
+    with SyncRuntime(pool=PoolConfig(warm=0), record=folder / "runs.db") as other:
         found = [each for each in other.suspended_runs() if each.run_id == waiting.suspension.run_id]
         result = other.resume(found[0].to_json(), {"call_2": Approve()}, tools=shop.registry)
     assert result.value == "paid 3" and shop.made == ["buy a", "pay 3"]
@@ -255,7 +255,7 @@ def test_a_script_cannot_look_into_what_was_not_made(runtime: SyncRuntime, shop:
 
 def test_a_draft_is_committed_by_its_id_elsewhere(runtime: SyncRuntime, folder: Path, shop: Shop) -> None:
     dry = runtime.execute_code("call_tool('buy', what='a')", tools=shop.registry, dry_run=True)
-    with SyncRuntime(pool=PoolConfig(warm=0), journal=folder) as other:
+    with SyncRuntime(pool=PoolConfig(warm=0), record=folder / "runs.db") as other:
         assert other.commit(dry.draft_id, tools=shop.registry).ok
     assert shop.made == ["buy a"]
 

@@ -105,7 +105,7 @@ class Ways:
         heard: list[Any] = []
         printed: list[str] = []
         registry, pool = careless(), PoolConfig(warm=0)
-        async with Runtime(registry, pool=pool, audit=log, journal=folder / "journals") as runtime:
+        async with Runtime(registry, pool=pool, record=log) as runtime:
             result = await runtime.execute_code(
                 SCRIPT,
                 context=self.run(),
@@ -250,7 +250,7 @@ def from_the_viewer(ways: Ways, folder: Path) -> None:
 
     from toolcell.service import ServiceConfig, TenantConfig, create_app
 
-    config = ServiceConfig(state=folder / "state", defaults=TenantConfig(audit=folder / "runs"))
+    config = ServiceConfig(state=folder / "state", defaults=TenantConfig(record=folder / "runs"))
     seen, wanted = set[str](), ["/", "/runs"]
     with TestClient(create_app(config), base_url="http://localhost", client=("127.0.0.1", 50_000)) as client:
         while wanted:
@@ -292,7 +292,7 @@ async def test_variables_of_a_script_that_failed_do_not_show_what_its_caller_gav
 @pytest.mark.anyio
 async def test_calls_and_effects_do_not_show_what_a_script_was_given(tmp_path: Path) -> None:
     registry, source = careless(), "call_tool('waits', note=key)"
-    async with Runtime(registry, pool=PoolConfig(warm=0), journal=tmp_path) as runtime:
+    async with Runtime(registry, pool=PoolConfig(warm=0), record=tmp_path / "runs.db") as runtime:
         given: dict[str, Any] = {"inputs": {"key": SECRET}, "on_approval": "suspend"}
         run = RunContext(secrets=Secrets({"key": SECRET}))
         waiting = await runtime.execute_code(source, context=run, **given)

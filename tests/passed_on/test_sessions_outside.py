@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runtime(folder: Path) -> Iterator[SyncRuntime]:
     """A runtime with journals. Sessions of the tests have their own tools."""
     policy = Policy(flows=(Flow("private", "public", "deny"),))
-    with SyncRuntime(pool=PoolConfig(warm=1), journal=folder, policy=policy) as runtime:
+    with SyncRuntime(pool=PoolConfig(warm=1), record=folder / "runs.db", policy=policy) as runtime:
         yield runtime
 
 
@@ -160,7 +160,7 @@ def test_a_script_that_waits_is_carried_on_denied_or_given_up(runtime: SyncRunti
 def test_another_runtime_finds_the_sessions_of_a_folder(runtime: SyncRuntime, folder: Path, office: Office) -> None:
     with runtime.session("customer-42", tools=office.registry) as session:
         session.execute_code(f"x = {WRITE}")
-    with SyncRuntime(pool=PoolConfig(warm=0), journal=folder) as other:
+    with SyncRuntime(pool=PoolConfig(warm=0), record=folder / "runs.db") as other:
         assert "customer-42" in other.kept_sessions()
         with other.session("customer-42", restore=True, tools=office.registry) as session:
             assert session.execute_code("x").value == "wrote a"

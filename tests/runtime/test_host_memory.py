@@ -99,7 +99,7 @@ async def test_drafts_that_made_room_can_be_committed_from_disk(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(drafts, "KEPT_BYTES", 5_000_000)
-    async with Runtime(registry([]), journal=tmp_path / "journals") as runtime:
+    async with Runtime(registry([]), record=tmp_path / "journals") as runtime:
         done = [await runtime.execute_code(NOTES, dry_run=True) for _ in range(4)]
         assert (await runtime.commit(done[0].draft_id, approve=done[0].draft_digest)).ok
 

@@ -103,7 +103,7 @@ RUNTIMES: dict[str, Mistake] = {
     "a class": (lambda: Runtime(ToolRegistry), "a class", "write ToolRegistry()"),  # type: ignore[arg-type]
     "a dict for limits": (lambda: Runtime(limits={"wall_s": 3}), "{'wall_s': 3}", "limits=Limits(...)"),  # type: ignore[arg-type]
     "an argument misspelt": (lambda: Runtime(limit=3), "'limit'", "did you mean limits?"),  # type: ignore[call-arg]
-    "one of the same with with": (lambda: SyncRuntime(jounal="x"), "'jounal'", "did you mean journal?"),
+    "one of the same with with": (lambda: SyncRuntime(recrod="x"), "'recrod'", "did you mean record?"),
     "a session's, misspelt": (lambda: Runtime().session(cpu=3), "'cpu'", "did you mean cpu_s?"),  # type: ignore[call-arg]
     "an unknown backend": (lambda: Runtime(backend="proces"), "'proces'", '"process", "docker"'),
     "a backend's class": (lambda: Runtime(backend=threading.Event), "class Event", "write Event()"),  # type: ignore[arg-type]
@@ -136,8 +136,7 @@ RUNTIMES: dict[str, Mistake] = {
         "policy=",
         "DockerBackend(policy=...)",
     ),
-    "a flag for audit": (lambda: Runtime(audit=True), "True", "a file or an AuditLog"),  # type: ignore[arg-type]
-    "a flag for journal": (lambda: Runtime(journal=True), "True", "journal='journals/'"),  # type: ignore[arg-type]
+    "a flag for record": (lambda: Runtime(record=True), "True", "a file or an AuditLog"),  # type: ignore[arg-type]
     "with for async with": (a_plain_with, "Runtime", "`async with Runtime(...)`"),
     "async with for with": (an_async_with, "SyncRuntime", "`with SyncRuntime(...)`"),
     "never opened": (lambda: SyncRuntime().execute_code("1"), "not open", "with SyncRuntime(...)"),

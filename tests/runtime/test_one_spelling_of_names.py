@@ -91,7 +91,7 @@ async def test_rows_of_a_plan_have_it(runtime: Runtime) -> None:
 
 
 async def test_the_audit_log_has_it(tmp_path: Path) -> None:
-    async with Runtime(make_registry(), pool=PoolConfig(warm=1), audit=tmp_path / "runs.db") as opened:
+    async with Runtime(make_registry(), pool=PoolConfig(warm=1), record=tmp_path / "runs.db") as opened:
         result = await opened.execute_code("name = 'github' + '__search'; call_tool(name, a=1)")
 
     assert result.value == 1

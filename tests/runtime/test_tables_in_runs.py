@@ -66,7 +66,7 @@ def is_frame(value: Any) -> bool:
 @pytest.fixture(scope="module")
 def runtime(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("tables")
-    with SyncRuntime(registry, packages=["numpy", "pandas"], audit=folder / "audit", journal=folder / "j") as runtime:
+    with SyncRuntime(registry, packages=["numpy", "pandas"], record=folder / "audit") as runtime:
         yield runtime, folder
 
 

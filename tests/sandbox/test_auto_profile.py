@@ -56,7 +56,7 @@ def test_the_floor_of_auto_is_written_down() -> None:
 def test_auto_is_full_where_full_runs_and_the_result_and_the_log_say_so(tmp_path: Path) -> None:
     from toolcell.audit import Index
 
-    with SyncRuntime(policy=Policy(profile="auto"), audit=tmp_path / "runs.db") as runtime:
+    with SyncRuntime(policy=Policy(profile="auto"), record=tmp_path / "runs.db") as runtime:
         result = runtime.execute_code("set_result(1)")
 
     assert (result.isolation.profile, result.isolation.missing) == ("full", ())

@@ -24,7 +24,7 @@ def clock() -> Clock:
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """Client of a service with the tools of `service_host`, an audit log, and no tokens."""
     folder = tmp_path_factory.mktemp("service")
-    config = ServiceConfig(state=folder / "state", defaults=TenantConfig(audit=folder / "runs"))
+    config = ServiceConfig(state=folder / "state", defaults=TenantConfig(record=folder / "runs"))
     with client_of(create_app(config, registry=registry())) as client:
         yield client
 

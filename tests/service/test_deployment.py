@@ -45,7 +45,7 @@ def test_the_settings_of_the_image_are_settings_and_demand_tokens(name: str, pro
 
     assert config.tokens is not None
     assert (config.defaults.policy.profile, config.defaults.backend) == (profile, backend)
-    places = (config.state, config.tokens, config.defaults.audit)
+    places = (config.state, config.tokens, config.defaults.record)
     assert all(Path("/var/lib/toolcell") in Path(str(place)).parents for place in places)
 
 

@@ -43,7 +43,7 @@ def test_a_returned_file_is_downloaded_after_the_run_from_every_route(client: Te
 
 @pytest.mark.isolation
 def test_a_returned_file_outlives_the_service(tmp_path: Path) -> None:
-    config = ServiceConfig(state=tmp_path / "state", defaults=TenantConfig(audit=tmp_path / "runs"))
+    config = ServiceConfig(state=tmp_path / "state", defaults=TenantConfig(record=tmp_path / "runs"))
     with client_of(create_app(config, registry=registry())) as client:
         run = client.post("/v1/execute", json={"code": SCRIPT}).json()["run_id"]
     with client_of(create_app(config, registry=registry())) as client:

@@ -37,7 +37,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def test_a_journal_is_read_once_for_all_lists(tmp_path: Path, reads: list[str]) -> None:
-    async with Runtime(registry(), journal=tmp_path / "journals") as runtime:
+    async with Runtime(registry(), record=tmp_path / "journals") as runtime:
         for _ in range(5):
             assert (await runtime.execute_plan(PLAN["steps"], on_approval="suspend")).suspension is not None
         assert [len(runtime.suspended_runs()) for _ in range(3)] == [5, 5, 5]
@@ -104,7 +104,7 @@ async def test_no_journal_is_read_by_the_event_loop(tmp_path: Path, monkeypatch:
         return each(self, kind)
 
     each = JournalDatabase.last_of_each
-    async with Runtime(registry(), journal=tmp_path / "journals") as runtime:
+    async with Runtime(registry(), record=tmp_path / "journals") as runtime:
         monkeypatch.setattr(JournalDatabase, "records", read)
         monkeypatch.setattr(JournalDatabase, "last_of_each", listed)
         waits = await runtime.execute_code("call_tool('pay', amount=1)", on_approval="suspend")

@@ -133,7 +133,7 @@ CHECKS = (
 
 @pytest.mark.slow
 def test_random_requests_of_the_document_get_the_answers_of_the_document(tmp_path: Path) -> None:
-    config = ServiceConfig(state=tmp_path / "state", defaults=TenantConfig(audit=tmp_path / "runs"))
+    config = ServiceConfig(state=tmp_path / "state", defaults=TenantConfig(record=tmp_path / "runs"))
     app = create_app(config, registry=registry())
     bounded = settings(
         max_examples=EXAMPLES,

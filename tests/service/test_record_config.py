@@ -22,9 +22,9 @@ tokens = "tokens.db"
 state = "state"
 
 [defaults]
-audit = "records"
+record = "records"
 
-[tenants.large.record]
+[tenants.large.record_config]
 value_bytes = 200_000
 redact_patterns = ["order-[0-9]+"]
 key = "large.key"

@@ -42,7 +42,7 @@ def tokens(folder: Path) -> Iterator[Callable[..., str]]:
 
 def config(folder: Path, **tenant: Any) -> ServiceConfig:
     return ServiceConfig(
-        state=folder / "state", tokens=folder / "tokens.db", defaults=TenantConfig(audit=folder / "runs", **tenant)
+        state=folder / "state", tokens=folder / "tokens.db", defaults=TenantConfig(record=folder / "runs", **tenant)
     )
 
 

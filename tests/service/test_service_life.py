@@ -160,7 +160,7 @@ def test_finished_runs_leave_nothing_in_the_journals(serve: Serve) -> None:
         served.execute("1")
 
     folder = served.folder / "state" / "tenants" / "default" / "journal"
-    assert journals.rows(folder, "SELECT * FROM record") == []
+    assert journals.rows(folder, "SELECT * FROM kept") == []
 
 
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])

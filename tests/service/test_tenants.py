@@ -64,7 +64,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service,
         state=folder / "state",
         tokens=folder / "tokens.db",
         oidc=OidcConfig(issuer=ISSUER, audience=AUDIENCE),
-        defaults=TenantConfig(audit=folder / "runs", concurrent_runs=2, queued_runs=8),
+        defaults=TenantConfig(record=folder / "runs", concurrent_runs=2, queued_runs=8),
         tenants={"acme": TenantConfig(sessions=3), "bolt": TenantConfig(tools=(str(folder / "bolt_tools.py"),))},
         concurrent_runs=3,
         queued_runs=8,
@@ -198,7 +198,7 @@ def test_each_tenant_has_its_own_zygote_folders_and_signing_key(
     state = made.config.state / "tenants"
 
     assert acme.runtime is not bolt.runtime and acme.runtime.environment.backend is not bolt.runtime.environment.backend
-    assert acme.config.audit != bolt.config.audit
+    assert acme.config.record != bolt.config.record
     assert (state / "acme" / "audit.key").read_bytes() != (state / "bolt" / "audit.key").read_bytes()
     for name in ("acme", "bolt"):
         assert (state / name).stat().st_mode & 0o077 == 0

@@ -69,7 +69,7 @@ def in_memory() -> Iterator[SyncRuntime]:
 
 @pytest.fixture(scope="module")
 def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncRuntime]:
-    with SyncRuntime(pool=PoolConfig(warm=1), journal=tmp_path_factory.mktemp("kept") / "runs") as opened:
+    with SyncRuntime(pool=PoolConfig(warm=1), record=tmp_path_factory.mktemp("kept") / "runs") as opened:
         yield opened
 
 
@@ -80,10 +80,9 @@ def runtime(request: pytest.FixtureRequest) -> SyncRuntime:
 
 
 def another(runtime: SyncRuntime) -> SyncRuntime:
-    """A Runtime on the same directory, as in another process."""
-    config = runtime.runtime.journals.config
-    assert config is not None
-    return SyncRuntime(pool=PoolConfig(warm=1), journal=config.directory)
+    """A Runtime with the same record, as in another process."""
+    assert runtime.runtime.record is not None
+    return SyncRuntime(pool=PoolConfig(warm=1), record=runtime.runtime.record.path)
 
 
 def suspended(session: SyncSession, source: str = PAYS) -> ExecutionResult:
@@ -180,7 +179,7 @@ def test_what_cannot_be_carried_on_later_is_refused_before_it_runs(in_memory: Sy
     empty = in_memory.session(tools=ledger.registry, restore="empty")
     with empty as session, pytest.raises(SessionError, match="keeps no journal"):
         session.execute_code(PAYS, on_approval="suspend")
-    for options, said in (({"restore": True, "name": "a"}, "journal=DIRECTORY"), ({"restore": True}, "the name")):
+    for options, said in (({"restore": True, "name": "a"}, "record=FILE"), ({"restore": True}, "the name")):
         with pytest.raises(UsageError, match=said):
             in_memory.session(**options)
 
@@ -237,11 +236,11 @@ def test_a_token_of_an_earlier_life_of_a_session_is_refused(on_disk: SyncRuntime
 
 
 def test_the_journal_of_a_session_is_private_and_that_of_a_nameless_one_does_not_stay(on_disk: SyncRuntime) -> None:
-    folder = on_disk.runtime.journals.database.folder
+    folder = on_disk.runtime.journals.database.path
     with on_disk.session() as nameless, on_disk.session("named") as named:
         nameless.execute_code("1")
         named.execute_code("1")
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.glob("journals.*")} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.parent.glob(f"{folder.name}*")} == {0o600}
     assert "named" in journals.names(folder, "session")
     assert nameless.session.id not in journals.names(folder, "session")
 
@@ -249,7 +248,7 @@ def test_the_journal_of_a_session_is_private_and_that_of_a_nameless_one_does_not
 def test_a_damaged_journal_is_named_and_no_state_comes_from_it(on_disk: SyncRuntime) -> None:
     with on_disk.session("damaged") as session:
         session.execute_code("marked = 1")
-    journals.replace(on_disk.runtime.journals.database.folder, "session", b"\xaamarked = 1", b"\xabmarked = 1")
+    journals.replace(on_disk.runtime.journals.database.path, "session", b"\xaamarked = 1", b"\xabmarked = 1")
 
     with pytest.raises(SessionError, match="damaged"):
         on_disk.session("damaged", restore=True).__enter__()
@@ -387,7 +386,7 @@ def decide(call):
     (text,) = call.args.values()
     return AlreadyMade(text) if text in ledger.read_text().split() else Approve()
 
-with SyncRuntime(registry, journal=folder / 'runs', pool=PoolConfig(warm=1)) as runtime:
+with SyncRuntime(registry, record=folder / 'runs', pool=PoolConfig(warm=1)) as runtime:
     with runtime.session('s', restore='if_kept') as session:
         while True:
             waiting = session.waiting

@@ -86,7 +86,9 @@ def host(folder: Path, ledger: Ledger) -> Callable[..., SyncRuntime]:
 
     def make(quotas: Quotas | None = None) -> SyncRuntime:
         policy = Policy(flows=[Flow("private", "public", "deny")])
-        return SyncRuntime(ledger.registry, pool=PoolConfig(warm=0), journal=folder, policy=policy, quotas=quotas)
+        return SyncRuntime(
+            ledger.registry, pool=PoolConfig(warm=0), record=folder / "runs.db", policy=policy, quotas=quotas
+        )
 
     return make
 

@@ -63,7 +63,7 @@ def test_what_one_script_has_read_binds_every_later_script_fork_and_rebuilt_stat
 @pytest.mark.isolation
 def test_each_script_is_a_run_in_the_audit_log_with_the_name_of_its_session(tmp_path: Path) -> None:
     made: list[Any] = []
-    with SyncRuntime(registry(made), audit=tmp_path / "log", pool=WARM) as runtime:
+    with SyncRuntime(registry(made), record=tmp_path / "log", pool=WARM) as runtime:
         with runtime.session("customer-42") as session:
             first = session.execute_code("x = tools.post('a')")
             second = session.execute_code("x", context=RunContext(user_id="u1"))

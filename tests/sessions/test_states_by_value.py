@@ -65,7 +65,7 @@ def runtime() -> Iterator[SyncRuntime]:
 @pytest.fixture
 def on_disk(tmp_path: Path) -> Iterator[SyncRuntime]:
     made.clear()
-    with SyncRuntime(tools(), journal=tmp_path / "journals") as runtime:
+    with SyncRuntime(tools(), record=tmp_path / "journals" / "runs.db") as runtime:
         yield runtime
 
 
@@ -541,7 +541,7 @@ ANOTHER_PROCESS = """
 import json, sys
 from toolcell import Limits, SyncRuntime
 folder, check = sys.argv[1], sys.stdin.read()
-with SyncRuntime(packages=["numpy", "pandas"], journal=folder) as runtime:
+with SyncRuntime(packages=["numpy", "pandas"], record=folder + "/runs.db") as runtime:
     with runtime.session("a", restore=True) as session:
         restored = session.execute_code(check)
         with session.fork("b") as fork:
@@ -555,7 +555,10 @@ with SyncRuntime(packages=["numpy", "pandas"], journal=folder) as runtime:
 def test_the_life_of_a_session_with_state_of_every_kind(tmp_path: Path) -> None:
     """Interrupted, killed for its memory, put down, restored by another process, and forked there."""
     folder = tmp_path / "journals"
-    with SyncRuntime(packages=["numpy", "pandas"], journal=folder) as runtime, runtime.session("a") as session:
+    with (
+        SyncRuntime(packages=["numpy", "pandas"], record=folder / "runs.db") as runtime,
+        runtime.session("a") as session,
+    ):
         cut = session.execute_code(EVERY_KIND, limits=Limits(wall_s=10))
         assert cut.outcome is Outcome.TIMEOUT, cut.error
         killed = session.execute_code("x = bytearray(10**9)")
@@ -604,7 +607,7 @@ ONE_HOST = """
 import json, sys
 from toolcell import Policy, SyncRuntime
 folder, profile = sys.argv[1:]
-with SyncRuntime(packages=["packaging"], policy=Policy(profile=profile), journal=folder) as runtime:
+with SyncRuntime(packages=["packaging"], policy=Policy(profile=profile), record=folder + "/runs.db") as runtime:
     with runtime.session("a", restore="if_kept") as session:
         result = session.execute_code(sys.stdin.read())
         session.put_down()
@@ -662,7 +665,7 @@ def test_a_state_is_there_in_another_runtime_and_goes_with_its_session(on_disk: 
         value(session, "n = 8")
         session.put_down()
     assert len(journals.names(folder, "state")) == 2  # from which the scripts go on, and the latest
-    with SyncRuntime(tools(), journal=folder) as other:
+    with SyncRuntime(tools(), record=folder / "runs.db") as other:
         with other.session("a", restore=True) as session:
             back = session.execute_code("up()\nn")
             assert (back.value, began(back)) == (9, "value")
@@ -679,9 +682,9 @@ def test_a_state_that_was_touched_is_refused(on_disk: SyncRuntime, tmp_path: Pat
     folder = tmp_path / "journals"
     with on_disk.session("a") as session:
         session.execute_code("n = 1\nwhile True: pass", limits=Limits(wall_s=0.3))
-    ((data,),) = journals.rows(folder, "SELECT body FROM record WHERE kind = 'state'")
+    ((data,),) = journals.rows(folder, "SELECT body FROM kept WHERE kind = 'state'")
     journals.forget(folder, "state") if how == "removed" else journals.replace(folder, "state", data, data[:-1] + b"!")
-    with SyncRuntime(tools(), journal=folder) as other, other.session("a", restore=True) as session:
+    with SyncRuntime(tools(), record=folder / "runs.db") as other, other.session("a", restore=True) as session:
         with pytest.raises(SessionError, match="its state cannot be read"):
             session.execute_code("n")
         session.reset()
@@ -697,7 +700,10 @@ def test_a_script_that_waits_is_carried_on_upon_a_kept_state_in_another_process(
         assert waiting.suspension is not None
         token = waiting.suspension.to_json()
         calls = [call.id for call in waiting.suspension.calls]
-    with SyncRuntime(tools(), journal=tmp_path / "journals") as other, other.session("a", restore=True) as session:
+    with (
+        SyncRuntime(tools(), record=tmp_path / "journals" / "runs.db") as other,
+        other.session("a", restore=True) as session,
+    ):
         done = session.resume(token, {call: Approve() for call in calls})
         assert done.value == [5, "paid ada"]
     assert made == ["pay ada"]
@@ -721,7 +727,7 @@ def test_a_dry_run_after_an_interrupted_script_has_its_state(runtime: SyncRuntim
 
 
 def test_states_stand_in_the_audit_log_as_runs_without_their_content(tmp_path: Path) -> None:
-    with SyncRuntime(tools(), audit=tmp_path / "log") as runtime, runtime.session() as session:
+    with SyncRuntime(tools(), record=tmp_path / "log") as runtime, runtime.session() as session:
         value(session, "secret = 'kept in the state alone'[:7] * 20_000")
         with session.fork() as copy:
             assert value(copy, "len(secret)") == 140_000

@@ -83,7 +83,7 @@ async def test_nor_is_a_client_of_a_server_that_exposes_its_tools(name: str) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 async def test_nor_is_a_plan_or_script_that_waited_in_between(name: str, tmp_path: Any) -> None:
-    async with Runtime(raising(), journal=tmp_path) as runtime:
+    async with Runtime(raising(), record=tmp_path / "runs.db") as runtime:
         rows = await runtime.execute_plan([{"tool": name}, {"tool": "pay"}], on_approval="suspend")
         assert rows.suspension is not None
         resumed = await runtime.resume(rows.suspension, {each.id: Approve() for each in rows.suspension.calls})

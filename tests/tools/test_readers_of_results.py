@@ -163,7 +163,11 @@ async def test_what_an_after_hook_writes_is_what_every_reader_gets(read: Any, to
 async def test_what_an_after_hook_writes_is_what_the_audit_log_holds(tmp_path: pathlib.Path) -> None:
     registry, _ = hiding()
     async with Runtime(
-        registry, backend=FakeBackend(guest), pool=PoolConfig(warm=1), allow_unisolated=True, audit=tmp_path / "runs.db"
+        registry,
+        backend=FakeBackend(guest),
+        pool=PoolConfig(warm=1),
+        allow_unisolated=True,
+        record=tmp_path / "runs.db",
     ) as runtime:
         for tool in (as_data, as_text, as_file, as_error):
             await runtime.execute_code(tool.__name__)

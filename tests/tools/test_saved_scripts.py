@@ -69,7 +69,7 @@ def with_script(**options: Any) -> ToolRegistry:
 
 @pytest.fixture(scope="module")
 async def runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runtime]:
-    async with Runtime(audit=tmp_path_factory.mktemp("audit") / "runs.db") as opened:
+    async with Runtime(record=tmp_path_factory.mktemp("audit") / "runs.db") as opened:
         yield opened
 
 
@@ -246,7 +246,7 @@ async def test_scripts_that_call_each_other_in_a_circle_or_too_deep_are_refused(
 
 async def test_the_audit_log_has_a_saved_script_as_a_run_below_the_call(runtime: Runtime) -> None:
     outer = await runtime.execute_code("tools.big_orders(since='x')", tools=with_script())
-    found = [each.fields for each in Ledger(Path(str(runtime.audit))).found()]
+    found = [each.fields for each in Ledger(runtime.record.path).found()]
     runs = [each for each in found if each.get("who", {}).get("run") == outer.run_id]
     assert [each["source"] for each in runs] == ["tools.big_orders(since='x')", SOURCE]
     inner = runs[1]

@@ -210,7 +210,7 @@ async def check_readers(registry: ToolRegistry, log: Path) -> None:
     agent = Agent(model, tools=registry, on_user=lambda text, result: told.update({result.meta.tool: text}))
     conversation = (await agent.run("go")).messages
     read = dict(zip(expected, (each["content"] for each in conversation[2:-1]), strict=True))
-    async with Runtime(registry, pool=PoolConfig(warm=0), audit=log, limits=Limits(wall_s=300)) as runtime:
+    async with Runtime(registry, pool=PoolConfig(warm=0), record=log, limits=Limits(wall_s=300)) as runtime:
         run = await runtime.execute_code(SCRIPT, inputs={"names": [*expected]})
         again = await runtime.execute_code(SCRIPT, inputs={"names": [*expected]}, repairs=run)
         rows = dict[str, Any]()

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from toolcell.config import KIB
+from toolcell.config import GIB, KIB
 from toolcell.settings import SettingsModel, setting
 
 Keep = Literal["full", "digest", "omit"]
@@ -64,6 +64,17 @@ class RecordConfig(SettingsModel):
     keep_s: float | None = setting(default=None, gt=0)
     """Remove runs whose last event is older than this; None keeps all."""
 
+    token_s: float = setting(default=7 * 86_400.0, gt=0, le=366 * 86_400)
+    """Seconds until the token of a suspended run expires."""
+
+    continue_s: float = setting(default=14 * 86_400.0, gt=0, le=3660 * 86_400)
+    """Remove what a run, session, draft or map needs to go on when it is not under way and was not written for so long.
+    Looked for when a Runtime opens."""
+
+    continue_bytes: int | None = setting(default=GIB, gt=0)
+    """Bytes of what runs, sessions, drafts and maps need to go on. A run that would need more is refused. None: any
+    number."""
+
     key: Path | None = None
     """File of the key that signs. None: your own, which is made when there is none."""
 
@@ -90,8 +101,8 @@ class RecordConfig(SettingsModel):
     expression has a group, only the group is redacted."""
 
     repeatable: bool = True
-    """Give each run its own seed, hash seed and clock where the policy sets none, so that a replay can repeat them.
-    Everybody who reads the log can then compute every random number that a script drew."""
+    """Record the seed, hash seed and clock of each run, so that a replay can repeat it. Everybody who reads the record
+    can then compute every random number that a script drew."""
 
     def content_of(self, tool: str) -> ToolContent:
         """Return what is recorded of calls of `tool`."""

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +78,16 @@ class _Event:
     """Its number, once it is written."""
 
 
+class _Rows:
+    """Rows of what runs need to go on: written beside events, and no part of the chain."""
+
+    __slots__ = ("rows", "statement", "then")
+    kind: Final = ""
+
+    def __init__(self, statement: str, rows: Sequence[tuple[Any, ...]], then: Callable[[], object] | None) -> None:
+        self.statement, self.rows, self.then = statement, rows, then
+
+
 class AuditLog:
     """An append-only, hash-chained, signed record in an SQLite file. A `Runtime` opens it; elsewhere use `with`.
 
@@ -113,7 +123,7 @@ class AuditLog:
         self._lock = threading.RLock()
         """Held while events are written, for microseconds; longer only while another process has locked the file, or a
         sink takes its time."""
-        self._queue: deque[_Event] = deque()
+        self._queue: deque[_Event | _Rows] = deque()
         """Written with the next event: ends of calls, and what threads want to write that wait for another process."""
         self._is_waiting = False
         """A thread holds the lock and waits for another process."""
@@ -203,6 +213,10 @@ class AuditLog:
         finally:
             with self._lock:
                 self._db, self._why_closed = None, "it is closed"
+            for each in self._queue:  # they could not be written
+                if type(each) is _Rows and each.then is not None:
+                    each.then()
+            self._queue.clear()
             self._close_database(db)
 
     def _close_database(self, db: sqlite3.Connection) -> None:
@@ -278,6 +292,27 @@ class AuditLog:
         self._queue.append(self._event(kind, run, fields, redactor, at_ns))
         self._stir(self._seq)
 
+    def keep(self, statement: str, rows: Sequence[tuple[Any, ...]], then: Callable[[], object] | None = None) -> None:
+        """Write rows of what runs need to go on, with the next event or in a moment. `then` is called after that.
+
+        Raises:
+            AuditError: the record is closed, or no longer written.
+        """
+        self._writable()
+        self._queue.append(_Rows(statement, rows, then))
+        self._stir(self._seq)
+
+    def change(self, change: Callable[[sqlite3.Connection], Any]) -> Any:
+        """Write what is queued and then change rows, in one transaction; return what `change` returns. Waits.
+
+        Raises:
+            AuditError: it could not be written.
+        """
+        found: list[Any] = []
+        with self._lock:
+            self._write([], store.LOCK_S, also=lambda db: found.append(change(db)))
+        return found[0]
+
     def flush(self, *, wait: bool = False) -> bool:
         """Write what `append_later` was given. False: another process must be waited for.
 
@@ -310,14 +345,14 @@ class AuditLog:
             self._wake_signing.set()
 
     def _write(
-        self, events: list[_Event], wait_s: float, also: Callable[[sqlite3.Connection], object] | None = None
+        self, new: Sequence[_Event], wait_s: float, also: Callable[[sqlite3.Connection], object] | None = None
     ) -> int | None:
         """Write what is queued, these events and what `also` changes, in one transaction. The caller holds the lock.
 
         Return the seq of the last event; None: another process must be waited for, and nothing was written.
         """
         queued = len(self._queue)
-        events = [*self._queue, *events] if queued else events
+        events: Sequence[_Event | _Rows] = [*self._queue, *new] if queued else new
         if any(event.kind in EFFECTS for event in events):
             self._check_file()
         seq, last_hash = self._seq, self._last_hash
@@ -325,6 +360,10 @@ class AuditLog:
             if db is None:
                 return None
             for event in events:
+                if type(event) is _Rows:
+                    db.executemany(event.statement, event.rows)
+                    continue
+                assert type(event) is _Event
                 seq += 1
                 kind, run, at_ns = event.kind, event.run, event.at_ns
                 if kind == records.RUN_STARTED:
@@ -340,13 +379,17 @@ class AuditLog:
                         db.execute(statement, values)
             if also is not None:
                 also(db)
-        for number, event in enumerate(events, self._seq + 1):
-            event.seq = number
+        number = self._seq
+        for event in events:
+            if type(event) is _Event:
+                event.seq = number = number + 1
         self._seq, self._last_hash = seq, last_hash
         for _ in range(queued):
-            self._queue.popleft()
-        if self._sinks:
-            for event in events:
+            event = self._queue.popleft()
+            if type(event) is _Rows and event.then is not None:
+                event.then()
+        for event in events if self._sinks else ():
+            if type(event) is _Event:
                 call_sinks(self._sinks, event.kind, self._chain, event.seq, event.run, event.at_ns, event.body)
         return seq
 

@@ -1,7 +1,6 @@
 """Record the start of a run: its script, inputs, settings, tools and user.
 
-A `Recorder` also gives a run the seed and clock that a replay repeats. It hands plain data to the log, and knows
-neither files nor keys.
+A `Recorder` hands plain data to the log, and knows neither files nor keys.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from toolcell.audit.run_record import RunRecord, records_of_calls
 from toolcell.calls.options import Origin
 from toolcell.calls.run_state import RunLink
 from toolcell.errors import AuditError, SandboxUnavailable, ToolAbort
-from toolcell.run.runs import replay_seed
 from toolcell.sandbox.backend import profile_of
 from toolcell.support import daemon_threads
 from toolcell.support.lru import Lru
@@ -63,16 +61,6 @@ class Recorder:
         self._content_of = functools.lru_cache(maxsize=1024)(log.config.content_of)
 
     # Before a run
-
-    def policy(self, policy: Policy) -> Policy:
-        """Return the policy with a hash seed, so that a replay orders sets as this runtime does."""
-        if not self.log.config.repeatable or policy.hash_seed is not None:
-            return policy
-        return policy.model_copy(update={"hash_seed": int.from_bytes(os.urandom(4), "big")})
-
-    def replay_seed(self, seed: int | None, clock: float | None) -> tuple[int | None, float | None]:
-        """Return the seed and clock of a run: those given, or new ones that a replay can repeat."""
-        return replay_seed(seed, clock) if self.log.config.repeatable else (seed, clock)
 
     async def file_entries(self, files: Sequence[GuestFile], context: RunContext) -> list[Any]:
         """Return what `beginning` records of input files. To look through large ones takes time.
@@ -172,7 +160,11 @@ class Recorder:
         if message is not None:
             inputs = message.inputs
             script = (message.source, text_digest(message.source), inputs, value_digest(inputs) if inputs else None)
-            own = (message.lint, message.seed, message.clock)
+            own = (
+                (message.lint, message.seed, message.clock)
+                if self.log.config.repeatable
+                else (message.lint, None, None)
+            )
         id = self._new_id(context)
         if (link := context.scope.link) is not None:
             link.id = id
@@ -218,7 +210,10 @@ class Recorder:
         layers = (sandbox.backend, *sandbox.layers.items()) if sandbox is not None else ()
         key = (id(limits), id(policy), layers, bool(egress))  # a runtime has one set of rules
         if (known := self._shared.get(key)) is None:
-            policy_fields: dict[str, Any] = {"hash_seed": policy.hash_seed, "require": sorted(policy.require)}
+            policy_fields: dict[str, Any] = {
+                "hash_seed": policy.hash_seed if self.log.config.repeatable else None,
+                "require": sorted(policy.require),
+            }
             policy_fields["profile"] = policy.profile
             isolation: dict[str, Any] = {"environment": environment}
             if sandbox is not None:

@@ -45,7 +45,7 @@ class RunRecord:
     """The records of one run that still runs."""
 
     __slots__ = (
-        "_calls", "_content_of", "_context", "_failed_calls", "_log", "_next_observer", "_numbers",
+        "_above", "_calls", "_content_of", "_context", "_failed_calls", "_log", "_next_observer", "_numbers",
         "_observed", "_redactor", "_run", "_unwritten_ends", "lines", "problem", "writes_ends_later",
     )  # fmt: skip
 
@@ -61,7 +61,13 @@ class RunRecord:
         self._content_of = content_of
         self._run = run
         self._redactor = redactor
-        observer = context.observer  # the record of a parent run would count our calls as its own: skip it
+        observer: Any = context.observer
+        self._above: list[Callable[[CallObserver], CallObserver]] = []
+        """Make the observers above us in the contexts of calls: they write with us what a run needs to go on."""
+        while (around := getattr(observer, "around", None)) is not None:
+            self._above.append(around)
+            observer = observer.below
+        # The record of a parent run would count our calls as its own: skip it.
         self._next_observer: CallObserver | None = (
             observer._next_observer if isinstance(observer, RunRecord) else observer
         )
@@ -82,7 +88,10 @@ class RunRecord:
     def context(self) -> RunContext:
         """The context for the run's calls. It is created at the first call: many scripts make none."""
         if self._observed is None:
-            self._observed = self._context.child(observer=self)
+            observer: CallObserver = self
+            for around in reversed(self._above):
+                observer = around(observer)
+            self._observed = self._context.child(observer=observer)
         return self._observed
 
     # Calls

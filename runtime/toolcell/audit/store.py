@@ -47,6 +47,8 @@ TABLES: Final = (
     "PRIMARY KEY (writer, run, number, host, secret)) WITHOUT ROWID",
     "CREATE INDEX request_by_host ON request (host)",
     "CREATE INDEX request_by_secret ON request (secret)",
+    "CREATE TABLE kept (kind TEXT, name TEXT, n INTEGER, at INTEGER, body BLOB, PRIMARY KEY (kind, name, n))",
+    "CREATE INDEX kept_by_time ON kept (at)",
     "CREATE TABLE checkpoint (writer TEXT, n INTEGER, hash BLOB, at INTEGER, reason TEXT, key_id TEXT, "
     "signature BLOB, PRIMARY KEY (writer, n, reason)) WITHOUT ROWID",
 )
@@ -97,6 +99,7 @@ def open_writable(path: Path, *, is_synced: bool = False) -> sqlite3.Connection:
                     _make_tables(db, path)
         _check_schema(db, path)
         db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA secure_delete = ON")  # what a run needed to go on is not in the file when it is over
         db.execute("PRAGMA wal_autocheckpoint = 0")  # the thread that signs moves pages: it may wait for the disk
         # A commit is in the kernel's hands, so it survives a kill; the thread that signs brings it to the disk.
         db.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'OFF'}")
@@ -172,7 +175,7 @@ def _make_tables(db: sqlite3.Connection, path: Path) -> None:
         raise BadInput(f"{path} is another database, or none; nothing was changed, give another path")
     for statement in TABLES:
         db.execute(statement)
-    db.execute("INSERT INTO about VALUES ('record', ?)", (os.urandom(16).hex(),))
+    db.execute("INSERT INTO about VALUES ('record', ?), ('tokens', ?)", (os.urandom(16).hex(), os.urandom(32).hex()))
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute(f"PRAGMA user_version = {VERSION}")
 
@@ -200,6 +203,19 @@ def record_id(db: sqlite3.Connection) -> str:
     if row is None or type(row[0]) is not str or len(row[0]) != 32 or set(row[0]) - set("0123456789abcdef"):
         raise AuditError("the record's id is damaged")
     return str(row[0])
+
+
+def token_key(db: sqlite3.Connection) -> bytes:
+    """Return the key that signs the tokens of suspended runs.
+
+    Raises:
+        AuditError: it is not there.
+    """
+    row = db.execute("SELECT value FROM about WHERE key = 'tokens'").fetchone()
+    with suppress(TypeError, ValueError):
+        if len(key := bytes.fromhex(row[0])) == 32:
+            return key
+    raise AuditError("the record's key of tokens is damaged")
 
 
 def read_log_id(path: Path) -> str:

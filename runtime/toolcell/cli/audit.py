@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 SUMMARY = """Recorded runs: list, show, search, verify, export and replay them.
 
-FILE is the record (`Runtime(audit=FILE)`); the default is $TOOLCELL_AUDIT, or ./runs.db. RUN is a run's id, the
+FILE is the record (`Runtime(record=FILE)`); the default is $TOOLCELL_AUDIT, or ./runs.db. RUN is a run's id, the
 beginning of one, or `last`.
 """
 

@@ -29,7 +29,7 @@ EPILOG = f"Exit status: {exits.OK} success, {exits.USAGE} wrong usage, {exits.UN
 OF_THE_SPEC = frozenset({"name", "user", "sys_prefix", "display_name"})
 """Flags of `install` that the kernel itself does not have."""
 
-PATHS = frozenset({"tools", "mounts", "audit", "limits_file", "workspace", "store"})
+PATHS = frozenset({"tools", "mounts", "record", "record_config", "limits_file", "workspace", "store"})
 """Flags whose values may be paths: Jupyter starts a kernel in the folder of its notebook."""
 
 

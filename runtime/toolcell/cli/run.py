@@ -143,8 +143,8 @@ class RuntimeFlags:
     seed: Annotated[int | None, typer.Option("--seed", help="Seed the script's randomness.")] = None
     clock: Annotated[float | None, typer.Option("--clock", help="Start the script's clock at this Unix time.")] = None
     hash_seed: Annotated[int | None, typer.Option("--hash-seed", help="PYTHONHASHSEED of the script.")] = None
-    audit: Annotated[
-        str | None, typer.Option("--audit", metavar="FILE", help="Record the run in this file, such as runs.db.")
+    record: Annotated[
+        str | None, typer.Option("--record", metavar="FILE", help="Record the run in this file, such as runs.db.")
     ] = None
     record_config: Annotated[
         Path | None,
@@ -174,7 +174,7 @@ class RuntimeFlags:
             "preload": split(self.preload),
             "pool": PoolConfig(warm=0),
             "policy": make_policy(self.require, profile=self.profile, lint=self.lint, **settings),
-            "audit": self._audit_log(),
+            "record": self._record(),
         }
         given = (self.allow or (), self.allow_secret or (), self.allow_package or ())
         if any(given) or self.package_index is not None:
@@ -190,16 +190,16 @@ class RuntimeFlags:
         tools = load_registry(self.tools) if self.tools else None
         return options | {"registry": builtins.with_tools(tools, self.backend)}  # last: it makes folders
 
-    def _audit_log(self) -> Any:
-        folder = audit_folder(self.audit)
+    def _record(self) -> Any:
+        file = record_path(self.record)
         if self.otel is None and self.record_config is None:
-            return folder
-        if folder is None:
-            raise UsageError(f"--{'record-config' if self.otel is None else 'otel'} needs --audit FILE")
+            return file
+        if file is None:
+            raise UsageError(f"--{'record-config' if self.otel is None else 'otel'} needs --record FILE")
         from toolcell.audit import AuditLog, exporting_sink
 
         sinks = [exporting_sink(self.otel)] if self.otel is not None else ()
-        return AuditLog(folder, config=record_config(self.record_config), sinks=sinks)
+        return AuditLog(file, config=record_config(self.record_config), sinks=sinks)
 
     def _backend(self, options: dict[str, Any]) -> Any:
         if self.image is None and self.runtime is None and self.mode is None:
@@ -317,7 +317,7 @@ def execute(
 def _started_early(options: dict[str, Any]) -> Any:
     """Return the backend for `Runtime`. In the plain case its zygote starts while the rest is imported."""
     policy: Policy = options["policy"]
-    is_plain = options["backend"] == "process" and policy.profile == "auto" and options["audit"] is None
+    is_plain = options["backend"] == "process" and policy.profile == "auto" and options["record"] is None
     if not is_plain or options["packages"] or "toolcell.runtime" in sys.modules or sys.platform != "linux":
         return options["backend"]
     from toolcell.sandbox.process import AutoBackend
@@ -379,14 +379,14 @@ def record_config(path: Path | None) -> Any:
     return RecordConfig.from_toml(path)
 
 
-def audit_folder(path: str | None) -> Path | None:
+def record_path(path: str | None) -> Path | None:
     """Return the path of the record.
 
     Raises:
         UsageError: the path is empty, which would mean the current directory.
     """
     if path is not None and not path.strip():
-        raise UsageError(f"--audit {path!r}: the path is empty; name a file, such as runs.db")
+        raise UsageError(f"--record {path!r}: the path is empty; name a file, such as runs.db")
     return None if path is None else Path(path)
 
 

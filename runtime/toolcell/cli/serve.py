@@ -20,7 +20,7 @@ from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
 from toolcell.cli.execution import showing_warnings
 from toolcell.cli.flags import with_flags
 from toolcell.cli.mcp_servers import McpFlags
-from toolcell.cli.run import NamingCommand, audit_folder, record_config, split
+from toolcell.cli.run import NamingCommand, record_config, record_path, split
 from toolcell.cli.terminal import reporting
 from toolcell.config import Limits, PoolConfig
 from toolcell.errors import UsageError
@@ -94,9 +94,11 @@ class TenantFlags:
         list[str] | None, typer.Option("--preload", metavar="MODULE", help="A module imported before a script starts.")
     ] = None
     backend: Annotated[str | None, typer.Option("--backend", metavar="NAME", help="process or docker.")] = None
-    audit: Annotated[
+    record: Annotated[
         str | None,
-        typer.Option("--audit", metavar="DIR", help="Record the runs in this folder: NAME.db for each tenant."),
+        typer.Option(
+            "--record", metavar="DIR", help="Folder of the records, NAME.db for each tenant, and not the state."
+        ),
     ] = None
     record_config: Annotated[
         Path | None, typer.Option("--record-config", metavar="FILE", help="Settings of the records, as TOML.")
@@ -110,8 +112,8 @@ class TenantFlags:
             "packages": split(self.packages),
             "preload": split(self.preload),
             "backend": self.backend,
-            "audit": audit_folder(self.audit),
-            "record": record_config(self.record_config),
+            "record": record_path(self.record),
+            "record_config": record_config(self.record_config),
             "mcp": {name: {"approve": servers.mcp_approve, **each} for name, each in servers.servers().items()},
             "pool": PoolConfig(warm=self.warm) if self.warm is not None else None,
             "limits": limits if limits.model_fields_set else None,

@@ -6,7 +6,7 @@ from toolcell.support.lazy import lazy_names
 
 __all__ = [
     "DENIED", "WAITS", "AlreadyMade", "Approve", "Denial", "Deny", "Draft", "Edit",
-    "JournalConfig", "PlanRows", "RepairingScripts", "ResumeDecision", "ScriptReport", "SuspendingScripts", "Turn",
+    "PlanRows", "RepairingScripts", "ResumeDecision", "ScriptReport", "SuspendingScripts", "Turn",
     "TurnApprovals", "bound_revert", "check_scripts", "revert_calls", "revert_spec",
 ]  # fmt: skip
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from toolcell.control.saved_script_check import ScriptReport, check_scripts
     from toolcell.control.steps_of_plans import PlanRows
     from toolcell.control.suspension import Denial
-    from toolcell.journal.config import JournalConfig
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -35,7 +34,6 @@ else:
             "toolcell.control.steps_of_plans": "PlanRows",
             "toolcell.control.suspension": "Denial",
             "toolcell.control.agent_turns": "WAITS SuspendingScripts Turn TurnApprovals",
-            "toolcell.journal.config": "JournalConfig",
             "toolcell.calls.hooks": "Approve Deny Edit",
         },
     )

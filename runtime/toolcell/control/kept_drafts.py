@@ -1,4 +1,4 @@
-"""Drafts on disk: any process with the directory commits one, once, also after a host was killed in the commit."""
+"""Drafts on disk: any process with the record commits one, once, also after a host was killed in the commit."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ class DraftJournal:
         self.started: set[str] = set()
         self.is_over = False
         try:
+            store.database.settle()
             self._file = OpenJournal(store.database, DRAFT, ident)
         except ResumeError as exc:
             raise UsageError(f"draft {ident} is being committed") from exc
@@ -145,7 +146,8 @@ def keep_draft(store: JournalStore, draft: Draft, result: ExecutionResult | None
             draft.state = COMMITTED
             return
         file.write_draft(_content(draft, result))
-        draft.kept_in = store.database.folder
+        store.database.settle()
+        draft.kept_in = store.database.path
     except (OSError, UsageError, ValueError, TypeError, UnsendableValue) as exc:
         logger.warning("draft %s is not on disk, so only this process can commit it: %s", draft.id, exc)
         with suppress(OSError):
@@ -200,14 +202,14 @@ def check_place(store: JournalStore, draft: Draft) -> None:
     """Check that a draft that is on disk can be committed here: elsewhere it might be committed a second time.
 
     Raises:
-        UsageError: this Runtime has another directory, or the file is gone.
+        UsageError: this Runtime has another record, or it is gone.
     """
-    folder = draft.kept_in
-    if folder is not None and (not store.is_durable or store.database.folder != folder):
-        raise UsageError(f"draft {draft.id} is on disk in {folder}: use a Runtime(journal=...) of that directory")
-    if folder is not None and not is_kept(store, draft.id):
+    path = draft.kept_in
+    if path is not None and (not store.is_durable or store.database.path != path):
+        raise UsageError(f"draft {draft.id} is kept in {path}: use Runtime(record=...) with that file")
+    if path is not None and not is_kept(store, draft.id):
         raise UsageError(
-            f"draft {draft.id} is not in {folder} any more, so nobody knows whether it was committed; make another one"
+            f"draft {draft.id} is not in {path} any more, so nobody knows whether it was committed; make another one"
         )
 
 
@@ -241,8 +243,8 @@ def find_draft(store: JournalStore, ident: object) -> DraftJournal:
             f"there is no draft {ident!r:.80}: commit takes the result of a dry run, its draft_id, or a Draft"
         )
     if not is_kept(store, ident):
-        place = f"in {store.database.folder}" if store.is_durable else "in this Runtime"
-        raise UnknownId(f"there is no draft {ident} {place}; a draft outlives its process with Runtime(journal=...)")
+        place = f"in {store.database.path}" if store.is_durable else "in this Runtime"
+        raise UnknownId(f"there is no draft {ident} {place}; a draft outlives its process with Runtime(record=FILE)")
     file = DraftJournal(store, ident)
     try:
         return file.load()

@@ -90,6 +90,7 @@ class MapFile:
             UsageError: there is a map of that name already, it is under way, damaged, or that of another script.
         """
         try:
+            self._database.settle()
             self._file = OpenJournal(self._database, MAP, self.name)
         except (ResumeError, OSError) as exc:
             why = "it is open already, in this or another process" if isinstance(exc, ResumeError) else str(exc)
@@ -97,7 +98,7 @@ class MapFile:
         try:
             if not (self._file.is_new or resume):
                 raise UsageError(
-                    f"there is a map {self.name!r} in {self._database.folder} already: carry it on with resume=True, "
+                    f"there is a map {self.name!r} in {self._database.path} already: carry it on with resume=True, "
                     "or take another map_id"
                 )
             self._load(source_sha256)

@@ -68,15 +68,15 @@ class ItemRuns:
             self._retry_on = _outcomes(outcomes)
 
     def keep(self, name: str) -> None:
-        """Keep a record in the journal directory.
+        """Keep what has ended in the record of the Runtime.
 
         Raises:
-            UsageError: there is no such directory, or the name is none.
+            UsageError: there is none, or the name is none.
         """
         if not NAME.fullmatch(str(name)):
             raise UsageError(f"map_id= must be 1 to 48 letters, digits, '_' or '-', not {brief(name)}")
         if not self._journals.is_durable:
-            raise UsageError("map_id= keeps a record in the journal directory: use a Runtime(journal=DIRECTORY)")
+            raise UsageError("map_id= needs a record: use a Runtime(record=FILE)")
         self.name = name
         self._file = MapFile(self._journals, name)
 

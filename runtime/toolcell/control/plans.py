@@ -100,6 +100,7 @@ class PlanRuns:
             if pending_of(journal.entries) and not record.is_cut_short:
                 if not journal.lost:
                     rows.suspension = store.suspend(journal)
+                    await store.settle()
                     return rows, rows.suspension
                 why = f"it needs a decision, and the plan cannot be suspended: {journal.lost}"
                 failed = {"status": "error", "error": why}

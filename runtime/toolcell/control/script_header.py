@@ -45,6 +45,7 @@ def header_of(
         "repairs": repaired.id if repaired is not None else "",
         "preflight": script.preflight.to_plain() if script.preflight is not None else None,
         "who": who_of(context),
+        "is_item": context is not None and context.scope.item == context.run_id,
     }
 
 

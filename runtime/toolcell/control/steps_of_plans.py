@@ -13,7 +13,7 @@ from toolcell.calls.hooks import Block, Decision
 from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.calls.run_state import RunLink
 from toolcell.control.decisions import answer_of
-from toolcell.control.suspension import BELOW, IN_DOUBT
+from toolcell.control.suspension import BELOW, IN_DOUBT, start
 from toolcell.journal.identity import call_digest, options_of
 from toolcell.journal.ledger import Journal, JournalEntry
 from toolcell.results import OutputFile, PendingCall, Suspension
@@ -115,9 +115,7 @@ class JournaledSteps:
         """Record that the tool of a step is about to run."""
         entry = self.journal.entry_of(call)
         self.journal.note_labels()
-        if entry is not None and call.refusal is None and not (entry.is_started or entry.answer):
-            self.journal.start(entry)
-        return self._below.call_started(call) if self._below is not None else None
+        return start(self.journal, None if entry is not None and entry.answer else entry, call, self._below)
 
     def call_ended(self, call: Call, /) -> Awaitable[None] | None:
         """Record the result of a step. That of a call which was cut short is not known."""

@@ -13,7 +13,7 @@ import anyio
 from toolcell.calls.call import Call, CallObserver
 from toolcell.calls.hooks import Block, Decision
 from toolcell.control.decisions import answer_of
-from toolcell.errors import RunEnded
+from toolcell.errors import AuditError, RunEnded
 from toolcell.journal.identity import digest_of_call
 from toolcell.journal.ledger import Journal, JournalEntry, pending_of
 from toolcell.results import Outcome, PendingCall
@@ -105,18 +105,49 @@ class StartObserver:
 
     def __init__(self, journal: Journal, below: CallObserver | None) -> None:
         self._journal = journal
-        self._below = below
+        self.below = below
+
+    def around(self, record: CallObserver) -> StartObserver:
+        """Return the same above another observer: what it writes is written with what we write, at once."""
+        return StartObserver(self._journal, record)
 
     def call_started(self, call: Call, /) -> Awaitable[None] | None:
         """Record that the tool of one of the script's own calls is about to run."""
         entry = self._journal.entry_of(call)
         self._journal.note_labels()
-        if entry is not None and call.refusal is None:
-            is_recorded = entry.answer is not None or entry.is_taken_over  # then no tool runs
-            if not (entry.is_started or is_recorded):
-                self._journal.start(entry)
-        return self._below.call_started(call) if self._below is not None else None
+        is_recorded = entry is not None and (entry.answer is not None or entry.is_taken_over)  # then no tool runs
+        return start(self._journal, None if is_recorded else entry, call, self.below)
 
     def call_ended(self, call: Call, /) -> Awaitable[None] | None:
         """Answers are recorded when they are sent."""
-        return self._below.call_ended(call) if self._below is not None else None
+        return self.below.call_ended(call) if self.below is not None else None
+
+
+def start(
+    journal: Journal, entry: JournalEntry | None, call: Call, below: CallObserver | None
+) -> Awaitable[None] | None:
+    """Record that a tool is about to run, unless its call was refused, and tell the observer below.
+
+    Raises:
+        OSError, ToolError, AuditError: this could not be recorded, and the tool must not run.
+    """
+    starts = entry if entry is not None and call.refusal is None and not entry.is_started else None
+    if starts is not None:
+        journal.start(starts)
+    if below is None:
+        return None
+    try:
+        noted = below.call_started(call)
+    except AuditError:
+        if starts is not None:
+            journal.take_back(starts)
+        raise
+    return noted if noted is None or starts is None else _settled(journal, starts, noted)
+
+
+async def _settled(journal: Journal, entry: JournalEntry, noted: Awaitable[None]) -> None:
+    try:
+        await noted
+    except AuditError:
+        journal.take_back(entry)
+        raise

@@ -69,12 +69,12 @@ def read_token(token: str, key: bytes) -> dict[str, Any]:
         raise ResumeError(foreign_text(token)) from exc
     if not is_ours:
         raise ResumeError(
-            f"the token of run {run[:80]!r} was changed, or was signed elsewhere; resume it with the journal of the "
-            "Runtime that suspended it, Runtime(journal=...) of the same directory"
+            f"the token of run {run[:80]!r} was changed, or was signed elsewhere; resume it with the record of the "
+            "Runtime that suspended it, Runtime(record=FILE)"
         )
     if time.time() > expires:
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(expires))
-        raise ResumeError(f"the token of run {run} expired at {when} (JournalConfig.token_s); run the script again")
+        raise ResumeError(f"the token of run {run} expired at {when} (RecordConfig.token_s); run the script again")
     result: dict[str, Any] = payload
     return result
 

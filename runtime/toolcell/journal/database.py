@@ -1,6 +1,7 @@
-"""The journals of a directory: one SQLite database, with the records of runs, sessions, drafts and maps.
+"""What runs, sessions, drafts and maps need to go on: rows of the record's database, beside its events.
 
-What is written outlives the process; it is not forced to the disk at once, so a power cut may lose the last records.
+They hold exact values, which an event may have cut or redacted, and are removed when nothing can go on any more. They
+are written with the next event, or in a moment.
 """
 
 from __future__ import annotations
@@ -8,30 +9,25 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import math
 import os
 import sqlite3
 import struct
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any, Final, TypeVar
 
-from toolcell.errors import ResumeError, StoreError, UsageError
+from toolcell.audit import store
+from toolcell.audit.log import AuditLog
+from toolcell.errors import AuditError, ResumeError
 from toolcell.support.packing import pack, unpack
-from toolcell.support.private_files import make_private_folder, open_to_others
-from toolcell.support.sqlite import SqliteDatabase
 
-DATABASE: Final = "journals.db"
-LOCK: Final = "journals.lock"
-APPLICATION_ID: Final = 0x746C6A6E
-TABLES: Final = (
-    "CREATE TABLE about (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID",
-    "CREATE TABLE record (kind TEXT, name TEXT, n INTEGER, at INTEGER, body BLOB, PRIMARY KEY (kind, name, n))",
-    "CREATE INDEX record_by_time ON record (at)",
-    "INSERT INTO about VALUES ('key', randomblob(32))",
-)
+LOCK: Final = "-lock"
+"""Ends the name of the file beside the record whose bytes are locked."""
 
 RUN, SESSION, DRAFT, MAP, STATE, USED = "run", "session", "draft", "map", "state", "used"
 """Kinds of journals. A state is that of a session, by value, in pieces; a used token has one empty record."""
@@ -42,6 +38,9 @@ an item of a map would look like one that never began."""
 
 _IS: Final = "kind = ? AND name = ?"
 PIECE_BYTES: Final = 1 << 20
+
+COUNT_S: Final = 1.0
+"""How old a count of the bytes that are kept may be."""
 
 State = TypeVar("State")
 """What a journal stands for."""
@@ -83,84 +82,70 @@ def apply_record(table: Table, state: object, record: list[Any]) -> None:
     kind.apply(state, *fields)
 
 
-def make_private(folder: Path) -> None:
-    """Make the directory, or check that nobody else can use the one that is there.
-
-    Raises:
-        UsageError: others can read or write it, or it belongs to somebody else.
-        OSError: it cannot be made.
-    """
-    make_private_folder(folder)
-    if problem := open_to_others(folder.stat()):
-        raise UsageError(
-            f"{folder} is for scripts, arguments, answers and the key of the tokens, and it {problem}; "
-            f"chown it, and chmod 700 {folder}"
-        )
-
-
 class JournalDatabase:
-    """The database of one directory. Each method that uses it raises `OSError` if it cannot be read or written."""
+    """The rows of one record. Each method that uses them raises `OSError` if they cannot be read or written."""
 
-    def __init__(self, folder: Path, keep_s: float, token_s: float, most_bytes: int | None) -> None:
-        self.folder, self._keep_s, self._token_s, self._most_bytes = folder, keep_s, token_s, most_bytes
-        path = folder / DATABASE
-        self._database = SqliteDatabase(path, [TABLES], application_id=APPLICATION_ID, prepare=_prepare)
+    def __init__(self, log: AuditLog) -> None:
+        self.log, self.config = log, log.config
+        self.path = log.path.absolute()
+        self._lock = threading.Lock()
+        self._db: sqlite3.Connection | None = None
+        """Reads, so that nobody who reads waits for a writer."""
+        self._process = os.getpid()
+        self._used = (0, -math.inf)
+        """Bytes that are kept, and when they were counted."""
 
     def open(self) -> bytes:
-        """Make the database, remove what is kept no longer, and return the key of the tokens.
-
-        Raises:
-            UsageError: others can use the directory.
-        """
-        make_private(self.folder)
+        """Remove what is kept no longer, and return the key of the tokens."""
         self.forget_old()
         with self._reading() as db:
-            (key,) = db.execute("SELECT value FROM about WHERE key = 'key'").fetchone()
-        return bytes(key)
+            return store.token_key(db)
 
     def close(self) -> None:
-        """Let go of the database. A later use opens it again."""
-        self._database.close()
+        """Let go of the database. A later look opens it again."""
+        with self._lock:
+            if self._db is not None and self._process == os.getpid():
+                self._db.close()
+            self._db = None
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with self._database.reading() as db:
-                yield db
-        except StoreError as exc:
-            raise OSError(str(exc)) from exc
+        with self._lock, _translated():
+            if self.log.is_open:
+                self.log.flush()  # then we see what we wrote
+            if self._db is None or self._process != os.getpid():  # a parent's connection is not even closed
+                self._abandoned, self._process = self._db, os.getpid()
+                self._db = store.open_read_only(self.path)
+            yield self._db
 
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with self._database.writing() as db:
-                yield db
-        except StoreError as exc:
-            raise OSError(str(exc)) from exc
+    def settle(self, wait: bool = True) -> bool:
+        """Write what waits to be written. False: another process must be waited for, and `wait` is false."""
+        with _translated():
+            return self.log.flush(wait=wait)
 
     # Journals
 
     def last(self, kind: str, name: str) -> int:
         """Return the number of the last record of a journal; 0 if there is none."""
         with self._reading() as db:
-            (last,) = db.execute(f"SELECT max(n) FROM record WHERE {_IS}", (kind, name)).fetchone()
+            (last,) = db.execute(f"SELECT max(n) FROM kept WHERE {_IS}", (kind, name)).fetchone()
         return int(last or 0)
 
     def last_of_each(self, kind: str) -> dict[str, tuple[int, int]]:
         """Return number and time of the last record of each journal of a kind, by its name, in the order of names."""
         with self._reading() as db:
-            rows = db.execute("SELECT name, max(n), at FROM record WHERE kind = ? GROUP BY name ORDER BY name", (kind,))
+            rows = db.execute("SELECT name, max(n), at FROM kept WHERE kind = ? GROUP BY name ORDER BY name", (kind,))
             return {name: (n, at) for name, n, at in rows}
 
     def records(self, kind: str, name: str) -> Iterator[tuple[int, bytes]]:
         """Yield the records of a journal, each with its number. A MiB is read at a time, and others wait meanwhile."""
-        query = f"SELECT n, body FROM record WHERE {_IS} AND n > ? ORDER BY n"
+        query = f"SELECT n, body FROM kept WHERE {_IS} AND n > ? ORDER BY n"
         after, is_over = 0, False
         while not is_over:
             found, size = [], 0
-            with self._reading() as db:
+            with self._reading() as db, closing(db.execute(query, (kind, name, after))) as rows:
                 is_over = True
-                for n, body in db.execute(query, (kind, name, after)):
+                for n, body in rows:
                     found.append((n, body))
                     after, size = n, size + len(body)
                     if size >= PIECE_BYTES:
@@ -175,7 +160,7 @@ class JournalDatabase:
             ValueError: it is not there, or cannot be read.
         """
         with self._reading() as db:
-            found = db.execute(f"SELECT body FROM record WHERE {_IS} AND n = ?", (kind, name, n)).fetchone()
+            found = db.execute(f"SELECT body FROM kept WHERE {_IS} AND n = ?", (kind, name, n)).fetchone()
         if found is None:
             raise ValueError("a record is not there any more")
         record: list[Any] = unpack(found[0])
@@ -202,6 +187,7 @@ class JournalDatabase:
 
     def is_open(self, kind: str, name: str) -> bool:
         """Return whether somebody has a journal open, here or in another process."""
+        self.settle(wait=False)
         descriptor = self.open_lock()
         try:
             found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _byte(kind, name))
@@ -211,7 +197,7 @@ class JournalDatabase:
 
     def open_lock(self) -> int:
         """Open the file whose bytes are locked, one for each open journal. The kernel ends its locks with it."""
-        return os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        return os.open(f"{self.path}{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def write(
         self,
@@ -229,25 +215,27 @@ class JournalDatabase:
         Raises:
             OSError: EDQUOT: there is no room for them.
         """
-        rows = [(kind, name, n, time.time_ns(), body) for n, body in enumerate(bodies, after + 1)]
+        now_ns = time.time_ns()
+        rows = [(kind, name, n, now_ns, body) for n, body in enumerate(bodies, after + 1)]
         if needs_room:
             self.check_room(sum(map(len, bodies)))
-        with self._writing() as db:
+        with _translated():
             if is_anew:
-                db.execute(f"DELETE FROM record WHERE {_IS}", (kind, name))
-            db.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?)", rows)
+                self.log.keep(_REMOVE, [(kind, name)])
+            self.log.keep(_INSERT, rows)
 
     def remove(self, kind: str, name: str) -> None:
         """Remove a journal, if it is there."""
         if self.last(kind, name):
-            with self._writing() as db:
-                db.execute(f"DELETE FROM record WHERE {_IS}", (kind, name))
+            with _translated():
+                self.log.keep(_REMOVE, [(kind, name)])
 
     def use_once(self, token: str) -> bool:
         """Note that a token is used. False: it was before."""
-        with self._writing() as db:
-            row = (USED, token, 1, time.time_ns(), b"")
-            return db.execute("INSERT OR IGNORE INTO record VALUES (?, ?, ?, ?, ?)", row).rowcount == 1
+        row = (USED, token, 1, time.time_ns(), b"")
+        insert = "INSERT OR IGNORE INTO kept VALUES (?, ?, ?, ?, ?)"
+        with _translated():
+            return bool(self.log.change(lambda db: db.execute(insert, row).rowcount) == 1)
 
     # What is kept
 
@@ -257,36 +245,43 @@ class JournalDatabase:
         Raises:
             OSError: EDQUOT: there is not.
         """
-        if self._most_bytes is None or self._used() + size <= self._most_bytes:
+        most = self.config.continue_bytes
+        if most is None or self._count(size) <= most:
             return
         self.forget_old()
-        if (used := self._used()) + size > self._most_bytes:
+        self._used = (0, -math.inf)
+        if (used := self._count(size)) > most:
+            used -= size
+            self._used = (0, -math.inf)  # it is not written
             raise OSError(
                 errno.EDQUOT,
-                f"{used} bytes are kept of runs, drafts and sessions, and there may be {self._most_bytes}; "
-                "decide about what waits, or forget sessions",
+                f"{used} bytes are kept of runs, drafts and sessions, and there may be {most} "
+                "(RecordConfig.continue_bytes); decide about what waits, or forget sessions",
             )
 
-    def _used(self) -> int:
-        """Return the bytes of all pages that hold something."""
-        with self._reading() as db:
-            pages, free, size = (
-                db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
-            )
-        return int((pages - free) * size)
+    def _count(self, size: int) -> int:
+        """Return the bytes that are kept, with these. They are counted now and then, and between with what we add."""
+        used, counted_s = self._used
+        if time.monotonic() - counted_s > COUNT_S:
+            counted_s = time.monotonic()
+            with self._reading() as db:
+                used = int(db.execute("SELECT total(length(body)) FROM kept").fetchone()[0])
+        self._used = used + size, counted_s
+        return used + size
 
     def forget_old(self) -> None:
         """Remove what nobody uses and nothing was written to for longer than it is kept."""
         now = time.time()
-        query = "SELECT kind, name FROM record GROUP BY kind, name HAVING max(at) < ? ORDER BY kind, name"
+        query = "SELECT kind, name FROM kept GROUP BY kind, name HAVING max(at) < ? ORDER BY kind, name"
+        before = _ns(now - self.config.continue_s)
         with self._reading() as db:
-            if db.execute("SELECT 1 FROM record WHERE at < ?", (_ns(now - self._keep_s),)).fetchone() is None:
+            if db.execute("SELECT 1 FROM kept WHERE at < ?", (before,)).fetchone() is None:
                 return
-            old = db.execute(query, (_ns(now - self._keep_s),)).fetchall()
+            old = db.execute(query, (before,)).fetchall()
             valid = {
                 name
                 for (name,) in db.execute(
-                    "SELECT name FROM record WHERE kind = ? AND at >= ?", (USED, _ns(now - self._token_s))
+                    "SELECT name FROM kept WHERE kind = ? AND at >= ?", (USED, _ns(now - self.config.token_s))
                 )
             }
         for kind, name in old:
@@ -313,6 +308,7 @@ class JournalDatabase:
         try:
             for n, start in enumerate(range(0, len(content), PIECE_BYTES)):
                 self.write(STATE, name, n, [content[start : start + PIECE_BYTES]])
+                self.settle()
         except OSError:
             self.remove(STATE, name)
             raise
@@ -324,15 +320,23 @@ class JournalDatabase:
             found = {
                 name
                 for (name,) in db.execute(
-                    "SELECT DISTINCT name FROM record WHERE kind = ? AND name GLOB ?", (STATE, f"{session}.*")
+                    "SELECT DISTINCT name FROM kept WHERE kind = ? AND name GLOB ?", (STATE, f"{session}.*")
                 )
             }
         for name in found - set(names):
             self.remove(STATE, name)
 
 
-def _prepare(db: sqlite3.Connection) -> None:
-    db.execute("PRAGMA synchronous = NORMAL")  # a commit is in the kernel's hands, so it survives a kill
+_INSERT: Final = "INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?)"
+_REMOVE: Final = "DELETE FROM kept WHERE kind = ? AND name = ?"
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (AuditError, sqlite3.Error) as exc:
+        raise OSError(str(exc)) from exc
 
 
 def _ns(seconds: float) -> int:
@@ -354,13 +358,16 @@ class OpenJournal:
         self._waiting: list[bytes] = []
         self._fd = database.open_lock()
         try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _byte(kind, name))
+            try:
+                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _byte(kind, name))
+            except BlockingIOError:
+                database.settle(wait=False)  # it may be closed, and not everything written
+                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _byte(kind, name))
             self._last = database.last(kind, name)
-        except BlockingIOError as exc:
-            self.close()
-            raise UnderWay(f"{kind} {name} is under way; it can be resumed when it has ended") from exc
-        except BaseException:
-            self.close()
+        except BaseException as exc:
+            os.close(self._fd)
+            if isinstance(exc, BlockingIOError):
+                raise UnderWay(f"{kind} {name} is under way; it can be resumed when it has ended") from exc
             raise
 
     @property
@@ -369,10 +376,18 @@ class OpenJournal:
         return not self._last
 
     def close(self) -> None:
-        """Close it, so that others may open it. Safe to call twice."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Close it, so that others may open it once everything is written. Safe to call twice."""
+        if self._fd < 0:
+            return
+        close, self._fd = partial(os.close, self._fd), -1
+        try:
+            self.database.log.keep(_INSERT, (), close)
+        except AuditError:  # nothing more is written
+            close()
+        else:
+            if self.kind != RUN:  # the end of a run is an event, and written at once
+                with suppress(OSError):
+                    self.database.settle(wait=False)
 
     def write(self, *fields: Any, needs_room: bool = True) -> None:
         """Append one record: its kind, and its fields. `needs_room`: as for `JournalDatabase.write`.

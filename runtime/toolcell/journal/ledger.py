@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
@@ -144,6 +145,9 @@ class CallRecords(Protocol):
 
     def write_start(self, entry: JournalEntry) -> None:
         """Record that the tool of a call that is recorded already is about to run."""
+
+    def write_not_made(self, entry: JournalEntry) -> None:
+        """Record that the tool of a call did not run: its start could not be recorded."""
 
     def write_labels(self, labels: Iterable[str]) -> None:
         """Record what the run has read."""
@@ -326,6 +330,13 @@ class Journal:
                 entry.is_started = False
                 raise
         entry.start()
+
+    def take_back(self, entry: JournalEntry) -> None:
+        """The tool of a call does not run after all: its start could not be recorded."""
+        entry.is_started = False
+        if self.records is not None:
+            with suppress(OSError):  # then nothing of it is recorded
+                self.records.write_not_made(entry)
 
     def share_labels(self, labels: Labels) -> None:
         """Begin a run: it has read what the journal says, and the journal notes what it reads."""

@@ -16,7 +16,7 @@ from toolcell.journal.database import Damaged, JournalDatabase, OpenJournal, Rec
 from toolcell.journal.ledger import Journal, JournalEntry, RecordedDecision
 from toolcell.results import PendingCall
 
-RUN, CALL, START, ANSWER, LABELS = "run", "call", "start", "answer", "labels"
+RUN, CALL, START, NOT_MADE, ANSWER, LABELS = "run", "call", "start", "not made", "answer", "labels"
 SUSPENDED, RESUMED, ENDED, PAST, NAMED = "suspended", "resumed", "ended", "past", "named"
 
 BEFORE_CALLS: Final = (RUN, PAST, LABELS)
@@ -60,6 +60,10 @@ class RunRecords:
     def write_start(self, entry: JournalEntry) -> None:
         """Record that the tool of a call that is recorded already is about to run."""
         self.file.write(START, entry.number)
+
+    def write_not_made(self, entry: JournalEntry) -> None:
+        """Record that the tool of a call did not run: its start could not be recorded."""
+        self.file.write(NOT_MADE, entry.number, needs_room=False)
 
     def write_labels(self, labels: Iterable[str]) -> None:
         """Record what the run has read."""
@@ -143,6 +147,10 @@ def _start(loaded: LoadedRun, number: int) -> None:
     loaded.entries[number].start()
 
 
+def _not_made(loaded: LoadedRun, number: int) -> None:
+    loaded.entries[number].is_started = False
+
+
 def _answer(loaded: LoadedRun, number: int, frame: bytes, ended: int, ended_ns: int, is_refused: bool) -> None:
     journal, entry = loaded.journal, loaded.entries[number]
     entry.answer, entry.ended, entry.ended_ns, entry.is_refused = frame, ended, ended_ns, is_refused
@@ -186,6 +194,7 @@ RUN_RECORDS: Final[Table] = {
     PAST: RecordKind((list,), _past),
     CALL: RecordKind((int, str, object, int, int, bool, _INDEX), _call),
     START: RecordKind((int,), _start),
+    NOT_MADE: RecordKind((int,), _not_made),
     ANSWER: RecordKind((int, bytes, int, int, bool), _answer),
     LABELS: RecordKind((list,), _labels),
     SUSPENDED: RecordKind((str, (float, int), list), _suspended),

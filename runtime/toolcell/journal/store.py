@@ -1,4 +1,4 @@
-"""Where journals are: those of finished runs in memory, for repairs, and those that may be carried on, also on disk."""
+"""Where journals are: those of finished runs in memory, for repairs; those that may be carried on, also in a record."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from toolcell.calls.call import CallableTools
 from toolcell.calls.options import Origin
 from toolcell.errors import QuotaExceeded, ResumeError, UsageError
 from toolcell.flows import Labels
 from toolcell.journal.approval_tokens import make_token, read_token
-from toolcell.journal.config import JournalConfig
 from toolcell.journal.database import RUN, Damaged, JournalDatabase, OpenJournal, UnderWay
 from toolcell.journal.identity import registry_digest, tool_digests
 from toolcell.journal.ledger import Journal, JournalEntry, RecordedDecision, pending_of
@@ -26,8 +24,12 @@ from toolcell.journal.records import BEFORE_CALLS, LoadedRun, RunRecords, load_r
 from toolcell.results import ExecutionResult, Suspension
 from toolcell.results.call_list import FINISHED_BYTES, FINISHED_RUNS, CallList, FinishedRuns, finished_runs
 from toolcell.results.effects import Preflight
-from toolcell.support.checks import brief, check_kind, check_path
+from toolcell.support import daemon_threads
+from toolcell.support.checks import brief
 from toolcell.support.exact_json import is_small
+
+if TYPE_CHECKING:
+    from toolcell.audit.log import AuditLog
 
 CALLS_BYTES: Final = 4096
 """Room that a run needs for its calls, besides its source, to begin."""
@@ -39,7 +41,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 TOKEN_S: Final = 7 * 86_400.0
-"""Without a directory."""
+"""Without a record."""
 
 
 class NoSuchRun(ResumeError):
@@ -86,23 +88,16 @@ class _Seen:
 class JournalStore:
     """The journals of one runtime."""
 
-    def __init__(
-        self, given: JournalConfig | str | os.PathLike[str] | None, finished: FinishedRuns | None = None
-    ) -> None:
+    def __init__(self, record: AuditLog | None, finished: FinishedRuns | None = None) -> None:
         """`finished`: the latest finished runs, also those that had no journal."""
-        if isinstance(given, str | os.PathLike):
-            check_path("journal=", given)
-            given = JournalConfig(directory=Path(given))
-        check_kind("journal=", given, JournalConfig, type(None), cure="or a directory: journal='journals/'")
-        self.config = given
-        self.is_durable = self.config is not None
-        """Journals are on disk."""
+        self.is_durable = record is not None
+        """Journals are in the record."""
         self.key = os.urandom(32)
-        self._database: JournalDatabase | None = None
-        if given is not None:
-            self._database = JournalDatabase(given.directory, given.keep_s, given.token_s, given.most_bytes)
+        self.token_s = record.config.token_s if record is not None else TOKEN_S
+        """Seconds until a token expires."""
+        self._database = JournalDatabase(record) if record is not None else None
         self.hash_seed: int | None = None
-        """PYTHONHASHSEED of every script whose journal is in this directory: sets have one order in all processes."""
+        """PYTHONHASHSEED of every script of this record: sets have one order in all processes."""
         self._finished = finished_runs() if finished is None else finished
         self._begun: set[str] = set()
         """Ids of runs that began here and have not ended."""
@@ -113,34 +108,38 @@ class JournalStore:
         """State of journals on disk, by id, as they were when they were read last."""
 
     @property
-    def token_s(self) -> float:
-        """Seconds until a token expires."""
-        return self.config.token_s if self.config is not None else TOKEN_S
-
-    @property
     def database(self) -> JournalDatabase:
         """Where durable journals are."""
         assert self._database is not None
         return self._database
 
     def open(self) -> None:
-        """Make the directory and its database, and remove old journals.
+        """Remove old journals, and read the key of the tokens. The record is open.
 
         Raises:
-            UsageError: the directory cannot be used.
+            UsageError: the record cannot be used.
         """
         if not self.is_durable:
             return
         try:
             self.key = self.database.open()
         except OSError as exc:
-            raise UsageError(f"the journal directory {self.database.folder} cannot be used: {exc}") from exc
+            raise UsageError(str(exc)) from exc
         self.hash_seed = int.from_bytes(hashlib.sha256(b"hash seed" + self.key).digest()[:4], "big")
 
     def close(self) -> None:
         """Let go of the database. A later use opens it again."""
         if self.is_durable:
             self.database.close()
+
+    async def settle(self) -> None:
+        """Wait until everything is written. A thread waits for another process.
+
+        Raises:
+            OSError: it could not be written; it will be, with what is written later.
+        """
+        if self.is_durable and not self.database.settle(wait=False):
+            await daemon_threads.run_sync(self.database.settle)
 
     # A run begins
 
@@ -152,7 +151,7 @@ class JournalStore:
         return Journal(ident)
 
     def write(self, journal: Journal) -> None:
-        """Write the header of a journal to disk, and each later record.
+        """Write the header of a journal to the record, and each later entry.
 
         Raises:
             UsageError: the file cannot be written.
@@ -177,8 +176,7 @@ class JournalStore:
         journal.records = records
 
     def _new_records(self, ident: str) -> RunRecords:
-        assert self.config is not None
-        file = OpenJournal(self.database, RUN, ident, late_after=() if self.config.keep_ended else BEFORE_CALLS)
+        file = OpenJournal(self.database, RUN, ident, late_after=BEFORE_CALLS)
         if not file.is_new:
             file.close()
             raise ResumeError(f"there is a run {ident} already")
@@ -248,9 +246,8 @@ class JournalStore:
         """Record that a run is over."""
         self._begun.discard(journal.id)
         if journal.records is not None:
-            assert self.config is not None
             with suppress(OSError):  # then it is one that can be resumed, and has no call left to make
-                if self.config.keep_ended:
+                if journal.header.get("is_item"):  # its map has not recorded its end
                     journal.records.write_ended(outcome)
                 else:
                     journal.records.remove()
@@ -307,7 +304,7 @@ class JournalStore:
             UsageError: the key of the tokens was not read yet.
         """
         if self.is_durable and self.hash_seed is None:
-            raise UsageError("open the Runtime first: the tokens of suspended runs are signed with the directory's key")
+            raise UsageError("open the Runtime first: the tokens of suspended runs are signed with the record's key")
         return [run.suspension for run in self._idle() if run.suspension is not None]
 
     def _idle(self) -> list[IdleRun]:
@@ -414,6 +411,8 @@ class JournalStore:
         if token_id and token_id in self.used:
             raise ResumeError(used_text(ident))
         try:
+            if self.is_durable:
+                self.database.settle()
             file = OpenJournal(self.database, RUN, ident) if self.is_durable else None
         except OSError as exc:
             raise ResumeError(f"the journal of run {ident} cannot be opened: {exc}") from exc
@@ -440,7 +439,7 @@ class JournalStore:
             if (journal := self._waiting.get(ident)) is not None:
                 return LoadedRun(journal)
             if not (self.is_durable and self.database.last(RUN, ident)):
-                raise NoSuchRun(unknown_text(ident, str(self.database.folder) if self.is_durable else "this Runtime"))
+                raise NoSuchRun(unknown_text(ident, str(self.database.path) if self.is_durable else "this Runtime"))
             return load_run(self.database, ident)
         except Damaged as exc:
             raise ResumeError(f"the journal of run {ident} is damaged ({exc}); run the script again") from exc
@@ -494,5 +493,5 @@ def unknown_text(ident: str, place: str) -> str:
     """Say that a run is not there."""
     return (
         f"there is no run {ident} to resume in {place}: it has ended, or it began elsewhere. A run outlives its "
-        "process with Runtime(journal=DIRECTORY)"
+        "process with Runtime(record=FILE)"
     )

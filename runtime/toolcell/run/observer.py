@@ -78,10 +78,6 @@ class RunRecorder(Protocol):
         """Record the calls that are made with the yielded context."""
         ...
 
-    def replay_seed(self, seed: int | None, clock: float | None) -> tuple[int | None, float | None]:
-        """Return the seed and clock of a run: those given, or new ones that a replay can repeat."""
-        ...
-
 
 class NullObserver:
     """The observer of a run that nobody records."""

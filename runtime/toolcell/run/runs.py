@@ -214,9 +214,7 @@ class Runs:
     ) -> tuple[int | None, float | None]:
         """Return what a run is given of these; of one that may be repeated, both are known."""
         seed, clock = self.policy.seed if seed is None else seed, self.policy.clock if clock is None else clock
-        if is_repeatable:
-            return replay_seed(seed, clock)
-        return (seed, clock) if self.recorder is None else self.recorder.replay_seed(seed, clock)
+        return replay_seed(seed, clock) if is_repeatable else (seed, clock)
 
     def under_rules(self, context: RunContext) -> RunContext:
         """Return a run under the flows and quotas of this runtime, with the labels of the tool call that it begins in.

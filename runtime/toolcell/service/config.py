@@ -12,7 +12,7 @@ import platformdirs
 from pydantic import AfterValidator
 
 from toolcell.audit import RecordConfig
-from toolcell.config import GIB, KIB, MIB, Limits, Policy, PoolConfig
+from toolcell.config import KIB, MIB, Limits, Policy, PoolConfig
 from toolcell.errors import UsageError
 from toolcell.quotas import Quota
 from toolcell.service.principal import Scope
@@ -154,14 +154,11 @@ class TenantConfig(SettingsModel):
     files_bytes: int = setting(default=256 * MIB, ge=0)
     """Bytes of returned files that are kept, in the state folder. The oldest make room. 0: none is kept."""
 
-    kept_bytes: int = setting(default=GIB, gt=0)
-    """Bytes of the journals of runs that wait, and of drafts and sessions. One more is refused, with the status 429."""
+    record: Path = Path()
+    """The file that records what its scripts did; in `defaults`, a folder in which each tenant has one, NAME.db.
+    Without it: `tenants/<name>/runs.db` in the state folder."""
 
-    audit: Path | None = None
-    """The record; in `defaults`, the folder in which each tenant has one, NAME.db. None: nothing is
-    recorded, and there is no list of runs."""
-
-    record: RecordConfig = setting(default=RecordConfig())
+    record_config: RecordConfig = setting(default=RecordConfig())
     """What the record keeps, redacts and removes. Without `key`: where callers have tokens or JWTs, a key of the tenant
     alone, which is made in the state folder: `tenants/<name>/audit.key`; otherwise the user's own key."""
 
@@ -187,7 +184,7 @@ class ServiceConfig(SettingsModel):
     port: int = setting(default=8700, ge=0, le=65_535)
 
     state: Path = setting(default_factory=lambda _: default_state())
-    """Folder of what outlives the service: journals of runs and sessions, and what the service notes about requests."""
+    """Folder of what outlives the service: records of runs, and what the service notes about requests."""
 
     defaults: TenantConfig = setting(default=TenantConfig())
     """What holds for each tenant where its own table says nothing."""
@@ -271,7 +268,8 @@ class ServiceConfig(SettingsModel):
     def folders(self) -> list[Path]:
         """The folders of the service, the longest first: no answer names them."""
         each = [self.defaults, *self.tenants.values()]
-        paths = [self.state, *(path for one in each for path in (one.audit, one.record.key) if path is not None)]
+        paths = [self.state, *(one.record for one in each if one.record != Path())]
+        paths += [one.record_config.key for one in each if one.record_config.key is not None]
         return sorted({path.absolute() for path in paths}, key=lambda path: -len(str(path)))
 
     @property
@@ -297,10 +295,13 @@ class ServiceConfig(SettingsModel):
             raise UsageError(f"the tenant name {name!r:.80} must be 1 to 64 letters, digits, - and _")
         own = self.tenants.get(name)
         given = {field: getattr(own, field) for field in own.model_fields_set} if own is not None else {}
-        if "audit" not in given and self.defaults.audit is not None:
-            given["audit"] = self.defaults.audit / f"{name}.db"
-        record = given.get("record", self.defaults.record)
-        if self.knows_callers and record.key is None:
-            record = record.model_copy(update={"key": self.state / "tenants" / name / "audit.key"})
-        given["record"] = record
+        folder = self.state / "tenants" / name
+        if "record" not in given:
+            given["record"] = (
+                folder / "runs.db" if self.defaults.record == Path() else self.defaults.record / f"{name}.db"
+            )
+        config = given.get("record_config", self.defaults.record_config)
+        if self.knows_callers and config.key is None:
+            config = config.model_copy(update={"key": folder / "audit.key"})
+        given["record_config"] = config
         return self.defaults.model_copy(update=given)

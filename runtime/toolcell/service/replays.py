@@ -29,7 +29,7 @@ class Replays:
     """The replays of one tenant."""
 
     def __init__(
-        self, runtime: Runtime, config: TenantConfig, log: AuditLog | None, on_open: Callable[[Runtime], object]
+        self, runtime: Runtime, config: TenantConfig, log: AuditLog, on_open: Callable[[Runtime], object]
     ) -> None:
         """`log`: where they are recorded. `on_open`: is told of their runtimes, which count for the tenant."""
         self._runtime, self._config, self._log, self._on_open = runtime, config, log, on_open
@@ -56,7 +56,7 @@ class Replays:
             preload=recorded["preload"],
             pool=PoolConfig(warm=0),
             policy=config.policy.model_copy(update={"hash_seed": recorded["policy"].hash_seed}),
-            audit=self._log,
+            record=self._log,
             quotas=self._runtime.quotas,
         )
         self._on_open(runtime)

@@ -12,7 +12,6 @@ from typing import Final
 import anyio
 
 from toolcell.errors import UsageError
-from toolcell.journal import make_private
 from toolcell.service.admission import Admission, Share
 from toolcell.service.authenticators import make_authenticator
 from toolcell.service.config import ServiceConfig
@@ -26,6 +25,7 @@ from toolcell.service.socket.callers import Callers
 from toolcell.service.tenants import Tenants
 from toolcell.support.lifetime import OpenedInBlock
 from toolcell.support.log import logger_of
+from toolcell.support.private_files import make_own_folder
 from toolcell.tools import ToolRegistry
 
 logger = logger_of("toolcell.service")
@@ -81,7 +81,7 @@ class Service(OpenedInBlock):
         self.tenants.load()
         folder = self.config.state
         try:
-            make_private(folder)
+            make_own_folder(folder)
         except OSError as exc:
             raise UsageError(f"the state folder {folder} cannot be used: {exc.strerror or exc}") from exc
         self._stack.callback(self.authenticator.close)

@@ -16,7 +16,6 @@ from toolcell.audit import AuditLog, HmacKey, save_private
 from toolcell.control import Draft
 from toolcell.egress import Egress
 from toolcell.errors import McpServerError, UsageError
-from toolcell.journal import JournalConfig, make_private
 from toolcell.quotas import Quotas
 from toolcell.results import Suspension
 from toolcell.runtime import Runtime
@@ -30,6 +29,7 @@ from toolcell.service.replays import Replays
 from toolcell.service.sessions import TenantSessions
 from toolcell.support import daemon_threads
 from toolcell.support.log import logger_of
+from toolcell.support.private_files import make_own_folder
 from toolcell.tools import ToolRegistry, load_tools
 
 logger = logger_of("toolcell.service.tenants")
@@ -93,8 +93,8 @@ class Tenant:
         self._tried_at = 0.0
         self.sessions = TenantSessions(runtime, config.sessions)
         self.journals = TenantJournals(runtime)
-        self.recorded = RecordedRuns(config.audit, config.record.key) if config.audit is not None else None
-        """The runs in its audit log; None when it has none."""
+        self.recorded = RecordedRuns(config.record, config.record_config.key)
+        """What its runs did."""
 
     async def connect(self) -> None:
         """Connect with the MCP servers that are missing. Runs go on without one that cannot be had; the log says so."""
@@ -187,7 +187,7 @@ class Tenants:
             registry = registry.merged(*given, *loaded)
             stack.push_async_callback(registry.close)
             self._make_folder(name, config)
-            log = AuditLog(config.audit, config=config.record) if config.audit is not None else None
+            log = AuditLog(config.record, config=config.record_config)
             runtime = self._runtime(name, config, registry, log)
             await stack.enter_async_context(runtime)
             self._on_open(name, runtime)
@@ -206,12 +206,11 @@ class Tenants:
             tenant.missing_servers = dict(config.mcp)
             await tenant.connect()
             stack.push_async_callback(tenant.close)
-            if tenant.recorded is not None:
-                stack.push_async_callback(tenant.recorded.close)
+            stack.push_async_callback(tenant.recorded.close)
             self._stack.push_async_exit(stack.pop_all())
         return tenant
 
-    def _runtime(self, name: str, config: TenantConfig, registry: ToolRegistry, log: AuditLog | None) -> Runtime:
+    def _runtime(self, name: str, config: TenantConfig, registry: ToolRegistry, log: AuditLog) -> Runtime:
         return Runtime(
             registry,
             backend=config.backend,
@@ -221,21 +220,16 @@ class Tenants:
             preload=config.preload,
             pool=config.pool,
             policy=config.policy,
-            audit=log,
-            journal=JournalConfig(
-                directory=self._config.state / "tenants" / name / "journal",
-                keep_ended=False,
-                most_bytes=config.kept_bytes,
-            ),
+            record=log,
             quotas=_quotas(name, config),
             egress=self._egress(name, config),
         )
 
     def _make_folder(self, name: str, config: TenantConfig) -> None:
         """Make the tenant's folder, and its own key if that is used and not there yet."""
-        folder, path = self._config.state / "tenants" / name, config.record.key
-        make_private(folder)
-        if config.audit is not None and path == folder / "audit.key" and not path.exists():
+        folder, path = self._config.state / "tenants" / name, config.record_config.key
+        make_own_folder(folder)
+        if path == folder / "audit.key" and not path.exists():
             with suppress(FileExistsError):
                 save_private(path, HmacKey.generate().to_text())
 

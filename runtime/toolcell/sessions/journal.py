@@ -198,6 +198,7 @@ class SessionJournalFile:
         self._tools: dict[str, KnownTool] = {}
         """What the journal says of each tool."""
         try:
+            store.database.settle()
             self._file = OpenJournal(store.database, SESSION, name)
         except ResumeError as exc:
             raise SessionError(f"session {name!r} is open in another process or Runtime; close it there") from exc
@@ -313,7 +314,7 @@ def _state_kept(
 ) -> None:
     try:
         pieces = (piece for _, piece in state.database.records(STATE, name))
-        kept = KeptState(position, tuple(lost), StateFile.of(state.database.folder, pieces, digest))
+        kept = KeptState(position, tuple(lost), StateFile.of(state.database.path.parent, pieces, digest))
     except OSError as exc:  # replaced by a later one, or lost
         if is_base:
             state.base, state.kept_state, state.steps = None, None, []

@@ -319,6 +319,7 @@ class Session(OpenedInBlock):
         stays made, and its token is of no use any more."""
         async with self._exclusively():
             self._state.abandon()
+            await self._host.journals.settle()
 
     async def interrupt(self) -> bool:
         """Interrupt the running script: it gets a KeyboardInterrupt. False if none runs.

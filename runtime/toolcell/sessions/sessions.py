@@ -151,7 +151,7 @@ class Sessions:
 
         restores: Restores = "always" if restore is True else "if_kept" if restore == "if_kept" else "never"
         if restores != "never" and (name is None or not self._host.journals.is_durable):
-            lacks = "the name of the session" if name is None else "Runtime(journal=DIRECTORY)"
+            lacks = "the name of the session" if name is None else "Runtime(record=FILE)"
             raise UsageError(f"restore={restore!r} needs {lacks}: without it there is nothing to go on from")
         if isinstance(restore, bool) or restore == "if_kept":
             restore = "journal" if restore else None

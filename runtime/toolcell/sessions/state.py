@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Literal, cast
@@ -253,11 +254,13 @@ class SessionState:
             self._note_used()
             if store is not None:
                 store.conclude(journal)
+            await self._settle()
             raise
         if result.suspension is not None:  # its calls count when it is carried on, all of them
             self.journal.waiting = result.suspension
             await self.drop()
             self._note_used()
+            await self._settle()
             report = SessionReport(self._id, script.number, began, forgotten=forgotten)
             return replace(result, session=report)
         self.used_calls += len(result.calls)
@@ -285,6 +288,7 @@ class SessionState:
         finally:
             if store is not None:
                 store.conclude(journal)
+            await self._settle()
         report = SessionReport(self._id, script.number, began, lost, ended, forgotten)
         return changed(result, session=report, error=error)
 
@@ -377,6 +381,11 @@ class SessionState:
         if connection.is_ending:
             return STUCK
         return f"the sandbox ended with outcome {result.outcome}"
+
+    async def _settle(self) -> None:
+        """Have what was noted in the record, before anybody gets the result."""
+        with anyio.CancelScope(shield=True), suppress(OSError):  # then it is written later, or the record is lost
+            await self._host.journals.settle()
 
     async def _keep(self, step: SessionScript) -> None:
         used_cpu_s = self._ended_cpu_s + self._sandbox.latest_cpu_s  # measured at the end of the script
@@ -546,7 +555,7 @@ class SessionState:
         """Have the sandbox write the state after script `position`. Shape: what became of that, and the file."""
         room = (self._limits.memory_bytes - self._sandbox.sample().peak_memory_bytes) // 2
         journals = self._host.journals
-        file = StateFile(journals.database.folder if journals.is_durable else None)
+        file = StateFile(journals.database.path.parent if journals.is_durable else None)
         script = changed(keeping_script(self._limits, max(0, room), file), number=position + 1)
         return await self._run_ours(script, context, tools), file
 
@@ -634,6 +643,7 @@ class SessionState:
         await self.drop()
         self.abandon()
         self.journal.begin_anew()
+        await self._settle()
         self.labels = Labels()
         self._note_used()
         self.steps, self._steps_bytes, self.position, self.not_repeatable = [], 0, 0, ""

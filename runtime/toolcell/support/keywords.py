@@ -16,6 +16,7 @@ Made = TypeVar("Made")
 
 SYNONYMS: Final = {
     "tools": "registry",
+    **dict.fromkeys(("audit", "journal"), "record"),
     **dict.fromkeys(("schema", "input_schema", "inputSchema", "parameters"), "parameters"),
 }
 """Arguments that have another name where they are given to everything that runs."""

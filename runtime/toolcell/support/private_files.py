@@ -7,6 +7,8 @@ import os
 import stat
 from pathlib import Path
 
+from toolcell.errors import UsageError
+
 
 def open_to_others(status: os.stat_result) -> str:
     """Say who else can use a file or folder; nothing when this user owns it and nobody else can."""
@@ -64,3 +66,17 @@ def make_private_folder(folder: Path) -> None:
                 raise
     if not folder.is_dir():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
+
+
+def make_own_folder(folder: Path) -> None:
+    """Make a folder, or check that nobody else can use the one that is there.
+
+    Raises:
+        UsageError: others can read or write it, or it belongs to somebody else.
+        OSError: it cannot be made.
+    """
+    make_private_folder(folder)
+    if problem := open_to_others(folder.stat()):
+        raise UsageError(
+            f"{folder} is for what scripts did and for keys, and it {problem}; chown it, and chmod 700 {folder}"
+        )

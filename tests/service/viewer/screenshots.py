@@ -115,7 +115,7 @@ def terminal(page: Page, base: str) -> None:
 def main() -> None:
     """Make all pictures."""
     with tempfile.TemporaryDirectory() as folder:
-        config = ServiceConfig(state=Path(folder) / "state", defaults=TenantConfig(audit=Path(folder) / "runs"))
+        config = ServiceConfig(state=Path(folder) / "state", defaults=TenantConfig(record=Path(folder) / "runs"))
         with served(lambda port: create_app(config, registry=shop())) as base, Chromium() as chromium:
             fill(base)
             chromium.do(lambda page: pictures(page, base), **LIGHT)

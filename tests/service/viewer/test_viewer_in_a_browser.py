@@ -70,7 +70,7 @@ def shop() -> Shop:
 @pytest.fixture(scope="module")
 def base(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("service")
-    config = ServiceConfig(state=folder / "state", defaults=TenantConfig(audit=folder / "runs"))
+    config = ServiceConfig(state=folder / "state", defaults=TenantConfig(record=folder / "runs"))
     with served(lambda port: create_app(config, registry=shop.registry)) as address:
         assert execute(address, REPORT)["outcome"] == "ok"
         assert execute(address, "1 / 0")["outcome"] == "error"
@@ -343,7 +343,7 @@ def test_a_token_logs_a_browser_in_shows_its_tenant_and_logs_it_out(
     issued = store.create("bob", name="bob", scopes=frozenset({Scope.READ}))
     bob = issued.text
     config = ServiceConfig(
-        state=tmp_path / "state", tokens=tmp_path / "tokens.sqlite", defaults=TenantConfig(audit=tmp_path / "runs")
+        state=tmp_path / "state", tokens=tmp_path / "tokens.sqlite", defaults=TenantConfig(record=tmp_path / "runs")
     )
 
     def log_in(page: Page, base: str, token: str) -> None:

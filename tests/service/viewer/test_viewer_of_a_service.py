@@ -94,7 +94,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         return len(text)
 
     config = ServiceConfig(
-        state=folder / "state", tokens=folder / "tokens.sqlite", defaults=TenantConfig(audit=folder / "runs")
+        state=folder / "state", tokens=folder / "tokens.sqlite", defaults=TenantConfig(record=folder / "runs")
     )
     with served(lambda port: create_app(config, registry=registry)) as base:
         yield Site(base, store)

@@ -72,7 +72,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         got.append((rows, weights, note))
         return len(rows)
 
-    tenant = TenantConfig(packages=("numpy", "pandas"), audit=folder / "runs")
+    tenant = TenantConfig(packages=("numpy", "pandas"), record=folder / "runs")
     config = ServiceConfig(state=folder / "state", defaults=tenant)
     with (
         served(lambda port: create_app(config, registry=registry)) as base,

@@ -208,7 +208,7 @@ def test_nothing_that_a_script_prints_asks_for_or_makes_runs_on_the_pages_of_a_s
         return text
 
     texts = [each.encode("utf-8", "replace").decode() for each in ALL]
-    config = ServiceConfig(state=tmp_path / "state", defaults=TenantConfig(audit=tmp_path / "runs"))
+    config = ServiceConfig(state=tmp_path / "state", defaults=TenantConfig(record=tmp_path / "runs"))
     with served(lambda port: create_app(config, registry=registry)) as base:
         codes = [f"for each in {texts[at::20]!r}: call_tool('pay', text=each)" for at in range(20)]
         for code, options in ((codes[0], {"on_approval": "suspend"}), *((code, {"dry_run": True}) for code in codes)):

@@ -9,7 +9,6 @@ from starlette.responses import Response
 
 from toolcell.audit import Filter
 from toolcell.service.endpoints import BYTES, ApiRequest, Endpoint
-from toolcell.service.log_reader import RecordedRuns
 from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem
 from toolcell.service.routes.models import RecordedRunAnswer, ReplayAnswer, ReplayRequest, RunList, RunsQuery
@@ -28,7 +27,7 @@ async def list_runs(request: ApiRequest) -> Mapping[str, Any]:
         until_ns=_nanoseconds(given.until),
         **{name: getattr(given, name) for name in same},
     )
-    found, following = await _recorded(request).page(wanted, given.cursor)
+    found, following = await request.tenant.recorded.page(wanted, given.cursor)
     return {"runs": [each.to_dict() for each in found], "next": following}
 
 
@@ -38,7 +37,7 @@ def _nanoseconds(seconds: float | None) -> int | None:
 
 async def show(request: ApiRequest) -> Mapping[str, Any]:
     """Return everything recorded of a run."""
-    return await _recorded(request).detail(request.path["run_id"])
+    return await request.tenant.recorded.detail(request.path["run_id"])
 
 
 async def read_file(request: ApiRequest) -> Response:
@@ -46,7 +45,7 @@ async def read_file(request: ApiRequest) -> Response:
     ident, name = request.path["run_id"], request.path["path"]
     if (kept := await request.tenant.files.find(ident, name)) is not None:
         return download(name, kept)
-    run = await _recorded(request).load(ident)
+    run = await request.tenant.recorded.load(ident)
     for given, _, _, content in run.start.get("files") or ():
         if given == name and isinstance(content, bytes):
             return download(name, content)
@@ -61,20 +60,13 @@ async def read_file(request: ApiRequest) -> Response:
 async def repeat(request: ApiRequest) -> Mapping[str, Any]:
     """Run a recorded script again with the answers that it got. No tool is called."""
     given: ReplayRequest = request.body
-    run, trust = await _recorded(request).load_trusted(request.path["run_id"])
+    run, trust = await request.tenant.recorded.load_trusted(request.path["run_id"])
     replays, context = request.tenant.replays, replay_context(request, run)
 
     async def work(_: RunUnderWay) -> Mapping[str, Any]:
         return (await replays.make(run, trust, context, source=given.code, until=given.until)).to_dict()
 
     return await run_for(request, work, end_s=0.0)
-
-
-def _recorded(request: ApiRequest) -> RecordedRuns:
-    if request.tenant.recorded is None:
-        detail = "the service keeps no audit log: start it with --audit DIR"
-        raise Problem(404, "not_recorded", "Runs are not recorded", detail)
-    return request.tenant.recorded
 
 
 ONE = "/v1/runs/{run_id}"

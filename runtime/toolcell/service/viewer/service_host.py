@@ -147,15 +147,13 @@ class ServiceHost:
             ask_who=self.asking(http),
         )
 
-    async def log_of(self, visitor: Visitor) -> LogReader | None:
-        """Return the audit log of the person's tenant."""
+    async def log_of(self, visitor: Visitor) -> LogReader:
+        """Return the record of the person's tenant."""
         if (found := self._logs.get(visitor.tenant)) is not None:
             return found
         config = (await self.tenant_of(visitor)).config
-        if config.audit is None:
-            return None
         return self._logs.setdefault(
-            visitor.tenant, LogReader(config.audit, _verifiers(config.record.key or default_key_path()))
+            visitor.tenant, LogReader(config.record, _verifiers(config.record_config.key or default_key_path()))
         )
 
     async def replay(self, request: Request, visitor: Visitor, run: RecordedRun, trust: str) -> Replay:

@@ -112,8 +112,8 @@ class ViewerHost(Protocol):
         """Return who asks, or the answer for somebody unknown."""
         ...
 
-    async def log_of(self, visitor: Visitor) -> LogReader | None:
-        """Return the log that a visitor may read; None: nothing is recorded."""
+    async def log_of(self, visitor: Visitor) -> LogReader:
+        """Return the record that a visitor may read."""
         ...
 
     async def replay(self, request: Request, visitor: Visitor, run: RecordedRun, trust: str) -> Replay:
@@ -152,8 +152,8 @@ class OneLog:
         text = "Open the address that `toolcell ui` printed: it holds the token that this page asks for.\n"
         return Response(text, 403, media_type="text/plain")
 
-    async def log_of(self, visitor: Visitor) -> LogReader | None:
-        """Return the log."""
+    async def log_of(self, visitor: Visitor) -> LogReader:
+        """Return the record."""
         return self._log
 
     async def replay(self, request: Request, visitor: Visitor, run: RecordedRun, trust: str) -> Replay:

@@ -64,7 +64,7 @@ async def _user_of(visit: Visit, run_id: str) -> str:
             return index.find(run_id, is_whole=True).user
         return ""
 
-    return await log.read(question) if log is not None else ""
+    return await log.read(question)
 
 
 def _arguments_shown(args: Mapping[str, Any]) -> tuple[str, bool]:
