@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audit.ledger import Ledger
+from rows import each_row
 from toolcell.audit import records
 from toolcell.audit.credentials import PREFIXED
 from toolcell.audit.log import AuditLog
@@ -77,7 +78,7 @@ CREDENTIALS = {
 PLACES = ("{}", "value: {};", '{{"x": "{}"}}', "{}\nnext", "({})", "at {}, in the middle")
 
 
-@pytest.mark.parametrize("credential", CREDENTIALS.values(), ids=CREDENTIALS)
+@each_row("credential", CREDENTIALS.values(), ids=CREDENTIALS)
 def test_credentials_of_well_known_services_are_hidden(credential: str) -> None:
     for place in PLACES:
         hidden = cleaned(Redactor(), place.format(credential))

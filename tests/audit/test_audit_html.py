@@ -13,6 +13,7 @@ import pytest
 
 from audit.ledger import Ledger
 from audit.test_audit_commands import invoke
+from rows import each_row
 from toolcell.audit.html import TRUST_TEXTS, to_html
 from toolcell.audit.query import TRUSTS, VERIFIED
 from toolcell.audit.reader import RecordedCall, RecordedRun
@@ -107,7 +108,7 @@ def test_there_are_fifty_payloads() -> None:
     assert len(set(PAYLOADS)) >= 50
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
+@each_row("payload", PAYLOADS)
 def test_hostile_text_in_every_field_changes_nothing_but_the_text(payload: str) -> None:
     page = page_with(payload)
     found = Structure(page)

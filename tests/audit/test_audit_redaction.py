@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from audit.ledger import Ledger
+from rows import each_row
 from toolcell.audit import records
 from toolcell.audit.config import RecordConfig, ToolContent
 from toolcell.audit.credentials import CREDENTIALS as RULES
@@ -61,7 +62,7 @@ SPELLINGS = {
 }
 
 
-@pytest.mark.parametrize("value", SPELLINGS.values(), ids=SPELLINGS.keys())
+@each_row("value", SPELLINGS.values(), ids=SPELLINGS.keys())
 def test_a_registered_secret_is_found_however_it_is_spelled(value: Any) -> None:
     packed = packing.pack(cleaned(Redactor([SECRET]), value))
 
@@ -114,7 +115,7 @@ NAMES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "is_sensitive"), NAMES.items())
+@each_row(("name", "is_sensitive"), NAMES.items())
 def test_values_under_telling_names_are_hidden(name: str, is_sensitive: bool) -> None:
     value = cleaned(Redactor(), {"outer": {name: ["v"]}})
 

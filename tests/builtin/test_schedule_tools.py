@@ -239,7 +239,7 @@ async def test_signs_of_a_pattern_stand_for_themselves(desk: Desk, query: str, l
 
 
 @pytest.mark.conforms("S-b6")
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "said"),
     [
         ({"description": " \n"}, "description is required"),

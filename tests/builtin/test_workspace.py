@@ -131,7 +131,7 @@ TRICKS = {
 
 @pytest.mark.conforms("S4")
 @pytest.mark.conforms("S-b3")
-@pytest.mark.parametrize("path", TRICKS, ids=lambda path: repr(path)[:40])
+@each_row("path", TRICKS, ids=lambda path: repr(path)[:40])
 def test_a_trick_does_not_read_outside_of_the_workspace(files: Workspace, path: str) -> None:
     with pytest.raises(ToolError) as caught:
         files.read(path)
@@ -147,7 +147,7 @@ WRITABLE = [path for path, text in TRICKS.items() if "No such file" not in text 
 
 
 @pytest.mark.conforms("S-b3")
-@pytest.mark.parametrize("path", WRITABLE, ids=lambda path: repr(path)[:40])
+@each_row("path", WRITABLE, ids=lambda path: repr(path)[:40])
 def test_a_trick_does_not_write_outside_of_the_workspace(files: Workspace, path: str) -> None:
     before = sorted(path.name for path in files.root.iterdir())
     with pytest.raises(ToolError):
@@ -156,7 +156,7 @@ def test_a_trick_does_not_write_outside_of_the_workspace(files: Workspace, path:
 
 
 @pytest.mark.conforms("S-b3")
-@pytest.mark.parametrize(
+@each_row(
     "path",
     ["", ".", "/", "..", "up-folder/empty", "absolute-folder/empty", "parent/outside/empty", "inner"],
 )

@@ -945,12 +945,20 @@ async def test_bodies_that_are_sent_count_for_the_bytes_of_a_run() -> None:
     assert len(site.requests) == 1
 
 
+def test_a_star_asks_for_approval_of_every_method() -> None:
+    for approval, asked in (("*", ["GET", "POST", "PURGE"]), ("POST", ["POST"]), ((), [])):
+        rule = Allow("a.test", methods="*", approval=approval)
+        assert [method for method in ("GET", "POST", "PURGE") if rule.needs_approval(method)] == asked
+
+
 async def test_sizes_and_rates_of_a_rule_are_kept() -> None:
     async with serve({"/": page("x" * 200)}) as site:
         async with door(of(site, max_bytes=100)) as run:
             assert code_of(await run.send(site.url(host="127.0.0.1"), "POST", body=b"x" * 101)) == "EgressLimit"
             assert site.requests == []
             assert code_of(await run.send(site.url(host="127.0.0.1"))) == "EgressLimit"
+            site.pages["/"] = page("x" * 100)
+            assert code_of(await run.send(site.url(host="127.0.0.1"), "POST", body=b"x" * 100)) == "sent"
         async with door(of(site, rate=0.001)) as run:
             assert code_of(await run.send(site.url(host="127.0.0.1"), timeout_s=5)) == "sent"
             assert code_of(await run.send(site.url(host="127.0.0.1"), timeout_s=5)) == "EgressLimit"

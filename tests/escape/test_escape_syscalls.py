@@ -11,6 +11,7 @@ import pytest
 from escape.attack import IS_CONTAINED, IS_PROCESS, PATIENCE_S, Victim, full_only, outside
 from escape.prologues import RAW
 from escape.refused_calls import NOT_ON_EVERY_MACHINE, REFUSED, ROOT_ONLY
+from rows import each_row
 from toolcell_bridge.isolation.guest_paths import GUEST_ID
 
 pytestmark = [
@@ -47,7 +48,7 @@ def reached_inside(victim: Victim) -> dict[str, Any]:
     return value
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@each_row("name", REFUSED)
 def test_a_call_outside_the_table_is_refused_before_the_kernel_looks_at_it(
     name: str, reached_outside: dict[str, Any], reached_inside: dict[str, Any]
 ) -> None:

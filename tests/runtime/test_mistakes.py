@@ -210,7 +210,7 @@ RUNS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.isolation
-@pytest.mark.parametrize("name", RUNS)
+@each_row("name", RUNS)
 def test_an_option_of_a_run_is_refused_in_one_line_before_anything_runs(run: Run, name: str) -> None:
     options, value, cure = RUNS[name]
     assert_one_line((lambda: run(**{"source": "1", **options}), value, cure))

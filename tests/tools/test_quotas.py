@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rows import each_row
 from toolcell import Quota, QuotaExceeded, Quotas, RunContext, ToolRegistry, UsageError
-from toolcell.quotas import SLOTS, Window
+from toolcell.quotas import MAX_KEYS, SLOTS, Window
 
 pytestmark = pytest.mark.quick
 
@@ -194,3 +194,17 @@ def test_threads_together_get_no_more_than_the_quota() -> None:
     for each in threads:
         each.join()
     assert len(taken) == 100
+
+
+def test_however_many_keys_there_are_one_that_is_used_up_stays_so_and_the_idle_are_forgotten() -> None:
+    clock = Clock()
+    quotas = Quotas(Quota(runs=1, per_s=60), clock=clock)
+    for number in range(MAX_KEYS - 1):
+        quotas.begin_run(context(quotas, f"idle-{number}"))
+    clock.now += 120
+    quotas.begin_run(context(quotas, "ada"))
+    quotas.begin_run(context(quotas, "bob"))  # for whom the idle are forgotten
+
+    assert (quotas.used("idle-0"), quotas.used("ada")) == ({}, {"runs": 1})
+    with pytest.raises(QuotaExceeded):
+        quotas.begin_run(context(quotas, "ada"))

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
+from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.calls.run_state import RunState
@@ -115,8 +116,8 @@ async def kept(what: str, registry: ToolRegistry, state: RunState) -> AsyncItera
         group.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("what", WAITS)
+@each_row("route", ROUTES)
+@each_row("what", WAITS)
 async def test_the_deadline_of_a_run_ends_whatever_its_calls_wait_for(what: str, route: Any) -> None:
     state, registry = RunState(max_workers=1 if what == "a worker" else 10), WAITS[what]()
     with anyio.fail_after(PATIENCE_S):
@@ -128,8 +129,8 @@ async def test_the_deadline_of_a_run_ends_whatever_its_calls_wait_for(what: str,
     assert result.message == "timed out: the run's time is used up"
 
 
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("what", WAITS)
+@each_row("route", ROUTES)
+@each_row("what", WAITS)
 async def test_cancelling_a_run_ends_whatever_its_calls_wait_for(what: str, route: Any) -> None:
     state, registry = RunState(max_workers=1 if what == "a worker" else 10), WAITS[what]()
     run, results = RunContext(state=state), list[ToolResult]()
@@ -146,7 +147,7 @@ async def test_cancelling_a_run_ends_whatever_its_calls_wait_for(what: str, rout
     assert [(result.status, result.message) for result in results] == [(Status.CANCELLED, "enough")]
 
 
-@pytest.mark.parametrize("what", WAITS)
+@each_row("what", WAITS)
 async def test_an_agents_time_covers_whatever_its_calls_wait_for(what: str) -> None:
     state, registry = RunState(max_workers=1 if what == "a worker" else 10), WAITS[what]()
     agent = Agent(ScriptedModel([calls(("work", {})), "done"]), tools=registry, wall_s=SOON_S)
