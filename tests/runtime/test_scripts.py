@@ -228,6 +228,11 @@ def test_an_exception_whose_str_raises_is_still_reported(run: Run) -> None:
 
 
 @pytest.mark.conforms("Q17", "Q24")
+def test_half_a_character_at_the_end_of_what_is_printed_is_shown(run: Run) -> None:
+    result = run("import sys\nfor stream in (sys.stdout, sys.stderr):\n    stream.buffer.write(b'caf\\xc3')")
+    assert (result.logs.stdout, result.logs.stderr) == ("caf\\xc3", "caf\\xc3")
+
+
 def test_print_goes_to_the_logs_and_nowhere_else(run: Run) -> None:
     result = run("import sys\nprint('out')\nprint('err', file=sys.stderr)\nsys.stdout.write('partial')\nset_result(1)")
 
