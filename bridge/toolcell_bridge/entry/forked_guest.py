@@ -10,7 +10,6 @@ from typing import NoReturn
 
 from toolcell_bridge import __version__
 from toolcell_bridge.entry.fork_handlers import HANDLERS
-from toolcell_bridge.guest import output
 from toolcell_bridge.guest.channel import Channel
 from toolcell_bridge.guest.rehearsal import Rehearsal
 from toolcell_bridge.guest.runner import Runner
@@ -39,18 +38,17 @@ class ForkedGuest:
         """Rehearse in the zygote. The interpreter specialises code that runs often, and children share that."""
         streams = sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
         self._rehearsal.run()
+        self._rehearsal.fail()
         self._rehearsal.prepare()
         sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__ = streams  # type: ignore[misc]
 
     def serve(self, layers: dict[str, str], workspace: str = WORKSPACE) -> NoReturn:
         """Send Hello, run scripts until the host hangs up, and exit. Isolation is already applied."""
         runner = self._runner if workspace == WORKSPACE else Runner(self._channel, workspace)
-        output.capture(self._channel)
         HANDLERS.register()
         self._channel.stay_here()
         self._channel.send(Hello(PROTOCOL_VERSION, __version__, sys.version.split()[0], layers))
         if not self._poll.poll(SCRIPT_WITHIN_MS):
             self._rehearsal.run()
-            output.capture(self._channel)
         runner.serve()
         os._exit(0)  # no atexit hooks, no threads joined, nothing of the script's run again

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from toolcell_bridge import __version__
-from toolcell_bridge.guest import output, surroundings
+from toolcell_bridge.guest import surroundings
 from toolcell_bridge.guest.channel import Channel
 from toolcell_bridge.guest.rehearsal import Rehearsal
 from toolcell_bridge.guest.runner import Runner, exit_process
@@ -33,7 +33,6 @@ def main(arguments: Sequence[str]) -> None:
     surroundings.install()
     Rehearsal(int(frame_bytes)).run()
     channel = Channel(sock, Connection.guest(max_frame_bytes=int(frame_bytes)))
-    output.capture(channel)
     channel.stay_here()
     layers = {"rlimits": _lower(limits)} if limits else {}
     channel.send(Hello(PROTOCOL_VERSION, __version__, sys.version.split()[0], layers))

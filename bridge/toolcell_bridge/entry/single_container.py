@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from toolcell_bridge import __version__
 from toolcell_bridge.entry import preparation
 from toolcell_bridge.entry.preparation import ERRORS, INPUT, OUTPUT, preload_all, set_environment
-from toolcell_bridge.guest import errors, output
+from toolcell_bridge.guest import errors
 from toolcell_bridge.guest.channel import Channel
 from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 from toolcell_bridge.guest.rehearsal import Rehearsal
@@ -126,7 +126,6 @@ def serve(settings: dict[str, Any]) -> None:
     continue_in_guarded_child(INPUT)
     layers = ContainerIsolation.prepare(policy).apply(RlimitPlan(**settings["rlimits"]), writable, ERRORS + 1)
     rehearsal.run()
-    output.capture(channel)
     channel.stay_here()
     channel.send(Hello(PROTOCOL_VERSION, __version__, sys.version.split()[0], layers))
     runner.serve()

@@ -76,8 +76,15 @@ READ_EXEC = ("/usr", "/lib", "/lib64", "/packages", "/toolcell", "/programs")
 REPEATABLE = "toolcell_bridge.guest.determinism"
 """Rehearsed only where hashes are repeatable, because only then runs are: that is slow. Sessions use it too."""
 
-OF_SESSIONS = (REPEATABLE, "toolcell_bridge.guest.leftovers", "toolcell_bridge.guest.interrupts")
-"""Loaded when the zygote is idle: a session that loads them itself has a copy, and waits for it."""
+GUEST_MODULES = (
+    REPEATABLE,
+    "toolcell_bridge.guest.leftovers",
+    "toolcell_bridge.guest.interrupts",
+    "toolcell_bridge.guest.frames",
+    "toolcell_bridge.guest.tool_names",
+)
+"""Of sessions and of scripts that fail. Loaded when the zygote is idle: a sandbox that loads them itself has a copy,
+and its script waits for it."""
 
 
 @frozen
@@ -109,7 +116,7 @@ class Zygote:
         # Reserves the descriptor: each child has its own bridge there.
         placeholder = socket.socket(socket.AF_UNIX)
         self._bridge = socket.socket(fileno=os.dup2(placeholder.fileno(), BRIDGE, inheritable=False))
-        self._to_load = [*COMMON_MODULES, *OF_SESSIONS]
+        self._to_load = [*COMMON_MODULES, *GUEST_MODULES]
         self._is_repeatable = "PYTHONHASHSEED" in os.environ
         self._warm_ups = WARM_UPS
         self._heap: ImmortalHeap | None = None

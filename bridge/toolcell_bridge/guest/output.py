@@ -154,19 +154,21 @@ class LogStream(io.TextIOBase):
                 data = data[os.write(self._stream, data) :]
 
 
-def capture(channel: Channel) -> None:
-    """Point sys.stdout and sys.stderr at the bridge."""
-    _streams[:] = LogStream(channel, 1), LogStream(channel, 2)
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__ = _streams  # type: ignore[misc, assignment]
+class Streams:
+    """A script's sys.stdout and sys.stderr."""
 
+    def __init__(self, channel: Channel) -> None:
+        self._out, self._err = LogStream(channel, 1), LogStream(channel, 2)
 
-def end() -> None:
-    """End the streams of a script."""
-    for stream in _streams:
-        stream.end()
+    def capture(self) -> None:
+        """Point sys.stdout and sys.stderr at the bridge."""
+        sys.stdout = sys.__stdout__ = self._out  # type: ignore[misc, assignment]
+        sys.stderr = sys.__stderr__ = self._err  # type: ignore[misc, assignment]
 
-
-_streams = list[LogStream]()
+    def end(self) -> None:
+        """Send what the script has begun to write as bytes and did not finish."""
+        self._out.end()
+        self._err.end()
 
 
 _print: Any = builtins.print

@@ -12,10 +12,11 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from toolcell_bridge.guest import errors, files, output, rich, script_end, surroundings, tracebacks
+from toolcell_bridge.guest import errors, files, rich, script_end, surroundings, tracebacks
 from toolcell_bridge.guest.channel import Channel, ChannelClosed
 from toolcell_bridge.guest.compiling import IS_COROUTINE, LAST, LAST_RESULT, Denied, parse, parse_in_two
 from toolcell_bridge.guest.notebook_words import CELL
+from toolcell_bridge.guest.output import Streams
 from toolcell_bridge.guest.placeholder import DRY_RUN, GuestDryRun
 from toolcell_bridge.guest.refusals import has_cure
 from toolcell_bridge.guest.rich import HTML
@@ -42,8 +43,6 @@ from toolcell_bridge.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from toolcell_bridge.guest.event_loop import SessionLoop
     from toolcell_bridge.guest.interrupts import Interrupts
 
@@ -75,6 +74,7 @@ class Runner:
 
     def __init__(self, channel: Channel, workspace: str) -> None:
         self._channel = channel
+        self.streams = Streams(channel)
         self._workspace = workspace
         self._end = ScriptFinalizer(workspace)
         self._module = new_main()
@@ -91,7 +91,13 @@ class Runner:
         self._loop: SessionLoop | None = None
         self._ended_tasks: list[str] = []
         """What the script of a session has left running in it."""
+        self._toolbox = Toolbox(channel)
+        self._script: RunScript | None = None
+        """The one that runs, or ran last."""
+        self._names = self._made_names()
+        """What every script finds. Made before a zygote forks, like all else here: it costs its children nothing."""
         self._own_names: dict[str, Any] = {}
+        """What the sandbox has defined for the scripts so far."""
         self._result_set = False
         self._returned: ResultFiles | None = None
         """The files of the result that was set last."""
@@ -102,7 +108,6 @@ class Runner:
         self._is_last = False
         self._has_destructors = False
         """A script of the session has written one."""
-        self._own_set_result: object = None
         self._is_ending = False
         """Its session ends with this script."""
         self._is_serving = False
@@ -110,6 +115,7 @@ class Runner:
 
     def serve(self) -> None:
         """Answer requests until the host closes the bridge."""
+        self.streams.capture()
         surroundings.enter(self._workspace)
         self._end.begin()
         self._module = new_main()  # what is older than that is not collected
@@ -181,7 +187,7 @@ class Runner:
         """Send the state of the session. Called by a script that is the host's. `room`: bytes of memory for that."""
         from toolcell_bridge.guest import session_values  # only sessions that are kept pay for it
 
-        set_result: Any = self._own_set_result
+        set_result = self._names["set_result"]
         lost, parts = session_values.keep(self._place(), room)
         if (taken := sum(memoryview(part).nbytes for part in parts)) > self._bytes_left:
             raise ValueError(f"the state takes {taken} bytes, and {self._bytes_left} are the most")
@@ -223,7 +229,7 @@ class Runner:
         if self._stay is None or is_child or self._is_ending:
             self._end.run(self._take_main, self._own_names, self._wait_for)
         self._flush()
-        output.end()
+        self.streams.end()
         if is_child:  # of a fork that the script made: it ends here
             exit_process(_exit_code(done))
         if self._returned is not None:
@@ -283,7 +289,8 @@ class Runner:
     def _execute(self, run: RunScript) -> None:
         sys.modules["__main__"] = self._module
         namespace = self._module.__dict__
-        self._give_names(namespace, self._names(run))
+        self._begin_script(run)
+        self._give_names(namespace, self._names)
         if run.seed is not None or run.clock is not None:
             make_repeatable(run)
         name = SCRIPTS.begin(run.source, run.run if self._stay is not None else 1, run.tools)
@@ -355,22 +362,35 @@ class Runner:
             if name not in own or name not in namespace or namespace[name] is own[name]:
                 namespace[name] = own[name] = value
 
-    def _names(self, run: RunScript) -> dict[str, Any]:
+    def _begin_script(self, run: RunScript) -> None:
+        """Prepare what the names of the sandbox refer to."""
+        self._script = run
         key = run.inputs.pop(DRY_RUN, None)
         dry_run = GuestDryRun(key) if isinstance(key, str) else None
-        toolbox = Toolbox(self._channel, run.tools, dry_run)
-        install_package: Callable[[str], None] = errors.install_package
+        self._toolbox.begin(dry_run)
+        names = self._names
+        names["input_files"], names["install_package"] = list(self._inputs), errors.install_package
         if run.egress:
             from toolcell_bridge.guest.egress.hooks import install  # only runs that may send requests pay for it
 
             SCRIPTS.may_send = True
-            install_package = install(self._channel, dry_run)
+            names["install_package"] = install(self._channel, dry_run)
+        TOOLS_MODULE.namespace = names["tools"]
+        if sys.modules.get("tools") is names["tools"]:
+            del sys.modules["tools"]  # of the script before; the workspace may have one by now
+        self._files_left, self._bytes_left = run.files, run.files_bytes
+        self._display = rich.Display(self._prefix(run), run.files, run.files_bytes)
+        builtins.__dict__["display"] = self._display
+
+    def _made_names(self) -> dict[str, Any]:
+        """Return the names that every script finds."""
 
         def set_result(data: Any = None, files: Any = None, **values: Any) -> None:
             """Make `data`, or the named values, the run's result; the last call wins. `files`: paths to return."""
             if values and data is not None:
                 raise TypeError("set_result() takes one value or named values, not both: set_result({...})")
-            self._set_result(values or data, files, run)
+            assert self._script is not None
+            self._set_result(values or data, files, self._script)
 
         def log(level: str, *values: object) -> None:
             """print() with a level in front."""
@@ -380,14 +400,7 @@ class Runner:
 
         for function in (set_result, log):
             function.__qualname__ = function.__name__  # error messages hold it
-        self._own_set_result = set_result
-        TOOLS_MODULE.namespace = tools = ToolNamespace(toolbox)
-        loaded: object = sys.modules.get("tools")
-        if isinstance(loaded, ToolNamespace):
-            del sys.modules["tools"]  # of the script before
-        self._files_left, self._bytes_left = run.files, run.files_bytes
-        self._display = rich.Display(self._prefix(run), run.files, run.files_bytes)
-        builtins.__dict__["display"] = self._display
+        toolbox = self._toolbox
         return {
             "call_tool": toolbox.call_tool,
             "call_tools_parallel": toolbox.call_tools_parallel,
@@ -395,12 +408,10 @@ class Runner:
             "list_tools": toolbox.list_tools,
             "search_tools": toolbox.search_tools,
             "progress": toolbox.progress,
-            "install_package": install_package,
-            "tools": tools,
+            "tools": ToolNamespace(toolbox),
             "set_result": set_result,
             "log": log,
             "ToolError": ToolError,
-            "input_files": list(self._inputs),
             "OUTPUT_DIR": self._workspace,
             "__file__": os.path.join(self._workspace, SCRIPT),
         }
@@ -475,7 +486,7 @@ class Runner:
     def _set_last_result(self, *args: Any, **kwargs: Any) -> Any:
         # Looked up like in the script, which may have defined a set_result of its own.
         found = eval("set_result", self._module.__dict__)
-        self._is_last = found is self._own_set_result
+        self._is_last = found is self._names["set_result"]
         try:
             return found(*args, **kwargs)
         finally:

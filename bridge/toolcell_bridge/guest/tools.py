@@ -137,18 +137,23 @@ def _value(name: str, answer: ToolReturn | ToolFail, raw: bool = False) -> Any:
 class Toolbox:
     """The calling half of a script's namespace, bound to one channel."""
 
-    def __init__(self, channel: Channel, names: str, dry_run: GuestDryRun | None = None) -> None:
-        """`names`: of the tools, with a space between two."""
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._dry_run = dry_run
+        self._dry_run: GuestDryRun | None = None
         self._listed: dict[str, Mapping[str, Any]] = {}
         self._described: dict[str, ToolDescription] = {}
-        self._names = names
+
+    def begin(self, dry_run: GuestDryRun | None) -> None:
+        """Begin a script: it may call other tools than the one before."""
+        self._dry_run = dry_run
+        self._listed.clear()
+        self._described.clear()
+        self.__dict__.pop("names", None)
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
         """Names of the tools that the script may call."""
-        return tuple(self._names.split())
+        return tuple(SCRIPTS.tools.split())
 
     def call_tool(self, name: str, /, *args: Any, raw: bool = False, **kwargs: Any) -> Any:
         """Call a tool of the host and return its value. The arguments are one dict, keywords, or values in order.
