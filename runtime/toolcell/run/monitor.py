@@ -1,14 +1,16 @@
 """`RunMonitor`: has every run under way measured a few times a second, and ends runs whose time is over.
 
-There are two tickers. A task of the event loop calls `Run.check`, which measures everything. A thread calls
+There are two ways to that. The event loop calls `Run.check`, which measures everything. A thread calls
 `Deadline.enforce`, which kills a sandbox past `wall_s` or `cpu_s` also while something keeps the event loop.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import anyio
@@ -19,8 +21,7 @@ from toolcell.results import Outcome
 from toolcell.run.callbacks import Callbacks
 from toolcell.run.outcome import Failed
 from toolcell.sandbox.backend import LimitExceeded, Sandbox
-from toolcell.support import daemon_threads
-from toolcell.support.change_event import ChangeEvent
+from toolcell.support import daemon_threads, event_loop
 
 TICK_S = 0.02
 """How often running sandboxes are measured. A run shorter than this is only measured at its end."""
@@ -28,9 +29,8 @@ TICK_S = 0.02
 ABORT_S = 5.0
 """An aborted run ends within milliseconds, unless a tool does not let itself be cancelled."""
 
-LINGER_TICKS = 50
-"""Ticks without a run after which a ticker sleeps: waking it costs a short run more than a tick does."""
-
+REST_S = 1.0
+"""How long the thread rests when there is no run. Meanwhile it need not be woken for a run whose limits are later."""
 
 PROCESSORS = os.cpu_count() or 1
 
@@ -67,6 +67,16 @@ class Deadline:
                     self._sandbox.kill_now()
             except Exception as exc:
                 self.exceeded = Failed(exc)
+
+    def due(self) -> float:
+        """Return when `enforce` may have something to do, by `time.perf_counter`.
+
+        A tick late: the event loop comes first, if it runs.
+        """
+        if self._is_over or self._is_killed:
+            return math.inf
+        within_s = 0.0 if self.exceeded is not None else min(self._limits.wall_s, self._limits.cpu_s / PROCESSORS)
+        return max(self._started + within_s, time.perf_counter()) + TICK_S
 
     def left_s(self) -> float:
         """Return how much of `wall_s` is left."""
@@ -113,16 +123,19 @@ class RunMonitor:
 
     def __init__(self) -> None:
         self._runs: set[MonitoredRun] = set()
-        self._added = ChangeEvent()
         self._enforcer = Enforcer(self._runs)
+        self._tasks: TaskGroup | None = None
+        self._is_ticking = False
+        self.on_tick: Callable[[], object] = _nothing
+        """Called with each tick: a run takes long."""
         self.discard = self._runs.discard
 
     def add(self, run: MonitoredRun) -> None:
         """Begin to check a run."""
         self._runs.add(run)
-        self._added.notify()
-        if self._enforcer.is_asleep:
-            self._enforcer.wake()
+        self._enforcer.expect(run.deadline)
+        if not self._is_ticking:
+            self._begin_tick()
 
     async def abort_all(self, why: str) -> None:
         """Abort every run, and wait until they have ended, at most a few seconds."""
@@ -132,70 +145,77 @@ class RunMonitor:
                     run.abort(why)
                 await anyio.sleep(TICK_S)
 
-    async def tick(self) -> None:
+    async def watch(self) -> None:
         """Check the runs for ever. A Runtime that is opened again begins anew, with a thread of its own."""
-        idle = 0
         self._enforcer = enforcer = Enforcer(self._runs)
         enforcer.start()
         try:
-            async with anyio.create_task_group() as tasks:
-                while True:
-                    await anyio.sleep(TICK_S)
-                    self._check_all(tasks)
-                    idle = 0 if self._runs else idle + 1
-                    if idle > LINGER_TICKS:
-                        await self._added.wait()
-                        idle = 0
+            async with anyio.create_task_group() as self._tasks:
+                await anyio.sleep_forever()
         finally:
+            self._tasks = None
             enforcer.stop()
 
-    def _check_all(self, tasks: TaskGroup) -> None:
+    def _begin_tick(self) -> None:
+        self._is_ticking = True
+        loop = event_loop.asyncio_loop()
+        if loop is not None:  # no task: most runs are over before the first tick
+            loop.call_later(TICK_S, self._tick)
+        elif self._tasks is not None:
+            self._tasks.start_soon(self._sleep)
+
+    async def _sleep(self) -> None:
+        await anyio.sleep(TICK_S)
+        self._tick()
+
+    def _tick(self) -> None:
+        self._is_ticking = False
         for run in tuple(self._runs):
             run.check()
-            if run.callbacks.must_be_heard:
-                tasks.start_soon(run.callbacks.hear, run.fail)
+            if run.callbacks.must_be_heard and self._tasks is not None:
+                self._tasks.start_soon(run.callbacks.hear, run.fail)
+        if self._runs:
+            self.on_tick()
+            self._begin_tick()
 
 
 class Enforcer:
-    """The thread that ends runs whose time is over."""
+    """The thread that ends runs whose time is over. It sleeps until one may be."""
 
     def __init__(self, runs: set[MonitoredRun]) -> None:
         self._runs = runs
-        self._is_stopped = threading.Event()
+        self._is_stopped = False
         self._awake = threading.Event()
-        self.is_asleep = False
-        """It waits for `wake`. Set before it looks for runs a last time, so that no run is missed."""
+        self._wakes_at = math.inf
+        """When it looks again, by `time.perf_counter`."""
 
     def start(self) -> None:
         """Begin. The thread ends with `stop`, or with the process."""
-        daemon_threads.start(self._tick, name="toolcell-limits")
+        daemon_threads.start(self._enforce, name="toolcell-limits")
 
     def stop(self) -> None:
         """End the thread, at once or after what it is doing."""
-        self._is_stopped.set()
+        self._is_stopped = True
         self._awake.set()
 
-    def wake(self) -> None:
-        """There is a run again."""
-        self.is_asleep = False
-        self._awake.set()
-
-    def _tick(self) -> None:
-        idle = 0
-        while not self._is_stopped.wait(TICK_S):
-            self._enforce()
-            idle = 0 if self._runs else idle + 1
-            if idle > LINGER_TICKS:
-                self._sleep()
-                idle = 0
+    def expect(self, deadline: Deadline) -> None:
+        """Wake the thread if it would sleep past a deadline of a run that was added."""
+        if deadline.due() < self._wakes_at:
+            self._awake.set()
 
     def _enforce(self) -> None:
-        for run in tuple(self._runs):
-            run.deadline.enforce()
+        has_rested = False
+        while not self._is_stopped:
+            self._awake.clear()
+            self._wakes_at = math.inf  # whatever is added from here on wakes it
+            for run in tuple(self._runs):
+                run.deadline.enforce()
+            due = [run.deadline.due() for run in tuple(self._runs)]
+            now = time.perf_counter()
+            self._wakes_at = min(due, default=math.inf if has_rested else now + REST_S)
+            has_rested = not due
+            self._awake.wait(None if self._wakes_at == math.inf else self._wakes_at - now)
 
-    def _sleep(self) -> None:
-        self._awake.clear()
-        self.is_asleep = True
-        if not (self._runs or self._is_stopped.is_set()):
-            self._awake.wait()
-        self.is_asleep = False
+
+def _nothing() -> None:
+    pass

@@ -7,6 +7,7 @@ registry nor audit log nor which backend made the sandbox.
 from __future__ import annotations
 
 import contextvars
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
@@ -47,6 +48,9 @@ from toolcell_bridge.wire.messages import CallTool, Done, Log
 PRINTED_READS, PAUSE_S, FEW_BYTES = 32, 0.0005, 4096
 """After so many reads that brought printed text and nothing else, wait so long after one that brought few bytes: being
 woken for each word that a script prints costs both ends more than the word."""
+
+AT_ONCE_S = 0.1
+"""A run of so little time gets its deadline at once."""
 
 CANCELLED = "cancelled by the caller"
 
@@ -92,6 +96,8 @@ class Run:
         self._line: int | None = None
         self.deadline = Deadline(request.limits, self._sandbox, self._started)
         self._turn = connection.turn
+        self._scope: anyio.CancelScope | None = None
+        """Of the conversation. It gets its deadline with the first `check`: most runs are over before that."""
 
     async def execute(self) -> ExecutionResult:
         """Send the script, answer its calls, and return what it left behind.
@@ -123,7 +129,10 @@ class Run:
     async def _converse(self) -> None:
         """Send the script and answer its calls until the run is over, for whatever reason."""
         connection = self._connection
-        with connection.scope_type(deadline=connection.now() + self._limits.wall_s) as scope:
+        with connection.scope_type() as scope:
+            self._scope = scope
+            if self._limits.wall_s < AT_ONCE_S:
+                self._end_in_time()
             connection.on_interrupt = scope.cancel
             await self._send_script()
             connection.script_scope = scope
@@ -143,6 +152,11 @@ class Run:
             is_late = connection.interrupted_for and self.deadline.left_s() > 0
             connection.stop(Aborted(connection.interrupted_for) if is_late else self.deadline.timeout())
 
+    def _end_in_time(self) -> None:
+        """Have the conversation end when its time is over."""
+        if self._scope is not None and self._scope.deadline == math.inf:
+            self._scope.deadline = self._connection.now() + self.deadline.left_s()
+
     def check(self) -> None:
         """Measure the sandbox and stop the run if it exceeds a limit. Called a few times a second while it runs.
 
@@ -153,6 +167,7 @@ class Run:
         if self.deadline.exceeded is not None:
             self._connection.stop(self.deadline.exceeded)
             return
+        self._end_in_time()
         try:
             take_printed(self._connection, self._output)
             if self._work.used > self._work.limit:

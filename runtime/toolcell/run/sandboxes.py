@@ -49,7 +49,7 @@ class Sandboxes:
         Raises:
             SandboxUnavailable: none can be started on this machine.
         """
-        tasks.start_soon(self.monitor.tick)
+        tasks.start_soon(self.monitor.watch)
         assert self.pool is not None
         await self.pool.open(tasks)
 
@@ -66,6 +66,7 @@ class Sandboxes:
             idle_s=config.idle_s,
             clock=self._clock,
         )
+        self.monitor.on_tick = self.pool.tend
 
     async def end_runs(self, why: str) -> None:
         """Begin no more runs, and end those under way with outcome `cancelled`."""
@@ -123,6 +124,8 @@ class Sandboxes:
             SandboxUnavailable: none could be started.
         """
         connection = await self._sandbox_for(limits)
+        if self.pool is not None:
+            self.pool.tend()
         try:
             await connection.sandbox.prepare(limits)
         except BaseException as exc:

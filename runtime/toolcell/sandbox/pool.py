@@ -227,10 +227,7 @@ class Pool(Generic[T]):
             if self._is_alive(item):
                 self._busy += 1
                 self._in_use += 1
-                self._taken_at = self._now()
-                if self._is_quiet:
-                    self._is_quiet = False
-                    self._changed.notify()
+                self._taken_at, self._is_quiet = self._now(), False
                 return item
             self._spawn(self._end_quietly, item)
         return None
@@ -251,6 +248,11 @@ class Pool(Generic[T]):
         else:
             self._retire_returned()
         return True
+
+    def tend(self) -> None:
+        """Look whether spares are to be made: something that was taken is used for long. Nobody else says so."""
+        if not self._is_quiet:
+            self._changed.notify()
 
     async def _tend(self) -> None:
         """Freeze or end what is given back. When it is quiet, end what was frozen and make spares."""
