@@ -91,16 +91,23 @@ def spaced(gap_s: float) -> Turn:
     return turn
 
 
-def for_a_run(used: Callable[[], float]) -> Turn:
-    """Return a measurement of what all processes use for a run, with the start of the next worker and its end."""
+def for_a_run(used: Callable[[], float], gap_s: float = 0.005) -> Turn:
+    """Return a measurement of what all processes use for one more run, with the start of the next worker and its end.
+
+    It is the slope between a few runs and three times as many: what is done once for all of them stays out.
+    """
+
+    async def used_for(competitor: Competitor, runs: int) -> float:
+        before = used()
+        for _ in range(runs):
+            await competitor.run()
+            await anyio.sleep(gap_s)
+        await anyio.sleep(REFILL_S)
+        return used() - before
 
     async def turn(competitor: Competitor, workload: Workload) -> list[float]:
-        before = used()
-        for _ in range(2 * workload.spaced):
-            await competitor.run()
-            await anyio.sleep(0.005)
-        await anyio.sleep(REFILL_S)
-        return [(used() - before) / (2 * workload.spaced)]
+        few = workload.spaced
+        return [(await used_for(competitor, 3 * few) - await used_for(competitor, few)) / (2 * few)]
 
     return turn
 
@@ -187,7 +194,8 @@ MEASUREMENTS = (
     Measurement("gap_0", "one of {spaced} runs in a row", "ms", 1e3, spaced(0.0), 10, 1, has_tail=True),
     Measurement("gap_5", "one of {spaced} runs, 5 ms apart", "ms", 1e3, spaced(0.005), 10, 1, has_tail=True),
     Measurement("gap_50", "one of {spaced} runs, 50 ms apart", "ms", 1e3, spaced(0.05), 5, 1, 8.0, has_tail=True),
-    Measurement("cpu_run", "CPU of all processes per run", "ms", 1e3, for_a_run(processor_time.seconds), 5, 1),
+    Measurement("cpu_run", "CPU of all processes per run", "ms", 1e3, for_a_run(processor_time.seconds), 5, 1, 8.0),
+    Measurement("cpu_run_50", "the same, 50 ms apart", "ms", 1e3, for_a_run(processor_time.seconds, 0.05), 5, 1, 16.0),
     Measurement("faults", "page faults of all processes", "per run", 1.0, for_a_run(processor_time.faults), 3, 1),
     Measurement("cpu_call", "CPU of all processes per call", "us", 1e6, call_cpu, 5, 1),
     Measurement("call", "tool call round trip", "us", 1e6, round_trip, 8, 2),

@@ -32,6 +32,7 @@ def summary(measurement: Measurement, series: Series) -> dict[str, Any]:
     return {
         "p50": statistics.median(shown),
         "p95": percentile(shown, 0.05 if measurement.more_is_better else 0.95),
+        "p99": percentile(shown, 0.01 if measurement.more_is_better else 0.99),
         "min": min(shown),
         "max": max(shown),
         "mean": statistics.fmean(shown),
@@ -73,7 +74,7 @@ def show(console: Console, results: Mapping[str, Any]) -> None:
     _show_machine(console, results)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("measurement")
-    for name in ("p50", "p95", "/ fresh Monty", "/ shared Monty", "samples"):
+    for name in ("p50", "p95", "p99", "/ fresh Monty", "/ shared Monty", "samples"):
         table.add_column(name, justify="right")
     for group in results["measurements"].values():
         better = "more" if group["more_is_better"] else "less"
@@ -103,11 +104,11 @@ def _show_machine(console: Console, results: Mapping[str, Any]) -> None:
 
 def _table_row(name: str, entry: Mapping[str, Any]) -> list[str]:
     if "p50" not in entry:
-        return [f"  {name}", "-", "", "", "", ""]
+        return [f"  {name}", "-", "", "", "", "", ""]
     return [
         f"  {name}",
         figure(entry["p50"]),
-        figure(entry["p95"]) if entry["samples"] > 1 else "",
+        *(figure(entry[share]) if entry["samples"] > 1 else "" for share in ("p95", "p99")),
         *(f"{entry[ratio]:.2f}" if ratio in entry else "" for ratio in ("to_fresh_monty", "to_shared_monty")),
         str(entry["samples"]),
     ]
