@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
-from toolcell.calls.coercion import FREE_STEPS, STEPS_PER_NODE
+from toolcell.calls.schema_walk import FREE_STEPS, STEPS_PER_NODE
 from toolcell.tools import ToolDefinition
 
 SCHEMAS = int(os.environ.get("TOOLCELL_SCHEMAS", "24"))

@@ -16,7 +16,7 @@ import pytest
 from hostile.loop_silence import watched
 from toolcell.calls import checker_process
 from toolcell.calls.checker_process import end_idle, find_problem, refused_schemas
-from toolcell.calls.problems import ValueCheck
+from toolcell.calls.schema_walk import ValueCheck
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 

@@ -12,8 +12,9 @@ import pytest
 from typing_extensions import TypedDict
 
 from rows import each_row
-from toolcell.calls.bytes_arguments import BASE64, place_bytes
-from toolcell.calls.problems import Subschemas
+from toolcell.calls.schema import BASE64
+from toolcell.calls.schema_walk import SchemaParts, Walk
+from toolcell.calls.values import copy_arguments
 from toolcell.tools import Origin, ToolRegistry
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
@@ -181,12 +182,15 @@ def test_bytes_deep_in_a_schema_of_two_like_branches_are_found_in_few_steps() ->
         "$defs": {"A": node, "B": copy.deepcopy(node), "U": union},
     }
     depth = 50
-    value: dict[str, Any] = {"data": base64.b64encode(BLOB).decode()}
+    value: dict[str, Any] = {"data": BLOB}
     for _ in range(depth):
         value = {"child": value}
-    path = ("root", *["child"] * depth, "data")
 
-    placed = place_bytes(Subschemas(schema), {"root": value}, {path: BLOB})
+    walk = Walk(SchemaParts(schema), copy_arguments({"root": value}), "safe", "drop")
+    placed = walk.arguments()
 
-    assert (placed.encoded, placed.problems) == ({path: BLOB}, [])
-    assert placed.steps < 20 * depth
+    text = placed.args["root"]
+    for _ in range(depth):
+        text = text["child"]
+    assert (text, placed.problems) == ({"data": base64.b64encode(BLOB).decode()}, [])
+    assert walk.steps < 20 * depth

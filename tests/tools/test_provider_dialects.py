@@ -12,7 +12,7 @@ import pytest
 
 from toolcell import ToolDefinition, ToolRegistry
 from toolcell.calls.dialects import DialectName
-from toolcell.calls.problems import ValueCheck
+from toolcell.calls.schema_walk import ValueCheck
 from toolcell.tools import Tool
 
 TEXT = {"type": "string"}

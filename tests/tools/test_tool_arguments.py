@@ -16,8 +16,7 @@ from toolcell.agents import Agent
 from toolcell.agents.providers.provider import ModelResponse
 from toolcell.agents.providers.scripted import ScriptedModel
 from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
-from toolcell.calls.coercion import Coercer
-from toolcell.calls.problems import Subschemas
+from toolcell.calls.schema_walk import SchemaParts, Walk
 from toolcell.calls.text_data import ParseMode, parse_json
 from toolcell.calls.values import copy_arguments
 from toolcell.errors import RegistrationError, UsageError
@@ -586,6 +585,6 @@ def test_references_inside_a_schema_are_followed_and_circles_mend_nothing() -> N
         "$defs": {"count": {"type": "integer"}},
     }
 
-    mended = Coercer(Subschemas(schema), copy_arguments({"n": "3", "loop": "x"}), "safe", "allow").arguments()
+    mended = Walk(SchemaParts(schema), copy_arguments({"n": "3", "loop": "x"}), "safe", "allow").arguments()
 
     assert mended.args == {"n": 3, "loop": "x"}

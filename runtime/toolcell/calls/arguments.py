@@ -9,18 +9,18 @@ import copy
 import functools
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import field
 from typing import Any
 
-from toolcell.calls.bytes_arguments import place_bytes
-from toolcell.calls.coercion import Change, Coercer, Mended, closed_properties
+from toolcell.calls.coercion import Change
+from toolcell.calls.compiled_schema import compile_schema
 from toolcell.calls.concurrency import maybe_await, passes_on
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import Coercion, Extras
-from toolcell.calls.problems import MAX_PROBLEMS, Subschemas, bounded_json, compile_schema, find_problems
+from toolcell.calls.problems import MAX_PROBLEMS, bounded_json
 from toolcell.calls.result import ErrorCode
-from toolcell.calls.schema import dicts_in
+from toolcell.calls.schema import closed_properties, dicts_in, mentions_bytes
 from toolcell.calls.schema_patterns import large_from
+from toolcell.calls.schema_walk import Mended, SchemaParts, Walk
 from toolcell.calls.table_arguments import table_names, without_tables
 from toolcell.calls.text_data import ParseMode, parse_json
 from toolcell.calls.values import (
@@ -29,15 +29,14 @@ from toolcell.calls.values import (
     MAX_INTEGER,
     MAX_TEXT_CHARS,
     MIN_INTEGER,
-    NO_BLOBS,
     BadValue,
     Copied,
-    Path,
     ValueProblem,
     copy_arguments,
     is_large,
     json_copy,
     path_text,
+    with_text_for_bytes,
 )
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.support.checks import text_of
@@ -153,8 +152,6 @@ class CheckedArguments:
     warnings: tuple[str, ...] = ()
     steps: int = 0
     """Values that were looked at, each as often as it was."""
-    blobs: Mapping[Path, bytes] = field(default_factory=lambda: NO_BLOBS)
-    """What was bytes before, and is base64 text because the schema asks for it."""
 
 
 class ArgumentChecker:
@@ -172,8 +169,10 @@ class ArgumentChecker:
         validate: bool = True,
         *,
         is_foreign: bool = False,
+        makes_bytes: bool = False,
     ) -> None:
-        """`is_foreign`: a stranger wrote the schema. Then only a checker process uses it, and `check` is not called."""
+        """`is_foreign`: a stranger wrote the schema. Then only a checker process uses it, and `check` is not called.
+        `makes_bytes`: base64 text becomes the bytes that the tool declares."""
         schema = definition.checked_parameters
         if extras == "forbid" and closed_properties(schema) is not None:
             schema["additionalProperties"] = False
@@ -183,6 +182,7 @@ class ArgumentChecker:
         self._extras: Extras = extras
         self._validates = validate
         self._has_names_of_results = definition.has_names_of_results
+        self._makes_bytes = makes_bytes and mentions_bytes(schema)
         self.tables = table_names(schema)
         """Names of arguments that may be arrays and tables."""
         self.is_valid = self._compiled(schema) if validate and not is_foreign else _anything
@@ -204,11 +204,11 @@ class ArgumentChecker:
     @functools.cached_property
     def spec_text(self) -> str:
         """What another process needs to make the same checker, as JSON."""
-        return json.dumps([self.tool, self._schema, self._coercion, self._extras, self._validates])
+        return json.dumps([self.tool, self._schema, self._coercion, self._extras, self._validates, self._makes_bytes])
 
     @functools.cached_property
-    def _schemas(self) -> Subschemas:
-        return Subschemas(self._schema)
+    def _parts(self) -> SchemaParts:
+        return SchemaParts(self._schema)
 
     @functools.cached_property
     def _closed(self) -> frozenset[str] | None:
@@ -216,7 +216,10 @@ class ArgumentChecker:
 
     @functools.cached_property
     def _defaults(self) -> tuple[tuple[str, Any], ...]:
-        return _root_defaults(self._schema, self._schemas)
+        properties = self._schema.get("properties") or {}
+        return tuple(
+            (name, properties[name]["default"]) for name in self._parts.defaults(self._parts.node(self._schema))
+        )
 
     @functools.cached_property
     def _mends(self) -> bool:
@@ -226,6 +229,7 @@ class ArgumentChecker:
             or _needs_walk(self._schema)
             or (not self._validates and self._coercion != "off")
             or self._has_names_of_results
+            or self._makes_bytes
         )
 
     @functools.cached_property
@@ -299,13 +303,13 @@ class ArgumentChecker:
         if not isinstance(args, Mapping):
             kind = "null" if args is None else type(args).__name__
             problem = ValueProblem((), f"must be an object, not {kind}")
-            rest = find_problems(self._schemas, {}) if not self.is_valid({}) else []
+            rest = Walk(self._parts, Copied({}, 0), "off", "allow").problems(self._schema, {})
             raise InvalidArguments(self.tool, [problem, *rest], args)
         try:
             copied = copy_arguments(args, self.tables)
         except BadValue as exc:
             raise InvalidArguments(self.tool, [exc.problem], args, exc.steps) from None
-        if copied.has_whole_floats or self._mends or copied.blobs or (self._looks_below and copied.has_containers):
+        if copied.has_whole_floats or self._mends or copied.has_bytes or (self._looks_below and copied.has_containers):
             return self._mend(copied, args)
         mine = copied.args
         for name, default in self._defaults:
@@ -317,45 +321,41 @@ class ArgumentChecker:
         return self._mend(copy_arguments(args, self.tables), args)
 
     def _mend(self, copied: Copied, received: Mapping[str, Any]) -> CheckedArguments:
-        steps, tried = copied.nodes, list[tuple[Coercer, Mended]]()
+        steps, tried = copied.nodes, list[tuple[Walk, Mended]]()
         for fill in (True, False):  # where arguments do not fit with all the defaults, they may fit without any
-            coercer = Coercer(self._schemas, copied, self._coercion, self._extras, fill=fill)
+            walk = Walk(self._parts, copied, self._coercion, self._extras, fill=fill, makes_bytes=self._makes_bytes)
             try:
-                mended = coercer.arguments()
+                mended = walk.arguments()
             except BadValue as exc:
-                raise InvalidArguments(self.tool, [exc.problem], received, steps + coercer.steps) from None
-            steps += coercer.steps
-            tried.append((coercer, mended))
-            if (fits := self.is_valid(mended.args)) or not (self._mends or self._defaults):
+                raise InvalidArguments(self.tool, [exc.problem], received, steps + walk.steps) from None
+            steps += walk.steps
+            tried.append((walk, mended))
+            if (fits := self._fits(copied, mended)) or not (self._mends or self._defaults):
                 break
-        problems = coercer.unknown if self._extras == "forbid" else []
+        problems = walk.unknown if self._extras == "forbid" else []
         if not fits:
-            # Problems are looked for from the top down: at most once again for each value.
-            steps *= 2
-            coercer, mended = tried[0]
-            problems = [*find_problems(self._schemas, without_tables(mended.args)), *coercer.unknown]
-            problems = [*self._find_bare_argument(received), *problems]
-        placed = place_bytes(self._schemas, mended.args, copied.blobs)
-        if problems or placed.problems:
-            raise InvalidArguments(self.tool, [*problems, *placed.problems], received, steps + placed.steps)
-        return CheckedArguments(mended.args, mended.changes, mended.warnings, steps + placed.steps, placed.encoded)
+            walk, mended = tried[0]
+            problems = [*self._find_bare_argument(received), *(mended.problems or [walk.no_reason]), *walk.unknown]
+        if problems:
+            raise InvalidArguments(self.tool, problems, received, steps)
+        return CheckedArguments(mended.args, mended.changes, mended.warnings, steps)
+
+    def _fits(self, copied: Copied, mended: Mended) -> bool:
+        """Return whether arguments are valid. A validator of JSON knows no bytes: what the walk says of them counts."""
+        if not (copied.has_bytes or self._makes_bytes):
+            return self.is_valid(mended.args)
+        return not (self._validates and mended.problems) and self.is_valid(with_text_for_bytes(mended.args))
 
     def _find_bare_argument(self, received: Mapping[str, Any]) -> list[ValueProblem]:
         """Say which argument was given in place of all of them: `f(item)` where `f(item=item)` was meant."""
-        schema = self._schemas.root
-        properties = schema.get("properties", {})
+        properties = self._schema.get("properties", {})
         if not received or received.keys() & properties.keys():
             return []
         args, names = copy_arguments(received, self.tables).args, [*received][:MAX_PROBLEMS]
-        for name in schema.get("required", ()):
-            if not any(closest(each, [name]) for each in names) and self._schemas.is_valid(properties.get(name), args):
+        for name in self._schema.get("required", ()):
+            if not any(closest(each, [name]) for each in names) and self._parts.fits(properties.get(name), args):
                 return [ValueProblem((), f"this is the value of one argument: write {name}=...")]
         return []
-
-
-def _root_defaults(schema: Mapping[str, Any], schemas: Subschemas) -> tuple[tuple[str, Any], ...]:
-    properties = schema.get("properties", {})
-    return tuple((name, part["default"]) for name, part in properties.items() if schemas.has_default(part))
 
 
 def _closes_below(schema: Mapping[str, Any]) -> bool:

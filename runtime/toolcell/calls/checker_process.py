@@ -26,7 +26,7 @@ import anyio
 import anyio.lowlevel
 import msgpack
 
-from toolcell.calls.problems import check_of
+from toolcell.calls.schema_walk import check_of
 from toolcell.calls.values import ValueProblem
 from toolcell.support.host_work import ELEMENT_WORK, HostWork
 from toolcell_bridge.wire.frozen import frozen

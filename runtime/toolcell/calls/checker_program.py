@@ -22,8 +22,9 @@ import msgpack
 
 from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
 from toolcell.calls.checker_process import NO_MEMORY, unpack
+from toolcell.calls.compiled_schema import compile_schema
 from toolcell.calls.definition import ToolDefinition
-from toolcell.calls.problems import ValueCheck, compile_schema
+from toolcell.calls.schema_walk import ValueCheck
 from toolcell.errors import RegistrationError
 from toolcell.support.lru import Lru
 
@@ -141,12 +142,12 @@ def _arguments(kept: Lru[str, Any], spec: str, body: bytes) -> Iterator[Any]:
         yield "refused", [[each.path, each.message] for each in exc.problems], exc.steps
         return
     changes = [[each.path, each.before, each.after] for each in checked.changes]
-    yield "fit", checked.args, changes, checked.warnings, checked.steps, [*checked.blobs.items()]
+    yield "fit", checked.args, changes, checked.warnings, checked.steps
 
 
 def _checker(said: Any) -> ArgumentChecker:
-    name, schema, coercion, extras, validate = said
-    return ArgumentChecker(ToolDefinition(name, "A tool.", schema), coercion, extras, validate)
+    name, schema, coercion, extras, validate, makes_bytes = said
+    return ArgumentChecker(ToolDefinition(name, "A tool.", schema), coercion, extras, validate, makes_bytes=makes_bytes)
 
 
 ANSWERS: Final[dict[str, Callable[[Lru[str, Any], str, bytes], Iterator[Any]]]] = {

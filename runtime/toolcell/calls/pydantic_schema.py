@@ -13,8 +13,7 @@ from pydantic import PydanticUserError, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic.json_schema import GenerateJsonSchema
 
-from toolcell.calls.bytes_arguments import BASE64
-from toolcell.calls.schema import OF_RESULTS, Schema, clean_schema
+from toolcell.calls.schema import BASE64, OF_RESULTS, Schema, clean_schema
 from toolcell.errors import RegistrationError
 
 

@@ -17,6 +17,35 @@ OF_RESULTS: Final = "x-of-results"
 """Key of an object's schema: names that only results have, each with the argument's, or None for a computed field."""
 
 
+BASE64: Final[Mapping[str, str]] = {"type": "string", "contentEncoding": "base64"}
+"""The schema of `bytes`."""
+_BASE64_FORMATS: Final = frozenset({"byte", "base64", "base64url"})
+"""What other schemas write for base64 text."""
+
+
+def is_base64(part: Mapping[str, Any]) -> bool:
+    """Return whether a part asks for base64 text."""
+    return part.get("contentEncoding") == "base64" or part.get("format") in _BASE64_FORMATS
+
+
+def mentions_bytes(schema: Any) -> bool:
+    """Return whether a value of this schema may be, or hold, base64 text that stands for `bytes`."""
+    return any("contentEncoding" in part for part in dicts_in(schema))
+
+
+def closed_properties(schema: Mapping[str, Any]) -> frozenset[str] | None:
+    """The properties a schema names when it is silent about others; None when it is not silent."""
+    if "properties" not in schema or _SPEAKS_OF_OTHERS & schema.keys():
+        return None
+    return frozenset(schema["properties"])
+
+
+_SPEAKS_OF_OTHERS = frozenset({
+    "additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "anyOf", "oneOf", "allOf",
+    "if", "dependentSchemas", "$ref",
+})  # fmt: skip
+
+
 def clean_schema(schema: Mapping[str, Any]) -> Schema:
     """Inline references, drop titles, close objects, and drop null where it means the same as nothing.
 

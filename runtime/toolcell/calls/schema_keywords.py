@@ -8,7 +8,7 @@ The library calls these classes in place of its own checks. What they refuse is 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Context, Decimal
 from typing import Any, Final
 
@@ -16,54 +16,49 @@ _EXACT: Final = Context(prec=1_000, Emax=10_000, Emin=-10_000)
 """Of a quotient of two floats: it has up to 640 digits."""
 
 
-class _UniqueItems:
-    def __init__(self, part: Mapping[str, Any], said: object, path: object) -> None:
-        self._is_asked = said is True
-
-    def validate(self, value: Any) -> None:
-        """Raise ValueError for a list that has an item twice."""
-        if not self._is_asked or not isinstance(value, list):
-            return
-        kinds = {*map(type, value)}
-        keys = value if kinds == {str} else map(str if kinds == {int} else _key, value)
-        if len({*keys}) < len(value):
-            raise ValueError("has non-unique elements")
+def is_unique(items: list[Any]) -> bool:
+    """Return whether a list has no item twice."""
+    kinds = {*map(type, items)}
+    keys = items if kinds == {str} else map(str if kinds == {int} else equality_key, items)
+    return len({*keys}) == len(items)
 
 
-class _MultipleOf:
-    def __init__(self, part: Mapping[str, Any], said: float, path: object) -> None:
-        self._said = said
-        self._exact = Decimal(repr(said))
+def is_multiple(of: float) -> Callable[[Any], bool]:
+    """Return what says whether a number is a multiple."""
+    exact = Decimal(repr(of))
 
-    def validate(self, value: Any) -> None:
-        """Raise ValueError for a number that is no multiple."""
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return
-        if isinstance(value, int) and isinstance(self._said, int):
-            is_multiple = value % self._said == 0
-        else:
-            is_multiple = _EXACT.remainder(Decimal(repr(value)), self._exact) == 0
-        if not is_multiple:
-            raise ValueError(f"{value} is not a multiple of {self._said}")
+    def check(number: Any) -> bool:
+        if isinstance(number, int) and isinstance(of, int):
+            return number % of == 0
+        return _EXACT.remainder(Decimal(repr(number)), exact) == 0
+
+    return check
 
 
-class _Annotation:
-    def __init__(self, part: Mapping[str, Any], said: object, path: object) -> None: ...
+def _keyword(kinds: tuple[type, ...], make: Callable[[Any], Callable[[Any], bool]]) -> Any:
+    """Return a keyword as the library asks for it: a class whose `validate` raises for a value that does not fit."""
 
-    def validate(self, value: Any) -> None:
-        """Assert nothing."""
+    class Keyword:
+        def __init__(self, part: Mapping[str, Any], said: Any, path: object) -> None:
+            self._fits = make(said)
+
+        def validate(self, value: Any) -> None:
+            if type(value) in kinds and not self._fits(value):
+                raise ValueError("does not fit")
+
+    return Keyword
 
 
 KEYWORDS: Final[dict[str, Any]] = {
-    "uniqueItems": _UniqueItems,
-    "multipleOf": _MultipleOf,
-    "contentMediaType": _Annotation,
-    "contentEncoding": _Annotation,
+    "uniqueItems": _keyword((list,), lambda said: lambda value: said is not True or is_unique(value)),
+    "multipleOf": _keyword((int, float), is_multiple),
+    "contentMediaType": _keyword((), lambda said: bool),
+    "contentEncoding": _keyword((), lambda said: bool),
 }
 """By their names, as the library asks for them."""
 
 
-def _key(value: Any) -> Any:
+def equality_key(value: Any) -> Any:
     """Return what two values have in common when JSON takes them for equal, and only then.
 
     It is a text, whose hash nobody can guess: numbers that collide would keep a set busy.

@@ -13,9 +13,8 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from typing_extensions import is_typeddict
 
-from toolcell.calls.bytes_arguments import BASE64
 from toolcell.calls.parts import File, Image, Text
-from toolcell.calls.schema import Schema, optional_schema
+from toolcell.calls.schema import BASE64, Schema, optional_schema
 from toolcell.calls.table_arguments import table_maker, table_schema, table_type
 from toolcell.calls.values import json_copy
 from toolcell.errors import RegistrationError

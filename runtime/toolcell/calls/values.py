@@ -10,8 +10,6 @@ import itertools
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import field
-from types import MappingProxyType
 from typing import Any
 
 from toolcell.support.checks import brief, text_of
@@ -37,7 +35,6 @@ MAX_STEP_CHARS = 80
 """Most characters of one name in a path that a message shows."""
 
 Path = tuple[str | int, ...]
-NO_BLOBS: Mapping[Path, bytes] = MappingProxyType({})
 
 
 @frozen
@@ -76,7 +73,7 @@ def path_text(path: Path) -> str:
 class _Copier:
     """One copy in progress; counts what it has seen."""
 
-    __slots__ = ("blobs", "chars", "has_whole_floats", "nodes", "tables")
+    __slots__ = ("chars", "has_bytes", "has_whole_floats", "nodes", "tables")
 
     def __init__(self, nodes: int = 0, chars: int = 0, tables: Collection[str] = ()) -> None:
         self.tables = tables
@@ -84,7 +81,7 @@ class _Copier:
         self.chars = chars
         self.nodes = nodes
         self.has_whole_floats = False
-        self.blobs: dict[Path, bytes] = {}
+        self.has_bytes = False
 
     def copy(self, value: Any, path: tuple[str | int, ...]) -> Any:
         """Return the value again, as plain JSON data; raise `BadValue` with the path of what is none."""
@@ -150,8 +147,8 @@ class _Copier:
             return plain if len(path) == 1 and path[0] in self.tables else self._lists(plain, path)
         if not isinstance(plain, bytes):
             return self.copy(plain, path)
-        self.blobs[path] = plain
-        return base64.b64encode(plain).decode("ascii")
+        self.has_bytes = True
+        return plain
 
     def _lists(self, table: AnyTable, path: Path) -> Any:
         """Return what stands for a table where the schema knows none. How much that is, is known before it is made."""
@@ -192,8 +189,7 @@ class Copied:
     """Characters in all its strings."""
     has_whole_floats: bool = False
     """A float without a fraction is in there, which an integer field must mend."""
-    blobs: Mapping[Path, bytes] = field(default_factory=dict)
-    """What was bytes, and is base64 text in the copy."""
+    has_bytes: bool = False
 
     @property
     def has_containers(self) -> bool:
@@ -215,17 +211,19 @@ def copy_arguments(args: Mapping[str, Any], tables: Collection[str] = ()) -> Cop
         raise
     except (Exception, SystemExit) as exc:  # the value's own code failed
         raise BadValue(ValueProblem((), f"cannot be read ({type(exc).__name__})")) from exc
-    return Copied(copy, copier.nodes, copier.chars, copier.has_whole_floats, copier.blobs)
+    return Copied(copy, copier.nodes, copier.chars, copier.has_whole_floats, copier.has_bytes)
 
 
-def with_blobs(copied: Copied) -> dict[str, Any]:
-    """Return a copy in which bytes are bytes again."""
-    for path, data in copied.blobs.items():
-        holder: Any = copied.args
-        for step in path[:-1]:
-            holder = holder[step]
-        holder[path[-1]] = data
-    return copied.args
+def with_text_for_bytes(value: Any) -> Any:
+    """Return data with base64 text in place of bytes, as JSON has it."""
+    match value:
+        case bytes():
+            return base64.b64encode(value).decode("ascii")
+        case dict():
+            return {key: with_text_for_bytes(item) for key, item in value.items()}
+        case list():
+            return [with_text_for_bytes(item) for item in value]
+    return value
 
 
 class Decoder:

@@ -21,8 +21,8 @@ from mcp_types import (
     TextResourceContents,
 )
 
-from toolcell.calls.bytes_arguments import mentions_bytes
 from toolcell.calls.result import without_bytes
+from toolcell.calls.schema import mentions_bytes
 from toolcell.calls.values import bytes_in, leaves_in
 from toolcell.results import Array, ExecutionResult, OutputFile, PendingCall, Suspension, Table
 from toolcell.support.about_tables import table_with_rows

@@ -12,14 +12,12 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from toolcell.calls.arguments import Prepare
-from toolcell.calls.bytes_arguments import Parts, decoded, mentions_bytes
 from toolcell.calls.concurrency import run_in_thread
 from toolcell.calls.context import ToolContext, new_view, setting, view_class
 from toolcell.calls.definition import ToolDefinition, check_definition
 from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, ExecutionMode, ToolOptions
-from toolcell.calls.problems import ParameterError, Subschemas
+from toolcell.calls.problems import ParameterError
 from toolcell.calls.result import ToolResult
-from toolcell.calls.values import Path
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.support.checks import brief
 from toolcell.support.keywords import SYNONYMS, fields_known
@@ -255,15 +253,9 @@ def _decoder(signature: Signature) -> Decode | None:
         return None
     from pydantic import ValidationError
 
-    schemas = Subschemas(signature.parameters)
-    properties = signature.parameters["properties"]
-    with_bytes = frozenset(name for name, _ in converters if mentions_bytes(properties[name]))
-
-    def decode(args: dict[str, Any], blobs: Mapping[Path, bytes]) -> dict[str, Any]:
+    def decode(args: dict[str, Any]) -> dict[str, Any]:
         made = dict(args)
         for name, convert in converters:
-            if name in with_bytes and name in made:
-                made[name] = decoded(Parts(schemas), properties[name], made[name], (name,), blobs)
             if name in made:
                 try:
                     made[name] = convert(made[name])
@@ -315,12 +307,7 @@ def _record_decoder(definition: ToolDefinition, function: Callable[..., Any], pa
 
     if (record := record_in(function, parameter)) is None:
         return None
-    convert, schemas = converter(record), Subschemas(definition.checked_parameters)
-
-    def decode(args: dict[str, Any], blobs: Mapping[Path, bytes]) -> Any:
-        return convert(decoded(Parts(schemas), schemas.root, args, (), blobs))
-
-    return decode
+    return converter(record)
 
 
 def _threaded(

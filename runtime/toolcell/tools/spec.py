@@ -18,13 +18,11 @@ from toolcell.calls.definition import ToolDefinition, check_definition
 from toolcell.calls.options import Coercion, Extras, Origin, ToolOptions
 from toolcell.calls.problems import ParameterError, described
 from toolcell.calls.result import ToolResult
-from toolcell.calls.values import NO_BLOBS, Path
 from toolcell.errors import RegistrationError
 from toolcell_bridge.wire.frozen import frozen
 
 Invoke = Callable[[ToolContext], Any]
-Decode = Callable[[dict[str, Any], Mapping[Path, bytes]], Any]
-"""Takes validated arguments, and what in them was bytes and is base64 text now."""
+Decode = Callable[[dict[str, Any]], Any]
 Offered = Callable[[Origin], "Iterable[RegisteredTool]"]
 """The tools that a caller from some origin may use."""
 
@@ -106,15 +104,15 @@ class RegisteredTool:
         """
         return self.checker.check_for_model(received)
 
-    def decode(self, args: dict[str, Any], blobs: Mapping[Path, bytes] = NO_BLOBS) -> Any:
-        """Return validated arguments as the Python types the tool declares. `blobs`: those that were bytes.
+    def decode(self, args: dict[str, Any]) -> Any:
+        """Return validated arguments as the Python types the tool declares.
 
         Raises:
             ArgumentError: a type has rules its JSON Schema cannot express, and they are not met.
         """
         assert self.spec.decode is not None
         try:
-            return self.spec.decode(args, blobs)
+            return self.spec.decode(args)
         except (ValueError, TypeError) as exc:
             from pydantic import ValidationError
 
@@ -170,5 +168,6 @@ def compile_tool(spec: ToolSpec, *, coercion: Coercion = "safe", extras: Extras 
         options.extras or extras,
         validate=options.validate,
         is_foreign=spec.is_foreign,
+        makes_bytes=spec.decode is not None,
     )
     return RegisteredTool(spec, checker, (spec.definition.name,), ToolIdentity())

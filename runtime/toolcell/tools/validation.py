@@ -20,7 +20,7 @@ from toolcell.calls.finalize import failure_of
 from toolcell.calls.placeholders import effects_in
 from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.calls.schema import OF_RESULTS
-from toolcell.calls.values import MAX_NODES, BadValue, ValueProblem, copy_arguments, count_values, is_large, with_blobs
+from toolcell.calls.values import MAX_NODES, BadValue, ValueProblem, copy_arguments, count_values, is_large
 from toolcell.support import daemon_threads
 from toolcell.support.host_work import ELEMENT_WORK, HostWork
 from toolcell.tools.execution import cut_short
@@ -67,7 +67,7 @@ async def validate(call: Call, tool: RegisteredTool, received: Any) -> ToolResul
 
 def _decoded(tool: RegisteredTool, checked: CheckedArguments) -> Any:
     """Return the tool's own types of valid arguments, if it has any."""
-    return None if tool.spec.decode is None else tool.decode(checked.args, checked.blobs)
+    return None if tool.spec.decode is None else tool.decode(checked.args)
 
 
 async def _in_turn(call: Call, tool: RegisteredTool, received: Any) -> tuple[CheckedArguments, Any] | None:
@@ -139,7 +139,7 @@ async def _checked_elsewhere(
             copied = await in_thread(partial(copy_arguments, plain, checker.tables))
         except BadValue as exc:
             raise InvalidArguments(checker.tool, [exc.problem], received, exc.steps) from None
-        body = pack(with_blobs(copied))
+        body = pack(copied.args)
     try:
         ((outcome, *rest),) = await ask(Request("arguments", checker.spec_text, body), work)
     except CheckStopped as exc:
@@ -148,15 +148,9 @@ async def _checked_elsewhere(
     if outcome == "refused":
         problems = [ValueProblem(tuple(path), message) for path, message in rest[0]]
         raise InvalidArguments(checker.tool, problems, received, rest[1])
-    args, changes, warnings, steps, blobs = rest
+    args, changes, warnings, steps = rest
     args |= {name: table for name, table in tables.items() if name in args}
-    return CheckedArguments(
-        args,
-        tuple(Change(*each) for each in changes),
-        tuple(warnings),
-        steps,
-        {tuple(path): data for path, data in blobs},
-    )
+    return CheckedArguments(args, tuple(Change(*each) for each in changes), tuple(warnings), steps)
 
 
 def _count(call: Call, steps: int) -> ToolResult | None:
@@ -242,6 +236,7 @@ def _without(tool: RegisteredTool, schema: dict[str, Any], names: Mapping[str, A
         options.extras or "drop",
         options.validate,
         is_foreign=tool.spec.is_foreign,
+        makes_bytes=tool.spec.decode is not None,
     )
     spec = replace(tool.spec, definition=definition, decode=None, prepare=None)
     return RegisteredTool(spec, checker, tool.aliases, tool.identity)

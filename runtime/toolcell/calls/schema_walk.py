@@ -1,0 +1,722 @@
+"""One walk through a value and its schema: mends what models send wrongly, fills in defaults, and finds what is wrong.
+
+jsonschema-rs decides whether a value is valid (`compiled_schema`), and most are: this walk is for the others, and for
+values that have to be completed. Each pair of a part of the schema and a container of the value is looked at once, so
+its work is linear in the value, whatever unions and references a schema has.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import itertools
+import json
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, TypeVar
+
+from toolcell.calls.coercion import CONVERSIONS, DECODED, MATCHES, MISSING, Change
+from toolcell.calls.compiled_schema import compile_schema
+from toolcell.calls.options import Coercion, Extras
+from toolcell.calls.problems import MAX_MESSAGE_CHARS, MAX_PROBLEMS, quoted
+from toolcell.calls.schema import OF_RESULTS, closed_properties, is_base64, pointed
+from toolcell.calls.schema_keywords import equality_key, is_multiple, is_unique
+from toolcell.calls.schema_patterns import large_from
+from toolcell.calls.values import BadValue, Copied, Decoder, Path, ValueProblem, count_values, is_large, path_text
+from toolcell.errors import RegistrationError
+from toolcell.support.spelling import did_you_mean
+from toolcell_bridge.wire.frozen import frozen
+from toolcell_bridge.wire.tables import TABLES
+
+MAX_REFERENCES: Final = 16
+"""Parts of a schema that speak about the same value, one leading to the next; a longer chain may be a circle."""
+STEPS_PER_NODE: Final = 50
+"""Values that are looked at for each value received, before the rest is left as it is. Most schemas take one or two."""
+FREE_STEPS: Final = 10_000
+MAX_STEPS: Final = 400_000
+"""Twice as many as values may be in one set of arguments. They take about a second."""
+CHARS_PER_STEP: Final = 64
+"""Characters for one step of text that is read as JSON."""
+MAX_WARNINGS: Final = 20
+MAX_CHANGES: Final = 200
+"""Noted of one set of arguments. A change takes a hundred times the memory of the digit that was text."""
+MAX_BRANCHES: Final = 8
+"""Branches of a union that a message describes."""
+BRANCH_PROBLEMS: Final = 3
+"""Problems of one branch that a message names."""
+
+Part = Mapping[str, Any]
+Container = TypeVar("Container", dict[str, Any], list[Any])
+Sentence = Callable[[Any, Any], str]
+"""Says what is wrong: from what the schema asks for, and the value."""
+Problem = tuple[Path, Sentence, Any, Any]
+"""A problem that nobody may ever read: its sentence is made when somebody does."""
+Outcome = tuple[Any, bool, Sequence[Problem]]
+"""A value, whether something in it had to be mended, and what is wrong all the same. It is the value itself where
+nothing was mended or filled in."""
+
+
+# What a value has to be, and the sentence for one that is not
+
+
+def _listed(options: Iterable[Any]) -> str:
+    """Return options until the message is full: a schema may have thousands."""
+    listed, left = list[str](), MAX_MESSAGE_CHARS
+    for option in options:
+        listed.append(quoted(option))
+        left -= len(listed[-1])
+        if left < 0:
+            break
+    return ", ".join(listed)
+
+
+def _not_among(asked: Sequence[Any], value: Any) -> str:
+    near = did_you_mean(value, map(str, asked)) if isinstance(value, str) else ""
+    return f"must be one of {_listed(asked)}, not {quoted(value)}{near}"
+
+
+def _wrong_type(asked: Iterable[str], value: Any) -> str:
+    match value:
+        case None:
+            kind = "null"
+        case bool():
+            kind = f"boolean ({'true' if value else 'false'})"
+        case str():
+            kind = f"string ({quoted(value)})"
+        case int() | float():
+            kind = f"number ({value})"
+        case list():
+            kind = "array"
+        case _:
+            kind = "object"
+    return f"must be {' or '.join(sorted(asked))}, not {kind}"
+
+
+def _miscounted(keyword: str) -> Sentence:
+    return lambda asked, value: f"does not fit {keyword} {quoted(asked)}, and has {len(value)}"
+
+
+def _unlike(asked: Part, value: Any) -> str:
+    keyword = next(iter(asked))
+    return f"does not fit {keyword} {quoted(asked[keyword])}"
+
+
+def _said(text: str) -> Sentence:
+    return lambda asked, value: text.format(asked=quoted(asked), value=quoted(value))
+
+
+def _unknown(known: Iterable[str], name: str) -> str:
+    return f"unknown property {quoted(name)}{did_you_mean(name, known)}"
+
+
+_missing = _said("missing required property {asked}")
+_nothing_fits = _said("is not allowed here")
+_bytes = _said(
+    "is bytes, and its schema asks for {asked}; send text such as data.decode() or base64.b64encode(data).decode()"
+)
+_not_base64: Sentence = lambda asked, value: f"is not base64, in which bytes are written ({asked})"  # noqa: E731
+_unfit = _said("does not fit its schema")
+_no_form = _said("fits none of the allowed forms")
+_forms_too_many: Sentence = lambda asked, value: f"fits {asked} of the allowed forms, and must fit exactly one"  # noqa: E731
+
+
+def _anything(value: Any) -> bool:
+    return True
+
+
+def _among(asked: Sequence[Any]) -> Callable[[Any], bool]:
+    keys = frozenset(map(equality_key, asked))
+    return lambda value: equality_key(value) in keys
+
+
+def _matching(pattern: str) -> Callable[[Any], bool]:
+    try:
+        return compile_schema({"pattern": pattern}).is_valid
+    except RegistrationError:
+        return lambda value: False
+
+
+_ANY: Final = (str, int, float, bool, type(None), dict, list)
+_NUMBER: Final = (int, float)
+
+
+def _than(compare: Callable[[Any, Any], bool], size: Callable[[Any], Any] = lambda value: value) -> Any:
+    return lambda asked: lambda value: compare(size(value), asked)
+
+
+CHECKS: Final[Mapping[str, tuple[tuple[type, ...], Callable[[Any], Callable[[Any], bool]], Sentence]]] = {
+    "enum": (_ANY, _among, _not_among),
+    "const": (_ANY, lambda asked: _among([asked]), _said("must be {asked}, not {value}")),
+    "minimum": (_NUMBER, _than(operator.ge), _said("{value} is less than the minimum of {asked}")),
+    "maximum": (_NUMBER, _than(operator.le), _said("{value} is greater than the maximum of {asked}")),
+    "exclusiveMinimum": (_NUMBER, _than(operator.gt), _said("{value} must be greater than {asked}")),
+    "exclusiveMaximum": (_NUMBER, _than(operator.lt), _said("{value} must be less than {asked}")),
+    "multipleOf": (_NUMBER, is_multiple, _said("{value} is not a multiple of {asked}")),
+    "minLength": ((str,), _than(operator.ge, len), _said("{value} is shorter than {asked} characters")),
+    "maxLength": ((str,), _than(operator.le, len), _said("{value} is longer than {asked} characters")),
+    "pattern": ((str,), _matching, _said("{value} does not match {asked}")),
+    "minItems": ((list,), _than(operator.ge, len), _miscounted("minItems")),
+    "maxItems": ((list,), _than(operator.le, len), _miscounted("maxItems")),
+    "uniqueItems": (
+        (list,),
+        lambda asked: is_unique if asked else _anything,
+        _said("does not fit uniqueItems {asked}"),
+    ),
+    "minProperties": ((dict,), _than(operator.ge, len), _miscounted("minProperties")),
+    "maxProperties": ((dict,), _than(operator.le, len), _miscounted("maxProperties")),
+}
+"""For each keyword: the types that it speaks of, what decides, and what is said of a value that does not fit."""
+
+
+# A schema
+
+
+class Node:
+    """One part of a schema, read once."""
+
+    def __init__(self, part: Part) -> None:
+        kinds = part.get("type")
+        self.kinds: tuple[str, ...] = (kinds,) if isinstance(kinds, str) else tuple(kinds or ())
+        self.checks: dict[type, list[tuple[Callable[[Any], bool], Sentence, Any]]] = {}
+        for keyword in part.keys() & CHECKS.keys():
+            types, make, sentence = CHECKS[keyword]
+            if keyword.startswith("exclusive") and isinstance(part[keyword], bool):
+                continue  # as draft 4 wrote it
+            check = make(part[keyword]), sentence, part[keyword]
+            for each in types:
+                self.checks.setdefault(each, []).append(check)
+        self.unions = [(keyword, part[keyword]) for keyword in ("anyOf", "oneOf") if keyword in part]
+        self.same = [*part.get("allOf", ()), *([{"$ref": part["$ref"]}] if "$ref" in part else ())]
+        self.conditions = {keyword: part[keyword] for keyword in _CONDITIONS if keyword in part}
+        self.part = part
+        self.properties: Part = part.get("properties") or {}
+        self.patterns = [(_matching(pattern), below) for pattern, below in part.get("patternProperties", {}).items()]
+        is_alone = not (self.unions or self.same or self.conditions)
+        others = part.get("unevaluatedProperties", True) if is_alone else True
+        self.extra = part.get("additionalProperties", others)
+        self.closed = closed_properties(part)
+        self.required: Sequence[str] = part.get("required") or ()
+        each, first = part.get("items", True), part.get("prefixItems", ())
+        if isinstance(each, list):
+            each, first = part.get("additionalItems", True), each
+        self.each, self.first = each, first
+        self.is_base64 = is_base64(part)
+        self.says_text = "string" in self.kinds or not _TEXT_RULES.isdisjoint(part)
+        self.is_leaf = is_alone
+        self.is_scalar = not {"object", "array"} & {*self.kinds}
+        self.defaults: tuple[str, ...] | None = None
+        self.needed = frozenset(self.required)
+
+
+_CONDITIONS: Final = ("if", "not", "contains", "dependentSchemas", "dependentRequired", "dependencies", "propertyNames")
+_TEXT_RULES: Final = frozenset({"enum", "const", "pattern", "maxLength", "minLength"})
+_ANNOTATIONS: Final = frozenset({
+    "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$id", "$schema",
+    "$defs", "definitions", "nullable",
+})  # fmt: skip
+
+
+class SchemaParts:
+    """One schema, and each part of it as a node. A part is identified by the object that it is inside the schema."""
+
+    def __init__(self, root: Part) -> None:
+        self.root = root
+        self._nodes: dict[int, Node] = {}
+
+    def node(self, part: Part) -> Node:
+        """Return what a part says. References inside the schema are followed; of any other nothing is known here."""
+        found = self._nodes.get(id(part))
+        if found is None:
+            self._nodes[id(part)] = found = self._read(part)
+        return found
+
+    def _read(self, part: Any) -> Node:
+        for _ in range(MAX_REFERENCES):
+            if "$ref" not in part or part.keys() - _ANNOTATIONS != {"$ref"}:
+                return Node(part)
+            target = str(part["$ref"])
+            part = pointed(self.root, target) if target.startswith("#/") or target == "#" else {}
+            if not isinstance(part, dict):
+                return Node({"not": {}} if part is False else {})
+            if (found := self._nodes.get(id(part))) is not None:
+                return found
+        return Node({})
+
+    def fits(self, part: Any, value: Any) -> bool:
+        """Return whether a value fits a part as it is, as far as this walk can tell."""
+        return not Walk(self, Copied({}, FREE_STEPS), "off", "allow", fill=False).problems(part, value)
+
+    def defaults(self, node: Node) -> tuple[str, ...]:
+        """Return the properties that have a default that fits. Many schemas of the world have others, such as null for
+        text."""
+        if node.defaults is None:
+            with_one = [
+                name for name, below in node.properties.items() if isinstance(below, dict) and "default" in below
+            ]
+            node.defaults = tuple(
+                name for name in with_one if self.fits(node.properties[name], node.properties[name]["default"])
+            )
+        return node.defaults
+
+
+# The walk
+
+
+@frozen
+class Mended:
+    """Arguments after mending, what was done to them, and what is wrong all the same."""
+
+    args: Any
+    changes: tuple[Change, ...]
+    warnings: tuple[str, ...]
+    problems: list[ValueProblem]
+
+
+class _Found:
+    """What is found out about one value and its members."""
+
+    __slots__ = ("is_mended", "problems")
+
+    def __init__(self) -> None:
+        self.is_mended = False
+        self.problems: list[Problem] = []
+
+    def take(self, outcome: Outcome) -> Any:
+        """Add what was found out about a member; return it mended."""
+        value, is_mended, problems = outcome
+        if is_mended:
+            self.is_mended = True
+        if problems:
+            self.problems += problems[: MAX_PROBLEMS + 1 - len(self.problems)]
+        return value
+
+    def is_full(self) -> bool:
+        return len(self.problems) > MAX_PROBLEMS
+
+    def outcome(self, value: Any) -> Outcome:
+        return value, self.is_mended, self.problems or ()
+
+
+class Walk:
+    """One walk. Nothing is changed in place, and past a number of steps that is linear in what was received, values are
+    left as they are."""
+
+    def __init__(
+        self,
+        schema: SchemaParts,
+        copied: Copied,
+        coercion: Coercion,
+        extras: Extras,
+        *,
+        fill: bool = True,
+        makes_bytes: bool = False,
+    ) -> None:
+        """`fill`: in defaults. `makes_bytes`: of base64 text; else bytes become base64 text where it is asked for."""
+        self._schema = schema
+        self._copied = copied
+        self._converts = coercion != "off"
+        self._lenient = coercion == "lenient"
+        self._extras = extras
+        self._fill = fill
+        self._makes_bytes = makes_bytes
+        self._decoder = Decoder(copied)
+        self._steps = 0
+        self._inside = 0
+        """Parts above that share the value with others: there, nobody knows which properties are extras."""
+        self._unions = 0
+        self.unknown: list[ValueProblem] = []
+        """Properties that the schema does not name, where it is silent about others: the first of them."""
+        self._unknown_count = 0
+        self._dropped: set[tuple[int, str]] = set()
+        """All of them: the object that they were in, by its identity, and the name."""
+        self._active: set[int] = set()
+        """Pairs that are being looked at. A part that refers to itself for the same value adds nothing."""
+        self._outcomes: dict[int, Any] = {}
+        """Outcomes of containers inside unions, by identity of part and container: what was made of the container, and
+        the container; or it alone where it fits as it is, in a tuple where it does not fit. It is kept, so that its
+        identity stays its own."""
+
+    @property
+    def steps(self) -> int:
+        """Values that were looked at, those that text was decoded to included."""
+        return self._steps + self._decoder.nodes + self._decoder.chars // CHARS_PER_STEP
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True when some values were not looked at."""
+        return self._steps > min(FREE_STEPS + STEPS_PER_NODE * self._decoder.nodes, MAX_STEPS)
+
+    @property
+    def no_reason(self) -> ValueProblem:
+        """What is said of a value that does not fit when this walk has found nothing wrong."""
+        more = ", and is too large for it to say where; send less" if self.is_exhausted else ""
+        return ValueProblem((), f"does not fit its schema{more}")
+
+    def arguments(self) -> Mended:
+        """Mend the whole set of arguments.
+
+        Raises:
+            BadValue: text that had to be decoded holds something that no argument can be.
+        """
+        args = self._copied.args
+        mended, _, problems = self._value(self._schema.root, args, ())
+        changes = self._changes(args, mended, ())
+        noted = [
+            Change(path_text(path), before, after) for path, before, after in itertools.islice(changes, MAX_CHANGES)
+        ]
+        more_changes = sum(1 for _ in changes)
+        warnings = [f"{problem.message} was dropped" for problem in self.unknown]
+        if self._unknown_count > MAX_WARNINGS:
+            warnings.append(f"{self._unknown_count - MAX_WARNINGS} more unknown properties were dropped")
+        if more_changes:
+            warnings.append(f"{more_changes} more values were mended")
+        return Mended(mended, tuple(noted), tuple(warnings), [*map(_described, problems)])
+
+    def _changes(self, before: Any, after: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
+        """Compare what was received with what became of it. Defaults, dropped properties and bytes are no changes."""
+        if before is after:
+            return
+        if isinstance(before, dict) and isinstance(after, dict):
+            for name, member in before.items():
+                if name in after:
+                    yield from self._changes(member, after[name], (*path, name))
+                elif (id(before), name) not in self._dropped:
+                    yield (*path, name), member, "(omitted)"
+        elif isinstance(before, list) and isinstance(after, list):
+            for at, (old, new) in enumerate(zip(before, after, strict=True)):
+                yield from self._changes(old, new, (*path, at))
+        elif not isinstance(before, bytes) and not isinstance(after, bytes):
+            yield path, before, after
+
+    def problems(self, part: Any, value: Any) -> list[ValueProblem]:
+        """Return what is wrong with a value: at most `MAX_PROBLEMS`, and one more when there are more."""
+        return [*map(_described, self._value(part, value, ())[2])]
+
+    def _value(self, part: Any, value: Any, path: Path, depth: int = 0) -> Outcome:
+        """Walk through a value; `depth` counts the parts above that speak about the same value."""
+        self._steps += 1
+        if part is True or type(value) in TABLES:
+            return value, False, ()
+        if not isinstance(part, dict):
+            return value, False, ((path, _nothing_fits, None, None),)
+        node = self._schema.node(part)
+        if node.is_leaf and type(value) is not dict and type(value) is not list and (node.is_scalar or value is None):
+            return self._leaf(node, value, path)
+        key = (id(node) << 64 | id(value)) << 1 | (self._inside > 0)  # a tuple would take three times the memory
+        if depth > MAX_REFERENCES or key in self._active or self.is_exhausted:
+            return value, False, ()
+        if (known := self._outcomes.get(key)) is not None:
+            if type(known) is not tuple:
+                return value, False, ()
+            return (known[0], known[1], ()) if len(known) > 1 else (value, False, ((path, _unfit, None, None),))
+        self._active.add(key)
+        try:
+            outcome = self._compound(node, value, path, depth)
+        finally:
+            self._active.discard(key)
+        if self._inside and isinstance(value, dict | list):  # elsewhere nobody asks again
+            made, is_mended, problems = outcome
+            is_same = made is value and not is_mended
+            self._outcomes[key] = (value,) if problems else value if is_same else (made, is_mended, value)
+        return outcome
+
+    def _leaf(self, node: Node, value: Any, path: Path) -> Outcome:
+        """What is said of a value by itself: its type, and rules about it."""
+        found = _Found()
+        value = self._typed(node, value, path, found)
+        if found.problems:
+            return found.outcome(value)
+        self._check(node, value, path, found)
+        if self._makes_bytes and node.is_base64 and type(value) is str:
+            try:
+                value = base64.b64decode(_padded(value), validate=True)
+            except (binascii.Error, ValueError) as exc:
+                found.problems.append((path, _not_base64, exc, None))
+        return found.outcome(value)
+
+    def _check(self, node: Node, value: Any, path: Path, found: _Found) -> None:
+        for fits, sentence, asked in node.checks.get(type(value), ()):
+            if not fits(value):
+                found.problems.append((path, sentence, asked, value))
+
+    def _typed(self, node: Node, value: Any, path: Path, found: _Found) -> Any:
+        """Return a value as the type that is asked for, where it can be made. A problem is the only one."""
+        if type(value) is bytes:
+            return self._blob(node, value, path, found)
+        kinds = node.kinds
+        if not kinds or any(MATCHES[kind](value) for kind in kinds if kind in MATCHES):
+            return value
+        is_whole = "integer" in kinds and isinstance(value, float) and value.is_integer()
+        for kind in kinds if self._converts else ():
+            converted = self._converted(kind, value, path)
+            if converted is not MISSING:
+                found.is_mended = True
+                return converted
+        if not is_whole:
+            found.problems.append((path, _wrong_type, kinds, value))
+        elif self._converts:
+            raise BadValue(ValueProblem(path, "must be an integer of at most 64 bits"))
+        return value
+
+    def _blob(self, node: Node, value: bytes, path: Path, found: _Found) -> Any:
+        if node.is_base64:
+            return value if self._makes_bytes else base64.b64encode(value).decode("ascii")
+        is_text = node.says_text and node.part.get("format") != "binary"
+        if is_text or (node.kinds and "string" not in node.kinds):
+            found.problems.append((path, _bytes, "text" if is_text else "something else", None))
+        return value
+
+    def _converted(self, kind: str, value: Any, path: Path) -> Any:
+        if kind in CONVERSIONS:
+            return CONVERSIONS[kind](value, self._lenient)
+        if kind not in DECODED or not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+            return MISSING
+        try:
+            decoded = self._decoder.decode(value, path)
+        except BadValue:
+            raise
+        except ValueError:
+            return MISSING
+        return decoded if isinstance(decoded, DECODED[kind]) else MISSING
+
+    def _compound(self, node: Node, value: Any, path: Path, depth: int) -> Outcome:
+        found = _Found()
+        value = self._typed(node, value, path, found)
+        if found.problems:
+            return found.outcome(value)
+        self._inside += 1
+        for keyword, branches in node.unions:
+            value = found.take(self._union(keyword, branches, value, path, depth))
+        for part in node.same:
+            value = found.take(self._value(part, value, path, depth + 1))
+        self._inside -= 1
+        if isinstance(value, dict):
+            value = self._members(node, value, path, found)
+        elif isinstance(value, list):
+            value = self._items(node, value, path, found)
+        if not found.is_full():
+            self._check(node, value, path, found)
+            if node.conditions:
+                self._inside += 1
+                for keyword, part in node.conditions.items():
+                    value = self._condition(keyword, part, node, value, path, depth + 1, found)
+                self._inside -= 1
+        return found.outcome(value)
+
+    def _union(self, keyword: str, branches: Sequence[Any], value: Any, path: Path, depth: int) -> Outcome:
+        """The first branch that fits as it is, else the first that fits when it is mended."""
+        above, outcomes = (self._inside, self._unions), dict[int, Outcome]()
+        order = sorted(range(len(branches)), key=lambda at: not self._may_fit(branches[at], value))
+        fitting: list[int] = []
+        for at in order:
+            self._unions += 1
+            try:
+                _, is_mended, problems = outcomes[at] = self._value(branches[at], value, path, depth + 1)
+            except BadValue:
+                continue
+            finally:
+                self._inside, self._unions = above
+            if not is_mended and not problems:
+                fitting.append(at)
+                if keyword == "anyOf":
+                    break
+        if len(fitting) > 1:
+            return value, False, ((path, _forms_too_many, len(fitting), None),)
+        if mended := fitting or [at for at in sorted(outcomes) if not outcomes[at][2]]:
+            return outcomes[mended[0]]
+        if self._unions:
+            return value, False, ((path, _no_form, None, None),)
+        shown = [[*outcomes[at][2][:BRANCH_PROBLEMS]] for at in sorted(outcomes)[:MAX_BRANCHES]]
+        return value, False, ((path, _forms, (shown, len(branches), len(path)), None),)
+
+    def _may_fit(self, branch: Any, value: Any) -> bool:
+        """Return whether a branch is about values of this type, before any is made of text."""
+        if not isinstance(branch, dict):
+            return branch is True
+        kinds = self._schema.node(branch).kinds
+        return not kinds or type(value) is bytes or any(MATCHES[kind](value) for kind in kinds if kind in MATCHES)
+
+    def _members(self, node: Node, members: dict[str, Any], path: Path, found: _Found) -> dict[str, Any]:
+        closed = None if self._inside or self._extras == "allow" else node.closed
+        defaults = self._schema.defaults(node) if self._fill and node.properties else ()
+        given = self._by_names_of_arguments(node.part, members, found) if OF_RESULTS in node.part else members
+        for name in node.required:
+            if name not in given and name not in defaults and not found.is_full():
+                found.problems.append((path, _missing, name, None))
+        mended: dict[str, Any] = {}
+        for name, member in given.items():
+            if closed is not None and name not in closed:
+                self._dropped.add((id(members), name))
+                self._take_unknown(path, name, (each for each in closed if each not in members))
+                continue
+            parts = [node.properties[name]] if name in node.properties else []
+            if member is None and name not in node.needed and parts and self._means_omitted(parts[0]):
+                found.is_mended = True
+                continue
+            if node.patterns:
+                parts += [below for matches, below in node.patterns if matches(name)]
+            elif parts and parts[0] is True:
+                mended[name] = member
+                continue
+            if not parts and node.extra is False:
+                found.problems.append((path, _unknown, [*node.properties], name))
+            for below in parts or (() if isinstance(node.extra, bool) else (node.extra,)):
+                member = found.take(self._value(below, member, (*path, name)))
+            if found.is_full():
+                return members
+            mended[name] = member
+        for name in defaults:
+            if name not in mended:
+                mended[name] = self._decoder.copy(node.properties[name]["default"], (*path, name))
+        return _unless_same(members, mended)
+
+    def _by_names_of_arguments(self, part: Part, members: dict[str, Any], found: _Found) -> dict[str, Any]:
+        """Take out what only results of the type have; what has another name there gets its own."""
+        others, given = part[OF_RESULTS], dict(members)
+        for other in others if isinstance(others, list) else ():
+            match other:
+                case [str(of_result), name] if of_result in given:
+                    value, found.is_mended = given.pop(of_result), True
+                    if isinstance(name, str):
+                        given.setdefault(name, value)
+        return given
+
+    def _take_unknown(self, path: Path, name: str, absent: Iterable[str]) -> None:
+        self._unknown_count += 1
+        if len(self.unknown) < MAX_WARNINGS:
+            shown = path_text((*path, name))
+            self.unknown.append(ValueProblem(path, f"unknown property {shown!r}{did_you_mean(name, absent)}"))
+
+    def _means_omitted(self, part: Any) -> bool:
+        """Null for an optional property that cannot be null stands for leaving it out."""
+        return self._converts and not self._lenient and isinstance(part, Mapping) and not self._fits(part, None, (), 0)
+
+    def _items(self, node: Node, items: list[Any], path: Path, found: _Found) -> list[Any]:
+        if node.each is True and not node.first:
+            return items
+        mended: list[Any] = []
+        for index, item in enumerate(items):
+            below = node.first[index] if index < len(node.first) else node.each
+            mended.append(found.take(self._value(below, item, (*path, index))))
+            if found.is_full():
+                return items
+        return _unless_same(items, mended)
+
+    def _condition(
+        self, keyword: str, asked: Any, node: Node, value: Any, path: Path, depth: int, found: _Found
+    ) -> Any:
+        """Rules that hold a schema, or that depend on what the value is."""
+        match keyword, value:
+            case "if", _:
+                chosen = node.part.get("then" if self._fits(asked, value, path, depth) else "else", True)
+                return found.take(self._value(chosen, value, path, depth))
+            case "not", _ if self._fits(asked, value, path, depth):
+                found.problems.append((path, _unlike, {"not": asked}, value))
+            case "contains", list():
+                count = sum(self._fits(asked, item, (*path, at), 0) for at, item in enumerate(value))
+                if not node.part.get("minContains", 1) <= count <= node.part.get("maxContains", count):
+                    found.problems.append((path, _unlike, {"contains": asked}, value))
+            case "propertyNames", dict():
+                for name in value:
+                    if not found.is_full() and (problems := self._value(asked, name, ())[2]):
+                        found.problems.append((path, _misnamed, problems[0], name))
+            case "dependentSchemas" | "dependentRequired" | "dependencies", dict():
+                for name, below in asked.items():
+                    if name in value and isinstance(below, list):
+                        found.problems += [(path, _missing, each, None) for each in below if each not in value]
+                    elif name in value:
+                        value = found.take(self._value(below, value, path, depth))
+        return value
+
+    def _fits(self, part: Any, value: Any, path: Path, depth: int) -> bool:
+        """Return whether a value fits as it is."""
+        above = self._inside, self._unions
+        self._inside, self._unions = self._inside + 1, self._unions + 1
+        try:
+            _, is_mended, problems = self._value(part, value, path, depth)
+        except BadValue:
+            return False
+        finally:
+            self._inside, self._unions = above
+        return not is_mended and not problems
+
+
+def _described(problem: Problem) -> ValueProblem:
+    path, sentence, asked, value = problem
+    return ValueProblem(path, sentence(asked, value)[:MAX_MESSAGE_CHARS])
+
+
+def _forms(asked: tuple[list[list[Problem]], int, int], value: Any) -> str:
+    """Name what is wrong with each branch of a union, with paths from the value on."""
+    branches, count, above = asked
+    shown = []
+    for problems in branches:
+        each = [ValueProblem(problem.path[above:], problem.message) for problem in map(_described, problems)]
+        shown.append(" and ".join((str(one) if one.path else one.message)[:200] for one in each))
+    return f"fits none of the allowed forms: {'; or '.join(shown)}{'; ...' if count > len(shown) else ''}"
+
+
+def _misnamed(asked: Problem, name: Any) -> str:
+    return f"property name {quoted(name)} {_described(asked).message}"
+
+
+def _unless_same(before: Container, after: Container) -> Container:
+    """`before` where mending changed nothing, so that what was found out about it stays known."""
+    if len(before) != len(after):
+        return after
+    if isinstance(before, dict):
+        is_same = all(name in before and before[name] is value for name, value in after.items())
+    else:
+        is_same = all(old is new for old, new in zip(before, after, strict=True))
+    return before if is_same else after
+
+
+_URL_SAFE: Final = str.maketrans("-_", "+/", " \t\r\n=")
+
+
+def _padded(text: str) -> str:
+    digits = text.translate(_URL_SAFE)
+    return digits + "=" * (-len(digits) % 4)
+
+
+class ValueCheck:
+    """Checks values against one schema."""
+
+    def __init__(self, schema: Part) -> None:
+        """Compile the schema.
+
+        Raises:
+            RegistrationError: it cannot be used.
+        """
+        self._parts = SchemaParts(schema)
+        self._is_valid = compile_schema(schema).is_valid
+        self._large_from = large_from(schema)
+
+    def fits_here(self, value: Any) -> bool:
+        """Return whether a check of the value takes a few milliseconds at most, if the schema is not hostile."""
+        return not is_large(value, self._large_from)
+
+    def problem(self, value: Any) -> ValueProblem | None:
+        """Return what is wrong first; None when the value fits."""
+        try:
+            if self._is_valid(value):
+                return None
+        except (ValueError, RecursionError, OverflowError) as exc:
+            return ValueProblem((), f"cannot be checked: {type(exc).__name__}")
+        walk = Walk(self._parts, Copied({}, count_values(value, MAX_STEPS)), "off", "allow", fill=False)
+        return next(iter(walk.problems(self._parts.root, value)), None) or walk.no_reason
+
+
+def check_of(schema: Part) -> ValueCheck:
+    """Return what checks values of a declared type; compiled once for as long as it is asked for.
+
+    Raises:
+        RegistrationError: the type says nothing that can be checked.
+    """
+    return _check(json.dumps(schema, default=str))
+
+
+@lru_cache(128)
+def _check(schema: str) -> ValueCheck:
+    return ValueCheck(json.loads(schema))
