@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from toolcell.calls.coercion import Change
 from toolcell.calls.compiled_schema import compile_schema
 from toolcell.calls.concurrency import maybe_await, passes_on
 from toolcell.calls.definition import ToolDefinition
@@ -20,7 +19,7 @@ from toolcell.calls.problems import MAX_PROBLEMS, bounded_json
 from toolcell.calls.result import ErrorCode
 from toolcell.calls.schema import closed_properties, dicts_in, mentions_bytes
 from toolcell.calls.schema_patterns import large_from
-from toolcell.calls.schema_walk import Mended, SchemaParts, Walk
+from toolcell.calls.schema_walk import CheckedArguments, SchemaParts, Walk
 from toolcell.calls.table_arguments import table_names, without_tables
 from toolcell.calls.text_data import ParseMode, parse_json
 from toolcell.calls.values import (
@@ -41,7 +40,6 @@ from toolcell.calls.values import (
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.support.checks import text_of
 from toolcell.support.spelling import closest
-from toolcell_bridge.wire.frozen import frozen
 
 MAX_SHOWN_CHARS = 4_000
 """Most characters of the received arguments in an error message."""
@@ -53,21 +51,21 @@ MAX_PLAIN, MAX_PLAIN_CHARS = 32, 100_000
 Prepare = Callable[[dict[str, Any]], Any]
 
 
-class ArgumentError(Exception):
-    """Arguments cannot be used; the message is for the model."""
+class ArgumentError(UsageError):
+    """Arguments cannot be used; the message, after `prefix`, is for the model."""
 
-    def __init__(self, message: str, code: str = ErrorCode.INVALID_ARGUMENTS, fields: Mapping[str, str] | None = None):
+    code = ErrorCode.INVALID_ARGUMENTS
+    steps = 0
+    """Values that were looked at."""
+
+    def __init__(self, message: str, prefix: str = "invalid tool arguments: ", code: ErrorCode = code) -> None:
         super().__init__(message)
-        self.code = code
-        self.details = {"fields": dict(fields)} if fields else {}
-        self.steps = 0
-        """Values that were looked at."""
+        self.prefix, self.code = prefix, code
+        self.details: dict[str, Any] = {}
 
 
-class InvalidArguments(UsageError):
+class InvalidArguments(ArgumentError):
     """Arguments do not fit a tool's schema."""
-
-    code = "invalid_arguments"
 
     def __init__(self, tool: str, problems: list[ValueProblem], received: Any, steps: int = 0) -> None:
         lines = [f"  - {problem}" for problem in problems[:MAX_PROBLEMS]]
@@ -77,15 +75,8 @@ class InvalidArguments(UsageError):
         shown = _received_text(received)
         super().__init__(f'validation failed for tool "{tool}":\n{listing}\n\nReceived arguments:\n{shown}')
         self.problems = problems[: MAX_PROBLEMS + 1]
+        self.details = {"fields": {path_text(problem.path): problem.message for problem in self.problems}}
         self.steps = steps
-        """Values that were looked at."""
-
-    def for_model(self) -> ArgumentError:
-        """Return the same, as it is said to a model."""
-        fields = {path_text(problem.path): problem.message for problem in self.problems}
-        refused = ArgumentError(f"invalid tool arguments: {self}", fields=fields)
-        refused.steps = self.steps
-        return refused
 
 
 def _received_text(received: Any) -> str:
@@ -100,7 +91,7 @@ def parse_arguments(text: str) -> Any:
         ArgumentError: the text is not JSON, or it breaks off.
     """
     if len(text) > MAX_TEXT_CHARS:
-        raise ArgumentError(f"invalid args: {len(text)} characters of JSON, more than {MAX_TEXT_CHARS}")
+        raise ArgumentError(f"{len(text)} characters of JSON, more than {MAX_TEXT_CHARS}", "invalid args: ")
     if not text.strip():
         return {}  # how several providers write "no arguments"
     try:
@@ -108,7 +99,7 @@ def parse_arguments(text: str) -> Any:
     except (ValueError, RecursionError) as exc:
         value, mode = parse_json(text)
         if mode is not ParseMode.REPAIRED:
-            raise ArgumentError(f"invalid args: {exc}") from exc
+            raise ArgumentError(str(exc), "invalid args: ") from exc
     if isinstance(value, str) and value.lstrip()[:1] in ("{", '"'):  # JSON text of JSON text, which is shorter
         return parse_arguments(value)
     return value
@@ -129,29 +120,18 @@ async def prepare_arguments(received: Any, prepare: Prepare | None, tables: Coll
     try:
         mine = copy_arguments(received, tables).args
     except BadValue as exc:
-        raise ArgumentError(f"invalid tool arguments: {exc}") from exc
+        raise ArgumentError(str(exc)) from exc
     try:
         prepared = await maybe_await(prepare(mine))
     except BaseException as exc:
         if passes_on(exc):
             raise
-        message = f"preparing the arguments failed: {type(exc).__name__}: {text_of(exc)}"
-        raise ArgumentError(message, ErrorCode.PREPARE_FAILED) from exc
+        message = f"{type(exc).__name__}: {text_of(exc)}"
+        raise ArgumentError(message, "preparing the arguments failed: ", ErrorCode.PREPARE_FAILED) from exc
     if not isinstance(prepared, dict):
         kind = type(prepared).__name__
-        raise ArgumentError(f"prepare returned {kind} in place of the dict of arguments", ErrorCode.PREPARE_FAILED)
+        raise ArgumentError(f"returned {kind} in place of the dict of arguments", "prepare ", ErrorCode.PREPARE_FAILED)
     return prepared
-
-
-@frozen
-class CheckedArguments:
-    """Arguments a tool may be given, and what was done to make them fit."""
-
-    args: dict[str, Any]
-    changes: tuple[Change, ...] = ()
-    warnings: tuple[str, ...] = ()
-    steps: int = 0
-    """Values that were looked at, each as often as it was."""
 
 
 class ArgumentChecker:
@@ -283,17 +263,6 @@ class ArgumentChecker:
                 mine[name] = json_copy(default)
         return mine if self.is_valid(mine) else None
 
-    def check_for_model(self, args: Any) -> CheckedArguments:
-        """Do what `check` does; what is wrong is said to the model.
-
-        Raises:
-            ArgumentError: the arguments do not fit.
-        """
-        try:
-            return self.check(args)
-        except InvalidArguments as exc:
-            raise exc.for_model() from exc
-
     def check(self, args: Any) -> CheckedArguments:
         """Return arguments fit for the tool; `args` itself is never touched.
 
@@ -321,7 +290,7 @@ class ArgumentChecker:
         return self._mend(copy_arguments(args, self.tables), args)
 
     def _mend(self, copied: Copied, received: Mapping[str, Any]) -> CheckedArguments:
-        steps, tried = copied.nodes, list[tuple[Walk, Mended]]()
+        steps, tried = copied.nodes, list[tuple[Walk, CheckedArguments]]()
         for fill in (True, False):  # where arguments do not fit with all the defaults, they may fit without any
             walk = Walk(self._parts, copied, self._coercion, self._extras, fill=fill, makes_bytes=self._makes_bytes)
             try:
@@ -340,7 +309,7 @@ class ArgumentChecker:
             raise InvalidArguments(self.tool, problems, received, steps)
         return CheckedArguments(mended.args, mended.changes, mended.warnings, steps)
 
-    def _fits(self, copied: Copied, mended: Mended) -> bool:
+    def _fits(self, copied: Copied, mended: CheckedArguments) -> bool:
         """Return whether arguments are valid. A validator of JSON knows no bytes: what the walk says of them counts."""
         if not (copied.has_bytes or self._makes_bytes):
             return self.is_valid(mended.args)

@@ -70,6 +70,15 @@ def described_bytes(data: bytes) -> str:
     return f"({kind}, {len(data)} bytes)" if kind else f"({len(data)} bytes)"
 
 
+def readable_leaf(value: object) -> object:
+    """Return what a reader gets in the JSON of a result in place of what JSON does not have."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return described_bytes(bytes(value))
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    return str(value)
+
+
 def described_part(part: Part) -> str | None:
     """Return what a model reads of a part. None of a picture: it is shown."""
     match part:

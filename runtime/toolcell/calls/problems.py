@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from toolcell.calls.parts import readable_leaf
 from toolcell.calls.values import MAX_STEP_CHARS, Path, ValueProblem
 
 if TYPE_CHECKING:
@@ -27,13 +28,9 @@ def quoted(value: Any) -> str:
 
 def bounded_json(value: Any, most: int, cut: str, indent: int | None = None) -> str:
     """A value as JSON of at most `most` characters, followed by `cut` where that is not all. Stops encoding there."""
-
-    def odd_leaf(value: Any) -> str:
-        return repr(value[:most] if isinstance(value, bytes) else value)
-
     text = ""
     try:
-        for piece in json.JSONEncoder(ensure_ascii=False, indent=indent, default=odd_leaf).iterencode(value):
+        for piece in json.JSONEncoder(ensure_ascii=False, indent=indent, default=readable_leaf).iterencode(value):
             text += piece[: most + 1]
             if len(text) > most:
                 return text[:most] + cut

@@ -12,7 +12,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn, Self
 
-from toolcell.calls.parts import File, Image, Part, Text, described_bytes, described_part, part_data, plain_part
+from toolcell.calls.parts import (
+    File,
+    Image,
+    Part,
+    Text,
+    described_bytes,
+    described_part,
+    part_data,
+    plain_part,
+    readable_leaf,
+)
 from toolcell.calls.values import bytes_in, leaves_in, plain_or_text
 from toolcell.errors import UsageError
 from toolcell.support.checks import brief, check_kind, check_one_of, text_of
@@ -380,7 +390,7 @@ def to_json(value: Any) -> str:
     """
     if isinstance(value, Array | Table):
         return str(value)
-    return json.dumps(value, ensure_ascii=False, default=_odd_leaf)
+    return json.dumps(value, ensure_ascii=False, default=readable_leaf)
 
 
 def without_bytes(value: Any) -> Any:
@@ -399,24 +409,6 @@ def _readable(value: Any) -> Any:
         case list():
             return [*map(_readable, value)]
     return value
-
-
-def json_beginning(value: Any, most: int) -> str:
-    """Return the first `most` characters of what `to_json` returns, without writing the rest."""
-    text = ""
-    for piece in json.JSONEncoder(ensure_ascii=False, default=_odd_leaf).iterencode(value):
-        text += piece[:most]
-        if len(text) >= most:
-            break
-    return text[:most]
-
-
-def _odd_leaf(value: object) -> object:
-    if isinstance(value, bytes | bytearray | memoryview):
-        return described_bytes(bytes(value))
-    if isinstance(value, set | frozenset):
-        return sorted(value, key=repr)
-    return str(value)
 
 
 def total_usage(results: Iterable[ToolResult]) -> TokenUsage:

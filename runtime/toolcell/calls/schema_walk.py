@@ -264,13 +264,15 @@ class SchemaParts:
 
 
 @frozen
-class Mended:
-    """Arguments after mending, what was done to them, and what is wrong all the same."""
+class CheckedArguments:
+    """Arguments a tool may be given, what was done to make them fit, and what is wrong all the same."""
 
-    args: Any
-    changes: tuple[Change, ...]
-    warnings: tuple[str, ...]
-    problems: list[ValueProblem]
+    args: dict[str, Any]
+    changes: tuple[Change, ...] = ()
+    warnings: tuple[str, ...] = ()
+    steps: int = 0
+    """Values that were looked at, each as often as it was."""
+    problems: Sequence[ValueProblem] = ()
 
 
 class _Found:
@@ -353,7 +355,7 @@ class Walk:
         more = ", and is too large for it to say where; send less" if self.is_exhausted else ""
         return ValueProblem((), f"does not fit its schema{more}")
 
-    def arguments(self) -> Mended:
+    def arguments(self) -> CheckedArguments:
         """Mend the whole set of arguments.
 
         Raises:
@@ -371,7 +373,7 @@ class Walk:
             warnings.append(f"{self._unknown_count - MAX_WARNINGS} more unknown properties were dropped")
         if more_changes:
             warnings.append(f"{more_changes} more values were mended")
-        return Mended(mended, tuple(noted), tuple(warnings), [*map(_described, problems)])
+        return CheckedArguments(mended, tuple(noted), tuple(warnings), self.steps, [*map(_described, problems)])
 
     def _changes(self, before: Any, after: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
         """Compare what was received with what became of it. Defaults, dropped properties and bytes are no changes."""

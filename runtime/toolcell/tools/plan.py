@@ -23,7 +23,8 @@ from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.finalize import told_failure
 from toolcell.calls.options import Origin, ToolOptions
 from toolcell.calls.parts import File
-from toolcell.calls.result import ErrorCode, Status, ToolResult, json_beginning, to_json, total_usage
+from toolcell.calls.problems import bounded_json
+from toolcell.calls.result import ErrorCode, Status, ToolResult, to_json, total_usage
 from toolcell.calls.values import is_large
 from toolcell.errors import UsageError
 from toolcell.support.checks import brief
@@ -673,7 +674,7 @@ def _cut_row(row: Row, share: int) -> Row:
     key = "result" if "result" in row else "error"
     value = row[key]
     if not isinstance(value, str) and _is_surely_long(value):
-        text = json_beginning(value, max(0, share - len(_REST_CUT))) + _REST_CUT
+        text = bounded_json(value, max(0, share - len(_REST_CUT)), _REST_CUT)
     else:
         text = cut_text(value if isinstance(value, str) else to_json(value), share)[0]
     return row | {key: text, "truncated": True}

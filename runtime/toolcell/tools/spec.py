@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
-from toolcell.calls.arguments import ArgumentChecker, ArgumentError, CheckedArguments, Prepare
+from toolcell.calls.arguments import ArgumentChecker, ArgumentError, Prepare
 from toolcell.calls.call import Call, RunContext
 from toolcell.calls.concurrency import ToolIdentity, has_own_limits
 from toolcell.calls.context import ToolContext
@@ -96,14 +96,6 @@ class RegisteredTool:
         """Its own. Orchestrating tools end with what they run, so without one of their own they have none."""
         self.has_own_limits = has_own_limits(options)
 
-    def check(self, received: Any) -> CheckedArguments:
-        """Return arguments fit for the tool.
-
-        Raises:
-            ArgumentError: they are not, and why.
-        """
-        return self.checker.check_for_model(received)
-
     def decode(self, args: dict[str, Any]) -> Any:
         """Return validated arguments as the Python types the tool declares.
 
@@ -118,8 +110,7 @@ class RegisteredTool:
 
             # pydantic's errors take many times the memory of what was sent: they are not kept.
             cause = None if isinstance(exc, ValidationError | ParameterError) else exc
-            text = f'invalid tool arguments: validation failed for tool "{self.name}":\n  - {described(exc)}'
-            raise ArgumentError(text) from cause
+            raise ArgumentError(f'validation failed for tool "{self.name}":\n  - {described(exc)}') from cause
 
     def renamed(self, name: str) -> RegisteredTool:
         """Return the same tool under another name; rules about the old name still hold."""

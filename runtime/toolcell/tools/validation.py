@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from toolcell.calls.arguments import ArgumentChecker, ArgumentError, CheckedArguments, InvalidArguments, parse_arguments
+from toolcell.calls.arguments import ArgumentChecker, ArgumentError, InvalidArguments, parse_arguments
 from toolcell.calls.call import Call
 from toolcell.calls.checker_process import CheckStopped, Request, ask, pack, turns
 from toolcell.calls.coercion import Change
@@ -20,6 +20,7 @@ from toolcell.calls.finalize import failure_of
 from toolcell.calls.placeholders import effects_in
 from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.calls.schema import OF_RESULTS
+from toolcell.calls.schema_walk import CheckedArguments
 from toolcell.calls.values import MAX_NODES, BadValue, ValueProblem, copy_arguments, count_values, is_large
 from toolcell.support import daemon_threads
 from toolcell.support.host_work import ELEMENT_WORK, HostWork
@@ -43,7 +44,7 @@ async def validate(call: Call, tool: RegisteredTool, received: Any) -> ToolResul
             checked = CheckedArguments(args)
             decoded = _decoded(tool, checked)
         elif tool.checker.fits_here(received):
-            checked = tool.check(received)
+            checked = tool.checker.check(received)
             steps = checked.steps
             decoded = _decoded(tool, checked)
         else:
@@ -83,10 +84,7 @@ async def _in_turn(call: Call, tool: RegisteredTool, received: Any) -> tuple[Che
             return await daemon_threads.run_sync(threads[-1], abandon_on_cancel=True, limiter=line.threads)
 
         try:
-            try:
-                checked = await _checked_elsewhere(tool.checker, received, in_thread, work)
-            except InvalidArguments as exc:
-                raise exc.for_model() from exc
+            checked = await _checked_elsewhere(tool.checker, received, in_thread, work)
             _count(call, checked.steps)
             if tool.spec.decode is None or not is_large(received):
                 found.append((checked, _decoded(tool, checked)))
@@ -170,8 +168,7 @@ def no_work_left(work: HostWork) -> ToolResult:
 
 def unusable(tool: RegisteredTool, exc: ArgumentError) -> ToolResult:
     """Return the refusal of arguments, in the words of the tool's adapter."""
-    prefix = tool.spec.args_prefix
-    message = str(exc) if prefix is None else prefix + str(exc).partition(": ")[2]
+    message = f"{tool.spec.args_prefix or exc.prefix}{exc}"
     return ToolResult.fail(message, code=exc.code, exc=exc.__cause__, facts=exc.details)
 
 
