@@ -25,7 +25,7 @@ from toolcell.calls.values import MAX_NODES, BadValue, ValueProblem, copy_argume
 from toolcell.support import daemon_threads
 from toolcell.support.host_work import ELEMENT_WORK, HostWork
 from toolcell.tools.execution import cut_short
-from toolcell.tools.spec import RegisteredTool
+from toolcell.tools.spec import RegisteredTool, compile_tool
 from toolcell_bridge.wire.tables import TABLES
 
 
@@ -226,14 +226,4 @@ def _without(tool: RegisteredTool, schema: dict[str, Any], names: Mapping[str, A
     schema["properties"] = {name: part for name, part in _properties(schema).items() if name not in names}
     schema["required"] = [name for name in schema.get("required", ()) if name not in names]
     definition = ToolDefinition(tool.name, tool.definition.description, schema)
-    options = tool.options
-    checker = ArgumentChecker(
-        definition,
-        options.coercion or "safe",
-        options.extras or "drop",
-        options.validate,
-        is_foreign=tool.spec.is_foreign,
-        makes_bytes=tool.spec.decode is not None,
-    )
-    spec = replace(tool.spec, definition=definition, decode=None, prepare=None)
-    return RegisteredTool(spec, checker, tool.aliases, tool.identity)
+    return compile_tool(replace(tool.spec, definition=definition, decode=None, prepare=None))
