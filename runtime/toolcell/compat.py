@@ -60,7 +60,7 @@ def from_parts(plain: PartsResult) -> ToolResult:
         return ToolResult(parts=plain.content, details=plain.details, terminate=plain.terminate)
     message = "".join(part.text for part in plain.content if isinstance(part, Text))
     images = tuple(part for part in plain.content if not isinstance(part, Text))
-    return ToolResult.fail(message, parts=images, terminate=plain.terminate).with_details(plain.details)
+    return ToolResult.fail(message, parts=images, terminate=plain.terminate, details=plain.details)
 
 
 # for_llm / for_user

@@ -213,8 +213,8 @@ class Notes:
 LEAKS: dict[str, Callable[[], Any]] = {
     "text": lambda: f"key {SECRET}",
     "data": lambda: {SECRET: [SECRET, (SECRET,)]},
-    "details": lambda: ToolResult.ok("x").with_details({"header": [SECRET]}),
-    "details that are an object": lambda: ToolResult.ok("x").with_details(Notes(SECRET)),
+    "details": lambda: ToolResult.ok("x", details={"header": [SECRET]}),
+    "details that are an object": lambda: ToolResult.ok("x", details=Notes(SECRET)),
     "details of an error": lambda: ToolResult.fail("x", details=[SECRET], facts={"header": {SECRET: SECRET}}),
     "an error": lambda: ToolResult.fail(f"401 for {SECRET}", output=SECRET),
     "words for the user": lambda: ToolResult.user(SECRET),

@@ -495,7 +495,7 @@ def _as_tool_result(result: ToolLoopResult) -> ToolResult:
         "steps": [{"name": step.name, "input": step.input, "output": step.output} for step in result.steps],
     }
     if result.stop_reason not in (FINAL, TERMINATED) and not result.content:
-        return _failure(result.error or result.stop_reason).with_details(details).with_usage(result.usage)
+        return replace(_failure(result.error or result.stop_reason), details=details, usage=result.usage)
     text = result.content or result.last_output
     if result.stop_reason == TRUNCATED:
         text = f"{text}\n\n[{result.error}]"

@@ -267,4 +267,4 @@ def with_repeat_hint(call: Call, result: ToolResult, limit: int) -> ToolResult:
     if is_counted or count < limit or error is None:
         return result
     hint = f"this exact call has now failed {count} times; change its arguments or do something else"
-    return result.with_message(f"{error.message}\n({hint})")
+    return dataclasses.replace(result, error=dataclasses.replace(error, message=f"{error.message}\n({hint})"))

@@ -313,7 +313,7 @@ async def _ask_after(hook: CallHook, call: Call, result: ToolResult) -> ToolResu
             case None:
                 return result
             case ToolResult():
-                return as_result(change).with_meta_of(result)
+                return replace(as_result(change), meta=result.meta)
             case Override():
                 return change.apply(result)
         raise TypeError(f"after hook returned {brief(change)}; {_AFTER_ANSWERS}")
@@ -334,8 +334,7 @@ def withheld(call: Call, result: ToolResult, why: str) -> ToolResult:
     `why` must not have the text of an exception: it may have the answer in it.
     """
     message = f'the result of "{call.name}" is withheld: {why}; the tool itself has run'
-    failure = ToolResult.fail(message, code=ErrorCode.HOOK_ERROR, retryable=False)
-    return failure.with_usage(result.usage).with_meta_of(result)
+    return ToolResult.fail(message, code=ErrorCode.HOOK_ERROR, retryable=False, usage=result.usage, meta=result.meta)
 
 
 async def _within(timeout_s: float | None, function: Callable[..., Any], *args: Any) -> Any:

@@ -230,18 +230,6 @@ class ToolResult:
         """Return the same result with `exc` attached for logs."""
         return replace(self, exc=exc)
 
-    def with_details(self, details: Any) -> Self:
-        """Return the same result with notes for logs and user interfaces."""
-        return replace(self, details=details)
-
-    def with_usage(self, usage: TokenUsage) -> Self:
-        """Return the same result with the tokens it took."""
-        return replace(self, usage=usage)
-
-    def with_message(self, message: str) -> Self:
-        """Return the same failure with another message."""
-        return replace(self, error=replace(self.error, message=message)) if self.error is not None else self
-
     def stamped(self, call_id: str, tool: str, duration_ms: float, truncated: bool) -> ToolResult:
         """Return the same result with its call's ids on it."""
         twin = _new(ToolResult)
@@ -249,10 +237,6 @@ class ToolResult:
         fields.update(self.__dict__)
         fields["meta"] = ResultMeta(call_id, tool, duration_ms, truncated)
         return twin
-
-    def with_meta_of(self, other: ToolResult) -> Self:
-        """Return the same result with the ids of `other`."""
-        return replace(self, meta=other.meta)
 
     @property
     def is_error(self) -> bool:

@@ -173,8 +173,9 @@ class ScriptTarget:
             registry = self._tools
         inputs = script.values(call.args)
         result = await run_code(runtime, registry, script.source, run, context.update, inputs=inputs)
-        if result.is_error:
-            return result.with_message(f"script {script.name} (version {script.version}): {result.message}")
+        if result.error is not None:
+            message = f"script {script.name} (version {script.version}): {result.message}"
+            return replace(result, error=replace(result.error, message=message))
         return result if result.has_value else replace(result, value=None, has_value=True)
 
 
