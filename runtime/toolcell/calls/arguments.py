@@ -280,14 +280,14 @@ class ArgumentChecker:
             raise InvalidArguments(self.tool, [exc.problem], args, exc.steps) from None
         if copied.has_whole_floats or self._mends or copied.has_bytes or (self._looks_below and copied.has_containers):
             return self._mend(copied, args)
-        mine = copied.args
+        mine = copied.args.copy()
         for name, default in self._defaults:
             if name not in mine:
                 mine[name] = json_copy(default)
         closed = self._closed
         if (closed is None or mine.keys() <= closed) and self.is_valid(mine):
             return CheckedArguments(mine, steps=copied.nodes)
-        return self._mend(copy_arguments(args, self.tables), args)
+        return self._mend(copied, args)
 
     def _mend(self, copied: Copied, received: Mapping[str, Any]) -> CheckedArguments:
         steps, tried = copied.nodes, list[tuple[Walk, CheckedArguments]]()
@@ -304,7 +304,7 @@ class ArgumentChecker:
         problems = walk.unknown if self._extras == "forbid" else []
         if not fits:
             walk, mended = tried[0]
-            problems = [*self._find_bare_argument(received), *(mended.problems or [walk.no_reason]), *walk.unknown]
+            problems = [*self._find_bare_argument(copied.args), *(mended.problems or [walk.no_reason]), *walk.unknown]
         if problems:
             raise InvalidArguments(self.tool, problems, received, steps)
         return CheckedArguments(mended.args, mended.changes, mended.warnings, steps)
@@ -315,12 +315,12 @@ class ArgumentChecker:
             return self.is_valid(mended.args)
         return not (self._validates and mended.problems) and self.is_valid(with_text_for_bytes(mended.args))
 
-    def _find_bare_argument(self, received: Mapping[str, Any]) -> list[ValueProblem]:
+    def _find_bare_argument(self, args: dict[str, Any]) -> list[ValueProblem]:
         """Say which argument was given in place of all of them: `f(item)` where `f(item=item)` was meant."""
         properties = self._schema.get("properties", {})
-        if not received or received.keys() & properties.keys():
+        if not args or args.keys() & properties.keys():
             return []
-        args, names = copy_arguments(received, self.tables).args, [*received][:MAX_PROBLEMS]
+        names = [*args][:MAX_PROBLEMS]
         for name in self._schema.get("required", ()):
             if not any(closest(each, [name]) for each in names) and self._parts.fits(properties.get(name), args):
                 return [ValueProblem((), f"this is the value of one argument: write {name}=...")]
