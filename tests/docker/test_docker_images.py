@@ -160,7 +160,7 @@ def test_a_package_that_cannot_be_installed_leaves_no_image(
     before = {each.tag for each in reference.list_images(docker_client)}
     broken = tmp_path / "broken-1.0-py3-none-any.whl"
     broken.write_bytes(b"no archive")
-    with pytest.raises(PackageError, match=r"could not fetch .*broken-1\.0"):
+    with pytest.raises(PackageError, match=r"could not install .*broken-1\.0"):
         packages.ensure_image(docker_client, docker_image.id, [str(broken)])
     assert {each.tag for each in reference.list_images(docker_client)} == before
 

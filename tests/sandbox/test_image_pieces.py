@@ -104,13 +104,6 @@ def test_the_same_context_is_the_same_archive(tmp_path: Path) -> None:
     assert archives[0].getvalue() == archives[1].getvalue()
 
 
-def test_the_stages_of_a_build_are_read_from_the_engines_output() -> None:
-    said = ["Step 1/4 : FROM a AS x", "---> aaaaaaaaaaaa", "Step 2/4 : RUN y", "---> Running in cccccccccccc",
-            "---> bbbbbbbbbbbb", "Step 3/4 : FROM scratch", "--->", "Step 4/4 : COPY . .", "---> dddddddddddd"]  # fmt: skip
-    assert build.stages_in(said) == ["bbbbbbbbbbbb"]
-    assert build.stages_in(["STEP 1/2: FROM a", "--> aaaaaaaaaaaa"]) == []
-
-
 def test_wheels_are_requested_for_the_images_c_library() -> None:
     assert PYTHON.short == "3.13"
     assert PYTHON.platforms[0] == "manylinux_2_36_x86_64"

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -79,17 +79,17 @@ def install(wanted: Sequence[Wanted], interpreter: TargetInterpreter, site: Path
     else:
         raise PackageError(f"neither uv nor pip is there to install packages for {interpreter.python}: install uv")
     progress.say(f"installing {', '.join(texts)} with {name}")
-    _run([*command, "--only-binary", ":all:", "--target", str(site), *texts], wanted, progress)
+    run_installer([*command, "--only-binary", ":all:", "--target", str(site), *texts], texts, progress.say)
     return name
 
 
-def _run(command: Sequence[str], wanted: Sequence[Wanted], progress: InstallProgress) -> None:
+def run_installer(command: Sequence[str], texts: Sequence[str], say: Callable[[str], object]) -> None:
     """Run an installer and repeat each line that it writes. It is killed when it is stuck.
 
     Raises:
         PackageError: it cannot be run, or it failed.
     """
-    name, texts = "uv" if os.path.basename(command[0]) == "uv" else "pip", ", ".join(item.text for item in wanted)
+    name, wanted = "uv" if os.path.basename(command[0]) == "uv" else "pip", ", ".join(texts)
     last: deque[str] = deque(maxlen=_ERROR_LINES)
     try:
         with subprocess.Popen(
@@ -106,13 +106,13 @@ def _run(command: Sequence[str], wanted: Sequence[Wanted], progress: InstallProg
                 for line in process.stdout or ():
                     if line := line.strip():
                         last.append(line)
-                        progress.say(line)
+                        say(line)
             finally:
                 stuck.cancel()
                 if process.poll() is None and sys.exception() is not None:
                     process.kill()
     except OSError as exc:
-        raise PackageError(f"{name} could not install {texts}: {exc}") from exc
+        raise PackageError(f"{name} could not install {wanted}: {exc}") from exc
     if process.returncode:
         output = "\n".join(last)
-        raise PackageError(f"{name} could not install {texts} (exit status {process.returncode}):\n{output}")
+        raise PackageError(f"{name} could not install {wanted} (exit status {process.returncode}):\n{output}")

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import shutil
 import sys
 import tarfile
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from typing import IO, Any
 
 from toolcell._version import FOLDER
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.docker.client import Conflict, EngineClient, NotFound, call_api
+from toolcell.sandbox.docker.client import EngineClient, NotFound, call_api
 from toolcell.sandbox.docker.images import debian_base, reference
 from toolcell.sandbox.docker.images.check import PROBE_TIMEOUT_S, ask_python
 from toolcell.sandbox.docker.images.reference import ImageRef
@@ -51,8 +49,8 @@ def silent(text: str) -> None:
 STEP_TIMEOUT_S = 900
 """Longest silence of an engine while it builds. Copying a large layer is one silent step."""
 
-KEEP_S = {reference.STAGE: STEP_TIMEOUT_S, reference.SANDBOX: 24 * 3600, reference.SERVICE: 24 * 3600}
-"""Age at which an image without a tag is removed. A younger stage may belong to a build in progress."""
+KEPT = "24h"
+"""Age at which an image without a tag is removed. A younger one may be in use, or make the next build quick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +117,7 @@ def _build_guest(
         if name == "shell":
             (context / "programs.txt").write_text("\n".join(NAMES), encoding="ascii")
         report(f"guest {reference.VERSION} for Python {on.python.version}")
-        versions = install_guest(context / "guest", on.python)
+        versions = install_guest(context / "guest", on.python, report)
         labels = {
             **more,
             reference.GUEST: reference.VERSION,
@@ -128,7 +126,7 @@ def _build_guest(
             reference.BASE: on.label,
             f"{reference.LABEL}needs": json.dumps(versions, sort_keys=True),
         }
-        return build(client, context, on.id, tag, labels, fresh=fresh, keep_stages=True, report=report)
+        return build(client, context, on.id, tag, labels, fresh=fresh, report=report)
 
 
 def build_data(client: EngineClient, on: ImageRef, *, fresh: bool = False, report: Report = silent) -> ImageRef:
@@ -156,12 +154,12 @@ def build_with_packages(
     with context_of("python-data") as context:
         report(f"fetching {', '.join(wanted)} for Python {on.python}")
         site = context / "packages"
-        install_packages(site, wanted, ask_python(client, on.id), on.packages)
+        install_packages(site, wanted, ask_python(client, on.id), report, on.packages)
         drop_distributions(site, on.packages)
         drop_tests(site)
         packages = json.dumps({**on.packages, **versions_in(site)}, sort_keys=True)
         labels = {**labels, reference.PACKAGES: packages}
-        return build(client, context, on.id, tag, labels, fresh=fresh, keep_stages=False, report=report)
+        return build(client, context, on.id, tag, labels, fresh=fresh, report=report)
 
 
 @contextmanager
@@ -214,7 +212,6 @@ def build(
     labels: Mapping[str, str],
     *,
     fresh: bool,
-    keep_stages: bool,
     report: Report,
 ) -> ImageRef:
     """Let the engine build a context. `tag` names the result only once it is complete.
@@ -228,18 +225,15 @@ def build(
         pack(context, archive)
         archive.seek(0)
         options = {"buildargs": {"BASE_IMAGE": base}, "labels": dict(labels), "nocache": fresh}
-        stages = call_api(_build, client, archive, tag, options, report)
+        call_api(_build, client, archive, tag, options, report)
     found = reference.find_image(client, tag)
     if found is None:
         raise SandboxUnavailable(f"the engine built {tag} and does not have it")
-    remove_abandoned_probes(client)
-    for image in [*outdated_images(client, stages), *([] if keep_stages else stages)]:
-        remove_unused(client, image)
+    remove_leftovers(client)
     return found
 
 
-def _build(client: EngineClient, archive: IO[bytes], tag: str, options: Mapping[str, Any], report: Report) -> list[str]:
-    """Build and return the ids of the stages below the result."""
+def _build(client: EngineClient, archive: IO[bytes], tag: str, options: Mapping[str, Any], report: Report) -> None:
     lines = client.api.build(
         fileobj=archive,
         custom_context=True,
@@ -259,47 +253,15 @@ def _build(client: EngineClient, archive: IO[bytes], tag: str, options: Mapping[
         if "error" in line:
             last_lines = "\n".join([*output[-5:], str(line["error"])])
             raise SandboxUnavailable(f"the engine could not build {tag}:\n{last_lines}")
-    return stages_in(output)
 
 
-def stages_in(output: list[str]) -> list[str]:
-    """Return the last image before each FROM but the first. The output of engines other than Docker names none."""
-    stages, last = [], ""
-    for text in output:
-        if text.startswith("---> ") and re.fullmatch("[0-9a-f]{12,64}", text[5:]):
-            last = text[5:]
-        elif re.match(r"Step \d+/\d+ : FROM ", text) and last:
-            stages.append(last)
-    return stages
-
-
-def outdated_images(client: EngineClient, own: list[str]) -> list[str]:
-    """Return images of earlier builds that have no tag and are so old that no program is about to use them."""
-    old: list[str] = []
-    for role, keep_s in KEEP_S.items():
-        found = call_api(client.api.images, filters={"label": [f"{reference.ROLE}={role}"], "dangling": True})
-        old += [str(each["Id"]) for each in found if float(each.get("Created") or 0) < time.time() - keep_s]
-    return [each for each in old if not any(each.startswith(f"sha256:{stage}") for stage in own)]
-
-
-def remove_abandoned_probes(client: EngineClient) -> None:
-    """Remove probe containers of programs that died before the probe ended."""
-    probes = call_api(client.api.containers, all=True, filters={"label": f"{reference.ROLE}={reference.PROBE}"})
-    for each in probes:
-        if float(each.get("Created") or 0) < time.time() - 2 * PROBE_TIMEOUT_S:
-            try:
-                call_api(client.api.remove_container, each["Id"], v=True, force=True)
-            except (NotFound, Conflict):
-                continue
-
-
-def remove_unused(client: EngineClient, image: str) -> None:
-    """Remove an image unless a tag, a container or another image still needs it."""
+def remove_leftovers(client: EngineClient) -> None:
+    """Remove images of earlier builds that have no tag and are old, and probes of programs that died before them."""
     try:
-        inspected = call_api(client.api.inspect_image, image)
-        if not [tag for tag in inspected.get("RepoTags") or [] if tag != "<none>:<none>"]:
-            call_api(client.api.remove_image, image)
-    except SandboxUnavailable:  # it is in use, gone or busy; the build does not depend on its removal
+        call_api(client.api.prune_images, {"dangling": True, "label": reference.ROLE, "until": KEPT})
+        probes = {"label": f"{reference.ROLE}={reference.PROBE}", "until": f"{2 * PROBE_TIMEOUT_S}s"}
+        call_api(client.api.prune_containers, probes)
+    except SandboxUnavailable:  # another program does the same; the build does not depend on it
         return
 
 

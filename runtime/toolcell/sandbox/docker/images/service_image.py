@@ -44,7 +44,7 @@ def build_service(
             shutil.copyfile(sources() / "service" / name, context / name)
         report(f"toolcell {__version__} for Python {on.python.version}")
         site = context / "site"
-        install_packages(site, [*requirements(on.python), *packages], on.python)
+        install_packages(site, [*requirements(on.python), *packages], on.python, report)
         drop_tests(site)
         copy_toolcell(site)
         labels = {
@@ -52,9 +52,7 @@ def build_service(
             reference.BASE: on.label,
             reference.PACKAGES: json.dumps(versions_in(site), sort_keys=True),
         }
-        return build(
-            client, context, on.id, reference.SERVICE_IMAGE, labels, fresh=fresh, keep_stages=True, report=report
-        )
+        return build(client, context, on.id, reference.SERVICE_IMAGE, labels, fresh=fresh, report=report)
 
 
 def requirements(python: ImagePython) -> list[str]:

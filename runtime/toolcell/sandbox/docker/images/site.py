@@ -9,10 +9,9 @@ import json
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +22,7 @@ import toolcell_bridge
 from toolcell.errors import PackageError
 from toolcell.sandbox.docker.images.reference import sources_in
 from toolcell.sandbox.process import package_sources
+from toolcell.sandbox.process.package_installers import run_installer
 
 GUEST_NEEDS = ("msgpack", "RestrictedPython")
 
@@ -35,8 +35,6 @@ print(json.dumps({
     "machine": platform.machine(), "glibc": (libc or "").partition(" ")[2],
 }))
 """
-
-INSTALL_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +86,28 @@ def _numbers(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def install_guest(site: Path, python: ImagePython) -> dict[str, str]:
+def install_guest(site: Path, python: ImagePython, report: Callable[[str], object]) -> dict[str, str]:
     """Copy this installation's guest and its dependencies into `site`; return names and versions."""
     package = Path(toolcell_bridge.__file__).parent
     for path in sources_in(package):
         copy = site / package.name / path.relative_to(package)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
-    install_packages(site, [f"{name}=={version(name)}" for name in GUEST_NEEDS], python)
+    install_packages(site, [f"{name}=={version(name)}" for name in GUEST_NEEDS], python, report)
     return {**versions_in(site), "toolcell-bridge": toolcell_bridge.__version__}
 
 
 def install_packages(
-    site: Path, packages: Sequence[str], python: ImagePython, pinned: Mapping[str, str] | None = None
+    site: Path,
+    packages: Sequence[str],
+    python: ImagePython,
+    report: Callable[[str], object],
+    pinned: Mapping[str, str] | None = None,
 ) -> str:
     """Put `packages` and their dependencies into `site`; return what provided them: "installed", "pip" or "uv".
 
     Args:
+        report: called with each line that an installer writes.
         pinned: versions to use for packages of these names.
 
     Raises:
@@ -122,7 +125,7 @@ def install_packages(
             return "installed"
         why_not_copied = installed if isinstance(installed, str) else "of versions that the image has otherwise"
     try:
-        return _download(site, [item.text for item in wanted], python, pinned or {})
+        return _download(site, [item.text for item in wanted], python, report, pinned or {})
     except PackageError as exc:
         raise PackageError(f"{exc}{package_sources.why_none(wanted, why_not_copied)}") from exc
 
@@ -131,26 +134,17 @@ def _matches(installed: package_sources.Installed, pinned: Mapping[str, str]) ->
     return all(pinned.get(name, dist.version) == dist.version for name, dist in installed.found.items())
 
 
-def _download(site: Path, texts: Sequence[str], python: ImagePython, pinned: Mapping[str, str]) -> str:
+def _download(
+    site: Path, texts: Sequence[str], python: ImagePython, report: Callable[[str], object], pinned: Mapping[str, str]
+) -> str:
     site.mkdir(parents=True, exist_ok=True)
     constraints = site.with_name(f"{site.name}-constraints.txt")
     constraints.write_text("".join(f"{name}=={version}\n" for name, version in sorted(pinned.items())))
-    name, command = installer(site, python)
     try:
-        done = subprocess.run(
-            [*command, "--constraint", str(constraints), *texts],
-            capture_output=True,
-            text=True,
-            timeout=INSTALL_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as exc:
-        raise PackageError(f"{name} could not fetch {', '.join(texts)}: {exc}") from exc
+        name, command = installer(site, python)
+        run_installer([*command, "--constraint", str(constraints), *texts], texts, report)
     finally:
         constraints.unlink()
-    if done.returncode:
-        output = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
-        raise PackageError(f"{name} could not fetch {', '.join(texts)} for Python {python.version}:\n{output}")
     shutil.rmtree(site / "bin", ignore_errors=True)
     return name
 
