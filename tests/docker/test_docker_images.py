@@ -172,6 +172,24 @@ def test_building_again_changes_nothing(docker_client: EngineClient, docker_imag
     assert build.build_python(docker_client, docker_image.base, tag="toolcell/test:again").id == one.id
 
 
+def test_of_what_builds_leave_the_old_images_without_a_tag_go(
+    docker_client: EngineClient, docker_image: ImageRef, scraps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference, "ROLE", "io.toolcell.test-of-leftovers")
+    first = reference.find_image(docker_client, relabelled(docker_client, docker_image, scraps, "leftover", {}))
+    relabelled(docker_client, docker_image, scraps[1:], "leftover", {"other": "1"})  # takes the tag
+
+    def left() -> set[str]:
+        return {str(each["Id"]) for each in docker_client.api.images(filters={"label": reference.ROLE})}
+
+    before = left()
+    build.remove_leftovers(docker_client)
+    assert left() == before  # they are not old
+    monkeypatch.setattr(build, "KEPT", "0s")
+    build.remove_leftovers(docker_client)
+    assert first is not None and left() == before - {first.id} and len(before) == 2
+
+
 def test_a_base_that_cannot_be_had_is_answered_with_the_way_that_needs_no_registry(docker_client: EngineClient) -> None:
     with pytest.raises(SandboxUnavailable, match=r"cannot pull it .* images build --debian"):
         build.find_base(docker_client, "localhost:1/nothing:0", lambda text: None)
