@@ -10,8 +10,7 @@ import pytest
 from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.client import EngineClient
-from toolcell.sandbox.process.backend import ProcessBackend
-from toolcell.testing import BackendHarness, Case, Transcript, contract_cases, contract_lacks, record, replay_transcript
+from toolcell.testing import BackendHarness, Case, contract_cases, contract_lacks
 
 KINDS: dict[str, dict[str, Any]] = {
     "single": {"mode": "single"},
@@ -67,38 +66,3 @@ def test_only_gvisor_lacks_anything() -> None:
 
     assert lacking["single"] == lacking["forked"] == []
     assert lacking["gvisor"] == ["limits.inodes", "limits.lowered_for_one_run", "limits.processes"]
-
-
-SCRIPT = """
-rows = [call_tool("echo", q=each) for each in given]
-print("rows", rows)
-try: call_tool("fail", text="no")
-except ToolError as error: print(error)
-open("out.txt", "w").write("x" * 100_000)
-set_result({"rows": rows, "parallel": call_tools_parallel([("echo", {"q": i}) for i in range(30)])}, files=["out.txt"])
-1 / 0
-"""
-
-
-async def recorded(make_backend: Callable[[], Backend]) -> Transcript:
-    recorder = record(make_backend())
-    async with BackendHarness(lambda: recorder, warm=0) as harness:
-        await harness.run(SCRIPT, inputs={"given": [1, "é", None]}, files=[("in.txt", "data")], seed=1, clock=1.7e9)
-    (transcript,) = recorder.transcripts
-    return transcript
-
-
-@pytest.mark.anyio
-@pytest.mark.isolation
-async def test_what_the_process_backend_recorded_replays_against_a_container(
-    make_backend: Callable[[], Backend],
-) -> None:
-    transcript, backend = await recorded(ProcessBackend), make_backend()
-    await backend.open()
-    try:
-        replayed = await replay_transcript(transcript, backend)
-    finally:
-        await backend.close()
-
-    assert replayed.same, replayed.difference
-    assert len(replayed.got) > 100_000

@@ -3,7 +3,6 @@
     FakeBackend                  runs scripts without isolation, or plays a scripted guest
     ScriptedModel                a model with scripted answers
     check_backend                checks a backend against the contract; contract_cases returns the single cases
-    record, replay_transcript    record the bytes on a bridge, and replay them to another backend
 
 Names are imported when they are first used.
 """
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from toolcell.testing.fake import FakeBackend
     from toolcell.testing.harness import BackendHarness
     from toolcell.testing.scripted import Die, Hang, RawOutput, ScriptedCall, ScriptedSandbox, Step
-    from toolcell.testing.transcripts import Replayed, Transcript, TranscriptRecorder, record, replay_transcript
 
 __all__ = [
     "BackendHarness",
@@ -38,20 +36,15 @@ __all__ = [
     "FakeBackend",
     "Hang",
     "RawOutput",
-    "Replayed",
     "Request",
     "ScriptedCall",
     "ScriptedModel",
     "ScriptedSandbox",
     "Step",
-    "Transcript",
-    "TranscriptRecorder",
     "calls",
     "check_backend",
     "contract_cases",
     "contract_lacks",
-    "record",
-    "replay_transcript",
 ]
 
 if not TYPE_CHECKING:
@@ -64,6 +57,5 @@ if not TYPE_CHECKING:
             "toolcell.testing.fake": "FakeBackend",
             "toolcell.testing.harness": "BackendHarness",
             "toolcell.testing.scripted": "Die Hang RawOutput ScriptedCall ScriptedSandbox Step",
-            "toolcell.testing.transcripts": "Replayed Transcript TranscriptRecorder record replay_transcript",
         },
     )
