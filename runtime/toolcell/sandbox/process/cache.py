@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,6 +40,25 @@ def entry_key(facts: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
+def facts_of(paths: Iterable[Path]) -> list[object]:
+    """Return what changes with files: their places, times and sizes."""
+    facts: list[object] = []
+    for path in paths:
+        try:
+            status = path.stat()
+            facts += [str(path), status.st_mtime_ns, status.st_size]
+        except OSError:
+            facts.append("absent")
+    return facts
+
+
+def copy_file(source: Path, target: Path, mode: int = 0o555) -> None:
+    """Copy a file into an entry. It has no set-uid: a copy has the rights of nobody."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    target.chmod(mode)
+
+
 def made_entry(entry: Path, what: str, fill: Callable[[Path], object]) -> Path:
     """Keep an entry, which `fill` makes if it is not there, and return it. `what`: what it is, for the error.
 
@@ -49,6 +69,8 @@ def made_entry(entry: Path, what: str, fill: Callable[[Path], object]) -> Path:
         if not keep(entry):
             with new_directory(entry) as building:
                 fill(building)
+                for folder, _, _ in os.walk(building):  # sandboxes have another user id
+                    os.chmod(folder, 0o755)
             keep(entry)
     except OSError as exc:
         raise SandboxUnavailable(
@@ -65,31 +87,21 @@ _kept: dict[Path, int] = {}
 def keep(entry: Path) -> bool:
     """Keep an entry from being removed while this process lives, and note its use. False: it is not there."""
     known = _kept.get(entry)
-    if known is not None and _is_at(known, entry):
-        note_use(entry)
-        return True
-    opened = hold(entry)
-    if opened is None:
-        return False
-    if known is not None:
-        os.close(known)
-    _kept[entry] = opened
-    return True
-
-
-def hold(entry: Path) -> int | None:
-    """Keep an entry from being removed until the descriptor that is returned is closed. None: it is not there."""
-    try:
-        opened = os.open(entry, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY)
-    except OSError:
-        return None
-    with suppress(OSError):  # a file system without locks: nothing is removed from it either
-        file_lock.lock(opened, wait=True, shared=True)
-    if not _is_at(opened, entry):  # removed before it was locked
-        os.close(opened)
-        return None
+    if known is None or not _is_at(known, entry):
+        try:
+            opened = os.open(entry, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY)
+        except OSError:
+            return False
+        with suppress(OSError):  # a file system without locks: nothing is removed from it either
+            file_lock.lock(opened, wait=True, shared=True)
+        if not _is_at(opened, entry):  # removed before it was locked
+            os.close(opened)
+            return False
+        if known is not None:
+            os.close(known)
+        _kept[entry] = opened
     note_use(entry)
-    return opened
+    return True
 
 
 def is_in_use(entry: Path) -> bool:

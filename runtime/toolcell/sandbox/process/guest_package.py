@@ -6,13 +6,11 @@ copy has none, as in an editable install. One directory is also one mount instea
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from toolcell.sandbox.process.cache import entry_key, made_entry
+from toolcell.sandbox.process.cache import copy_file, entry_key, facts_of, made_entry
 
 FORMAT = 1
 """Part of the key: goes up when the content of the directory changes."""
@@ -27,21 +25,13 @@ def build(packages: Mapping[str, Path], cache: Path) -> Path:
         SandboxUnavailable: the cache cannot be written.
     """
     sources = {name: _sources(folder) for name, folder in sorted(packages.items())}
-    entry = cache / "guest" / _key(sources)
+    facts = facts_of(path for paths in sources.values() for path in paths)
+    entry = cache / "guest" / entry_key([FORMAT, sys.version, *facts])
     return made_entry(entry, "the guest package", lambda building: _fill(building, packages, sources))
 
 
 def _sources(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES)
-
-
-def _key(sources: Mapping[str, list[Path]]) -> str:
-    facts: list[object] = [FORMAT, sys.version]
-    for paths in sources.values():
-        for path in paths:
-            status = path.stat()
-            facts.append((str(path), status.st_size, status.st_mtime_ns))
-    return entry_key(facts)
 
 
 def _fill(building: Path, packages: Mapping[str, Path], sources: Mapping[str, list[Path]]) -> None:
@@ -50,15 +40,9 @@ def _fill(building: Path, packages: Mapping[str, Path], sources: Mapping[str, li
 
     for name, paths in sources.items():
         for path in paths:
-            _copy(path, building / name / path.relative_to(packages[name]))
+            copy_file(
+                path, building / name / path.relative_to(packages[name]), 0o555 if path.suffix == ".so" else 0o444
+            )
     # Unchecked: nobody changes this copy, and a check is a system call per module.
-    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    compileall.compile_dir(building, quiet=2, stripdir=str(building), prependdir="/toolcell", invalidation_mode=mode)
-    for folder, _, _ in os.walk(building):
-        os.chmod(folder, 0o755)
-
-
-def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
-    os.chmod(target, 0o555 if source.suffix == ".so" else 0o444)
+    how = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    compileall.compile_dir(building, quiet=2, stripdir=str(building), prependdir="/toolcell", invalidation_mode=how)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.process.cache import entry_key, made_entry
+from toolcell.sandbox.process.cache import entry_key, facts_of, made_entry
 from toolcell.sandbox.process.libraries import libraries_of, needed_by
 from toolcell.support.atomic import link_or_copy
 from toolcell_bridge.wire.frozen import frozen
@@ -78,8 +78,6 @@ def build(
         manifest |= {"python": f"Python {library.name.removeprefix('python')}"}
         manifest |= {"packages": str(packages)} if packages is not None else {}
         (building / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-        for folder, _, _ in os.walk(building):
-            os.chmod(folder, 0o755)
 
     made_entry(target, "the copy of the interpreter", fill)
     try:
@@ -102,14 +100,7 @@ def _key(executable: Path, library: Path, packages: Path | None, extensions: Seq
         *extensions,
         *((packages,) if packages is not None else ()),
     ]
-    facts = [FORMAT, str(executable), str(library), str(packages), sys.version]
-    for path in watched:
-        try:
-            status = path.stat()
-            facts += [status.st_mtime_ns, status.st_size]
-        except OSError:
-            facts.append("absent")
-    return entry_key(facts)
+    return entry_key([FORMAT, str(packages), sys.version, *facts_of(watched)])
 
 
 def _fill(building: Path, executable: Path, library: Path, platlibdir: str, compiled: Sequence[Path]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.process.cache import entry_key, made_entry
+from toolcell.sandbox.process.cache import copy_file, entry_key, facts_of, made_entry
 from toolcell.sandbox.process.libraries import libraries_of
 
 FORMAT = 1
@@ -49,35 +49,16 @@ def build(cache: Path, interpreter: str) -> Path:
     found = {name: Path(os.path.realpath(path)) for name in NAMES if (path := shutil.which(name, path=PLACES))}
     if SHELL not in found:
         raise SandboxUnavailable(f"Policy(shell=True) needs the program {SHELL} of this machine, and {PLACES} has none")
-    entry = cache / "programs" / _key(found, interpreter)
+    facts = [FORMAT, interpreter, *facts_of([*found.values(), Path("/etc/ld.so.cache")]), *sorted(found)]
+    entry = cache / "programs" / entry_key(facts)
     return made_entry(entry, "the copy of the shell's programs", lambda building: _fill(building, found, interpreter))
-
-
-def _key(found: Mapping[str, Path], interpreter: str) -> str:
-    facts: list[object] = [FORMAT, interpreter]
-    for path in (*found.values(), Path("/etc/ld.so.cache")):
-        try:
-            status = path.stat()
-            facts += [str(path), status.st_mtime_ns, status.st_size]
-        except OSError:
-            facts.append("absent")
-    return entry_key([facts, sorted(found)])
 
 
 def _fill(building: Path, found: Mapping[str, Path], interpreter: str) -> None:
     needed = {path: libraries_of(path) for path in set(found.values())}
-    for folder in ("bin", "lib"):
-        (building / folder).mkdir()
-        (building / folder).chmod(0o755)
     for name, path in found.items():
         if needed[path]:  # others are scripts
-            _copy(path, building / "bin" / name)
+            copy_file(path, building / "bin" / name)
     for soname, path in {soname: path for each in needed.values() for soname, path in each.items()}.items():
-        _copy(Path(os.path.realpath(path)), building / "lib" / soname)
+        copy_file(path, building / "lib" / soname)
     (building / "bin" / "python3").symlink_to(interpreter)
-    building.chmod(0o755)
-
-
-def _copy(source: Path, target: Path) -> None:
-    target.write_bytes(source.read_bytes())
-    target.chmod(0o555)  # no set-uid: a copy has the rights of nobody

@@ -6,7 +6,14 @@ import os
 from pathlib import Path
 
 from toolcell.errors import UsageError
-from toolcell.sandbox.process.cache import default_cache_dir, entry_key, made_entry, private_directory
+from toolcell.sandbox.process.cache import (
+    copy_file,
+    default_cache_dir,
+    entry_key,
+    facts_of,
+    made_entry,
+    private_directory,
+)
 from toolcell.sandbox.process.libraries import libraries_of
 
 FORMAT = 1
@@ -21,10 +28,7 @@ def build() -> Path:
         SandboxUnavailable: the cache cannot be written, or a library is missing.
     """
     program = _installed()
-    status = program.stat()
-    facts = [FORMAT, str(program), status.st_mtime_ns, status.st_size]
-    cache = private_directory(default_cache_dir())
-    entry = cache / "type-checker" / entry_key(facts)
+    entry = private_directory(default_cache_dir()) / "type-checker" / entry_key([FORMAT, *facts_of([program])])
     return made_entry(entry, "the copy of the type checker", lambda building: _fill(building, program))
 
 
@@ -38,11 +42,6 @@ def _installed() -> Path:
 
 
 def _fill(building: Path, program: Path) -> None:
-    libraries = {Path("lib", name): path for name, path in libraries_of(program).items()}
-    wanted = {Path("bin", "ty"): program} | libraries
-    for target, source in wanted.items():
-        (building / target).parent.mkdir(exist_ok=True, mode=0o755)
-        (building / target).write_bytes(Path(os.path.realpath(source)).read_bytes())
-        (building / target).chmod(0o555)
-    for folder in (building, building / "bin", building / "lib"):
-        folder.chmod(0o755)
+    copy_file(program, building / "bin" / "ty")
+    for name, path in libraries_of(program).items():
+        copy_file(path, building / "lib" / name)
