@@ -8,7 +8,8 @@ from pathlib import Path
 import anyio
 
 from toolcell import RunContext, Runtime, ToolError, ToolRegistry
-from toolcell.audit import AuditLog, HmacKey, Index, RecordedRun, replay, runtime_options, verify
+from toolcell.audit import AuditLog, HmacKey, Index, RecordedRun, verify
+from toolcell.control import replay, runtime_options
 
 registry = ToolRegistry()
 STOCK = {"kettle": 3, "teapot": 0}

@@ -24,7 +24,7 @@ from toolcell.audit.filters import Filter
 from toolcell.audit.log import AuditLog
 from toolcell.audit.query import Index
 from toolcell.audit.reader import RecordedRun
-from toolcell.audit.replays import Replay, replay, runtime_options
+from toolcell.control.replays import Replay, replay, runtime_options
 from toolcell.tools import RunContext, ToolResult
 
 pytestmark = pytest.mark.isolation

@@ -13,8 +13,8 @@ from toolcell import Outcome, Policy, PoolConfig, Runtime, SyncRuntime
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index
 from toolcell.audit.reader import RecordedRun
-from toolcell.audit.replays import Replay, replay, runtime_options
 from toolcell.control import Approve
+from toolcell.control.replays import Replay, replay, runtime_options
 
 pytestmark = pytest.mark.isolation
 

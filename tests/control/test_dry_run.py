@@ -578,7 +578,7 @@ def test_a_preview_and_a_revert_that_are_no_functions_are_refused() -> None:
 def test_a_dry_run_on_the_record_replays_with_its_placeholders(tmp_path: Path, folders: Folders) -> None:
     from toolcell.audit.filters import Filter
     from toolcell.audit.query import Index
-    from toolcell.audit.replays import Replay, replay, runtime_options
+    from toolcell.control.replays import Replay, replay, runtime_options
 
     sources = ["a = call_tool('create', name='a')\n[a]", "a = call_tool('create', name='a')\nprint(a)"]
 

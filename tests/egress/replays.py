@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from toolcell import Runtime
-from toolcell.audit import Filter, Index, RecordedRun, Replay, replay, runtime_options
+from toolcell.audit import Filter, Index, RecordedRun
+from toolcell.control import Replay, replay, runtime_options
 
 
 async def replayed(log: Path, source: str) -> tuple[RecordedRun, Replay]:

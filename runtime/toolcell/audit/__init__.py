@@ -10,11 +10,11 @@ from toolcell.support.lazy import lazy_names
 __all__ = [
     "ABORTED", "BROKEN", "MISSING_CALL", "TRUSTS", "TRUST_TEXTS", "UNFINISHED", "UNSIGNED", "UNVERIFIED", "VERIFIED",
     "WHERE_KEYS_ARE", "AuditEvent", "AuditLog", "BadInput", "Ed25519Signer", "Filter", "Head", "HmacKey", "Index",
-    "Match", "Place", "ReceiptCheck", "RecordConfig", "RecordedCall", "RecordedRun", "Recorder", "Replay", "Report",
+    "Match", "Place", "ReceiptCheck", "RecordConfig", "RecordedCall", "RecordedRun", "Recorder", "Report",
     "RunChange", "RunSummary", "Searched", "ShownCall", "ShownLine", "Signer", "Sink", "SpanSink", "ToolContent",
     "Verifier", "compare_runs", "default_key_path", "end_ns", "exporting_sink", "json_line", "jsonable", "key_ranges",
     "lines_of", "load_heads", "load_signer", "load_verifier", "not_recorded", "read_log_id", "receipt", "removals",
-    "replay", "retired_keys", "runtime_options", "save_private", "saved_heads", "script_calls", "search",
+    "retired_keys", "save_private", "saved_heads", "search",
     "shown_calls", "shown_facts", "shown_files", "shown_lines", "shown_output", "shown_results", "shown_text",
     "to_html", "tool_table", "unreadable_line", "verify", "visible",
 ]  # fmt: skip
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from toolcell.audit.receipt import ReceiptCheck
     from toolcell.audit.recorder import Recorder
     from toolcell.audit.replay_diff import MISSING_CALL
-    from toolcell.audit.replays import Replay, replay, runtime_options, script_calls
     from toolcell.audit.retention import removals
     from toolcell.audit.run_diff import RunChange, compare_runs
     from toolcell.audit.run_record import ABORTED
@@ -90,7 +89,6 @@ else:
             "toolcell.audit.receipt": "ReceiptCheck",
             "toolcell.audit.recorder": "Recorder",
             "toolcell.audit.replay_diff": "MISSING_CALL",
-            "toolcell.audit.replays": "Replay replay runtime_options script_calls",
             "toolcell.audit.retention": "removals",
             "toolcell.audit.run_diff": "RunChange compare_runs",
             "toolcell.audit.run_record": "ABORTED",

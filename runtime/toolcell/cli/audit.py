@@ -63,7 +63,7 @@ from toolcell.support.atomic import write_named
 from toolcell.support.text import one_line
 
 if TYPE_CHECKING:
-    from toolcell.audit import Replay
+    from toolcell.control import Replay
 
 
 SUMMARY = """Recorded runs: list, show, search, verify, export and replay them.
@@ -527,7 +527,7 @@ def check_steps(runs: Sequence[RecordedRun], start: int | None, until: int | Non
     """
     if start is None:
         return
-    from toolcell.audit import script_calls
+    from toolcell.control import script_calls
 
     most = max(len(script_calls(run)) for run in runs)
     if start > max(1, most):
@@ -538,7 +538,7 @@ def check_steps(runs: Sequence[RecordedRun], start: int | None, until: int | Non
 
 def replay_all(runs: Sequence[RecordedRun], given: dict[str, Any], backend: str, steps: Steps | None) -> list[Replay]:
     """Replay runs. Runs with the same runtime options share one runtime."""
-    from toolcell.audit import replay, runtime_options  # with the tools: the other commands load neither
+    from toolcell.control import replay, runtime_options  # with the tools: the other commands load neither
     from toolcell.runtime import Runtime
 
     async def work(watch: Watch) -> list[Replay]:

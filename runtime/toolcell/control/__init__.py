@@ -6,8 +6,9 @@ from toolcell.support.lazy import lazy_names
 
 __all__ = [
     "DENIED", "WAITS", "AlreadyMade", "Approve", "Denial", "Deny", "Draft", "Edit",
-    "PlanRows", "RepairingScripts", "ResumeDecision", "ScriptReport", "SuspendingScripts", "Turn",
-    "TurnApprovals", "bound_revert", "check_scripts", "revert_calls", "revert_spec",
+    "PlanRows", "RepairingScripts", "Replay", "ResumeDecision", "ScriptReport", "SuspendingScripts", "Turn",
+    "TurnApprovals", "bound_revert", "check_scripts", "replay", "revert_calls", "revert_spec",
+    "runtime_options", "script_calls",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from toolcell.control.decisions import AlreadyMade, ResumeDecision
     from toolcell.control.draft import Draft
     from toolcell.control.repair import RepairingScripts
+    from toolcell.control.replays import Replay, replay, runtime_options, script_calls
     from toolcell.control.revert import bound_revert, revert_calls, revert_spec
     from toolcell.control.run_control import DENIED
     from toolcell.control.saved_script_check import ScriptReport, check_scripts
@@ -28,6 +30,7 @@ else:
             "toolcell.control.decisions": "AlreadyMade ResumeDecision",
             "toolcell.control.draft": "Draft",
             "toolcell.control.repair": "RepairingScripts",
+            "toolcell.control.replays": "Replay replay runtime_options script_calls",
             "toolcell.control.revert": "bound_revert revert_calls revert_spec",
             "toolcell.control.run_control": "DENIED",
             "toolcell.control.saved_script_check": "ScriptReport check_scripts",

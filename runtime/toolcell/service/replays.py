@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from toolcell.audit import VERIFIED, Replay, replay, runtime_options
+from toolcell.audit import VERIFIED
 from toolcell.config import Limits, PoolConfig
+from toolcell.control import Replay, replay, runtime_options
 from toolcell.errors import UsageError
 from toolcell.runtime import Runtime
 

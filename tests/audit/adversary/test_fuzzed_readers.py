@@ -23,10 +23,10 @@ from toolcell.audit.otel import SpanSink
 from toolcell.audit.query import Index
 from toolcell.audit.reader import RecordedRun
 from toolcell.audit.replay_diff import Comparison
-from toolcell.audit.replays import AnsweringTools, recorded_result, runtime_options, script_calls
 from toolcell.audit.retention import removals
 from toolcell.audit.run_diff import compare_runs
 from toolcell.audit.sinks import AuditEvent
+from toolcell.control.replays import AnsweringTools, recorded_result, runtime_options, script_calls
 from toolcell.errors import ToolcellError
 from toolcell.results import ExecutionResult, Outcome
 

@@ -21,10 +21,10 @@ from toolcell.audit import records
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index
 from toolcell.audit.receipt import check, export, read
-from toolcell.audit.replays import runtime_options
 from toolcell.audit.signatures import load_heads
 from toolcell.audit.store import EVENT_COLUMNS
 from toolcell.cli import audit_terminal
+from toolcell.control.replays import runtime_options
 from toolcell.errors import AuditError, ToolcellError
 from toolcell.service.viewer.figures import run_figures
 from toolcell.support import packing

@@ -23,8 +23,9 @@ from pydantic import (
     model_validator,
 )
 
-from toolcell.audit import Replay, RunSummary
+from toolcell.audit import RunSummary
 from toolcell.config import CheckTypes, Limits, LintProfile
+from toolcell.control import Replay
 from toolcell.results import (
     CommitResult,
     ExecutionResult,

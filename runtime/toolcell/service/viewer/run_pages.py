@@ -6,7 +6,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from toolcell.audit import TRUST_TEXTS, Index, RecordedRun, Replay, RunSummary, shown_text
+from toolcell.audit import TRUST_TEXTS, Index, RecordedRun, RunSummary, shown_text
+from toolcell.control import Replay
 from toolcell.errors import UsageError
 from toolcell.service.viewer.rendering import as_download, as_image
 from toolcell.service.viewer.run_view import given_file, on_page, part_of

@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Message
 
-from toolcell.audit import RecordedRun, Replay, Verifier, default_key_path, load_verifier
+from toolcell.audit import RecordedRun, Verifier, default_key_path, load_verifier
+from toolcell.control import Replay
 from toolcell.errors import AuditError
 from toolcell.service.authentication import LoopbackAuthenticator, identified
 from toolcell.service.endpoints import ApiRequest

@@ -16,8 +16,9 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from toolcell.audit import VERIFIED, RecordedRun, Replay, replay, runtime_options
+from toolcell.audit import VERIFIED, RecordedRun
 from toolcell.config import Limits, PoolConfig
+from toolcell.control import Replay, replay, runtime_options
 from toolcell.runtime import Runtime
 from toolcell.service.log_reader import LogReader
 from toolcell.service.replays import bounded
