@@ -319,7 +319,7 @@ async def serve(options: dict[str, Any], requests: BinaryIO, answers: BinaryIO) 
         policy=policy(options),
         packages=options.get("packages", ()),
         preload=options.get("preload", ()),
-        record=options.get("audit"),
+        record=options.get("record"),
     ) as runtime:
         await runtime.execute_code("call_tool('echo', {'text': 'warm'})")
         write(answers, "ready")
