@@ -161,11 +161,6 @@ class Ways:
             except Exception as exc:
                 self.put("exceptions", MARK, exc, exc.__cause__)
         self.put("events", *self.events, *(event.to_json() for event in self.events))
-        self.put("journal", *files_below(folder / "journals"))
-
-
-def files_below(folder: Path) -> list[str]:
-    return [path.read_bytes().decode("latin-1") for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
 async def over_mcp(ways: Ways) -> None:
@@ -205,7 +200,7 @@ def from_outside(ways: Ways, folder: Path, spans: Any) -> None:
 
 WAYS = (
     "result", "returned files", "logs", "calls", "callbacks", "error", "traceback", "stream", "plan rows", "suspension", "draft",
-    "commit", "session", "model messages", "agent's result", "exceptions", "events", "journal", "MCP answer",
+    "commit", "session", "model messages", "agent's result", "exceptions", "events", "MCP answer",
     "audit log", "audit index", "audit commands", "OpenTelemetry", "Python's log", "viewer",
 )  # fmt: skip
 
