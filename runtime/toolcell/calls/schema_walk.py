@@ -207,8 +207,14 @@ class Node:
         self.is_scalar = not {"object", "array"} & {*self.kinds}
         self.defaults: tuple[str, ...] | None = None
         self.needed = frozenset(self.required)
+        fitting = {kind for name, kind in _PLAIN if not self.kinds or name in self.kinds} if is_alone else set()
+        self.plain = frozenset() if self.is_base64 else frozenset(fitting - self.checks.keys())
+        """Types of which every value fits as it is."""
 
 
+_PLAIN: Final = (
+    ("string", str), ("integer", int), ("number", int), ("number", float), ("boolean", bool), ("null", type(None)),
+)  # fmt: skip
 _CONDITIONS: Final = ("if", "not", "contains", "dependentSchemas", "dependentRequired", "dependencies", "propertyNames")
 _TEXT_RULES: Final = frozenset({"enum", "const", "pattern", "maxLength", "minLength"})
 _ANNOTATIONS: Final = frozenset({
@@ -403,6 +409,8 @@ class Walk:
         if not isinstance(part, dict):
             return value, False, ((path, _nothing_fits, None, None),)
         node = self._schema.node(part)
+        if type(value) in node.plain:
+            return value, False, ()
         if node.is_leaf and type(value) is not dict and type(value) is not list and (node.is_scalar or value is None):
             return self._leaf(node, value, path)
         key = (id(node) << 64 | id(value)) << 1 | (self._inside > 0)  # a tuple would take three times the memory
