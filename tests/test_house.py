@@ -134,6 +134,7 @@ def test_outer_rooms_and_examples_import_faces_of_the_core_only() -> None:
     assert not [name for module in outer for name in names_behind_faces(module)]
 
 
+@pytest.mark.slow
 def test_each_name_of_a_face_is_used_by_an_outer_room_or_explained_in_a_page() -> None:
     used = {imported for module in outer_modules() for imported in module.imported_names}
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]

@@ -131,7 +131,7 @@ for name in ("uname", "fork", "pidfd_open", "O_PATH", "O_CLOEXEC", "O_NONBLOCK",
 delattr(signal, "pidfd_send_signal")
 import ctypes
 ctypes.CDLL = None
-from toolcell.sandbox.process import cgroup_manager, elf, probes
+from toolcell.sandbox.process import cgroup_manager, probes
 from toolcell_bridge.isolation import capabilities, landlock, rlimits, seccomp, syscalls
 print(probes.probe_all()[0].live)
 """
