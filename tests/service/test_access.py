@@ -224,6 +224,7 @@ SCOPES = {
 """What each route needs. A session's files are what its scripts are: they are read and written by who may run some."""
 
 
+@pytest.mark.quick
 def test_each_route_needs_its_scopes_and_no_others(tmp_path: Path) -> None:
     """A token that has them is let in, and one that has all others is not; `admin` has all of its tenant."""
     grantable = {Scope.EXECUTE, Scope.READ, Scope.APPROVE, Scope.OPERATOR}

@@ -12,6 +12,7 @@ import pytest
 from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.calls.concurrency import Workers
 from toolcell.calls.run_state import RunState
 from toolcell.tools import Call, Hook, RunContext, Status, ToolRegistry, ToolResult, approval_hook
 from tools.toolkit import PATIENCE_S
@@ -262,3 +263,29 @@ async def test_a_tool_that_calls_itself_does_not_wait_for_its_own_place() -> Non
         found += [alone.value, *(each.value for each in batch)]
 
     assert found == [5] * 12
+
+
+async def test_a_place_that_is_handed_to_a_call_just_cancelled_is_free_again() -> None:
+    workers = Workers(1)
+    await workers.take()
+    async with anyio.create_task_group() as group:
+        group.start_soon(workers.take)
+        await anyio.wait_all_tasks_blocked()
+        group.cancel_scope.cancel()
+        workers.give_back()
+
+    assert workers.free == 1
+
+
+async def test_a_call_that_wants_every_place_and_is_cancelled_gives_back_those_that_it_has() -> None:
+    workers = Workers(3)
+    await workers.take()
+    async with anyio.create_task_group() as group:
+        group.start_soon(workers.take_all)
+        await anyio.wait_all_tasks_blocked()
+        group.cancel_scope.cancel()
+    workers.give_back()
+
+    assert workers.free == 3
+    with anyio.fail_after(PATIENCE_S):
+        await workers.take_all()
