@@ -19,6 +19,7 @@ from toolcell import RunContext, ToolRegistry
 from toolcell.calls.placeholders import effect_of, effects_in, placeholder, with_results
 from toolcell.control.commit import Commit
 from toolcell.control.draft import Draft
+from toolcell.errors import ToolError
 from toolcell.flows import Flow
 from toolcell_bridge.guest.placeholder import ENDS_DRAFT, RESULT_OF, DraftEnded, GuestDryRun, Placeholder
 from toolcell_bridge.guest.values import to_plain
@@ -246,6 +247,29 @@ def test_an_effect_that_the_draft_does_not_have_is_no_argument() -> None:
         return (await registry.dispatch("write", args, context=RunContext(dry_run=draft))).message
 
     assert "refer to the result of effect-7, and this draft has no such effect" in anyio.run(main)
+
+
+def test_an_effect_whose_preview_failed_is_no_argument() -> None:
+    registry, draft = ToolRegistry(), Draft()
+
+    def preview(value: Any = 0) -> int:
+        if value == "taken":
+            raise ToolError("there is one already")
+        return 0
+
+    @registry.tool(preview=preview)
+    async def write(value: Any = 0) -> int:
+        """Write a value and return its place."""
+        raise AssertionError("it was made")
+
+    async def main() -> list[str]:
+        run = RunContext(dry_run=draft)
+        values = ["taken", placeholder("effect-1", draft.key)]
+        return [(await registry.dispatch("write", {"value": value}, context=run)).message for value in values]
+
+    failed, refused = anyio.run(main)
+    assert "there is one already" in failed
+    assert "refer to the result of effect-1, and this draft has no such effect" in refused
 
 
 def test_what_the_dry_run_has_read_counts_at_the_commit() -> None:
