@@ -82,7 +82,7 @@ def test_with_a_certificate_it_speaks_tls_and_nothing_else(
     headers = {"Authorization": f"Bearer {tokens[1]}"}
     with served("--host", "127.0.0.1", *flags) as url:
         assert url.startswith("https://127.0.0.1:")
-        with httpx.Client(verify=ssl.create_default_context(cafile=cert)) as client:
+        with httpx.Client(verify=ssl.create_default_context(cafile=cert), timeout=30) as client:
             assert client.get(f"{url}/v1/tools", headers=headers).status_code == 200
             assert client.get(f"{url}/v1/tools").status_code == 401
         with pytest.raises(httpx.HTTPError):
