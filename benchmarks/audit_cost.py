@@ -29,6 +29,7 @@ from toolcell import Limits, Policy, PoolConfig, RunContext, Runtime, ToolRegist
 from toolcell.audit.config import RecordConfig
 from toolcell.audit.keys import HmacKey
 from toolcell.audit.log import AuditLog
+from toolcell.tools import Feature
 
 REPEATABLE = Policy(seed=1, clock=1_700_000_000.5, hash_seed=1)
 REFERENCE = "wait 15 us per call"
@@ -103,7 +104,7 @@ async def one_round(runtime: Runtime, calls: int, observer: BusyWaiter | None) -
     return {"call_us": median_s * 1e6, "mean_call_us": mean_s * 1e6, "run_us": run_s * 1e6}
 
 
-class BusyWaiter:
+class BusyWaiter(Feature):
     """A call observer that waits as long as the budget allows, half of it before a call and half after."""
 
     def call_started(self, call: object) -> None:
@@ -117,7 +118,7 @@ class BusyWaiter:
 
 async def timed(runtime: Runtime, script: str, observer: BusyWaiter | None) -> tuple[float, Any]:
     """Return the seconds from the request to the result, and the result's value."""
-    context = RunContext(observer=observer) if observer is not None else None
+    context = RunContext().having(observer) if observer is not None else None
     await anyio.sleep(PAUSE_S)  # the pool starts new sandboxes, which is not measured
     started = time.perf_counter()
     result = await runtime.execute_code(script, context=context)

@@ -7,7 +7,7 @@ import anyio
 
 from toolcell import AuditLog, RunContext, Runtime, ToolRegistry
 from toolcell.audit import AuditEvent
-from toolcell.tools import Call
+from toolcell.tools import Call, Feature
 
 registry = ToolRegistry()
 
@@ -18,8 +18,8 @@ def price(article: str) -> float:
     return {"nut": 0.2, "bolt": 0.5}[article]
 
 
-class Outcomes:
-    """Counts how calls end. A CallObserver: `call_started` returns before the tool has any effect."""
+class Outcomes(Feature):
+    """Counts how calls end. `call_started` returns before the tool has any effect."""
 
     def __init__(self) -> None:
         self.counts = Counter[tuple[str, str]]()
@@ -43,7 +43,7 @@ async def main() -> None:
                 await runtime.execute_code(
                     "tools.price(article=article)",
                     inputs={"article": article},
-                    context=RunContext(user_id="ann", observer=outcomes),
+                    context=RunContext(user_id="ann").having(outcomes),
                 )
     print(dict(outcomes.counts))
     print({kind: kinds[kind] for kind in ("run_started", "call_started", "call_ended", "run_ended")})

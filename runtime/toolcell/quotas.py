@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from toolcell.calls.call import Call
+from toolcell.calls.call import Call, Meter
 from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.errors import QuotaExceeded, UsageError
 from toolcell.support.keywords import fields_known, keywords_known
@@ -104,7 +104,7 @@ class Window:
         return math.inf
 
 
-class Quotas:
+class Quotas(Meter):
     """Counts what each key uses, and refuses what exceeds its quota. Safe in several threads."""
 
     @keywords_known
@@ -148,7 +148,7 @@ class Quotas:
             window = self._windows[key, resource] = Window(per_s)
         return window
 
-    def begin_run(self, run: Any) -> None:
+    def begin_run(self, run: Any, /) -> None:
         """Count a run that is about to begin.
 
         Raises:
@@ -161,14 +161,12 @@ class Quotas:
             if quota.runs is not None:
                 self._window(key, "runs", quota.per_s).add(self._clock(), 1)
 
-    def take_call(self, call: Call) -> ToolResult | None:
+    def count_call(self, call: Call, /) -> ToolResult | None:
         """Count a tool call; return why it is refused instead, or None.
 
         A call that waited for a decision, or is an effect of a dry run that is made now, was counted before.
         """
-        approvals, dry_run = call.run.scope.approvals, call.run.dry_run
-        is_committed = dry_run is not None and not dry_run.key and dry_run.approves(call)
-        if is_committed or (approvals is not None and approvals.waited(call)):
+        if any(waited(call) for waited in call.features.waited):
             return None
         try:
             key, quota = self._find_quota(call.run)
@@ -183,7 +181,7 @@ class Quotas:
             return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, status=Status.BLOCKED, facts=facts)
         return None
 
-    def end_run(self, run: Any, cpu_s: float) -> None:
+    def end_run(self, run: Any, cpu_s: float, /) -> None:
         """Count the CPU time of a finished run."""
         key, quota = self._find_quota(run)
         if quota.cpu_s is not None:

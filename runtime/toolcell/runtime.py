@@ -108,7 +108,7 @@ class Runtime(OpenedInBlock):
             registry=self.registry,
             limits=self.limits,
             policy=policy,
-            quotas=quotas,
+            features=(quotas,) if quotas is not None else (),
             environment=self.environment,
             sandboxes=self.sandboxes,
             lifetime=self._lifetime,

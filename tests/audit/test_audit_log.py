@@ -25,7 +25,7 @@ from toolcell.audit.recorder import Recorder
 from toolcell.audit.sinks import AuditEvent
 from toolcell.audit.store import BadInput
 from toolcell.errors import AuditError, UsageError
-from toolcell.tools import Origin, RunContext
+from toolcell.tools import Feature, Origin, RunContext
 
 pytestmark = pytest.mark.quick
 
@@ -128,7 +128,7 @@ def test_steps_of_a_plan_are_recorded_with_their_place(ledger: Ledger) -> None:
 def test_an_observer_of_the_callers_own_sees_every_call_too(ledger: Ledger) -> None:
     seen: list[str] = []
 
-    class Own:
+    class Own(Feature):
         def call_started(self, call: Any) -> None:
             seen.append(f"start {call.name}")
 
@@ -136,7 +136,7 @@ def test_an_observer_of_the_callers_own_sees_every_call_too(ledger: Ledger) -> N
             seen.append(f"end {call.name}")
 
     with ledger.opened() as recorder:
-        ledger.run(recorder, context=RunContext(observer=Own()))
+        ledger.run(recorder, context=RunContext().having(Own()))
 
     assert seen == ["start search", "end search"]
     assert ledger.kinds() == RUN_KINDS
@@ -145,7 +145,7 @@ def test_an_observer_of_the_callers_own_sees_every_call_too(ledger: Ledger) -> N
 def test_a_run_within_a_run_is_recorded_once_and_still_seen_by_the_callers_observer(ledger: Ledger) -> None:
     seen: list[str] = []
 
-    class Own:
+    class Own(Feature):
         def call_started(self, call: Any) -> None:
             seen.append(call.name)
 
@@ -153,7 +153,7 @@ def test_a_run_within_a_run_is_recorded_once_and_still_seen_by_the_callers_obser
             pass
 
     async def work(recorder: Recorder) -> None:
-        async with recorder.observe(RunContext(observer=Own())) as above:
+        async with recorder.observe(RunContext().having(Own())) as above:
             await anyio.to_thread.run_sync(partial(ledger.run, recorder, context=above.within(parent_call_id="c1")))
 
     with ledger.opened() as recorder:

@@ -21,7 +21,7 @@ from toolcell.audit.log import AuditLog
 from toolcell.audit.verification import verify
 from toolcell.errors import AuditError
 from toolcell.sandbox.backend import Backend
-from toolcell.tools import RunContext, Secrets
+from toolcell.tools import Feature, RunContext, Secrets
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
@@ -335,7 +335,7 @@ def test_with_fsync_always_the_end_of_a_call_is_written_before_its_answer_else_w
     for config in (RecordConfig(fsync="checkpoint"), RecordConfig(fsync="always")):
         ledger, ends = Ledger(tmp_path / config.fsync), seen.setdefault(config.fsync, [])
 
-        class Own:
+        class Own(Feature):
             def call_started(self, call: Any) -> None: ...
 
             def call_ended(self, call: Any) -> None:
@@ -343,7 +343,7 @@ def test_with_fsync_always_the_end_of_a_call_is_written_before_its_answer_else_w
 
         with SyncRuntime(ledger.registry, record=ledger.log(config=config), pool=PoolConfig(warm=0)) as runtime:
             result = runtime.execute_code(
-                "for q in 'xy':\n    call_tool('search', query=q)", context=RunContext(observer=Own())
+                "for q in 'xy':\n    call_tool('search', query=q)", context=RunContext().having(Own())
             )
         assert result.ok, result.error
         assert ledger.kinds() == [RUN_KINDS[0], *RUN_KINDS[1:3] * 2, RUN_KINDS[3]]

@@ -319,7 +319,7 @@ def test_a_draft_is_committed_once_here_and_in_time(opened: SyncRuntime, folders
 async def test_a_draft_that_was_used_says_that_trying_again_does_not_help(folders: Folders) -> None:
     draft = Draft()
     draft.state = COMMITTED
-    refusal = await folders.registry.dispatch("create", {"name": "a"}, context=RunContext(dry_run=draft))
+    refusal = await folders.registry.dispatch("create", {"name": "a"}, context=RunContext().having(draft))
 
     assert refusal.error is not None and not refusal.error.retryable
     assert "was committed already; make another dry run" in refusal.message
@@ -409,7 +409,7 @@ def test_plans_and_batches_are_drafted_with_a_draft_of_their_own(opened: SyncRun
     assert "parent=<id of the result of effect-1>)" in str(draft)
 
     async def batch() -> None:
-        run = RunContext(dry_run=draft)
+        run = RunContext().having(draft)
         await folders.registry.execute_batch([("create", {"name": "d"}), ("count", {})], context=run)
 
     anyio.run(batch)
@@ -450,7 +450,7 @@ def test_a_record_and_repairs_know_no_writes_of_a_dry_run(tmp_path: Path, folder
             with pytest.raises(UsageError, match="no journal of that run"):
                 await runtime.execute_code("1", repairs=draft)
             async with runtime.session() as session:
-                await session.execute_code("call_tool('create', name='b')", context=RunContext(dry_run=Draft()))
+                await session.execute_code("call_tool('create', name='b')", context=RunContext().having(Draft()))
             assert journals.names(tmp_path / "runs") == [] and runtime.interrupted_runs() == []
             return await runtime.commit(draft)
 
@@ -503,7 +503,7 @@ def test_an_agent_its_sub_agent_and_their_scripts_collect_into_one_draft(folders
             agent = Agent(above, tools=folders.registry, code_execution=runtime, repair=True)
             inner = Agent(below, tools=folders.registry)
             agent.add_subagent("agent_below", "Does a part of the work.", inner)
-            result = await agent.run("Tidy up", context=RunContext(dry_run=draft))
+            result = await agent.run("Tidy up", context=RunContext().having(draft))
             assert result.content == "all done", result
             assert not folders.ledger
             return await runtime.commit(draft)
@@ -601,7 +601,7 @@ def test_an_agent_that_may_be_suspended_makes_no_dry_run(folders: Folders) -> No
     agent = Agent(Model(), tools=folders.registry, on_approval="suspend")
 
     async def main() -> None:
-        await agent.run("Tidy up", context=RunContext(dry_run=Draft()))
+        await agent.run("Tidy up", context=RunContext().having(Draft()))
 
     with pytest.raises(UsageError, match="a dry run cannot be suspended"):
         anyio.run(main)

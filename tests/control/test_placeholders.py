@@ -200,7 +200,7 @@ def test_a_draft_that_is_committed_makes_what_the_calls_would_have_made(steps: A
     async def both() -> None:
         direct, drafted, draft = list[Any](), list[Any](), Draft()
         values = await make(registry_with(direct), RunContext())
-        drafts = await make(registry_with(drafted), RunContext(dry_run=draft))
+        drafts = await make(registry_with(drafted), RunContext().having(draft))
         assert drafted == []
         commit = Commit(draft, RunContext())
         rows = await commit.make({effect.id for effect in draft.effects})
@@ -224,7 +224,7 @@ def test_the_host_collects_nothing_more_after_the_end_of_a_draft_whatever_the_gu
         raise AssertionError("it was made")
 
     async def main() -> list[str]:
-        run = RunContext(dry_run=draft)
+        run = RunContext().having(draft)
         first = await registry.dispatch("write", {"value": 1}, context=run)
         answers = [await registry.dispatch(name, {"value": first.value}, context=run) for name in ("look", "write")]
         answers.append(await registry.dispatch("write", {"value": placeholder("effect-7", draft.key)}, context=run))
@@ -244,7 +244,7 @@ def test_an_effect_that_the_draft_does_not_have_is_no_argument() -> None:
 
     async def main() -> str:
         args = {"value": [placeholder("effect-7", draft.key)]}
-        return (await registry.dispatch("write", args, context=RunContext(dry_run=draft))).message
+        return (await registry.dispatch("write", args, context=RunContext().having(draft))).message
 
     assert "refer to the result of effect-7, and this draft has no such effect" in anyio.run(main)
 
@@ -287,7 +287,7 @@ def test_what_the_dry_run_has_read_counts_at_the_commit() -> None:
         return text
 
     async def main() -> list[str]:
-        run = RunContext(dry_run=draft)
+        run = RunContext().having(draft)
         for name, args in (("publish", {"text": "before"}), ("read_mail", {}), ("publish", {"text": "after"})):
             assert not (await registry.dispatch(name, args, context=run)).is_error
         registry.policy.add_flow(Flow("private", "public", "deny"))

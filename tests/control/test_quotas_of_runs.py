@@ -29,7 +29,7 @@ def test_runtimes_share_a_quota_on_every_route(effects: Effects) -> None:
             await one.execute_code("call_tool('write', text='a')", context=ada)
             await two.execute_plan([{"tool": "write", "args": {"text": "b"}}], context=ada)
             waiting = await one.execute_code("call_tool('pay', to='x')", context=ada, on_approval="suspend")
-            run = RunContext(user_id="ada", quotas=(quotas,))
+            run = RunContext(user_id="ada").having(quotas)
             inner = await registry.dispatch("execute_code", {"code": "call_tool('write', text='c')"}, context=run)
             assert "calls=3 in 60 s" in inner.text  # of four: write, write, pay, execute_code
             for refused in (
@@ -96,7 +96,7 @@ def test_each_run_and_each_call_counts_once_whoever_gave_the_quota(effects: Effe
                 effects.registry, pool=PoolConfig(warm=1), quotas=None if given == "context" else quotas
             ) as runtime:
                 for route, (use, _) in USES.items():
-                    await use(runtime, RunContext(user_id=route, quotas=of_context))
+                    await use(runtime, RunContext(user_id=route).having(of_context))
                     used[given, route] = quotas.used(route)
 
     anyio.run(main)

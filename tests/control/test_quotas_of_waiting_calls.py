@@ -64,7 +64,7 @@ async def test_a_call_that_waits_for_approval_counts_once(route: str, tmp_path: 
             case "agent":
                 model = ScriptedModel([calls(("read", {"number": 1}), ("pay", {}), ("read", {"number": 2})), "done"])
                 agent = Agent(model, tools=runtime.registry, on_approval="suspend")
-                context = {"context": RunContext(quotas=(quotas,))}
+                context = {"context": RunContext().having(quotas)}
                 waits = await agent.run("go", **context)
                 assert waits.suspension is not None
                 over = await agent.resume(waits.suspension, approved(waits.suspension), **context)

@@ -53,13 +53,13 @@ async def drafted(route: str, runtime: Runtime, draft: Draft) -> None:
                 async for _ in stream:
                     pass
         case "batch":
-            context = RunContext(dry_run=draft)
+            context = RunContext().having(draft)
             runtime.registry.policy.add_flow(*runtime.policy.flows)
             await runtime.registry.execute_batch([("mail", {}), ("pay", PAID)], context=context)
         case "agent":
             runtime.registry.policy.add_flow(*runtime.policy.flows)
             model = ScriptedModel([calls(("mail", {})), calls(("pay", PAID)), "done"])
-            await Agent(model, tools=runtime.registry).run("go", context=RunContext(dry_run=draft))
+            await Agent(model, tools=runtime.registry).run("go", context=RunContext().having(draft))
 
 
 @pytest.mark.parametrize("route", ["script", "plan", "script after script", "stream", "batch", "agent"])

@@ -99,7 +99,7 @@ async def test_what_a_dry_run_collected_is_not_undone_before_its_commit(files: F
     calls_of_it = calls(("save", {"name": "agent"}))
     async with Runtime(registry, pool=PoolConfig(warm=0)) as runtime:
         drafts = [Draft() for _ in range(3)]
-        contexts = [RunContext(dry_run=draft) for draft in drafts]
+        contexts = [RunContext().having(draft) for draft in drafts]
         plan = await runtime.execute_plan([{"tool": "save", "args": {"name": "plan"}}], context=contexts[0])
         script = await runtime.execute_code("call_tool('save', name='script')", context=contexts[1])
         agent = Agent(ScriptedModel([calls_of_it, "end"]), tools=registry)

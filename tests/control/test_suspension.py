@@ -27,7 +27,7 @@ from toolcell import (
     UsageError,
 )
 from toolcell.control import AlreadyMade
-from toolcell.tools import Approve, Call, Deny, Edit, Rewrite, approval_hook
+from toolcell.tools import Approve, Call, Deny, Edit, Feature, Rewrite, approval_hook
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
@@ -101,7 +101,7 @@ def test_an_observer_is_told_the_start_and_the_end_of_each_call(
     """However calls that need approval are decided, before and after the run waited for that."""
     told = list[tuple[str, str]]()
 
-    class Observer:
+    class Observer(Feature):
         def call_started(self, call: Call, /) -> None:
             told.append(("started", call.name))
 
@@ -109,14 +109,14 @@ def test_an_observer_is_told_the_start_and_the_end_of_each_call(
             told.append(("ended", call.name))
 
     script = "call_tool('write', text='a')\ntry: call_tool('pay', to='b')\nexcept ToolError: pass\ncall_tool('read', name='c')"
-    tools, context = effects.registry.merged(), RunContext(observer=Observer())
+    tools, context = effects.registry.merged(), RunContext().having(Observer())
     if on_approval == "ask":
         tools.add_hook(approval_hook(lambda call: Approve()))
     result = runtime.execute_code(script, tools=tools, on_approval=on_approval, context=context)
     if result.suspension is not None:
         assert told == [("started", "write"), ("ended", "write")]
         told.clear()
-        again = RunContext(observer=Observer())
+        again = RunContext().having(Observer())
         result = runtime.resume(result.suspension, {"call_2": Approve()}, tools=tools, context=again)
 
     assert result.ok, result.error

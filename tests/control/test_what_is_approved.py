@@ -98,7 +98,7 @@ def test_what_only_looks_like_a_reference_is_sent_as_it_is_or_refused_and_never_
     given = {"$result_of": reference.format(key=draft.id)}
 
     async def main() -> CommitResult | None:
-        run = RunContext(dry_run=draft)
+        run = RunContext().having(draft)
         await shop.registry.dispatch("note", {"text": "first"}, context=run)
         answer = await shop.registry.dispatch("note", {"text": [given]}, context=run)
         if answer.is_error:

@@ -13,7 +13,7 @@ from typing import Any, Self
 import anyio
 
 from toolcell import Limits, RunContext, ToolContext, ToolRegistry
-from toolcell.tools import Event, EventBus
+from toolcell.tools import Event, EventBus, Feature
 
 SECRET = "tok-7Hq2planted-93"
 """What tools may use, and nobody may read."""
@@ -140,8 +140,8 @@ class MovedClock:
         self._moved_s += seconds
 
 
-class Watcher:
-    """A `CallObserver` that notes starts and ends of calls."""
+class Watcher(Feature):
+    """Notes starts and ends of calls."""
 
     def __init__(self) -> None:
         self.started: list[str] = []

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import anyio
 
-from toolcell.calls.options import ToolOptions
-from toolcell.calls.result import ToolResult
+from toolcell import RunContext, ToolRegistry
 from toolcell.calls.reverts import FINAL, MadeCalls
 
 
 def test_each_call_that_cannot_be_undone_is_noted_by_its_own_name() -> None:
-    whole = MadeCalls()
-    part, done = MadeCalls(whole), ToolResult.ok("done")
-    final, undoable = ToolOptions(), ToolOptions(revert=lambda args, result: None)
-    for name, options in (("mail", final), ("shout", final), ("save", undoable), ("mail", final)):
-        part.add(SimpleNamespace(name=name, options=options, args={}, raw_args={}), done)
+    registry, whole, part = ToolRegistry(), MadeCalls(), MadeCalls()
+    schema = {"type": "object", "properties": {}}
+    for name in ("mail", "shout"):
+        registry.register(name, "Acts on something outside.", schema, lambda args: "done")
+    registry.register(
+        "save", "Acts on something outside.", schema, lambda args: "done", revert=lambda args, result: None
+    )
+    registry.register("look", "Looks at something outside.", schema, lambda args: "done", read_only=True)
 
+    async def main() -> None:
+        run = RunContext().having(whole)
+        for name in ("mail", "shout", "look", "save", "mail"):
+            await registry.dispatch(name, {}, context=run.having(part))
+
+    anyio.run(main)
     assert [(each.tool, each.problem, each.call is None) for each in whole.calls] == [
         ("mail", FINAL, True),
         ("shout", FINAL, True),
         ("save", "", False),
         ("mail", FINAL, True),
     ]
-    assert part.calls == whole.calls
+    assert [each.tool for each in part.calls] == [each.tool for each in whole.calls]

@@ -31,7 +31,7 @@ class Clock:
 
 
 def context(quotas: Quotas, user: str = "ada", **fields: Any) -> RunContext:
-    return RunContext(user_id=user, quotas=(quotas,), **fields)
+    return RunContext(user_id=user, **fields).having(quotas)
 
 
 def registry_of_one() -> ToolRegistry:
@@ -169,7 +169,6 @@ def test_a_key_that_cannot_be_found_refuses() -> None:
         (lambda: Quota(per_s=0), r"Quota\(per_s\) must be a number of seconds of at least 0.001, not 0"),
         (lambda: Quotas(3), "takes a Quota, or a function"),
         (lambda: Quotas(Quota(), by="secrets"), r"Quotas\(by\) is a field of RunContext"),
-        (lambda: RunContext(quotas=Quotas(Quota())), r"RunContext\(quotas\) must be a tuple"),
     ],
 )
 def test_what_is_no_quota_is_refused_with_its_value(make: Any, said: str) -> None:

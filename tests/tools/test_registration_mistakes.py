@@ -175,7 +175,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str, str]] = {
     "a number for retries": (lambda: Agent(ScriptedModel([]), retry=3), "3", "RetryPolicy(attempts=...)"),
     "a negative budget": (lambda: Budget(tool_calls=-1), "-1", "at least 0"),
     "a dict for secrets": (lambda: RunContext(secrets={"a": "b"}), "{'a': 'b'}", "Secrets({...})"),  # type: ignore[arg-type]
-    "no Draft": (lambda: RunContext(dry_run=True), "True", "Draft()"),  # type: ignore[arg-type]
+    "no Draft": (lambda: RunContext().having(True), "True", "Draft()"),  # type: ignore[arg-type]
     "no deadline": (lambda: RunContext(deadline=None), "None", "anyio.current_time()"),  # type: ignore[arg-type]
     "text for a loop's tools": (lambda: ToolLoopConfig(provider=ScriptedModel([]), tools="act"), "'act'", "a list of tools"),
     "a setting that no loop has": (lambda: ToolLoopConfig(provider=ScriptedModel([]), modle="x"), "'modle'", "model?"),  # type: ignore[call-arg]

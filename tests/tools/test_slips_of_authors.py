@@ -15,7 +15,7 @@ import pytest
 from rows import each_row
 from toolcell.calls.hooks import Block, Hook, Override, Rewrite, Substitute
 from toolcell.errors import RegistrationError, ToolError, UsageError
-from toolcell.tools import Origin, RunContext, ToolContext, ToolRegistry, ToolResult
+from toolcell.tools import Feature, Origin, RunContext, ToolContext, ToolRegistry, ToolResult
 
 pytestmark = [pytest.mark.anyio, pytest.mark.conforms("J1", "J-b2", "V-1")]
 
@@ -109,7 +109,7 @@ async def test_a_slip_in_an_after_hook_costs_the_result(answer: Callable[[], Any
 
 
 async def test_an_observer_that_leaves_refuses_its_call() -> None:
-    class Leaving:
+    class Leaving(Feature):
         def call_started(self, call: Any) -> None:
             sys.exit(3)
 
@@ -119,7 +119,7 @@ async def test_an_observer_that_leaves_refuses_its_call() -> None:
     registry = ToolRegistry()
     registry.register("act", "Do something that is to be recorded", None, lambda args: "done")
 
-    result = await registry.dispatch("act", {}, context=RunContext(observer=Leaving()))
+    result = await registry.dispatch("act", {}, context=RunContext().having(Leaving()))
 
     assert result.error is not None
     assert result.error.code == "unavailable"
@@ -127,7 +127,7 @@ async def test_an_observer_that_leaves_refuses_its_call() -> None:
 
 @each_row("exc", [SystemExit(3), ValueError("no disk"), Panic()], ids=repr)
 async def test_a_call_that_was_made_has_its_result_although_its_end_is_not_recorded(exc: BaseException) -> None:
-    class Failing:
+    class Failing(Feature):
         def call_started(self, call: Any) -> None:
             """Take note."""
 
@@ -138,7 +138,7 @@ async def test_a_call_that_was_made_has_its_result_although_its_end_is_not_recor
     registry.register("act", "Do something that is to be recorded", None, lambda args: "done")
     calls = [("act", {}), ("act", {})]
 
-    results = await registry.execute_batch(calls, context=RunContext(observer=Failing()))
+    results = await registry.execute_batch(calls, context=RunContext().having(Failing()))
 
     assert [result.text for result in results] == ["done", "done"]
 

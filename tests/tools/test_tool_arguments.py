@@ -22,6 +22,7 @@ from toolcell.calls.values import copy_arguments
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.tools import (
     Call,
+    Feature,
     Origin,
     Rewrite,
     RunContext,
@@ -355,7 +356,7 @@ async def test_hand_written_schemas_are_enforced_too_unless_a_tool_opts_out() ->
 async def test_a_boolean_for_a_number_is_mended_knowingly_and_written_down() -> None:
     seen: list[Call] = []
 
-    class Observer:
+    class Observer(Feature):
         def call_started(self, call: Call) -> None:
             seen.append(call)
 
@@ -367,7 +368,7 @@ async def test_a_boolean_for_a_number_is_mended_knowingly_and_written_down() -> 
         assert type(limit) is int
         return limit
 
-    result = await ToolRegistry([page]).dispatch("page", {"limit": True}, context=RunContext(observer=Observer()))
+    result = await ToolRegistry([page]).dispatch("page", {"limit": True}, context=RunContext().having(Observer()))
 
     assert result.value == 1
     assert seen[0].coerced == [{"path": "limit", "from": True, "to": 1}]

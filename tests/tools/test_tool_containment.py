@@ -15,7 +15,18 @@ from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.errors import AuditError, ToolAbort, ToolError
-from toolcell.tools import AgentTool, Call, RunContext, Secrets, Status, Text, ToolDefinition, ToolRegistry, ToolResult
+from toolcell.tools import (
+    AgentTool,
+    Call,
+    Feature,
+    RunContext,
+    Secrets,
+    Status,
+    Text,
+    ToolDefinition,
+    ToolRegistry,
+    ToolResult,
+)
 from tools.toolkit import Meeting, recorded
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
@@ -161,7 +172,7 @@ async def test_tool_abort_is_the_one_way_a_tool_ends_the_run(nested: bool) -> No
 async def test_an_interrupt_passes_through_and_is_recorded() -> None:
     ended: list[Call] = []
 
-    class Observer:
+    class Observer(Feature):
         def call_started(self, call: Call) -> None: ...
 
         def call_ended(self, call: Call) -> None:
@@ -178,7 +189,7 @@ async def test_an_interrupt_passes_through_and_is_recorded() -> None:
         raise Interrupt
 
     try:
-        await registry.dispatch("interrupted", {}, context=RunContext(observer=Observer()))
+        await registry.dispatch("interrupted", {}, context=RunContext().having(Observer()))
     except KeyboardInterrupt:
         passed = True
 
@@ -276,7 +287,7 @@ async def test_a_call_that_cannot_be_recorded_is_not_made() -> None:
         ran.append("acted")
         return ""
 
-    class Full:
+    class Full(Feature):
         def __init__(self, exc: Exception) -> None:
             self.exc = exc
 
@@ -286,20 +297,20 @@ async def test_a_call_that_cannot_be_recorded_is_not_made() -> None:
         def call_ended(self, call: Call) -> None: ...
 
     registry = ToolRegistry([act])
-    result = await registry.dispatch("act", {}, context=RunContext(observer=Full(OSError("disk full"))))
+    result = await registry.dispatch("act", {}, context=RunContext().having(Full(OSError("disk full"))))
 
     assert result.error is not None
     assert result.error.code == "unavailable"
     assert result.message == "the call could not be recorded, so it was not made"
     with pytest.raises(AuditError):
-        await registry.dispatch("act", {}, context=RunContext(observer=Full(AuditError("chain broken"))))
+        await registry.dispatch("act", {}, context=RunContext().having(Full(AuditError("chain broken"))))
     assert ran == []
 
 
 async def test_the_record_of_a_call_begins_before_its_effect_and_ends_after() -> None:
     log: list[str] = []
 
-    class Observer:
+    class Observer(Feature):
         async def call_started(self, call: Call) -> None:
             log.append(f"started {call.name} {call.args} {call.refusal is None}")
 
@@ -313,7 +324,7 @@ async def test_the_record_of_a_call_begins_before_its_effect_and_ends_after() ->
         return ""
 
     registry = ToolRegistry([act])
-    run = RunContext(observer=Observer())
+    run = RunContext().having(Observer())
 
     await registry.dispatch("act", {"n": "1"}, context=run)
     await registry.dispatch("nowhere", {}, context=run)
@@ -334,7 +345,7 @@ async def test_the_end_of_each_call_that_began_is_noted_also_when_its_run_is_can
 ) -> None:
     told, began = list[str](), anyio.Event()
 
-    class Observer:
+    class Observer(Feature):
         def call_started(self, call: Call) -> None:
             told.append(f"started {call.name}")
 
@@ -352,7 +363,7 @@ async def test_the_end_of_each_call_that_began_is_noted_also_when_its_run_is_can
         await anyio.sleep_forever()
 
     async def run() -> None:
-        context = RunContext(observer=Observer())
+        context = RunContext().having(Observer())
         match route:
             case "call":
                 await registry.dispatch("hang", {}, context=context)

@@ -18,7 +18,7 @@ from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.calls.result import TokenUsage, to_json
 from toolcell.errors import ToolAbort, ToolError
 from toolcell.testing import FakeBackend
-from toolcell.tools import Block, Call, File, RunContext, ToolRegistry, ToolResult
+from toolcell.tools import Block, Call, Feature, File, RunContext, ToolRegistry, ToolResult
 from toolcell.tools.plan import MAX_NAME_CHARS, MAX_OUTPUT_CHARS, MAX_REFERENCES, PlanError, look_up, read_plan
 from tools.toolkit import PATIENCE_S, Crowd, FakeRuntime, Meeting, recorded
 
@@ -461,7 +461,7 @@ async def test_a_plan_can_be_checked_without_running_and_approved_as_a_whole() -
 async def test_hooks_and_observers_see_every_step() -> None:
     seen: list[str] = []
 
-    class Observer:
+    class Observer(Feature):
         def call_started(self, call: Call) -> None:
             seen.append(f"started {call.call_id}")
 
@@ -472,7 +472,7 @@ async def test_hooks_and_observers_see_every_step() -> None:
     registry.add_hook(before=lambda call: seen.append(f"before {call.call_id}"))
     steps = [step("fetch", url="x"), step("nowhere")]
 
-    await registry.dispatch("execute_plan", {"steps": steps}, call_id="p", context=RunContext(observer=Observer()))
+    await registry.dispatch("execute_plan", {"steps": steps}, call_id="p", context=RunContext().having(Observer()))
 
     assert seen == [
         "before p",

@@ -204,7 +204,7 @@ class Agent:
             if not self.messages and self._system_prompt:
                 self.messages.append(system(self._system_prompt))
             self.messages += [user(prompt)] if isinstance(prompt, str) else prompt
-            approvals = TurnApprovals() if self._on_approval == "suspend" and run.scope.approvals is None else None
+            approvals = TurnApprovals() if self._on_approval == "suspend" and not run.features.decide else None
             return await self._loop(run, self.tools_for_run(tools), approvals)
 
     def stream(
@@ -245,11 +245,11 @@ class Agent:
     async def _loop(self, run: RunContext, tools: ToolRegistry, approvals: TurnApprovals | None) -> ToolLoopResult:
         """Run the loop on the conversation, which a run that is cut short leaves whole."""
         if approvals is not None:
-            run = run.within(approvals=approvals)
+            run = run.having(approvals)
         elif self._on_approval == "deny":
-            run = run.within(approvals=Denial(DENIED))
-        ident, made = (approvals.run_id if approvals is not None else "") or run.run_id, MadeCalls(run.scope.made_calls)
-        own = run.within(made_calls=made).child(check_types=run.check_types or "warn")
+            run = run.having(Denial(DENIED))
+        ident, made = (approvals.run_id if approvals is not None else "") or run.run_id, MadeCalls()
+        own = run.having(made).child(check_types=run.check_types or "warn")
         try:
             loop = LoopRun(replace(self._config, tools=tools), self.messages, own, approvals)
             result = replace(await loop.run(), run_id=ident)
@@ -302,7 +302,7 @@ class Agent:
     def _exclusive(self, run: RunContext) -> Iterator[None]:
         if self._active is not None:
             raise UsageError(f"agent {self.name!r} is already running; an agent runs one prompt at a time")
-        if run.dry_run is not None and self._on_approval == "suspend":  # what is resumed later would write
+        if run.features.collects and self._on_approval == "suspend":  # what is resumed later would write
             raise UsageError('a dry run cannot be suspended: use an agent without on_approval="suspend"')
         self._active = run
         try:

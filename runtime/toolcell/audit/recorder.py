@@ -21,6 +21,7 @@ from toolcell.audit.log import AuditLog
 from toolcell.audit.redact import Redactor
 from toolcell.audit.run_record import RunRecord, records_of_calls
 from toolcell.calls.options import Origin
+from toolcell.calls.placeholders import DryRun
 from toolcell.calls.run_state import RunLink
 from toolcell.errors import AuditError, SandboxUnavailable, ToolAbort
 from toolcell.sandbox.backend import profile_of
@@ -319,7 +320,7 @@ def _who(context: RunContext) -> dict[str, Any]:
         "session": context.scope.session_id,
         "item": context.scope.item,
         "depth": context.scope.depth,
-        "dry_run": context.dry_run.key if context.dry_run is not None else "",
+        "dry_run": dry_run.key if (dry_run := context.feature(DryRun)) is not None else "",
     }
     if (link := context.scope.link) is not None:
         named |= {link.relation: link.after, "decided_by": link.decided_by}

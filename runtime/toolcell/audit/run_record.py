@@ -1,6 +1,6 @@
 """Record one run while it runs: the start and end of each call, and the end of the run.
 
-`RunRecord` is the `CallObserver` of the run's calls. It hands plain data to the log, and knows neither files nor keys.
+`RunRecord` is a feature of the run. It hands plain data to the log, and knows neither files nor keys.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from toolcell.audit import cutting, records
 from toolcell.audit.config import FULL, ToolContent
 from toolcell.audit.log import AuditLog
 from toolcell.audit.redact import Redactor
+from toolcell.calls.call import Feature, Features
 from toolcell.errors import AuditError
 from toolcell.results import ErrorInfo, ExecutionResult, PendingCall, Usage
 from toolcell.support import daemon_threads
@@ -22,7 +23,7 @@ from toolcell.support.log import logger_of
 from toolcell.support.packing import pack, value_digest
 
 if TYPE_CHECKING:
-    from toolcell.calls.call import Call, CallObserver, RunContext
+    from toolcell.calls.call import Call, RunContext
     from toolcell.calls.result import ToolResult
 
 ABORTED: Final = "aborted"
@@ -41,11 +42,11 @@ ROWS_BYTES = 1 << 20
 MAX_FRAMES = 30
 
 
-class RunRecord:
+class RunRecord(Feature):
     """The records of one run that still runs."""
 
     __slots__ = (
-        "_above", "_calls", "_content_of", "_context", "_failed_calls", "_log", "_next_observer", "_numbers",
+        "_calls", "_content_of", "_context", "_failed_calls", "_log", "_numbers",
         "_observed", "_redactor", "_run", "_unwritten_ends", "lines", "problem", "writes_ends_later",
     )  # fmt: skip
 
@@ -61,16 +62,6 @@ class RunRecord:
         self._content_of = content_of
         self._run = run
         self._redactor = redactor
-        observer: Any = context.observer
-        self._above: list[Callable[[CallObserver], CallObserver]] = []
-        """Make the observers above us in the contexts of calls: they write with us what a run needs to go on."""
-        while (around := getattr(observer, "around", None)) is not None:
-            self._above.append(around)
-            observer = observer.below
-        # The record of a parent run would count our calls as its own: skip it.
-        self._next_observer: CallObserver | None = (
-            observer._next_observer if isinstance(observer, RunRecord) else observer
-        )
         self._numbers: dict[int, int] = {}
         self._calls = 0
         self._failed_calls = 0
@@ -88,10 +79,11 @@ class RunRecord:
     def context(self) -> RunContext:
         """The context for the run's calls. It is created at the first call: many scripts make none."""
         if self._observed is None:
-            observer: CallObserver = self
-            for around in reversed(self._above):
-                observer = around(observer)
-            self._observed = self._context.child(observer=observer)
+            # The record of a parent run would count our calls as its own. What is taken back if this fails is first.
+            others = [each for each in self._context.features if not isinstance(each, RunRecord)]
+            ahead = [each for each in others if "unrecorded" in each.moments]
+            features = Features([*ahead, self, *(each for each in others if each not in ahead)])
+            self._observed = self._context.child(features=features)
         return self._observed
 
     # Calls
@@ -106,24 +98,16 @@ class RunRecord:
         elif call.parent is not None:
             parent = self._numbers.get(id(call.parent))
         args = call.raw_args
-        is_plain = not call.changes and call.refusal is None and not call.run.scope.depth and call.decision is None
-        is_plain = is_plain and call.args == args and not (call.answered_from or call.warnings or call.sends_to)
+        is_plain = not call.changes and call.refusal is None and not call.run.scope.depth and not call.facts
+        is_plain = is_plain and call.args == args and not call.warnings
         extra: dict[str, Any] = {} if is_plain else self._extras(call)
         origin = call.origin if call.step is None else call.origin_label
         if (keep := self._content_of(call.name)) is not FULL:
             args = self._reduced_args(keep, args, extra)
         fields = (number, call.call_id, parent, call.name, origin, line, args, extra)
         if self._log.try_append(records.CALL_STARTED, self._run, fields, self._redactor) is None:
-            return self._start_later(call, fields)
-        return self._next_observer.call_started(call) if self._next_observer is not None else None
-
-    async def _start_later(self, call: Call, fields: tuple[Any, ...]) -> None:
-        """Wait in a thread for another process that writes, and for the effect to be recorded."""
-        from toolcell.calls.concurrency import maybe_await  # who reads a record loads no tools
-
-        await daemon_threads.run_sync(self._log.append, records.CALL_STARTED, self._run, fields, self._redactor)
-        if self._next_observer is not None:
-            await maybe_await(self._next_observer.call_started(call))
+            return daemon_threads.run_sync(self._log.append, records.CALL_STARTED, self._run, fields, self._redactor)
+        return None
 
     def call_ended(self, call: Call) -> Any:
         """Record the end of a call, or keep it for `write_ends`."""
@@ -135,15 +119,8 @@ class RunRecord:
         if not self.writes_ends_later:
             self.write_ends()
             if not self._log.flush():
-                return self._end_later(call)
-        return self._next_observer.call_ended(call) if self._next_observer is not None else None
-
-    async def _end_later(self, call: Call) -> None:
-        from toolcell.calls.concurrency import maybe_await
-
-        await daemon_threads.run_sync(functools.partial(self._log.flush, wait=True))
-        if self._next_observer is not None:
-            await maybe_await(self._next_observer.call_ended(call))
+                return daemon_threads.run_sync(functools.partial(self._log.flush, wait=True))
+        return None
 
     def write_ends(self) -> None:
         """Have the ends of calls that were kept written with the next event, or in a moment.
@@ -181,12 +158,7 @@ class RunRecord:
         extra: dict[str, Any] = {}
         if call.changes:
             extra["corrected"] = call.coerced
-        if call.rewritten_by:
-            extra["rewritten_by"] = list(call.rewritten_by)
-        if call.decision is not None and (call.approval_reason or call.decision.kind != "approve"):
-            extra["decided"] = call.decision.to_dict()
-        if call.answered_from:
-            extra["answered_from"] = call.answered_from
+        extra |= call.facts
         if call.warnings:
             extra["warnings"] = list(call.warnings)
         if refusal is not None and not refusal.is_error:
@@ -196,9 +168,6 @@ class RunRecord:
             extra["why"] = refusal.text
         elif call.args != call.raw_args:
             extra["made"] = call.args
-        is_collected = call.run.dry_run is not None and bool(call.run.dry_run.key) and call.run.dry_run.approves(call)
-        if call.sends_to is not None and refusal is None and not is_collected:
-            extra |= {name: list(texts) for name, texts in call.sends_to(call.args).items() if texts}
         if call.run.scope.depth:
             extra["depth"] = call.run.scope.depth
         return extra

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 from toolcell.calls.coercion import Change
 from toolcell.calls.concurrency import OF_THIS_PROCESS, AbandonedThreads, ToolIdentity, ToolThread, Workers
@@ -19,14 +19,12 @@ from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.events import EventBus
 from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, Origin, ToolOptions
 from toolcell.calls.parts import Part
-from toolcell.calls.placeholders import DryRun
 from toolcell.calls.policy import CallPolicy
 from toolcell.calls.result import ToolResult
-from toolcell.calls.reverts import MadeCalls
 from toolcell.calls.run_state import NO_SECRETS, OUTERMOST, Lineage, RunLink, RunState, Secrets, new_id
 from toolcell.config import CheckTypes
 from toolcell.errors import UsageError
-from toolcell.support.checks import check_fields
+from toolcell.support.checks import check_fields, check_kind
 from toolcell.support.copies import changed
 from toolcell.support.host_work import HostWork
 from toolcell.support.log import logger_of
@@ -35,15 +33,6 @@ from toolcell_bridge.wire.frozen import frozen
 if TYPE_CHECKING:
     from toolcell.calls.uploads import OpenRequests
 
-_WRITTEN_BY_HAND: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
-    ("secrets", Secrets, "Secrets({...})"),
-    ("deadline", (int, float), "a number, such as anyio.current_time() + 30"),
-    ("events", EventBus, "an EventBus()"),
-    ("quotas", tuple, "a tuple: (quotas,)"),
-    ("dry_run", (type(None), DryRun), "a toolcell.control.Draft()"),
-)
-"""What a program may write wrongly, and would notice only in the middle of a call."""
-
 LOGGER = logger_of("toolcell.tools")
 
 OnUser = Callable[[str, ToolResult], Awaitable[None] | None]
@@ -51,59 +40,127 @@ OnUser = Callable[[str, ToolResult], Awaitable[None] | None]
 CompletionCallback = Callable[["RunContext", ToolResult], Awaitable[None] | None]
 
 
-@frozen
-class CallDecision:
-    """What was decided about a call."""
+class Feature:
+    """What a feature does in a run and its calls: a dry run, a record, quotas, approvals, or one of your own.
 
-    kind: str
-    """approve, edit, deny, or made: it was made already."""
-    by: str = ""
-    """The person, or the hook that answered."""
-    reason: str = ""
+    A method that a class does not have costs nothing. They are asked in their order, a tool's before a run's.
+    """
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for the record."""
-        named = {"decision": self.kind, "by": self.by, "reason": self.reason}
-        return {name: value for name, value in named.items() if value}
+    moments: tuple[str, ...] = ()
+    """The methods below that the class has."""
 
+    replaces: type[Feature] | tuple[()] = ()
+    """A run has one of this kind at most."""
 
-class CallObserver(Protocol):
-    """Sees every call of a run. `call_started` returns before the tool has any effect. Either may be async."""
+    def __init_subclass__(cls, *, is_one_of_its_kind: bool = False) -> None:
+        if is_one_of_its_kind:
+            cls.replaces = cls
+        cls.moments = tuple([name for name in _MOMENTS if getattr(cls, name) is not getattr(Feature, name)])
 
-    def call_started(self, call: Call, /) -> Awaitable[None] | None:
-        """A call is about to run, or was just refused (`call.refusal` says why)."""
+    def begin_run(self, run: RunContext, /) -> None:
+        """Raise why a run must not begin, or count it."""
 
-    def call_ended(self, call: Call, /) -> Awaitable[None] | None:
-        """A call has its final `call.result`."""
+    def end_run(self, run: RunContext, cpu_s: float, /) -> None:
+        """A run has ended, and has used so much CPU time."""
 
+    def permit(self, call: Call, /) -> ToolResult | None:
+        """Return why a call must not be made, before anything looks at its arguments."""
 
-class Approvals(Protocol):
-    """Decides about calls of tools that require approval, in the place of approval hooks."""
+    def count_call(self, call: Call, /) -> ToolResult | None:
+        """Count a call that is permitted. Return why it must not be made, or None."""
+
+    def take(self, call: Call, tool: Any, /) -> Awaitable[ToolResult | None] | None:
+        """Set `call.args`, where the usual checks cannot, or return why it is refused. None: they can."""
+
+    def approves(self, call: Call, /) -> bool:
+        """Return true for a call that needs no approval now."""
+        return False
 
     async def decide(self, call: Call, /) -> Any:
-        """Return `Approve`, `Edit` or `Deny` for a checked call.
+        """Return `Approve`, `Edit` or `Deny` for a checked call that no hook approved.
 
         Raises:
             ToolAbort: the run ends here, for the decision to come later.
         """
-        ...
 
     def waited(self, call: Call, /) -> bool:
         """Return true for a call that was admitted and counted before, and has waited since."""
-        ...
+        return False
+
+    def replace(self, call: Call, tool: Any, /) -> Any:
+        """Return the tool that runs for an admitted call, or a result in its place."""
+        return tool
+
+    def collects(self, call: Call, /) -> bool:
+        """Return true for a call that is collected, and made later."""
+        return False
+
+    def admitted(self, call: Call, /) -> None:
+        """A call is about to run, or was just refused (`call.refusal` says why)."""
+
+    def call_started(self, call: Call, /) -> Awaitable[None] | None:
+        """Record what `admitted` is told. The tool has no effect before that, and none if it cannot be recorded."""
+
+    def unrecorded(self, call: Call, /) -> None:
+        """The start of a call could not be recorded after all: its tool does not run."""
+
+    def made(self, call: Call, result: ToolResult, /) -> None:
+        """The tool of a call has run."""
+
+    def concluded(self, call: Call, result: ToolResult, /) -> None:
+        """A call has the result that its caller gets."""
+
+    def call_ended(self, call: Call, /) -> Awaitable[None] | None:
+        """Record the final `call.result` of a call whose start was recorded."""
 
 
-class Meter(Protocol):
-    """Counts runs and calls, and may refuse them. `Quotas` is the one there is."""
+_MOMENTS: Final = tuple([name for name, each in vars(Feature).items() if name[0] != "_" and callable(each)])
 
-    def begin_run(self, run: RunContext, /) -> None:
-        """Count a run that is about to begin, or raise why it must not."""
+K = TypeVar("K", bound=Feature)
 
-    def take_call(self, call: Call, /) -> ToolResult | None:
-        """Count a call that is permitted. Return why it must not be made, or None."""
 
-    def end_run(self, run: RunContext, cpu_s: float, /) -> None:
-        """Count what a run that has ended used."""
+class Approvals(Feature, is_one_of_its_kind=True):
+    """Decides about calls that no hook approved; approval hooks are not asked then."""
+
+
+class Meter(Feature):
+    """Counts runs and calls for whoever they are for, and may refuse them."""
+
+
+def decided(kind: str, by: str = "", reason: str = "") -> dict[str, Any]:
+    """Return what the record has of a decision. `kind`: approve, edit, deny, or made: the call was made already."""
+    named = {"decision": kind, "by": by, "reason": reason}
+    return {name: value for name, value in named.items() if value}
+
+
+class Features(tuple[Feature, ...]):
+    """The features of a run. `features.made`, as an example, are the methods of those that have `Feature.made`."""
+
+    def __init__(self, features: Iterable[Feature] = ()) -> None:
+        """Raises:
+        UsageError: one is no `Feature`.
+        """
+        for feature in self:
+            check_kind("having(feature)", feature, Feature, cure="such as Draft(), Quotas(...) or a class of yours")
+            for moment in feature.moments:
+                setattr(self, moment, (*getattr(self, moment), getattr(feature, moment)))
+
+    def after(self, first: Features) -> Features:
+        """Return these after those of a tool."""
+        known: dict[Features, Features] = self.__dict__.setdefault("joined", {})
+        if (joined := known.get(first)) is None:
+            joined = known[first] = Features((*first, *self))
+        return joined
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, moment: str) -> tuple[Callable[..., Any], ...]: ...
+
+
+for _moment in _MOMENTS:
+    setattr(Features, _moment, ())
+
+NO_FEATURES: Final = Features()
 
 
 class CallHook(Protocol):
@@ -208,10 +265,6 @@ class RunScope:
     """The input of `Runtime.map`: its name and the number of the input, as in `scores-17`."""
     hooks: tuple[CallHook, ...] = ()
     """Hooks of the agents above; they see calls before the registry's own."""
-    approvals: Approvals | None = None
-    """Decides about calls that no hook approved; approval hooks are not asked then. None: approval hooks decide."""
-    made_calls: MadeCalls | None = None
-    """Where calls of tools that write are noted, so that they can be reverted."""
     policies: tuple[CallPolicy, ...] = ()
     """Policies of the agents above: a child may never call more than its parent."""
     parent_call_id: str | None = None
@@ -250,6 +303,15 @@ class RunScope:
 OUTERMOST_SCOPE = RunScope()
 
 
+_WRITTEN_BY_HAND: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
+    ("secrets", Secrets, "Secrets({...})"),
+    ("deadline", (int, float), "a number, such as anyio.current_time() + 30"),
+    ("events", EventBus, "an EventBus()"),
+    ("features", Features, "RunContext().having(Draft())"),
+)
+"""What a program may write wrongly, and would notice only in the middle of a call."""
+
+
 @frozen(kw_only=True)
 class RunContext:
     """What all calls of a run share: user, secrets, deadline, events, budget. A guest can neither read nor forge it."""
@@ -266,9 +328,8 @@ class RunContext:
     limits: Any = None
     """What the run's sandboxes may use; passed through, not looked at."""
     events: EventBus = field(default_factory=EventBus)
-    observer: CallObserver | None = None
-    dry_run: DryRun | None = None
-    """Collects calls of tools that write; with one, they are not made. A `toolcell.control.Draft`."""
+    features: Features = NO_FEATURES
+    """What is done with its calls besides making them; see `having`."""
     on_complete: CompletionCallback | None = None
     """Receives the final results of background work."""
     logger: logging.Logger = LOGGER
@@ -277,8 +338,6 @@ class RunContext:
     check_types: CheckTypes | None = None
     """How types of its scripts are checked where neither a call nor a policy says so, if this machine can. An `Agent`
     makes it `warn`."""
-    quotas: tuple[Meter, ...] = ()
-    """What counts its runs and calls, and may refuse them: a `Quotas` of its user, tenant or agent."""
     state: RunState = field(default_factory=RunState)
     scope: RunScope = OUTERMOST_SCOPE
     """Internal: what stands above and around the calls."""
@@ -286,7 +345,7 @@ class RunContext:
     def __post_init__(self) -> None:
         # Every run makes some of these: what is right costs no call.
         kinds: tuple[type, ...] = (self.secrets.__class__, self.deadline.__class__, self.events.__class__)
-        if (*kinds, self.quotas.__class__, self.dry_run) != (Secrets, float, EventBus, tuple, None):
+        if (*kinds, self.features.__class__) != (Secrets, float, EventBus, Features):
             check_fields(self, _WRITTEN_BY_HAND)
 
     def child(self, **changes: Any) -> Self:
@@ -296,6 +355,24 @@ class RunContext:
     def within(self, **changes: Any) -> Self:
         """Internal: return the same run with some fields of its scope replaced."""
         return changed(self, scope=changed(self.scope, **changes))
+
+    def feature(self, kind: type[K]) -> K | None:
+        """Return the last feature of a kind; None if there is none."""
+        return next((each for each in reversed(self.features) if isinstance(each, kind)), None)
+
+    def having(self, *features: Feature) -> Self:
+        """Return the same run with more features, before its own: `RunContext().having(Draft())`.
+
+        Raises:
+            UsageError: one is no `Feature`.
+        """
+        added = Features(features)
+        kept = [
+            each
+            for each in self.features
+            if not isinstance(each, tuple([new.replaces for new in added if new.replaces]))
+        ]
+        return self.child(features=Features((*features, *kept)))
 
     def cancel(self, reason: str = "run cancelled") -> None:
         """Cancel the run's tool calls; see `RunState.cancel`.
@@ -313,6 +390,9 @@ class RunContext:
         return bool(self.user_id or self.thread_id or self.chat_id or self.channel or self.custom)
 
 
+NO_FACTS: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
 class Call:
     """The record of one call: the request, its arguments after checks and hooks, and its result."""
 
@@ -324,8 +404,6 @@ class Call:
     """The same as the Python types the tool declares, where these are more than JSON."""
     options: ToolOptions = DEFAULT_TOOL_OPTIONS
     """Options of the tool; the defaults when there is none by that name."""
-    aliases: tuple[str, ...] = ()
-    """Every name the tool goes by."""
     identity: ToolIdentity | None = None
     """Identity of the tool, whatever name it was called by."""
     changes: tuple[Change, ...] = ()
@@ -334,16 +412,10 @@ class Call:
     approval_reason = ""
     """Why a person has to approve it; empty when nobody has to."""
     approved = False
-    decision: CallDecision | None = None
-    """What a person, or a hook in a person's place, decided about it."""
-    rewritten_by: tuple[str, ...] = ()
-    """Hooks that gave it other arguments."""
-    sends_to: Callable[[Mapping[str, Any]], Mapping[str, Sequence[str]]] | None = None
-    """What its tool says of where it sends something, for the record."""
-    answered_from = ""
-    """The run whose record answers it: its tool does not run."""
-    depends_on: tuple[str, ...] = ()
-    """In a dry run: effects whose results the arguments refer to."""
+    facts: Mapping[str, Any] = NO_FACTS
+    """What else the record has of it: who decided, which hooks changed it, where its answer is from."""
+    is_settled = False
+    """Its arguments are those that it is made with, and nobody is asked about them now."""
     refusal: ToolResult | None = None
     """Set when the tool was not run: unknown, invalid, blocked, substituted."""
     result: ToolResult | None = None
@@ -355,8 +427,6 @@ class Call:
     is_shown = False
     """The after hooks have seen its result: it is that of a job."""
     is_concluded = False
-    is_logged = False
-    """Python's log has its start."""
     holds_worker = False
     """Whether a call takes a place of those that work; tools that wait for others hold none."""
     threads: tuple[ToolThread, ...] = ()
@@ -381,6 +451,8 @@ class Call:
         self.call_id = call_id
         self.origin = origin
         self.run = run
+        self.features = run.features
+        """Those of its tool's options first, once the tool is known."""
         self.parent = parent
         self.parent_call_id = run.scope.parent_call_id if parent is None else parent.call_id
         self.step = step
@@ -404,6 +476,20 @@ class Call:
     def named(self) -> Mapping[str, Any]:
         """The same by name."""
         return self.decoded if type(self.decoded) is dict else self.args
+
+    @property
+    def is_approved_later(self) -> bool:
+        """True in a dry run, for a call that is not made now: who commits it approves it."""
+        return any(approves(self) for approves in self.features.approves)
+
+    @property
+    def is_collected(self) -> bool:
+        """True for a call that a dry run collects: its tool does not run now, or shows what it would do."""
+        return any(collects(self) for collects in self.features.collects)
+
+    def note(self, **facts: Any) -> None:
+        """Add what the record has of it."""
+        self.facts = {**self.facts, **facts}
 
     @property
     def agents(self) -> tuple[int, ...]:

@@ -190,7 +190,7 @@ def approval_hook(approver: Approver, *, timeout_s: float | None = None) -> Hook
     """
 
     async def before(call: Call) -> HookAnswer:
-        if not call.approval_reason or call.run.scope.approvals is not None or is_approved_later(call):
+        if not call.approval_reason or call.features.decide or call.is_approved_later:
             return None
         match await maybe_await(approver(call)):
             case Approve() | Edit() | Deny() as decision:
@@ -248,11 +248,6 @@ async def ask_before(hook: CallHook, call: Call) -> ToolResult | Rewrite | Decis
             return _blocked(reason, code)
         case _:
             return _hook_failed(hook, call, TypeError(f"before hook returned {brief(answer)}; {_BEFORE_ANSWERS}"))
-
-
-def is_approved_later(call: Call) -> bool:
-    """Return true for a call of a dry run that is not made now: who commits it approves it."""
-    return call.run.dry_run is not None and call.run.dry_run.approves(call)
 
 
 def refused_by_person(call: Call, reason: str) -> ToolResult:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
+from toolcell.calls.call import Feature
+from toolcell.results.effects import Preflight
 from toolcell_bridge.guest.placeholder import RESULT_OF, parts_of
 
 _STEP: Final = re.compile(r"\.([\w-]+)|\[([0-9]+)\]", re.ASCII)
@@ -18,41 +20,20 @@ SCALARS: Final = frozenset({str, int, float, bool, bytes, type(None)})
 """What holds nothing. Asking whether a value is a mapping takes longer, and there may be 260,000 of them."""
 
 
-@runtime_checkable
-class DryRun(Protocol):
-    """Decides about the calls of a run in which tools that write do not run. `control.draft.Draft` is one."""
+class DryRun(Feature, is_one_of_its_kind=True):
+    """A run in which tools that write do not run. `control.draft.Draft` is one."""
 
-    @property
-    def key(self) -> str:
-        """Ends the references of its placeholders; empty: there are none."""
-
-    def approves(self, call: Any, /) -> bool:
-        """Return true for a call that no approval hook is asked about."""
-        ...
-
-    def decide(self, call: Any, tool: Any, /) -> Any:
-        """Return the tool that runs for an admitted call, or a result in its place."""
-
-    def concluded(self, call: Any, result: Any, /) -> None:
-        """A call has its result."""
+    key = ""
+    """Ends the references of its placeholders; empty: there are none."""
+    preflight: Preflight | None = None
+    """Preflight of a script that ran with `preflight=True`."""
 
 
-class RecordedDryRun:
+class RecordedDryRun(DryRun):
     """The `DryRun` of a script that is replayed: its placeholders are those of the record."""
 
     def __init__(self, key: str) -> None:
         self.key = key
-
-    def approves(self, call: Any, /) -> bool:
-        """Return false."""
-        return False
-
-    def decide(self, call: Any, tool: Any, /) -> Any:
-        """Return the tool; in a replay nothing gets here."""
-        return tool
-
-    def concluded(self, call: Any, result: Any, /) -> None:
-        """Do nothing."""
 
 
 def placeholder(effect: str, key: str) -> dict[str, Any]:

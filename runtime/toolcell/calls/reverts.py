@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
+from toolcell.calls.call import Call, Feature
 from toolcell.calls.result import ToolResult
 from toolcell.calls.run_state import RunLink
 from toolcell.errors import UnknownId
@@ -21,8 +22,8 @@ RUNS: Final = 64
 class MadeCall:
     """One call of a tool that writes."""
 
-    call: Any
-    """A `Call`; None when it cannot be undone, and nothing of it is kept."""
+    call: Call | None
+    """None when it cannot be undone, and nothing of it is kept."""
     tool: str
     result: ToolResult | None = None
     problem: str = ""
@@ -31,11 +32,10 @@ class MadeCall:
     """Bytes that are kept of it, about."""
 
 
-class MadeCalls:
+class MadeCalls(Feature):
     """The calls that a run has made of tools that write, in the order in which they ended."""
 
-    def __init__(self, above: MadeCalls | None = None) -> None:
-        self._above = above
+    def __init__(self) -> None:
         self.calls: list[MadeCall] = []
         self.link = RunLink()
         """How the record names the run."""
@@ -44,9 +44,9 @@ class MadeCalls:
         self._final: dict[str, MadeCall] = {}
         """By tool: all calls of one without `revert=` have the same entry. Most tools are such."""
 
-    def add(self, call: Any, result: ToolResult) -> None:
-        """Take note of a call; those of a part of a run belong to the whole too."""
-        if call.options.read_only or call.options.orchestrates:
+    def made(self, call: Call, result: ToolResult, /) -> None:
+        """Take note of a call. That of a preview is none."""
+        if call.options.read_only or call.options.orchestrates or (call.features.collects and call.is_collected):
             return
         if call.options.revert is None:
             if (known := self._final.get(call.name)) is None:
@@ -57,10 +57,7 @@ class MadeCalls:
         else:
             size = about_bytes([call.args, call.raw_args, result.value, result.output])
             made = MadeCall(call, call.name, result, size=size)
-        runs: MadeCalls | None = self
-        while runs is not None:
-            runs.calls.append(made)
-            runs = runs._above
+        self.calls.append(made)
 
 
 class Reverts:

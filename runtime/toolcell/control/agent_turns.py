@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from toolcell.calls.call import Call, CallableTools, RunContext
+from toolcell.calls.call import Approvals, Call, CallableTools, RunContext
 from toolcell.calls.context import current
 from toolcell.calls.hooks import Approve, Block, Decision
 from toolcell.calls.options import Origin
@@ -38,7 +38,7 @@ BELOW_TURN: Final = (
 IN_PLAN: Final = "it needs approval, and a step of a plan cannot wait for it: call the tool by itself, not in a plan"
 
 
-class TurnApprovals:
+class TurnApprovals(Approvals):
     """The `Approvals` of an agent with `on_approval="suspend"`, for one run of its loop."""
 
     def __init__(
@@ -112,7 +112,7 @@ class SuspendingScripts:
         self, source: str, /, *, context: RunContext | None = None, **options: Any
     ) -> ExecutionResult:
         """Run a script; see `Runtime.execute_code`."""
-        above, approvals = current.get(), context.scope.approvals if context is not None else None
+        above, approvals = current.get(), context.feature(Approvals) if context is not None else None
         options["context"] = context
         if isinstance(approvals, TurnApprovals) and above is not None and above.call.parent is None:
             return await approvals.run_script(self._execute, self._resume, source, above.call, options)

@@ -7,18 +7,17 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from toolcell.calls.call import Call, RunContext
-from toolcell.calls.placeholders import effects_in, with_results
+from toolcell.calls.call import Approvals, Call, Features, Meter, RunContext
+from toolcell.calls.placeholders import DryRun, effects_in, with_results
 from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.calls.run_state import Lineage
-from toolcell.control.draft import Approved, Collected, Draft, answer_digest, known_arguments
+from toolcell.control.draft import Approved, Collected, Draft, answer_digest, arguments_of, known_arguments
 from toolcell.control.kept_drafts import MADE, START, DraftJournal
 from toolcell.errors import AuditError, ToolAbort, UsageError
 from toolcell.journal.identity import digest_of_call
 from toolcell.results.effects import EffectResult, EffectStatus, cut_in_listing
 from toolcell.support.checks import brief
 from toolcell.tools.spec import RegisteredTool
-from toolcell.tools.validation import arguments_of
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.requests import HTTP_READ
 
@@ -66,16 +65,14 @@ def approved_ids(draft: Draft, approve: Approved, digest: str = "") -> set[str]:
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
 
 
-class Commit:
+class Commit(DryRun):
     """Makes the effects of one draft. For each it is the `DryRun` of its call: it lets the approved call run."""
-
-    key = ""
 
     def __init__(self, draft: Draft, context: RunContext, file: DraftJournal | None = None) -> None:
         """`file`: on disk; what was made is recorded there, and not made again."""
         self._draft = draft
         self._run = context
-        self._making: Call | None = None
+        self._making: Collected | None = None
         self._has_run = False
         self.results: dict[str, Any] = {}
         """What the effects returned that were made."""
@@ -85,26 +82,26 @@ class Commit:
 
     def approves(self, call: Call, /) -> bool:
         """Return true for the call of the effect itself, which was approved, and false for calls below it."""
-        return call.parent is None and self._making is not None and call.name == self._making.name
+        return call.parent is None and self._making is not None and call.name == self._making.call.name
 
-    def decide(self, call: Call, tool: RegisteredTool, /) -> RegisteredTool | ToolResult:
+    waited = approves
+    """The call was counted when it was collected."""
+
+    def replace(self, call: Call, tool: RegisteredTool, /) -> RegisteredTool | ToolResult:
         """Let the tool run, if its arguments are those that were shown."""
         planned = self._making
         if planned is None or not self.approves(call):
             return tool
-        if call.approval_reason and call.approval_reason != planned.approval_reason:
+        if call.approval_reason and call.approval_reason != planned.call.approval_reason:
             message = f'tool "{call.name}" {call.approval_reason}; the draft did not show that, so it was not made'
             return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
-        if not _are_planned(call, planned, tool):
+        if not _are_planned(call, planned, tool, self._draft.key):
             message = "its arguments would not be those of the draft: a hook, or the tool's preparation, changed them"
             return ToolResult.fail(f"{message}; it was not made", code=ErrorCode.BLOCKED, status=Status.BLOCKED)
         if self._file is not None:
             self._file.write(START, call.call_id)  # before it has an effect
         self._has_run = True
         return tool
-
-    def concluded(self, call: Call, result: ToolResult, /) -> None:
-        """Do nothing."""
 
     # Making
 
@@ -145,7 +142,7 @@ class Commit:
 
     async def _make_effect(self, effect: Collected) -> ToolResult:
         call, self._has_run = effect.call, False
-        self._making = call
+        self._making = effect
         self._run.state.labels.add(effect.labels)
         args = call.raw_args
         if effects_in(arguments_of(call), self._draft.key):
@@ -159,38 +156,40 @@ class Commit:
             return ToolResult.fail(f"the call ended the commit: {exc}", code=ErrorCode.UNAVAILABLE)
 
 
-def _are_planned(call: Call, planned: Call, tool: RegisteredTool) -> bool:
+def _are_planned(call: Call, effect: Collected, tool: RegisteredTool, key: str) -> bool:
     """True when the arguments of a call are those that were shown, and results in the place of placeholders."""
-    expected = known_arguments(planned)
+    planned, expected = effect.call, known_arguments(effect.call, key)
     if {name: call.args.get(name) for name in expected} != expected or planned.args.keys() - call.args.keys():
         return False
     added = call.args.keys() - planned.args.keys()
-    if not (added and planned.depends_on):
+    if not (added and effect.depends_on):
         return not added
     defaults = tool.definition.parameters.get("properties", {})  # filled in now, where the schema was too odd before
     return all(name in defaults and call.args[name] == defaults[name].get("default") for name in added)
 
 
-async def again(call: Call, args: Any, call_id: str, run: RunContext, dry_run: Any) -> ToolResult:
+async def again(call: Call, args: Any, call_id: str, run: RunContext, dry_run: DryRun) -> ToolResult:
     """Make a call of a dry run again, for the same user and under the same rules, with `args` and in another run."""
-    lineage = Lineage(call.run.scope.lineage.origins)
-    scope = {
-        "made_calls": run.scope.made_calls,
-        "requests": None,
-        "work": None,
-        "parent_call_id": None,
-        "lineage": lineage,
-        "link": run.scope.link,
-    }
-    context = call.run.within(**scope).child(
+    rules = [each for each in call.run.features if isinstance(each, _RULES)]
+    rest = [each for each in run.features if not isinstance(each, (*_RULES, DryRun))]
+    context = call.run.within(
+        requests=None,
+        work=None,
+        parent_call_id=None,
+        lineage=Lineage(call.run.scope.lineage.origins),
+        link=run.scope.link,
+    ).child(
         run_id=run.run_id,
-        observer=run.observer,
+        features=Features([dry_run, *rest, *rules]),
         events=run.events,
         state=run.state,
-        dry_run=dry_run,
         deadline=math.inf,
     )
     return await call.registry.dispatch(call.name, args, call_id=call_id, origin=call.origin, context=context)
+
+
+_RULES: Final = (Approvals, Meter)
+"""Features that a call of a dry run keeps when it is made."""
 
 
 async def changed_read(draft: Draft, run: RunContext) -> str:

@@ -5,24 +5,29 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from toolcell.calls.call import Call, CallDecision
-from toolcell.calls.placeholders import effects_in, placeholder
+from toolcell.calls.arguments import ArgumentError, parse_arguments
+from toolcell.calls.call import Call, decided
+from toolcell.calls.definition import ToolDefinition
+from toolcell.calls.placeholders import DryRun, effects_in, placeholder
 from toolcell.calls.result import ErrorCode, ToolResult, to_json
 from toolcell.calls.run_state import RunLink
+from toolcell.calls.schema import OF_RESULTS
+from toolcell.calls.values import BadValue, copy_arguments
 from toolcell.errors import UnknownId, UsageError
 from toolcell.results import ExecutionResult
-from toolcell.results.effects import Effect, Preflight, effects_digest, shown_effects
+from toolcell.results.effects import Effect, effects_digest, shown_effects
 from toolcell.support.checks import brief
 from toolcell.support.host_work import KEPT_BYTES, about_bytes
 from toolcell.support.lru import Lru
 from toolcell.support.packing import value_digest
 from toolcell.support.text import as_one_line
 from toolcell.tools.adapters import keyword_invoke
-from toolcell.tools.spec import RegisteredTool
+from toolcell.tools.spec import RegisteredTool, compile_tool
+from toolcell.tools.validation import validate
 from toolcell_bridge.guest.placeholder import ENDS_DRAFT, RESULT_OF, member_of
 
 DRAFT_S: Final = 86_400.0
@@ -49,17 +54,19 @@ class Collected:
     labels: frozenset[str]
     """Labels of what its run had read when it was collected."""
     line: int | None = None
+    depends_on: tuple[str, ...] = ()
+    """Effects whose results its arguments refer to."""
 
 
-class Draft:
+class Draft(DryRun):
     """The writes of one dry run: of a script, a plan, a batch or an agent. Used in one event loop.
 
     `Runtime.execute_code(..., dry_run=True)` makes one by itself. For everything else there is
-    `RunContext(dry_run=draft)`; then `Runtime.commit(draft)`.
+    `RunContext(features=[draft])`; then `Runtime.commit(draft)`.
     """
 
     def __init__(self, *, keep_s: float = DRAFT_S, clock: Callable[[], float] = time.time) -> None:
-        self.id = os.urandom(8).hex()
+        self.id = self.key = os.urandom(8).hex()
         self._clock = clock
         self.expires = clock() + keep_s
         """In seconds since the epoch."""
@@ -73,11 +80,11 @@ class Draft:
         """That ran as dry runs of it: whoever decides about the effects reads where they come from."""
         self.kept_in: Path | None = None
         """Directory that has it on disk. Whoever commits it notes so there, and nobody commits it without that."""
-        self.preflight: Preflight | None = None
-        """Preflight of a script that ran with `preflight=True`."""
         self.count = 0
         """Effects in all, those included whose preview failed."""
         self._ids: set[str] = set()
+        self._refers: dict[Call, tuple[str, ...]] = {}
+        """Effects that the arguments of a call refer to, until it is collected or refused."""
         self.size = 0
         """Bytes that are kept of its calls, about."""
         self.reads: list[tuple[Call, str]] = []
@@ -85,33 +92,40 @@ class Draft:
 
     # What the pipeline asks
 
-    @property
-    def key(self) -> str:
-        """Ends the references to results of this draft."""
-        return self.id
+    def take(self, call: Call, tool: RegisteredTool, /) -> Awaitable[ToolResult | None] | None:
+        """Take the arguments of a call that refer to results which are not known yet. Nobody is asked about them."""
+        if not (depends_on := effects_in(arguments_of(call), self.key)):  # before anything else looks at them
+            return None
+        self._refers[call], call.is_settled = depends_on, True
+        return _take_around(call, tool, self.key)
 
     def approves(self, call: Call, /) -> bool:
         """Return true for a call that is collected: whoever commits it approves it."""
         return not (call.options.read_only or call.options.orchestrates)
 
-    def decide(self, call: Call, tool: RegisteredTool, /) -> RegisteredTool | ToolResult:
+    collects = approves
+
+    def replace(self, call: Call, tool: RegisteredTool, /) -> RegisteredTool | ToolResult:
         """Collect a call of a tool that writes, and return a stand-in for its result; let the others run."""
         if self.state:
             message = f"the draft of this dry run {self.state}; make another dry run"
             return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False)
         if self.ended:
             return ToolResult.fail(self.ended, code=ENDS_DRAFT)
+        depends_on = self._refers.get(call, ())
         if not self.approves(call):
-            return self._end(call) if call.depends_on else tool
-        if unknown := [each for each in call.depends_on if each not in self._ids]:
+            return self._end(call, depends_on) if depends_on else tool
+        if unknown := [each for each in depends_on if each not in self._ids]:
             message = f"the arguments refer to the result of {', '.join(unknown)}, and this draft has no such effect"
             return ToolResult.fail(message, code=ErrorCode.INVALID_ARGUMENTS)
         self.count += 1
         self._ids.add(f"effect-{self.count}")
         self.size += about_bytes([call.args, call.raw_args])
-        self.collected.append(Collected(f"effect-{self.count}", call, call.run.state.labels.names))
+        self.collected.append(
+            Collected(f"effect-{self.count}", call, call.run.state.labels.names, depends_on=depends_on)
+        )
         call.warnings = (*call.warnings, COLLECTED)
-        if tool.options.preview is not None and not call.depends_on:
+        if tool.options.preview is not None and not depends_on:
             spec = dataclasses.replace(
                 tool.spec, invoke=keyword_invoke(tool.options.preview, None, tool.options.blocking)
             )
@@ -127,9 +141,9 @@ class Draft:
         )
         return ToolResult.ok(text, value=value)
 
-    def _end(self, call: Call) -> ToolResult:
+    def _end(self, call: Call, depends_on: Iterable[str]) -> ToolResult:
         self.ended = (
-            f"{call.name} has to run in a dry run, and its arguments need the result of {', '.join(call.depends_on)}, "
+            f"{call.name} has to run in a dry run, and its arguments need the result of {', '.join(depends_on)}, "
             "which is not known before the commit. The draft ends here, and has the writes until here"
         )
         return ToolResult.fail(self.ended, code=ENDS_DRAFT)
@@ -139,6 +153,7 @@ class Draft:
 
         A call whose preview failed is not an effect: the script was told that it fails.
         """
+        self._refers.pop(call, None)
         if call.is_executed and result.is_error and self.approves(call):
             failed = [each for each in self.collected if each.call is call]
             self.collected = [each for each in self.collected if each.call is not call]
@@ -170,7 +185,7 @@ class Draft:
                 "call": each.id,
                 "tool": each.call.name,
                 "line": each.line,
-                **CallDecision("approve" if each.id in chosen else "deny", by).to_dict(),
+                **decided("approve" if each.id in chosen else "deny", by),
                 "at_ns": time.time_ns(),
             }
             for each in self.collected
@@ -278,15 +293,14 @@ def _effect(collected: Collected, draft_id: str) -> Effect:
         call.name,
         args=args,
         line=collected.line,
-        depends_on=call.depends_on,
+        depends_on=collected.depends_on,
         reason=call.approval_reason,
         draft_id=draft_id,
     )
 
 
-def known_arguments(call: Call) -> Mapping[str, Any]:
+def known_arguments(call: Call, key: str) -> Mapping[str, Any]:
     """Return the arguments of a collected call that are known already, as its tool would receive them."""
-    key = call.run.dry_run.key if call.run.dry_run is not None else ""
     return {name: value for name, value in call.args.items() if not effects_in(value, key)}
 
 
@@ -295,3 +309,53 @@ def answer_digest(result: ToolResult) -> str:
     if result.error is not None:
         return value_digest(["failed", str(result.error.code), result.message])
     return value_digest(["ok", result.guest_value()])
+
+
+# Arguments that refer to results which are not known yet
+
+_CHECKED_AROUND = frozenset({
+    "type", "properties", "required", "additionalProperties", "title", "description", "$defs", "definitions", "$schema",
+    OF_RESULTS,
+})  # fmt: skip
+"""Keywords of a schema that says something about each argument by itself."""
+
+
+def arguments_of(call: Call) -> Any:
+    """Return the arguments as they were received, or what their JSON text says."""
+    if not isinstance(call.raw_args, str):
+        return call.raw_args
+    try:
+        return parse_arguments(call.raw_args)
+    except ArgumentError:
+        return {}  # the call is refused for that
+
+
+async def _take_around(call: Call, tool: RegisteredTool, key: str) -> ToolResult | None:
+    """Check the arguments that hold no placeholders: set `call.args`, or return what is wrong with them."""
+    received = arguments_of(call)
+    try:
+        args = copy_arguments(received, tool.checker.tables).args
+    except BadValue as exc:
+        return ToolResult.fail(f"invalid tool arguments: {exc}", code=ErrorCode.INVALID_ARGUMENTS)
+    schema = tool.definition.checked_parameters
+    later = {name: value for name, value in args.items() if name in _properties(schema) and effects_in(value, key)}
+    if schema.keys() <= _CHECKED_AROUND:
+        others = {name: value for name, value in received.items() if name not in later}
+        if (refusal := await validate(call, _without(tool, schema, later), others)) is not None:
+            return refusal
+        args = {**call.args, **later}
+    call.args, call.decoded = {name: args[name] for name in dict.fromkeys([*received, *args]) if name in args}, None
+    return None
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = schema.get("properties")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _without(tool: RegisteredTool, schema: dict[str, Any], names: Mapping[str, Any]) -> RegisteredTool:
+    """Return the tool without some of its parameters."""
+    schema["properties"] = {name: part for name, part in _properties(schema).items() if name not in names}
+    schema["required"] = [name for name in schema.get("required", ()) if name not in names]
+    definition = ToolDefinition(tool.name, tool.definition.description, schema)
+    return compile_tool(dataclasses.replace(tool.spec, definition=definition, decode=None, prepare=None))

@@ -50,7 +50,7 @@ class DryRuns:
             UsageError: `dry_run` is neither a bool nor a draft that can be used, or the run could be suspended.
         """
         if dry_run is False or dry_run is None:
-            draft = context.dry_run if context is not None else None
+            draft = context.feature(DryRun) if context is not None else None
         else:
             draft = self.drafts.make() if dry_run is True else dry_run
         if draft is None or isinstance(draft, RecordedDryRun):
@@ -69,7 +69,7 @@ class DryRuns:
             )
         if isinstance(source, str):
             draft.add_script(source)
-        return (context or RunContext(run_id=os.urandom(16).hex())).child(dry_run=draft)
+        return (context or RunContext(run_id=os.urandom(16).hex())).having(draft)
 
     async def commit(
         self,
@@ -100,7 +100,7 @@ class DryRuns:
             elif decisions:
                 raise UsageError("decisions= are about effects in doubt, and this draft has none")
             made = MadeCalls()
-            given = (context or RunContext(run_id=os.urandom(16).hex())).within(made_calls=made)
+            given = (context or RunContext(run_id=os.urandom(16).hex())).having(made)
             made.link = found.link_of_commit(chosen, given.user_id)
             made.user_id = next(iter(found.users), given.user_id)
             given = given.child(user_id=made.user_id)
@@ -195,9 +195,10 @@ class DryRuns:
         found.check()
         return found, file.content["value"], file.content["has_value"]
 
-    async def keep(self, draft: object, result: ExecutionResult | None = None) -> None:
-        """Write a draft to disk, where journals are."""
-        if self._journals.is_durable and isinstance(draft, Draft):
+    async def keep(self, context: RunContext | None, result: ExecutionResult | None = None) -> None:
+        """Write the draft of a run to disk, if it has one, where journals are."""
+        draft = context.feature(Draft) if context is not None else None
+        if self._journals.is_durable and draft is not None:
             from toolcell.control.kept_drafts import keep_draft
 
             with anyio.CancelScope(shield=True):  # its run is over, and a draft that is not kept cannot be committed

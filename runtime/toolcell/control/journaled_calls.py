@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import anyio
 
-from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.call import CallableTools, RunContext, decided
 from toolcell.calls.options import Origin
 from toolcell.calls.result import Status, ToolResult
 from toolcell.control.suspension import IN_DOUBT, Suspender
@@ -82,7 +82,7 @@ class JournaledCalls:
                         args,
                         answer,
                         run=entry.run or self._journal.run or self._journal.id,
-                        decision=entry.decision.to_call() if entry.decision is not None else None,
+                        facts=_facts(entry),
                         call_id=call_id,
                         origin=origin,
                         context=context,
@@ -168,6 +168,12 @@ class JournaledCalls:
         message = f"{entry.tool} was called with these arguments in the run that this one repairs, and it is not known "
         message += "whether it did its work; it was not called again. Find out, or call it with other arguments"
         return ToolResult.fail(message, code=IN_DOUBT_CODE)
+
+
+def _facts(entry: JournalEntry) -> dict[str, Any]:
+    """Return what the record has of a call that is answered from the journal: who decided about it."""
+    found = entry.decision
+    return {} if found is None or found.kind == "approve" else {"decided": decided(found.kind, found.by, found.why)}
 
 
 def _refusal(reason: str) -> ToolResult:

@@ -162,14 +162,16 @@ def _content(draft: Draft, result: ExecutionResult | None) -> dict[str, Any]:
         "expires": draft.expires,
         "ended": draft.ended,
         "preflight": draft.preflight.to_plain() if draft.preflight is not None else None,
-        "effects": [
-            {**_call(each.call), "id": each.id, "labels": sorted(each.labels), "line": each.line}
-            for each in draft.collected
-        ],
+        "effects": [{**_call(each.call), **_effect(each)} for each in draft.collected],
         "reads": [{**_call(call), "answer": answer} for call, answer in draft.reads],
         "value": to_plain(result.value, "value") if result is not None else None,
         "has_value": result is not None and result.has_value,
     }
+
+
+def _effect(each: Collected) -> dict[str, Any]:
+    labels, depends_on = sorted(each.labels), list(each.depends_on)
+    return {"id": each.id, "labels": labels, "line": each.line, "depends_on": depends_on}
 
 
 def _call(call: Call) -> dict[str, Any]:
@@ -178,7 +180,6 @@ def _call(call: Call) -> dict[str, Any]:
         "tool": call.name,
         "raw": raw,
         "args": to_plain(dict(call.args), "args"),
-        "depends_on": list(call.depends_on),
         "reason": call.approval_reason,
         "origin": str(call.origin),
         "user": {name: getattr(call.run, name) for name in _USER},
@@ -260,12 +261,15 @@ def rebuilt(file: DraftJournal, tools: CallableTools, context: RunContext) -> Dr
         UsageError: a tool of it is another one now.
     """
     content, draft = file.content, Draft()
-    draft.id, draft.expires, draft.ended = file.ident, content["expires"], content["ended"]
+    draft.id = draft.key = file.ident
+    draft.expires, draft.ended = content["expires"], content["ended"]
     draft.preflight = Preflight.of_plain(content["preflight"])
-    base = context.child(dry_run=draft)
+    base = context.having(draft)
     for row in content["effects"]:
         call = _rebuilt_call(row, tools, base)
-        draft.collected.append(Collected(row["id"], call, frozenset(row["labels"]), row["line"]))
+        draft.collected.append(
+            Collected(row["id"], call, frozenset(row["labels"]), row["line"], tuple(row["depends_on"]))
+        )
     draft.reads = [(_rebuilt_call(row, tools, base), row["answer"]) for row in content["reads"]]
     return draft
 
@@ -278,8 +282,7 @@ def _rebuilt_call(row: dict[str, Any], tools: CallableTools, base: RunContext) -
     lineage = Lineage(frozenset(map(Origin, row["above"])))
     run = base.within(lineage=lineage, link=RunLink(row["run"])).child(**row["user"])
     call = Call(registry, row["tool"], raw_args=row["raw"], call_id=row.get("id", ""), origin=origin, run=run)
-    call.args, call.depends_on = row["args"], tuple(row["depends_on"])
-    call.approval_reason = row["reason"]
+    call.args, call.approval_reason = row["args"], row["reason"]
     return call
 
 

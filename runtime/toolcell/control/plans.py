@@ -10,12 +10,13 @@ from typing import Any, Final
 from toolcell.calls.call import CallableTools, RunContext
 from toolcell.calls.jobs import open_jobs
 from toolcell.calls.options import Origin
+from toolcell.calls.placeholders import DryRun
 from toolcell.calls.reverts import MadeCalls, Reverts
 from toolcell.calls.run_state import RunLink
 from toolcell.control.dry_runs import DryRuns
 from toolcell.control.run_control import DENIED
 from toolcell.control.script_header import continued_context, who_of
-from toolcell.control.steps_of_plans import JournaledSteps, PlanRows
+from toolcell.control.steps_of_plans import JournaledSteps, PlanRows, SuspendingSteps
 from toolcell.control.suspension import Denial
 from toolcell.errors import UsageError
 from toolcell.journal.identity import tool_digests
@@ -45,11 +46,11 @@ class PlanRuns:
         context = self._dry_runs.begin(options.dry_run, options.context, on_approval)
         context = context or RunContext(run_id=os.urandom(16).hex())
         if on_approval == "deny":
-            context = context.within(approvals=Denial(DENIED))
+            context = context.having(Denial(DENIED))
         store = self._journals
-        if not (on_approval == "suspend" or (store.is_durable and context.dry_run is None)):
+        if not (on_approval == "suspend" or (store.is_durable and context.feature(DryRun) is None)):
             rows, _ = await self._run_plan(registry, plan, context, Journal(os.urandom(16).hex()), None)
-            await self._dry_runs.keep(context.dry_run)
+            await self._dry_runs.keep(context)
             return rows
         journal = store.make(context.run_id)
         journal.header = {
@@ -122,21 +123,20 @@ class PlanRuns:
         journal: Journal,
         header: Mapping[str, Any] | None,
     ) -> tuple[PlanRows, JournaledSteps | None]:
-        made, record = MadeCalls(context.scope.made_calls), None
+        made, record = MadeCalls(), None
         made.link = link = journal.link or RunLink()
         made.user_id = context.user_id
         try:
             async with self._runs.observed(
-                context.within(abandoned=self._runs.abandoned, made_calls=made, runtime=self._runs.runtime),
+                context.within(abandoned=self._runs.abandoned, runtime=self._runs.runtime).having(made),
                 "plan",
                 link,
             ) as run:
                 run = self._runs.under_rules(run)
                 if header is not None:
-                    record = JournaledSteps(journal, run.observer, link)
-                    run = run.child(observer=record)
-                    if header["on_approval"] == "suspend":
-                        run = run.within(approvals=record)
+                    kind = SuspendingSteps if header["on_approval"] == "suspend" else JournaledSteps
+                    record = kind(journal, link)
+                    run = run.having(record)
                 async with open_jobs(run.state):
                     result = await registry.run_plan(plan, run, record)
                 if record is not None and not record.is_cut_short:

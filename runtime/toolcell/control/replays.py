@@ -146,7 +146,7 @@ async def replay(
         clock=run.start["clock"],
         check_types=False,
         on_log=on_log,
-        context=(context or RunContext()).child(dry_run=RecordedDryRun(key)) if key else context,
+        context=(context or RunContext()).having(RecordedDryRun(key)) if key else context,
     )
     calls = tools.replay
     found = calls.divergence

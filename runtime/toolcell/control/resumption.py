@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.call import CallableTools, RunContext, decided
 from toolcell.calls.run_state import RunLink
 from toolcell.control.decisions import ResumeDecision, check_ids, recorded
 from toolcell.control.plans import PLAN, PlanRuns
@@ -43,7 +43,8 @@ def _told(entry: JournalEntry, decision: RecordedDecision) -> dict[str, Any]:
     assert entry.pending is not None
     about = {"call": entry.pending.id, "tool": entry.tool, "line": entry.pending.line}
     said = {"reason": decision.why, "at_ns": decision.at_ns, "digest": decision.digest}
-    told = about | decision.to_call().to_dict() | {name: value for name, value in said.items() if value}
+    who = decided(decision.kind, decision.by)
+    told = about | who | {name: value for name, value in said.items() if value}
     if decision.kind == "deny" and decision.data:
         told["reason"] = decision.data
     return told | ({"args": decision.data} if decision.kind in ("edit", "made") else {})

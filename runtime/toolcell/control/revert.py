@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
-from toolcell.calls.call import Call, RunContext
+from toolcell.calls.call import RunContext
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import ToolOptions
 from toolcell.calls.result import ErrorCode, ToolResult
@@ -71,7 +71,8 @@ async def revert_calls(made: MadeCalls, run: RunContext) -> RevertResult:
 
 async def _revert(made: MadeCall, run: RunContext) -> ToolResult:
     """Run one `revert=` as a tool of its own: it is recorded before it runs, has a timeout, and may fail."""
-    call: Call = made.call
+    call = made.call
+    assert call is not None
     assert call.options.revert is not None
     assert made.result is not None
     function = bound_revert(call.options.revert, dict(call.args), made.result.guest_value())

@@ -57,14 +57,15 @@ class RunControl:
         self.dispatch = self._calls.dispatch
         """Answers a call from the journal, or makes it."""
         self.context = context
-        self._draft = None if context.dry_run is None else _draft_of(context.dry_run)
+        self._draft = _draft_of(context)
         self._first_effect = self._draft.count if self._draft is not None else 0
         if on_approval == "suspend":
-            self.context = self.context.within(approvals=suspender)
-        elif on_approval == "deny" or context.scope.approvals is not None:
-            self.context = self.context.within(approvals=Denial(DENIED if on_approval == "deny" else BELOW))
+            self.context = self.context.having(suspender)
+        elif on_approval == "deny" or context.features.decide:
+            denial = Denial(DENIED if on_approval == "deny" else BELOW)
+            self.context = self.context.having(denial)
         if on_approval == "suspend" or journal.records is not None:
-            self.context = self.context.child(observer=StartObserver(journal, context.observer))
+            self.context = self.context.having(StartObserver(journal))
 
     @property
     def journal_id(self) -> str:
@@ -127,8 +128,10 @@ class RunControl:
         return dataclasses.replace(result, error=error, suspension=suspension)
 
 
-def _draft_of(dry_run: DryRun) -> Draft | None:
-    """Return the draft of a dry run."""
+def _draft_of(context: RunContext) -> Draft | None:
+    """Return the draft of a dry run; None in any other run."""
+    if context.feature(DryRun) is None:
+        return None
     from toolcell.control.draft import Draft
 
-    return dry_run if isinstance(dry_run, Draft) else None
+    return context.feature(Draft)

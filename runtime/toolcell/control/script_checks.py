@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.placeholders import DryRun
 from toolcell.config import CheckTypes, Limits, check_types_of
 from toolcell.results import ExecutionResult
 from toolcell.run.observer import NULL_OBSERVER
@@ -102,9 +103,6 @@ class ScriptChecks:
             from toolcell.control.preflight import refused_result
 
             return refused_result(context.run_id if context is not None else os.urandom(16).hex(), planned)
-        if context is not None and context.dry_run is not None:
-            from toolcell.control.draft import Draft
-
-            if isinstance(context.dry_run, Draft):
-                context.dry_run.preflight = planned
+        if context is not None and (dry_run := context.feature(DryRun)) is not None:
+            dry_run.preflight = planned
         return dataclasses.replace(script, preflight=planned)

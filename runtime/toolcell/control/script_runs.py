@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.placeholders import DryRun
 from toolcell.calls.run_state import RunLink
 from toolcell.control.script_checks import ScriptChecks
 from toolcell.results import ExecutionResult
@@ -46,7 +47,7 @@ class ScriptRuns:
         runs = self._runs
         tools = runs.tools(options.tools)
         context = options.context
-        is_dry = options.dry_run is not False or (context is not None and context.dry_run is not None)
+        is_dry = options.dry_run is not False or (context is not None and context.feature(DryRun) is not None)
         if is_dry:
             context = self._dry_runs().begin(options.dry_run, context, options.on_approval, source)
         if options.limits is not None:
@@ -70,17 +71,17 @@ class ScriptRuns:
         control = self._begin(prepared, options, repaired)
         result = await runs.execute(prepared, control, options.handlers)
         if is_dry and context is not None:
-            await self._dry_runs().keep(context.dry_run, result)
+            await self._dry_runs().keep(context, result)
         return result if types is None else types.with_result(result)
 
     def _begin(self, run: PreparedRun, options: RunOptions, repaired: Journal | None) -> RunJournal:
         """Begin the first run of a script: its journal, or the list of its calls where that is enough."""
         context, script = run.context, run.script
-        is_durable = self._is_durable and context.dry_run is None
+        is_dry = context.feature(DryRun) is not None
+        is_durable = self._is_durable and not is_dry
         is_repeatable = is_durable or options.on_approval == "suspend"
-        is_decided = options.on_approval != "ask" or context.scope.approvals is not None
-        is_plain = repaired is None and context.dry_run is None
-        if is_plain and not (is_repeatable or is_decided):
+        is_decided = options.on_approval != "ask" or bool(context.features.decide)
+        if repaired is None and not is_dry and not (is_repeatable or is_decided):
             return ListedCalls(run.tools, context, self._finished)
         from toolcell.control.run_control import RunControl
         from toolcell.control.script_header import header_of

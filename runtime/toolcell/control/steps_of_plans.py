@@ -5,15 +5,15 @@ A plan is carried on by running it again: steps that have a result are not calle
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final
 
-from toolcell.calls.call import Call, CallObserver
+from toolcell.calls.call import Approvals, Call
 from toolcell.calls.hooks import Block, Decision
 from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.calls.run_state import RunLink
 from toolcell.control.decisions import answer_of
-from toolcell.control.suspension import BELOW, IN_DOUBT, start
+from toolcell.control.suspension import BELOW, IN_DOUBT, JournaledStarts
 from toolcell.journal.identity import call_digest, options_of
 from toolcell.journal.ledger import Journal, JournalEntry
 from toolcell.results import OutputFile, PendingCall, Suspension
@@ -38,13 +38,13 @@ class PlanRows(list[dict[str, Any]]):
         """Files and images that the tools returned."""
 
 
-class JournaledSteps:
-    """The `PlanRecord`, the `Approvals` and the `CallObserver` of one run of a plan."""
+class JournaledSteps(JournaledStarts):
+    """The `PlanRecord` of one run of a plan."""
 
-    def __init__(self, journal: Journal, below: CallObserver | None = None, link: RunLink | None = None) -> None:
-        """`below`: the observer that was there before. `link`: names the run."""
-        self.journal, self.link = journal, link
-        self._below = below
+    def __init__(self, journal: Journal, link: RunLink | None = None) -> None:
+        """`link`: names the run."""
+        super().__init__(journal)
+        self.link = link
         self._known = {entry.number: entry for entry in journal.entries}
         self.is_cut_short = False
 
@@ -94,6 +94,32 @@ class JournaledSteps:
 
     # What the pipeline asks
 
+    def call_started(self, call: Call, /) -> None:
+        """Record that the tool of a step is about to run."""
+        entry = self.journal.entry_of(call)
+        self.journal.note_labels()
+        self.start(call, None if entry is not None and entry.answer else entry)
+
+    def call_ended(self, call: Call, /) -> None:
+        """Record the result of a step. That of a call which was cut short is not known."""
+        super().call_ended(call)
+        entry, result = self.journal.entry_of(call), call.result
+        is_known = result is not None and not (result.status is Status.CANCELLED and entry is not None)
+        if entry is not None and entry.answer is None and entry.pending is None and is_known:
+            assert result is not None
+            entry.is_refused = not (call.is_executed or entry.is_started)
+            self._keep(entry, result)
+
+    def _keep(self, entry: JournalEntry, result: ToolResult) -> None:
+        try:
+            self.journal.keep_answer(entry, _frame(entry.number, result))
+        except (UnsendableValue, ValueTooLarge, ValueError, TypeError) as exc:
+            self.journal.lose(f"the result of step {entry.number - 1} cannot be recorded: {exc}")
+
+
+class SuspendingSteps(JournaledSteps, Approvals):
+    """The same, in a plan whose steps may wait for decisions."""
+
     def waited(self, call: Call, /) -> bool:
         """Return true for a step that was decided about."""
         entry = self.journal.entry_of(call)
@@ -110,28 +136,6 @@ class JournaledSteps:
         if decision.digest != digest:
             return Block("its arguments are not those that were decided about; it was not made")
         return answer_of(decision)
-
-    def call_started(self, call: Call, /) -> Awaitable[None] | None:
-        """Record that the tool of a step is about to run."""
-        entry = self.journal.entry_of(call)
-        self.journal.note_labels()
-        return start(self.journal, None if entry is not None and entry.answer else entry, call, self._below)
-
-    def call_ended(self, call: Call, /) -> Awaitable[None] | None:
-        """Record the result of a step. That of a call which was cut short is not known."""
-        entry, result = self.journal.entry_of(call), call.result
-        is_known = result is not None and not (result.status is Status.CANCELLED and entry is not None)
-        if entry is not None and entry.answer is None and entry.pending is None and is_known:
-            assert result is not None
-            entry.is_refused = not (call.is_executed or entry.is_started)
-            self._keep(entry, result)
-        return self._below.call_ended(call) if self._below is not None else None
-
-    def _keep(self, entry: JournalEntry, result: ToolResult) -> None:
-        try:
-            self.journal.keep_answer(entry, _frame(entry.number, result))
-        except (UnsendableValue, ValueTooLarge, ValueError, TypeError) as exc:
-            self.journal.lose(f"the result of step {entry.number - 1} cannot be recorded: {exc}")
 
 
 def _frame(number: int, result: ToolResult) -> bytes:

@@ -5,15 +5,14 @@ What is suspended is the journal. The sandbox is destroyed, or kept for a while,
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from typing import Any, Final
 
 import anyio
 
-from toolcell.calls.call import Call, CallObserver
+from toolcell.calls.call import Approvals, Call, Feature
 from toolcell.calls.hooks import Block, Decision
 from toolcell.control.decisions import answer_of
-from toolcell.errors import AuditError, RunEnded
+from toolcell.errors import RunEnded
 from toolcell.journal.identity import digest_of_call
 from toolcell.journal.ledger import Journal, JournalEntry, pending_of
 from toolcell.results import Outcome, PendingCall
@@ -30,7 +29,7 @@ BELOW: Final = (
 )
 
 
-class Denial:
+class Denial(Approvals):
     """The `Approvals` of a run in which nobody can be asked."""
 
     def __init__(self, why: str) -> None:
@@ -40,12 +39,8 @@ class Denial:
         """Refuse."""
         return Block(f'tool "{call.name}" was refused: {self._why}')
 
-    def waited(self, call: Call, /) -> bool:
-        """Return false: nothing waits."""
-        return False
 
-
-class Suspender:
+class Suspender(Approvals):
     """Ends a run when calls of it wait for decisions. The `Approvals` of a run with `on_approval="suspend"`."""
 
     def __init__(self, journal: Journal) -> None:
@@ -100,54 +95,40 @@ class Suspender:
         raise RunEnded("it waits for a decision", Outcome.SUSPENDED)
 
 
-class StartObserver:
-    """The `CallObserver` that records starts in the journal. `below`: the observer that was there before."""
+class JournaledStarts(Feature):
+    """Records starts of calls in the journal. The record writes its own start with it, at once."""
 
-    def __init__(self, journal: Journal, below: CallObserver | None) -> None:
-        self._journal = journal
-        self.below = below
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self._begun: dict[Call, JournalEntry] = {}
+        """Calls that were started here and have not ended."""
 
-    def around(self, record: CallObserver) -> StartObserver:
-        """Return the same above another observer: what it writes is written with what we write, at once."""
-        return StartObserver(self._journal, record)
+    def start(self, call: Call, entry: JournalEntry | None) -> None:
+        """Record that a tool is about to run, unless its call was refused.
 
-    def call_started(self, call: Call, /) -> Awaitable[None] | None:
+        Raises:
+            OSError, ToolError: this could not be recorded, and the tool must not run.
+        """
+        if entry is not None and call.refusal is None and not entry.is_started:
+            self.journal.start(entry)
+            self._begun[call] = entry
+
+    def unrecorded(self, call: Call, /) -> None:
+        """Take a start back."""
+        if (entry := self._begun.pop(call, None)) is not None:
+            self.journal.take_back(entry)
+
+    def call_ended(self, call: Call, /) -> None:
+        """Forget its start."""
+        self._begun.pop(call, None)
+
+
+class StartObserver(JournaledStarts):
+    """Records starts of a script's calls. Answers are recorded when they are sent."""
+
+    def call_started(self, call: Call, /) -> None:
         """Record that the tool of one of the script's own calls is about to run."""
-        entry = self._journal.entry_of(call)
-        self._journal.note_labels()
+        entry = self.journal.entry_of(call)
+        self.journal.note_labels()
         is_recorded = entry is not None and (entry.answer is not None or entry.is_taken_over)  # then no tool runs
-        return start(self._journal, None if is_recorded else entry, call, self.below)
-
-    def call_ended(self, call: Call, /) -> Awaitable[None] | None:
-        """Answers are recorded when they are sent."""
-        return self.below.call_ended(call) if self.below is not None else None
-
-
-def start(
-    journal: Journal, entry: JournalEntry | None, call: Call, below: CallObserver | None
-) -> Awaitable[None] | None:
-    """Record that a tool is about to run, unless its call was refused, and tell the observer below.
-
-    Raises:
-        OSError, ToolError, AuditError: this could not be recorded, and the tool must not run.
-    """
-    starts = entry if entry is not None and call.refusal is None and not entry.is_started else None
-    if starts is not None:
-        journal.start(starts)
-    if below is None:
-        return None
-    try:
-        noted = below.call_started(call)
-    except AuditError:
-        if starts is not None:
-            journal.take_back(starts)
-        raise
-    return noted if noted is None or starts is None else _settled(journal, starts, noted)
-
-
-async def _settled(journal: Journal, entry: JournalEntry, noted: Awaitable[None]) -> None:
-    try:
-        await noted
-    except AuditError:
-        journal.take_back(entry)
-        raise
+        self.start(call, None if is_recorded else entry)

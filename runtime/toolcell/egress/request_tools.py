@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeGuard
 
 import anyio
 
 from toolcell.calls.arguments import ArgumentChecker
+from toolcell.calls.call import Call, Feature, Features
 from toolcell.calls.uploads import Upload
 from toolcell.config import Limits, Policy
 from toolcell.egress.allowed_requests import AllowedRequests
@@ -85,6 +86,18 @@ def _tool(spec: ToolSpec) -> RegisteredTool:
     return RegisteredTool(spec, _AsReceived(spec.definition, "off", "forbid"), made.aliases, made.identity)
 
 
+class Destinations(Feature):
+    """Notes, for the record, where a call sends something, and the names of secrets in it."""
+
+    def __init__(self, of: Callable[[Mapping[str, Any]], Mapping[str, Sequence[str]]]) -> None:
+        self._of = of
+
+    def admitted(self, call: Call, /) -> None:
+        """Note it, if the call is made now and somebody records it."""
+        if call.refusal is None and call.features.call_started and not call.is_collected:
+            call.note(**{name: list(texts) for name, texts in self._of(call.args).items() if texts})
+
+
 class RequestTools:
     """The tools of one runtime, and their connections. Used in one event loop."""
 
@@ -101,7 +114,7 @@ class RequestTools:
                 options=general,
                 source=allowed,
                 choose=self._choose,
-                sends_to=self._sent_to,
+                features=Features([Destinations(self._sent_to)]),
             )
         )
         read = dataclasses.replace(general, read_only=True, idempotent=True)
@@ -126,7 +139,7 @@ class RequestTools:
                 options=install,
                 source=allowed,
                 choose=self._choose_install,
-                sends_to=self._searched,
+                features=Features([Destinations(self._searched)]),
             )
         )
         self._forms: dict[tuple[int, bool, bool], RegisteredTool] = {}
@@ -174,7 +187,7 @@ class RequestTools:
         try:
             request = read_request(args if isinstance(args, Mapping) else {})
             rule = self._allowed.judge(head_of(request))
-            is_shown = rule.needs_approval(request.method) or (run is not None and run.dry_run is not None)
+            is_shown = rule.needs_approval(request.method) or (run is not None and bool(run.features.approves))
             if request.upload is not None and is_shown:
                 text = f"{request}: its body is too long to be shown to those who decide about it: {request.upload}"
                 raise ToolError(text, code=LIMIT)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
-from toolcell.calls.call import Call, CallDecision
+from toolcell.calls.call import Call
 from toolcell.calls.result import ErrorCode, Status, ToolFailure, ToolResult, of_plain
 from toolcell.calls.run_state import RunLink
 from toolcell.errors import RunEnded, ToolError
@@ -53,10 +53,6 @@ class RecordedDecision:
     why: str = ""
     """What this person said."""
     at_ns: int = 0
-
-    def to_call(self) -> CallDecision:
-        """What the record says of the call."""
-        return CallDecision(self.kind, self.by, self.why)
 
 
 class JournalEntry:

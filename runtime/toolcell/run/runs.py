@@ -17,11 +17,12 @@ from typing import Any, Protocol, runtime_checkable
 import anyio
 from anyio.abc import TaskGroup
 
-from toolcell.calls.call import CallableTools, Meter, RunContext, RunScope
+from toolcell.calls.call import CallableTools, Feature, Features, RunContext, RunScope
 from toolcell.calls.concurrency import OF_THIS_PROCESS, AbandonedThreads
 from toolcell.calls.context import share_labels
 from toolcell.calls.jobs import open_jobs
 from toolcell.calls.options import Origin, ToolOptions
+from toolcell.calls.placeholders import DryRun
 from toolcell.calls.policy import CallPolicy
 from toolcell.calls.reverts import MadeCalls, Reverts
 from toolcell.calls.run_state import RunLink, Secrets
@@ -141,7 +142,7 @@ class Runs:
         registry: ToolRegistry,
         limits: Limits,
         policy: Policy,
-        quotas: Meter | None,
+        features: tuple[Feature, ...] = (),
         environment: Environment,
         sandboxes: Sandboxes,
         lifetime: Lifetime,
@@ -150,8 +151,8 @@ class Runs:
         requests: UnlistedTools | None = None,
     ) -> None:
         """`runtime`: what saved scripts and agents that are called run their scripts with.
-        `reverts`: keeps what a run has made."""
-        self.registry, self.limits, self.policy, self.quotas = registry, limits, policy, quotas
+        `features`: of every run. `reverts`: keeps what a run has made."""
+        self.registry, self.limits, self.policy, self.features = registry, limits, policy, features
         self.environment, self.sandboxes = environment, sandboxes
         self.runtime = runtime
         self.recorder: RunRecorder | None = None
@@ -224,14 +225,14 @@ class Runs:
         """
         share_labels(context)
         context = self.ruled(context)
-        for meter in context.quotas:
-            meter.begin_run(context)
+        for begin_run in context.features.begin_run:
+            begin_run(context)
         return context
 
     def ruled(self, context: RunContext) -> RunContext:
         """Return a run under the flows and quotas of this runtime, which is not counted."""
-        if self.quotas is not None and self.quotas not in context.quotas:
-            context = context.child(quotas=(*context.quotas, self.quotas))
+        if self.features and (new := [each for each in self.features if each not in context.features]):
+            context = context.having(*new)
         if not self.policy.flows:
             return context
         flows = CallPolicy()
@@ -272,20 +273,18 @@ class Runs:
         message = await daemon_threads.run_sync(make_message) if is_large else make_message()
         above = context.scope.work if context is not None and context.scope.scripts else None
         work, abandoned = HostWork(limits.host_work, above=above), AbandonedThreads(self.abandoned)
-        made = MadeCalls(context.scope.made_calls if context is not None else None)
+        made = MadeCalls()
         requests = context.scope.requests if above is not None and context is not None else None
         if requests is None and tools.makes_requests:
             requests = OpenRequests(limits.egress_bytes)
         made.link = link = link or RunLink()
         if context is None:
-            scope = RunScope(
-                work=work, abandoned=abandoned, made_calls=made, runtime=self.runtime, requests=requests, link=link
-            )
-            context = RunContext(run_id=os.urandom(16).hex(), scope=scope)
+            scope = RunScope(work=work, abandoned=abandoned, runtime=self.runtime, requests=requests, link=link)
+            context = RunContext(run_id=os.urandom(16).hex(), features=Features((made,)), scope=scope)
         else:
             context = context.within(
-                work=work, abandoned=abandoned, made_calls=made, runtime=self.runtime, requests=requests, link=link
-            )
+                work=work, abandoned=abandoned, runtime=self.runtime, requests=requests, link=link
+            ).having(made)
         link.id, made.user_id = context.run_id, context.user_id
         if limits is not self.limits:
             context = context.child(limits=limits)  # of saved scripts that it calls, too
@@ -317,7 +316,7 @@ class Runs:
         Cancellation: the sandbox is killed with everything in it.
         """
         script, work, context = run.script, run.work, journal.context
-        dry_run = run.context.dry_run
+        dry_run = run.context.feature(DryRun)
         request = RunRequest(
             message=run.message,
             limits=script.limits,
@@ -347,7 +346,7 @@ class Runs:
             async with open_jobs(context.state, self._tasks), open_requests(context.scope.requests):
                 ran = await self.sandboxes.run(request, bridge, observer, own)
                 ran = await _without_secrets(ran, context, work)
-                is_kept = ran.outcome is Outcome.SUSPENDED or context.dry_run is not None
+                is_kept = ran.outcome is Outcome.SUSPENDED or dry_run is not None
                 is_long = is_kept and work.calls > LONG_BYTES
                 result = await daemon_threads.run_sync(journal.finish, ran) if is_long else journal.finish(ran)
             if script.preflight is not None:
@@ -385,8 +384,8 @@ def open_requests(requests: OpenRequests | None) -> AbstractAsyncContextManager[
 
 def count_cpu(context: RunContext, cpu_s: float) -> None:
     """Count the CPU time that a run has used."""
-    for meter in context.quotas:
-        meter.end_run(context, cpu_s)
+    for end_run in context.features.end_run:
+        end_run(context, cpu_s)
 
 
 def replay_seed(seed: int | None, clock: float | None) -> tuple[int, float]:

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from toolcell.calls.call import Call, CallObserver, RunContext
+from toolcell.calls.call import Call, Feature, Features, RunContext
 from toolcell.calls.events import TOOL_OUTPUT, TOOL_UPDATE, Event, EventBranch
 from toolcell.calls.run_state import new_id
 from toolcell.errors import UsageError
@@ -173,9 +173,10 @@ class _Feed(BackgroundTask):
     async def execute(self, run: Callable[[RunOptions], Awaitable[ExecutionResult]], given: RunOptions) -> None:
         """Be the work of the task."""
         context = given.context or RunContext(run_id=new_id())
-        watcher = _CallWatcher(self, context.observer)
+        watcher = _CallWatcher(self)
         # Of a context that is given to several runs at once the bus has the events of all, and their calls have one id.
-        context = context.child(observer=watcher, events=EventBranch(context.events, watcher.updated))
+        features, events = Features([*context.features, watcher]), EventBranch(context.events, watcher.updated)
+        context = context.child(features=features, events=events)
         options = replace(given, context=context, cancel=self._end, on_log=self.log, on_progress=self.progress)
         self.finish(await run(options))
 
@@ -184,17 +185,15 @@ def _fit_together(last: LogPrinted, event: LogPrinted) -> bool:
     return last.stream == event.stream and len(last.text) + len(event.text) <= MERGED_CHARS
 
 
-class _CallWatcher:
-    """The `CallObserver` that puts calls into the queue. `below`: the observer that was there before."""
+class _CallWatcher(Feature):
+    """Puts calls into the queue."""
 
-    def __init__(self, feed: _Feed, below: CallObserver | None) -> None:
-        self._feed, self._below = feed, below
+    def __init__(self, feed: _Feed) -> None:
+        self._feed = feed
         self._under_way: set[tuple[str, str | None]] = set()
 
     async def call_started(self, call: Call, /) -> None:
-        """Tell that a call is about to run, after those below have taken note of it."""
-        if self._below is not None and (noted := self._below.call_started(call)) is not None:
-            await noted
+        """Tell that a call is about to run."""
         self._under_way.add((call.run.run_id, call.call_id))
         args = call.run.secrets.shown(call.args if call.refusal is None else call.raw_args)
         await self._tell(CallStarted(call.call_id, call.name, args, call.parent_call_id))
@@ -212,8 +211,6 @@ class _CallWatcher:
     async def call_ended(self, call: Call, /) -> None:
         """Tell what became of a call."""
         self._under_way.discard((call.run.run_id, call.call_id))
-        if self._below is not None and (noted := self._below.call_ended(call)) is not None:
-            await noted
         result = call.result
         code = str(result.error.code) if result is not None and result.error is not None else None
         status = str(result.status) if result is not None else "error"

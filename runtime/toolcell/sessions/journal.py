@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from json import dumps, loads
 from typing import Any, Final
 
-from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.call import CallableTools, Meter, RunContext
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import Origin
 from toolcell.control.run_control import RunControl
@@ -92,15 +92,15 @@ def context_again(before: RunContext | None) -> RunContext:
     """Return the context for a run that repeats or checks something: for the same user, and a run of its own."""
     if before is None:
         return RunContext()
-    return RunContext(
+    again = RunContext(
         secrets=before.secrets,
         user_id=before.user_id,
         thread_id=before.thread_id,
         channel=before.channel,
         chat_id=before.chat_id,
         custom=before.custom,
-        quotas=before.quotas,
     )
+    return again.having(*(each for each in before.features if isinstance(each, Meter)))
 
 
 class NotKept:

@@ -15,6 +15,7 @@ import anyio
 import anyio.lowlevel
 
 from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.placeholders import DryRun
 from toolcell.config import Limits
 from toolcell.control.decisions import ResumeDecision
 from toolcell.control.resumption import decider
@@ -245,12 +246,14 @@ class Session(OpenedInBlock):
             result = await session._state.run(script, callable_tools, context, options.handlers, options.on_approval)
             return result if types is None else types.with_result(result)
 
-        if context is None or context.dry_run is None:
+        if context is None or context.feature(DryRun) is None:
             async with self._exclusively():
                 return await run(self)
-        return await self._run_in_copy(run, context.dry_run)
+        return await self._run_in_copy(run, context)
 
-    async def _run_in_copy(self, run: Callable[[Any], Awaitable[ExecutionResult]], draft: object) -> ExecutionResult:
+    async def _run_in_copy(
+        self, run: Callable[[Any], Awaitable[ExecutionResult]], context: RunContext
+    ) -> ExecutionResult:
         """Make a dry run in a copy of the session: placeholders stay in the names of that."""
         self._state.journal.check_free()
         copy = await self._copied(os.urandom(16).hex(), is_scratch=True)
@@ -261,7 +264,7 @@ class Session(OpenedInBlock):
             await copy.close()
             self._state.count(copy._state)
         if result.draft_id:
-            await self._host.dry_runs.keep(draft, result)
+            await self._host.dry_runs.keep(context, result)
         assert result.session is not None
         return changed(result, session=changed(result.session, id=self.id))
 

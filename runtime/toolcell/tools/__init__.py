@@ -9,10 +9,10 @@ from toolcell.support.lazy import lazy_names
 
 __all__ = [
     "CODE_SCHEMA", "CODE_TEXT", "CODE_TOOL", "DETAILS", "FOUND", "MAX_FOUND", "MAX_STEPS", "MAX_VALUE_CHARS",
-    "NEEDS_APPROVAL", "SEARCH_TOOL", "SHOWN_CHARS", "AgentTool", "Approve", "Block", "Budget", "Call",
-    "CallObserver", "CallPolicy", "CodeRuntime", "Deny", "Detail", "Edit", "ErrorCode", "Event", "EventBus",
-    "ExecuteCode", "File", "FunctionTool", "Hook", "Image", "Invoke", "JobTable", "Origin", "Override", "Part",
-    "RegisteredTool", "RegistrySettings", "RegistryState", "Rewrite", "RunContext", "SavedScript", "Secrets",
+    "NEEDS_APPROVAL", "SEARCH_TOOL", "SHOWN_CHARS", "AgentTool", "Approvals", "Approve", "Block", "Budget", "Call",
+    "CallPolicy", "CodeRuntime", "Deny", "Detail", "Edit", "ErrorCode", "Event", "EventBus", "ExecuteCode", "Feature",
+    "File", "FunctionTool", "Hook", "Image", "Invoke", "JobTable", "Origin", "Override", "Part", "RegisteredTool",
+    "RegistrySettings", "RegistryState", "Rewrite", "RunContext", "SavedScript", "Secrets",
     "SimpleTool", "Status", "Substitute", "Text", "TokenUsage", "Tool", "ToolCall", "ToolContext", "ToolDefinition",
     "ToolDescriptionWarning", "ToolFailure", "ToolObject", "ToolOptions", "ToolRegistry", "ToolResult", "ToolSpec",
     "abandoned_threads", "approval_hook", "check_arguments", "check_code_runtime",
@@ -23,7 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from toolcell.calls.call import Call, CallObserver, RunContext
+    from toolcell.calls.call import Approvals, Call, Feature, RunContext
     from toolcell.calls.concurrency import abandoned_threads
     from toolcell.calls.context import ToolContext, current_context
     from toolcell.calls.definition import ToolDefinition, ToolDescriptionWarning
@@ -67,7 +67,8 @@ if TYPE_CHECKING:
     )
     from toolcell.tools.detail import DETAILS, SHOWN_CHARS, Detail, check_shown_chars, shown_within
     from toolcell.tools.loading import load_tools
-    from toolcell.tools.pipeline import NEEDS_APPROVAL, run_call
+    from toolcell.tools.option_features import NEEDS_APPROVAL
+    from toolcell.tools.pipeline import run_call
     from toolcell.tools.plan import MAX_STEPS, plan_of, plan_spec
     from toolcell.tools.registry import ToolRegistry, registry_of, tool
     from toolcell.tools.registry_state import RegistrySettings, RegistryState
@@ -81,7 +82,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "toolcell.calls.call": "Call CallObserver RunContext",
+            "toolcell.calls.call": "Approvals Call Feature RunContext",
             "toolcell.calls.concurrency": "abandoned_threads",
             "toolcell.calls.context": "ToolContext current_context",
             "toolcell.calls.definition": "ToolDefinition ToolDescriptionWarning",
@@ -106,7 +107,8 @@ else:
             ),
             "toolcell.tools.detail": "DETAILS SHOWN_CHARS Detail check_shown_chars shown_within",
             "toolcell.tools.loading": "load_tools",
-            "toolcell.tools.pipeline": "NEEDS_APPROVAL run_call",
+            "toolcell.tools.option_features": "NEEDS_APPROVAL",
+            "toolcell.tools.pipeline": "run_call",
             "toolcell.tools.plan": "MAX_STEPS plan_of plan_spec",
             "toolcell.tools.registry": "ToolRegistry registry_of tool",
             "toolcell.tools.registry_state": "RegistrySettings RegistryState",

@@ -6,74 +6,33 @@ Permission is asked before anything of the tool runs, its argument preparation i
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
 from collections.abc import Awaitable
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import anyio
-import msgpack
 
 from toolcell.calls.arguments import ArgumentError, prepare_arguments
-from toolcell.calls.call import Call, CallDecision, CallHook
+from toolcell.calls.call import Call
 from toolcell.calls.call_log import MAX_NAME_CHARS, log_end, log_start, logger
 from toolcell.calls.concurrency import maybe_await, passes_on
 from toolcell.calls.events import TOOL_END, TOOL_FINISHED, TOOL_START
 from toolcell.calls.finalize import failure_of, finalize, finalize_soon, show_user, with_repeat_hint
 from toolcell.calls.hooks import (
-    Approve,
-    Block,
-    Deny,
-    Edit,
-    Rewrite,
-    ask_before,
-    hook_turn,
-    is_approved_later,
-    name_of,
-    not_approved,
-    refused_by_person,
     show_after_hooks,
 )
 from toolcell.calls.options import Origin
 from toolcell.calls.problems import list_names
 from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.errors import AuditError, ToolAbort, ToolError
-from toolcell.flows import flow_of
 from toolcell.support.spelling import did_you_mean
+from toolcell.tools.asking import ask
 from toolcell.tools.execution import ABORTED, cancelled, cut_short, execute
 from toolcell.tools.registry_state import RegistryState, permits_all
 from toolcell.tools.spec import RegisteredTool
-from toolcell.tools.validation import no_work_left, note_placeholders, take_around, unusable, validate
-
-NEEDS_APPROVAL: Final = "needs approval"
-
-
-def flow_refusal(state: RegistryState, call: Call) -> ToolResult | None:
-    """Return why what the run has read must not be sent with this call, or note why somebody has to approve it."""
-    options, run = call.options, call.run
-    call.approval_reason = NEEDS_APPROVAL if options.requires_approval else ""
-    if not options.sends or run.scope.is_shared or not (held := run.state.labels.names):
-        return None
-    flows = (flow for policy in (*state.policies, *run.scope.policies) for flow in policy.flows)
-    match flow_of(flows, options.sends, held):
-        case "deny", reason:
-            message = f'tool "{call.name}" is not permitted: {reason}'
-            return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
-        case "ask", reason:
-            call.approval_reason = f"{NEEDS_APPROVAL}: {reason}"
-    return None
-
-
-def note_labels(call: Call) -> None:
-    """Add the labels of a call to those of its run, before its tool runs: whoever has an answer has its labels too.
-
-    A hook may answer for a tool, and what it says is as private. A call that was blocked has read nothing.
-    """
-    if not call.run.scope.is_shared and (call.refusal is None or call.refusal.status is not Status.BLOCKED):
-        call.run.state.labels.add(call.options.reads)
-
+from toolcell.tools.validation import no_work_left, unusable, validate
 
 RECORD_S = 2.0
 """What an asynchronous observer may take to note the end of a call that was cancelled."""
@@ -104,14 +63,14 @@ async def admit(state: RegistryState, call: Call) -> RegisteredTool | ToolResult
     if type(found) is RegisteredTool:
         hooks = (*call.run.scope.hooks, *state.hooks) if call.run.scope.hooks else state.hooks
         found = await _take_arguments(call, found) or found
-        if type(found) is RegisteredTool and (hooks or call.approval_reason) and not call.depends_on:
-            found = await _until_cut_short(call, _ask_hooks(hooks, call, found)) or found
-        if type(found) is RegisteredTool and call.run.dry_run is not None:
-            found = call.run.dry_run.decide(call, found)
+        if type(found) is RegisteredTool and (hooks or call.approval_reason) and not call.is_settled:
+            found = await _until_cut_short(call, ask(hooks, call, found)) or found
+        for replace in call.features.replace:
+            found = replace(call, found) if type(found) is RegisteredTool else found
     call.refusal = None if type(found) is RegisteredTool else found
-    if call.options.reads:
-        note_labels(call)
-    return found if call.run.observer is None else await _record_start(call, call.refusal) or found
+    for admitted in call.features.admitted:
+        admitted(call)
+    return await _record_start(call, call.refusal) or found if call.features.call_started else found
 
 
 async def perform(state: RegistryState, call: Call, tool: RegisteredTool) -> ToolResult:
@@ -124,10 +83,8 @@ async def perform(state: RegistryState, call: Call, tool: RegisteredTool) -> Too
         result = await _await_job(call, result, job_id, state.settings.pending_wait_s)
     call.duration_s = time.perf_counter() - call.started_s
     result = await finalize_soon(result, call, call.duration_s, job_id)
-    if call.run.scope.made_calls is not None and (
-        call.run.dry_run is None or not call.run.dry_run.key
-    ):  # else it is a preview
-        call.run.scope.made_calls.add(call, result)
+    for made in call.features.made:
+        made(call, result)
     if not (state.hooks or call.run.scope.hooks):  # else nobody gets it before the after hooks have seen it
         call.result = result
     if call.run.events.active:
@@ -147,8 +104,8 @@ async def conclude(state: RegistryState, call: Call, result: ToolResult) -> Tool
         await show_user(call, result)
     if not run.scope.is_shared and (result.status is not Status.OK or run.state.failures):
         result = with_repeat_hint(call, result, state.settings.repeat_hint)
-    if run.dry_run is not None:
-        run.dry_run.concluded(call, result)
+    for concluded in call.features.concluded:
+        concluded(call, result)
     await _end(call, result)
     return result
 
@@ -164,7 +121,9 @@ async def answer_call(call: Call, answer: ToolResult | Awaitable[ToolResult], ru
     """Give a call an answer from elsewhere, as from the record of `run`: no tool runs, no rule or hook is asked."""
     try:
         _start(call)
-        call.args, call.answered_from = call.raw_args, run
+        call.args = call.raw_args
+        if run:
+            call.note(answered_from=run)
         given = await _record_start(call, None)
         if given is None:
             given = answer if isinstance(answer, ToolResult) else await answer
@@ -211,7 +170,6 @@ def _start(call: Call) -> None:
     if call.run.events.active:
         call.emit(TOOL_START, args=call.raw_args)
     if logger.isEnabledFor(logging.INFO):
-        call.is_logged = True
         log_start(call)
 
 
@@ -228,11 +186,13 @@ def _find_permitted(state: RegistryState, call: Call, *, is_counted: bool = True
     tool = state.tools.get(call.name)
     if tool is None:
         return _unknown(state, call)
-    call.options, call.aliases, call.identity = tool.options, tool.aliases, tool.identity
+    call.options, call.identity = tool.options, tool.identity
     if tool.spec.choose is not None:
         if type(chosen := tool.spec.choose(call.raw_args, call.run)) is not RegisteredTool:
             return chosen
-        tool, call.options, call.sends_to = chosen, chosen.options, chosen.spec.sends_to
+        tool, call.options = chosen, chosen.options
+    if tool.features:
+        call.features = call.features.after(tool.features)
     is_permitted = state.permits(tool, call.origin)
     if run.scope.policies or run.scope.lineage.origins:
         is_permitted = is_permitted and _permitted_above(state, call, tool)
@@ -241,14 +201,18 @@ def _find_permitted(state: RegistryState, call: Call, *, is_counted: bool = True
         return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
     if call.origin not in tool.options.callable_from and not tool.options.allows(call.origin):
         return _wrong_origin(call)
-    if (refusal := flow_refusal(state, call)) is not None:
-        return refusal
+    refusal: ToolResult | None
+    for permit in call.features.permit:
+        refusal = permit(call)
+        if refusal is not None:
+            return refusal
     budget = run.state.budget
     if budget is not None and is_counted and not budget.take_call():
         message = f"no tool calls left: the run's budget of {budget.tool_calls} is used up"
         return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False, status=Status.BLOCKED)
-    for meter in run.quotas if is_counted else ():
-        if (refusal := meter.take_call(call)) is not None:
+    for count_call in call.features.count_call if is_counted else ():
+        refusal = count_call(call)
+        if refusal is not None:
             return refusal
     return tool
 
@@ -280,8 +244,10 @@ def _wrong_origin(call: Call) -> ToolResult:
 
 async def _take_arguments(call: Call, tool: RegisteredTool) -> ToolResult | None:
     """Prepare and validate what was received: set `call.args`, or return what is wrong with it."""
-    if call.run.dry_run is not None and note_placeholders(call):
-        return await take_around(call, tool)
+    for take in call.features.take:
+        if (taken := take(call, tool)) is not None:
+            refusal: ToolResult | None = await taken
+            return refusal
     received = call.raw_args
     if tool.spec.prepare is not None or received is None or isinstance(received, str):
         try:
@@ -301,87 +267,19 @@ async def examine(state: RegistryState, call: Call, *, with_arguments: bool = Tr
     return await _take_arguments(call, found) if with_arguments else None
 
 
-# Hooks
-
-
-async def _ask_hooks(hooks: tuple[CallHook, ...], call: Call, tool: RegisteredTool) -> ToolResult | None:
-    """Outer to inner. The first that answers ends it; a rewrite is seen by the hooks further in."""
-    approved: bytes | None = None
-    async with hook_turn(call.run):
-        for hook in hooks:
-            refusal: ToolResult | None = None
-            asked_about = _fingerprint(call)
-            match await ask_before(hook, call):
-                case Approve() as given:
-                    approved, call.decision = asked_about, _decision(given, hook)
-                case Edit(args) as given:
-                    call.decision = _decision(given, hook)
-                    refusal = await validate(call, tool, args)
-                    approved = _fingerprint(call)
-                case Deny(reason) as given:
-                    call.decision, refusal = _decision(given, hook), refused_by_person(call, reason)
-                case Rewrite(args):
-                    call.rewritten_by = (*call.rewritten_by, name_of(hook, hook.before))
-                    refusal = await validate(call, tool, args)
-                case ToolResult() as answer:
-                    refusal = answer
-            if refusal is not None:
-                return refusal
-    call.approved = approved is not None and approved == _fingerprint(call)
-    if call.approved or not call.approval_reason or is_approved_later(call):
-        return None
-    return (
-        not_approved(call, approved is not None)
-        if call.run.scope.approvals is None
-        else await _ask_approvals(call, tool)
-    )
-
-
-async def _ask_approvals(call: Call, tool: RegisteredTool) -> ToolResult | None:
-    """Ask whoever decides for the whole run. Not in the turn of the hooks: an answer may take as long as the run."""
-    assert call.run.scope.approvals is not None
-    match await call.run.scope.approvals.decide(call):
-        case Approve() as given:
-            refusal, call.decision = None, _decision(given)
-        case Edit(args) as given:
-            refusal, call.decision = await validate(call, tool, args), _decision(given)
-        case Deny(reason) as given:
-            refusal, call.decision = refused_by_person(call, reason), _decision(given)
-        case Block(reason):  # nobody was asked
-            refusal = refused_by_person(call, reason)
-        case _:
-            refusal = not_approved(call, False)
-    call.approved = refusal is None
-    return refusal
-
-
-def _decision(given: Approve | Edit | Deny, hook: CallHook | None = None) -> CallDecision:
-    by = given.by or (name_of(hook, hook.before) if hook is not None else "")
-    return CallDecision(type(given).__name__.lower(), by, given.reason)
-
-
-def _fingerprint(call: Call) -> bytes:
-    """Identify the arguments that somebody was asked about: an approval counts for these only."""
-    try:
-        packed: bytes = msgpack.packb(call.args)  # ten times as fast as JSON, for arguments of any size
-        return packed
-    except (TypeError, ValueError, OverflowError):  # a hook has put something else into them
-        return json.dumps(call.args, sort_keys=True, default=repr).encode()
-
-
 # Records
 
 
 async def _record_start(call: Call, refusal: ToolResult | None) -> ToolResult | None:
     """Inform the observer. No record, no effect: a call that cannot be recorded is refused."""
-    observer = call.run.observer
-    if observer is None:
-        return refusal
     try:
-        if (noted := observer.call_started(call)) is not None:
-            await maybe_await(noted)
+        for started in call.features.call_started:
+            if (noted := started(call)) is not None:
+                await maybe_await(noted)
         call.is_started = True
     except AuditError:
+        for unrecorded in call.features.unrecorded:
+            unrecorded(call)
         raise
     except BaseException as exc:
         if passes_on(exc):
@@ -412,7 +310,7 @@ async def _await_job(call: Call, result: ToolResult, job_id: str | None, wait_s:
 async def _end(call: Call, result: ToolResult) -> None:
     """Set the result, emit the end, and inform the observer."""
     _finish(call, result)
-    if call.is_started and call.run.observer is not None:
+    if call.is_started and call.features.call_ended:
         await _record_end(call)
     if call.run.events.unheard:
         await call.run.events.hear()
@@ -420,12 +318,12 @@ async def _end(call: Call, result: ToolResult) -> None:
 
 async def _record_end(call: Call) -> None:
     """Inform the observer. The call was made, so its result stands, whatever an observer raises."""
-    observer = call.run.observer
-    if observer is None or not call.is_started:
+    if not call.is_started:
         return
     try:
-        if (noted := observer.call_ended(call)) is not None:
-            await maybe_await(noted)
+        for ended in call.features.call_ended:
+            if (noted := ended(call)) is not None:
+                await maybe_await(noted)
     except AuditError:
         raise
     except BaseException as exc:
@@ -446,5 +344,5 @@ def _finish(call: Call, result: ToolResult) -> None:
             duration_ms=result.meta.duration_ms,
         )
     is_failure = result.status is not Status.OK and result.is_error
-    if call.is_logged or (is_failure and logger.isEnabledFor(logging.WARNING)):
+    if logger.isEnabledFor(logging.WARNING if is_failure else logging.INFO):
         log_end(call, result)

@@ -630,7 +630,7 @@ class _PlanRun:
         if result.status is Status.PENDING:
             return row | {"status": "pending", "result": result.guest_value()}
         call = self._calls.get(step.index)
-        if call is not None and call.run.dry_run is not None and call.run.dry_run.approves(call):
+        if call is not None and call.is_collected:
             return row | {"status": "collected", "result": result.guest_value()}
         return row | {"status": "ok", "result": result.guest_value()}
 

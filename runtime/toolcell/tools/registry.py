@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from toolcell.calls.arguments import Prepare
-from toolcell.calls.call import Call, CallableTools, CallDecision, RunContext, RunScope
+from toolcell.calls.call import NO_FACTS, Call, CallableTools, RunContext, RunScope
 from toolcell.calls.context import current, share_labels
 from toolcell.calls.definition import AnthropicToolDef, ProviderToolDef, ToolDefinition, warn_about_description
 from toolcell.calls.events import EventBus
@@ -655,15 +655,16 @@ class ToolRegistry:
         *,
         run: str = "",
         note: str = "",
-        decision: CallDecision | None = None,
+        facts: Mapping[str, Any] = NO_FACTS,
         **fields: Any,
     ) -> ToolResult:
         """Give a call an answer from elsewhere, as from the record of `run`, and its place in the record.
 
-        `note`: says where it comes from, if not from a run. `fields`: further ones of `new_call`.
+        `note`: says where it comes from, if not from a run. `facts`: what the record has of it. `fields`: further ones
+        of `new_call`.
         """
         call = self.new_call(name, args, **fields)
-        call.decision, call.warnings = decision, (note,) if note else ()
+        call.facts, call.warnings = facts, (note,) if note else ()
         return await answer_call(call, answer, run)
 
     def new_run(self, **fields: Any) -> RunContext:

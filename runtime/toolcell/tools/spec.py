@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, final
 
 from toolcell.calls.arguments import ArgumentChecker, ArgumentError, Prepare
-from toolcell.calls.call import Call, RunContext
+from toolcell.calls.call import NO_FEATURES, Call, Features, RunContext
 from toolcell.calls.concurrency import ToolIdentity, has_own_limits
 from toolcell.calls.context import ToolContext
 from toolcell.calls.definition import ToolDefinition, check_definition
@@ -19,6 +19,7 @@ from toolcell.calls.options import Coercion, Extras, Origin, ToolOptions
 from toolcell.calls.problems import ParameterError, described
 from toolcell.calls.result import ToolResult
 from toolcell.errors import RegistrationError
+from toolcell.tools.option_features import features_of
 from toolcell_bridge.wire.frozen import frozen
 
 Invoke = Callable[[ToolContext], Any]
@@ -54,9 +55,8 @@ class ToolSpec:
     choose: Callable[[Any, RunContext | None], RegisteredTool | ToolResult] | None = None
     """Returns the form of the tool that a call with these arguments, as they were received, is for, with options of its
     own; or why the call is refused. Without a run it was made before."""
-    sends_to: Callable[[Mapping[str, Any]], Mapping[str, Sequence[str]]] | None = None
-    """Returns, for the record, where a call with these arguments sends something, and the names of secrets in it.
-    Shape: {"hosts": [...], "secret_names": [...]}."""
+    features: Features = NO_FEATURES
+    """What its calls have besides those of its options."""
     is_foreign: bool = False
     """A stranger wrote its schemas: they are compiled, and values checked against them, where that can be killed."""
     requires_result: bool = False
@@ -71,6 +71,7 @@ class RegisteredTool:
         "aliases",
         "checker",
         "definition",
+        "features",
         "has_own_limits",
         "identity",
         "name",
@@ -95,6 +96,7 @@ class RegisteredTool:
         self.timeout_s = math.inf if options.orchestrates and options.timeout_s is None else options.timeout_s
         """Its own. Orchestrating tools end with what they run, so without one of their own they have none."""
         self.has_own_limits = has_own_limits(options)
+        self.features = spec.features.after(features_of(options))
 
     def decode(self, args: dict[str, Any]) -> Any:
         """Return validated arguments as the Python types the tool declares.

@@ -6,26 +6,23 @@ Part of `pipeline`. How arguments are checked is said in `arguments`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from toolcell.calls.arguments import ArgumentChecker, ArgumentError, InvalidArguments, parse_arguments
+from toolcell.calls.arguments import ArgumentChecker, ArgumentError, InvalidArguments
 from toolcell.calls.call import Call
 from toolcell.calls.checker_process import CheckStopped, Request, ask, pack, turns
 from toolcell.calls.coercion import Change
 from toolcell.calls.concurrency import ToolThread, passes_on
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.finalize import failure_of
-from toolcell.calls.placeholders import effects_in
 from toolcell.calls.result import ErrorCode, Status, ToolResult
-from toolcell.calls.schema import OF_RESULTS
 from toolcell.calls.schema_walk import CheckedArguments
 from toolcell.calls.values import MAX_NODES, BadValue, ValueProblem, copy_arguments, count_values, is_large
 from toolcell.support import daemon_threads
 from toolcell.support.host_work import ELEMENT_WORK, HostWork
 from toolcell.tools.execution import cut_short
-from toolcell.tools.spec import RegisteredTool, compile_tool
+from toolcell.tools.spec import RegisteredTool
 from toolcell_bridge.wire.tables import TABLES
 
 
@@ -170,60 +167,3 @@ def unusable(tool: RegisteredTool, exc: ArgumentError) -> ToolResult:
     """Return the refusal of arguments, in the words of the tool's adapter."""
     message = f"{tool.spec.args_prefix or exc.prefix}{exc}"
     return ToolResult.fail(message, code=exc.code, exc=exc.__cause__, facts=exc.details)
-
-
-_CHECKED_AROUND = frozenset({
-    "type", "properties", "required", "additionalProperties", "title", "description", "$defs", "definitions", "$schema",
-    OF_RESULTS,
-})  # fmt: skip
-"""Keywords of a schema that says something about each argument by itself."""
-
-
-def note_placeholders(call: Call) -> tuple[str, ...]:
-    """Set and return the effects whose results the arguments of a call refer to."""
-    assert call.run.dry_run is not None
-    if key := call.run.dry_run.key:
-        call.depends_on = effects_in(arguments_of(call), key)  # before anything else looks at them
-    return call.depends_on
-
-
-def arguments_of(call: Call) -> Any:
-    """Return the arguments as they were received, or what their JSON text says."""
-    if not isinstance(call.raw_args, str):
-        return call.raw_args
-    try:
-        return parse_arguments(call.raw_args)
-    except ArgumentError:
-        return {}  # the call is refused for that
-
-
-async def take_around(call: Call, tool: RegisteredTool) -> ToolResult | None:
-    """Check the arguments that hold no placeholders: set `call.args`, or return what is wrong with them."""
-    assert call.run.dry_run is not None
-    received = arguments_of(call)
-    try:
-        args = copy_arguments(received, tool.checker.tables).args
-    except BadValue as exc:
-        return ToolResult.fail(f"invalid tool arguments: {exc}", code=ErrorCode.INVALID_ARGUMENTS)
-    key, schema = call.run.dry_run.key, tool.definition.checked_parameters
-    later = {name: value for name, value in args.items() if name in _properties(schema) and effects_in(value, key)}
-    if schema.keys() <= _CHECKED_AROUND:
-        others = {name: value for name, value in received.items() if name not in later}
-        if (refusal := await validate(call, _without(tool, schema, later), others)) is not None:
-            return refusal
-        args = {**call.args, **later}
-    call.args, call.decoded = {name: args[name] for name in dict.fromkeys([*received, *args]) if name in args}, None
-    return None
-
-
-def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = schema.get("properties")
-    return found if isinstance(found, Mapping) else {}
-
-
-def _without(tool: RegisteredTool, schema: dict[str, Any], names: Mapping[str, Any]) -> RegisteredTool:
-    """Return the tool without some of its parameters."""
-    schema["properties"] = {name: part for name, part in _properties(schema).items() if name not in names}
-    schema["required"] = [name for name in schema.get("required", ()) if name not in names]
-    definition = ToolDefinition(tool.name, tool.definition.description, schema)
-    return compile_tool(replace(tool.spec, definition=definition, decode=None, prepare=None))

@@ -30,6 +30,7 @@ from toolcell.service.socket.messages import (
 from toolcell.service.socket.streams import Stream, StreamLost
 from toolcell.service.socket.values import plain_answer, read_answer, unusable
 from toolcell.tools import (
+    Approvals,
     Approve,
     Call,
     ErrorCode,
@@ -45,16 +46,12 @@ from toolcell.tools import (
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
 
-class _Approved:
+class _Approved(Approvals):
     """The `Approvals` of calls that whoever decides about them has approved already."""
 
     async def decide(self, call: Call, /) -> Approve:
         """Approve it."""
         return Approve()
-
-    def waited(self, call: Call, /) -> bool:
-        """Return false: what was asked for elsewhere is counted there."""
-        return False
 
 
 class CallerTools:
@@ -66,7 +63,7 @@ class CallerTools:
     @property
     def is_heard(self) -> bool:
         """Somebody wants to know of calls that the tools do not see."""
-        return self.context.observer is not None or self.context.events.active
+        return bool(self.context.features.call_ended) or self.context.events.active
 
     async def make(self, tool_call: AskTool) -> ToolResult:
         """Make a call, or what belongs to one.
@@ -81,7 +78,7 @@ class CallerTools:
         if tool_call.kind == "preview":
             state = self._with_preview(state, tool_call.tool)
         if tool_call.is_approved or tool_call.kind == "preview":
-            context = context.within(approvals=_Approved())
+            context = context.having(_Approved())
         call = self.tools.new_call(
             tool_call.tool,
             tool_call.arguments,

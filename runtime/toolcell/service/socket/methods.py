@@ -76,9 +76,9 @@ class CallerSession:
     def context(self, request: ServedRequest, given: Arguments) -> RunContext:
         """Return the context of a request's calls."""
         who: dict[str, Any] = given.who()
-        observer = CallTeller(request) if given.take("notes_calls", bool, default=False) else None
-        ident = os.urandom(16).hex()
-        return RunContext(run_id=ident, user_id=self.principal.subject, observer=observer, **who)
+        context = RunContext(run_id=os.urandom(16).hex(), user_id=self.principal.subject, **who)
+        notes_calls = given.take("notes_calls", bool, default=False)
+        return context.having(CallTeller(request)) if notes_calls else context
 
     def common(self, request: ServedRequest, given: Arguments) -> dict[str, Any]:
         """Return what every request that makes calls has."""

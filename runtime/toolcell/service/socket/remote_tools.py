@@ -17,7 +17,6 @@ from typing import Any, Final
 import anyio
 
 from toolcell.calls.checker_process import refused_schemas
-from toolcell.calls.hooks import is_approved_later
 from toolcell.calls.values import count_values
 from toolcell.errors import RegistrationError, ToolAbort, ToolError, UsageError
 from toolcell.service.socket.messages import (
@@ -39,6 +38,7 @@ from toolcell.tools import (
     Approve,
     Call,
     ErrorCode,
+    Feature,
     Hook,
     ToolContext,
     ToolDefinition,
@@ -152,7 +152,7 @@ def _registered(offered: Any, specs: list[ToolSpec], own: ToolRegistry, with_own
 
 def _leave_to_caller(call: Call) -> Approve | None:
     """Approve a call that its caller's own hooks are asked about. What the service's rules ask about is not theirs."""
-    if call.approval_reason != NEEDS_APPROVAL or call.run.scope.approvals is not None or is_approved_later(call):
+    if call.approval_reason != NEEDS_APPROVAL or call.features.decide or call.is_approved_later:
         return None
     return Approve() if is_remote(call) else None
 
@@ -267,7 +267,7 @@ class ServedRequest:
         known = ("code", False, "", "", None)
         if call is not None:
             # Without `approvals`, it was the service's own hook that let it pass: the caller's hooks decide.
-            is_approved = is_approved_later(call) or (call.approved and call.run.scope.approvals is not None)
+            is_approved = call.is_approved_later or (call.approved and bool(call.features.decide))
             known = str(call.origin), is_approved, call.run.run_id, call.call_id, call.step  # type: ignore[assignment]
         try:
             self.stream.send(AskTool(ident, kind, tool, args, *known))
@@ -288,14 +288,11 @@ class ServedRequest:
             return not_sent(exc)
 
 
-class CallTeller:
-    """The `CallObserver` that tells the caller of calls that its tools do not see."""
+class CallTeller(Feature):
+    """Tells the caller of calls that its tools do not see."""
 
     def __init__(self, request: ServedRequest) -> None:
         self._request = request
-
-    def call_started(self, call: Call, /) -> None:
-        """Nothing is known of it yet."""
 
     def call_ended(self, call: Call, /) -> Awaitable[None] | None:
         """Tell what became of a call."""
