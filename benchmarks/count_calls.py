@@ -24,7 +24,7 @@ import anyio
 from toolcell import PoolConfig, Runtime, ToolRegistry
 from toolcell.run import monitor
 from toolcell.sandbox import pool, stream
-from toolcell.support import time_slice
+from toolcell.support import event_loop
 
 ROUNDS = 31
 WARM_UP = 5
@@ -116,7 +116,7 @@ async def full(runtime: Runtime) -> None:
 async def steady_runtime(made: ToolRegistry, looks: bool) -> AsyncIterator[Runtime]:
     """A runtime that does nothing because time has passed. `looks`: it does not sleep while the guest works."""
     patches = [
-        (time_slice, "SLICE_S", AGES_S),
+        (event_loop, "SLICE_S", AGES_S),
         (monitor, "TICK_S", AGES_S),
         (pool, "LONG_RUN_S", AGES_S),
         (stream, "SPIN_S", AGES_S if looks else 0.0),

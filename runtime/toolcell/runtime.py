@@ -25,9 +25,8 @@ from toolcell.errors import UsageError, warn_user
 from toolcell.flows import unmatched
 from toolcell.results import AbandonedThread, ExecutionResult, Outcome, Suspension
 from toolcell.results.call_list import finished_runs
-from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.connection import GuestConnection
-from toolcell.run.options import OnApproval, RunKwargs, RunOptions
+from toolcell.run.options import OnApproval, OnLog, OnProgress, RunKwargs, RunOptions
 from toolcell.run.runs import EgressRules, Runs
 from toolcell.run.sandboxes import Sandboxes
 from toolcell.sandbox.backend import Backend

@@ -18,7 +18,7 @@ from toolcell.audit.log import AuditLog
 from toolcell.audit.redact import Redactor
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult, Outcome
-from toolcell.run.printed_text import Capture
+from toolcell.run.output import Capture
 from toolcell.support import packing
 from toolcell.support.secrets import MIN_HALF_CHARS, REDACTED
 from toolcell.tools import RunContext, Secrets

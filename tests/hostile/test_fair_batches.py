@@ -12,7 +12,7 @@ import anyio.lowlevel
 import pytest
 
 from toolcell import ToolRegistry
-from toolcell.support import time_slice
+from toolcell.support import event_loop
 from toolcell.tools import Call, RunContext, plan
 
 pytestmark = pytest.mark.anyio
@@ -63,7 +63,7 @@ async def turns_of_others(work: Callable[[], Awaitable[object]]) -> int:
 async def test_a_batch_of_calls_that_do_not_wait_gives_way(
     name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time_slice, "SLICE_S", 0.0)
+    monkeypatch.setattr(event_loop, "SLICE_S", 0.0)
     tools = registry(**settings)
     calls = [(name, {"q": number}) for number in range(MANY)]
 
@@ -71,7 +71,7 @@ async def test_a_batch_of_calls_that_do_not_wait_gives_way(
 
 
 async def test_the_results_of_a_batch_that_gives_way_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_slice, "SLICE_S", 0.0)
+    monkeypatch.setattr(event_loop, "SLICE_S", 0.0)
     told: list[Any] = []
 
     async def note(call: Call, result: Any) -> None:
@@ -84,7 +84,7 @@ async def test_the_results_of_a_batch_that_gives_way_are_in_order(monkeypatch: p
 
 @pytest.mark.parametrize("needs", [False, True], ids=["flat", "one after the other"])
 async def test_the_steps_of_a_plan_give_way(needs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_slice, "SLICE_S", -1.0)
+    monkeypatch.setattr(event_loop, "SLICE_S", -1.0)
     tools = registry()
     steps = [{"tool": "echo", "args": {"q": number}, "id": f"s{number}"} for number in range(50)]
     if needs:
@@ -107,7 +107,7 @@ async def test_the_rows_of_a_plan_are_put_together_in_turns(monkeypatch: pytest.
     async def work() -> None:
         results.append(await made.run_plan({"steps": steps}, RunContext(run_id="r")))
 
-    monkeypatch.setattr(time_slice, "SLICE_S", -1.0)
+    monkeypatch.setattr(event_loop, "SLICE_S", -1.0)
     turns = await turns_of_others(work)
 
     assert all(row["truncated"] for row in results[0].value)
@@ -115,7 +115,7 @@ async def test_the_rows_of_a_plan_are_put_together_in_turns(monkeypatch: pytest.
 
 
 async def test_looking_at_a_plan_before_it_runs_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_slice, "SLICE_S", -1.0)
+    monkeypatch.setattr(event_loop, "SLICE_S", -1.0)
     plan = {"steps": [{"tool": "echo", "args": {"q": 1}}] * 50, "validate_only": True}
 
     # 49: under trio the order within a turn is random, so the first or the last may not be seen.
@@ -149,8 +149,8 @@ async def test_small_arguments_are_checked_without_a_turn_of_anybody_else() -> N
 async def test_those_who_share_a_slice_go_on_in_turn_and_one_in_each_turn_of_the_event_loop(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time_slice, "SLICE_S", -1.0)  # over at once
-    shared, done = time_slice.TimeSlice(), [0] * workers
+    monkeypatch.setattr(event_loop, "SLICE_S", -1.0)  # over at once
+    shared, done = event_loop.TimeSlice(), [0] * workers
     furthest_ahead = 0
 
     async def work(number: int) -> None:
@@ -172,8 +172,8 @@ async def test_those_who_share_a_slice_go_on_in_turn_and_one_in_each_turn_of_the
 async def test_a_task_that_is_cancelled_while_it_gives_way_does_not_hold_up_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(time_slice, "SLICE_S", -1.0)
-    shared = time_slice.TimeSlice()
+    monkeypatch.setattr(event_loop, "SLICE_S", -1.0)
+    shared = event_loop.TimeSlice()
     with anyio.CancelScope() as scope:
         scope.cancel()
         await shared.give_way()
@@ -185,8 +185,8 @@ async def test_a_task_that_is_cancelled_while_it_gives_way_does_not_hold_up_the_
 
 
 async def test_of_those_who_wait_for_their_turn_a_cancelled_one_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_slice, "SLICE_S", -1.0)
-    shared, done = time_slice.TimeSlice(), list[int]()
+    monkeypatch.setattr(event_loop, "SLICE_S", -1.0)
+    shared, done = event_loop.TimeSlice(), list[int]()
 
     async def work(number: int, scope: anyio.CancelScope) -> None:
         with scope:
@@ -208,9 +208,9 @@ async def test_of_those_who_wait_for_their_turn_a_cancelled_one_passes_it_on(mon
 async def test_no_time_passes_while_whoever_shares_a_slice_waits_for_the_outside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(time_slice, "SLICE_S", 60.0)
-    shared, now = time_slice.TimeSlice(), 1000.0
-    monkeypatch.setattr(time_slice, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(event_loop, "SLICE_S", 60.0)
+    shared, now = event_loop.TimeSlice(), 1000.0
+    monkeypatch.setattr(event_loop, "time", SimpleNamespace(perf_counter=lambda: now))
 
     shared.until = now + 1.0
     shared.pause()
@@ -241,7 +241,7 @@ async def test_calls_of_a_batch_that_do_not_wait_are_made_in_different_turns(mon
             turn += 1
             await anyio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(time_slice, "SLICE_S", -1.0)
+    monkeypatch.setattr(event_loop, "SLICE_S", -1.0)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(count)
         await made.execute_batch([("much", {})] * 20, context=RunContext(run_id="r"))

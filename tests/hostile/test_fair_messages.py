@@ -7,7 +7,7 @@ import anyio.lowlevel
 import pytest
 
 from toolcell import Limits, Outcome, PoolConfig, Runtime, ToolRegistry
-from toolcell.support import time_slice
+from toolcell.support import event_loop
 from toolcell.testing import FakeBackend, Hang
 from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.messages import CallTool, Done, GuestMessage, Log, Progress, Result
@@ -63,6 +63,6 @@ async def turns_of_others(flood: str) -> int:
 
 @pytest.mark.parametrize("flood", FLOODS)
 def test_messages_that_come_at_once_leave_turns_to_other_tasks(flood: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_slice, "SLICE_S", -1.0)  # every message takes longer than its slice
+    monkeypatch.setattr(event_loop, "SLICE_S", -1.0)  # every message takes longer than its slice
 
     assert anyio.run(turns_of_others, flood) >= (100 if "long" in flood else MANY)

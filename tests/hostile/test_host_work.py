@@ -28,8 +28,7 @@ from toolcell.calls.result import ToolResult
 from toolcell.calls.run_state import Secrets
 from toolcell.calls.values import LARGE_ELEMENTS, is_large
 from toolcell.journal.ledger import Journal
-from toolcell.run.printed_text import Capture
-from toolcell.run.returned_files import ReturnedFiles
+from toolcell.run.output import Capture, ReturnedFiles
 from toolcell.support.host_work import ELEMENT_WORK, HostWork
 from toolcell.support.packing import value_digest
 from toolcell.tools import RunContext, ToolDefinition, ToolRegistry

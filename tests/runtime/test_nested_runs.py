@@ -8,7 +8,7 @@ import pytest
 from toolcell import Limits, Runtime, ToolRegistry
 from toolcell.config import PoolConfig
 from toolcell.results import Outcome
-from toolcell.run import nested
+from toolcell.run import sandboxes
 
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
 
@@ -64,10 +64,10 @@ async def test_more_nested_scripts_than_there_can_be_sandboxes_fail_and_say_why(
 
     async with opened(registry, 1) as runtime:
         with anyio.fail_after(30):
-            enough = await runtime.execute_code(f"call_tool('deeper', depth={nested.MAX_EXTRA})")
-            too_many = await runtime.execute_code(f"call_tool('deeper', depth={nested.MAX_EXTRA + 1})")
+            enough = await runtime.execute_code(f"call_tool('deeper', depth={sandboxes.MAX_EXTRA})")
+            too_many = await runtime.execute_code(f"call_tool('deeper', depth={sandboxes.MAX_EXTRA + 1})")
 
-        assert enough.value == nested.MAX_EXTRA
+        assert enough.value == sandboxes.MAX_EXTRA
         assert not too_many.ok and runtime.sandboxes.nested._extra == 0
         assert (await runtime.execute_code("1")).value == 1
 

@@ -12,12 +12,12 @@ import pytest
 
 from rows import each_row
 from toolcell import Limits, Outcome, PoolConfig, Runtime, ToolRegistry
-from toolcell.run import callbacks
-from toolcell.run.callbacks import Callbacks
+from toolcell.run import options
 from toolcell.run.connection import GuestConnection
+from toolcell.run.options import Callbacks
 from toolcell.run.outcome import Aborted, ProtocolViolation, StopReason
 from toolcell.sandbox.backend import LimitExceeded, Sample
-from toolcell.support.time_slice import SLICE_S, TimeSlice
+from toolcell.support.event_loop import SLICE_S, TimeSlice
 from toolcell.testing import FakeBackend, Hang, RawOutput, ScriptedCall
 from toolcell.testing.scripted import Die, ScriptedSandbox
 from toolcell_bridge.wire.codec import encode
@@ -203,7 +203,7 @@ async def test_a_callback_that_does_not_return_is_awaited_by_one_task_and_cancel
             cancelled.set()
 
     monkeypatch.setattr(Callbacks, "hear", counted)
-    monkeypatch.setattr(callbacks, "HEAR_S", 0.05)
+    monkeypatch.setattr(options, "HEAR_S", 0.05)
     monkeypatch.setattr(ScriptedSandbox, "read_output", lambda sandbox: (b"x" * sandbox.is_alive(), b""))
     backend, limits = FakeBackend([Hang()]), Limits(wall_s=0.5)
     async with Runtime(backend=backend, limits=limits, allow_unisolated=True) as runtime:

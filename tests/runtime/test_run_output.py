@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from toolcell import Limits
-from toolcell.run.callbacks import RunHandlers
 from toolcell.run.connection import GuestConnection
+from toolcell.run.options import RunHandlers
 from toolcell.run.output import RunOutput
 from toolcell.run.request import RunRequest, run_message
 from toolcell.support.host_work import HostWork

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from toolcell.support.change_event import ChangeEvent
+from toolcell.support.event_loop import ChangeEvent
 
 pytestmark = pytest.mark.quick
 

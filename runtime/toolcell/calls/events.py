@@ -16,7 +16,7 @@ from typing import Any
 
 from toolcell.calls.result import ToolResult
 from toolcell.calls.values import plain_or_text
-from toolcell.support.change_event import ChangeEvent
+from toolcell.support.event_loop import ChangeEvent
 from toolcell.support.log import logger_of
 from toolcell_bridge.wire.frozen import frozen
 

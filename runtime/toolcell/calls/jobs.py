@@ -20,8 +20,8 @@ from toolcell.calls.concurrency import passes_on
 from toolcell.calls.events import JOB_END
 from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.errors import ToolAbort, UsageError
-from toolcell.support.change_event import ChangeEvent
 from toolcell.support.checks import text_of
+from toolcell.support.event_loop import ChangeEvent
 from toolcell.support.log import logger_of
 
 logger = logger_of("toolcell.tools")

@@ -23,8 +23,7 @@ from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.journal.ledger import Journal
 from toolcell.journal.store import JournalStore, NoSuchRun
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, Suspension
-from toolcell.run.callbacks import NO_HANDLERS
-from toolcell.run.options import RunOptions
+from toolcell.run.options import NO_HANDLERS, RunOptions
 from toolcell.support import daemon_threads
 from toolcell.support.checks import brief, check_count
 from toolcell.support.packing import text_digest

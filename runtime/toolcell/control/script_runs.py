@@ -13,9 +13,8 @@ from toolcell.calls.run_state import RunLink
 from toolcell.control.script_checks import ScriptChecks
 from toolcell.results import ExecutionResult
 from toolcell.results.call_list import FinishedRuns
-from toolcell.run.callbacks import RunHandlers
 from toolcell.run.listed_calls import ListedCalls
-from toolcell.run.options import RunOptions
+from toolcell.run.options import RunHandlers, RunOptions
 from toolcell.run.request import script_from
 from toolcell.run.runs import PreparedRun, RunJournal, Runs
 

@@ -18,8 +18,8 @@ from toolcell.config import MIB, Limits, PoolConfig
 from toolcell.control import type_check_guest
 from toolcell.errors import SandboxUnavailable, ToolcellError
 from toolcell.results import ExecutionResult
-from toolcell.support.change_event import ChangeEvent
 from toolcell.support.daemon_threads import run_sync
+from toolcell.support.event_loop import ChangeEvent
 
 SCRIPT: Final = f"""{Path(type_check_guest.__file__).read_text(encoding="utf-8")}
 serve(lambda answer: call_tool("next_check", {{"answer": answer}}), stubs, names, paths, version)

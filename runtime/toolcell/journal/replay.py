@@ -15,7 +15,7 @@ import anyio
 from toolcell.calls.result import ToolResult
 from toolcell.errors import ToolAbort
 from toolcell.results import Divergence
-from toolcell.support.change_event import ChangeEvent
+from toolcell.support.event_loop import ChangeEvent
 
 STALL_S: Final = 2.0
 """How long an answer waits, beyond its recorded duration, for the calls that came before it in the record."""

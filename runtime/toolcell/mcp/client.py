@@ -38,8 +38,8 @@ from toolcell.mcp.oauth import Auth
 from toolcell.mcp.requests import Elicit, Questions, Sample, request_callbacks
 from toolcell.mcp.transports import OF_SERVER
 from toolcell.support import event_loop
-from toolcell.support.change_event import ChangeEvent
 from toolcell.support.checks import check_one_of, check_seconds
+from toolcell.support.event_loop import ChangeEvent
 from toolcell.support.foreign_definitions import safe_text
 from toolcell.support.host_work import about_bytes_in_slices
 from toolcell.support.lifetime import Lifetime, OpenedInBlock

@@ -28,7 +28,7 @@ from mcp_types import (
 from toolcell.calls.checker_process import find_problem, refused_schemas
 from toolcell.errors import RegistrationError
 from toolcell.support import daemon_threads
-from toolcell.support.change_event import ChangeEvent
+from toolcell.support.event_loop import ChangeEvent
 from toolcell.support.foreign_definitions import bounded_schema, safe_text
 
 MAX_QUESTION_CHARS = 2_000

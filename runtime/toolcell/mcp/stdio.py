@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from toolcell.mcp.server import McpServer
 from toolcell.support import daemon_threads
-from toolcell.support.change_event import ChangeEvent
+from toolcell.support.event_loop import ChangeEvent
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Most bytes of one message. A longer line is answered with an error, and its rest is skipped."""

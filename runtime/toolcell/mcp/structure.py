@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from toolcell.support.time_slice import TimeSlice
+from toolcell.support.event_loop import TimeSlice
 
 MAX_ELEMENTS: Final = 2**17
 """Lists, dicts and what is in them, in one message. Parsing and checking so many takes the event loop some 100 ms."""

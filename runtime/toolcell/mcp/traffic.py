@@ -19,7 +19,7 @@ from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPC
 
 from toolcell.mcp.broken_tools import METHOD, ToolPages
 from toolcell.mcp.pace import Pace
-from toolcell.support.change_event import ChangeEvent
+from toolcell.support.event_loop import ChangeEvent
 
 MAX_OPEN_REQUESTS = 16
 """Requests of a server that are not answered. A server that answers nobody's pings has them soon."""

@@ -12,11 +12,22 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from toolcell.run.callbacks import NO_HANDLERS, OnLog, OnProgress, RunHandlers
     from toolcell.run.calls import Dispatch
     from toolcell.run.connection import GuestConnection
-    from toolcell.run.input_files import FileContent, FileInput, guest_files
-    from toolcell.run.options import OnApproval, RunKwargs, RunOptions, SessionRunKwargs, check_on_approval
+    from toolcell.run.options import (
+        NO_HANDLERS,
+        FileContent,
+        FileInput,
+        OnApproval,
+        OnLog,
+        OnProgress,
+        RunHandlers,
+        RunKwargs,
+        RunOptions,
+        SessionRunKwargs,
+        check_on_approval,
+        guest_files,
+    )
     from toolcell.run.request import RunRequest, run_message
     from toolcell.run.run import Run
     from toolcell.run.streaming import (
@@ -36,11 +47,12 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "toolcell.run.callbacks": "NO_HANDLERS OnLog OnProgress RunHandlers",
             "toolcell.run.calls": "Dispatch",
             "toolcell.run.connection": "GuestConnection",
-            "toolcell.run.input_files": "FileContent FileInput guest_files",
-            "toolcell.run.options": "OnApproval RunKwargs RunOptions SessionRunKwargs check_on_approval",
+            "toolcell.run.options": (
+                "NO_HANDLERS FileContent FileInput OnApproval OnLog OnProgress RunHandlers RunKwargs RunOptions "
+                "SessionRunKwargs check_on_approval guest_files"
+            ),
             "toolcell.run.request": "RunRequest run_message",
             "toolcell.run.run": "Run",
             "toolcell.run.streaming": (

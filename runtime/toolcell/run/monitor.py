@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 
 from toolcell.config import Limits
 from toolcell.results import Outcome
-from toolcell.run.callbacks import Callbacks
+from toolcell.run.options import Callbacks
 from toolcell.run.outcome import Failed
 from toolcell.sandbox.backend import LimitExceeded, Sandbox
 from toolcell.support import daemon_threads, event_loop

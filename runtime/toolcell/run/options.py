@@ -5,9 +5,14 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypedDict, get_args
+import os
+import posixpath
+import stat
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Literal, TypedDict, get_args
 
 import anyio
 
@@ -16,12 +21,258 @@ from toolcell.calls.placeholders import DryRun
 from toolcell.config import CheckTypes, Limits, LintProfile, check_types_of
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult
-from toolcell.run.callbacks import OnLog, OnProgress, RunHandlers
-from toolcell.run.input_files import FileContent, FileInput
+from toolcell.sandbox.backend import GuestFile
 from toolcell.settings import settings_of
 from toolcell.support.checks import brief, check_one_of
 from toolcell.support.keywords import check_keywords
 from toolcell_bridge.wire.frozen import frozen
+
+OnLog = Callable[[str, str], object]
+"""Takes stream and text; may be async."""
+OnProgress = Callable[[object], object]
+"""Takes the reported value; may be async."""
+
+
+@frozen
+class RunHandlers:
+    """Callbacks for a run's events, and the event that cancels it."""
+
+    cancel: anyio.Event | None = None
+    """Setting it ends the run with outcome `cancelled`."""
+    on_log: OnLog | None = None
+    """Called with stream and text for everything the script prints."""
+    on_progress: OnProgress | None = None
+    """Called with every value the script reports as its progress."""
+
+
+NO_HANDLERS: Final = RunHandlers()
+
+CALLBACK_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
+"""What ends one run when a callback raises it. Let out in a task of the monitor, it would end every run."""
+
+HEAR_S = 1.0
+"""What asynchronous callbacks may take after the end of a run, past `wall_s`."""
+
+
+class Callbacks:
+    """The callbacks of one run. As a context manager: what was not awaited by its end is dropped, and what another
+    task awaits then is cancelled."""
+
+    def __init__(self, handlers: RunHandlers) -> None:
+        self._on_log = handlers.on_log
+        self._on_progress = handlers.on_progress
+        self._lock: anyio.Lock | None = None
+        self._hearing: anyio.CancelScope | None = None
+        """Cancel scope of the task that awaits something now."""
+        self.unheard: deque[Any] = deque()
+        """What is to be awaited, in the order of the calls."""
+        self.failure: BaseException | None = None
+        """What an asynchronous callback raised."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._hearing is not None:
+            self._hearing.cancel()
+        while self.unheard:
+            if hasattr(left := self.unheard.popleft(), "close"):
+                left.close()
+
+    @property
+    def must_be_heard(self) -> bool:
+        """True when something is to be awaited and no task does."""
+        return bool(self.unheard) and self._hearing is None
+
+    def log(self, stream: str, text: str) -> None:
+        """Tell the caller what the script printed."""
+        if self._on_log is not None:
+            self._take(self._on_log(stream, text))
+
+    def progress(self, value: object) -> None:
+        """Tell the caller what the script reported."""
+        if self._on_progress is not None:
+            self._take(self._on_progress(value))
+
+    def _take(self, answer: object) -> None:
+        if answer is not None and inspect.isawaitable(answer):
+            self._lock = self._lock or anyio.Lock()
+            self.unheard.append(answer)
+
+    async def hear(self, stop: Callable[[BaseException], None]) -> None:
+        """Await everything that is to be awaited, also what another task awaits now. `stop` gets what one raises."""
+        if self._lock is None:
+            return
+        async with self._lock:
+            try:
+                with anyio.CancelScope() as self._hearing:
+                    while self.unheard and self.failure is None:
+                        await self.unheard.popleft()
+            except BaseException as exc:  # also a class of the caller's own: this may be a task of the monitor
+                if _is_cancellation(exc):
+                    raise
+                self.failure = exc
+                stop(exc)
+            finally:
+                self._hearing = None
+
+    async def finish(self, left_s: float) -> None:
+        """Await the rest after the end of the run, which had `left_s` to go on.
+
+        Raises:
+            Exception: a callback raised it, now or before.
+        """
+        if self._lock is None:  # nothing was ever to be awaited
+            return
+        with anyio.move_on_after(max(left_s, HEAR_S)):
+            await self.hear(lambda exc: None)
+        if self.failure is not None:
+            raise self.failure
+
+
+def _is_cancellation(exc: BaseException) -> bool:
+    if isinstance(exc, BaseExceptionGroup):
+        return any(map(_is_cancellation, exc.exceptions))
+    return isinstance(exc, (GeneratorExit, anyio.get_cancelled_exc_class()))
+
+
+FileContent = str | bytes | bytearray | memoryview | os.PathLike[str]
+"""Text, bytes, or the path of a file on the host. A path that is a `str` would be text: write `Path(...)`."""
+
+FileInput = str | os.PathLike[str] | tuple[str, FileContent] | GuestFile
+
+MAX_PART_BYTES = 255
+"""Most bytes of one part of a name. Source: NAME_MAX of Linux."""
+
+
+def guest_files(
+    given: Iterable[FileInput] | Mapping[str, FileContent], limits: Limits | None = None
+) -> tuple[GuestFile, ...]:
+    """Load the input files: a list of paths and (name, content), or a mapping from names to content.
+
+    `limits`: of the run, where they are known: files beyond them are not read.
+
+    Raises:
+        UsageError: a file is not a regular file or cannot be read, its content is not text or bytes, its name leaves
+            the workspace, two files have one name, or there is no room for them.
+    """
+    if given == ():
+        return ()
+    one: object = given
+    if isinstance(one, str | bytes | os.PathLike) or not hasattr(given, "__iter__"):
+        path = os.fsdecode(one) if isinstance(one, bytes) else one
+        cure = f"; write files=[{path!r:.80}]" if isinstance(path, str | os.PathLike) else ""
+        raise UsageError(f'files= takes a list of paths and ("name", content), not {type(given).__name__}{cure}')
+    loader = _Loader(limits)
+    files = tuple(map(loader.load, given.items() if isinstance(given, Mapping) else given))
+    _check_names(files)
+    return files
+
+
+def _check_names(files: Iterable[GuestFile]) -> None:
+    seen: set[str] = set()
+    for file in files:
+        _check_name(file.name)
+        name = posixpath.normpath(file.name)
+        if name in seen:
+            raise UsageError(f'two input files are called {name!r}; name one of them as in files=[("other", content)]')
+        seen.add(name)
+    for name in seen:
+        folder = posixpath.dirname(name)
+        while folder:
+            if folder in seen:
+                raise UsageError(f"an input file cannot be called {folder!r}: {name!r} needs a folder of that name")
+            folder = posixpath.dirname(folder)
+
+
+def _check_name(name: str) -> None:
+    parts = name.split("/")
+    if not parts[-1] or posixpath.normpath(name) == "." or ".." in parts or name[0] == "/" or set(name) & {"\0", "\\"}:
+        raise UsageError(f"input file name {name!r:.80} must be a relative path inside the workspace")
+    try:
+        longest = max(len(part.encode()) for part in parts)
+    except UnicodeEncodeError as exc:
+        raise UsageError(f"input file name {name!r:.80} is not valid Unicode") from exc
+    if longest > MAX_PART_BYTES:
+        raise UsageError(f"input file name {name!r:.80} has {longest} bytes, and {MAX_PART_BYTES} are possible")
+
+
+class _Loader:
+    """Loads files one after the other, as long as there is room for them."""
+
+    def __init__(self, limits: Limits | None) -> None:
+        self._limits = limits
+        self._bytes = 0
+
+    def load(self, given: object) -> GuestFile:
+        """Make a workspace file from a path on the host, or from (name, content)."""
+        match given:
+            case GuestFile():
+                file = given
+            case (str() as name, content) if isinstance(given, tuple):
+                file = GuestFile(name, self._content(name, content))
+            case str() | os.PathLike():
+                file = GuestFile(os.path.basename(os.fspath(given)), self._read(given))
+            case _:
+                raise UsageError(_not_a_file(given))
+        self._bytes += len(file.data)
+        return file
+
+    def _check_room(self, name: str, size: int) -> None:
+        most = None if self._limits is None else self._limits.disk_bytes
+        if most is not None and self._bytes + size > most:
+            before = f", beside {self._bytes} of those before it" if self._bytes else ""
+            raise UsageError(
+                f"there is no room for the input file {name!r:.80}: it has {size} bytes{before}, and a sandbox has "
+                f"{most} for all its files (disk_bytes)"
+            )
+
+    def _content(self, name: str, content: object) -> bytes:
+        match content:
+            case bytes() | bytearray() | memoryview():
+                return bytes(content)
+            case str():
+                try:
+                    return content.encode()
+                except UnicodeEncodeError as exc:
+                    problem = f"the text of the input file {name!r:.80} is not valid Unicode: {exc.reason}"
+                    raise UsageError(problem) from exc
+            case os.PathLike():
+                return self._read(content)
+        cure = "; write file.read()" if hasattr(content, "read") else ""
+        raise UsageError(
+            f"the content of the input file {name!r:.80} must be text or bytes, not {type(content).__name__}{cure}"
+        )
+
+    def _read(self, path: str | os.PathLike[str]) -> bytes:
+        name = os.fspath(path)
+        try:
+            # Opening a pipe waits for its writer, and a device may have no end: both are found out without waiting.
+            if os.path.isdir(name):
+                raise UsageError(f"input file {name!r:.80} is a folder; give its files")
+            descriptor = os.open(name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+            with open(descriptor, "rb") as source:
+                about = os.fstat(descriptor)
+                if not stat.S_ISREG(about.st_mode):
+                    kind = "a named pipe" if stat.S_ISFIFO(about.st_mode) else "a device"
+                    raise UsageError(f"input file {name!r:.80} is {kind}; give a regular file or bytes")
+                self._check_room(name, about.st_size)
+                room = -1 if self._limits is None else self._limits.disk_bytes - self._bytes + 1
+                return source.read(room) or b""  # None: one of the kernel's own, and there is nothing yet
+        except (OSError, ValueError) as exc:
+            if isinstance(exc, OSError) and exc.errno == errno.ENXIO:  # opening one is an error
+                raise UsageError(f"input file {name!r:.80} is a socket; give a regular file or bytes") from None
+            said = exc.strerror if isinstance(exc, OSError) else exc
+            raise UsageError(f"input file {name!r:.80} cannot be read: {said}") from exc
+
+
+def _not_a_file(given: object) -> str:
+    got = ", ".join(type(each).__name__ for each in given) if isinstance(given, tuple) else type(given).__name__
+    cure = "; write (name, file.read())" if hasattr(given, "read") else ""
+    if isinstance(given, bytes) or (isinstance(given, tuple) and given and not isinstance(given[0], str)):
+        cure = "; names and paths are text: write os.fsdecode(path)"
+    return f"an input file is a path, or (name, content) with text or bytes as content, not ({got}){cure}"
+
 
 OnApproval = Literal["ask", "deny", "suspend"]
 Refresh = Literal["", "reads"]

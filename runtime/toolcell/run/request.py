@@ -13,11 +13,8 @@ from typing import Any, Final
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.results.effects import Preflight
-from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
 from toolcell.run.calls import ThreadsLeft
-from toolcell.run.input_files import guest_files
-from toolcell.run.options import RunOptions
-from toolcell.run.returned_files import Sink
+from toolcell.run.options import NO_HANDLERS, RunHandlers, RunOptions, guest_files
 from toolcell.sandbox.backend import GuestFile
 from toolcell.support.host_work import HostWork
 from toolcell_bridge.guest.placeholder import DRY_RUN
@@ -46,6 +43,10 @@ LOWERED = ("memory_bytes", "processes", "open_files", "cpu_s")
 LARGE: Final = 20_000
 """Elements of inputs, of which a thread takes care: it takes a hundred times as long as a slice of the event loop."""
 _MANY = frozenset({dict, list, tuple})
+
+
+Sink = Callable[[bytes], object]
+"""Takes the content of returned files, piece by piece. Never raises."""
 
 
 @frozen(kw_only=True)

@@ -10,6 +10,7 @@ import contextvars
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -18,12 +19,11 @@ from anyio.abc import TaskGroup
 
 from toolcell.errors import AuditError, Misconfigured, ToolAbort, UsageError
 from toolcell.results import ExecutionResult, Isolation, Outcome, Usage
-from toolcell.run.callbacks import CALLBACK_ERRORS
 from toolcell.run.calls import Answer, Dispatch, ToolCalls, parts_of
-from toolcell.run.connection import GATHERED_BYTES, GuestConnection
-from toolcell.run.ending import interrupt, take_printed, wait_for_exit
+from toolcell.run.connection import GATHERED_BYTES, GuestConnection, read_line
 from toolcell.run.monitor import Deadline
 from toolcell.run.observer import NULL_OBSERVER, RunObserver
+from toolcell.run.options import CALLBACK_ERRORS
 from toolcell.run.outcome import (
     Aborted,
     Failed,
@@ -31,19 +31,100 @@ from toolcell.run.outcome import (
     RunEnd,
     error_info,
     exceeded_limit,
+    highest,
     leftover_names,
     outcome_of,
     warnings_of,
 )
 from toolcell.run.output import RunOutput
 from toolcell.run.request import RunRequest
-from toolcell.run.script_line import read_line
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample, profile_of
-from toolcell.support.begun_coroutine import BegunCoroutine
+from toolcell.support.event_loop import BegunCoroutine
 from toolcell.support.host_work import ELEMENT_WORK, MESSAGE_WORK, HostWork
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.framing import Part
 from toolcell_bridge.wire.messages import CallTool, Done, Log
+
+DRAIN_S = 0.25
+"""For reading what a dead sandbox had sent. Part of what a run takes past `wall_s`."""
+
+SIGNALS = 10
+"""How often it is told meanwhile: it may be sending a message, which must not be torn."""
+
+
+async def interrupt(connection: GuestConnection, output: RunOutput) -> int | None:
+    """Interrupt the script and wait until it has ended; return the line it was at. Otherwise kill the sandbox."""
+    done: Done | None = None
+    sandbox = connection.sandbox
+    until, pause_s = connection.now() + sandbox.interrupted_s, sandbox.interrupted_s / SIGNALS
+    with suppress(RemoteProtocolError):
+        while done is None and sandbox.is_alive():
+            if (left_s := until - connection.now()) <= 0:
+                break
+            sandbox.interrupt()
+            with anyio.move_on_after(min(pause_s, left_s)):
+                done = await read_done(connection, output)
+    if done is None:
+        sandbox.kill()
+        return None
+    line = (done.error or {}).get("line")
+    return line if type(line) is int else None
+
+
+async def read_done(connection: GuestConnection, output: RunOutput) -> Done | None:
+    """Take messages until `Done`; None when the guest is gone."""
+    while True:
+        if (message := connection.next_message()) is not None:
+            if type(message) is Done:
+                return message
+            output.drain_message(message)
+        elif not connection.wire.is_decoding and not await connection.receive():
+            return None
+        await connection.turn.give_way()
+
+
+async def wait_for_exit(connection: GuestConnection, output: RunOutput, sample: Sample) -> tuple[Exit, Sample]:
+    """After `Done`, measure for the last time. Otherwise wait for the process to exit, and read what is left.
+
+    Shape: how it exited, and the most of what was measured. `sample`: what was measured before.
+    """
+    sandbox, stopped = connection.sandbox, connection.stopped
+    if type(stopped) is Done or (connection.is_ending and connection.is_usable):
+        is_ok = type(stopped) is Done and stopped.ok
+        sample = sandbox.sample(brief=is_ok, last=not is_ok)
+        take_printed(connection, output)
+        return Exit(), sample
+    if type(stopped) is Failed:
+        return Exit(), sample
+    sample = highest(sample, sandbox.sample())
+    sandbox.kill()
+    end = await sandbox.ended()
+    sample = highest(sample, sandbox.sample())
+    await _drain(connection, output)
+    return end, sample
+
+
+def take_printed(connection: GuestConnection, output: RunOutput) -> None:
+    """Read what the script's processes have written to their output and error streams, as far as it is there."""
+    out, err = connection.sandbox.read_output()
+    if out or err:
+        output.take_raw(out, err)
+
+
+async def _drain(connection: GuestConnection, output: RunOutput) -> None:
+    """Read what the script sent and printed before its sandbox died."""
+    if not isinstance(connection.stopped, ProtocolViolation):
+        try:
+            with anyio.move_on_after(DRAIN_S, shield=True):
+                if (done := await read_done(connection, output)) is not None:
+                    connection.stop(done)
+        except RemoteProtocolError as exc:
+            connection.stop(ProtocolViolation(str(exc)))
+    before = -1
+    while output.printed_bytes != before:
+        before = output.printed_bytes
+        take_printed(connection, output)
+
 
 PRINTED_READS, PAUSE_S, FEW_BYTES = 32, 0.0005, 4096
 """After so many reads that brought printed text and nothing else, wait so long after one that brought few bytes: being

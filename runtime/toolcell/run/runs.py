@@ -29,9 +29,9 @@ from toolcell.calls.run_state import RunLink, Secrets
 from toolcell.calls.uploads import OpenRequests
 from toolcell.config import Limits, Policy
 from toolcell.results import ExecutionResult, Outcome
-from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
 from toolcell.run.connection import GuestConnection
 from toolcell.run.observer import NULL_OBSERVER, RunRecorder
+from toolcell.run.options import NO_HANDLERS, RunHandlers
 from toolcell.run.request import RunRequest, Script, are_large, run_message
 from toolcell.run.sandboxes import Sandboxes
 from toolcell.run.tool_bridge import MakeCall, ToolBridge

@@ -17,7 +17,7 @@ from typing import Protocol
 from toolcell.config import Limits
 from toolcell.sandbox.backend import INTERRUPTED_S, ByteStream, Exit, Sandbox
 from toolcell.sandbox.stream import SocketStream, read_available
-from toolcell.support.change_event import ChangeEvent
+from toolcell.support.event_loop import ChangeEvent
 from toolcell_bridge.entry.shared_protocol import ASK, FREEZE, INTERRUPT, KILL, THAW
 
 

@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.support import event_loop
-from toolcell.support.change_event import ChangeEvent
+from toolcell.support.event_loop import ChangeEvent
 from toolcell.support.log import logger_of
 from toolcell_bridge.wire.frozen import frozen
 

@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 
 import anyio
 
-from toolcell.support.time_slice import TimeSlice, shared_slice
+from toolcell.support.event_loop import TimeSlice, shared_slice
 
 READ_BYTES = 64 * 1024
 """Also bounds how long a flood of tiny frames keeps the event loop: some ten milliseconds to decode."""

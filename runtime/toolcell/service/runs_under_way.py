@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from toolcell.service.problems import Problem
-from toolcell.support.change_event import ChangeEvent
+from toolcell.support.event_loop import ChangeEvent
 
 RETRY_S = 5
 """What a client should wait while this service ends and another one starts."""

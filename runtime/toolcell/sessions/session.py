@@ -21,9 +21,16 @@ from toolcell.control.decisions import ResumeDecision
 from toolcell.control.resumption import decider
 from toolcell.errors import SessionError, UsageError
 from toolcell.results import ExecutionResult, SessionFile, SessionReport, Suspension
-from toolcell.run.callbacks import NO_HANDLERS, OnLog, OnProgress
-from toolcell.run.input_files import FileContent, FileInput, guest_files
-from toolcell.run.options import RunOptions, SessionRunKwargs
+from toolcell.run.options import (
+    NO_HANDLERS,
+    FileContent,
+    FileInput,
+    OnLog,
+    OnProgress,
+    RunOptions,
+    SessionRunKwargs,
+    guest_files,
+)
 from toolcell.run.request import Script, script_from
 from toolcell.run.run import CANCELLED
 from toolcell.run.streaming import RunStream

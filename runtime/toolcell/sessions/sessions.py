@@ -17,7 +17,7 @@ from toolcell.journal.approval_tokens import run_of
 from toolcell.results import Suspension
 from toolcell.sessions.host import SessionHost
 from toolcell.settings import settings_of
-from toolcell.support.change_event import ChangeEvent
+from toolcell.support.event_loop import ChangeEvent
 from toolcell.tools.registry import registry_of
 
 if TYPE_CHECKING:

@@ -22,9 +22,8 @@ from toolcell.errors import QuotaExceeded, SessionError
 from toolcell.flows import Labels
 from toolcell.journal.ledger import Journal
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, SessionReport
-from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
 from toolcell.run.connection import GuestConnection
-from toolcell.run.options import OnApproval
+from toolcell.run.options import NO_HANDLERS, OnApproval, RunHandlers
 from toolcell.run.outcome import Aborted, leftover_names
 from toolcell.run.request import Script
 from toolcell.run.runs import PreparedRun

@@ -15,8 +15,7 @@ import anyio
 import anyio.lowlevel
 
 from toolcell.errors import UsageError
-from toolcell.support.change_event import ChangeEvent
-from toolcell.support.event_loop import call_soon
+from toolcell.support.event_loop import ChangeEvent, call_soon
 
 Item = TypeVar("Item")
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
-from typing import Any
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context
+from typing import Any, Generic, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -66,3 +70,150 @@ def call_soon(token: Any, callback: Callable[[], None]) -> None:
         schedule(callback)
     except RuntimeError:  # the loop has ended, and with it whoever waited
         pass
+
+
+SLICE_S = 0.002
+"""How long to go on without letting other tasks have the event loop."""
+
+
+class TimeSlice:
+    """Gives way to other tasks when its time is over. Work that does not wait would keep the event loop.
+
+    Of several tasks that share this, one goes on in each turn of the event loop, in the order in which they gave way:
+    whoever works without end delays the others by as many slices as there are tasks, and no more.
+    """
+
+    __slots__ = ("_left_s", "_waiting", "until")
+
+    def __init__(self) -> None:
+        self.until = time.perf_counter() + SLICE_S
+        self._left_s: float | None = None
+        """Seconds left of the slice while nobody works; None while somebody may."""
+        self._waiting: deque[anyio.Event] = deque()
+        """One for each task that has given way and not gone on, oldest first. Each wakes the next when it goes on."""
+
+    async def give_way(self) -> None:
+        """Let other tasks run, if the slice is over."""
+        if time.perf_counter() <= self.until:
+            return
+        waiting, place = self._waiting, anyio.Event()
+        waiting.append(place)
+        try:
+            if waiting[0] is place:
+                await anyio.lowlevel.checkpoint()
+            else:
+                await place.wait()
+        finally:
+            if waiting[0] is not place:  # cancelled before its turn
+                waiting.remove(place)
+            else:
+                waiting.popleft()
+                if waiting:
+                    waiting[0].set()  # which resumes its task in the next turn of the event loop
+        self._left_s = None
+        self.until = time.perf_counter() + SLICE_S
+
+    def pause(self) -> None:
+        """The caller is about to wait for the outside: until somebody works, no time of the slice passes.
+
+        A caller that waits without this loses time to nobody, and gives way sooner than it has to.
+        """
+        if self._left_s is None:
+            self._left_s = self.until - time.perf_counter()
+
+    def resume(self) -> None:
+        """The caller has waited, and works again with what is left of the slice."""
+        if self._left_s is not None:
+            self.until, self._left_s = time.perf_counter() + self._left_s, None
+
+
+_shared_slice: anyio.lowlevel.RunVar[TimeSlice] = anyio.lowlevel.RunVar("toolcell_time_slice")
+
+
+def shared_slice() -> TimeSlice:
+    """Return the slice that all runs of this event loop share: in one turn of the loop, one of them works for long."""
+    try:
+        return _shared_slice.get()
+    except LookupError:
+        _shared_slice.set(made := TimeSlice())
+        return made
+
+
+class ChangeEvent:
+    """What some tasks wait for and others report, in one event loop. Look at what may have changed, then wait."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Callable[[], object]] = []
+        """Wakes each of those who wait now. Without any, a report costs nothing and needs no event loop."""
+
+    def notify(self) -> None:
+        """Wake everybody who waits now."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for wake in waiting:
+                wake()
+
+    async def wait(self, within_s: float = math.inf) -> bool:
+        """Wait for the next `notify`, at most so long; False when there was none."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return await self._wait_in_trio(within_s)
+        # A future and a timer: a quarter of the calls of an event and a cancel scope.
+        future: asyncio.Future[bool] = loop.create_future()
+
+        def wake(is_reported: bool = True) -> None:
+            if not future.done():
+                future.set_result(is_reported)
+
+        self._waiting.append(wake)
+        timer = loop.call_later(within_s, wake, False) if within_s != math.inf else None
+        try:
+            return await future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if wake in self._waiting:
+                self._waiting.remove(wake)
+
+    async def _wait_in_trio(self, within_s: float) -> bool:
+        event = anyio.Event()
+        self._waiting.append(event.set)
+        try:
+            with anyio.move_on_after(within_s):
+                await event.wait()
+        finally:
+            if event.set in self._waiting:
+                self._waiting.remove(event.set)
+        return event.is_set()
+
+
+Answer = TypeVar("Answer")
+
+
+class BegunCoroutine(Generic[Answer]):
+    """Awaits the rest of such a coroutine. In the same task: cancel scopes that it has entered belong to that."""
+
+    def __init__(self, work: Coroutine[Any, Any, Answer], waits_for: Any, context: Context | None = None) -> None:
+        """`waits_for`: what its first `send(None)` returned. `context`: its own, in which it was begun."""
+        self._work = work
+        self._waits_for = waits_for
+        self._run = _call if context is None else context.run
+
+    def __await__(self) -> Generator[Any, Any, Answer]:
+        work, run, waits_for = self._work, self._run, self._waits_for
+        while True:
+            try:
+                try:
+                    sent = yield waits_for
+                except BaseException as exc:
+                    waits_for = run(work.throw, exc)
+                else:
+                    waits_for = run(work.send, sent)
+            except StopIteration as finished:
+                answer: Answer = finished.value
+                return answer
+
+
+def _call(step: Callable[[Any], Any], sent: Any) -> Any:
+    return step(sent)

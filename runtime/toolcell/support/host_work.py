@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from toolcell.support.time_slice import TimeSlice
+from toolcell.support.event_loop import TimeSlice
 from toolcell_bridge.wire.tables import Array, Table
 
 ELEMENT_WORK: Final = 64

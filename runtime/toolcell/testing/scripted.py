@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from toolcell.config import Limits
 from toolcell.sandbox import Exit, Sample, Sandbox
-from toolcell.support.change_event import ChangeEvent
+from toolcell.support.event_loop import ChangeEvent
 from toolcell_bridge import __version__
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.errors import ProtocolError

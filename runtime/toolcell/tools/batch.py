@@ -15,8 +15,7 @@ import anyio
 from toolcell.calls.call import Call
 from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.errors import AuditError, ToolAbort
-from toolcell.support.begun_coroutine import BegunCoroutine
-from toolcell.support.time_slice import TimeSlice
+from toolcell.support.event_loop import BegunCoroutine, TimeSlice
 from toolcell.tools.pipeline import admit, conclude, perform, record_as_cancelled, refuse, run_call
 from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.spec import RegisteredTool

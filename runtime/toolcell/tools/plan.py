@@ -28,9 +28,9 @@ from toolcell.calls.result import ErrorCode, Status, ToolResult, to_json, total_
 from toolcell.calls.values import is_large
 from toolcell.errors import UsageError
 from toolcell.support.checks import brief
+from toolcell.support.event_loop import TimeSlice
 from toolcell.support.packing import value_digest
 from toolcell.support.text import cut_text, one_line
-from toolcell.support.time_slice import TimeSlice
 from toolcell.tools.adapters import with_options
 from toolcell.tools.batch import run_batch, together
 from toolcell.tools.code import CODE_TOOL, PLAN_TOOL, offers

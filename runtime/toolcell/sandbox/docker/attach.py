@@ -17,7 +17,7 @@ import anyio.lowlevel
 
 from toolcell.sandbox.stream import SocketStream
 from toolcell.support import daemon_threads
-from toolcell.support.change_event import ChangeEvent
+from toolcell.support.event_loop import ChangeEvent
 
 if TYPE_CHECKING:
     from toolcell.sandbox.docker.client import EngineClient

@@ -30,8 +30,8 @@ from toolcell.sandbox.kubernetes.weaknesses import weaknesses
 from toolcell.sandbox.node.sandbox import NodeSandbox, Placement
 from toolcell.sandbox.node.server import NodeAddress
 from toolcell.sandbox.node.stream import NodeStream, start
-from toolcell.support.change_event import ChangeEvent
 from toolcell.support.checks import brief, check_count, check_kind, check_path
+from toolcell.support.event_loop import ChangeEvent
 from toolcell.support.log import logger_of
 
 logger = logger_of("toolcell.kubernetes")

@@ -27,7 +27,7 @@ from toolcell.sandbox.node.frames import FrameBuffer, frame, proof
 from toolcell.sandbox.node.secure_channel import SecureChannel, context_of_caller
 from toolcell.sandbox.node.server import NodeAddress
 from toolcell.sandbox.stream import SocketStream, wait_writable
-from toolcell.support.change_event import ChangeEvent
+from toolcell.support.event_loop import ChangeEvent
 
 CONNECT_S: Final = 10.0
 ANSWER_S: Final = 0.5

@@ -25,7 +25,7 @@ from toolcell.sandbox.forked import ForkedSandbox
 from toolcell.sandbox.interpreter import FEW_ARENAS, ONE_THREAD
 from toolcell.sandbox.shortages import IsolationRefused, unavailable
 from toolcell.sandbox.stream import POLL_S, call_when_readable, wait_readable, wait_writable
-from toolcell.support.change_event import ChangeEvent
+from toolcell.support.event_loop import ChangeEvent
 from toolcell_bridge.entry.launcher import FAILED
 
 READY_S = 60.0

@@ -26,8 +26,8 @@ from toolcell.sandbox.node.server import NodeAddress, NodeSettings
 from toolcell.sandbox.node.stream import NodeStream, WrongKey, start
 from toolcell.sandbox.ray.cluster import RayCluster
 from toolcell.support import daemon_threads
-from toolcell.support.change_event import ChangeEvent
 from toolcell.support.checks import check_count, check_kind
+from toolcell.support.event_loop import ChangeEvent
 from toolcell.support.log import logger_of
 
 logger = logger_of("toolcell.ray")

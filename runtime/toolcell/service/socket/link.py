@@ -29,7 +29,7 @@ from toolcell.service.socket.messages import (
     ServiceHello,
 )
 from toolcell.service.socket.streams import LOST, SaidGoodbye, Stream, Streams, read_frame
-from toolcell.support.change_event import ChangeEvent
+from toolcell.support.event_loop import ChangeEvent
 from toolcell_bridge.wire.errors import RemoteProtocolError
 
 RESULT_BYTES: Final = 256 * 1024 * 1024

@@ -28,7 +28,7 @@ from toolcell.service.socket.messages import (
     RequestOver,
     Taken,
 )
-from toolcell.support.change_event import ChangeEvent
+from toolcell.support.event_loop import ChangeEvent
 from toolcell_bridge.wire.codec import TableCodec
 from toolcell_bridge.wire.errors import RemoteProtocolError
 
