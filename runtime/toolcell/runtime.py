@@ -107,12 +107,11 @@ class Runtime(OpenedInBlock):
             registry=self.registry,
             limits=self.limits,
             policy=policy,
-            features=(quotas,) if quotas is not None else (),
+            features=(self.reverts,) if quotas is None else (self.reverts, quotas),
             environment=self.environment,
             sandboxes=self.sandboxes,
             lifetime=self._lifetime,
             runtime=self,
-            reverts=self.reverts,
             requests=egress.tools_for(self.limits) if egress is not None else None,
         )
         self.checks = ScriptChecks(self.runs, Runtime)

@@ -12,10 +12,9 @@ import anyio
 import pytest
 
 from toolcell import Limits, Misconfigured, Outcome, Policy, PoolConfig, RunContext, ToolRegistry, UsageError
-from toolcell.calls.reverts import Reverts
 from toolcell.results import ExecutionResult
-from toolcell.run.request import Script
-from toolcell.run.runs import PreparedRun, Runs
+from toolcell.run.request import RunRequest, Script
+from toolcell.run.runs import Runs
 from toolcell.run.sandboxes import Sandboxes
 from toolcell.sandbox.environment import Environment
 from toolcell.support.lifetime import Lifetime
@@ -86,7 +85,7 @@ class Kept:
 
     journal_id = "own"
 
-    def __init__(self, run: PreparedRun) -> None:
+    def __init__(self, run: RunRequest) -> None:
         self.dispatch = run.tools.dispatch
         self.context = run.context
         self.answers: list[int] = []
@@ -120,12 +119,10 @@ async def opened(registry: ToolRegistry, guest: list[Any], policy: Policy | None
         registry=registry,
         limits=LIMITS,
         policy=policy or Policy(),
-        quotas=None,
         environment=environment,
         sandboxes=sandboxes,
         lifetime=lifetime,
         runtime=None,
-        reverts=Reverts(),
     )
     await lifetime.open()
     try:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from toolcell import Limits
+from toolcell import Limits, RunContext, ToolRegistry
 from toolcell.run.connection import GuestConnection
 from toolcell.run.options import RunHandlers
 from toolcell.run.output import RunOutput
-from toolcell.run.request import RunRequest, run_message
+from toolcell.run.request import RunRequest, Script, run_message
 from toolcell.support.host_work import HostWork
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.messages import FilePart, Log, Result
@@ -41,9 +41,8 @@ async def output(printed: list[tuple[str, str]]) -> RunOutput:
     connection = GuestConnection(sandbox)
     connection.wire.message_bytes = 1_000_000
     message = run_message(1, "", limits=LIMITS)
-    request = RunRequest(
-        message=message, limits=LIMITS, handlers=RunHandlers(on_log=lambda *what: printed.append(what))
-    )
+    script, handlers = Script(source="", limits=LIMITS), RunHandlers(on_log=lambda *what: printed.append(what))
+    request = RunRequest(script=script, message=message, tools=ToolRegistry(), context=RunContext(), handlers=handlers)
     return RunOutput(request, connection, lambda call: None, HostWork(2**20))
 
 

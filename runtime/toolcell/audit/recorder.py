@@ -108,11 +108,11 @@ class Recorder:
         egress: Sequence[Mapping[str, Any]],
     ) -> AuditRunObserver:
         """Return the observer of a script's run, which begins its record when the script was sent."""
-        entries = await self.file_entries(request.files, context) if request.files else []
+        entries = await self.file_entries(request.script.files, context) if request.script.files else []
         return AuditRunObserver(
             lambda sandbox: self.beginning(
                 request.message,
-                limits=request.limits,
+                limits=request.script.limits,
                 policy=policy,
                 registry=tools,
                 context=context,

@@ -57,11 +57,19 @@ class Feature:
             cls.replaces = cls
         cls.moments = tuple([name for name in _MOMENTS if getattr(cls, name) is not getattr(Feature, name)])
 
-    def begin_run(self, run: RunContext, /) -> None:
-        """Raise why a run must not begin, or count it."""
+    def begin_run(self, run: RunContext, /) -> RunContext:
+        """Return a run as it goes on, or raise why it must not begin."""
+        return run
+
+    def send(self, message: Any, /) -> Any:
+        """Return the message that the sandbox of a script is sent."""
+        return message
 
     def end_run(self, run: RunContext, cpu_s: float, /) -> None:
         """A run has ended, and has used so much CPU time."""
+
+    def finished(self, run: RunContext, ident: str, /) -> None:
+        """A run has a result, with this id."""
 
     def permit(self, call: Call, /) -> ToolResult | None:
         """Return why a call must not be made, before anything looks at its arguments."""
@@ -357,8 +365,11 @@ class RunContext:
         return changed(self, scope=changed(self.scope, **changes))
 
     def feature(self, kind: type[K]) -> K | None:
-        """Return the last feature of a kind; None if there is none."""
-        return next((each for each in reversed(self.features) if isinstance(each, kind)), None)
+        """Return the feature of a kind that was added last; None if there is none."""
+        for each in self.features:
+            if isinstance(each, kind):
+                return each
+        return None
 
     def having(self, *features: Feature) -> Self:
         """Return the same run with more features, before its own: `RunContext().having(Draft())`.

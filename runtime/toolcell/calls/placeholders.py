@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from toolcell.calls.call import Feature
 from toolcell.results.effects import Preflight
-from toolcell_bridge.guest.placeholder import RESULT_OF, parts_of
+from toolcell_bridge.guest.placeholder import DRY_RUN, RESULT_OF, parts_of
+from toolcell_bridge.wire.messages import RunScript
 
 _STEP: Final = re.compile(r"\.([\w-]+)|\[([0-9]+)\]", re.ASCII)
 
@@ -27,6 +29,10 @@ class DryRun(Feature, is_one_of_its_kind=True):
     """Ends the references of its placeholders; empty: there are none."""
     preflight: Preflight | None = None
     """Preflight of a script that ran with `preflight=True`."""
+
+    def send(self, message: RunScript, /) -> RunScript:
+        """Return the message of a script with what its guest makes placeholders with."""
+        return replace(message, inputs={**message.inputs, DRY_RUN: self.key}) if self.key else message
 
 
 class RecordedDryRun(DryRun):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from toolcell.calls.call import Call, Feature
+from toolcell.calls.call import Call, Feature, RunContext
 from toolcell.calls.result import ToolResult
 from toolcell.calls.run_state import RunLink
 from toolcell.errors import UnknownId
@@ -35,11 +35,11 @@ class MadeCall:
 class MadeCalls(Feature):
     """The calls that a run has made of tools that write, in the order in which they ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: RunContext | None = None) -> None:
         self.calls: list[MadeCall] = []
-        self.link = RunLink()
+        self.link = run.scope.link or RunLink() if run is not None else RunLink()
         """How the record names the run."""
-        self.user_id = ""
+        self.user_id = run.user_id if run is not None else ""
         """Whom the run was for."""
         self._final: dict[str, MadeCall] = {}
         """By tool: all calls of one without `revert=` have the same entry. Most tools are such."""
@@ -60,11 +60,20 @@ class MadeCalls(Feature):
         self.calls.append(made)
 
 
-class Reverts:
+class Reverts(Feature):
     """What the runs and commits of one runtime have made, by the id of their journal."""
 
     def __init__(self) -> None:
         self._made: Lru[str, MadeCalls] = Lru(RUNS, KEPT_BYTES)
+
+    def begin_run(self, run: RunContext, /) -> RunContext:
+        """Note what the run makes."""
+        return run.having(MadeCalls(run))
+
+    def finished(self, run: RunContext, ident: str, /) -> None:
+        """Keep what it has made."""
+        if (made := run.feature(MadeCalls)) is not None:
+            self.keep(ident, made)
 
     def keep(self, ident: str, made: MadeCalls) -> None:
         """Keep what a run has made; of a run that is carried on, in addition to what it had made before."""

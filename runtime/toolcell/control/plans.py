@@ -123,16 +123,16 @@ class PlanRuns:
         journal: Journal,
         header: Mapping[str, Any] | None,
     ) -> tuple[PlanRows, JournaledSteps | None]:
-        made, record = MadeCalls(), None
-        made.link = link = journal.link or RunLink()
-        made.user_id = context.user_id
+        record, link = None, journal.link or RunLink()
+        made: MadeCalls | None = None
         try:
             async with self._runs.observed(
-                context.within(abandoned=self._runs.abandoned, runtime=self._runs.runtime).having(made),
+                context.within(abandoned=self._runs.abandoned, runtime=self._runs.runtime),
                 "plan",
                 link,
             ) as run:
                 run = self._runs.under_rules(run)
+                made = run.feature(MadeCalls)
                 if header is not None:
                     kind = SuspendingSteps if header["on_approval"] == "suspend" else JournaledSteps
                     record = kind(journal, link)
@@ -142,7 +142,8 @@ class PlanRuns:
                 if record is not None and not record.is_cut_short:
                     link.waits = tuple(pending_of(journal.entries))
         finally:
-            self._reverts.keep(journal.id, made)
+            if made is not None:
+                self._reverts.keep(journal.id, made)
         if result.is_error:
             raise UsageError(result.text)
         rows = PlanRows(result.value, context.run_id, journal.id)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from toolcell.calls.call import CallableTools
+from toolcell.calls.call import CallableTools, RunContext
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.names import provider_name
 from toolcell.calls.options import Origin
@@ -16,7 +16,7 @@ from toolcell.config import Limits
 from toolcell.journal.identity import options_of
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.effects import PlannedCall, Preflight
-from toolcell.run.request import RunRequest, run_message, sendable
+from toolcell.run.request import RunRequest, Script, run_message, sendable
 from toolcell.support.checks import check_kind
 from toolcell.support.spelling import did_you_mean
 from toolcell_bridge.guest.planned_calls import MAX_CALLS
@@ -34,7 +34,7 @@ WALL_S: Final = 5.0
 """What reading a script may take."""
 
 
-def preflight_request(number: int, source: str, limits: Limits) -> RunRequest:
+def preflight_request(number: int, source: str, limits: Limits, tools: CallableTools) -> RunRequest:
     """Return the request to read a script, as the run of `number`.
 
     Raises:
@@ -43,7 +43,8 @@ def preflight_request(number: int, source: str, limits: Limits) -> RunRequest:
     check_kind("source", source, str)
     limits = limits.model_copy(update={"wall_s": min(limits.wall_s, WALL_S)})
     inputs = {"source": sendable(source)}
-    return RunRequest(message=run_message(number, SCRIPT, inputs=inputs, limits=limits), limits=limits)
+    message = run_message(number, SCRIPT, inputs=inputs, limits=limits)
+    return RunRequest(script=Script(source=SCRIPT, limits=limits), message=message, tools=tools, context=RunContext())
 
 
 def read_preflight(result: ExecutionResult, tools: CallableTools) -> Preflight:

@@ -66,8 +66,8 @@ class ScriptChecks:
         from toolcell.control.preflight import preflight_request, read_preflight
 
         runs = self._runs
-        request = preflight_request(runs.next_number(), source, limits or runs.limits)
-        bridge = ToolBridge(tools, RunContext(), NULL_OBSERVER)  # this script makes no call
+        request = preflight_request(runs.next_number(), source, limits or runs.limits, tools)
+        bridge = ToolBridge(tools, request.context, NULL_OBSERVER)  # this script makes no call
         result = await runs.sandboxes.run(request, bridge, NULL_OBSERVER)
         return read_preflight(result, tools), result.usage.cpu_s
 

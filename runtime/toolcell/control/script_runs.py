@@ -15,8 +15,8 @@ from toolcell.results import ExecutionResult
 from toolcell.results.call_list import FinishedRuns
 from toolcell.run.listed_calls import ListedCalls
 from toolcell.run.options import RunHandlers, RunOptions
-from toolcell.run.request import script_from
-from toolcell.run.runs import PreparedRun, RunJournal, Runs
+from toolcell.run.request import RunRequest, script_from
+from toolcell.run.runs import RunJournal, Runs
 
 if TYPE_CHECKING:
     from toolcell.control.dry_runs import DryRuns
@@ -73,7 +73,7 @@ class ScriptRuns:
             await self._dry_runs().keep(context, result)
         return result if types is None else types.with_result(result)
 
-    def _begin(self, run: PreparedRun, options: RunOptions, repaired: Journal | None) -> RunJournal:
+    def _begin(self, run: RunRequest, options: RunOptions, repaired: Journal | None) -> RunJournal:
         """Begin the first run of a script: its journal, or the list of its calls where that is enough."""
         context, script = run.context, run.script
         is_dry = context.feature(DryRun) is not None

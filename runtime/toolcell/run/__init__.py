@@ -7,7 +7,7 @@ from toolcell.support.lazy import lazy_names
 __all__ = [
     "NO_HANDLERS", "CallEnded", "CallOutput", "CallStarted", "CallUpdated", "Dispatch", "FileContent", "FileInput",
     "FileReturned", "GuestConnection", "LogPrinted", "OnApproval", "OnLog", "OnProgress", "ProgressReported",
-    "Run", "RunEvent", "RunFinished", "RunHandlers", "RunKwargs", "RunOptions", "RunRequest", "RunStream",
+    "Run", "RunEvent", "RunFinished", "RunHandlers", "RunKwargs", "RunOptions", "RunRequest", "RunStream", "Script",
     "SessionRunKwargs", "check_on_approval", "failure", "guest_files", "run_message",
 ]  # fmt: skip
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         check_on_approval,
         guest_files,
     )
-    from toolcell.run.request import RunRequest, run_message
+    from toolcell.run.request import RunRequest, Script, run_message
     from toolcell.run.run import Run
     from toolcell.run.streaming import (
         CallEnded,
@@ -53,7 +53,7 @@ else:
                 "NO_HANDLERS FileContent FileInput OnApproval OnLog OnProgress RunHandlers RunKwargs RunOptions "
                 "SessionRunKwargs check_on_approval guest_files"
             ),
-            "toolcell.run.request": "RunRequest run_message",
+            "toolcell.run.request": "RunRequest Script run_message",
             "toolcell.run.run": "Run",
             "toolcell.run.streaming": (
                 "CallEnded CallOutput CallStarted CallUpdated FileReturned LogPrinted ProgressReported RunEvent "

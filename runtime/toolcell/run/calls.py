@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 
 from toolcell.config import Limits
-from toolcell.results import AbandonedThread, Outcome, ToolCallRecord
+from toolcell.results import Outcome, ToolCallRecord
 from toolcell.run.connection import GuestConnection
 from toolcell.sandbox.backend import LimitExceeded
 from toolcell.support.host_work import HostWork
@@ -47,16 +47,6 @@ def parts_of(limits: Limits) -> int:
 
 Dispatch = Callable[[CallTool], Coroutine[Any, Any, Answer]]
 """Makes one call and returns its answer. Raises `ToolAbort` to end the run."""
-
-
-class ThreadsLeft(Protocol):
-    """The threads of a run's synchronous tools that run on after their calls were given up."""
-
-    async def wait(self) -> None:
-        """Wait for each that nobody waits for."""
-
-    def list(self) -> tuple[AbandonedThread, ...]:
-        """Return those that run."""
 
 
 Pending = tuple[CallTool, float, float]

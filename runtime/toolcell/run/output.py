@@ -269,13 +269,13 @@ class RunOutput:
     ) -> None:
         self.value: Any = None
         self.has_value = False
-        self._limits = request.limits
+        self._limits = request.script.limits
         self.callbacks = Callbacks(request.handlers)
         self._connection = connection
         self._cancel_call = cancel_call
         self._work = work
-        self._capture = Capture(request.limits.output_bytes)
-        self._files = ReturnedFiles(request.limits, request.sink)
+        self._capture = Capture(self._limits.output_bytes)
+        self._files = ReturnedFiles(self._limits, request.script.sink)
 
     @property
     def printed_bytes(self) -> int:

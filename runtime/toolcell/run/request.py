@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any, Final
 
+from toolcell.calls.call import CallableTools, RunContext
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.results.effects import Preflight
-from toolcell.run.calls import ThreadsLeft
 from toolcell.run.options import NO_HANDLERS, RunHandlers, RunOptions, guest_files
 from toolcell.sandbox.backend import GuestFile
 from toolcell.support.host_work import HostWork
-from toolcell_bridge.guest.placeholder import DRY_RUN
 from toolcell_bridge.guest.tools import GUEST_NAMES
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue
@@ -84,44 +83,31 @@ def script_from(source: str, options: RunOptions, limits: Limits, lint: str) -> 
     )
 
 
-@frozen(kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RunRequest:
-    """What one run is asked to do, and what it may use."""
+    """One run of a script: what its sandbox is sent, what it may use, who it is for, and who hears of it."""
 
+    script: Script
     message: RunScript
     """The script and its settings, as they are sent."""
-    limits: Limits
-    files: tuple[GuestFile, ...] = ()
-    run_id: str = ""
-    handlers: RunHandlers = NO_HANDLERS
-    """How the caller cancels the run, and hears from it."""
+    tools: CallableTools
+    context: RunContext
+    """Context of its calls, under the rules of the runtime."""
     work: HostWork | None = None
     """Where the run's work is counted; its calls count theirs in the same place."""
-    threads_left: ThreadsLeft | None = None
-    """Threads of its calls that were given up."""
+    is_large: bool = False
+    """A thread packs its inputs."""
+    handlers: RunHandlers = NO_HANDLERS
+    """How the caller cancels the run, and hears from it."""
     journal_id: str = ""
     """Name of the run's journal, for its result."""
     on_answer: Callable[[int, bytes], None] | None = None
     """Called with a call's number and the frame of its answer, before it is sent; b"" when the script cancelled it."""
 
-    dry_run: str = ""
-    """Key of a dry run's placeholders."""
-
-    is_large: bool = False
-    """A thread packs its inputs."""
-    sink: Sink | None = None
-    """Takes the content of returned files in place of the result."""
-
-    def script(self) -> RunScript:
-        """The message that carries the script, with what its guest needs for a dry run."""
-        if not self.dry_run:
-            return self.message
-        return replace(self.message, inputs={**self.message.inputs, DRY_RUN: self.dry_run})
-
     def file_messages(self) -> Iterator[PutFile]:
         """The files as messages, in pieces that fit into a frame."""
-        size = min(CHUNK_BYTES, self.limits.frame_bytes // 2)
-        for file in self.files:
+        size = min(CHUNK_BYTES, self.script.limits.frame_bytes // 2)
+        for file in self.script.files:
             for start in range(0, max(1, len(file.data)), size):
                 last = start + size >= len(file.data)
                 yield PutFile(file.name, file.data[start : start + size], last)

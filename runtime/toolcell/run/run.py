@@ -153,21 +153,21 @@ class Run:
         self._connection = connection
         self._sandbox = connection.sandbox
         self._request = request
-        self._limits = request.limits
+        self._limits = limits = request.script.limits
         self._dispatch = dispatch
         self._observer = observer
         self._start_s = start_s
-        self._threads_left = request.threads_left
+        self._threads_left = request.context.scope.abandoned
         self._named = named
         self._started = time.perf_counter()
-        self._work = request.work or HostWork(request.limits.host_work)
+        self._work = request.work or HostWork(limits.host_work)
         self._calls = ToolCalls(
-            request.limits,
+            limits,
             connection,
             self._started,
             self._work,
             request.on_answer,
-            parts_of(request.limits) if request.message.egress else 0,
+            parts_of(limits) if request.message.egress else 0,
         )
         self._output = RunOutput(request, connection, self._calls.cancel, self._work)
         self.callbacks = self._output.callbacks
@@ -175,7 +175,7 @@ class Run:
         self._context = contextvars.copy_context()
         self._has_tasks = False
         self._line: int | None = None
-        self.deadline = Deadline(request.limits, self._sandbox, self._started)
+        self.deadline = Deadline(limits, self._sandbox, self._started)
         self._turn = connection.turn
         self._scope: anyio.CancelScope | None = None
         """Of the conversation. It gets its deadline with the first `check`: most runs are over before that."""
@@ -280,7 +280,9 @@ class Run:
                 if connection.unsent_bytes > GATHERED_BYTES:
                     await connection.flush()
             about = "source and inputs"
-            script = self._request.script()
+            script = self._request.message
+            for send in self._request.context.features.send:
+                script = send(script)
             await connection.post_large(script) if self._request.is_large else connection.post(script)
         except (UnsendableValue, ValueTooLarge) as exc:
             raise UsageError(f"{about} cannot be sent: {exc}; pass less, use files=, or raise frame_bytes") from exc
@@ -402,8 +404,7 @@ class Run:
             calls.finish(call, answer)
             await connection.flush()
             self._answers_sent()
-            if self._threads_left is not None:
-                await self._threads_left.wait()  # of a call that was given up: until then its place is taken
+            await self._threads_left.wait()  # of a call that was given up: until then its place is taken
             if (made := await self._make_queued()) is None:
                 return
             call, answer = made
@@ -490,7 +491,7 @@ class Run:
         )
         outcome, error = outcome_of(run_end)
         return ExecutionResult(
-            self._request.run_id,
+            self._request.context.run_id,
             outcome,
             value=output.value,
             has_value=output.has_value,
@@ -499,7 +500,7 @@ class Run:
             error=error,
             warnings=warnings_of(run_end) if outcome is Outcome.OK else (),
             calls=calls,
-            abandoned=self._threads_left.list() if self._threads_left is not None else (),
+            abandoned=self._threads_left.list(),
             usage=usage,
             isolation=Isolation(self._sandbox.backend, dict(self._sandbox.layers), lint, **profile_of(self._sandbox)),
             journal_id=self._request.journal_id,

@@ -22,9 +22,7 @@ from toolcell.calls.concurrency import OF_THIS_PROCESS, AbandonedThreads
 from toolcell.calls.context import share_labels
 from toolcell.calls.jobs import open_jobs
 from toolcell.calls.options import Origin, ToolOptions
-from toolcell.calls.placeholders import DryRun
 from toolcell.calls.policy import CallPolicy
-from toolcell.calls.reverts import MadeCalls, Reverts
 from toolcell.calls.run_state import RunLink, Secrets
 from toolcell.calls.uploads import OpenRequests
 from toolcell.config import Limits, Policy
@@ -44,8 +42,6 @@ from toolcell.support.log import logger_of
 from toolcell.tools import ToolRegistry
 from toolcell.tools.registry import registry_of
 from toolcell.tools.spec import RegisteredTool
-from toolcell_bridge.wire.frozen import frozen
-from toolcell_bridge.wire.messages import RunScript
 
 logger = logger_of("toolcell.runtime")
 
@@ -116,23 +112,6 @@ class EgressRules(Protocol):
         ...
 
 
-@frozen(kw_only=True)
-class PreparedRun:
-    """A run that can begin: its message is made, and its quotas have counted it."""
-
-    script: Script
-    message: RunScript
-    """What its sandbox is sent."""
-    work: HostWork
-    made_calls: MadeCalls
-    """What its calls have made that can be reverted."""
-    tools: CallableTools
-    context: RunContext
-    """Context of its calls, under the rules of the runtime."""
-    is_large: bool = False
-    """A thread packs its inputs."""
-
-
 class Runs:
     """Runs scripts of one runtime in its sandboxes."""
 
@@ -147,12 +126,11 @@ class Runs:
         sandboxes: Sandboxes,
         lifetime: Lifetime,
         runtime: object,
-        reverts: Reverts,
         requests: UnlistedTools | None = None,
     ) -> None:
         """`runtime`: what saved scripts and agents that are called run their scripts with.
-        `features`: of every run. `reverts`: keeps what a run has made."""
-        self.registry, self.limits, self.policy, self.features = registry, limits, policy, features
+        `features`: of every run."""
+        self.registry, self.limits, self.policy, self._features = registry, limits, policy, Features(features)
         self.environment, self.sandboxes = environment, sandboxes
         self.runtime = runtime
         self.recorder: RunRecorder | None = None
@@ -160,7 +138,7 @@ class Runs:
         self.on_end: Callable[[Any], object] | None = None
         """Called with what each script and each plan left behind. What it raises is logged."""
         self.abandoned = AbandonedThreads(OF_THIS_PROCESS)
-        self._lifetime, self._reverts, self.requests = lifetime, reverts, requests
+        self._lifetime, self.requests = lifetime, requests
         self._numbers = itertools.count(1)
         self._tasks: TaskGroup | None = None
 
@@ -226,12 +204,12 @@ class Runs:
         share_labels(context)
         context = self.ruled(context)
         for begin_run in context.features.begin_run:
-            begin_run(context)
+            context = begin_run(context)
         return context
 
     def ruled(self, context: RunContext) -> RunContext:
         """Return a run under the flows and quotas of this runtime, which is not counted."""
-        if self.features and (new := [each for each in self.features if each not in context.features]):
+        if new := [each for each in self._features if each not in context.features]:
             context = context.having(*new)
         if not self.policy.flows:
             return context
@@ -249,7 +227,7 @@ class Runs:
 
     async def prepare(
         self, script: Script, tools: CallableTools, context: RunContext | None, link: RunLink | None = None
-    ) -> PreparedRun:
+    ) -> RunRequest:
         """Make the message of a run, and count it. `link`: names the run that it goes on from.
 
         Raises:
@@ -273,35 +251,24 @@ class Runs:
         message = await daemon_threads.run_sync(make_message) if is_large else make_message()
         above = context.scope.work if context is not None and context.scope.scripts else None
         work, abandoned = HostWork(limits.host_work, above=above), AbandonedThreads(self.abandoned)
-        made = MadeCalls()
         requests = context.scope.requests if above is not None and context is not None else None
         if requests is None and tools.makes_requests:
             requests = OpenRequests(limits.egress_bytes)
-        made.link = link = link or RunLink()
+        link = link or RunLink()
         if context is None:
             scope = RunScope(work=work, abandoned=abandoned, runtime=self.runtime, requests=requests, link=link)
-            context = RunContext(run_id=os.urandom(16).hex(), features=Features((made,)), scope=scope)
+            context = RunContext(run_id=os.urandom(16).hex(), features=self._features, scope=scope)
         else:
-            context = context.within(
-                work=work, abandoned=abandoned, runtime=self.runtime, requests=requests, link=link
-            ).having(made)
-        link.id, made.user_id = context.run_id, context.user_id
+            context = context.within(work=work, abandoned=abandoned, runtime=self.runtime, requests=requests, link=link)
+        link.id = context.run_id
         if limits is not self.limits:
             context = context.child(limits=limits)  # of saved scripts that it calls, too
         context = self.under_rules(context)
-        return PreparedRun(
-            script=script,
-            message=message,
-            work=work,
-            made_calls=made,
-            tools=tools,
-            context=context,
-            is_large=is_large,
-        )
+        return RunRequest(script=script, message=message, tools=tools, context=context, work=work, is_large=is_large)
 
     async def execute(
         self,
-        run: PreparedRun,
+        run: RunRequest,
         journal: RunJournal,
         handlers: RunHandlers = NO_HANDLERS,
         own: GuestConnection | None = None,
@@ -316,26 +283,13 @@ class Runs:
         Cancellation: the sandbox is killed with everything in it.
         """
         script, work, context = run.script, run.work, journal.context
-        dry_run = run.context.feature(DryRun)
-        request = RunRequest(
-            message=run.message,
-            limits=script.limits,
-            files=script.files,
-            run_id=run.context.run_id,
-            handlers=handlers,
-            work=work,
-            threads_left=run.context.scope.abandoned,
-            journal_id=journal.journal_id,
-            on_answer=journal.answer,
-            dry_run=dry_run.key if dry_run is not None else "",
-            is_large=run.is_large,
-            sink=script.sink,
-        )
+        assert work is not None
+        run.handlers, run.journal_id, run.on_answer, run.context = handlers, journal.journal_id, journal.answer, context
         observer, started = NULL_OBSERVER, time.perf_counter()
         try:
             if self.recorder is not None:
                 observer = await self.recorder.run_observer(
-                    request,
+                    run,
                     tools=run.tools,
                     context=context,
                     policy=self.policy,
@@ -344,9 +298,9 @@ class Runs:
                 )
             bridge = ToolBridge(run.tools, context, observer, journal.dispatch)
             async with open_jobs(context.state, self._tasks), open_requests(context.scope.requests):
-                ran = await self.sandboxes.run(request, bridge, observer, own)
+                ran = await self.sandboxes.run(run, bridge, observer, own)
                 ran = await _without_secrets(ran, context, work)
-                is_kept = ran.outcome is Outcome.SUSPENDED or dry_run is not None
+                is_kept = ran.outcome is Outcome.SUSPENDED or bool(context.features.collects)
                 is_long = is_kept and work.calls > LONG_BYTES
                 result = await daemon_threads.run_sync(journal.finish, ran) if is_long else journal.finish(ran)
             if script.preflight is not None:
@@ -358,7 +312,8 @@ class Runs:
                 await observer.on_failure(exc)
             raise
         count_cpu(context, result.usage.cpu_s)
-        self._reverts.keep(result.journal_id, run.made_calls)
+        for finished in context.features.finished:
+            finished(context, result.journal_id)
         if (noted := observer.on_end(result)) is not None:
             await noted
         self.tell_end(result)

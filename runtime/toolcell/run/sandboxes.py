@@ -207,11 +207,11 @@ class Sandboxes:
         if own is not None:
             observer.on_sandbox(own.sandbox)
             return await self._run_in(own, request, bridge, observer)
-        connection = await self._sandbox_for(request.limits)
+        connection = await self._sandbox_for(request.script.limits)
         try:
             observer.on_sandbox(connection.sandbox)
             try:
-                await connection.sandbox.prepare(request.limits)
+                await connection.sandbox.prepare(request.script.limits)
             except OSError as exc:
                 raise unavailable(exc) from exc
             return await self._run_in(connection, request, bridge, observer, time.perf_counter() - waiting)

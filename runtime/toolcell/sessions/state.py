@@ -25,8 +25,7 @@ from toolcell.results import ErrorInfo, ExecutionResult, Outcome, SessionReport
 from toolcell.run.connection import GuestConnection
 from toolcell.run.options import NO_HANDLERS, OnApproval, RunHandlers
 from toolcell.run.outcome import Aborted, leftover_names
-from toolcell.run.request import Script
-from toolcell.run.runs import PreparedRun
+from toolcell.run.request import RunRequest, Script
 from toolcell.sessions.host import SessionHost
 from toolcell.sessions.journal import (
     NO_HISTORY,
@@ -234,7 +233,7 @@ class SessionState:
 
     async def _conduct(
         self,
-        run: PreparedRun,
+        run: RunRequest,
         control: RunControl,
         handlers: RunHandlers,
         began: Began,
@@ -332,7 +331,7 @@ class SessionState:
         return context
 
     async def _execute(
-        self, run: PreparedRun, control: RunControl, handlers: RunHandlers = NO_HANDLERS
+        self, run: RunRequest, control: RunControl, handlers: RunHandlers = NO_HANDLERS
     ) -> ExecutionResult:
         connection = self.connection
         assert connection is not None

@@ -20,10 +20,10 @@ import psutil
 from toolcell.config import MIB, Limits, PoolConfig
 from toolcell.errors import ToolAbort, ToolError
 from toolcell.results import ExecutionResult, Outcome
-from toolcell.run import Dispatch, GuestConnection, Run, RunRequest
+from toolcell.run import Dispatch, GuestConnection, Run, RunRequest, Script
 from toolcell.runtime import Runtime
 from toolcell.sandbox import Backend, Sandbox
-from toolcell.tools import ToolRegistry
+from toolcell.tools import RunContext, ToolRegistry
 from toolcell_bridge.wire.messages import CallTool, RunScript, ToolReturn
 
 MakeBackend: TypeAlias = Callable[[], Backend]
@@ -202,7 +202,9 @@ async def run_on(
         seed=None,
         clock=None,
     )
-    return await Run(connection, RunRequest(message=message, limits=LIMITS), dispatch).execute()
+    script = Script(source="", limits=LIMITS)
+    request = RunRequest(script=script, message=message, tools=ToolRegistry(), context=RunContext())
+    return await Run(connection, request, dispatch).execute()
 
 
 async def eventually(holds: Callable[[], object], problem: str, within_s: float | None = None) -> None:
