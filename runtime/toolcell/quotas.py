@@ -148,7 +148,7 @@ class Quotas(Meter):
             window = self._windows[key, resource] = Window(per_s)
         return window
 
-    def begin_run(self, run: Any, /) -> Any:
+    def begin_run(self, run: Any, /) -> None:
         """Count a run that is about to begin.
 
         Raises:
@@ -160,7 +160,6 @@ class Quotas(Meter):
                 self._check(key, quota, resource)
             if quota.runs is not None:
                 self._window(key, "runs", quota.per_s).add(self._clock(), 1)
-        return run
 
     def count_call(self, call: Call, /) -> ToolResult | None:
         """Count a tool call; return why it is refused instead, or None.

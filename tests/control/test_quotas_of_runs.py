@@ -96,7 +96,7 @@ def test_each_run_and_each_call_counts_once_whoever_gave_the_quota(effects: Effe
                 effects.registry, pool=PoolConfig(warm=1), quotas=None if given == "context" else quotas
             ) as runtime:
                 for route, (use, _) in USES.items():
-                    await use(runtime, RunContext(user_id=route).having(of_context))
+                    await use(runtime, RunContext(user_id=route).having(*of_context))
                     used[given, route] = quotas.used(route)
 
     anyio.run(main)

@@ -57,9 +57,8 @@ class Feature:
             cls.replaces = cls
         cls.moments = tuple([name for name in _MOMENTS if getattr(cls, name) is not getattr(Feature, name)])
 
-    def begin_run(self, run: RunContext, /) -> RunContext:
-        """Return a run as it goes on, or raise why it must not begin."""
-        return run
+    def begin_run(self, run: RunContext, /) -> None:
+        """A run, or a part of one, is about to begin; or raise why it must not."""
 
     def send(self, message: Any, /) -> Any:
         """Return the message that the sandbox of a script is sent."""
@@ -69,7 +68,7 @@ class Feature:
         """A run has ended, and has used so much CPU time."""
 
     def finished(self, run: RunContext, ident: str, /) -> None:
-        """A run has a result, with this id."""
+        """A run, or a part of one, has a result, with this id."""
 
     def permit(self, call: Call, /) -> ToolResult | None:
         """Return why a call must not be made, before anything looks at its arguments."""
@@ -121,8 +120,14 @@ class Feature:
     def call_ended(self, call: Call, /) -> Awaitable[None] | None:
         """Record the final `call.result` of a call whose start was recorded."""
 
+    def of_run(self, link: RunLink | None, user_id: str) -> Feature:
+        """Return this as one run of a `Runtime` has it, which the record names by `link`."""
+        return self
 
-_MOMENTS: Final = tuple([name for name, each in vars(Feature).items() if name[0] != "_" and callable(each)])
+
+_MOMENTS: Final = tuple(
+    [name for name, each in vars(Feature).items() if name[0] != "_" and name != "of_run" and callable(each)]
+)
 
 K = TypeVar("K", bound=Feature)
 
@@ -145,11 +150,7 @@ class Features(tuple[Feature, ...]):
     """The features of a run. `features.made`, as an example, are the methods of those that have `Feature.made`."""
 
     def __init__(self, features: Iterable[Feature] = ()) -> None:
-        """Raises:
-        UsageError: one is no `Feature`.
-        """
         for feature in self:
-            check_kind("having(feature)", feature, Feature, cure="such as Draft(), Quotas(...) or a class of yours")
             for moment in feature.moments:
                 setattr(self, moment, (*getattr(self, moment), getattr(feature, moment)))
 
@@ -377,12 +378,11 @@ class RunContext:
         Raises:
             UsageError: one is no `Feature`.
         """
-        added = Features(features)
-        kept = [
-            each
-            for each in self.features
-            if not isinstance(each, tuple([new.replaces for new in added if new.replaces]))
-        ]
+        kept: Iterable[Feature] = self.features
+        for each in features:
+            check_kind("having(feature)", each, Feature, cure="such as Draft(), Quotas(...) or a class of yours")
+            if replaced := each.replaces:
+                kept = [known for known in kept if not isinstance(known, replaced)]
         return self.child(features=Features((*features, *kept)))
 
     def cancel(self, reason: str = "run cancelled") -> None:

@@ -35,14 +35,17 @@ class MadeCall:
 class MadeCalls(Feature):
     """The calls that a run has made of tools that write, in the order in which they ended."""
 
-    def __init__(self, run: RunContext | None = None) -> None:
+    def __init__(self, kept_by: Reverts | None = None, link: RunLink | None = None, user_id: str = "") -> None:
+        """`link`: how the record names the run. `user_id`: whom it is for."""
         self.calls: list[MadeCall] = []
-        self.link = run.scope.link or RunLink() if run is not None else RunLink()
-        """How the record names the run."""
-        self.user_id = run.user_id if run is not None else ""
-        """Whom the run was for."""
+        self.link, self.user_id, self._kept_by = link or RunLink(), user_id, kept_by
         self._final: dict[str, MadeCall] = {}
         """By tool: all calls of one without `revert=` have the same entry. Most tools are such."""
+
+    def finished(self, run: RunContext, ident: str, /) -> None:
+        """Have what the run has made kept."""
+        if self._kept_by is not None and run.scope.link is self.link:
+            self._kept_by.keep(ident, self)
 
     def made(self, call: Call, result: ToolResult, /) -> None:
         """Take note of a call. That of a preview is none."""
@@ -66,14 +69,9 @@ class Reverts(Feature):
     def __init__(self) -> None:
         self._made: Lru[str, MadeCalls] = Lru(RUNS, KEPT_BYTES)
 
-    def begin_run(self, run: RunContext, /) -> RunContext:
-        """Note what the run makes."""
-        return run.having(MadeCalls(run))
-
-    def finished(self, run: RunContext, ident: str, /) -> None:
-        """Keep what it has made."""
-        if (made := run.feature(MadeCalls)) is not None:
-            self.keep(ident, made)
+    def of_run(self, link: RunLink | None, user_id: str) -> MadeCalls:
+        """Return what notes what a run makes."""
+        return MadeCalls(self, link, user_id)
 
     def keep(self, ident: str, made: MadeCalls) -> None:
         """Keep what a run has made; of a run that is carried on, in addition to what it had made before."""

@@ -191,7 +191,7 @@ class DryRuns:
             found = self.drafts.find(given)
             result = given if isinstance(given, ExecutionResult) else None
             return found, result.value if result is not None else None, result is not None and result.has_value
-        found = rebuilt(file, tools, self._runs.ruled(context or RunContext()).within(runtime=self._runs.runtime))
+        found = rebuilt(file, tools, self._runs.under_rules(context or RunContext()).within(runtime=self._runs.runtime))
         found.check()
         return found, file.content["value"], file.content["has_value"]
 

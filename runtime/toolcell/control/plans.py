@@ -11,7 +11,7 @@ from toolcell.calls.call import CallableTools, RunContext
 from toolcell.calls.jobs import open_jobs
 from toolcell.calls.options import Origin
 from toolcell.calls.placeholders import DryRun
-from toolcell.calls.reverts import MadeCalls, Reverts
+from toolcell.calls.reverts import Reverts
 from toolcell.calls.run_state import RunLink
 from toolcell.control.dry_runs import DryRuns
 from toolcell.control.run_control import DENIED
@@ -123,16 +123,14 @@ class PlanRuns:
         journal: Journal,
         header: Mapping[str, Any] | None,
     ) -> tuple[PlanRows, JournaledSteps | None]:
-        record, link = None, journal.link or RunLink()
-        made: MadeCalls | None = None
+        begun, record, link = None, None, journal.link or RunLink()
         try:
             async with self._runs.observed(
                 context.within(abandoned=self._runs.abandoned, runtime=self._runs.runtime),
                 "plan",
                 link,
             ) as run:
-                run = self._runs.under_rules(run)
-                made = run.feature(MadeCalls)
+                run = begun = self._runs.begin(run)
                 if header is not None:
                     kind = SuspendingSteps if header["on_approval"] == "suspend" else JournaledSteps
                     record = kind(journal, link)
@@ -142,8 +140,8 @@ class PlanRuns:
                 if record is not None and not record.is_cut_short:
                     link.waits = tuple(pending_of(journal.entries))
         finally:
-            if made is not None:
-                self._reverts.keep(journal.id, made)
+            for finished in begun.features.finished if begun is not None else ():
+                finished(begun, journal.id)
         if result.is_error:
             raise UsageError(result.text)
         rows = PlanRows(result.value, context.run_id, journal.id)

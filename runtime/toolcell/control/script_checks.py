@@ -56,7 +56,7 @@ class ScriptChecks:
             QuotaExceeded: whoever it is for has used up the quota.
             SandboxUnavailable: no sandbox could be started.
         """
-        run = self._runs.under_rules(context or RunContext())
+        run = self._runs.begin(context or RunContext())
         found, cpu_s = await self._read(source, tools, limits)
         count_cpu(run, cpu_s)
         return found

@@ -195,27 +195,27 @@ class Runs:
         seed, clock = self.policy.seed if seed is None else seed, self.policy.clock if clock is None else clock
         return replay_seed(seed, clock) if is_repeatable else (seed, clock)
 
-    def under_rules(self, context: RunContext) -> RunContext:
-        """Return a run under the flows and quotas of this runtime, with the labels of the tool call that it begins in.
+    def begin(self, context: RunContext) -> RunContext:
+        """Begin a run under the rules of this runtime, with the labels of the tool call that it begins in.
 
         Raises:
             QuotaExceeded: whoever it is for has used up the quota.
         """
+        context = self.under_rules(context)
         share_labels(context)
-        context = self.ruled(context)
         for begin_run in context.features.begin_run:
-            context = begin_run(context)
+            begin_run(context)
         return context
 
-    def ruled(self, context: RunContext) -> RunContext:
-        """Return a run under the flows and quotas of this runtime, which is not counted."""
-        if new := [each for each in self._features if each not in context.features]:
-            context = context.having(*new)
-        if not self.policy.flows:
-            return context
-        flows = CallPolicy()
-        flows.add_flow(*self.policy.flows)
-        return context.within(policies=(*context.scope.policies, flows))
+    def under_rules(self, context: RunContext) -> RunContext:
+        """Return a run under the flows, and with the features, of this runtime."""
+        made_for = context.scope.link, context.user_id
+        features = [own for each in self._features if (own := each.of_run(*made_for)) not in context.features]
+        if self.policy.flows:
+            flows = CallPolicy()
+            flows.add_flow(*self.policy.flows)
+            context = context.within(policies=(*context.scope.policies, flows))
+        return context.having(*features) if features else context
 
     def observed(self, context: RunContext, kind: str, link: RunLink) -> AbstractAsyncContextManager[RunContext]:
         """Record the calls that are made with the yielded context, if there is an audit log."""
@@ -255,15 +255,21 @@ class Runs:
         if requests is None and tools.makes_requests:
             requests = OpenRequests(limits.egress_bytes)
         link = link or RunLink()
-        if context is None:
-            scope = RunScope(work=work, abandoned=abandoned, runtime=self.runtime, requests=requests, link=link)
-            context = RunContext(run_id=os.urandom(16).hex(), features=self._features, scope=scope)
+        own_limits = None if limits is self.limits else limits  # of saved scripts that it calls, too
+        scope: dict[str, Any] = {
+            "work": work, "abandoned": abandoned, "runtime": self.runtime, "requests": requests, "link": link,
+        }  # fmt: skip
+        if context is None and not self.policy.flows:
+            features = Features([each.of_run(link, "") for each in self._features])
+            ident = os.urandom(16).hex()
+            context = RunContext(run_id=ident, limits=own_limits, features=features, scope=RunScope(**scope))
+            share_labels(context)
+            for begin_run in features.begin_run:
+                begin_run(context)
         else:
-            context = context.within(work=work, abandoned=abandoned, runtime=self.runtime, requests=requests, link=link)
+            context = context or RunContext()
+            context = self.begin(context.child(limits=own_limits or context.limits).within(**scope))
         link.id = context.run_id
-        if limits is not self.limits:
-            context = context.child(limits=limits)  # of saved scripts that it calls, too
-        context = self.under_rules(context)
         return RunRequest(script=script, message=message, tools=tools, context=context, work=work, is_large=is_large)
 
     async def execute(
