@@ -398,9 +398,9 @@ def test_plans_and_batches_are_drafted_with_a_draft_of_their_own(opened: SyncRun
     rows = opened.execute_plan(
         [
             {"tool": "create", "args": {"name": "a"}, "id": "a"},
-            {"tool": "create", "args": {"name": "b", "parent": {"$ref": "a"}}},
+            {"tool": "create", "args": {"name": "b", "parent": {"$ref": "a"}}, "id": "b"},
             {"tool": "count", "args": {}},
-            {"tool": "create", "args": {"name": "c", "parent": {"$ref": "a.id"}}},
+            {"tool": "create", "args": {"name": "c", "parent": {"$ref": "a.id"}}, "depends_on": ["b"]},
         ],
         tools=folders.registry,
         dry_run=draft,
