@@ -79,7 +79,7 @@ class RunRecord(Feature):
     def context(self) -> RunContext:
         """The context for the run's calls. It is created at the first call: many scripts make none."""
         if self._observed is None:
-            # The record of a parent run would count our calls as its own. What is taken back if this fails is first.
+            # The record of a parent run would count our calls as its own. What must be undone if this fails is first.
             others = [each for each in self._context.features if not isinstance(each, RunRecord)]
             ahead = [each for each in others if "unrecorded" in each.moments]
             features = Features([*ahead, self, *(each for each in others if each not in ahead)])
