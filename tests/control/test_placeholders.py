@@ -263,7 +263,7 @@ def test_an_effect_whose_preview_failed_is_no_argument() -> None:
         raise AssertionError("it was made")
 
     async def main() -> list[str]:
-        run = RunContext(dry_run=draft)
+        run = RunContext().having(draft)
         values = ["taken", placeholder("effect-1", draft.key)]
         return [(await registry.dispatch("write", {"value": value}, context=run)).message for value in values]
 

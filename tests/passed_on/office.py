@@ -166,6 +166,7 @@ class Order:
     """Python that runs after `then`."""
     context: dict[str, Any] = field(default_factory=dict)
     """Fields of the `RunContext`."""
+    features: list[Feature] = field(default_factory=list)
     limits: Limits | None = None
     runtime: dict[str, Any] = field(default_factory=dict)
     """Options of the `Runtime`."""
@@ -188,7 +189,7 @@ class Order:
 
     def run(self, **fields: Any) -> RunContext:
         """Return the context for one run."""
-        return RunContext(events=self.bus, user_id="ann", **{**self.context, **fields})
+        return RunContext(events=self.bus, user_id="ann", **{**self.context, **fields}).having(*self.features)
 
     @property
     def calls(self) -> Calls:

@@ -140,7 +140,8 @@ async def test_a_dry_run_makes_nothing_and_so_there_is_nothing_to_revert(
     route: str, office: Office, order: Order
 ) -> None:
     """Neither what was collected nor what was previewed."""
-    draft = order.context["dry_run"] = Draft()
+    draft = Draft()
+    order.features.append(draft)
     order.first, order.then, order.reverts = write("a"), BOOK, True
 
     came = await carry_out(route, office, order)
@@ -175,7 +176,7 @@ async def test_a_quota_counts_each_call_once_and_refuses_the_next(route: str, of
     expected = 2 + ALSO_COUNTED.get(route, 0)
     quotas = Quotas(Quota(calls=expected, runs=100, cpu_s=100), by="user_id")
     if "agent" in route:
-        order.context["quotas"] = (quotas,)
+        order.features.append(quotas)
     else:
         order.runtime["quotas"] = quotas
 
@@ -251,7 +252,8 @@ async def test_each_call_has_one_start_and_one_end_among_the_events(route: str, 
 
 @cells("observer")
 async def test_an_observer_sees_each_call_begin_and_end(route: str, office: Office, order: Order) -> None:
-    watcher = order.context["observer"] = Watcher()
+    watcher = Watcher()
+    order.features.append(watcher)
     order.first, order.then = write("a"), write("b")
 
     await carry_out(route, office, order)
