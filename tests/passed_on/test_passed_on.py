@@ -200,8 +200,8 @@ async def test_no_call_outlasts_the_deadline(route: str, office: Office, order: 
     order.runtime["limits"] = Limits(wall_s=3600)
     order.runtime["pool"] = PoolConfig(warm=0, start_s=3600)
     clock = MovedClock()
-    office.while_waiting = lambda: clock.move(60.0)
-    deadline = order.context["deadline"] = anyio.current_time() + 60.0
+    office.while_waiting = lambda: clock.move(15.0)
+    deadline = order.context["deadline"] = anyio.current_time() + 15.0
 
     with clock:
         await carry_out(route, office, order)

@@ -135,7 +135,7 @@ class Ways:
             self.put("suspension", waiting.suspension, waiting.suspension.to_json(), runtime.suspended_runs())
 
             draft = Draft()
-            dry = await runtime.execute_code(FAILING, context=self.run(dry_run=draft))
+            dry = await runtime.execute_code(FAILING, context=self.run().having(draft))
             self.put("draft", dry, draft, draft.effects)
             self.put("commit", await runtime.commit(draft, context=self.run()))
 
