@@ -99,6 +99,8 @@ class Runtime(OpenedInBlock):
         self.environment.check_own(policy)
         self.pool_config = settings_of(PoolConfig, pool, "pool")
         self.record = None if record is None else _record_of(record)
+        self._keeps = self.record if self.record is None or self.record.config.continue_bytes != 0 else None
+        """What its runs go on from is in this record; None: it ends with the Runtime."""
         self._finished = finished_runs()
         self._lifetime = Lifetime("Runtime", self._open)
         self.sandboxes = Sandboxes(self.environment, self.pool_config, self.limits, lambda: self._lifetime.is_open)
@@ -120,7 +122,7 @@ class Runtime(OpenedInBlock):
             checks=self.checks,
             finished=self._finished,
             journals=lambda: self.journals,
-            is_durable=record is not None,
+            is_durable=self._keeps is not None,
             dry_runs=lambda: self.dry_runs,
         )
         self._sessions: Sessions | None = None
@@ -132,7 +134,7 @@ class Runtime(OpenedInBlock):
         """The journals of its runs."""
         from toolcell.journal.store import JournalStore
 
-        return JournalStore(self.record, self._finished)
+        return JournalStore(self._keeps, self._finished)
 
     @cached_property
     def dry_runs(self) -> DryRuns:

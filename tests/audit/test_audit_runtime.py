@@ -19,6 +19,7 @@ from toolcell.audit import keys, records
 from toolcell.audit.config import RecordConfig
 from toolcell.audit.log import AuditLog
 from toolcell.audit.verification import verify
+from toolcell.control import Approve
 from toolcell.errors import AuditError
 from toolcell.sandbox.backend import Backend
 from toolcell.tools import Feature, RunContext, Secrets
@@ -154,6 +155,23 @@ def test_secrets_in_a_script_and_in_what_it_prints_are_nowhere_on_disk(ledger: L
 
     assert secret.encode() not in disk
     assert own.encode() not in disk
+
+
+def test_a_record_that_keeps_nothing_to_go_on_from_has_no_exact_value_on_disk_while_a_run_waits(ledger: Ledger) -> None:
+    secret = "s3cr3t-of-everybody"
+
+    @ledger.registry.tool(requires_approval=True)
+    def pay(to: str) -> str:
+        """Pay somebody who is named."""
+        return "paid"
+
+    log = ledger.log(secrets=[secret], settings={"continue_bytes": 0})
+    with SyncRuntime(ledger.registry, record=log, pool=POOL) as runtime:
+        waits = runtime.execute_code(f"set_result(call_tool('pay', to={secret!r}))", on_approval="suspend")
+        assert waits.outcome is Outcome.SUSPENDED and waits.suspension is not None
+        assert secret.encode() not in ledger.bytes_on_disk()
+        (call,) = waits.suspension.calls
+        assert runtime.resume(waits.suspension.to_json(), {call.id: Approve()}).value == "paid"
 
 
 def test_a_script_that_never_ran_is_recorded_with_the_reason(ledger: Ledger) -> None:

@@ -71,9 +71,9 @@ class RecordConfig(SettingsModel):
     """Remove what a run, session, draft or map needs to go on when it is not under way and was not written for so long.
     Looked for when a Runtime opens."""
 
-    continue_bytes: int | None = setting(default=GIB, gt=0)
+    continue_bytes: int | None = setting(default=GIB, ge=0)
     """Bytes of what runs, sessions, drafts and maps need to go on. A run that would need more is refused. None: any
-    number."""
+    number. 0: nothing of it is written, and what waits ends with its Runtime."""
 
     key: Path | None = None
     """File of the key that signs. None: your own, which is made when there is none."""
