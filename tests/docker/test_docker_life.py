@@ -12,8 +12,6 @@ import anyio
 import pytest
 
 from toolcell import Outcome, PoolConfig, Runtime, SandboxUnavailable
-from toolcell.run.request import RunRequest
-from toolcell.run.run import Run
 from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.backend import DockerSandbox
 from toolcell.sandbox.docker.client import EngineClient
@@ -160,17 +158,14 @@ async def test_destroying_twice_and_killing_the_dead_do_nothing(client: EngineCl
 
 @pytest.mark.anyio
 async def test_two_runs_of_one_sandbox_each_keep_their_raw_output(docker_image: ImageRef) -> None:
-    from toolcell_bridge.wire.messages import CallTool, RunScript, ToolReturn
-
-    async def answer(call: CallTool) -> ToolReturn:
-        return ToolReturn(call.id, None)
-
-    async with opened(docker_image.id) as backend, greeted(backend) as (connection, _):
+    backend = DockerBackend(docker_image.id)
+    async with (
+        Runtime(backend=backend, limits=LIMITS, pool=PoolConfig(warm=0)) as runtime,
+        runtime.session() as session,
+    ):
         for number in (1, 2):
-            script = f"import os\nos.write(1, b'raw {number}')"
-            message = RunScript(number, script, {}, "", "off", 1000, 1, 1000, None, None)
-            report = await Run(connection, RunRequest(message=message, limits=LIMITS), answer).execute()
-            assert (report.outcome, report.logs.stderr) == (Outcome.OK, f"raw {number}")
+            result = await session.execute_code(f"import os\nos.write(1, b'raw {number}')")
+            assert (result.outcome, result.logs.stderr) == (Outcome.OK, f"raw {number}")
 
 
 @pytest.mark.anyio

@@ -124,8 +124,7 @@ class RunMonitor:
     def __init__(self) -> None:
         self._runs: set[MonitoredRun] = set()
         self._enforcer = Enforcer(self._runs)
-        self._tasks: TaskGroup | None = None
-        self._is_ticking = False
+        self._added = event_loop.ChangeEvent()
         self.on_tick: Callable[[], object] = _nothing
         """Called with each tick: a run takes long."""
         self.discard = self._runs.discard
@@ -134,8 +133,7 @@ class RunMonitor:
         """Begin to check a run."""
         self._runs.add(run)
         self._enforcer.expect(run.deadline)
-        if not self._is_ticking:
-            self._begin_tick()
+        self._added.notify()
 
     async def abort_all(self, why: str) -> None:
         """Abort every run, and wait until they have ended, at most a few seconds."""
@@ -150,33 +148,22 @@ class RunMonitor:
         self._enforcer = enforcer = Enforcer(self._runs)
         enforcer.start()
         try:
-            async with anyio.create_task_group() as self._tasks:
-                await anyio.sleep_forever()
+            async with anyio.create_task_group() as tasks:
+                while True:
+                    if not self._runs:
+                        await self._added.wait()
+                    await anyio.sleep(TICK_S)
+                    self._tick(tasks)  # in a task: a backend may begin another one in order to measure
         finally:
-            self._tasks = None
             enforcer.stop()
 
-    def _begin_tick(self) -> None:
-        self._is_ticking = True
-        loop = event_loop.asyncio_loop()
-        if loop is not None:  # no task: most runs are over before the first tick
-            loop.call_later(TICK_S, self._tick)
-        elif self._tasks is not None:
-            self._tasks.start_soon(self._sleep)
-
-    async def _sleep(self) -> None:
-        await anyio.sleep(TICK_S)
-        self._tick()
-
-    def _tick(self) -> None:
-        self._is_ticking = False
+    def _tick(self, tasks: TaskGroup) -> None:
         for run in tuple(self._runs):
             run.check()
-            if run.callbacks.must_be_heard and self._tasks is not None:
-                self._tasks.start_soon(run.callbacks.hear, run.fail)
+            if run.callbacks.must_be_heard:
+                tasks.start_soon(run.callbacks.hear, run.fail)
         if self._runs:
             self.on_tick()
-            self._begin_tick()
 
 
 class Enforcer:
