@@ -136,7 +136,8 @@ async def with_library(clients: int, seconds: float, concurrent: int, journal: s
     exec(TOOLS, namespace)
     registry.tool(namespace["double"])
     done, places = 0, asyncio.Semaphore(concurrent)
-    options: dict[str, Any] = {"limits": Limits(**LIMITS), "pool": PoolConfig(cap=concurrent), "journal": journal}
+    options: dict[str, Any] = {"limits": Limits(**LIMITS), "pool": PoolConfig(cap=concurrent)}
+    options["record"] = f"{journal}/runs.db" if journal else None
     async with Runtime(registry, **options) as runtime:
         await runtime.execute_code("1")
         until = time.perf_counter() + seconds

@@ -45,7 +45,7 @@ def audit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runtime(audit: Path) -> Iterator[SyncRuntime]:
-    options: dict[str, Any] = {"limits": Limits(wall_s=60), "audit": audit / "runs.db"}
+    options: dict[str, Any] = {"limits": Limits(wall_s=60), "record": audit / "runs.db"}
     with nothing_left_behind(), SyncRuntime(registry_of_cities(SEEN), **options) as opened:
         yield opened
 

@@ -81,7 +81,7 @@ def answers(log: EvalLog) -> list[Any]:
 async def test_a_model_writes_code_that_calls_two_tools_which_approvers_and_the_transcript_see(tmp_path: Path) -> None:
     seen: list[str] = []
     asked: list[Any] = []
-    options = {"registry": registry_of_cities(seen), "audit": tmp_path / "audit" / "runs.db"}
+    options = {"registry": registry_of_cities(seen), "record": tmp_path / "audit" / "runs.db"}
     with nothing_left_behind():
         python = toolcell_python(tools=[area()], options=options)
         log = await evaluated(python, tmp_path, DENSITY, approval=reviewer(asked))
