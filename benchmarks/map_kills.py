@@ -81,7 +81,7 @@ class Caller:
         """Carry the map on from wherever it stands, and return what was counted."""
         registry, folder = registry_of(self.ledger), self.folder
         pool = PoolConfig(warm=4)
-        async with Runtime(registry, record=folder / "audit", pool=pool) as runtime:
+        async with Runtime(registry, record=folder / "runs.db", pool=pool) as runtime:
             ordered = runtime.map(
                 SCRIPT,
                 inputs(self.items),
@@ -148,8 +148,8 @@ def check(folder: Path, items: int) -> None:
     twice = [one for one, other in itertools.pairwise(entered) if one == other]
     assert not twice, f"entered twice: {twice[:10]}"
     assert entered == list(range(items)), f"{items - len(entered)} of {items} were not entered"
-    with closing(sqlite3.connect(folder / "journal" / "journals.db")) as database:
-        left = database.execute("SELECT DISTINCT name FROM record WHERE kind = 'run' LIMIT 10").fetchall()
+    with closing(sqlite3.connect(folder / "runs.db")) as database:
+        left = database.execute("SELECT DISTINCT name FROM kept WHERE kind = 'run' LIMIT 10").fetchall()
     assert not left, f"journals of runs are left: {left[:10]}"
 
 

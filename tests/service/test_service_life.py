@@ -159,8 +159,8 @@ def test_finished_runs_leave_nothing_in_the_journals(serve: Serve) -> None:
         served.execute(f"call_tool('double', number={number})")
         served.execute("1")
 
-    folder = served.folder / "state" / "tenants" / "default" / "journal"
-    assert journals.rows(folder, "SELECT * FROM kept") == []
+    record = served.folder / "state" / "tenants" / "default" / "runs.db"
+    assert journals.rows(record, "SELECT * FROM kept") == []
 
 
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
