@@ -116,7 +116,7 @@ class Served:
         self._reading = threading.Thread(target=self.said.extend, args=(self.process.stderr,))
         self._reading.start()
         self.port = int(found[1])
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30)
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
 
     def __enter__(self) -> Self:
         return self

@@ -44,6 +44,6 @@ anyio.run(main)
 )
 def test_a_thread_without_memory_is_an_error(start: str) -> None:
     host = [sys.executable, "-c", SHORT.replace("START", start)]
-    done = subprocess.run(host, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(host, capture_output=True, text=True, timeout=60, check=True)
 
     assert done.stdout.split("\n") == ["no memory", "works on", ""]

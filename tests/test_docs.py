@@ -116,7 +116,7 @@ def test_programs_of_a_page_print_what_it_says(page: str) -> None:
     programs = PROGRAM.findall((ROOT / page).read_text(encoding="utf-8"))
     assert programs
     for source, printed in programs:
-        done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=30, check=True)
+        done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=True)
         assert done.stdout == printed
 
 
@@ -128,7 +128,7 @@ def test_the_agent_of_the_readme_runs_with_a_scripted_model() -> None:
     scripted = source.replace("OpenAIProvider()", f"ScriptedModel({answers})").replace(
         "import anyio\n", "import anyio\nfrom toolcell.testing import ScriptedModel, calls\n"
     )
-    done = subprocess.run([sys.executable, "-c", scripted], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([sys.executable, "-c", scripted], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "We earned 10 euros.\n"
 
 

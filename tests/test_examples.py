@@ -72,6 +72,6 @@ def test_every_example_runs(path: Path) -> None:
     for name in modules_of(path):
         pytest.importorskip(name)
     command = [sys.executable, str(path), *ARGUMENTS.get(path.name, [])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout

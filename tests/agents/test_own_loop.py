@@ -31,7 +31,7 @@ def run(source: str, server: ApiServer) -> list[str]:
     addresses = {"OPENAI_BASE_URL": f"{server.url}/v1", "ANTHROPIC_BASE_URL": server.url}
     environment = os.environ | addresses | {"OPENAI_API_KEY": "key", "ANTHROPIC_API_KEY": "key"}
     done = subprocess.run(
-        [sys.executable, "-c", source], env=environment, capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", source], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

@@ -167,6 +167,6 @@ async def test_no_background_job_outlives_its_run(kind: str) -> None:
         "code": lambda runtime: runtime.execute_code("call_tool('linger', {})"),
     }
     async with Runtime(registry, pool=PoolConfig(warm=0)) as runtime:
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             await runs[kind](runtime)
         assert ended == ["ended"]

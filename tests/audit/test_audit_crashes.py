@@ -112,7 +112,7 @@ def test_without_room_no_tool_is_called_with_room_it_goes_on_and_a_read_only_fil
     tmp_path: Path,
 ) -> None:
     command = ["unshare", "--user", "--map-root-user", "--mount", sys.executable, audit_writers.__file__, "full"]
-    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     full, after, recorded, read_only = done.stdout.splitlines()
     assert full.endswith("the disk is full 0")

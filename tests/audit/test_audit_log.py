@@ -203,7 +203,7 @@ def test_a_checkpoint_covers_everything_before_it(ledger: Ledger) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while not condition():
             await anyio.sleep(0.005)
 

@@ -146,7 +146,7 @@ async def test_no_more_actions_than_there_are_places_are_made_at_once() -> None:
 
     async with anyio.create_task_group() as group:
         group.start_soon(desk.scheduler.run_due)
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             while desk.plans.inside < 2:
                 await anyio.sleep(0.001)
         await anyio.wait_all_tasks_blocked()

@@ -94,7 +94,7 @@ async def test_what_runs_in_the_background_is_not_waited_for_and_does_not_outliv
         registry, "sleep 601 & (python3 -c 'import os, time; os.setsid(); time.sleep(602)' &) ; echo here"
     )
     assert result.text == "here\n"
-    with anyio.fail_after(30):  # a used sandbox is stopped at once, and ended a moment later
+    with anyio.fail_after(60):  # a used sandbox is stopped at once, and ended a moment later
         while [command for command in running() if "601" in command or any("602" in part for part in command)]:
             await anyio.sleep(0.01)
 

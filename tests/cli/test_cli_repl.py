@@ -53,7 +53,7 @@ def typed(keys: str, folder: Path) -> str:
     async def work(pipe: Any) -> None:
         async with Runtime(registry(), pool=PoolConfig(warm=0)) as runtime:
             read = repl.reader(repl.tool_names(runtime), folder / "history", input=pipe, output=DummyOutput())
-            with anyio.fail_after(30):
+            with anyio.fail_after(60):
                 await repl.run_repl(runtime, read, console, console, folder / "saved")
 
     with create_pipe_input() as pipe:

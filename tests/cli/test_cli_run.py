@@ -699,7 +699,7 @@ def test_ctrl_c_ends_a_real_run_and_keeps_what_it_had_said(folder: Path) -> None
     ) as process:
         assert os.read(reader, 1) == b"x"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
     os.close(reader)
     os.close(writer)
     assert process.returncode == exits.INTERRUPTED

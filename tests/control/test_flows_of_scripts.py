@@ -205,8 +205,8 @@ anyio.run(main)
 def test_a_run_whose_host_died_after_an_answer_has_read_what_the_answer_said(way: str, tmp_path: Path) -> None:
     """Also where the tool had a script of its own read it, so that only its answer says so."""
     command = [sys.executable, "-c", HOST, str(tmp_path)]
-    killed = subprocess.run([*command, way], capture_output=True, text=True, timeout=30, check=False)
-    resumed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    killed = subprocess.run([*command, way], capture_output=True, text=True, timeout=60, check=False)
+    resumed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert resumed.stdout == f"error {FAILED}{REFUSED}\n", resumed.stderr

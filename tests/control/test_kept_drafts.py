@@ -158,7 +158,7 @@ with SyncRuntime(registry, record=folder / 'runs.db', pool=PoolConfig(warm=0)) a
 def test_a_commit_whose_host_is_killed_makes_every_effect_once(tmp_path: Path, moment: str) -> None:
     def live(moment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", HOST, str(tmp_path), moment]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     (tmp_path / "ledger").touch()
     assert live(moment).returncode == -signal.SIGKILL

@@ -21,7 +21,7 @@ HOST = Path(__file__).parent / "ledger_host.py"
 
 def live(folder: Path, kill_s: float) -> int:
     done = subprocess.run(
-        [sys.executable, str(HOST), str(folder), str(kill_s)], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, str(HOST), str(folder), str(kill_s)], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode in (0, 10, -9), done.stderr
     return done.returncode

@@ -101,7 +101,7 @@ async def test_inputs_are_pulled_as_their_items_are_read(ordered: bool) -> None:
         runtime.map("n", endless(), concurrency=2, ordered=ordered) as items,
     ):
         await anext(items)
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             while pulled < WINDOW * 2 + 1:
                 await anyio.sleep(0.01)
         await runtime.execute_code("1")
@@ -535,7 +535,7 @@ async def test_items_that_were_cut_short_are_carried_on_and_their_calls_are_not_
             if not is_left:
                 return [item async for item in items]
             found = [await anext(items)]
-            with anyio.fail_after(30):
+            with anyio.fail_after(60):
                 await begun.wait()
             return found
 
@@ -596,7 +596,7 @@ def in_child(folder: Path, when: str) -> int:
     )
     tests = Path(__file__).parent.parent
     paths = f"{tests}{os.pathsep}{tests.parent}"
-    return subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, timeout=30).returncode
+    return subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, timeout=60).returncode
 
 
 @pytest.mark.slow

@@ -204,7 +204,7 @@ with SyncRuntime(registry, record=folder / 'runs', pool=PoolConfig(warm=0)) as r
 def test_a_plan_whose_host_is_killed_makes_every_effect_once(tmp_path: Path, moment: str) -> None:
     def live(moment: str) -> int:
         command = [sys.executable, "-c", HOST, str(tmp_path), moment]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode in (0, 10, -signal.SIGKILL), done.stderr
         return done.returncode
 

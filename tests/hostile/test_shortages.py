@@ -36,7 +36,7 @@ def host(shortage: str, *arguments: str, backend: str = "process", within: str =
         [sys.executable, "-W", "error", str(HOST), shortage, backend, *arguments],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
         env=os.environ | environment,
         preexec_fn=enter if within else None,

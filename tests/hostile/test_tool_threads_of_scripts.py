@@ -188,7 +188,7 @@ def test_a_function_that_never_returns_is_listed_and_does_not_keep_the_process_f
         [sys.executable, "-W", "ignore", "-c", NEVER_RETURNS, loop, route],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=True,
     )
 

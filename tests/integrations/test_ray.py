@@ -480,7 +480,7 @@ async def test_a_stranger_gets_no_sandbox_and_no_proof(cluster: Any, said: bytes
     async with Runtime(backend=backend, pool=PoolConfig(warm=0)) as runtime:
         before = len(trees())
         for node in backend._nodes.values():
-            with socket.create_connection((node.address.host, node.address.port), timeout=30) as stranger:
+            with socket.create_connection((node.address.host, node.address.port), timeout=60) as stranger:
                 got = stranger.recv(32)
                 stranger.sendall(said)
                 if said:

@@ -70,7 +70,7 @@ def child_in(folder: Path) -> Callable[..., Ended]:
             text=True,
             cwd=folder,
             stdin=subprocess.DEVNULL,
-            timeout=30,
+            timeout=60,
         )
         return Ended(done.returncode, done.stdout, done.stderr)
 

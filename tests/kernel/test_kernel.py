@@ -37,7 +37,7 @@ class TestCells:
     def test_a_print_is_one_message(self, plain: Notebook) -> None:
         ident = plain.client.execute("print('one', [2])\nprint('two')")
         texts = []
-        while (message := plain.client.get_iopub_msg(timeout=30))["content"].get("execution_state") != "idle":
+        while (message := plain.client.get_iopub_msg(timeout=60))["content"].get("execution_state") != "idle":
             if message["parent_header"].get("msg_id") == ident and message["msg_type"] == "stream":
                 texts.append(message["content"]["text"])
         assert "".join(texts) == "one [2]\ntwo\n" and all(text.endswith("\n") for text in texts)
@@ -303,7 +303,7 @@ class TestRequests:
         message = plain.client.session.msg("comm_open", {"comm_id": "c1", "target_name": "t", "data": {}})
         plain.client.shell_channel.send(message)
 
-        while (answer := plain.client.get_iopub_msg(timeout=30))["msg_type"] != "comm_close":
+        while (answer := plain.client.get_iopub_msg(timeout=60))["msg_type"] != "comm_close":
             pass
         assert answer["content"]["comm_id"] == "c1"
         assert plain.ask("comm_info_request")["comms"] == {}
@@ -345,7 +345,7 @@ class TestInput:
 
     def test_a_cell_that_asks_can_be_interrupted(self, plain: Notebook) -> None:
         ident = plain.client.execute("asked = 1\ninput('?')", allow_stdin=True)
-        plain.client.get_stdin_msg(timeout=30)
+        plain.client.get_stdin_msg(timeout=60)
         plain.manager.interrupt_kernel()
 
         assert plain.outcome_of(ident).reply["ename"] == "KeyboardInterrupt"
@@ -444,7 +444,7 @@ class TestEnds:
 
     def test_a_signal_while_nothing_runs_does_nothing(self, plain: Notebook) -> None:
         os.kill(plain.manager.provisioner.pid, signal.SIGINT)
-        plain.client.kernel_info(reply=True, timeout=30)  # by then the signal has arrived
+        plain.client.kernel_info(reply=True, timeout=60)  # by then the signal has arrived
         assert plain.run("'alive'").data == {"text/plain": "'alive'"}
 
     def test_cells_after_one_that_failed_are_not_executed(self, plain: Notebook) -> None:
@@ -455,7 +455,7 @@ class TestEnds:
 
         replies = {}
         while len(replies) < 2:
-            reply = plain.client.get_shell_msg(timeout=30)
+            reply = plain.client.get_shell_msg(timeout=60)
             replies[reply["parent_header"]["msg_id"]] = reply["content"]["status"]
         assert replies == {first: "error", second: "aborted"}
 
@@ -488,7 +488,7 @@ class TestEnds:
         notebook = notebooks()
         notebook.run("forgotten = 1")
         notebook.manager.restart_kernel()
-        notebook.client.wait_for_ready(timeout=30)
+        notebook.client.wait_for_ready(timeout=60)
 
         assert notebook.run("forgotten").reply["ename"] == "NameError"
         notebook.manager.shutdown_kernel()

@@ -45,6 +45,6 @@ def a_tool(name: str = "t", **more: Any) -> dict[str, Any]:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until `condition` holds."""
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while not condition():
             await anyio.sleep(0.01)

@@ -157,7 +157,7 @@ async def test_a_list_that_takes_long_to_read_is_read_again_later(monkeypatch: p
 
     monkeypatch.setattr(of_server._catalogue, "refresh", slow)
     of_server._changed.set()
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while len(begun) < 2:
             await anyio.sleep(0.01)
     await registry.close()

@@ -55,7 +55,7 @@ async def test_what_is_no_request_ends_only_its_own_connection(listening: tuple[
         await anyio.lowlevel.checkpoint()
         async with await anyio.connect_tcp("127.0.0.1", httpx2.URL(uri).port or 0) as stream:
             await stream.send(sent)
-            with anyio.fail_after(30):
+            with anyio.fail_after(60):
                 try:
                     assert b"200 OK" not in await stream.receive()
                 except (anyio.EndOfStream, anyio.BrokenResourceError):
@@ -76,7 +76,7 @@ async def test_a_login_in_the_browser_ends_with_a_token_and_nothing_listens_any_
     async with world.client(login) as client, anyio.create_task_group() as tasks:
         tasks.start_soon(client.post, SERVER)
         printed = ""
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             while "https://auth.example.net/authorize" not in printed:
                 printed += capsys.readouterr().err
                 await anyio.sleep(0.01)

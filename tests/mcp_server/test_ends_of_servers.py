@@ -79,7 +79,7 @@ class Server:
     def end(self, sent: int) -> tuple[int, str]:
         """Send a signal; return the exit status and what was written to stderr."""
         self.process.send_signal(sent)
-        _, err = self.process.communicate(timeout=30)
+        _, err = self.process.communicate(timeout=60)
         os.close(self._reader)
         return self.process.returncode, err.decode()
 
@@ -120,22 +120,22 @@ def test_a_server_over_http_ends_at_a_signal_without_a_traceback(sent: int, tmp_
 
     def ask(code: str, headers: dict[str, str]) -> None:
         try:
-            answers.append(httpx.post(url, json=call(2, code), headers=headers, timeout=30).status_code)
+            answers.append(httpx.post(url, json=call(2, code), headers=headers, timeout=60).status_code)
         except httpx.HTTPError as exc:
             answers.append(type(exc))
 
     def listen(headers: dict[str, str]) -> None:
         try:
-            with httpx.stream("GET", url, headers=headers, timeout=30) as stream:
+            with httpx.stream("GET", url, headers=headers, timeout=60) as stream:
                 listening.set()
                 stream.read()
         except httpx.HTTPError:
             pass
 
     listening = threading.Event()
-    begun = httpx.post(url, json={"jsonrpc": "2.0", "id": 1, **INITIALIZE}, headers=BOTH, timeout=30)
+    begun = httpx.post(url, json={"jsonrpc": "2.0", "id": 1, **INITIALIZE}, headers=BOTH, timeout=60)
     session = {**BOTH, "mcp-session-id": begun.headers["mcp-session-id"], "mcp-protocol-version": "2025-06-18"}
-    httpx.post(url, json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=session, timeout=30)
+    httpx.post(url, json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=session, timeout=60)
     calls = [lambda code=code: ask(code, session) for code in CODES]
     with in_threads(lambda: listen(session), *calls):
         assert listening.wait(30)
@@ -153,7 +153,7 @@ def test_a_server_over_http_ends_at_a_signal_without_a_traceback(sent: int, tmp_
 async def test_a_service_ends_at_a_signal_without_a_traceback(sent: int, signals: int, tmp_path: Path) -> None:
     server = Server(tmp_path, "serve", "--port", "0", "--drain-s", "0" if signals == 1 else "60")
     url = await asyncio.to_thread(server.url)
-    streamed = httpx.AsyncClient(base_url=url, timeout=30)
+    streamed = httpx.AsyncClient(base_url=url, timeout=60)
 
     async def ask(code: str, **headers: str) -> int:
         try:

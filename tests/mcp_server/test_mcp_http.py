@@ -119,7 +119,7 @@ async def test_each_mcp_session_has_a_session_of_its_own_that_ends_with_it() -> 
             kept = await one.call_tool("execute_code", {"code": "x + 2"})
             foreign = await other.call_tool("execute_code", {"code": "x + 2"})
             assert len(runtime.sessions._open) == 2
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             while runtime.sessions._open:
                 await anyio.sleep(0.01)
 
@@ -162,7 +162,7 @@ async def test_a_client_that_vanishes_ends_its_script(mode: Any) -> None:
         lines |= {"Accept": "application/json, text/event-stream"}
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         await stream.send(f"POST /mcp HTTP/1.1\r\n{head}\r\n".encode() + data)
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             await begun.wait()
             await stream.aclose()
             await ended.wait()

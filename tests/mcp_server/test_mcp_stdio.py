@@ -157,7 +157,7 @@ def test_a_client_that_vanishes_ends_its_script_and_nothing_is_left(tools: str, 
         else:
             os.kill(process.pid, signal.SIGTERM)
             process.wait()
-        _, alive = psutil.wait_procs(below, timeout=30)
+        _, alive = psutil.wait_procs(below, timeout=60)
 
     assert alive == []
 

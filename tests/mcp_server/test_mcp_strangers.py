@@ -137,7 +137,7 @@ def test_a_body_of_very_many_elements_is_refused_before_it_is_parsed() -> None:
     text = '{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": {"x": "%s"}}' % ("[,{" * MAX_ELEMENTS)
 
     async def check() -> None:
-        async with serving(HttpLimits()) as port, httpx.AsyncClient(timeout=30) as client:
+        async with serving(HttpLimits()) as port, httpx.AsyncClient(timeout=60) as client:
             headers = HEADERS | {"content-type": "application/json"}
             found = [
                 await client.post(f"http://127.0.0.1:{port}/mcp", content=body, headers=headers)

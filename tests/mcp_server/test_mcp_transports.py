@@ -72,7 +72,7 @@ def serving(transport: str, folder: Path) -> Iterator[Any]:
 
 
 async def appears(path: Path) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while not path.exists():
             await anyio.sleep(0.02)
 

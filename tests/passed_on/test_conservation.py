@@ -125,7 +125,7 @@ async def test_a_run_is_accounted_for_however_it_ends(ending: str, office: Offic
         office.made.clear()
         quotas = Quotas(Quota(runs=100, calls=100, cpu_s=100))
         before = descriptors()
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             async with Runtime(
                 office.registry, pool=PoolConfig(warm=0), quotas=quotas, record=tmp_path / attempt / "runs.db"
             ) as runtime:

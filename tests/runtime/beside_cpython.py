@@ -109,7 +109,7 @@ def in_cpython(source: str, files: dict[str, str], folder: Path) -> Ending:
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=30,
+        timeout=60,
         check=False,
     )
     found = [json.loads(line) for line in notes.read_text().splitlines()]

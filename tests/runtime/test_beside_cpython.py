@@ -74,7 +74,7 @@ def by_command_line(_runtime: SyncRuntime, source: str, folder: Path) -> Ending:
         *files,
     ]
     environment = {"PYTHONPATH": str(Path(__file__).parent.parent), "HOME": str(folder), "LANG": "C.UTF-8"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
     result = json.loads(done.stdout)
     return of_sandbox(result, {each["name"]: (folder / "out" / each["name"]).read_bytes() for each in result["files"]})
 

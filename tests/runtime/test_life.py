@@ -316,7 +316,7 @@ def test_a_zygote_that_dies_is_replaced(registry: ToolRegistry) -> None:
         for process in killed:
             with suppress(psutil.NoSuchProcess):  # ended with the one killed before it
                 process.kill()
-        psutil.wait_procs(killed, timeout=30)
+        psutil.wait_procs(killed, timeout=60)
         assert runtime.execute_code("set_result(2)").value == 2
 
 

@@ -123,7 +123,7 @@ async def test_closing_with_runs_under_way_ends_each_of_them_clearly_and_leaves_
             ends.append(str(exc))
 
     await runtime.open()
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             for _ in range(RUNS):
                 tasks.start_soon(one)
@@ -148,7 +148,7 @@ async def test_runs_that_wait_for_a_sandbox_begin_no_more_once_the_runtime_close
             ends.append("not begun")
 
     await runtime.open()
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             for _ in range(6):
                 tasks.start_soon(one)
@@ -204,7 +204,7 @@ def program(source: str) -> str:
         [sys.executable, "-W", "error", "-c", textwrap.dedent(source)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -34,7 +34,7 @@ async def test_scripts_that_hold_every_place_of_the_pool_get_their_nested_script
             result = await runtime.execute_code("tools.first()")
             results.append(result.value if result.ok else result.error)
 
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 for _ in range(6):
                     tasks.start_soon(run)
@@ -44,7 +44,7 @@ async def test_scripts_that_hold_every_place_of_the_pool_get_their_nested_script
 
 async def test_a_session_that_holds_the_only_place_gets_its_nested_scripts_run() -> None:
     async with opened(deep(), 1) as runtime, runtime.session() as session:
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             result = await session.execute_code("x = tools.first(); x")
         assert result.value == 18
 
@@ -63,7 +63,7 @@ async def test_more_nested_scripts_than_there_can_be_sandboxes_fail_and_say_why(
         return int(result.value)
 
     async with opened(registry, 1) as runtime:
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             enough = await runtime.execute_code(f"call_tool('deeper', depth={sandboxes.MAX_EXTRA})")
             too_many = await runtime.execute_code(f"call_tool('deeper', depth={sandboxes.MAX_EXTRA + 1})")
 
@@ -77,7 +77,7 @@ async def test_a_caller_that_gives_up_while_its_nested_script_waits_leaves_nothi
         for wall_s in (0.01, 0.05, 0.1, 0.2, 0.3):
             result = await runtime.execute_code("tools.first()", limits=Limits(wall_s=wall_s))
             assert result.ok or result.outcome is Outcome.TIMEOUT
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             assert (await runtime.execute_code("tools.first()")).value == 18
             while runtime.sandboxes.nested._extra or runtime.pool is None or runtime.pool.busy:
                 await anyio.sleep(0.01)

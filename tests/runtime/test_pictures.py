@@ -168,7 +168,7 @@ def test_the_example_of_the_page_prints_what_it_says() -> None:
     page = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
     section = page.partition("### Pictures")[2].partition("\n##")[0]
     [(source, printed)] = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", section, re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=False)
 
     assert (done.stdout, done.stderr) == (printed, "")
 

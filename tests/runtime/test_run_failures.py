@@ -121,7 +121,7 @@ async def test_what_raises_ends_its_own_run_and_disturbs_no_other(source: str, c
         async def calm() -> None:
             results.append(await runtime.execute_code("calm"))
 
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(calm)
                 await entered.wait()

@@ -196,7 +196,7 @@ async def test_leaving_the_loop_ends_the_run_and_its_calls(is_session: bool) -> 
         async for event in streaming.stream("kept = 1; print('begun'); call_tool('wait')"):
             if isinstance(event, CallStarted):  # it comes while the call goes on
                 break
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             await ended.wait()
         if is_session:
             assert (await session.execute_code("kept")).value == 1

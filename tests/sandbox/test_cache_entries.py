@@ -144,7 +144,7 @@ def test_processes_that_build_and_remove_at_once_never_use_half_an_environment(c
         assert racer.stdin is not None
         racer.stdin.write("go\n")
         racer.stdin.flush()
-    errors = [racer.communicate(timeout=30)[1] for racer in racers]
+    errors = [racer.communicate(timeout=60)[1] for racer in racers]
     assert [(racer.returncode, error) for racer, error in zip(racers, errors, strict=True)] == [(0, "")] * 4
 
 

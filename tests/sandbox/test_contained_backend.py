@@ -153,12 +153,12 @@ def test_nothing_outlives_a_host_or_a_zygote(stopped: str, end: str) -> None:
         if "zygote" in end:
             host.send_signal(signal.SIGSTOP)  # it does nothing for them
             zygote.kill()
-            _, alive = psutil.wait_procs([process for process in found if process != zygote], timeout=30)
+            _, alive = psutil.wait_procs([process for process in found if process != zygote], timeout=60)
             host.send_signal(signal.SIGCONT)
             assert alive == []
         host.send_signal(signal.SIGKILL if "host" in end else signal.SIGINT)
 
-    _, alive = psutil.wait_procs(found, timeout=30)
+    _, alive = psutil.wait_procs(found, timeout=60)
     assert alive == []
     assert "zygote" in end or not workspace.parents[2].exists()
 
@@ -177,7 +177,7 @@ def test_a_zygote_is_killed_with_what_it_did_not_tell_of(tmp_path: Path) -> None
         finally:
             handle.kill()
 
-    _, alive = psutil.wait_procs(found, timeout=30)
+    _, alive = psutil.wait_procs(found, timeout=60)
     assert alive == []
 
 
@@ -249,7 +249,7 @@ async def test_a_supervisor_that_was_stopped_outlives_no_run_and_takes_no_other_
             result = await runtime.execute_code(STAYING, limits=Limits(wall_s=5), on_log=stop)
         assert result.outcome is Outcome.TIMEOUT
         assert len(stopped) >= 3
-        _, alive = psutil.wait_procs(stopped, timeout=30)
+        _, alive = psutil.wait_procs(stopped, timeout=60)
         assert alive == []
         assert (await beside.execute_code("x")).value == 1
         assert zygote.is_running()
@@ -271,14 +271,14 @@ async def test_a_supervisor_that_was_killed_leaves_nothing_below_it(anyio_backen
 
         result = await runtime.execute_code(STAYING, limits=Limits(wall_s=20), on_log=kill)
         assert not result.ok
-        _, alive = psutil.wait_procs(found, timeout=30)
+        _, alive = psutil.wait_procs(found, timeout=60)
         assert alive == []
         assert await first_result(runtime) == 1
 
 
 async def first_result(runtime: Runtime) -> object:
     """First result of a script that is tried until it has a sandbox: another zygote may take longer than `start_s`."""
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while True:
             with suppress(SandboxUnavailable):
                 return (await runtime.execute_code("set_result(1)")).value

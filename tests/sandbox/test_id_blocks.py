@@ -31,7 +31,7 @@ print(child(), child(), next_slot(), child(), next_slot(), next_slot())
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_takes_no_block_of_its_parent_or_of_another_child() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=True)
     slots = list(map(int, done.stdout.split()))
 
     assert len(set(slots)) == len(slots) == 9

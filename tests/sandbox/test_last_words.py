@@ -88,7 +88,7 @@ def test_a_machine_without_user_namespaces_is_told_so_by_run_and_doctor() -> Non
             done = CliRunner().invoke(build(words[:1]), words)
             print(done.exit_code, done.output)
     """)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
 
     assert "unshare: No space left on device" in done.stdout, done
     assert "user.max_user_namespaces" in done.stdout

@@ -51,7 +51,7 @@ class Works:
 async def opened(works: Works, **options: Any) -> AsyncIterator[Pool[int]]:
     settings = {"warm": 4, "cap": 8, "idle_s": LONG_S, "clock": StartClock(LONG_S)} | options
     pool = Pool(works.start, works.end, lambda item: item not in works.ended, works.freeze, **settings)
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             await pool.open(tasks)
             try:
@@ -252,7 +252,7 @@ async def test_a_pool_that_was_closed_has_nothing_to_give() -> None:
 async def test_what_is_given_back_is_ended_at_once_also_when_everything_was_cancelled() -> None:
     """A cancellation from further up reaches the pool's own tasks before it reaches `close`."""
     works = Works()
-    with anyio.fail_after(30), anyio.CancelScope() as everything:
+    with anyio.fail_after(60), anyio.CancelScope() as everything:
         async with opened(works) as pool:
             items = {await pool.acquire(), await pool.acquire()}
             everything.cancel()
@@ -261,7 +261,7 @@ async def test_what_is_given_back_is_ended_at_once_also_when_everything_was_canc
             finally:
                 for item in items:
                     pool.release(item)
-                with anyio.fail_after(30, shield=True):
+                with anyio.fail_after(60, shield=True):
                     await until(lambda: items <= {*works.ended})
 
 
@@ -281,7 +281,7 @@ async def test_whoever_waits_for_a_start_that_is_stuck_hears_of_it_in_time() -> 
 @pytest.mark.slow
 async def test_a_slow_start_is_not_stuck_while_others_succeed() -> None:
     clock = StartClock(2.0)
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             started = anyio.Event()
 

@@ -55,7 +55,7 @@ async def test_a_closed_stream_says_so_to_whoever_waits(ends: tuple[SocketStream
     async def receive() -> None:
         ended.append(await stream.receive())
 
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(receive)
             await anyio.wait_all_tasks_blocked()

@@ -82,7 +82,7 @@ def test_with_a_certificate_it_speaks_tls_and_nothing_else(
     headers = {"Authorization": f"Bearer {tokens[1]}"}
     with served("--host", "127.0.0.1", *flags) as url:
         assert url.startswith("https://127.0.0.1:")
-        with httpx.Client(verify=ssl.create_default_context(cafile=cert), timeout=30) as client:
+        with httpx.Client(verify=ssl.create_default_context(cafile=cert), timeout=60) as client:
             assert client.get(f"{url}/v1/tools", headers=headers).status_code == 200
             assert client.get(f"{url}/v1/tools").status_code == 401
         with pytest.raises(httpx.HTTPError):
@@ -94,7 +94,7 @@ def refusal(*flags: str) -> str:
         [sys.executable, "-m", "toolcell", "serve", "--port", "0", *flags],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert done.returncode == 2, done
@@ -162,7 +162,7 @@ def test_without_tokens_a_proxy_lets_nobody_in(tmp_path: Path) -> None:
 def test_the_commands_of_tokens_make_list_rotate_and_revoke(tmp_path: Path) -> None:
     def tokens_(*words: str) -> str:
         command = [sys.executable, "-m", "toolcell", "tokens", *words, "--tokens", str(tmp_path / "t.db")]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
     text = tokens_("create", "acme", "--name", "ci", "--scope", "read").strip()
     ident = text.split("_")[1]

@@ -501,7 +501,7 @@ def test_a_client_needs_asyncio_and_says_so() -> None:
 @pytest.mark.slow
 def test_the_example_prints_what_it_shows() -> None:
     program = Path(__file__).parents[2] / "examples" / "tools_here_sandboxes_there.py"
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=60)
 
     assert done.returncode == 0, done.stderr
     assert done.stdout == "ok ['apple'] looked at 2 kinds ['in_stock', 'in_stock']\nin a session: 42\n"

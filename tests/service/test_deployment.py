@@ -114,9 +114,9 @@ def test_systemd_finds_no_mistake_in_the_unit_and_calls_it_hardened(tmp_path: Pa
     copy = tmp_path / "toolcell.service"
     copy.write_text(text.replace("Group=toolcell", "Group=daemon"))
 
-    verified = subprocess.run([analyze, "verify", str(copy)], capture_output=True, text=True, timeout=30)
+    verified = subprocess.run([analyze, "verify", str(copy)], capture_output=True, text=True, timeout=60)
     rated = subprocess.run(
-        [analyze, "security", "--offline=true", "--threshold=40", str(copy)], capture_output=True, text=True, timeout=30
+        [analyze, "security", "--offline=true", "--threshold=40", str(copy)], capture_output=True, text=True, timeout=60
     )
 
     assert (verified.returncode, verified.stderr) == (0, "")
@@ -162,7 +162,7 @@ def test_a_user_without_privileges_on_a_read_only_system_has_the_full_profile() 
     env["PATH"] = os.environ["PATH"]
     try:
         done = subprocess.run(
-            ["unshare", "--mount", "bash", "-c", SIMULATED], env=env, capture_output=True, text=True, timeout=30
+            ["unshare", "--mount", "bash", "-c", SIMULATED], env=env, capture_output=True, text=True, timeout=60
         )
     finally:
         shutil.rmtree(state)
@@ -330,8 +330,8 @@ def test_the_quick_start_works_as_written_and_leaves_nothing(engine: EngineClien
     try:
         done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=250)
     finally:
-        subprocess.run(["docker", "rm", "-f", tag], capture_output=True, timeout=30)
-        subprocess.run(["docker", "volume", "rm", "-f", tag], capture_output=True, timeout=30)
+        subprocess.run(["docker", "rm", "-f", tag], capture_output=True, timeout=60)
+        subprocess.run(["docker", "volume", "rm", "-f", tag], capture_output=True, timeout=60)
 
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     ready, result = answers(done.stdout)
@@ -360,7 +360,7 @@ def test_the_image_has_no_shell_no_set_uid_file_and_an_ordinary_user(engine: Eng
         "-c",
         look,
     ]
-    seen = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    seen = subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     assert found["User"] == "10001:10001"
     assert seen.stdout == "None []\n", seen.stderr
@@ -369,7 +369,7 @@ def test_the_image_has_no_shell_no_set_uid_file_and_an_ordinary_user(engine: Eng
 @pytest.mark.docker
 def test_the_container_without_a_token_store_has_no_way_in(engine: EngineClient) -> None:
     command = ["docker", "run", "--rm", "--network=none", reference.SERVICE_IMAGE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     assert done.returncode == 2
     assert "there is no store of tokens /var/lib/toolcell/tokens.sqlite" in done.stderr

@@ -113,7 +113,7 @@ def test_while_it_is_under_way_others_are_told_or_wait(client: TestClient, ledge
     ledger.go_on.clear()
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(send, client, "slow")
-        assert ledger.started.acquire(timeout=30)
+        assert ledger.started.acquire(timeout=60)
         told = send(client, "slow")
         waiting = pool.submit(send, client, "slow", Prefer="wait=60")
         ledger.go_on.set()
@@ -130,7 +130,7 @@ def test_what_did_not_begin_can_be_sent_again_with_its_key(client: TestClient, l
     with ThreadPoolExecutor(2) as pool:
         running = [pool.submit(send, client, f"busy-{number}") for number in range(2)]
         for _ in running:
-            assert ledger.started.acquire(timeout=30)
+            assert ledger.started.acquire(timeout=60)
         refused = send(client, "later")
         ledger.go_on.set()
         assert [each.result(60).status_code for each in running] == [200, 200]

@@ -41,7 +41,7 @@ async def client_of(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     """Return a client of a service whose answers have at most a megabyte."""
     async with (
         serving(folder / "state", registry(), answer_bytes=MIB) as (url, _),
-        httpx.AsyncClient(base_url=url, timeout=30) as client,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
     ):
         yield client
 

@@ -73,7 +73,7 @@ async def test_a_set_of_large_numbers_is_taken_on_every_route_in_linear_time(tmp
         note("an MCP server's answer", (await runtime.execute_code("len(tools.l.t()['ids'])")).value)
     await tools.close()
     async with serving(tmp_path, registry()) as (url, _):
-        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
             note("HTTP", (await http.post("/v1/execute", json={"code": CODE})).json().get("value"))
         async with Client(url, registry=registry()) as client:
             note("a client's own tool", (await client.execute_code(CODE)).value)

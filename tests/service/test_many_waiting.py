@@ -65,7 +65,7 @@ async def test_others_are_answered_while_what_waits_is_read(
     monkeypatch.setattr(JournalStore, "look", slow)
     async with (
         serving(tmp_path / "state", registry()) as (url, _),
-        httpx.AsyncClient(base_url=url, timeout=30) as client,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
     ):
         waits = (await client.post("/v1/plan", json=PLAN)).json()["suspension"]
         body = {"decisions": {waits["calls"][0]["id"]: {"decision": "approve"}}}
@@ -138,7 +138,7 @@ async def test_sessions_are_listed_in_a_thread_and_one_is_found_without_a_list(
     monkeypatch.setattr(Runtime, "kept_sessions", listing)
     async with (
         serving(tmp_path / "state", registry()) as (url, _),
-        httpx.AsyncClient(base_url=url, timeout=30) as client,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
         Client(url) as remote,
     ):
         assert (await client.post("/v1/sessions", json={"name": "one"})).status_code == 201

@@ -108,7 +108,7 @@ async def test_bodies_that_never_end_are_bounded_and_keep_no_other_tenant_out(tm
             writer.write((HEAD.format(host, hostile) + f"Content-Length: {MIB}\r\n\r\n").encode() + bytes(MIB - 1024))
             writers.append(writer)
         await until(lambda: service.receiving.held_bytes > 3 * MIB)
-        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
 
             def ask(token: str) -> Any:
                 body = {"code": "1 + 1", "inputs": {"x": "x" * 500 * KIB}}

@@ -74,7 +74,7 @@ async def test_each_request_has_one_line_with_its_ids_and_without_its_secrets(
     ]
 
     async with serving(tmp_path / "state", tokens=tmp_path / "tokens.db") as (url, _):
-        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
             for method, path, credential, content in asked:
                 headers = {"Authorization": credential, "X-Own": "hidden-in-header"}
                 answer = await http.request(method, path, headers=headers, json=content)
@@ -140,8 +140,8 @@ async def test_who_asks_for_readiness_has_the_first_sandbox_of_each_tenant_start
     store.close()
     async with serving(tmp_path / "state", tokens=tmp_path / "tokens.db", tenants=tenants) as (url, service):
         before = [each.name for each in service.tenants]
-        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
-            with anyio.fail_after(30):
+        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+            with anyio.fail_after(60):
                 while (await http.get("/readyz")).status_code != 200:  # it waits, but not for ever
                     pass
         opened = [each.name for each in service.tenants]
@@ -164,7 +164,7 @@ async def test_a_server_of_a_tenant_that_could_not_be_had_is_tried_again(
         tenant = await service.tenants.get("default")
         before = await tenant.runtime.execute_code("tools.late.find()")
         program.write_text((Path(__file__).parent.parent / "mcp_client" / "raw_server.py").read_text())
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             while tenant.missing_servers:
                 assert await service.tenants.get("default") is tenant
                 await anyio.lowlevel.checkpoint()
@@ -179,7 +179,7 @@ def test_a_service_whose_log_nobody_reads_goes_on(tmp_path: Path) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         url = process.stderr.readline().split()[1]
-        with httpx.Client(base_url=url, timeout=30) as client:
+        with httpx.Client(base_url=url, timeout=60) as client:
             assert {client.get("/no/such/route").status_code for _ in range(600)} == {404}
         process.terminate()
         assert process.wait(30) == 0

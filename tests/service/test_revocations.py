@@ -38,7 +38,7 @@ class Shop:
 
     def http(self, token: IssuedToken, **headers: str) -> httpx.AsyncClient:
         headers["Authorization"] = f"Bearer {token.text}"
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30)
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=60)
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ async def test_a_client_that_is_away_is_not_waited_for(shop: Shop) -> None:
 
 
 async def test_a_run_on_a_page_ends_and_so_does_each_page_that_follows_it(shop: Shop) -> None:
-    async with shop.http(shop.ended) as api, httpx.AsyncClient(base_url=shop.url, timeout=30) as browser:
+    async with shop.http(shop.ended) as api, httpx.AsyncClient(base_url=shop.url, timeout=60) as browser:
         await api.post("/v1/sessions", json={"name": "one"})
         await log_in(browser, shop.ended.text)
         csrf = csrf_of(await browser.get("/sessions/one"))

@@ -31,7 +31,7 @@ class Asked:
 
         def ask() -> None:
             try:
-                with httpx.Client(base_url=served.client.base_url, timeout=30, headers=headers) as client:
+                with httpx.Client(base_url=served.client.base_url, timeout=60, headers=headers) as client:
                     self.response = client.post(path, json={"code": code})
             except httpx.HTTPError as exc:
                 self.error = exc

@@ -122,7 +122,7 @@ async def test_over_http_a_frame_is_its_encoding_and_one_too_large_is_left_out(u
     plain = to_plain(FRAME)
     assert isinstance(plain, Table)
     form = {"$table": base64.b64encode(plain.to_bytes()).decode()}
-    async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         given = {"code": "set_result({'df': df, 'n': len(df)})", "inputs": {"df": form}}
         answer = (await http.post("/v1/execute", json=given)).json()
         assert answer["value"] == {"df": form, "n": 3}

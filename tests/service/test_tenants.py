@@ -215,7 +215,7 @@ def test_a_tenant_that_fills_the_queue_does_not_keep_another_out(world: World) -
     with ThreadPoolExecutor(24) as pool:
         greedy = [pool.submit(world.run, "call_tool('wait_for_the_gate')") for _ in range(16)]
         for _ in range(2):
-            assert WAITING.acquire(timeout=30)
+            assert WAITING.acquire(timeout=60)
         answer = world.run("40 + 2", world.bolt)  # acme may have two of the three places
         statuses_by_now = [each.result().status_code for each in greedy if each.done()]
         GATE.set()

@@ -90,7 +90,7 @@ def test_what_another_process_revokes_ends_here_at_once(tmp_path: Path) -> None:
         "import sys; from toolcell.service.tokens import TokenDatabase; TokenDatabase(sys.argv[1]).revoke(sys.argv[2])"
     )
 
-    subprocess.run([sys.executable, "-c", code, str(store.path), issued.record.id], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code, str(store.path), issued.record.id], check=True, timeout=60)
     assert state(store, issued.text) == "revoked"
 
 

@@ -34,7 +34,7 @@ if os.fork() == 0: spin()
 
 async def until_stopped(number: int) -> None:
     """Wait until so many processes below this one are stopped."""
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while len(stopped()) < number:
             await anyio.sleep(0.01)
     assert len(stopped()) == number
@@ -114,7 +114,7 @@ async def test_a_session_is_paused_after_a_while_without_a_script_and_put_down_a
             assert (await session.execute_code("'x' in globals()")).value is False
         async with runtime.session(idle_s=0.05) as session:
             await session.execute_code("x = 1")
-            with anyio.fail_after(30):
+            with anyio.fail_after(60):
                 while session.is_live:
                     await anyio.sleep(0.01)
             assert not session.is_paused and not await session.pause()
@@ -159,7 +159,7 @@ def test_a_paused_session_ends_with_a_host_that_is_killed() -> None:
             assert time.monotonic() < until
             time.sleep(0.01)
         host.kill()
-        assert not psutil.wait_procs(below, timeout=30)[1]
+        assert not psutil.wait_procs(below, timeout=60)[1]
 
 
 @pytest.mark.isolation

@@ -406,7 +406,7 @@ with SyncRuntime(registry, record=folder / 'runs', pool=PoolConfig(warm=1)) as r
 def test_a_session_whose_host_is_killed_makes_every_effect_once(tmp_path: Path, moment: str) -> None:
     def live(moment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", HOST, str(tmp_path), moment]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode in (0, -signal.SIGKILL), done.stderr
         return done
 

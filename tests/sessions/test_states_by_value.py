@@ -574,7 +574,7 @@ def test_the_life_of_a_session_with_state_of_every_kind(tmp_path: Path) -> None:
         session.put_down()
 
     program = [sys.executable, "-c", ANOTHER_PROCESS, str(folder)]
-    done = subprocess.run(program, input=EVERY_KIND_IS_THERE, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(program, input=EVERY_KIND_IS_THERE, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     restored, forked = json.loads(done.stdout)
     assert [each[:2] for each in (restored, forked)] == [["", "value"], ["", "live"]]

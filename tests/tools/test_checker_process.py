@@ -201,7 +201,7 @@ if forked:
 
 @pytest.mark.slow
 def test_a_fork_of_the_host_has_processes_of_its_own() -> None:
-    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=30)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=60)
 
 
 @pytest.mark.isolation

@@ -75,7 +75,7 @@ def test_the_stubs_of_all_real_tools_are_accepted_by_ty(registry: ToolRegistry, 
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -239,7 +239,7 @@ async def test_a_hook_may_call_tools_itself() -> None:
 
     registry.add_hook(before=before)
 
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         await registry.execute_batch([("add", {"a": 1}), ("add", {"a": 3})])
 
     assert ran[0] == (2, 0)

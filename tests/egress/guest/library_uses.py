@@ -582,7 +582,7 @@ ASYNC_HTTPX: Final = {
     """,
     "a cancelled request": """
         import httpx
-        async with httpx.AsyncClient(timeout=30) as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             found = await failure_of(asyncio.wait_for(client.get(BASE + "/slow-head"), 0.3))
             return [found, (await client.get(BASE + "/chunked")).text]
     """,

@@ -277,11 +277,11 @@ return [size, requests.post(UP, data=blocks()).json()["size"]]
     "httpx": """
 with httpx.stream("GET", DOWN) as answer:
     size = sum(map(len, answer.iter_bytes()))
-return [size, httpx.post(UP, content=blocks(), timeout=30).json()["size"]]
+return [size, httpx.post(UP, content=blocks(), timeout=60).json()["size"]]
 """,
     "async httpx": """
 async def main():
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         async with client.stream("GET", DOWN) as answer:
             size = sum([len(part) async for part in answer.aiter_bytes()])
         return [size, (await client.post(UP, content=async_blocks())).json()["size"]]

@@ -70,9 +70,9 @@ def fill(base: str) -> None:
     scripts = [REPORT.format(customer=name) for name in ("ada", "bob", "cleo", "dora", "emil", "fay")]
     for code in [*scripts, BROKEN, *scripts[:4], ENDLESS, MISSING, *scripts, GREEDY, *scripts[:5]]:
         limits = {"wall_s": 0.5, "memory_bytes": 128 << 20}
-        httpx.post(f"{base}/v1/execute", json={"code": code, "limits": limits}, timeout=30).raise_for_status()
+        httpx.post(f"{base}/v1/execute", json={"code": code, "limits": limits}, timeout=60).raise_for_status()
     for code, options in ((REFUND, {"on_approval": "suspend"}), (REMIND, {"dry_run": True})):
-        httpx.post(f"{base}/v1/execute", json={"code": code, **options}, timeout=30).raise_for_status()
+        httpx.post(f"{base}/v1/execute", json={"code": code, **options}, timeout=60).raise_for_status()
 
 
 def pictures(page: Page, base: str) -> None:

@@ -24,10 +24,10 @@ def test_the_command_prints_an_address_that_works_until_it_is_interrupted(tmp_pa
         address = viewer.stdout.readline().strip()
         try:
             assert address.startswith("http://127.0.0.1:") and "/?token=" in address
-            with httpx.Client(follow_redirects=True, timeout=30) as client:
+            with httpx.Client(follow_redirects=True, timeout=60) as client:
                 assert "Overview" in client.get(address).text
                 assert "2 in the log" in client.get(address.replace("/?", "/runs?")).text
-            assert httpx.get(address.partition("?")[0], timeout=30).status_code == 403
+            assert httpx.get(address.partition("?")[0], timeout=60).status_code == 403
         finally:
             viewer.send_signal(signal.SIGINT)
             try:
@@ -43,7 +43,7 @@ def test_the_command_prints_an_address_that_works_until_it_is_interrupted(tmp_pa
 )
 def test_what_cannot_be_shown_is_named(tmp_path: Path, arguments: list[str], named: str) -> None:
     command = [sys.executable, "-m", "toolcell", "ui", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
 
     assert done.returncode == 2
     assert "Traceback" not in done.stderr

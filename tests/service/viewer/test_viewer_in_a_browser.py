@@ -79,7 +79,7 @@ def base(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def execute(base: str, code: str, **options: Any) -> Any:
-    answer = httpx.post(f"{base}/v1/execute", json={"code": code, **options}, timeout=30)
+    answer = httpx.post(f"{base}/v1/execute", json={"code": code, **options}, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -273,7 +273,7 @@ def test_everything_is_done_with_the_keyboard_alone(base: str, shop: Shop, chrom
 def test_axe_finds_no_violation_on_any_page(base: str, look: dict[str, Any], chromium: Chromium) -> None:
     execute(base, REFUND, on_approval="suspend")
     execute(base, DRY_RUN, dry_run=True)
-    httpx.post(f"{base}/v1/sessions", json={"name": f"axe-{id(look):x}"}, timeout=30)
+    httpx.post(f"{base}/v1/sessions", json={"name": f"axe-{id(look):x}"}, timeout=60)
 
     def work(page: Page) -> list[str]:
         found = []
@@ -355,7 +355,7 @@ def test_a_token_logs_a_browser_in_shows_its_tenant_and_logs_it_out(
     with served(lambda port: create_app(config, registry=shop.registry)) as base:
         for token, name in ((ada, "ada"), (bob, "bob")):
             code, headers = f"# of {name}", {"authorization": f"Bearer {token}"}
-            status = httpx.post(f"{base}/v1/execute", json={"code": code}, headers=headers, timeout=30).status_code
+            status = httpx.post(f"{base}/v1/execute", json={"code": code}, headers=headers, timeout=60).status_code
             assert status == (200 if name == "ada" else 403)
 
         def work(page: Page) -> None:

@@ -68,7 +68,7 @@ class Site:
 
     def logged_in(self, tenant: str, *scopes: Scope) -> httpx.Client:
         token = self.store.create(tenant, scopes, name=f"{tenant}'s").text
-        client = httpx.Client(base_url=self.base, timeout=30)
+        client = httpx.Client(base_url=self.base, timeout=60)
         self.clients.append(client)
         answer = log_in(client, token)
         assert (answer.status_code, answer.headers["location"]) == (303, "/"), answer.text
@@ -153,7 +153,7 @@ def test_what_waits_and_what_ran_in_one_tenant_is_nothing_to_another(site: Site)
     ada, eve = site.logged_in("ada", *Scope), site.logged_in("eve", *Scope)
     sent = {"code": "# hers alone\ncall_tool('pay', euros=7)", "on_approval": "suspend"}
     token = {"authorization": f"Bearer {ada.headers['x-token']}"}
-    assert httpx.post(f"{site.base}/v1/execute", json=sent, headers=token, timeout=30).json()["outcome"] == "suspended"
+    assert httpx.post(f"{site.base}/v1/execute", json=sent, headers=token, timeout=60).json()["outcome"] == "suspended"
     ada.post("/sessions", data={"csrf": csrf(ada), "name": "hers"})
     waiting = re.search(r'action="(/waiting/runs/[^"]+)"', ada.get("/waiting").text)
     run = re.search(r'href="(/runs/[0-9a-f]{12}/\d+)"', ada.get("/runs").text)
@@ -174,7 +174,7 @@ def test_who_decides_sees_the_script_and_whom_it_is_for(site: Site) -> None:
     ada = site.logged_in("ada4", *Scope)
     sent = {"code": "# the rent of <May>\ncall_tool('pay', euros=7)", "on_approval": "suspend"}
     token = {"authorization": f"Bearer {ada.headers['x-token']}"}
-    answer = httpx.post(f"{site.base}/v1/execute", json=sent, headers=token, timeout=30).json()
+    answer = httpx.post(f"{site.base}/v1/execute", json=sent, headers=token, timeout=60).json()
     assert answer["outcome"] == "suspended", answer
     page = ada.get("/waiting").text
     assert "# the rent of &lt;May&gt;" in page
@@ -185,7 +185,7 @@ def test_a_decision_is_about_the_call_that_was_shown_and_is_taken_once(site: Sit
     ada = site.logged_in("ada2", *Scope)
     sent = {"code": "set_result(call_tool('pay', euros=7))", "on_approval": "suspend"}
     token = {"authorization": f"Bearer {ada.headers['x-token']}"}
-    httpx.post(f"{site.base}/v1/execute", json=sent, headers=token, timeout=30)
+    httpx.post(f"{site.base}/v1/execute", json=sent, headers=token, timeout=60)
     page = ada.get("/waiting").text
     path = re.search(r'action="(/waiting/runs/[^"]+)"', page)
     digest = re.search(r'name="digest-0" value="([^"]+)"', page)
@@ -212,7 +212,7 @@ def test_a_call_that_a_page_cannot_show_whole_is_not_approved_there(site: Site) 
     ada = site.logged_in("ada3", *Scope)
     token = {"authorization": f"Bearer {ada.headers['x-token']}"}
     sent = {"code": LONG, "on_approval": "suspend"}
-    httpx.post(f"{site.base}/v1/execute", json=sent, headers=token, timeout=30)
+    httpx.post(f"{site.base}/v1/execute", json=sent, headers=token, timeout=60)
     page = ada.get("/waiting").text
     path, digest = re.search(r'action="(/waiting/runs/[^"]+)"', page), re.search(r'digest-0" value="([^"]+)"', page)
     assert path and digest and "(30019 characters, sha256 " in page and 'value="approve"' not in page
@@ -229,7 +229,7 @@ def test_a_draft_is_committed_as_the_page_showed_it(site: Site) -> None:
     token = {"authorization": f"Bearer {ada.headers['x-token']}"}
     for code in (LONG, "call_tool('note', text={'$result_of': 'effect-0>)'}['$result_of'] + '\u3164')"):
         sent = {"code": code, "dry_run": True}
-        assert httpx.post(f"{site.base}/v1/execute", json=sent, headers=token, timeout=30).json()["draft_id"]
+        assert httpx.post(f"{site.base}/v1/execute", json=sent, headers=token, timeout=60).json()["draft_id"]
     page = ada.get("/waiting").text
     paths, digests = (
         re.findall(r'action="(/waiting/drafts/[^"]+)"', page),

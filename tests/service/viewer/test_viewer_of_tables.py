@@ -76,7 +76,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     config = ServiceConfig(state=folder / "state", defaults=tenant)
     with (
         served(lambda port: create_app(config, registry=registry)) as base,
-        httpx.Client(base_url=base, timeout=30, follow_redirects=True) as client,
+        httpx.Client(base_url=base, timeout=60, follow_redirects=True) as client,
     ):
         yield Desk(client, got)
 

@@ -213,7 +213,7 @@ def test_nothing_that_a_script_prints_asks_for_or_makes_runs_on_the_pages_of_a_s
         codes = [f"for each in {texts[at::20]!r}: call_tool('pay', text=each)" for at in range(20)]
         for code, options in ((codes[0], {"on_approval": "suspend"}), *((code, {"dry_run": True}) for code in codes)):
             sent = {"code": code, "limits": {"tool_calls": 1000}, **options}
-            answer = httpx.post(f"{base}/v1/execute", json=sent, timeout=30)
+            answer = httpx.post(f"{base}/v1/execute", json=sent, timeout=60)
             assert answer.json()["outcome"] in ("suspended", "ok"), answer.text
 
         def work(page: Page) -> list[Any]:
