@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -339,6 +340,22 @@ async def test_an_item_wakes_one_of_those_who_wait_and_a_cancelled_one_passes_it
             scopes[0].cancel()  # it may have been woken, and has not run yet
     assert set(got) >= {1, 3, 4}
     assert 2 not in got
+
+
+async def test_what_a_task_was_woken_for_goes_to_the_next_one_if_asyncio_cancels_it_first() -> None:
+    works = Works()
+    async with opened(works, warm=0, cap=1) as pool:
+        held = await pool.acquire()
+        first, second = (asyncio.create_task(pool.acquire()) for _ in range(2))
+        await anyio.wait_all_tasks_blocked()
+        pool.release(held)
+        while not pool.idle:
+            await anyio.lowlevel.checkpoint()
+        assert not first.done()  # it is to run next
+        first.cancel()
+        with anyio.fail_after(5):
+            pool.release(await second)
+        assert first.cancelled()
 
 
 async def test_a_pool_that_begins_to_close_hands_out_nothing_more() -> None:

@@ -175,6 +175,16 @@ def test_a_dry_run_counts_for_its_session_and_what_it_has_read_binds_it(
     assert not ledger.made
 
 
+def test_what_a_copy_uses_that_cannot_be_made_counts_too(host: Callable[..., SyncRuntime]) -> None:
+    diverges = "import time\nstate = (x for x in ())  # has no value\nsum(range(10**7))\ncall_tool('write', text=str(time.monotonic_ns()))"
+    with host() as runtime, runtime.session("copied") as session:
+        assert session.execute_code(diverges).ok
+        used_cpu_s = session.session.used_cpu_s
+        with pytest.raises(SessionError, match="did not repeat"):
+            session.execute_code("1", dry_run=True)
+        assert session.session.used_cpu_s > used_cpu_s + 0.05
+
+
 def test_calls_of_scripts_that_were_given_up_count(host: Callable[..., SyncRuntime], ledger: Ledger) -> None:
     with host() as runtime, runtime.session("calls", tool_calls=4) as session:
         assert session.execute_code(WAITS, on_approval="suspend").suspension is not None
