@@ -155,7 +155,7 @@ def finalize(result: ToolResult, call: Call, duration_s: float, job_id: str | No
 
 async def finalize_soon(result: ToolResult, call: Call, duration_s: float, job_id: str | None = None) -> ToolResult:
     """Do the same as `finalize`, and keep the event loop free while a large result is looked through for secrets."""
-    if call.run.secrets:
+    if call.run.secrets is not NO_SECRETS:
         parts = map(part_data, (*result.parts, *result.files))
         size = await about_bytes_in_slices([result.value, result.details, result.for_user, *parts])
         if size > LONG_BYTES:

@@ -112,7 +112,7 @@ def unique_ids(calls: Iterable[ToolCall]) -> list[ToolCall]:
         while chosen in seen:
             chosen, number = f"{wanted}_{number}", number + 1
         seen.add(chosen)
-        unique.append(call if chosen == call.id else replace(call, id=chosen))
+        unique.append(call if chosen == call.id else ToolCall(chosen, call.name, call.arguments, call.mode))
     return unique
 
 

@@ -175,8 +175,8 @@ class ToolResult:
         for name, kinds in _SEQUENCES.items():
             for each in getattr(self, name):
                 check_kind(f"ToolResult({name}): each", each, *kinds)
-        check_one_of("ToolResult(status)", str(self.status), map(str, Status))
         if type(self.status) is not Status:
+            check_one_of("ToolResult(status)", str(self.status), map(str, Status))
             object.__setattr__(self, "status", Status(self.status))
         if self.error is not None and not self.is_error:
             raise UsageError(f"ToolResult({self.status}) must have no error, not {brief(self.error)}")
@@ -397,4 +397,4 @@ def _readable(value: Any) -> Any:
 
 def total_usage(results: Iterable[ToolResult]) -> TokenUsage:
     """Tokens of several results together."""
-    return sum((result.usage for result in results), NO_USAGE)
+    return sum((result.usage for result in results if result.usage is not NO_USAGE), NO_USAGE)

@@ -73,11 +73,11 @@ def path_text(path: Path) -> str:
 class _Copier:
     """One copy in progress; counts what it has seen."""
 
-    __slots__ = ("chars", "has_bytes", "has_whole_floats", "nodes", "tables")
+    __slots__ = ("chars", "has_bytes", "has_whole_floats", "nodes", "tables", "tables_at")
 
-    def __init__(self, nodes: int = 0, chars: int = 0, tables: Collection[str] = ()) -> None:
-        self.tables = tables
-        """Arguments that may be arrays and tables. Any other is plain data."""
+    def __init__(self, nodes: int = 0, chars: int = 0, tables: Collection[str] | None = (), tables_at: int = 1) -> None:
+        self.tables, self.tables_at = tables, tables_at
+        """Which members, and how far down, may be arrays and tables. Any other is plain data. None: all there."""
         self.chars = chars
         self.nodes = nodes
         self.has_whole_floats = False
@@ -144,7 +144,8 @@ class _Copier:
         """Convert what Python callers and guests have, by the table that scripts send by (docs/wire.md)."""
         plain = _as_plain(value, path)
         if isinstance(plain, Array | Table):
-            return plain if len(path) == 1 and path[0] in self.tables else self._lists(plain, path)
+            may_be = len(path) == self.tables_at and (self.tables is None or path[-1] in self.tables)
+            return plain if may_be else self._lists(plain, path)
         if not isinstance(plain, bytes):
             return self.copy(plain, path)
         self.has_bytes = True
@@ -197,13 +198,15 @@ class Copied:
         return self.nodes > 1 + len(self.args)
 
 
-def copy_arguments(args: Mapping[str, Any], tables: Collection[str] = ()) -> Copied:
-    """Copy `args`. `tables`: names of those that may be arrays and tables, which are not copied.
+def copy_arguments(args: Mapping[str, Any], tables: Collection[str] | None = (), *, tables_at: int = 1) -> Copied:
+    """Copy `args`. `tables`: names of those that may be arrays and tables, which are not copied. None: any.
+
+    `tables_at`: how far down these are, 1 being the arguments themselves.
 
     Raises:
         BadValue: something in there is not a JSON value, or it is too deep or too large.
     """
-    copier = _Copier(tables=tables)
+    copier = _Copier(tables=tables, tables_at=tables_at)
     try:
         copy: dict[str, Any] = copier.copy(args, ())
     except BadValue as exc:
@@ -324,6 +327,8 @@ def is_large(value: Any, most: int = LARGE_ELEMENTS, *, counts_bytes: bool = Tru
     while level:
         below: list[Any] = []
         for each in level:
+            if type(each) in _SMALL:
+                continue
             is_list = isinstance(each, (dict, list, tuple))
             if is_list:
                 seen += len(each)
@@ -349,6 +354,7 @@ def count_values(value: Any, most: int) -> int:
 
 
 _CONTAINERS = frozenset({dict, list, tuple})
+_SMALL = frozenset({int, float, bool, type(None)})
 
 
 def json_copy(value: Any) -> Any:

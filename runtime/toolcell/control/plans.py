@@ -135,7 +135,7 @@ class PlanRuns:
                     kind = SuspendingSteps if header["on_approval"] == "suspend" else JournaledSteps
                     record = kind(journal, link)
                     run = run.having(record)
-                async with open_jobs(run.state):
+                async with open_jobs(run.state, self._runs.task_group()):
                     result = await registry.run_plan(plan, run, record)
                 if record is not None and not record.is_cut_short:
                     link.waits = tuple(pending_of(journal.entries))

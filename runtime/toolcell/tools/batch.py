@@ -147,10 +147,10 @@ async def _refuse_surplus(
     state: RegistryState, surplus: Sequence[Call], limit: int | None, on_result: OnResult | None
 ) -> list[ToolResult]:
     message = f"not run: one response may ask for at most {limit} tool calls; ask for this one again"
-    refusal = ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, status=Status.BLOCKED, retryable=True)
     turn = TimeSlice()
     results = []
     for call in surplus:
+        refusal = ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, status=Status.BLOCKED, retryable=True)
         results.append(await refuse(state, call, refusal))
         if on_result is not None:
             await on_result(call, results[-1])

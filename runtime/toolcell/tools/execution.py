@@ -24,6 +24,7 @@ from toolcell.calls.options import Origin
 from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.calls.text_data import with_data
 from toolcell.errors import ToolAbort, ToolError
+from toolcell.support.event_loop import clock
 from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.spec import Middleware, RegisteredTool
 
@@ -74,7 +75,7 @@ def cut_short(call: Call, timeout_s: float = math.inf) -> ToolResult:
     """Return the result of a call that ran into the end of its run, or into its own timeout."""
     if (reason := call.run.state.cancel_reason) is not None:
         return cancelled(reason)
-    is_run_over = timeout_s == math.inf or anyio.current_time() >= call.run.deadline
+    is_run_over = timeout_s == math.inf or clock()() >= call.run.deadline
     message = "timed out: the run's time is used up" if is_run_over else f"timed out after {timeout_s:g} s"
     return ToolResult.fail(message, code=ErrorCode.TIMEOUT, status=Status.TIMEOUT)
 
@@ -154,15 +155,13 @@ def _workers(state: RegistryState, call: Call) -> Workers | None:
 # Middleware and tool
 
 
-async def _through_middleware(
+def _through_middleware(
     state: RegistryState, context: ToolContext, tool: RegisteredTool, timeout_s: float
-) -> ToolResult:
-    if not state.middleware:
-        return await _invoke(state, context, tool, timeout_s)
+) -> Coroutine[Any, Any, ToolResult]:
     proceed: Callable[[], Coroutine[Any, Any, ToolResult]] = partial(_invoke, state, context, tool, timeout_s)
     for wrap in reversed(state.middleware):
         proceed = partial(_wrapped, wrap, context.call, proceed)
-    return await proceed()
+    return proceed()
 
 
 async def _wrapped(wrap: Middleware, call: Call, proceed: Callable[[], Coroutine[Any, Any, ToolResult]]) -> ToolResult:
@@ -259,7 +258,7 @@ def _start_clock(context: ToolContext, timeout_s: float) -> None:
     """Set the call's deadline: its own timeout from now, or the run's end if that is sooner."""
     deadline = context.call.run.deadline
     if timeout_s != math.inf:
-        deadline = min(deadline, anyio.current_time() + timeout_s)
+        deadline = min(deadline, clock()() + timeout_s)
     if deadline != math.inf and context.scope is not None:
         context.scope.deadline = deadline
 

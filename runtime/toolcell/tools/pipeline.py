@@ -27,6 +27,7 @@ from toolcell.calls.options import Origin
 from toolcell.calls.problems import list_names
 from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.errors import AuditError, ToolAbort, ToolError
+from toolcell.support.event_loop import clock
 from toolcell.support.spelling import did_you_mean
 from toolcell.tools.asking import ask
 from toolcell.tools.execution import ABORTED, cancelled, cut_short, execute
@@ -181,7 +182,7 @@ def _find_permitted(state: RegistryState, call: Call, *, is_counted: bool = True
     work = run.scope.work
     if work is not None and work.used > work.limit:
         return no_work_left(work)
-    if run.deadline != math.inf and anyio.current_time() >= run.deadline:
+    if run.deadline != math.inf and clock()() >= run.deadline:
         return cut_short(call)
     tool = state.tools.get(call.name)
     if tool is None:

@@ -10,8 +10,6 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sized
-from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Protocol
 
 import anyio
@@ -25,7 +23,7 @@ from toolcell.calls.options import Origin, ToolOptions
 from toolcell.calls.parts import File
 from toolcell.calls.problems import bounded_json
 from toolcell.calls.result import ErrorCode, Status, ToolResult, to_json, total_usage
-from toolcell.calls.values import is_large
+from toolcell.calls.values import BadValue, copy_arguments, is_large
 from toolcell.errors import UsageError
 from toolcell.support.checks import brief
 from toolcell.support.event_loop import TimeSlice
@@ -38,13 +36,9 @@ from toolcell.tools.pipeline import answer_call, examine, run_call
 from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.spec import Offered, ToolSpec
 from toolcell_bridge.guest.placeholder import RESULT_OF, member_of
-from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
-from toolcell_bridge.wire.frozen import frozen
-from toolcell_bridge.wire.tables import AnyTable, Array, Table
+from toolcell_bridge.wire.frozen import frozen, replaced
 
 _ID_END = re.compile(r"[.\[]")
-_PLAIN = frozenset({str, int, float, bool, type(None), dict, list, tuple, bytes})
 _PATH_STEP = re.compile(r"\.([^.\[\]]+)|\[([0-9]+)\]")
 
 
@@ -213,7 +207,7 @@ _PLAN_LINKS = (
 )
 _PLAN_OR_CODE = f" For loops, conditions or computing with results, use {CODE_TOOL} instead."
 
-_CHECKER = ArgumentChecker(ToolDefinition(PLAN_TOOL, "Checks plans that a program runs itself.", PLAN_CHECKED_SCHEMA))
+ARGUMENT_LEVEL = len(("steps", 0, "args", "name"))
 _STEP_CHECKER = ArgumentChecker(ToolDefinition(PLAN_TOOL, "Checks one step of a plan.", STEP_SCHEMA), extras="forbid")
 
 
@@ -285,29 +279,10 @@ def plan_of(steps: object) -> dict[str, Any]:
     if len(given) > MAX_STEPS:  # before anything looks at them
         count = len(steps) if isinstance(steps, Sized) else f"more than {MAX_STEPS}"
         raise UsageError(f"{PLAN_TOOL} limited to {MAX_STEPS} steps, got {count}")
-    apart = [*map(_without_tables, given)]
     try:
-        plan = _CHECKER.check({"steps": [step for step, _ in apart]}).args
-    except InvalidArguments as exc:
-        raise UsageError(f"the plan is not valid: {'; '.join(map(str, exc.problems[:5]))}; {STEP_SHAPE}") from exc
-    for checked, (_, tables) in zip(plan["steps"], apart, strict=True):
-        if tables:
-            checked["args"] |= tables
-    return plan
-
-
-def _without_tables(step: Any) -> tuple[Any, dict[str, AnyTable]]:
-    """Return a step with None in the place of arguments that are arrays and tables, and these. A model sends none."""
-    args = step.get("args") if type(step) is dict else None
-    if type(args) is not dict:  # a mapping of another kind may fail while it is read: the check reads it
-        return step, {}
-    tables = dict[str, AnyTable]()
-    for name, value in args.items():
-        if isinstance(name, str) and type(value) not in _PLAIN:
-            with suppress(UnsendableValue, ValueTooLarge):  # the check says what is wrong with it
-                if isinstance(plain := to_plain(value), Array | Table):
-                    tables[name] = plain
-    return ({**step, "args": {**args, **dict.fromkeys(tables)}}, tables) if tables else (step, {})
+        return copy_arguments({"steps": given}, None, tables_at=ARGUMENT_LEVEL).args
+    except BadValue as exc:
+        raise UsageError(f"the plan is not valid: {exc.problem}; {STEP_SHAPE}") from exc
 
 
 def read_plan(args: Mapping[str, Any]) -> Plan:
@@ -340,18 +315,18 @@ def _checked_step(written: Any) -> tuple[Mapping[str, Any], str]:
     """Return a step fit to run, and "". Or what can be shown of one that is not, and what is wrong with it."""
     if not isinstance(written, dict):
         return {"tool": "", "args": {}}, f"a step must be an object, not {brief(written)}; {STEP_SHAPE}"
-    args = written.get("args")
-    is_object = isinstance(args, dict)  # copied with the plan: it is not looked through again
-    looked_at = {key: value for key, value in written.items() if key != "args"} if is_object else written
+    step, args = {**written}, written.get("args")
+    if isinstance(args, dict):  # copied with the plan: it is not looked through again
+        del step["args"]
     try:
-        step = _STEP_CHECKER.check_plain(looked_at) or _STEP_CHECKER.check(looked_at).args
+        step = _STEP_CHECKER.check_plain(step) or _STEP_CHECKER.check(step).args
     except InvalidArguments as exc:
         tool, name = written.get("tool"), written.get("id")
         seen: dict[str, Any] = {"tool": tool if isinstance(tool, str) else "", "args": {}}
         if isinstance(name, str):
             seen["id"] = name
         return seen, f"this step is not valid: {'; '.join(map(str, exc.problems[:5]))}; {STEP_SHAPE}"
-    step["args"] = args if is_object else step.get("args", {})
+    step["args"] = args if isinstance(args, dict) else step.get("args", {})
     return step, f"{PLAN_TOOL} steps cannot call {PLAN_TOOL}" if step["tool"] == PLAN_TOOL else ""
 
 
@@ -408,12 +383,10 @@ def _step(index: int, step: Mapping[str, Any], ids: Mapping[str, int], texts: li
 
 
 def _refuse_cycles(steps: tuple[Step, ...]) -> None:
-    waiting = {step.index: set(step.needs) for step in steps}
-    while ready := [index for index, needs in waiting.items() if not needs]:
+    waiting = {step.index: step.needs for step in steps if step.needs}
+    while ready := [index for index, needs in waiting.items() if waiting.keys().isdisjoint(needs)]:
         for index in ready:
             del waiting[index]
-        for needs in waiting.values():
-            needs.difference_update(ready)
     if waiting:
         names = ", ".join(steps[index].id or f"step {index}" for index in waiting)
         raise PlanError(f"steps wait for each other: {names}")
@@ -449,7 +422,7 @@ async def run_plan(
     """Run a plan's steps. Failing steps are rows of the result; only a plan that cannot run at all is a failure."""
     try:
         plan = read_plan(args)
-        plan = replace(plan, steps=tuple(_resolve_step(state, step) for step in plan.steps))
+        plan = replaced(plan, steps=tuple(_resolve_step(state, step) for step in plan.steps))
     except PlanError as exc:
         return ToolResult.fail(str(exc), code=ErrorCode.INVALID_ARGUMENTS)
     runner = _PlanRun(state, plan, new_call, record)
@@ -467,8 +440,8 @@ def _resolve_step(state: RegistryState, step: Step) -> Step:
     name = state.registered_name(step.tool)
     tool = state.tools.get(name)
     if tool is not None and PLAN_TOOL in tool.aliases:
-        return replace(step, tool=name, problem=f"{PLAN_TOOL} steps cannot call {PLAN_TOOL}")
-    return step if name == step.tool else replace(step, tool=name)
+        return replaced(step, tool=name, problem=f"{PLAN_TOOL} steps cannot call {PLAN_TOOL}")
+    return step if name == step.tool else replaced(step, tool=name)
 
 
 class _PlanRun:
@@ -501,10 +474,10 @@ class _PlanRun:
             self._coalesce()
             steps = [s for s in self._plan.steps if s.index not in self._same_as and not s.problem]
             self._calls = {step.index: self._new_call(step, step.args) for step in steps}
-            calls = [call for call in self._calls.values() if not await self._answer_recorded(call)]
-            await run_batch(
-                self._state, calls, limit=None, sequential=any(self._state.in_turn(call.run) for call in calls)
-            )
+            calls = [*self._calls.values()]
+            if self._record is not None:
+                calls = [call for call in calls if not await self._answer_recorded(call)]
+            await run_batch(self._state, calls, sequential=bool(calls) and self._state.in_turn(calls[0].run))
         else:
             await self._scheduled()
 
@@ -603,50 +576,47 @@ class _PlanRun:
 
     async def result(self) -> ToolResult:
         """Return all rows, in the order of the steps, with the files and the usage of the calls."""
-        rows = [self._row(step) for step in self._plan.steps]
+        rows = [self._row_of(step) for step in self._plan.steps]
         results = [call.result for call in self._calls.values() if call.result is not None]
         files: list[File] = [file for result in results for file in result.files]
         return ToolResult(
             value=await self._bounded(rows), has_value=True, files=tuple(files), usage=total_usage(results)
         )
 
-    def _head(self, step: Step) -> Row:
+    def _row(self, step: Step, status: str, **more: Any) -> Row:
         name = step.tool if step.tool in self._state.tools else one_line(step.tool, MAX_NAME_CHARS)
-        row: Row = {"step": step.index, "tool": name}
-        return row if step.id is None else row | {"id": step.id}
+        named = {} if step.id is None else {"id": step.id}
+        return {"step": step.index, "tool": name, **named, "status": status, **more}
 
-    def _row(self, step: Step) -> Row:
-        row = self._head(step)
+    def _row_of(self, step: Step) -> Row:
         result = self._result(step.index)
         if self._waits(step.index):
             if self._record is not None and self._record.is_cut_short:
-                return row | {"status": "skipped", "error": self.note}
-            why = self._waiting.get(step.index, "it waits for a decision")
-            return row | {"status": "waiting", "error": why}
+                return self._row(step, "skipped", error=self.note)
+            return self._row(step, "waiting", error=self._waiting.get(step.index, "it waits for a decision"))
         if result is None:
-            return row | {"status": "skipped", "error": self._skipped.get(step.index, self.note)}
+            return self._row(step, "skipped", error=self._skipped.get(step.index, self.note))
         if result.is_error:
-            return row | {"status": "error", "error": told_failure(result)}
+            return self._row(step, "error", error=told_failure(result))
         if result.status is Status.PENDING:
-            return row | {"status": "pending", "result": result.guest_value()}
+            return self._row(step, "pending", result=result.guest_value())
         call = self._calls.get(step.index)
-        if call is not None and call.is_collected:
-            return row | {"status": "collected", "result": result.guest_value()}
-        return row | {"status": "ok", "result": result.guest_value()}
+        status = "collected" if call is not None and call.is_collected else "ok"
+        return self._row(step, status, result=result.guest_value())
 
     async def examined(self, step: Step) -> Row:
         """Return what can be known of a step before it runs. Arguments with references are not checked."""
         await self._turn.give_way()
         if step.problem:
-            return self._head(step) | {"status": "error", "error": step.problem}
+            return self._row(step, "error", error=step.problem)
         call = self._new_call(step, step.args)
         refusal = await examine(self._state, call, with_arguments=not step.has_references)
-        row = self._head(step)
-        return row | ({"status": "valid"} if refusal is None else {"status": "error", "error": refusal.message})
+        return self._row(step, "valid") if refusal is None else self._row(step, "error", error=refusal.message)
 
     async def _bounded(self, rows: list[Row]) -> list[Row]:
         """Return rows that fit together: results longer than their even share are cut to text."""
-        if not _is_surely_long(rows) and len(to_json(rows)) <= MAX_OUTPUT_CHARS:
+        results = [row.get("result", row.get("error")) for row in rows]
+        if not _is_surely_long(results) and len(to_json(rows)) <= MAX_OUTPUT_CHARS:
             return rows
         sizes = []
         for row in rows:
