@@ -28,7 +28,7 @@ from toolcell import Limits, Policy, RunContext, ToolRegistry
 from toolcell.audit import records, store
 from toolcell.audit.keys import HmacKey
 from toolcell.audit.log import AuditLog
-from toolcell.audit.recorder import AuditRunObserver, Recorder
+from toolcell.audit.recorder import Recorder, ScriptRecording
 from toolcell.audit.signatures import saved_heads
 from toolcell.audit.verification import verify
 from toolcell.results import ExecutionResult, Outcome
@@ -92,15 +92,15 @@ async def as_script(recorder: Recorder, registry: ToolRegistry, names: list[str]
     beginning = recorder.beginning(
         message, limits=LIMITS, policy=POLICY, registry=registry.snapshot(), context=context, files=()
     )
-    observer = AuditRunObserver(lambda _: beginning)
-    if (noted := observer.on_script_sent()) is not None:
+    observer = ScriptRecording(lambda _: beginning)
+    if (noted := observer.script_sent()) is not None:
         await noted
     for number, name in enumerate(names):
         call = CallTool(number, "act", {"name": name}, 1)
         within = observer.context_of(call, name, context)
         await registry.dispatch("act", {"name": name}, call_id=name, context=within)
-        observer.on_answers_sent()
-    if (noted := observer.on_end(ExecutionResult(context.run_id, Outcome.OK))) is not None:
+        observer.answers_sent()
+    if (noted := observer.ended(ExecutionResult(context.run_id, Outcome.OK))) is not None:
         await noted
 
 

@@ -11,7 +11,7 @@ from benchmarks.count_calls import registry as few_tools
 from benchmarks.sessions import count
 
 from toolcell import Limits, ToolRegistry
-from toolcell.run.request import run_message
+from toolcell.run.run import run_message
 from toolcell_bridge.wire import codec
 from toolcell_bridge.wire.framing import HEADER_BYTES
 

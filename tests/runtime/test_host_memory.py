@@ -17,7 +17,7 @@ from toolcell.calls import reverts
 from toolcell.calls.call import Call
 from toolcell.control import draft as drafts
 from toolcell.errors import UsageError
-from toolcell.run.run import Run
+from toolcell.run.conversation import Conversation
 from toolcell.support.host_work import about_bytes
 from toolcell.tools import ToolContext
 
@@ -58,13 +58,13 @@ def registry(left: list[weakref.ref[Any]]) -> ToolRegistry:
 
 @pytest.mark.usefixtures("no_collector")
 async def test_nothing_of_a_plain_run_waits_for_the_garbage_collector(monkeypatch: pytest.MonkeyPatch) -> None:
-    left, begin = list[weakref.ref[Any]](), Run.__init__
+    left, begin = list[weakref.ref[Any]](), Conversation.__init__
 
-    def noted(self: Run, *args: Any, **options: Any) -> None:
+    def noted(self: Conversation, *args: Any, **options: Any) -> None:
         left.append(weakref.ref(self))
         begin(self, *args, **options)
 
-    monkeypatch.setattr(Run, "__init__", noted)
+    monkeypatch.setattr(Conversation, "__init__", noted)
     async with Runtime(registry(left)) as runtime:
         for cancel in (None, anyio.Event()):
             result = await runtime.execute_code("call_tool('say', text='x' * 100_000)", cancel=cancel)
@@ -73,7 +73,7 @@ async def test_nothing_of_a_plain_run_waits_for_the_garbage_collector(monkeypatc
         await anyio.lowlevel.checkpoint()
         kept = [each() for each in left if each() is not None]
         assert {type(each) for each in kept} <= {Call}  # those that can be mended are kept, and bounded
-        assert not [each for each in kept if isinstance(each, Run)]
+        assert not [each for each in kept if isinstance(each, Conversation)]
     assert len(left) == 4
 
 

@@ -10,7 +10,7 @@ import pytest
 from toolcell import Outcome, Runtime, UsageError
 from toolcell.run import runs as runs_module
 from toolcell.run.connection import GuestConnection
-from toolcell.run.request import LARGE, are_large
+from toolcell.run.run import LARGE, are_large
 from toolcell_bridge.wire.messages import RunScript
 
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio]

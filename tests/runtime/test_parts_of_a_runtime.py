@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from toolcell import Limits, Misconfigured, Outcome, Policy, PoolConfig, RunContext, ToolRegistry, UsageError
 from toolcell.results import ExecutionResult
-from toolcell.run.request import RunRequest, Script
+from toolcell.run.run import Run, RunPart, Script
 from toolcell.run.runs import Runs
 from toolcell.run.sandboxes import Sandboxes
 from toolcell.sandbox.environment import Environment
@@ -80,22 +80,18 @@ UNUSED = (
 """What a script with one tool call has no use for."""
 
 
-class Kept:
+class Kept(RunPart):
     """A journal that keeps what it is told, and answers nothing."""
 
-    journal_id = "own"
-
-    def __init__(self, run: RunRequest) -> None:
-        self.dispatch = run.tools.dispatch
-        self.context = run.context
+    def __init__(self, run: Run) -> None:
         self.answers: list[int] = []
         self.is_abandoned = False
-        self.answer: Callable[[int, bytes], None] = lambda number, frame: self.answers.append(number)
+        run.journal_id, run.parts = "own", (self,)
 
-    def finish(self, result: ExecutionResult) -> ExecutionResult:
-        return result
+    def answered(self, call_number: int, frame: bytes) -> None:
+        self.answers.append(call_number)
 
-    def abandon(self) -> None:
+    async def failed(self, error: BaseException) -> None:
         self.is_abandoned = True
 
 
@@ -148,9 +144,9 @@ async def test_runs_need_no_runtime_and_their_journal_is_whatever_keeps_one() ->
     async with opened(registry(), guest) as runs:
         ended: list[ExecutionResult] = []
         runs.on_end = ended.append
-        prepared = await runs.prepare(Script(source="...", limits=LIMITS), runs.tools(None), RunContext(run_id="r"))
-        journal = Kept(prepared)
-        result = await runs.execute(prepared, journal)
+        run = await runs.prepare(Script(source="...", limits=LIMITS), runs.tools(None), RunContext(run_id="r"))
+        journal = Kept(run)
+        result = await runs.execute(run)
 
     assert (result.outcome, result.run_id, result.journal_id) == (Outcome.OK, "r", "own")
     assert journal.answers == [1] and not journal.is_abandoned

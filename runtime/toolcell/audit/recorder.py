@@ -24,6 +24,7 @@ from toolcell.calls.options import Origin
 from toolcell.calls.placeholders import DryRun
 from toolcell.calls.run_state import RunLink
 from toolcell.errors import AuditError, SandboxUnavailable, ToolAbort
+from toolcell.run.run import Run, RunPart
 from toolcell.sandbox.backend import profile_of
 from toolcell.support import daemon_threads
 from toolcell.support.lru import Lru
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from toolcell.calls.definition import ToolDefinition
     from toolcell.config import Limits, Policy
     from toolcell.results import ExecutionResult
-    from toolcell.run.request import RunRequest
     from toolcell.sandbox.backend import GuestFile, Sandbox
     from toolcell_bridge.wire.messages import CallTool, RunScript
 
@@ -97,22 +97,16 @@ class Recorder:
         sandbox_id = sandbox.id if sandbox is not None else None
         return self._beginning(context, CODE, message, files, tools, settings, sandbox_id)
 
-    async def run_observer(
-        self,
-        request: RunRequest,
-        *,
-        tools: CallableTools,
-        context: RunContext,
-        policy: Policy,
-        environment: Mapping[str, Any],
-        egress: Sequence[Mapping[str, Any]],
-    ) -> AuditRunObserver:
-        """Return the observer of a script's run, which begins its record when the script was sent."""
-        entries = await self.file_entries(request.script.files, context) if request.script.files else []
-        return AuditRunObserver(
+    async def recording(
+        self, run: Run, *, policy: Policy, environment: Mapping[str, Any], egress: Sequence[Mapping[str, Any]]
+    ) -> ScriptRecording:
+        """Return what records a script's run, from the moment on at which the script was sent."""
+        script, context, message, tools = run.script, run.context, run.message, run.tools
+        entries = await self.file_entries(script.files, context) if script.files else []
+        return ScriptRecording(
             lambda sandbox: self.beginning(
-                request.message,
-                limits=request.script.limits,
+                message,
+                limits=script.limits,
                 policy=policy,
                 registry=tools,
                 context=context,
@@ -327,7 +321,7 @@ def _who(context: RunContext) -> dict[str, Any]:
     return {name: value for name, value in named.items() if value}
 
 
-class AuditRunObserver:
+class ScriptRecording(RunPart):
     """Writes a run's records while the guest is busy, so that its script does not wait.
 
     Invariant: every effect has its record first. The start of a run is written after its script was sent and before any
@@ -342,11 +336,11 @@ class AuditRunObserver:
         self._sandbox: Sandbox | None = None
         self._record: RunRecord | None = None
 
-    def on_sandbox(self, sandbox: Sandbox) -> None:
+    def sandbox_found(self, sandbox: Sandbox) -> None:
         """Remember the sandbox: its isolation belongs to the record."""
         self._sandbox = sandbox
 
-    def on_script_sent(self) -> Awaitable[None] | None:
+    def script_sent(self) -> Awaitable[None] | None:
         """Record the start of the run."""
         beginning = self._begin(self._sandbox)
         if (record := beginning.try_write()) is None:
@@ -368,12 +362,12 @@ class AuditRunObserver:
         record.lines[call_id] = call.line
         return record.context
 
-    def on_unrecorded(self, error: AuditError) -> None:
+    def unrecorded(self, error: AuditError) -> None:
         """Keep the error, for the end of the run."""
         assert self._record is not None
         self._record.problem = error
 
-    def on_answers_sent(self) -> None:
+    def answers_sent(self) -> None:
         """Record the ends of the calls that were answered."""
         if self._record is not None:
             try:
@@ -382,7 +376,7 @@ class AuditRunObserver:
                 self._record.problem = exc
                 raise ToolAbort("a tool call could not be recorded") from exc
 
-    def on_end(self, result: ExecutionResult) -> Awaitable[None] | None:
+    def ended(self, result: ExecutionResult) -> Awaitable[None] | None:
         """Record the end of the run."""
         record = self._record
         return None if record is None or record.end(result, wait=False) else self._end_later(record, result)
@@ -390,7 +384,7 @@ class AuditRunObserver:
     async def _end_later(self, record: RunRecord, result: ExecutionResult) -> None:
         await daemon_threads.run_sync(record.end, result)
 
-    async def on_failure(self, error: BaseException) -> None:
+    async def failed(self, error: BaseException) -> None:
         """Record that the run has no result."""
         if self._record is None and isinstance(error, SandboxUnavailable):
             self._record = await daemon_threads.run_sync(self._begin(self._sandbox).write)

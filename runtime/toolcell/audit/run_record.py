@@ -69,7 +69,7 @@ class RunRecord(Feature):
         """Line of the script by call id; the tool bridge fills it in before each call."""
         self.problem: AuditError | None = None
         self.writes_ends_later = False
-        """True when a run observer calls `write_ends` after answers were sent."""
+        """True when whoever records a script calls `write_ends` after answers were sent."""
         self._context = context
         self._observed: RunContext | None = None
         self._unwritten_ends: list[tuple[int, Any]] = []

@@ -16,7 +16,7 @@ from toolcell.config import Limits
 from toolcell.journal.identity import options_of
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.effects import PlannedCall, Preflight
-from toolcell.run.request import RunRequest, Script, run_message, sendable
+from toolcell.run.run import Run, Script, run_message, sendable
 from toolcell.support.checks import check_kind
 from toolcell.support.spelling import did_you_mean
 from toolcell_bridge.guest.planned_calls import MAX_CALLS
@@ -34,8 +34,8 @@ WALL_S: Final = 5.0
 """What reading a script may take."""
 
 
-def preflight_request(number: int, source: str, limits: Limits, tools: CallableTools) -> RunRequest:
-    """Return the request to read a script, as the run of `number`.
+def preflight_run(number: int, source: str, limits: Limits, tools: CallableTools) -> Run:
+    """Return the run that reads a script, as `number`.
 
     Raises:
         UsageError: `source` is not text, or too large.
@@ -44,7 +44,7 @@ def preflight_request(number: int, source: str, limits: Limits, tools: CallableT
     limits = limits.model_copy(update={"wall_s": min(limits.wall_s, WALL_S)})
     inputs = {"source": sendable(source)}
     message = run_message(number, SCRIPT, inputs=inputs, limits=limits)
-    return RunRequest(script=Script(source=SCRIPT, limits=limits), message=message, tools=tools, context=RunContext())
+    return Run(Script(source=SCRIPT, limits=limits), tools, RunContext(), message)
 
 
 def read_preflight(result: ExecutionResult, tools: CallableTools) -> Preflight:

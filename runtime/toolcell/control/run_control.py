@@ -6,7 +6,7 @@ import dataclasses
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.call import RunContext
 from toolcell.calls.placeholders import DryRun
 from toolcell.control.journaled_calls import JournaledCalls
 from toolcell.control.suspension import BELOW, Denial, StartObserver, Suspender
@@ -15,6 +15,7 @@ from toolcell.journal.store import JournalOwner
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.result import SCRIPT_OUTCOMES
 from toolcell.run.options import OnApproval, Refresh
+from toolcell.run.run import Run, RunPart
 
 if TYPE_CHECKING:
     from toolcell.control.draft import Draft
@@ -25,16 +26,15 @@ RESUMABLE: Final = frozenset({Outcome.CANCELLED, Outcome.KILLED, Outcome.LOST})
 """Outcomes that the script did not decide: a run that can be repeated is carried on after them with its id."""
 
 
-class RunControl:
+class RunControl(RunPart):
     """The journal's part in one run."""
 
     def __init__(
         self,
+        run: Run,
         *,
         store: JournalOwner,
         journal: Journal,
-        tools: CallableTools,
-        context: RunContext,
         on_approval: OnApproval,
         refresh: Refresh = "",
         repaired: str = "",
@@ -44,38 +44,34 @@ class RunControl:
         self._store = store
         self._repaired = repaired
         self.journal = journal
-        self.answer = journal.answer
-        """Takes the answer to a call before it is sent."""
         suspender = Suspender(journal)
         self._calls = JournaledCalls(
-            tools=tools,
+            tools=run.tools,
             journal=journal,
             suspender=suspender,
             refresh_reads=refresh == "reads",
             is_rebuilding=is_rebuilding,
         )
-        self.dispatch = self._calls.dispatch
-        """Answers a call from the journal, or makes it."""
-        self.context = context
+        context = run.context
         self._draft = _draft_of(context)
         self._first_effect = self._draft.count if self._draft is not None else 0
         if on_approval == "suspend":
-            self.context = self.context.having(suspender)
+            context = context.having(suspender)
         elif on_approval == "deny" or context.features.decide:
-            denial = Denial(DENIED if on_approval == "deny" else BELOW)
-            self.context = self.context.having(denial)
+            context = context.having(Denial(DENIED if on_approval == "deny" else BELOW))
         if on_approval == "suspend" or journal.records is not None:
-            self.context = self.context.having(StartObserver(journal))
+            context = context.having(StartObserver(journal))
+        self._link, self._work = context.scope.link, run.work
+        run.context, run.journal_id, run.make_call = context, journal.id, self._calls.dispatch
+        run.parts += (self,)
 
-    @property
-    def journal_id(self) -> str:
-        """The name of its journal."""
-        return self.journal.id
+    def answered(self, call_number: int, frame: bytes) -> None:
+        """Keep the answer to a call."""
+        self.journal.answer(call_number, frame)
 
     def finish(self, result: ExecutionResult) -> ExecutionResult:
         """Return the result with what its journal adds, and keep the journal for what may come after."""
         outcome, self.journal.labels = result.outcome, self.journal.run_labels.names
-        link = self.context.scope.link
         if (draft := self._draft) is not None:  # its journal is not kept: what it has was not made
             return draft.finish(result, self._first_effect, lambda call: self.journal.entry_of(call) is not None)
         if self.journal.replay is not None or outcome in (Outcome.SUSPENDED, Outcome.DIVERGED):
@@ -86,19 +82,17 @@ class RunControl:
             made = report(self._repaired, self.journal, self._calls.reused, self._calls.options)
             result = dataclasses.replace(result, repair=made)
         with suppress(OSError):  # then what is written next says so
-            self.journal.end_run(link.id if link is not None else result.run_id)
+            self.journal.end_run(self._link.id if self._link is not None else result.run_id)
         if outcome is Outcome.SUSPENDED:
             return self._suspended(result)
         if outcome in RESUMABLE and self.journal.header and not self.journal.lost:
             self._store.put_down(self.journal)
         else:
-            work = self.context.scope.work
-            calls_bytes = work.calls + work.uploaded if work is not None else 0
-            self._store.finish(self.journal, result.run_id, str(outcome), calls_bytes)
+            self._store.finish(self.journal, result.run_id, str(outcome), self._work.calls + self._work.uploaded)
         return result
 
-    def abandon(self) -> None:
-        """The run has no result. One that can be repeated may be carried on."""
+    async def failed(self, error: BaseException) -> None:
+        """Put its journal down. A run that can be repeated may be carried on."""
         self._store.put_down(self.journal)
 
     def _compared(self, result: ExecutionResult) -> ExecutionResult:

@@ -11,10 +11,8 @@ from toolcell.calls.call import CallableTools, RunContext
 from toolcell.calls.placeholders import DryRun
 from toolcell.config import CheckTypes, Limits, check_types_of
 from toolcell.results import ExecutionResult
-from toolcell.run.observer import NULL_OBSERVER
-from toolcell.run.request import Script
+from toolcell.run.run import Script
 from toolcell.run.runs import Runs, count_cpu
-from toolcell.run.tool_bridge import ToolBridge
 
 if TYPE_CHECKING:
     from toolcell.control.type_check import Earlier, TypeChecker, TypeFindings
@@ -63,12 +61,10 @@ class ScriptChecks:
 
     async def _read(self, source: str, tools: CallableTools, limits: Limits | None) -> tuple[Preflight, float]:
         """Return what a script can call, and the CPU time that it took to find out."""
-        from toolcell.control.preflight import preflight_request, read_preflight
+        from toolcell.control.preflight import preflight_run, read_preflight
 
         runs = self._runs
-        request = preflight_request(runs.next_number(), source, limits or runs.limits, tools)
-        bridge = ToolBridge(tools, request.context, NULL_OBSERVER)  # this script makes no call
-        result = await runs.sandboxes.run(request, bridge, NULL_OBSERVER)
+        result = await runs.sandboxes.run(preflight_run(runs.next_number(), source, limits or runs.limits, tools))
         return read_preflight(result, tools), result.usage.cpu_s
 
     async def types(

@@ -12,7 +12,7 @@ from toolcell.journal.identity import tool_digests
 from toolcell.journal.ledger import Journal
 from toolcell.results.effects import Preflight
 from toolcell.run.options import OnApproval
-from toolcell.run.request import Script
+from toolcell.run.run import Script
 from toolcell.sandbox.backend import GuestFile
 
 

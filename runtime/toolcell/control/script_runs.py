@@ -15,8 +15,8 @@ from toolcell.results import ExecutionResult
 from toolcell.results.call_list import FinishedRuns
 from toolcell.run.listed_calls import ListedCalls
 from toolcell.run.options import RunHandlers, RunOptions
-from toolcell.run.request import RunRequest, script_from
-from toolcell.run.runs import RunJournal, Runs
+from toolcell.run.run import Run, script_from
+from toolcell.run.runs import Runs
 
 if TYPE_CHECKING:
     from toolcell.control.dry_runs import DryRuns
@@ -66,14 +66,14 @@ class ScriptRuns:
                 return planned
             script = planned
         link = RunLink(relation="repairs", after=repaired.run) if repaired is not None else None
-        prepared = await runs.prepare(script, tools, context, link)
-        control = self._begin(prepared, options, repaired)
-        result = await runs.execute(prepared, control, options.handlers)
+        run = await runs.prepare(script, tools, context, link, options.handlers)
+        self._begin(run, options, repaired)
+        result = await runs.execute(run)
         if is_dry and context is not None:
             await self._dry_runs().keep(context, result)
         return result if types is None else types.with_result(result)
 
-    def _begin(self, run: RunRequest, options: RunOptions, repaired: Journal | None) -> RunJournal:
+    def _begin(self, run: Run, options: RunOptions, repaired: Journal | None) -> None:
         """Begin the first run of a script: its journal, or the list of its calls where that is enough."""
         context, script = run.context, run.script
         is_dry = context.feature(DryRun) is not None
@@ -81,7 +81,8 @@ class ScriptRuns:
         is_repeatable = is_durable or options.on_approval == "suspend"
         is_decided = options.on_approval != "ask" or bool(context.features.decide)
         if repaired is None and not is_dry and not (is_repeatable or is_decided):
-            return ListedCalls(run.tools, context, self._finished)
+            ListedCalls(run, self._finished)
+            return
         from toolcell.control.run_control import RunControl
         from toolcell.control.script_header import header_of
         from toolcell.journal.ledger import Journal
@@ -104,11 +105,10 @@ class ScriptRuns:
             )
         if is_durable:
             store.write(journal)
-        return RunControl(
+        RunControl(
+            run,
             store=store,
             journal=journal,
-            tools=run.tools,
-            context=context,
             on_approval=options.on_approval,
             refresh=options.refresh,
             repaired=repaired.id if repaired is not None else "",
@@ -125,18 +125,17 @@ class ScriptRuns:
         journal.begin_again()
         try:
             context = continued_context(journal, context)
-            prepared = await self._runs.prepare(script_of(header), tools, context, journal.link)
-            journal.share_labels(prepared.context.state.labels)
+            run = await self._runs.prepare(script_of(header), tools, context, journal.link, handlers)
+            journal.share_labels(run.context.state.labels)
             control = RunControl(
+                run,
                 store=self._journals(),
                 journal=journal,
-                tools=tools,
-                context=prepared.context,
                 on_approval=header["on_approval"],
                 refresh=header["refresh"],
                 repaired=header["repairs"],
             )
-            return await self._runs.execute(prepared, control, handlers)
+            return await self._runs.execute(run)
         finally:
             if control is None:
                 self._journals().put_down(journal)

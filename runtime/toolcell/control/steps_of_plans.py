@@ -17,7 +17,7 @@ from toolcell.control.suspension import BELOW, IN_DOUBT, JournaledStarts
 from toolcell.journal.identity import call_digest, options_of
 from toolcell.journal.ledger import Journal, JournalEntry
 from toolcell.results import OutputFile, PendingCall, Suspension
-from toolcell.run.tool_bridge import failure
+from toolcell.run.calls import failure
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge

@@ -22,7 +22,7 @@ from toolcell.control.type_checkers import CheckerHost, Checkers, NotChecked
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.journal.identity import options_of
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome
-from toolcell.run.request import Script, sendable
+from toolcell.run.run import Script, sendable
 from toolcell.support.checks import check_kind
 from toolcell.support.packing import bytes_digest, pack
 from toolcell.support.text import shown_findings

@@ -5,15 +5,16 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "NO_HANDLERS", "CallEnded", "CallOutput", "CallStarted", "CallUpdated", "Dispatch", "FileContent", "FileInput",
+    "NO_HANDLERS", "CallEnded", "CallOutput", "CallStarted", "CallUpdated", "Conversation", "FileContent", "FileInput",
     "FileReturned", "GuestConnection", "LogPrinted", "OnApproval", "OnLog", "OnProgress", "ProgressReported",
-    "Run", "RunEvent", "RunFinished", "RunHandlers", "RunKwargs", "RunOptions", "RunRequest", "RunStream", "Script",
+    "Run", "RunEvent", "RunFinished", "RunHandlers", "RunKwargs", "RunOptions", "RunStream", "Script",
     "SessionRunKwargs", "check_on_approval", "failure", "guest_files", "run_message",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from toolcell.run.calls import Dispatch
+    from toolcell.run.calls import failure
     from toolcell.run.connection import GuestConnection
+    from toolcell.run.conversation import Conversation
     from toolcell.run.options import (
         NO_HANDLERS,
         FileContent,
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
         check_on_approval,
         guest_files,
     )
-    from toolcell.run.request import RunRequest, Script, run_message
-    from toolcell.run.run import Run
+    from toolcell.run.run import Run, Script, run_message
     from toolcell.run.streaming import (
         CallEnded,
         CallOutput,
@@ -42,23 +42,21 @@ if TYPE_CHECKING:
         RunFinished,
         RunStream,
     )
-    from toolcell.run.tool_bridge import failure
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "toolcell.run.calls": "Dispatch",
+            "toolcell.run.calls": "failure",
             "toolcell.run.connection": "GuestConnection",
+            "toolcell.run.conversation": "Conversation",
             "toolcell.run.options": (
                 "NO_HANDLERS FileContent FileInput OnApproval OnLog OnProgress RunHandlers RunKwargs RunOptions "
                 "SessionRunKwargs check_on_approval guest_files"
             ),
-            "toolcell.run.request": "RunRequest Script run_message",
-            "toolcell.run.run": "Run",
+            "toolcell.run.run": "Run Script run_message",
             "toolcell.run.streaming": (
                 "CallEnded CallOutput CallStarted CallUpdated FileReturned LogPrinted ProgressReported RunEvent "
                 "RunFinished RunStream"
             ),
-            "toolcell.run.tool_bridge": "failure",
         },
     )

@@ -1,28 +1,39 @@
-"""The tool calls of one run: admit, queue, cancel, answer and record them.
+"""The tool calls of one run: name, admit, queue, make, cancel, answer and record them.
 
-Everything is counted and bounded here, because a hostile script makes calls too. Knows no tools: `Run` makes the calls.
+Everything is counted and bounded here, because a hostile script makes calls too. A guest sees of a result what
+`failure` and `ToolResult.guest_value` let through.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import anyio
 
+from toolcell.calls.definition import ToolDefinition
+from toolcell.calls.finalize import is_unexpected, told_failure
+from toolcell.calls.options import Origin
+from toolcell.calls.result import ErrorCode, ToolResult
+from toolcell.calls.uploads import Uploads
 from toolcell.config import Limits
+from toolcell.errors import AuditError, ToolAbort, ToolError, UsageError
 from toolcell.results import Outcome, ToolCallRecord
 from toolcell.run.connection import GuestConnection
+from toolcell.run.run import Run
 from toolcell.sandbox.backend import LimitExceeded
-from toolcell.support.host_work import HostWork
+from toolcell.support import daemon_threads
+from toolcell.tools.detail import tools_text
+from toolcell.tools.search import FOUND, MAX_FOUND, SMALL, find, named_of
 from toolcell_bridge.guest.tools import LIST_TOOLS
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.codec import encode_parts
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.messages import CallTool, ToolFail, ToolReturn
-from toolcell_bridge.wire.requests import HTTP_READ, HTTP_UPLOAD, PART_BYTES
+from toolcell_bridge.wire.requests import HTTP, HTTP_READ, HTTP_UPLOAD, PART_BYTES
 
 FREE_LISTINGS = 16
 """Times that a script may ask for the list of tools, as `tools.f(1)` does, without making a call by that."""
@@ -45,10 +56,6 @@ def parts_of(limits: Limits) -> int:
     return 64 + 8 * limits.egress_bytes // PART_BYTES
 
 
-Dispatch = Callable[[CallTool], Coroutine[Any, Any, Answer]]
-"""Makes one call and returns its answer. Raises `ToolAbort` to end the run."""
-
-
 Pending = tuple[CallTool, float, float]
 """A call without an answer, when it was admitted, and when it began."""
 
@@ -56,21 +63,13 @@ Pending = tuple[CallTool, float, float]
 class ToolCalls:
     """The calls of one run."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        connection: GuestConnection,
-        started: float,
-        work: HostWork,
-        on_answer: Callable[[int, bytes], None] | None = None,
-        parts: int = 0,
-    ) -> None:
-        self._on_answer = on_answer
-        self._limits = limits
+    def __init__(self, run: Run, connection: GuestConnection, started: float) -> None:
+        self._run = run
+        self._limits = limits = run.script.limits
         self._connection = connection
         self._started = started
-        self._work = work
-        work.tool_calls = limits.tool_calls
+        self._work = run.work
+        run.work.tool_calls = limits.tool_calls
         self.refused = 0
         """Calls past `tool_calls`. They leave no record."""
         self._records: dict[int, ToolCallRecord | Pending] = {}
@@ -79,10 +78,18 @@ class ToolCalls:
         self._queue: deque[CallTool] = deque()
         self._running = 0
         """Calls that wait for their tool, or whose answer is being written."""
-        self._parts = parts
+        self._parts = parts_of(limits) if run.message.egress else 0
         """Parts of the bodies of requests that do not count as calls: their bytes are counted."""
         self._listings = 0
         """Requests for the list of tools that do not count as calls."""
+
+    def named(self, call: CallTool) -> CallTool:
+        """Return a call by its tool's registered name: `github__search` in a script is `github.search` ever after."""
+        run = self._run
+        name = run.tools.registered_name(call.name)
+        if name == HTTP and (requests := run.context.scope.requests) is not None:
+            return replace(call, name=name, args=requests.uploads.taken(call.args))
+        return call if name == call.name else replace(call, name=name)
 
     def records(self) -> tuple[ToolCallRecord, ...]:
         """Return every call that was admitted. One without an answer took until now.
@@ -138,6 +145,72 @@ class ToolCalls:
         self._scopes.pop(call.id, None)
         self._record(call, self._post(answer) if answer is not None else self._post_cancelled(call))
 
+    # Making.
+
+    async def make(self, call: CallTool) -> Answer:
+        """Make one call and return its answer.
+
+        Raises:
+            ToolAbort: the tool ended the run, or the call could not be recorded.
+        """
+        run = self._run
+        requests = run.context.scope.requests
+        if call.name == LIST_TOOLS:
+            return await self._answer_discovery(call)
+        if call.name == HTTP_UPLOAD and requests is not None:
+            return _add_to_upload(requests.uploads, call)
+        call_id, context = f"call_{call.id}", run.context
+        for part in run.parts:
+            context = part.context_of(call, call_id, context)
+        uploads = requests.uploads if requests is not None and call.name == HTTP else None
+        args = call.args if uploads is None else self._whole(uploads, call.args)
+        try:
+            result = await run.make_call(call.name, args, call_id=call_id, origin=Origin.CODE, context=context)
+        except AuditError as exc:
+            for part in run.parts:
+                part.unrecorded(exc)
+            raise ToolAbort("a tool call could not be recorded") from exc
+        finally:
+            if uploads is not None:
+                uploads.drop(call.args)
+        if result.error is not None and result.is_error:
+            return failure(call.id, result)
+        return ToolReturn(call.id, result.guest_value())
+
+    def _whole(self, uploads: Uploads, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments of a request with the body that was uploaded for it."""
+        made = uploads.whole(args)
+        if made is not args:
+            self._work.uploaded += len(made["body"])
+        return made
+
+    async def _answer_discovery(self, call: CallTool) -> Answer:
+        """Answer `list_tools` and `search_tools`. Only words decide, so that a replay finds what its run has found."""
+        definitions = self._run.tools.definitions(Origin.CODE)
+        wanted: dict[str, Any] = call.args
+        if not wanted:
+            return ToolReturn(call.id, [tool_row(each) for each in definitions])
+        try:
+            if len(definitions) <= SMALL:
+                return ToolReturn(call.id, self._choose_tools(definitions, wanted))
+            return ToolReturn(call.id, await daemon_threads.run_sync(self._choose_tools, definitions, wanted))
+        except UsageError as exc:
+            return ToolFail(call.id, str(ErrorCode.INVALID_ARGUMENTS), str(exc), False, {})
+
+    def _choose_tools(self, definitions: Sequence[ToolDefinition], wanted: Mapping[str, Any]) -> Any:
+        """Return the tools that a script asked for, as rows or as text.
+
+        Raises:
+            UsageError: what it asked for cannot be answered.
+        """
+        if "query" in wanted:
+            definitions = find(definitions, wanted["query"], wanted.get("limit", FOUND))
+        elif "names" in wanted:
+            definitions = named_of(definitions, _names(wanted["names"]))
+        if (detail := wanted.get("detail")) is None:
+            return [tool_row(each) for each in definitions]
+        return tools_text([(each, self._run.tools.returns(each.name)) for each in definitions], detail)
+
     # Cancelling.
 
     def take_place(self, call: CallTool, scope: anyio.CancelScope) -> None:
@@ -191,7 +264,7 @@ class ToolCalls:
         """
         # Nobody reads the answer of a run that is over. A journal keeps it all the same: the tool has done its work.
         write = self._connection.post if self._connection.stopped is None else encode_parts
-        if write is encode_parts and self._on_answer is None:
+        if write is encode_parts and not self._run.parts:
             return answer
         try:
             frame = write(answer)
@@ -202,16 +275,17 @@ class ToolCalls:
             except (UnsendableValue, ValueTooLarge) as exc:
                 answer = unsendable(answer.id, "too_large", exc)
                 frame = write(answer)
-        if self._on_answer is not None:
-            self._on_answer(answer.id, b"".join(frame))
+        kept = b"".join(frame)
+        for part in self._run.parts:
+            part.answered(answer.id, kept)
         return answer
 
     def _post_cancelled(self, call: CallTool) -> Answer:
         answer = ToolFail(call.id, "cancelled", CANCELLED_BY_SCRIPT, False, None)
         if self._connection.stopped is None:
             self._connection.post(answer)
-            if self._on_answer is not None:
-                self._on_answer(call.id, b"")
+            for part in self._run.parts:
+                part.answered(call.id, b"")
         return answer
 
     def _record(self, call: CallTool, answer: Answer) -> None:
@@ -268,3 +342,42 @@ def _converted(answer: Answer) -> Answer:
 def unsendable(call_id: int, code: str, problem: Exception) -> ToolFail:
     """Return the answer to a call whose result cannot be sent."""
     return ToolFail(call_id, code, f"the tool's result cannot be sent: {problem}", False, {})
+
+
+def _add_to_upload(uploads: Uploads, call: CallTool) -> Answer:
+    """Keep a part of a body. It has no effect, so it does not count as a call; the request that sends it is one."""
+    try:
+        return ToolReturn(call.id, uploads.add(call.args.get("upload"), call.args.get("data")))
+    except ToolError as exc:
+        return ToolFail(call.id, exc.code, exc.message, exc.retryable, {})
+
+
+def _names(given: Any) -> list[str]:
+    """Return a guest's list of names, which may be anything.
+
+    Raises:
+        UsageError: it is not a list of texts.
+    """
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        raise UsageError("list_tools takes names of tools, as texts")
+    if len(given) > MAX_FOUND:
+        raise UsageError(f"list_tools takes at most {MAX_FOUND} names, not {len(given)}; without a name it takes all")
+    return given
+
+
+def failure(call_id: int, result: ToolResult) -> ToolFail:
+    """Return a failed result as the guest may see it: never an exception's own text or traceback."""
+    error = result.error
+    assert error is not None
+    if is_unexpected(result):
+        return ToolFail(call_id, str(error.code), told_failure(result), error.retryable, {})
+    try:
+        details = to_plain(dict(error.details), "details")
+    except (UnsendableValue, ValueError, TypeError) as exc:
+        return unsendable(call_id, "no_result", exc)
+    return ToolFail(call_id, str(error.code), result.text, error.retryable, details)
+
+
+def tool_row(tool: ToolDefinition) -> dict[str, Any]:
+    """Return a tool as `list_tools()` shows it."""
+    return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}

@@ -6,30 +6,27 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.call import RunContext
 from toolcell.calls.options import Origin
 from toolcell.calls.result import ToolResult
 from toolcell.errors import RunEnded
 from toolcell.results import ExecutionResult
 from toolcell.results.call_list import CallList, FinishedRuns, ListedCall
+from toolcell.run.run import Run, RunPart
 
 ANSWER_BYTES: Final = 64 << 20
 """Bytes of answers and of uploaded bodies that are kept of one run. A run with more cannot be repaired."""
 
 
-class ListedCalls:
-    """Makes the calls of one run, and lists them. A `RunJournal`."""
+class ListedCalls(RunPart):
+    """Makes the calls of one run, and lists them."""
 
-    def __init__(self, tools: CallableTools, context: RunContext, finished: FinishedRuns) -> None:
-        self.context = context
-        self._tools, self._finished = tools, finished
+    def __init__(self, run: Run, finished: FinishedRuns) -> None:
+        self._tools, self._context, self._work, self._finished = run.tools, run.context, run.work, finished
         self._list = CallList(os.urandom(16).hex())
         self._by_id: dict[str, ListedCall] = {}
-
-    @property
-    def journal_id(self) -> str:
-        """By which its calls are found."""
-        return self._list.id
+        run.journal_id, run.make_call = self._list.id, self.dispatch
+        run.parts += (self,)
 
     async def dispatch(
         self,
@@ -46,8 +43,7 @@ class ListedCalls:
             ToolAbort: a tool ended the run.
             AuditError: the call could not be recorded.
         """
-        work = self.context.scope.work
-        is_kept = work is None or self._list.size + work.uploaded <= ANSWER_BYTES
+        is_kept = self._list.size + self._work.uploaded <= ANSWER_BYTES
         call = self._by_id[call_id] = ListedCall(name, args if is_kept else None)
         self._list.calls.append(call)
         try:
@@ -59,7 +55,7 @@ class ListedCalls:
             call.is_refused = not result.meta.duration_ms
         return result
 
-    def answer(self, call_number: int, frame: bytes) -> None:
+    def answered(self, call_number: int, frame: bytes) -> None:
         """Keep the answer to a call."""
         call = self._by_id.get(f"call_{call_number}")
         if call is not None and call.answer is None:
@@ -68,16 +64,13 @@ class ListedCalls:
 
     def finish(self, result: ExecutionResult) -> ExecutionResult:
         """Keep its calls for a repair, as long as there is room."""
-        found, work, link = self._list, self.context.scope.work, self.context.scope.link
+        found, work, link = self._list, self._work, self._context.scope.link
         found.run = link.id if link is not None else result.run_id
-        if found.size + (0 if work is None else work.uploaded) <= ANSWER_BYTES:
-            found.labels = self.context.state.labels.names
-            found.size += 0 if work is None else work.calls + work.uploaded
+        if found.size + work.uploaded <= ANSWER_BYTES:
+            found.labels = self._context.state.labels.names
+            found.size += work.calls + work.uploaded
             self._finished.put(found.id, (result.run_id, found), found.size)
         return result
-
-    def abandon(self) -> None:
-        """The run has no result, and cannot be repaired."""
 
 
 def end_script_alone(exc: RunEnded, context: RunContext | None) -> None:

@@ -16,9 +16,8 @@ from toolcell.config import Limits
 from toolcell.results import LogEntry, Logs, Outcome, OutputFile
 from toolcell.run.connection import GuestConnection
 from toolcell.run.options import Callbacks
-from toolcell.run.request import RunRequest, Sink
+from toolcell.run.run import Run, Sink
 from toolcell.sandbox.backend import LimitExceeded
-from toolcell.support.host_work import HostWork
 from toolcell.support.text import for_terminal
 from toolcell_bridge.guest.files import MAX_FILE_PROBLEMS, media_type
 from toolcell_bridge.wire.errors import RemoteProtocolError
@@ -264,18 +263,16 @@ STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
 class RunOutput:
     """Everything one run has produced so far."""
 
-    def __init__(
-        self, request: RunRequest, connection: GuestConnection, cancel_call: Callable[[int], None], work: HostWork
-    ) -> None:
+    def __init__(self, run: Run, connection: GuestConnection, cancel_call: Callable[[int], None]) -> None:
         self.value: Any = None
         self.has_value = False
-        self._limits = request.script.limits
-        self.callbacks = Callbacks(request.handlers)
+        self._limits = run.script.limits
+        self.callbacks = Callbacks(run.handlers)
         self._connection = connection
         self._cancel_call = cancel_call
-        self._work = work
+        self._work = run.work
         self._capture = Capture(self._limits.output_bytes)
-        self._files = ReturnedFiles(self._limits, request.script.sink)
+        self._files = ReturnedFiles(self._limits, run.script.sink)
 
     @property
     def printed_bytes(self) -> int:

@@ -1,507 +1,300 @@
-"""`Run`: sends one script, reads what comes, keeps the deadline, and reports how the run ended.
+"""`Script`: what a caller gives to be run; `Run`: one run of it, from its message to its result.
 
-Calls go to `ToolCalls`, everything else to `RunOutput`, and `outcome_of` decides what it amounts to. Knows neither
-registry nor audit log nor which backend made the sandbox.
+Checks what a caller gave and names what is wrong with it. Starts and calls nothing.
 """
 
 from __future__ import annotations
 
-import contextvars
-import math
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
-from typing import Any
+import keyword
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from typing import Any, Final, Protocol
 
-import anyio
-import anyio.lowlevel
-from anyio.abc import TaskGroup
+from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.options import Origin
+from toolcell.calls.result import ToolResult
+from toolcell.config import Limits
+from toolcell.errors import AuditError, UsageError
+from toolcell.results import ExecutionResult
+from toolcell.results.effects import Preflight
+from toolcell.run.options import NO_HANDLERS, RunHandlers, RunOptions, guest_files
+from toolcell.sandbox.backend import GuestFile, Sandbox
+from toolcell.support.host_work import HostWork
+from toolcell_bridge.guest.tools import GUEST_NAMES
+from toolcell_bridge.guest.values import to_plain
+from toolcell_bridge.wire.errors import UnsendableValue
+from toolcell_bridge.wire.frozen import frozen
+from toolcell_bridge.wire.messages import CallTool, PutFile, RunScript
 
-from toolcell.errors import AuditError, Misconfigured, ToolAbort, UsageError
-from toolcell.results import ExecutionResult, Isolation, Outcome, Usage
-from toolcell.run.calls import Answer, Dispatch, ToolCalls, parts_of
-from toolcell.run.connection import GATHERED_BYTES, GuestConnection, read_line
-from toolcell.run.monitor import Deadline
-from toolcell.run.observer import NULL_OBSERVER, RunObserver
-from toolcell.run.options import CALLBACK_ERRORS
-from toolcell.run.outcome import (
-    Aborted,
-    Failed,
-    ProtocolViolation,
-    RunEnd,
-    error_info,
-    exceeded_limit,
-    highest,
-    leftover_names,
-    outcome_of,
-    warnings_of,
-)
-from toolcell.run.output import RunOutput
-from toolcell.run.request import RunRequest
-from toolcell.sandbox.backend import Exit, LimitExceeded, Sample, profile_of
-from toolcell.support.event_loop import BegunCoroutine
-from toolcell.support.host_work import ELEMENT_WORK, MESSAGE_WORK, HostWork
-from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
-from toolcell_bridge.wire.framing import Part
-from toolcell_bridge.wire.messages import CallTool, Done, Log
+MAX_SHOWN_CHARS = 10_000
+"""Most characters of a source that cannot be sent, in the record of its run."""
 
-DRAIN_S = 0.25
-"""For reading what a dead sandbox had sent. Part of what a run takes past `wall_s`."""
+ROOM_BYTES: Final = 4096
+"""Part of a frame that is kept free for the fields beside the source."""
 
-SIGNALS = 10
-"""How often it is told meanwhile: it may be sending a message, which must not be torn."""
+CHUNK_BYTES = 1 << 20
+"""Most of a file that is sent in one message."""
+
+FIXED = ("disk_bytes", "inodes", "frame_bytes")
+"""Limits that are set when a sandbox is made and cannot be changed from outside afterwards."""
+
+LOWERED = ("memory_bytes", "processes", "open_files", "cpu_s")
+"""Limits that can be lowered from outside, and not raised."""
 
 
-async def interrupt(connection: GuestConnection, output: RunOutput) -> int | None:
-    """Interrupt the script and wait until it has ended; return the line it was at. Otherwise kill the sandbox."""
-    done: Done | None = None
-    sandbox = connection.sandbox
-    until, pause_s = connection.now() + sandbox.interrupted_s, sandbox.interrupted_s / SIGNALS
-    with suppress(RemoteProtocolError):
-        while done is None and sandbox.is_alive():
-            if (left_s := until - connection.now()) <= 0:
-                break
-            sandbox.interrupt()
-            with anyio.move_on_after(min(pause_s, left_s)):
-                done = await read_done(connection, output)
-    if done is None:
-        sandbox.kill()
-        return None
-    line = (done.error or {}).get("line")
-    return line if type(line) is int else None
+LARGE: Final = 20_000
+"""Elements of inputs, of which a thread takes care: it takes a hundred times as long as a slice of the event loop."""
+_MANY = frozenset({dict, list, tuple})
 
 
-async def read_done(connection: GuestConnection, output: RunOutput) -> Done | None:
-    """Take messages until `Done`; None when the guest is gone."""
-    while True:
-        if (message := connection.next_message()) is not None:
-            if type(message) is Done:
-                return message
-            output.drain_message(message)
-        elif not connection.wire.is_decoding and not await connection.receive():
-            return None
-        await connection.turn.give_way()
+Sink = Callable[[bytes], object]
+"""Takes the content of returned files, piece by piece. Never raises."""
 
 
-async def wait_for_exit(connection: GuestConnection, output: RunOutput, sample: Sample) -> tuple[Exit, Sample]:
-    """After `Done`, measure for the last time. Otherwise wait for the process to exit, and read what is left.
+@frozen(kw_only=True)
+class Script:
+    """A script with everything that it starts with."""
 
-    Shape: how it exited, and the most of what was measured. `sample`: what was measured before.
+    source: str
+    limits: Limits
+    inputs: Mapping[str, Any] | None = None
+    files: tuple[GuestFile, ...] = ()
+    lint: str = "off"
+    seed: int | None = None
+    clock: float | None = None
+    number: int = 0
+    """Number of a script in its session; 0 outside of sessions."""
+    preflight: Preflight | None = None
+    sink: Sink | None = None
+    """Takes the content of returned files in place of the result."""
+
+
+def script_from(source: str, options: RunOptions, limits: Limits, lint: str) -> Script:
+    """Return a script with this text. `limits`, `lint`: where none are given.
+
+    Raises:
+        UsageError: a file cannot be read, or its name cannot be used.
     """
-    sandbox, stopped = connection.sandbox, connection.stopped
-    if type(stopped) is Done or (connection.is_ending and connection.is_usable):
-        is_ok = type(stopped) is Done and stopped.ok
-        sample = sandbox.sample(brief=is_ok, last=not is_ok)
-        take_printed(connection, output)
-        return Exit(), sample
-    if type(stopped) is Failed:
-        return Exit(), sample
-    sample = highest(sample, sandbox.sample())
-    sandbox.kill()
-    end = await sandbox.ended()
-    sample = highest(sample, sandbox.sample())
-    await _drain(connection, output)
-    return end, sample
+    return Script(
+        source=source,
+        inputs=options.inputs,
+        files=guest_files(options.files, options.limits or limits),
+        limits=options.limits or limits,
+        lint=options.lint or lint,
+        seed=options.seed,
+        clock=options.clock,
+    )
 
 
-def take_printed(connection: GuestConnection, output: RunOutput) -> None:
-    """Read what the script's processes have written to their output and error streams, as far as it is there."""
-    out, err = connection.sandbox.read_output()
-    if out or err:
-        output.take_raw(out, err)
+class MakeCall(Protocol):
+    """Makes one call, as `CallableTools.dispatch` does."""
+
+    async def __call__(
+        self,
+        name: str,
+        args: Mapping[str, Any] | str,
+        *,
+        call_id: str = ...,
+        origin: Origin | None = ...,
+        context: RunContext | None = ...,
+    ) -> ToolResult:
+        """Return its result."""
+        ...
 
 
-async def _drain(connection: GuestConnection, output: RunOutput) -> None:
-    """Read what the script sent and printed before its sandbox died."""
-    if not isinstance(connection.stopped, ProtocolViolation):
-        try:
-            with anyio.move_on_after(DRAIN_S, shield=True):
-                if (done := await read_done(connection, output)) is not None:
-                    connection.stop(done)
-        except RemoteProtocolError as exc:
-            connection.stop(ProtocolViolation(str(exc)))
-    before = -1
-    while output.printed_bytes != before:
-        before = output.printed_bytes
-        take_printed(connection, output)
+class RunPart:
+    """What takes part in one run from its sandbox to its result: a journal, a record. The methods do nothing here.
 
+    They are called in the order in which they are written. `script_sent` and `answers_sent` come when the guest is busy
+    with what it was sent, so their time costs the script nothing. What a method returns is awaited where it says so.
+    """
 
-PRINTED_READS, PAUSE_S, FEW_BYTES = 32, 0.0005, 4096
-"""After so many reads that brought printed text and nothing else, wait so long after one that brought few bytes: being
-woken for each word that a script prints costs both ends more than the word."""
+    __slots__ = ()
 
-AT_ONCE_S = 0.1
-"""A run of so little time gets its deadline at once."""
+    def sandbox_found(self, sandbox: Sandbox) -> None:
+        """A sandbox was found for the run."""
 
-CANCELLED = "cancelled by the caller"
+    def script_sent(self) -> Awaitable[None] | None:
+        """The script was sent. No tool is called before this has returned.
+
+        Raises:
+            AuditError: this could not be recorded; the run ends with the error.
+        """
+        return None
+
+    def context_of(self, call: CallTool, call_id: str, context: RunContext) -> RunContext:
+        """Return the context in which the tool call `call_id` is made; `context` is the run's."""
+        return context
+
+    def unrecorded(self, error: AuditError) -> None:
+        """A tool call could not be recorded. The run is being ended, and the result must not be returned."""
+
+    def answered(self, call_number: int, frame: bytes) -> None:
+        """Take the answer to a call before it is sent; nothing when the script has cancelled the call."""
+
+    def answers_sent(self) -> None:
+        """Every answer so far was sent.
+
+        Raises:
+            ToolAbort: the end of a call could not be recorded; the run ends.
+        """
+
+    def finish(self, result: ExecutionResult) -> ExecutionResult:
+        """Return the result with what this adds. In a thread where a person is going to look at much."""
+        return result
+
+    def ended(self, result: ExecutionResult) -> Awaitable[None] | None:
+        """Record the result that the caller gets.
+
+        Raises:
+            AuditError: the result, or something before it, could not be recorded.
+        """
+        return None
+
+    async def failed(self, error: BaseException) -> None:
+        """The run ends with an exception, and has no result. Must not raise."""
 
 
 class Run:
-    """One run of one script in one sandbox."""
+    """One run of a script: what its sandbox is sent, what it may use, who it is for, and who takes part in it."""
 
     def __init__(
         self,
-        connection: GuestConnection,
-        request: RunRequest,
-        dispatch: Dispatch,
+        script: Script,
+        tools: CallableTools,
+        context: RunContext,
+        message: RunScript,
         *,
-        observer: RunObserver = NULL_OBSERVER,
-        start_s: float = 0.0,
-        named: Callable[[CallTool], CallTool] | None = None,
+        work: HostWork | None = None,
+        is_large: bool = False,
+        handlers: RunHandlers = NO_HANDLERS,
     ) -> None:
-        """`named` returns a call by its tool's registered name, which everything else then has."""
-        self._connection = connection
-        self._sandbox = connection.sandbox
-        self._request = request
-        self._limits = limits = request.script.limits
-        self._dispatch = dispatch
-        self._observer = observer
-        self._start_s = start_s
-        self._threads_left = request.context.scope.abandoned
-        self._named = named
-        self._started = time.perf_counter()
-        self._work = request.work or HostWork(limits.host_work)
-        self._calls = ToolCalls(
-            limits,
-            connection,
-            self._started,
-            self._work,
-            request.on_answer,
-            parts_of(limits) if request.message.egress else 0,
-        )
-        self._output = RunOutput(request, connection, self._calls.cancel, self._work)
-        self.callbacks = self._output.callbacks
-        self._sample = Sample()
-        self._context = contextvars.copy_context()
-        self._has_tasks = False
-        self._line: int | None = None
-        self.deadline = Deadline(limits, self._sandbox, self._started)
-        self._turn = connection.turn
-        self._scope: anyio.CancelScope | None = None
-        """Of the conversation. It gets its deadline with the first `check`: most runs are over before that."""
+        """`message`: the script and its settings, as they are sent. `is_large`: a thread packs its inputs."""
+        self.script, self.message, self.is_large = script, message, is_large
+        self.tools = tools
+        self.context = context
+        """Context of its calls, under the rules of the runtime."""
+        self.work = work or HostWork(script.limits.host_work)
+        """Where the run's work is counted; its calls count theirs in the same place."""
+        self.handlers = handlers
+        self.parts: tuple[RunPart, ...] = ()
+        self.make_call: MakeCall = tools.dispatch
+        """Makes a call, or answers it from a journal."""
+        self.journal_id = ""
+        """Name of the run's journal, for its result."""
 
-    async def execute(self) -> ExecutionResult:
-        """Send the script, answer its calls, and return what it left behind.
+    def file_messages(self) -> Iterator[PutFile]:
+        """The files as messages, in pieces that fit into a frame."""
+        size = min(CHUNK_BYTES, self.script.limits.frame_bytes // 2)
+        for file in self.script.files:
+            for start in range(0, max(1, len(file.data)), size):
+                last = start + size >= len(file.data)
+                yield PutFile(file.name, file.data[start : start + size], last)
 
-        Raises:
-            UsageError: the script or a file cannot be sent.
-            AuditError: `observer` could not record that the script was sent; no tool was called.
-            Exception: a callback or a measurement raised this; it ends this run only.
 
-        Cancellation: the caller must destroy the sandbox.
-        """
-        connection = self._connection
-        connection.begin_run()
-        with self.callbacks:
-            try:
-                await self._converse()
-                if connection.is_ending:
-                    self._line = await interrupt(connection, self._output)
-                elif connection.was_asked:
-                    self._line = await read_line(self._sandbox, self._output.take_raw)
-            finally:
-                self.deadline.end()
-            end, self._sample = await wait_for_exit(connection, self._output, self._sample)
-            if type(connection.stopped) is Failed:
-                raise connection.stopped.error
-            await self.callbacks.finish(self.deadline.left_s())
-        return self._result(end)
+def are_large(inputs: Mapping[str, Any] | None) -> bool:
+    """True when checking and packing inputs would keep the event loop. Looks at `LARGE` elements at most."""
+    count = 0
+    level: list[Any] = [inputs] if inputs else []
+    while level:
+        below: list[Any] = []
+        for each in level:
+            count += len(each)
+            if count > LARGE:
+                return True
+            items = each.values() if isinstance(each, Mapping) else each
+            below += [item for item in items if type(item) in _MANY]
+        level = below
+    return False
 
-    async def _converse(self) -> None:
-        """Send the script and answer its calls until the run is over, for whatever reason."""
-        connection = self._connection
-        with connection.scope_type() as scope:
-            self._scope = scope
-            if self._limits.wall_s < AT_ONCE_S:
-                self._end_in_time()
-            connection.on_interrupt = scope.cancel
-            await self._send_script()
-            connection.script_scope = scope
-            cancel = self._request.handlers.cancel
-            if cancel is not None and cancel.is_set():
-                self.abort(CANCELLED)  # now: the script may be over before another task has its turn
-            # Most scripts make no call, and reading alone needs no task group.
-            call = await self._read() if cancel is None else None
-            if connection.stopped is None and (call is not None or cancel is not None):
-                await self._serve_calls(call)
-            if not connection.is_ending:
-                await connection.flush()
-        connection.script_scope = None
-        if self.deadline.exceeded is not None:
-            connection.stop(self.deadline.exceeded)
-        if scope.cancel_called:
-            is_late = connection.interrupted_for and self.deadline.left_s() > 0
-            connection.stop(Aborted(connection.interrupted_for) if is_late else self.deadline.timeout())
 
-    def _end_in_time(self) -> None:
-        """Have the conversation end when its time is over."""
-        if self._scope is not None and self._scope.deadline == math.inf:
-            self._scope.deadline = self._connection.now() + self.deadline.left_s()
+def run_message(
+    number: int,
+    source: str,
+    *,
+    limits: Limits,
+    inputs: Mapping[str, Any] | None = None,
+    tools: str = "",
+    lint: str = "off",
+    seed: int | None = None,
+    clock: float | None = None,
+    egress: bool = False,
+) -> RunScript:
+    """Build the message that carries the script.
 
-    def check(self) -> None:
-        """Measure the sandbox and stop the run if it exceeds a limit. Called a few times a second while it runs.
+    Raises:
+        UsageError: the source or an input cannot be sent; names it.
+    """
+    found: object = source
+    if not isinstance(found, str):
+        raise UsageError(f"source must be a str, not {found!r:.80}; pass the script's text, such as path.read_text()")
+    if inputs:
+        _check_names(inputs)
+    source = sendable(source)
+    try:
+        # Encoding the message checks inputs that are plain already.
+        plain = to_plain(dict(inputs), "inputs") if inputs else {}
+    except (UnsendableValue, ValueError, TypeError, RuntimeError) as exc:  # the last: changed meanwhile
+        raise UsageError(str(exc)) from exc
+    if len(source) > limits.frame_bytes - ROOM_BYTES:
+        raise UsageError(f"source is too large ({len(source)} characters, limit frame_bytes={limits.frame_bytes})")
+    assert isinstance(plain, dict)
+    return RunScript(
+        run=number,
+        source=source,
+        inputs=plain,
+        tools=tools,
+        lint=lint,
+        result_bytes=limits.result_bytes,
+        files=limits.files,
+        files_bytes=limits.files_bytes,
+        seed=seed,
+        clock=clock,
+        message_elements=limits.message_elements,
+        answer_elements=limits.answer_elements,
+        egress=egress,
+    )
 
-        Never raises: an exception, also one of the caller's callbacks, stops this run and comes out of `execute`.
-        """
-        if self._connection.stopped is not None:
-            return
-        if self.deadline.exceeded is not None:
-            self._connection.stop(self.deadline.exceeded)
-            return
-        self._end_in_time()
-        try:
-            take_printed(self._connection, self._output)
-            if self._work.used > self._work.limit:
-                self._stop_for_work()
-            self._sample = self._sandbox.sample()
-            if (exceeded := exceeded_limit(self._limits, self._sample)) is not None:
-                self._connection.stop(exceeded)
-                if self._connection.was_asked:
-                    self.deadline.exceeded = exceeded  # which kills it at its next turn
-        except BaseException as exc:  # nothing is awaited here, so it is not a cancellation of this task
-            self.fail(exc)
 
-    def fail(self, exc: BaseException) -> None:
-        """Stop the run: `execute` raises `exc`."""
-        self._connection.stop(Failed(exc))
+def sendable(source: str) -> str:
+    """Return the source, or in place of one that no text can hold a script that says so.
 
-    def abort(self, why: str) -> None:
-        """Stop the run with outcome `cancelled`. It keeps what it had done until then."""
-        self._connection.stop(Aborted(why))
+    A model wrote it, so the run fails as with any other mistake. The record shows the source with `\\ud800` for what
+    cannot be written.
+    """
+    if source.isascii():
+        return source
+    try:
+        source.encode("utf-8")
+    except UnicodeEncodeError as exc:
+        line = source.count("\n", 0, exc.start) + 1
+        said = f"the source holds a lone surrogate, {source[exc.start]!a}, which is not valid text"
+        shown = source[:MAX_SHOWN_CHARS].encode("ascii", "backslashreplace").decode()
+        comments = "".join(f"# {each}\n" for each in shown.split("\n"))  # a line keeps its number
+        return f"{comments}raise SyntaxError({said!r}, ('<code>', {line}, None, None))"
+    return source
 
-    # Reading.
 
-    async def _send_script(self) -> None:
-        connection = self._connection
-        about = "a file's name"
-        try:
-            for message in self._request.file_messages():
-                connection.post(message)
-                if connection.unsent_bytes > GATHERED_BYTES:
-                    await connection.flush()
-            about = "source and inputs"
-            script = self._request.message
-            for send in self._request.context.features.send:
-                script = send(script)
-            await connection.post_large(script) if self._request.is_large else connection.post(script)
-        except (UnsendableValue, ValueTooLarge) as exc:
-            raise UsageError(f"{about} cannot be sent: {exc}; pass less, use files=, or raise frame_bytes") from exc
-        await connection.flush()
-        try:
-            # The guest starts meanwhile. No tool call is made until this returns.
-            if (noted := self._observer.on_script_sent()) is not None:
-                await noted
-        except AuditError as exc:
-            connection.stop(Failed(exc))
+def _check_names(inputs: object) -> None:
+    """Check that inputs can be names in the script.
 
-    async def _read(self) -> CallTool | None:
-        """Read messages until there is a tool call to make; None when the run is over."""
-        connection, calls, output, work = self._connection, self._calls, self._output, self._work
-        wire, turn, unheard, read = connection.wire, self._turn, self.callbacks.unheard, connection.next_message
-        printed, received, has_printed = 0, 0, False
-        try:
-            while connection.stopped is None:
-                if time.perf_counter() > turn.until:
-                    # Guests that always send more must not keep the event loop from deadlines and from others.
-                    await turn.give_way()
-                    if self._connection.stopped is not None:  # meanwhile
-                        break
-                # Nearly always a guest has sent one message and waits: there is nothing more to look for.
-                message = read() if wire.frames.buffer or wire.frames.large or wire.is_decoding else None
-                if message is None:
-                    if wire.is_decoding:
-                        continue
-                    await connection.flush()
-                    self._observer.on_answers_sent()
-                    if has_printed and (printed := printed + 1) > PRINTED_READS and received < FEW_BYTES:
-                        await anyio.sleep(PAUSE_S)
-                    has_printed = False
-                    if not (received := await connection.receive()):
-                        return None
-                    continue
-                if not (has_printed := type(message) is Log):
-                    printed = 0
-                size = wire.message_bytes + ELEMENT_WORK * wire.message_elements
-                work.used += size + MESSAGE_WORK
-                if work.used > work.limit:
-                    self._stop_for_work()
-                elif type(message) is not CallTool:
-                    output.take(message)
-                    if unheard:
-                        await self.callbacks.hear(self.fail)
-                elif self.deadline.exceeded is not None:  # sent in time, read too late: nobody takes the answer
-                    connection.stop(self.deadline.exceeded)
-                elif calls.admit(call := message if self._named is None else self._named(message), size):
-                    return call
-        except RemoteProtocolError as exc:
-            connection.stop(ProtocolViolation(str(exc)))
-        except CALLBACK_ERRORS as exc:
-            self._stop_for(exc)
-        return None
+    Raises:
+        UsageError: they are not a mapping, or a name is not an identifier or belongs to the sandbox.
+    """
+    if not isinstance(inputs, Mapping):
+        raise UsageError(f'inputs= takes a dict from names to values, not {type(inputs).__name__}; write {{"x": ...}}')
+    for name in inputs:
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            raise UsageError(f"inputs= makes names of the script, and {name!r:.80} is not one; choose an identifier")
+        if name in GUEST_NAMES or (name.startswith("__") and name.endswith("__")):
+            raise UsageError(f"inputs= has {name!r}, which is a name of the sandbox itself; choose another one")
 
-    def _stop_for_work(self) -> None:
-        work = self._work
-        self._connection.stop(LimitExceeded(Outcome.HOST_WORK_LIMIT, "host_work", work.limit, work.used))
 
-    def _stop_for(self, exc: BaseException) -> None:
-        """Stop the run because a tool, a callback or the observer raised.
+def fits(wanted: Limits, made_with: Limits, fixed: Collection[str] = ()) -> bool:
+    """Return True when a sandbox made with the limits `made_with` can be held to `wanted` from outside.
 
-        A KeyboardInterrupt goes this way too: raised in a task other than the caller's, it would end the event loop.
-        """
-        if isinstance(exc, ToolAbort) and not isinstance(exc, Misconfigured):
-            self._connection.stop(Aborted(str(exc), Outcome(exc.outcome)))
-        else:
-            self._connection.stop(Failed(exc))
-
-    # Calls.
-
-    async def _serve_calls(self, call: CallTool | None) -> None:
-        """Make calls and read on, until the run is over."""
-        async with anyio.create_task_group() as tasks:
-            if self._request.handlers.cancel is not None:
-                self._start(tasks, self._abort_on, self._request.handlers.cancel)
-            await self._serve(tasks, call)
-
-    async def _serve(self, tasks: TaskGroup, call: CallTool | None = None) -> None:
-        """Make calls and read on, until the run is over or a call has to wait: then another task reads on.
-
-        A call that does not wait needs neither a task nor a turn of the event loop: half of what a round trip costs.
-        """
-        calls, connection = self._calls, self._connection
-        answer: Answer | None = None
-        with connection.scope_type() as scope:
-            while (call := call or await self._read()) is not None:
-                work = self._dispatch(call)
-                try:
-                    waits_for = work.send(None)
-                except StopIteration as finished:
-                    try:
-                        if time.perf_counter() > self._turn.until:
-                            await self._turn.give_way()
-                    finally:
-                        calls.finish(call, finished.value)
-                    if connection.unsent_bytes > GATHERED_BYTES:
-                        # In a task of its own: the guest may not read it before the host reads what the guest writes.
-                        calls.keep_place()
-                        self._start(tasks, self._write_answer, connection.take_unsent())
-                except (Exception, KeyboardInterrupt) as exc:
-                    self._stop_for(exc)
-                else:
-                    calls.take_place(call, scope)
-                    self._start(tasks, self._serve, tasks)
-                    answer = await self._answer(BegunCoroutine(work, waits_for))
-                    break
-                call = None
-        if call is not None:
-            await self._finish(call, answer)
-        elif self._has_tasks:
-            tasks.cancel_scope.cancel()
-
-    async def _finish(self, call: CallTool, answer: Answer | None) -> None:
-        """Answer a call that has waited, then make whichever waits for its turn."""
-        calls, connection = self._calls, self._connection
-        while connection.stopped is None:
-            calls.finish(call, answer)
-            await connection.flush()
-            self._answers_sent()
-            await self._threads_left.wait()  # of a call that was given up: until then its place is taken
-            if (made := await self._make_queued()) is None:
-                return
-            call, answer = made
-        if answer is not None:  # the tool went on when the run was over: its call is recorded all the same
-            calls.finish(call, answer)
-
-    async def _write_answer(self, parts: Sequence[Part]) -> None:
-        """Write a large answer, then make whichever call waits for its turn."""
-        await self._connection.write(parts)
-        if (made := await self._make_queued()) is not None:
-            await self._finish(*made)
-
-    async def _make_queued(self) -> tuple[CallTool, Answer | None] | None:
-        """Free the place of a call whose answer was written. Make the call that waits for a place, if there is one."""
-        queued = self._calls.next_queued() if self._connection.stopped is None else None
-        if queued is None:
-            return None
-        await anyio.lowlevel.checkpoint_if_cancelled()  # a run whose time is over makes no further call
-        answer = None
-        with anyio.CancelScope() as scope:
-            self._calls.take_place(queued, scope)
-            answer = await self._answer(self._dispatch(queued))
-        return queued, answer
-
-    async def _answer(self, work: Awaitable[Answer]) -> Answer | None:
-        try:
-            return await work
-        except (Exception, KeyboardInterrupt) as exc:
-            self._stop_for(exc)
-            return None
-
-    def _answers_sent(self) -> None:
-        try:
-            self._observer.on_answers_sent()
-        except Exception as exc:
-            self._stop_for(exc)
-
-    def _start(self, tasks: TaskGroup, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        """Start a task. Not in the context of a call: calls that the task makes are not its children."""
-        self._has_tasks = True
-        self._context.run(tasks.start_soon, function, *args)
-
-    async def _abort_on(self, cancel: anyio.Event) -> None:
-        try:
-            await cancel.wait()
-        except BaseException:
-            del self  # the frames of a task that is cancelled are a cycle, which would keep all that the run has sent
-            raise
-        self.abort(CANCELLED)
-
-    # The end.
-
-    def _result(self, end: Exit) -> ExecutionResult:
-        sample, connection, output, calls = self._sample, self._connection, self._output, self._calls.records()
-        usage = Usage(
-            wall_s=time.perf_counter() - self._started,
-            cpu_s=max(sample.cpu_s, end.cpu_s),
-            peak_memory_bytes=max(sample.peak_memory_bytes, end.peak_memory_bytes),
-            peak_processes=max(sample.peak_processes, 1),
-            calls=len(calls),
-            sent_bytes=connection.sent_bytes,
-            received_bytes=connection.received_bytes,
-            start_s=self._start_s,
-            host_work=self._work.used,
-        )
-        lint, stopped, refused = self._request.message.lint, connection.stopped, self._calls.refused
-        if connection.interrupted_for and type(stopped) is Done:
-            found = error_info(stopped.error or {})
-            if found.type == KeyboardInterrupt.__name__:  # else it has handled that
-                stopped, self._line = Aborted(connection.interrupted_for), found.line
-        waits_for = leftover_names(connection.leftover.stuck) if connection.leftover is not None else ()
-        run_end = RunEnd(
-            self._limits,
-            usage,
-            sample=sample,
-            exit=end,
-            lint=lint,
-            stopped=stopped,
-            has_value=output.has_value,
-            printed_bytes=output.printed_bytes,
-            refused=refused,
-            line=self._line,
-            waits_for=waits_for,
-        )
-        outcome, error = outcome_of(run_end)
-        return ExecutionResult(
-            self._request.context.run_id,
-            outcome,
-            value=output.value,
-            has_value=output.has_value,
-            logs=output.logs(),
-            files=output.files(),
-            error=error,
-            warnings=warnings_of(run_end) if outcome is Outcome.OK else (),
-            calls=calls,
-            abandoned=self._threads_left.list(),
-            usage=usage,
-            isolation=Isolation(self._sandbox.backend, dict(self._sandbox.layers), lint, **profile_of(self._sandbox)),
-            journal_id=self._request.journal_id,
-        )
+    `fixed`: further limits that the backend cannot change.
+    """
+    if wanted is made_with:
+        return True
+    is_same = all(getattr(wanted, name) == getattr(made_with, name) for name in (*FIXED, *fixed))
+    return is_same and all(getattr(wanted, name) <= getattr(made_with, name) for name in LOWERED)

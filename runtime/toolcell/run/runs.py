@@ -1,6 +1,6 @@
 """`Runs`: the one path of every script of a runtime, from its tools and limits to its result.
 
-Whoever runs a script prepares it, which makes its message, then says what its journal does, and executes it.
+Whoever runs a script prepares it, which makes a `Run`, adds a journal to its parts, and executes it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ from toolcell.calls.uploads import OpenRequests
 from toolcell.config import Limits, Policy
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.run.connection import GuestConnection
-from toolcell.run.observer import NULL_OBSERVER, RunRecorder
 from toolcell.run.options import NO_HANDLERS, RunHandlers
-from toolcell.run.request import RunRequest, Script, are_large, run_message
+from toolcell.run.run import Run, RunPart, Script, are_large, run_message
 from toolcell.run.sandboxes import Sandboxes
-from toolcell.run.tool_bridge import MakeCall, ToolBridge
 from toolcell.sandbox.environment import Environment
 from toolcell.support import daemon_threads
 from toolcell.support.copies import changed
@@ -46,31 +44,18 @@ from toolcell.tools.spec import RegisteredTool
 logger = logger_of("toolcell.runtime")
 
 
-class RunJournal(Protocol):
-    """The journal's part in one run: it answers calls from a record, and keeps those that are made."""
+class RunRecorder(Protocol):
+    """Begins the records of runs: `Recorder` of the audit log does."""
 
-    @property
-    def journal_id(self) -> str:
-        """Its name, for the result."""
-
-    @property
-    def dispatch(self) -> MakeCall:
-        """Answers a call from the journal, or makes it."""
-
-    @property
-    def context(self) -> RunContext:
-        """Context of the run's calls."""
-
-    @property
-    def answer(self) -> Callable[[int, bytes], None]:
-        """Takes the answer to a call before it is sent; nothing when the script has cancelled the call."""
-
-    def finish(self, result: ExecutionResult) -> ExecutionResult:
-        """Return the result with what the journal adds. In a thread where a person is going to look at much."""
+    async def recording(
+        self, run: Run, *, policy: Policy, environment: Mapping[str, Any], egress: Sequence[Mapping[str, Any]]
+    ) -> RunPart:
+        """Return what records a script's run."""
         ...
 
-    def abandon(self) -> None:
-        """The run has no result."""
+    def observe(self, context: RunContext, kind: str, link: RunLink | None) -> AbstractAsyncContextManager[RunContext]:
+        """Record the calls that are made with the yielded context."""
+        ...
 
 
 class UnlistedTools(Protocol):
@@ -226,9 +211,14 @@ class Runs:
     # One run
 
     async def prepare(
-        self, script: Script, tools: CallableTools, context: RunContext | None, link: RunLink | None = None
-    ) -> RunRequest:
-        """Make the message of a run, and count it. `link`: names the run that it goes on from.
+        self,
+        script: Script,
+        tools: CallableTools,
+        context: RunContext | None,
+        link: RunLink | None = None,
+        handlers: RunHandlers = NO_HANDLERS,
+    ) -> Run:
+        """Make a run, with its message, and count it. `link`: names the run that it goes on from.
 
         Raises:
             UsageError: the source or an input cannot be sent; names it.
@@ -270,15 +260,9 @@ class Runs:
             context = context or RunContext()
             context = self.begin(context.child(limits=own_limits or context.limits).within(**scope))
         link.id = context.run_id
-        return RunRequest(script=script, message=message, tools=tools, context=context, work=work, is_large=is_large)
+        return Run(script, tools, context, message, work=work, is_large=is_large, handlers=handlers)
 
-    async def execute(
-        self,
-        run: RunRequest,
-        journal: RunJournal,
-        handlers: RunHandlers = NO_HANDLERS,
-        own: GuestConnection | None = None,
-    ) -> ExecutionResult:
+    async def execute(self, run: Run, own: GuestConnection | None = None) -> ExecutionResult:
         """Run a script once, in `own`, the sandbox of a session, or in one that is destroyed afterwards.
 
         Raises:
@@ -288,40 +272,32 @@ class Runs:
 
         Cancellation: the sandbox is killed with everything in it.
         """
-        script, work, context = run.script, run.work, journal.context
-        assert work is not None
-        run.handlers, run.journal_id, run.on_answer, run.context = handlers, journal.journal_id, journal.answer, context
-        observer, started = NULL_OBSERVER, time.perf_counter()
+        script, work, context, started = run.script, run.work, run.context, time.perf_counter()
         try:
             if self.recorder is not None:
-                observer = await self.recorder.run_observer(
-                    run,
-                    tools=run.tools,
-                    context=context,
-                    policy=self.policy,
-                    environment=self.environment.facts,
-                    egress=self.requests.rules if self.requests is not None and run.message.egress else (),
-                )
-            bridge = ToolBridge(run.tools, context, observer, journal.dispatch)
+                egress = self.requests.rules if self.requests is not None and run.message.egress else ()
+                facts = self.environment.facts
+                run.parts += (await self.recorder.recording(run, policy=self.policy, environment=facts, egress=egress),)
             async with open_jobs(context.state, self._tasks), open_requests(context.scope.requests):
-                ran = await self.sandboxes.run(run, bridge, observer, own)
+                ran = await self.sandboxes.run(run, own)
                 ran = await _without_secrets(ran, context, work)
                 is_kept = ran.outcome is Outcome.SUSPENDED or bool(context.features.collects)
                 is_long = is_kept and work.calls > LONG_BYTES
-                result = await daemon_threads.run_sync(journal.finish, ran) if is_long else journal.finish(ran)
+                result = await daemon_threads.run_sync(_finished, run, ran) if is_long else _finished(run, ran)
             if script.preflight is not None:
                 result = changed(result, preflight=script.preflight)
         except BaseException as exc:
             count_cpu(context, min(script.limits.cpu_s, time.perf_counter() - started))  # nobody measured it
-            journal.abandon()
             with anyio.CancelScope(shield=True):
-                await observer.on_failure(exc)
+                for part in run.parts:
+                    await part.failed(exc)
             raise
         count_cpu(context, result.usage.cpu_s)
         for finished in context.features.finished:
             finished(context, result.journal_id)
-        if (noted := observer.on_end(result)) is not None:
-            await noted
+        for part in run.parts:
+            if (noted := part.ended(result)) is not None:
+                await noted
         self.tell_end(result)
         return result
 
@@ -354,6 +330,12 @@ def replay_seed(seed: int | None, clock: float | None) -> tuple[int, float]:
     if seed is None:
         seed = int.from_bytes(os.urandom(6), "big")
     return seed, round(time.time(), 6) if clock is None else clock
+
+
+def _finished(run: Run, result: ExecutionResult) -> ExecutionResult:
+    for part in run.parts:
+        result = part.finish(result)
+    return result
 
 
 async def _without_secrets(result: ExecutionResult, context: RunContext, work: HostWork) -> ExecutionResult:

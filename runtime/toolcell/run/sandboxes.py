@@ -18,11 +18,9 @@ from toolcell.config import Limits, PoolConfig
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import ExecutionResult
 from toolcell.run.connection import GuestConnection, Place
+from toolcell.run.conversation import Conversation
 from toolcell.run.monitor import RunMonitor
-from toolcell.run.observer import RunObserver
-from toolcell.run.request import RunRequest, fits
-from toolcell.run.run import Run
-from toolcell.run.tool_bridge import ToolBridge
+from toolcell.run.run import Run, fits
 from toolcell.sandbox.backend import Sandbox, check_kind_of
 from toolcell.sandbox.environment import Environment
 from toolcell.sandbox.pool import Pool, StartClock
@@ -198,41 +196,29 @@ class Sandboxes:
 
     # Running
 
-    async def run(
-        self, request: RunRequest, bridge: ToolBridge, observer: RunObserver, own: GuestConnection | None = None
-    ) -> ExecutionResult:
+    async def run(self, run: Run, own: GuestConnection | None = None) -> ExecutionResult:
         """Run a script in `own`, the sandbox of a session, or in one that is destroyed afterwards."""
-        waiting = time.perf_counter()
-        assert self.pool is not None
-        if own is not None:
-            observer.on_sandbox(own.sandbox)
-            return await self._run_in(own, request, bridge, observer)
-        connection = await self._sandbox_for(request.script.limits)
+        began, limits = time.perf_counter(), run.script.limits
+        connection = own or await self._sandbox_for(limits)
         try:
-            observer.on_sandbox(connection.sandbox)
-            try:
-                await connection.sandbox.prepare(request.script.limits)
-            except OSError as exc:
-                raise unavailable(exc) from exc
-            return await self._run_in(connection, request, bridge, observer, time.perf_counter() - waiting)
+            for part in run.parts:
+                part.sandbox_found(connection.sandbox)
+            if own is None:
+                try:
+                    await connection.sandbox.prepare(limits)
+                except OSError as exc:
+                    raise unavailable(exc) from exc
+            with Holding(connection):  # a conversation keeps the context in which it was made
+                start_s = time.perf_counter() - began if own is None else 0.0
+                conversation = Conversation(run, connection, start_s)
+                self.monitor.add(conversation)
+                try:
+                    return await conversation.execute()
+                finally:
+                    self.monitor.discard(conversation)
         finally:
-            await self.let_go(connection)
-
-    async def _run_in(
-        self,
-        connection: GuestConnection,
-        request: RunRequest,
-        bridge: ToolBridge,
-        observer: RunObserver,
-        start_s: float = 0.0,
-    ) -> ExecutionResult:
-        with Holding(connection):  # a run keeps the context in which it was made
-            run = Run(connection, request, bridge.dispatch, observer=observer, start_s=start_s, named=bridge.named)
-            self.monitor.add(run)
-            try:
-                return await run.execute()
-            finally:
-                self.monitor.discard(run)
+            if own is None:
+                await self.let_go(connection)
 
     async def hold(self, limits: Limits) -> GuestConnection:
         """Start a sandbox for a session.

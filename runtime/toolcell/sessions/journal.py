@@ -25,7 +25,7 @@ from toolcell.journal.recorded_tools import RecordedTools
 from toolcell.journal.store import JournalStore
 from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.run.options import OnApproval
-from toolcell.run.request import Script
+from toolcell.run.run import Run, Script
 from toolcell.sessions.kept_state import KeptState, StateFile
 from toolcell.sessions.settings import Restores, is_name
 from toolcell.support.copies import changed
@@ -117,16 +117,15 @@ class NotKept:
         raise SessionError("a script that is run again to rebuild a state cannot wait")
 
 
-def rebuilding(tools: CallableTools, context: RunContext, step: SessionScript | None = None) -> RunControl:
-    """Return what a run is controlled by that only rebuilds a state: it makes no call, and nothing of it is kept.
+def let_rebuild(run: Run, step: SessionScript | None = None) -> None:
+    """Have a run only rebuild a state: it makes no call, and nothing of it is kept.
 
     Calls are answered from the journal of `step`, if it runs that again.
     """
-    return RunControl(
+    RunControl(
+        run,
         store=NotKept(),
         journal=step.journal_again() if step is not None else Journal(os.urandom(16).hex()),
-        tools=tools,
-        context=context,
         on_approval="deny",
         is_rebuilding=True,
     )

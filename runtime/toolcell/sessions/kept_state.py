@@ -20,7 +20,7 @@ from typing import Any, Final
 from toolcell.config import Limits
 from toolcell.errors import SessionError
 from toolcell.results import ExecutionResult
-from toolcell.run.request import Script
+from toolcell.run.run import Script
 from toolcell.sandbox.backend import GuestFile
 from toolcell.support.text import for_terminal
 from toolcell_bridge.wire.messages import CLOUDPICKLE_FILE, STATE_FILE

@@ -21,6 +21,7 @@ from toolcell.control.decisions import ResumeDecision
 from toolcell.control.resumption import decider
 from toolcell.errors import SessionError, UsageError
 from toolcell.results import ExecutionResult, SessionFile, SessionReport, Suspension
+from toolcell.run.conversation import CANCELLED
 from toolcell.run.options import (
     NO_HANDLERS,
     FileContent,
@@ -31,8 +32,7 @@ from toolcell.run.options import (
     SessionRunKwargs,
     guest_files,
 )
-from toolcell.run.request import Script, script_from
-from toolcell.run.run import CANCELLED
+from toolcell.run.run import Script, script_from
 from toolcell.run.streaming import RunStream
 from toolcell.sessions.host import SessionHost
 from toolcell.sessions.journal import NO_HISTORY, History

@@ -23,9 +23,9 @@ from toolcell.flows import Labels
 from toolcell.journal.ledger import Journal
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, SessionReport
 from toolcell.run.connection import GuestConnection
-from toolcell.run.options import NO_HANDLERS, OnApproval, RunHandlers
+from toolcell.run.options import OnApproval, RunHandlers
 from toolcell.run.outcome import Aborted, leftover_names
-from toolcell.run.request import RunRequest, Script
+from toolcell.run.run import Run, Script
 from toolcell.sessions.host import SessionHost
 from toolcell.sessions.journal import (
     NO_HISTORY,
@@ -37,7 +37,7 @@ from toolcell.sessions.journal import (
     as_sent,
     context_again,
     difference,
-    rebuilding,
+    let_rebuild,
 )
 from toolcell.sessions.kept_state import KeptState, StateFile, keeping_script, loading_script, not_in_it
 from toolcell.sessions.sandbox import SessionSandbox
@@ -188,12 +188,10 @@ class SessionState:
         is_kept = self.journal.is_on_disk or on_approval == "suspend"
         store = ScriptEnd(journals) if is_kept else None
 
-        prepared = await self._host.runs.prepare(script, tools, context)
-        journal = self.journal.journal(prepared.message, script, tools, on_approval, context)
-        control = RunControl(
-            store=store or journals, journal=journal, tools=tools, context=prepared.context, on_approval=on_approval
-        )
-        return await self._conduct(prepared, control, handlers, began, store, context)
+        run = await self._host.runs.prepare(script, tools, context, handlers=handlers)
+        journal = self.journal.journal(run.message, script, tools, on_approval, context)
+        RunControl(run, store=store or journals, journal=journal, on_approval=on_approval)
+        return await self._conduct(run, journal, began, store, context)
 
     def earlier(self) -> Earlier:
         """What the scripts until now have left."""
@@ -215,38 +213,26 @@ class SessionState:
             script = script_of(journal.header, number)
             script = replace(script, limits=self._remaining_limits(script.limits, self._begin_script()))
             context = self._context(context, str(number))
-            prepared = await self._host.runs.prepare(script, tools, context, journal.link)
+            run = await self._host.runs.prepare(script, tools, context, journal.link, handlers)
             has_begun = True
-            journal.share_labels(prepared.context.state.labels)
-            control = RunControl(
-                store=store,
-                journal=journal,
-                tools=tools,
-                context=prepared.context,
-                on_approval=journal.header["on_approval"],
-            )
-            return await self._conduct(prepared, control, handlers, began, store, context)
+            journal.share_labels(run.context.state.labels)
+            RunControl(run, store=store, journal=journal, on_approval=journal.header["on_approval"])
+            return await self._conduct(run, journal, began, store, context)
         finally:
             if not has_begun:  # its token is used, and it has its decisions: it waits to be carried on by its id
                 self._host.journals.put_down(journal)
                 self.journal.waiting = journal.id
 
     async def _conduct(
-        self,
-        run: RunRequest,
-        control: RunControl,
-        handlers: RunHandlers,
-        began: Began,
-        store: ScriptEnd | None,
-        context: RunContext,
+        self, run: Run, journal: Journal, began: Began, store: ScriptEnd | None, context: RunContext
     ) -> ExecutionResult:
         """Run a script in the sandbox, and record what became of it. `context`: the caller's."""
-        script, journal = run.script, control.journal
+        script = run.script
         forgotten = self._forgotten if began == "value" else ()
         connection = self.connection
         assert connection is not None
         try:
-            result = await self._execute(run, control, handlers)
+            result = await self._execute(run)
         except BaseException:  # it made these calls all the same
             self.used_calls += len(journal.entries)
             self._note_used()
@@ -295,15 +281,9 @@ class SessionState:
         await self.bring_up(context, tools)
         self._sandbox.begin_script()
         script = changed(script, number=self.position + 1)
-        prepared = await self._host.runs.prepare(script, tools, self._context(context, "read"))
-        control = RunControl(
-            store=self._host.journals,
-            journal=Journal(os.urandom(16).hex()),
-            tools=tools,
-            context=prepared.context,
-            on_approval="ask",
-        )
-        result = await self._execute(prepared, control)
+        run = await self._host.runs.prepare(script, tools, self._context(context, "read"))
+        RunControl(run, store=self._host.journals, journal=Journal(os.urandom(16).hex()), on_approval="ask")
+        result = await self._execute(run)
         await self._drop_if_lost(result)
         return result
 
@@ -330,15 +310,13 @@ class SessionState:
         context.state.labels.join(self.labels)
         return context
 
-    async def _execute(
-        self, run: RunRequest, control: RunControl, handlers: RunHandlers = NO_HANDLERS
-    ) -> ExecutionResult:
+    async def _execute(self, run: Run) -> ExecutionResult:
         connection = self.connection
         assert connection is not None
         sandbox = self._sandbox
         self.idle_since = None
         try:
-            result = await self._host.runs.execute(run, control, handlers, connection)
+            result = await self._host.runs.execute(run, connection)
             sandbox.end_script(result.usage.cpu_s)
             self._has_hooks = connection.leftover is not None and connection.leftover.hooks
             return result
@@ -511,8 +489,20 @@ class SessionState:
         tools = tools or self._host.runs.snapshot(None)
         self._sandbox.begin_script()
         again = context_again(self._last_context or context)
-        prepared = await self._host.runs.prepare(script, tools, self._context(again, "state"))
-        return await self._execute(prepared, rebuilding(tools, prepared.context))
+        return await self._rebuild(script, tools, self._context(again, "state"))
+
+    async def _rebuild(
+        self,
+        script: Script,
+        tools: CallableTools,
+        context: RunContext,
+        link: RunLink | None = None,
+        step: SessionScript | None = None,
+    ) -> ExecutionResult:
+        """Run a script that makes no call; it is `step`, if it runs again."""
+        run = await self._host.runs.prepare(script, tools, context, link)
+        let_rebuild(run, step)
+        return await self._execute(run)
 
     async def keep_by_value(self, tools: CallableTools | None, context: RunContext | None) -> None:
         """Keep the state by value, if that is of use: scripts need not be run again then, or cannot be.
@@ -602,8 +592,7 @@ class SessionState:
         context = self._context(step.context_again(given), f"{number}.again")
         self._sandbox.begin_script()
         link = RunLink(relation="repeats", after=step.journal.run)
-        prepared = await self._host.runs.prepare(step.script, step.tools, context, link)
-        again = await self._execute(prepared, rebuilding(step.tools, prepared.context, step))
+        again = await self._rebuild(step.script, step.tools, context, link, step)
         problem = difference(step, again)
         if problem:
             self.not_repeatable = f"script {number} did not repeat what it had done: {problem}"
@@ -614,8 +603,7 @@ class SessionState:
         tools = self._host.runs.tools([])
         self._sandbox.begin_script()
         script = Script(source="", limits=self._limits, number=self.position + 1)
-        prepared = await self._host.runs.prepare(script, tools, self._context(context_again(given), "answers"))
-        result = await self._execute(prepared, rebuilding(tools, prepared.context))
+        result = await self._rebuild(script, tools, self._context(context_again(given), "answers"))
         if result.outcome is not Outcome.OK:
             self.not_repeatable = (
                 f"when it was, an empty script did not end ({result.outcome}): something that its scripts left running "

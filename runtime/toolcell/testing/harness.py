@@ -20,11 +20,11 @@ import psutil
 from toolcell.config import MIB, Limits, PoolConfig
 from toolcell.errors import ToolAbort, ToolError
 from toolcell.results import ExecutionResult, Outcome
-from toolcell.run import Dispatch, GuestConnection, Run, RunRequest, Script
+from toolcell.run import Conversation, GuestConnection, Run, Script
 from toolcell.runtime import Runtime
 from toolcell.sandbox import Backend, Sandbox
-from toolcell.tools import RunContext, ToolRegistry
-from toolcell_bridge.wire.messages import CallTool, RunScript, ToolReturn
+from toolcell.tools import Origin, RunContext, ToolRegistry
+from toolcell_bridge.wire.messages import RunScript
 
 MakeBackend: TypeAlias = Callable[[], Backend]
 
@@ -176,25 +176,35 @@ def _add_tools(harness: BackendHarness) -> None:
         await harness.stay()
 
 
-async def no_calls(call: CallTool) -> ToolReturn:
-    """Answer the calls of a script that must make none."""
-    raise ContractViolation(f"{call.name} was called")
+CALL_AND_STAY = "call_tool('note')\nimport time\ntime.sleep(60)"
+
+
+def tool_that_sets(called: anyio.Event) -> ToolRegistry:
+    """Return the tool that `CALL_AND_STAY` calls."""
+    made = ToolRegistry()
+
+    @made.tool
+    async def note() -> None:
+        """Take note that the script has come so far."""
+        called.set()
+
+    return made
 
 
 async def run_on(
     connection: GuestConnection,
     source: str,
     *,
-    tools: Sequence[str] = (),
-    dispatch: Dispatch = no_calls,
+    tools: ToolRegistry | None = None,
     number: int = 1,
 ) -> ExecutionResult:
     """Run one script in a sandbox that has said Hello. `number`: which run of the sandbox it is."""
+    tools = tools or ToolRegistry()
     message = RunScript(
         number,
         source,
         inputs={},
-        tools=" ".join(tools),
+        tools=tools.names_text(Origin.CODE),
         lint="off",
         result_bytes=1 << 20,
         files=8,
@@ -202,9 +212,8 @@ async def run_on(
         seed=None,
         clock=None,
     )
-    script = Script(source="", limits=LIMITS)
-    request = RunRequest(script=script, message=message, tools=ToolRegistry(), context=RunContext())
-    return await Run(connection, request, dispatch).execute()
+    run = Run(Script(source="", limits=LIMITS), tools, RunContext(), message)
+    return await Conversation(run, connection).execute()
 
 
 async def eventually(holds: Callable[[], object], problem: str, within_s: float | None = None) -> None:

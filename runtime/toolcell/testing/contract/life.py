@@ -10,6 +10,7 @@ from toolcell.run import GuestConnection
 from toolcell.sandbox import Backend
 from toolcell.testing.contract.case import CaseGroup
 from toolcell.testing.harness import (
+    CALL_AND_STAY,
     LIMITS,
     SOON_S,
     BackendHarness,
@@ -22,8 +23,8 @@ from toolcell.testing.harness import (
     expect_equal,
     expect_outcome,
     run_on,
+    tool_that_sets,
 )
-from toolcell_bridge.wire.messages import CallTool, ToolReturn
 
 life_cases = CaseGroup("life")
 
@@ -100,12 +101,7 @@ async def closed_during_a_run(harness: BackendHarness) -> None:
 
 
 async def _run_for_ever(connection: GuestConnection, called: anyio.Event, outcomes: list[Outcome]) -> None:
-    async def dispatch(call: CallTool) -> ToolReturn:
-        called.set()
-        return ToolReturn(call.id, None)
-
-    source = "call_tool('x')\nimport time\ntime.sleep(60)"
-    outcomes.append((await run_on(connection, source, tools=["x"], dispatch=dispatch)).outcome)
+    outcomes.append((await run_on(connection, CALL_AND_STAY, tools=tool_that_sets(called))).outcome)
 
 
 @life_cases

@@ -15,6 +15,7 @@ from toolcell.run import GuestConnection
 from toolcell.sandbox import Sandbox
 from toolcell.testing.contract.case import CaseGroup
 from toolcell.testing.harness import (
+    CALL_AND_STAY,
     LIMITS,
     SOON_S,
     BackendHarness,
@@ -24,8 +25,8 @@ from toolcell.testing.harness import (
     expect_equal,
     expect_outcome,
     run_on,
+    tool_that_sets,
 )
-from toolcell_bridge.wire.messages import CallTool, ToolReturn
 
 cancelling_cases = CaseGroup("cancelling")
 
@@ -202,17 +203,13 @@ async def while_running(harness: BackendHarness) -> None:
     async with harness.connection() as connection, anyio.create_task_group() as tasks:
         called = anyio.Event()
 
-        async def dispatch(call: CallTool) -> ToolReturn:
-            called.set()
-            return ToolReturn(call.id, None)
-
         async def kill() -> None:
             await called.wait()
             connection.sandbox.kill()
             connection.sandbox.kill()
 
         tasks.start_soon(kill)
-        result = await run_on(connection, "call_tool('x')\nimport time\ntime.sleep(60)", tools=["x"], dispatch=dispatch)
+        result = await run_on(connection, CALL_AND_STAY, tools=tool_that_sets(called))
         expect(result.outcome is Outcome.KILLED, f"the outcome is {result.outcome}")
         end = await connection.sandbox.ended()
         expect(end.signal in (9, None), f"it ended by signal {end.signal}")
