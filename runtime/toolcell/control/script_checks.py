@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from toolcell.calls.call import CallableTools, RunContext
 from toolcell.calls.placeholders import DryRun
-from toolcell.config import CheckTypes, Limits, check_types_of
+from toolcell.config import Limits, check_types_of
 from toolcell.results import ExecutionResult
+from toolcell.run.options import RunOptions
 from toolcell.run.run import Script
 from toolcell.run.runs import Runs, count_cpu
+from toolcell.support.copies import changed
 
 if TYPE_CHECKING:
-    from toolcell.control.type_check import Earlier, TypeChecker, TypeFindings
+    from toolcell.control.type_check import Earlier, TypeChecker
     from toolcell.control.type_checkers import CheckerHost
     from toolcell.results.effects import Preflight
 
@@ -67,33 +68,34 @@ class ScriptChecks:
         result = await runs.sandboxes.run(preflight_run(runs.next_number(), source, limits or runs.limits, tools))
         return read_preflight(result, tools), result.usage.cpu_s
 
-    async def types(
+    async def check(
         self,
-        wanted: bool | CheckTypes | None,
-        source: str,
+        script: Script,
+        options: RunOptions,
         tools: CallableTools,
-        inputs: Mapping[str, Any] | None,
         context: RunContext | None,
         earlier: Callable[[], Earlier] | None = None,
-    ) -> TypeFindings | None:
-        """Return what is wrong with the types of a script; None if they are not to be checked.
+    ) -> Script | ExecutionResult:
+        """Return a script with what was found in it, or the result of one that must not run because of that.
 
         `earlier` returns what scripts before this one have left.
         """
         isolates = self._runs.environment.isolates
         by_default = check_types_of(context.check_types) if context is not None and isolates else None
-        degree = check_types_of(wanted) or self._runs.policy.check_types
-        if (degree or by_default or "off") == "off":
-            return None
-        from toolcell.control.type_check import NOTHING_EARLIER
+        degree = check_types_of(options.check_types) or self._runs.policy.check_types
+        if (degree or by_default or "off") != "off":
+            from toolcell.control.type_check import NOTHING_EARLIER
 
-        left = NOTHING_EARLIER if earlier is None else earlier()
-        return await self.type_checker.check(degree, by_default, source, tools, inputs, left)
+            left = NOTHING_EARLIER if earlier is None else earlier()
+            types = await self.type_checker.check(degree, by_default, script.source, tools, script.inputs, left)
+            if types.refuses:
+                return types.refusal(context)
+            script = changed(script, found={"type_findings": types.findings})
+        return await self._with_preflight(script, tools, context) if options.preflight else script
 
-    async def planned(
+    async def _with_preflight(
         self, script: Script, tools: CallableTools, context: RunContext | None
     ) -> Script | ExecutionResult:
-        """Return a script with its preflight; or the result of one whose calls cannot succeed, which must not run."""
         planned, _ = await self._read(script.source, tools, script.limits)
         if planned.problems:
             from toolcell.control.preflight import refused_result
@@ -101,4 +103,4 @@ class ScriptChecks:
             return refused_result(context.run_id if context is not None else os.urandom(16).hex(), planned)
         if context is not None and (dry_run := context.feature(DryRun)) is not None:
             dry_run.preflight = planned
-        return dataclasses.replace(script, preflight=planned)
+        return changed(script, found={**script.found, "preflight": planned})

@@ -43,7 +43,7 @@ def header_of(
         "on_approval": on_approval,
         "refresh": refresh,
         "repairs": repaired.id if repaired is not None else "",
-        "preflight": script.preflight.to_plain() if script.preflight is not None else None,
+        "preflight": planned.to_plain() if (planned := script.found.get("preflight")) is not None else None,
         "who": who_of(context),
         "is_item": context is not None and context.scope.item == context.run_id,
     }
@@ -77,5 +77,5 @@ def script_of(header: Mapping[str, Any], number: int = 0) -> Script:
         seed=header["seed"],
         clock=header["clock"],
         number=number,
-        preflight=Preflight.of_plain(header.get("preflight")),
+        found={} if (planned := Preflight.of_plain(header.get("preflight"))) is None else {"preflight": planned},
     )

@@ -57,21 +57,16 @@ class ScriptRuns:
         if (seed, clock) != (script.seed, script.clock):
             script = dataclasses.replace(script, seed=seed, clock=clock)
         repaired = self._journals().repaired(options.repairs) if options.repairs is not None else None
-        types = await self._checks.types(options.check_types, source, tools, options.inputs, context)
-        if types is not None and types.refuses:
-            return types.refusal(context)
-        if options.preflight:
-            planned = await self._checks.planned(script, tools, context)
-            if isinstance(planned, ExecutionResult):
-                return planned
-            script = planned
+        checked = await self._checks.check(script, options, tools, context)
+        if isinstance(checked, ExecutionResult):
+            return checked
         link = RunLink(relation="repairs", after=repaired.run) if repaired is not None else None
-        run = await runs.prepare(script, tools, context, link, options.handlers)
+        run = await runs.prepare(checked, tools, context, link, options.handlers)
         self._begin(run, options, repaired)
         result = await runs.execute(run)
         if is_dry and context is not None:
             await self._dry_runs().keep(context, result)
-        return result if types is None else types.with_result(result)
+        return result
 
     def _begin(self, run: Run, options: RunOptions, repaired: Journal | None) -> None:
         """Begin the first run of a script: its journal, or the list of its calls where that is enough."""

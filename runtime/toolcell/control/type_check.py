@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -122,10 +122,6 @@ class TypeFindings:
         error = ErrorInfo("Denied", message, self.findings[0]["line"], findings=self.findings)
         run_id = context.run_id if context is not None else os.urandom(16).hex()
         return ExecutionResult(run_id, Outcome.DENIED, error=error, type_findings=self.findings)
-
-    def with_result(self, result: ExecutionResult) -> ExecutionResult:
-        """Return the result of a script that ran, with the findings."""
-        return replace(result, type_findings=self.findings) if self.findings else result
 
 
 NOT_CHECKED: Final = TypeFindings()

@@ -486,4 +486,5 @@ class Conversation:
             usage=usage,
             isolation=Isolation(self._sandbox.backend, dict(self._sandbox.layers), lint, **profile_of(self._sandbox)),
             journal_id=self._run.journal_id,
+            **self._run.script.found,
         )

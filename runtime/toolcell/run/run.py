@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from dataclasses import field
 from typing import Any, Final, Protocol
 
 from toolcell.calls.call import CallableTools, RunContext
@@ -15,7 +16,6 @@ from toolcell.calls.result import ToolResult
 from toolcell.config import Limits
 from toolcell.errors import AuditError, UsageError
 from toolcell.results import ExecutionResult
-from toolcell.results.effects import Preflight
 from toolcell.run.options import NO_HANDLERS, RunHandlers, RunOptions, guest_files
 from toolcell.sandbox.backend import GuestFile, Sandbox
 from toolcell.support.host_work import HostWork
@@ -63,7 +63,8 @@ class Script:
     clock: float | None = None
     number: int = 0
     """Number of a script in its session; 0 outside of sessions."""
-    preflight: Preflight | None = None
+    found: Mapping[str, Any] = field(default_factory=dict)
+    """What was found in it before it ran, as fields of its result."""
     sink: Sink | None = None
     """Takes the content of returned files in place of the result."""
 

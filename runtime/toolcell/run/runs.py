@@ -33,7 +33,6 @@ from toolcell.run.run import Run, RunPart, Script, are_large, run_message
 from toolcell.run.sandboxes import Sandboxes
 from toolcell.sandbox.environment import Environment
 from toolcell.support import daemon_threads
-from toolcell.support.copies import changed
 from toolcell.support.host_work import LONG_BYTES, HostWork
 from toolcell.support.lifetime import Lifetime
 from toolcell.support.log import logger_of
@@ -284,8 +283,6 @@ class Runs:
                 is_kept = ran.outcome is Outcome.SUSPENDED or bool(context.features.collects)
                 is_long = is_kept and work.calls > LONG_BYTES
                 result = await daemon_threads.run_sync(_finished, run, ran) if is_long else _finished(run, ran)
-            if script.preflight is not None:
-                result = changed(result, preflight=script.preflight)
         except BaseException as exc:
             count_cpu(context, min(script.limits.cpu_s, time.perf_counter() - started))  # nobody measured it
             with anyio.CancelScope(shield=True):

@@ -244,14 +244,12 @@ class Session(OpenedInBlock):
         callable_tools = host.runs.tools(options.tools if options.tools is not None else self._tools)
 
         async def run(session: Session) -> ExecutionResult:
-            types = await host.checks.types(
-                options.check_types, source, callable_tools, options.inputs, context, session._state.earlier
-            )
-            if types is not None and types.refuses:
-                report = SessionReport(session.id, session._state.position + 1, "live" if session.is_live else "new")
-                return changed(types.refusal(context), session=report)
-            result = await session._state.run(script, callable_tools, context, options.handlers, options.on_approval)
-            return result if types is None else types.with_result(result)
+            state = session._state
+            checked = await host.checks.check(script, options, callable_tools, context, state.earlier)
+            if isinstance(checked, ExecutionResult):
+                report = SessionReport(session.id, state.position + 1, "live" if session.is_live else "new")
+                return changed(checked, session=report)
+            return await state.run(checked, callable_tools, context, options.handlers, options.on_approval)
 
         if context is None or context.feature(DryRun) is None:
             async with self._exclusively():
