@@ -13,8 +13,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -351,51 +351,52 @@ class AuditLog:
 
         Return the seq of the last event; None: another process must be waited for, and nothing was written.
         """
-        queued = len(self._queue)
-        events: Sequence[_Event | _Rows] = [*self._queue, *new] if queued else new
-        if any(event.kind in EFFECTS for event in events):
+        self._writable()
+        chain, seq, last_hash = self._chain, self._seq, self._last_hash
+        queued = [*self._queue]  # at once: a thread may add to it
+        events, rows, changes, has_effect = [], [], list[store.Row](), False
+        for event in [*queued, *new] if queued else new:
+            if type(event) is _Rows:
+                changes += [(event.statement, row) for row in event.rows]
+                continue
+            assert type(event) is _Event
+            seq += 1
+            kind, run, at_ns, body = event.kind, event.run, event.at_ns, event.body
+            if kind == records.RUN_STARTED:
+                event.run = run = seq
+            has_effect = has_effect or kind in EFFECTS
+            salt = self._next_salt()
+            digest = event_digest(chain, seq, run, kind, at_ns, salt + body)
+            previous_hash, last_hash = last_hash, hash_digest(last_hash, run, digest)
+            rows.append((chain, seq, run, kind, at_ns, salt, body, previous_hash, last_hash))
+            events.append(event)
+            fields = dict(zip(records.FIELDS[kind], event.fields, strict=True))
+            changes += store.rows_of(chain, seq, run, kind, at_ns, fields)
+        if has_effect:
             self._check_file()
-        seq, last_hash = self._seq, self._last_hash
-        with self._transaction(wait_s) as db:
-            if db is None:
-                return None
-            for event in events:
-                if type(event) is _Rows:
-                    db.executemany(event.statement, event.rows)
-                    continue
-                assert type(event) is _Event
-                seq += 1
-                kind, run, at_ns = event.kind, event.run, event.at_ns
-                if kind == records.RUN_STARTED:
-                    event.run = run = seq
-                salt = self._next_salt()
-                digest = event_digest(self._chain, seq, run, kind, at_ns, salt + event.body)
-                previous_hash, last_hash = last_hash, hash_digest(last_hash, run, digest)
-                row = (self._chain, seq, run, kind, at_ns, salt, event.body, previous_hash, last_hash)
-                db.execute(store.INSERT_EVENT, row)
-                if kind in store.ROWS:
-                    fields = dict(zip(records.FIELDS[kind], event.fields, strict=True))
-                    for statement, values in store.rows_of(self._chain, seq, run, kind, at_ns, fields):
-                        db.execute(statement, values)
+
+        def write(db: sqlite3.Connection) -> None:
+            db.executemany(store.INSERT_EVENT, rows)
+            for statement, values in changes:
+                db.execute(statement, values)
             if also is not None:
                 also(db)
-        number = self._seq
-        for event in events:
-            if type(event) is _Event:
-                event.seq = number = number + 1
+
+        if not self._change(write, wait_s):
+            return None
+        for number, event in enumerate(events, self._seq + 1):
+            event.seq = number
         self._seq, self._last_hash = seq, last_hash
-        for _ in range(queued):
-            event = self._queue.popleft()
-            if type(event) is _Rows and event.then is not None:
-                event.then()
+        for each in queued:
+            self._queue.popleft()
+            if type(each) is _Rows and each.then is not None:
+                each.then()
         for event in events if self._sinks else ():
-            if type(event) is _Event:
-                call_sinks(self._sinks, event.kind, self._chain, event.seq, event.run, event.at_ns, event.body)
+            call_sinks(self._sinks, event.kind, chain, event.seq, event.run, event.at_ns, event.body)
         return seq
 
-    @contextmanager
-    def _transaction(self, wait_s: float) -> Iterator[sqlite3.Connection | None]:
-        """Commit what is done inside, all or nothing; yield None where another process would have to be waited for.
+    def _change(self, change: Callable[[sqlite3.Connection], object], wait_s: float) -> bool:
+        """Commit a change, all or nothing. False: another process would have to be waited for, and nothing was done.
 
         Raises:
             AuditError: it could not be written.
@@ -403,9 +404,8 @@ class AuditLog:
         db = self._writable()
         try:
             if not self._begin_write(db, wait_s):
-                yield None
-                return
-            yield db
+                return False
+            change(db)
             db.execute("COMMIT")
         except BaseException as exc:
             with suppress(sqlite3.Error):
@@ -413,6 +413,7 @@ class AuditLog:
             if isinstance(exc, sqlite3.Error):
                 raise AuditError(f"cannot write the record {self.path}: {store.why(exc)}") from exc
             raise
+        return True
 
     def _begin_write(self, db: sqlite3.Connection, wait_s: float) -> bool:
         """Lock the file. Only here another process is waited for. False: that would be necessary, and `wait_s` is 0."""
@@ -466,10 +467,9 @@ class AuditLog:
         if (not wait and self._is_waiting) or not self._lock.acquire(timeout=-1 if wait else OWN_LOCK_S):
             return False
         try:
-            with self._transaction(store.LOCK_S if wait else 0.0) as db:
-                if db is None:
-                    return False
-                db.execute(statement, (digest, content, now_ns))
+            row = (digest, content, now_ns)
+            if not self._change(lambda db: db.execute(statement, row), store.LOCK_S if wait else 0.0):
+                return False
         finally:
             self._lock.release()
         self._blobs[digest] = now_ns
@@ -503,9 +503,9 @@ class AuditLog:
             seq, record_hash = self._seq, self._last_hash
         assert self._signer is not None
         head = Head.sign(self._id, self._chain, seq, record_hash, time.time_ns(), reason, self._signer)
-        with self._lock, self._transaction(store.LOCK_S) as db:
-            assert db is not None
-            db.execute(signatures.INSERT_CHECKPOINT, signatures.checkpoint_row(head))
+        row = signatures.checkpoint_row(head)
+        with self._lock:
+            self._change(lambda db: db.execute(signatures.INSERT_CHECKPOINT, row), store.LOCK_S)
         self._signed_seq = seq
         return head
 

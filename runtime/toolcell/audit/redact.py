@@ -93,11 +93,14 @@ class Redactor:
         """Return the rules that may apply to encoded data; None when it holds nothing to redact."""
         low = packed.lower()
         has_any = self._has_any(low)  # most data has neither a literal of a credential nor a sensitive word
-        anchors = [anchor for anchor, literal in self._anchors.items() if literal in low] if has_any else ()
-        rules = [*{rule: None for anchor in anchors for rule in self._rules_of[anchor]}]
+        rules = [*self._always]
+        if has_any:
+            anchors = (anchor for anchor, literal in self._anchors.items() if literal in low)
+            rules += {rule: None for anchor in anchors for rule in self._rules_of[anchor]}
         has_table = _TABLE(packed) is not None
-        rules += [rule for occurs, rule in self._occurring if has_table or occurs(packed) is not None]
-        rules += self._always
+        for occurs, rule in self._occurring:
+            if has_table or occurs(packed) is not None:
+                rules.append(rule)
         if rules or self._search.numbers or (has_any and self._has_word(low)) or self._search.may_be_in(packed):
             return rules
         return None

@@ -96,9 +96,10 @@ class PlanRuns:
             assert record is not None
             journal.entries.sort(key=lambda entry: entry.number)
             assert record.link is not None
+            is_waiting = bool(pending_of(journal.entries)) and not record.is_cut_short
             with suppress(OSError):  # then what is written next says so
-                journal.end_run(record.link.id)
-            if pending_of(journal.entries) and not record.is_cut_short:
+                journal.end_run(record.link.id, is_waiting)
+            if is_waiting:
                 if not journal.lost:
                     rows.suspension = store.suspend(journal)
                     await store.settle()

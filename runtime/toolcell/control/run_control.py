@@ -81,11 +81,14 @@ class RunControl(RunPart):
 
             made = report(self._repaired, self.journal, self._calls.reused, self._calls.options)
             result = dataclasses.replace(result, repair=made)
+        header, is_waiting = self.journal.header, outcome is Outcome.SUSPENDED
+        may_go_on = outcome in RESUMABLE and bool(header) and not self.journal.lost
         with suppress(OSError):  # then what is written next says so
-            self.journal.end_run(self._link.id if self._link is not None else result.run_id)
-        if outcome is Outcome.SUSPENDED:
+            is_kept = is_waiting or may_go_on or header.get("is_item", False)
+            self.journal.end_run(self._link.id if self._link is not None else result.run_id, is_kept)
+        if is_waiting:
             return self._suspended(result)
-        if outcome in RESUMABLE and self.journal.header and not self.journal.lost:
+        if may_go_on:
             self._store.put_down(self.journal)
         else:
             self._store.finish(self.journal, result.run_id, str(outcome), self._work.calls + self._work.uploaded)

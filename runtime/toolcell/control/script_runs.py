@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from toolcell.run.listed_calls import ListedCalls
 from toolcell.run.options import RunHandlers, RunOptions
 from toolcell.run.run import Run, script_from
 from toolcell.run.runs import Runs
+from toolcell.support.copies import changed
 
 if TYPE_CHECKING:
     from toolcell.control.dry_runs import DryRuns
@@ -55,7 +55,7 @@ class ScriptRuns:
         seed, clock = runs.seed_and_clock(options.seed, options.clock, is_repeatable)
         script = script_from(source, options, runs.limits, runs.policy.lint)
         if (seed, clock) != (script.seed, script.clock):
-            script = dataclasses.replace(script, seed=seed, clock=clock)
+            script = changed(script, seed=seed, clock=clock)
         repaired = self._journals().repaired(options.repairs) if options.repairs is not None else None
         checked = await self._checks.check(script, options, tools, context)
         if isinstance(checked, ExecutionResult):

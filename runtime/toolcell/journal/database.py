@@ -109,9 +109,10 @@ class JournalDatabase:
             self._db = None
 
     @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
+    def _reading(self, is_written: bool = False) -> Iterator[sqlite3.Connection]:
+        """Yield the connection. `is_written`: what is looked for waits for no write of this process."""
         with self._lock, _translated():
-            if self.log.is_open:
+            if self.log.is_open and not is_written:
                 self.log.flush()  # then we see what we wrote
             if self._db is None or self._process != os.getpid():  # a parent's connection is not even closed
                 self._abandoned, self._process = self._db, os.getpid()
@@ -125,9 +126,9 @@ class JournalDatabase:
 
     # Journals
 
-    def last(self, kind: str, name: str) -> int:
-        """Return the number of the last record of a journal; 0 if there is none."""
-        with self._reading() as db:
+    def last(self, kind: str, name: str, is_written: bool = False) -> int:
+        """Return the number of the last record of a journal; 0 if there is none. `is_written`: as for `_reading`."""
+        with self._reading(is_written) as db:
             (last,) = db.execute(f"SELECT max(n) FROM kept WHERE {_IS}", (kind, name)).fetchone()
         return int(last or 0)
 
@@ -226,9 +227,8 @@ class JournalDatabase:
 
     def remove(self, kind: str, name: str) -> None:
         """Remove a journal, if it is there."""
-        if self.last(kind, name):
-            with _translated():
-                self.log.keep(_REMOVE, [(kind, name)])
+        with _translated():
+            self.log.keep(_REMOVE, [(kind, name)])
 
     def use_once(self, token: str) -> bool:
         """Note that a token is used. False: it was before."""
@@ -363,7 +363,7 @@ class OpenJournal:
             except BlockingIOError:
                 database.settle(wait=False)  # it may be closed, and not everything written
                 fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _byte(kind, name))
-            self._last = database.last(kind, name)
+            self._last = database.last(kind, name, is_written=True)  # whoever had it open let go when it was written
         except BaseException as exc:
             os.close(self._fd)
             if isinstance(exc, BlockingIOError):

@@ -220,8 +220,8 @@ class Journal:
             entry.answer, entry.is_refused, entry.run = call.answer, call.is_refused, listed.run
         return journal
 
-    def end_run(self, run: str) -> None:
-        """Take note of the name of a run that is over: its calls were answered in it.
+    def end_run(self, run: str, is_kept: bool = False) -> None:
+        """Take note of the name of a run that is over: its calls were answered in it. `is_kept`: it may be carried on.
 
         Raises:
             OSError: this could not be written.
@@ -230,7 +230,7 @@ class Journal:
         for entry in self.entries:
             if entry.answer is not None:
                 entry.run = entry.run or run
-        if self.records is not None and not self.lost:
+        if is_kept and self.records is not None and not self.lost:
             self.records.write_run(run)
 
     # Carrying on

@@ -108,7 +108,10 @@ class SecretSearch:
         """True when data, or text as UTF-8, holds the beginning of a form. False: it holds no secret."""
         if (len(data) + LITERAL_WORK) * len(self._literals) > DIRECT_WORK:
             return self._occurs(data)
-        return any(literal in data for literal in self._literals)
+        for literal in self._literals:  # noqa: SIM110 - each tool call waits for this twice
+            if literal in data:
+                return True
+        return False
 
     def _unwrapped(self, text: str) -> Iterator[tuple[int, int, str]]:
         """Yield what is to be hidden once lines of base64 are joined, by its places in the text."""
