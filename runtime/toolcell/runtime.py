@@ -19,13 +19,12 @@ from toolcell.calls.checker_process import end_idle
 from toolcell.calls.placeholders import DryRun
 from toolcell.calls.reverts import Reverts
 from toolcell.config import CheckTypes, Limits, Policy, PoolConfig, check_types_of
-from toolcell.control.script_checks import ScriptChecks
-from toolcell.control.script_runs import ScriptRuns
+from toolcell.control.script_runs import ScriptChecks, ScriptRuns
 from toolcell.errors import UsageError, warn_user
 from toolcell.flows import unmatched
 from toolcell.results import AbandonedThread, ExecutionResult, Outcome, Suspension
-from toolcell.results.call_list import finished_runs
 from toolcell.run.connection import GuestConnection
+from toolcell.run.listed_calls import finished_runs
 from toolcell.run.options import OnApproval, OnLog, OnProgress, RunKwargs, RunOptions
 from toolcell.run.runs import EgressRules, Runs
 from toolcell.run.sandboxes import Sandboxes

@@ -21,7 +21,7 @@ from toolcell.flows import Labels
 from toolcell.journal.identity import digest_of_call
 from toolcell.journal.replay import CallReplay, NewCall, RecordedTurn
 from toolcell.results import Divergence, Outcome, PendingCall
-from toolcell.results.call_list import CallList
+from toolcell.run.listed_calls import CallList
 from toolcell_bridge.wire.codec import decode
 from toolcell_bridge.wire.messages import ToolFail, ToolReturn
 

@@ -22,8 +22,8 @@ from toolcell.journal.identity import registry_digest, tool_digests
 from toolcell.journal.ledger import Journal, JournalEntry, RecordedDecision, pending_of
 from toolcell.journal.records import BEFORE_CALLS, LoadedRun, RunRecords, load_run
 from toolcell.results import ExecutionResult, Suspension
-from toolcell.results.call_list import FINISHED_BYTES, FINISHED_RUNS, CallList, FinishedRuns, finished_runs
 from toolcell.results.effects import Preflight
+from toolcell.run.listed_calls import FINISHED_BYTES, FINISHED_RUNS, CallList, FinishedRuns, finished_runs
 from toolcell.support import daemon_threads
 from toolcell.support.checks import brief
 from toolcell.support.exact_json import is_small

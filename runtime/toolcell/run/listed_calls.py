@@ -1,9 +1,13 @@
-"""`ListedCalls`: the calls of a run that needs no journal. Its tools make them, and they are listed for a repair."""
+"""`ListedCalls`: the calls of a run that needs no journal. Its tools make them, and they are listed for a repair.
+
+The lists of the latest runs are kept in memory, with the journals of others.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from toolcell.calls.call import RunContext
@@ -11,11 +15,52 @@ from toolcell.calls.options import Origin
 from toolcell.calls.result import ToolResult
 from toolcell.errors import RunEnded
 from toolcell.results import ExecutionResult
-from toolcell.results.call_list import CallList, FinishedRuns, ListedCall
 from toolcell.run.run import Run, RunPart
+from toolcell.support.lru import Lru
 
 ANSWER_BYTES: Final = 64 << 20
 """Bytes of answers and of uploaded bodies that are kept of one run. A run with more cannot be repaired."""
+
+
+FINISHED_RUNS: Final = 64
+FINISHED_BYTES: Final = 64 << 20
+"""Finished runs whose calls are kept in memory for repairs, and their largest total size."""
+
+
+class ListedCall:
+    """One call of a script."""
+
+    __slots__ = ("answer", "args", "is_refused", "tool")
+
+    def __init__(self, tool: str, args: Any) -> None:
+        self.tool, self.args = tool, args
+        self.answer: bytes | None = None
+        """Frame of the answer, as the script received it; b"" when the script cancelled the call."""
+        self.is_refused = False
+        """The answer says why the tool did not run."""
+
+
+@dataclass(slots=True)
+class CallList:
+    """The calls of one run, in their order."""
+
+    id: str
+    run: str = ""
+    """Name of the run in the record."""
+    calls: list[ListedCall] = field(default_factory=list)
+    labels: frozenset[str] = frozenset()
+    """Labels of everything that the run has read."""
+    size: int = 0
+    """Bytes of its answers and, once it is over, of its arguments."""
+
+
+FinishedRuns = Lru[str, tuple[str, object]]
+"""The latest finished runs, by the ids of their journals: each run's id, and its `CallList` or journal."""
+
+
+def finished_runs() -> FinishedRuns:
+    """Return where the calls of the latest finished runs are kept."""
+    return Lru(FINISHED_RUNS, FINISHED_BYTES)
 
 
 class ListedCalls(RunPart):

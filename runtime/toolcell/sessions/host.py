@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from toolcell.control.dry_runs import DryRuns
 from toolcell.control.resumption import Resumption
-from toolcell.control.script_checks import ScriptChecks
+from toolcell.control.script_runs import ScriptChecks
 from toolcell.journal.store import JournalStore
 from toolcell.run.runs import Runs
 
