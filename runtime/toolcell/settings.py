@@ -136,14 +136,19 @@ class SettingsModel:
         """Return the values of all fields as pydantic takes them."""
         from pydantic import ValidationError
 
-        unknown = [name for name in settings if name not in cls.model_fields]
-        if len(unknown) > MAX_UNKNOWN:  # pydantic would make an error of each, and each is compared with all fields
-            named = "; ".join(f"{name[:MAX_SHOWN_CHARS]}: {_unknown(name, cls)}" for name in unknown[:MAX_UNKNOWN])
-            raise UsageError(f"{cls.__name__}: {named}; and {len(unknown) - MAX_UNKNOWN} more")
+        cls._refuse_many_unknown(settings)
         try:
             return vars(_model_of(cls)(**settings))  # type: ignore[arg-type]  # a class can be hashed
         except ValidationError as exc:
             raise UsageError(f"{cls.__name__}: {_problems(exc, cls)}") from exc
+
+    @classmethod
+    def _refuse_many_unknown(cls, settings: Mapping[str, Any]) -> None:
+        """Name a few of very many unknown settings: pydantic would make an error of each, and compare it with all."""
+        unknown = [name for name in settings if name not in cls.model_fields]
+        if len(unknown) > MAX_UNKNOWN:
+            named = "; ".join(f"{name[:MAX_SHOWN_CHARS]}: {_unknown(name, cls)}" for name in unknown[:MAX_UNKNOWN])
+            raise UsageError(f"{cls.__name__}: {named}; and {len(unknown) - MAX_UNKNOWN} more")
 
     @classmethod
     def read(cls, name: str, value: Any) -> Any:
@@ -230,7 +235,10 @@ class SettingsModel:
         def take(value: Any, refuse: Callable[[Any], Any]) -> Any:
             if isinstance(value, cls):
                 return value
-            return cls(**value) if isinstance(value, dict) else refuse(value)
+            if not isinstance(value, dict):
+                return refuse(value)
+            cls._refuse_many_unknown(value)  # before they are copied
+            return cls(**value)
 
         model = handler(_model_of(cls))  # type: ignore[arg-type]
         dump = core_schema.plain_serializer_function_ser_schema(cls.model_dump)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any, Final
 
-import anyio
-import anyio.lowlevel
-
 from toolcell.calls.call import CallableTools
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, Origin, ToolOptions
@@ -37,19 +34,11 @@ def call_digest(tool: str, args: Any) -> str:
     return bytes_digest(pack([tool, canonical(plain)]))
 
 
-_one_thread: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("toolcell_call_digests")
-"""Limiter of each event loop. Several threads at this would keep the interpreter from the loop."""
-
-
 async def digest_of_call(tool: str, args: Any) -> str:
     """Return the same as `call_digest`. Large arguments are sorted and hashed in a thread: it may take 0.1 s."""
     if not is_large(args):
         return call_digest(tool, args)
-    try:
-        limiter = _one_thread.get()
-    except LookupError:
-        _one_thread.set(limiter := anyio.CapacityLimiter(1))
-    return await daemon_threads.run_sync(call_digest, tool, args, limiter=limiter)
+    return await daemon_threads.run_large(call_digest, tool, args)
 
 
 def options_of(tools: CallableTools, name: str, args: Any = None) -> ToolOptions:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 import itertools
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -14,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from toolcell.service.problems import Problem
 from toolcell.service.receiving import Reservation
 from toolcell.support import daemon_threads
+from toolcell.support.exact_json import read_json
 from toolcell.support.text import one_line
 from toolcell_bridge.wire.messages import MAX_ELEMENTS
 
@@ -94,11 +97,11 @@ async def parsed_body(model: type[Model], body: bytes) -> Model:
     """Return a JSON body as its model. The event loop turns meanwhile.
 
     Raises:
-        Problem: it has too many elements (413); or as from `parsed`.
+        Problem: it has too many elements (413), is not JSON (400), or not of this form (422).
     """
     if len(body) <= SMALL_BYTES:
-        return parsed(model, body)
-    return await daemon_threads.run_sync(_parsed_large, model, body)
+        return _as_model(partial(model.model_validate_json, body.removeprefix(codecs.BOM_UTF8)))
+    return await daemon_threads.run_large(_parsed_large, model, body)
 
 
 def _parsed_large(model: type[Model], body: bytes) -> Model:
@@ -106,20 +109,23 @@ def _parsed_large(model: type[Model], body: bytes) -> Model:
         for number, _ in enumerate(_ELEMENT.finditer(body)):
             if number >= MOST_ELEMENTS:
                 raise _too_large(f"more than {MOST_ELEMENTS} elements", MOST_ELEMENTS)
-    return parsed(model, body)
-
-
-def parsed(model: type[Model], body: bytes) -> Model:
-    """Return a JSON body as its model.
-
-    Raises:
-        Problem: it is not JSON (400), or not of this form (422).
-    """
-    body = body.removeprefix(codecs.BOM_UTF8)
     try:
-        return model.model_validate_json(body)
+        given = read_json(body.decode("utf-8-sig"))
+    except ValueError as exc:
+        raise _not_json(str(exc)) from None
+    return _as_model(partial(model.model_validate, given))
+
+
+def _as_model(validate: Callable[[], Model]) -> Model:
+    try:
+        return validate()
     except ValidationError as exc:
-        raise wrong_fields(exc, "body") from exc
+        problem = wrong_fields(exc, "body")
+    raise problem  # without the error, which holds what was sent
+
+
+def _not_json(why: str) -> Problem:
+    return Problem(400, "invalid_json", "The body is not JSON", why)
 
 
 def of_query(model: type[Model], request: Request) -> Model:
@@ -149,7 +155,7 @@ def wrong_fields(error: ValidationError, where: str) -> Problem:
         return Problem(422, "invalid_request", "The request is wrong", detail)
     found = error.errors(include_url=False, include_context=False)[:MAX_ERRORS]
     if found[0]["type"] == "json_invalid":
-        return Problem(400, "invalid_json", "The body is not JSON", found[0]["msg"].removeprefix("Invalid JSON: "))
+        return _not_json(found[0]["msg"].removeprefix("Invalid JSON: "))
     errors = [
         {
             "field": ".".join(map(str, each["loc"]))[:200] or where,

@@ -1,4 +1,5 @@
-"""Threads that the end of the process does not wait for: `run_sync`, a function on a worker thread, and `start`.
+"""Threads that the end of the process does not wait for: `run_sync` and `run_large`, a function on a
+worker thread, and `start`.
 
 A synchronous tool may never return. Threads of anyio under trio are daemons, and so are all below a daemon, such as
 those of a `SyncRuntime`. Under asyncio they are not: one function would keep the process from ending.
@@ -21,6 +22,9 @@ Returned = TypeVar("Returned")
 
 THREADS = 40
 """At once, for one purpose."""
+
+LARGE = "large"
+"""Purpose of `run_large`."""
 
 ROOM_BYTES = 1 << 20
 """What a new thread takes before it runs anything is far below this."""
@@ -63,17 +67,25 @@ async def run_sync(
     return returned
 
 
+async def run_large(function: Callable[..., Returned], *args: Any) -> Returned:
+    """Do in a thread what takes long because its data is large: reading, packing, hashing, redacting.
+
+    One after the other: of several threads that work at once, each would keep the interpreter from the event loop.
+    """
+    return await run_sync(function, *args, limiter=limiter_of(LARGE, 1))
+
+
 _limiters: anyio.lowlevel.RunVar[dict[str, anyio.CapacityLimiter]] = anyio.lowlevel.RunVar("toolcell_limiters")
 
 
-def limiter_of(purpose: str) -> anyio.CapacityLimiter:
+def limiter_of(purpose: str, threads: int = THREADS) -> anyio.CapacityLimiter:
     """Return the limiter of this event loop for one purpose: whoever fills it keeps no others from their threads."""
     try:
         limiters = _limiters.get()
     except LookupError:
         _limiters.set(limiters := {})
     if purpose not in limiters:
-        limiters[purpose] = anyio.CapacityLimiter(THREADS)
+        limiters[purpose] = anyio.CapacityLimiter(threads)
     return limiters[purpose]
 
 

@@ -7,7 +7,7 @@ import binascii
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from toolcell_bridge.wire.tables import TABLES, Array, Table, from_bytes
@@ -123,7 +123,98 @@ def _decoded(text: str, form: str = BYTES) -> bytes:
         raise ValueError(f"{form} has no base64: {exc}") from exc
 
 
-# In pieces: a large document is written beside other work, and never holds more than it may
+# In pieces: a large document is read and written beside other work, and never holds more than it may
+
+MAX_DEPTH: Final = 200
+"""Deepest nesting of a document that is read."""
+READ_CHARS: Final = 16_384
+"""Characters that are read in one step, at most: a fraction of a millisecond."""
+_BLANK: Final = re.compile(r"[ \t\n\r]*+")
+_NEXT: Final = re.compile(r"[ \t\n\r]*+([,:\]}])[ \t\n\r]*+")
+_read_step: Final[Callable[[str, int], tuple[Any, int]]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+
+
+def read_json(text: str) -> Any:
+    """Return what a JSON document holds. No step of a thread that reads it is long, but for a long text in it.
+
+    Raises:
+        ValueError: it is not JSON, or nested deeper than `MAX_DEPTH`.
+    """
+    reader = _Reader(text)
+    value, end = reader.value(_BLANK.match(text).end(), 0)  # type: ignore[union-attr]  # it matches anything
+    if (end := _BLANK.match(text, end).end()) != len(text):  # type: ignore[union-attr]
+        raise json.JSONDecodeError("Extra data", text, end)
+    return value
+
+
+class _Reader:
+    """Reads small lists and objects in one step, and the elements of large ones one by one."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._window, self._start = text[:READ_CHARS], 0
+        self._misses_left = 4 + 4 * len(text) // READ_CHARS
+        """Steps that may be in vain, because what they read is not small: all of them together take linear time."""
+
+    def value(self, at: int, depth: int) -> tuple[Any, int]:
+        """Return the value at a place, and where it ends."""
+        first = self._text[at : at + 1]
+        if first != "{" and first != "[":
+            try:
+                return _read_step(self._text, at)
+            except StopIteration:
+                raise json.JSONDecodeError("Expecting value", self._text, at) from None
+        if self._misses_left and (small := self._small(at)) is not None:
+            return small
+        if depth == MAX_DEPTH:
+            raise json.JSONDecodeError(f"Nested deeper than {MAX_DEPTH} levels", self._text, at)
+        return self._object(at + 1, depth + 1) if first == "{" else self._list(at + 1, depth + 1)
+
+    def _small(self, at: int) -> tuple[Any, int] | None:
+        """Return the list or object at a place if it ends soon."""
+        if not 0 <= at - self._start < READ_CHARS // 2:
+            self._window, self._start = self._text[at : at + READ_CHARS], at
+        try:
+            value, end = _read_step(self._window, at - self._start)
+        except (ValueError, StopIteration, RecursionError):
+            self._misses_left -= 1
+            return None
+        return value, self._start + end
+
+    def _list(self, at: int, depth: int) -> tuple[list[Any], int]:
+        found: list[Any] = []
+        if (end := _NEXT.match(self._text, at)) is not None and end[1] == "]":
+            return found, end.end(1)
+        at = _BLANK.match(self._text, at).end()  # type: ignore[union-attr]
+        while True:
+            value, at = self.value(at, depth)
+            found.append(value)
+            mark, at, end_at = self._next(at, ",]")
+            if mark == "]":
+                return found, end_at
+
+    def _object(self, at: int, depth: int) -> tuple[dict[str, Any], int]:
+        found: dict[str, Any] = {}
+        if (end := _NEXT.match(self._text, at)) is not None and end[1] == "}":
+            return found, end.end(1)
+        at = _BLANK.match(self._text, at).end()  # type: ignore[union-attr]
+        while True:
+            if self._text[at : at + 1] != '"':
+                raise json.JSONDecodeError("Expecting property name enclosed in double quotes", self._text, at)
+            name, at = _read_step(self._text, at)
+            _, at, _ = self._next(at, ":")
+            found[name], at = self.value(at, depth)
+            mark, at, end_at = self._next(at, ",}")
+            if mark == "}":
+                return found, end_at
+
+    def _next(self, at: int, wanted: str) -> tuple[str, int, int]:
+        """Return the mark that comes next, where the blanks behind it end, and where it ends itself."""
+        found = _NEXT.match(self._text, at)
+        if found is None or found[1] not in wanted:
+            raise json.JSONDecodeError(f"Expecting {' or '.join(map(repr, wanted))}", self._text, at)
+        return found[1], found.end(), found.end(1)
+
 
 SLICE_CHARS: Final = 65_536
 """Characters of a text that are written at once. A run of these letters may be six times as long in JSON."""

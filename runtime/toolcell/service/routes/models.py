@@ -18,6 +18,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainValidator,
     StringConstraints,
     create_model,
     model_validator,
@@ -49,6 +50,14 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 Exact = Annotated[Any, BeforeValidator(from_exact)]
 """Plain data; {"$bytes": base64} and {"$float": "nan"} in it stand for what JSON does not have."""
+
+
+def _inputs(given: Any) -> dict[str, Any]:
+    inputs = from_exact(given)
+    if not isinstance(inputs, dict):
+        raise ValueError("Input should be an object")
+    return inputs  # as they are: pydantic would copy them
+
 
 ToolNames = Annotated[list[Annotated[str, Field(max_length=MAX_NAME_CHARS)]], Field(max_length=10_000)]
 
@@ -114,7 +123,9 @@ class ScriptRequest(BodyModel):
 
     code: str
     """Python source."""
-    inputs: Annotated[dict[str, Any], BeforeValidator(from_exact)] = Field(default_factory=dict)
+    inputs: Annotated[dict[str, Any], PlainValidator(_inputs, json_schema_input_type=dict[str, Any])] = Field(
+        default_factory=dict
+    )
     """Names that the script finds, and their values. {"$bytes": base64} stands for bytes."""
     files: list[InputFile] = Field(default_factory=list, max_length=MAX_FILES)
     """For the workspace."""
