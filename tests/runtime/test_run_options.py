@@ -41,6 +41,8 @@ def test_a_run_takes_every_option_at_each_door() -> None:
         assert options_of(kind.execute_code) == options_of(kind.stream) == "Unpack[SessionRunKwargs]"
     local = {"context", "cancel", "on_log", "on_progress"}
     assert set(ExecuteRequest.model_fields) - {"code"} == FIELDS - local
+    by_hand = {"inputs", "files", "tools", "limits", "dry_run", "repairs"}
+    assert set(RunOptions.PLAIN) == FIELDS - local - by_hand, "a Client sends each option that the service takes"
 
 
 DOORS: dict[str, Callable[[SyncRuntime, Any], object]] = {

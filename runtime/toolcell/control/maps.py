@@ -11,17 +11,16 @@ from toolcell.control.script_runs import ScriptRuns
 from toolcell.errors import UsageError
 from toolcell.journal.store import JournalStore
 from toolcell.results import Outcome
-from toolcell.run.options import RunOptions
+from toolcell.run.options import RunKwargs, RunOptions
 from toolcell.run.runs import Runs
 from toolcell.support.checks import brief, check_count, check_kind, check_one_of
 
 if TYPE_CHECKING:
     from toolcell.control.map_stream import OnError, RunMap
 
-OPTIONS: Final = frozenset(
-    {"check_types", "clock", "context", "files", "limits", "lint", "on_approval", "preflight", "seed", "tools"}
-)
-"""Options of `execute_code`, for every run of a map."""
+OF_ONE_RUN: Final = frozenset({"cancel", "dry_run", "inputs", "on_log", "on_progress", "refresh", "repairs"})
+"""Options of `execute_code` that the runs of a map do not have together."""
+OPTIONS: Final = RunKwargs.__annotations__.keys() - OF_ONE_RUN
 
 
 def start_map(

@@ -12,7 +12,7 @@ import posixpath
 import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Literal, TypedDict, get_args
+from typing import Any, ClassVar, Final, Literal, TypedDict, get_args
 
 import anyio
 
@@ -23,7 +23,7 @@ from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult
 from toolcell.sandbox.backend import GuestFile
 from toolcell.settings import settings_of
-from toolcell.support.checks import brief, check_one_of
+from toolcell.support.checks import brief, check_kind, check_one_of
 from toolcell.support.keywords import check_keywords
 from toolcell_bridge.wire.frozen import frozen
 
@@ -313,6 +313,17 @@ class RunOptions:
         UsageError: names the option, its value and what it may be.
     """
 
+    PLAIN: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        "lint": (str,),
+        "on_approval": (str,),
+        "check_types": (str, bool),
+        "seed": (int,),
+        "clock": (float, int),
+        "refresh": (str,),
+        "preflight": (bool,),
+    }
+    """Options that a service gets as they are, with the types of their values."""
+
     inputs: Mapping[str, Any] | None = None
     """Names that the script finds, and their values."""
     files: Iterable[FileInput] | Mapping[str, FileContent] = ()
@@ -372,6 +383,13 @@ class RunOptions:
             raise UsageError("refresh= says what a repair makes again; pass repairs= too")
         if self.check_types is not None:
             check_types_of(self.check_types)
+        if self.preflight is not False:
+            check_kind("preflight=", self.preflight, bool)
+
+    def plain(self) -> dict[str, Any]:
+        """Return those that a service gets as they are, as far as they were set."""
+        default = RunOptions()
+        return {name: value for name in self.PLAIN if (value := getattr(self, name)) != getattr(default, name)}
 
     @property
     def handlers(self) -> RunHandlers:

@@ -42,21 +42,13 @@ def script_options(request: ApiRequest) -> dict[str, Any]:
         check_may(request.principal, Scope.READ)  # its calls are answered with what that run was told
     # A dry run waits for no approval: its commit is the approval.
     on_approval = "ask" if given.dry_run and given.on_approval == "suspend" else given.on_approval
-    options: dict[str, Any] = {
-        "inputs": given.inputs,
+    return {name: getattr(given, name) for name in type(given).model_fields if name != "code"} | {
         "files": files_of(given.files),
         "tools": chosen_tools(given.tools, tenant),
         "limits": allowed_limits(given.limits, tenant.config.limits),
-        "lint": given.lint,
-        "check_types": given.check_types,
         "on_approval": on_approval,
-        "dry_run": given.dry_run,
         "context": context_of(request),
     }
-    if isinstance(given, ExecuteRequest):
-        own = ExecuteRequest.model_fields.keys() - ScriptRequest.model_fields
-        options |= {name: getattr(given, name) for name in own}
-    return options
 
 
 def files_of(files: Iterable[InputFile]) -> list[tuple[str, bytes]]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from toolcell.config import Limits
 from toolcell.errors import SessionError, UsageError
-from toolcell.run import guest_files
+from toolcell.run import RunKwargs, RunOptions, SessionRunKwargs, guest_files
 from toolcell.runtime import Runtime
 from toolcell.service.authentication import check_may
 from toolcell.service.principal import Principal, Scope
@@ -92,23 +92,20 @@ class CallerSession:
             "on_progress": request.progress if given.take("wants_progress", bool, default=False) else None,
         }
 
-    def run_options(self, request: ServedRequest, given: Arguments, most: Limits | None = None) -> dict[str, Any]:
-        """Return what scripts of a runtime and of a session have in common."""
-        inputs = given.take("inputs", dict)
-        return (
-            self.common(request, given)
-            | self.handlers(request, given)
-            | {
-                "source": given.take("source", str),
-                "inputs": inputs,
-                "files": guest_files(given.files()),
-                "limits": given.limits(most or self.runtime.limits),
-                "lint": given.take("lint", str),
-                "on_approval": given.take("on_approval", str, default="ask"),
-                "dry_run": given.take("dry_run", bool, default=False),
-                "check_types": given.take("check_types", str, bool),
-            }
-        )
+    def run_options(
+        self, request: ServedRequest, given: Arguments, known: type, most: Limits | None = None
+    ) -> dict[str, Any]:
+        """Return what a script is given. `known`: a TypedDict of the options that there are."""
+        own = {
+            "source": given.take("source", str),
+            "inputs": given.take("inputs", dict),
+            "files": guest_files(given.files()),
+            "limits": given.limits(most or self.runtime.limits),
+            "dry_run": given.take("dry_run", bool, default=False),
+        }
+        named = [name for name in RunOptions.PLAIN if name in known.__annotations__]
+        plain = {name: value for name in named if (value := given.take(name, *RunOptions.PLAIN[name])) is not None}
+        return self.common(request, given) | self.handlers(request, given) | own | plain
 
     # Sessions
 
@@ -185,14 +182,7 @@ async def _offer(caller: CallerSession, request: ServedRequest, given: Arguments
 
 
 async def _execute_code(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
-    options = caller.run_options(request, given)
-    options |= {
-        "seed": given.take("seed", int),
-        "clock": given.take("clock", float),
-        "repairs": given.take("repairs", str),
-        "refresh": given.take("refresh", str, default=""),
-        "preflight": given.take("preflight", bool, default=False),
-    }
+    options = caller.run_options(request, given, RunKwargs) | {"repairs": given.take("repairs", str)}
     given.end()
     if options["repairs"] is not None:
         check_may(caller.principal, Scope.READ)  # its calls are answered with what that run was told
@@ -276,7 +266,7 @@ async def _open_session(caller: CallerSession, request: ServedRequest, given: Ar
 
 async def _session_execute_code(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
     session = caller.session(given)
-    options = caller.run_options(request, given, session.limits)
+    options = caller.run_options(request, given, SessionRunKwargs, session.limits)
     given.end()
     return caller.with_state(session, plain_record(await session.execute_code(**options)))
 

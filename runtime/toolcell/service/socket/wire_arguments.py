@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from toolcell.calls.call import CallableTools
 from toolcell.calls.options import EVERY_ORIGIN
-from toolcell.config import Limits, check_types_of
+from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult, Suspension
 from toolcell.run import FileContent, FileInput, RunOptions, guest_files, run_message
@@ -99,19 +99,13 @@ def wire_run(source: str, options: RunOptions) -> dict[str, Any]:
     Raises:
         UsageError: something of it cannot be sent; names it.
     """
-    return wire_script(source, options.inputs) | {
+    own = {
         "files": wire_files(options.files),
         "limits": wire_limits(options.limits),
-        "lint": options.lint,
-        "seed": options.seed,
-        "clock": None if options.clock is None else float(options.clock),
-        "on_approval": options.on_approval,
         "repairs": wire_repairs(options.repairs),
-        "refresh": options.refresh or None,
         "dry_run": wire_dry_run(options.dry_run) or None,
-        "preflight": bool(options.preflight) or None,
-        "check_types": check_types_of(options.check_types),
     }
+    return wire_script(source, options.inputs) | options.plain() | own
 
 
 def wire_files(files: Iterable[FileInput] | Mapping[str, FileContent]) -> list[list[Any]] | None:
