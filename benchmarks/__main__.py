@@ -32,9 +32,12 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     keys = [measurement.key for measurement in MEASUREMENTS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few rounds; under 20 seconds")
+    parser.add_argument("--quick", action="store_true", help="few small rounds")
+    parser.add_argument("--rounds", type=int, metavar="N", help="at most so many rounds of each measurement")
     parser.add_argument("--only", nargs="+", choices=keys, default=keys, metavar="KEY", help=f"of {', '.join(keys)}")
-    parser.add_argument("--competitors", nargs="+", metavar="WORD", help="only competitors whose name contains a WORD")
+    parser.add_argument(
+        "--competitors", nargs="+", metavar="WORD", help="only those named WORD, or with it in the name"
+    )
     parser.add_argument("--idle", type=int, metavar="N", help="how many idle sandboxes (default 100)")
     parser.add_argument("--uvloop", action="store_true", help="run on uvloop instead of asyncio's own loop")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here as well")
@@ -42,15 +45,23 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def selected_competitors(words: Sequence[str] | None) -> list[Competitor]:
-    """Return the competitors whose name contains one of the words."""
+    """Return the competitors of these names. A word that is no name stands for all names that contain it."""
     everyone = all_competitors()
-    return [each for each in everyone if not words or any(word.lower() in each.name.lower() for word in words)]
+    names = {each.name.lower() for each in everyone}
+    wanted = [word.lower() for word in words or ("",)]
+    return [
+        each
+        for each in everyone
+        if any(word == each.name.lower() if word in names else word in each.name.lower() for word in wanted)
+    ]
 
 
 def selected_measurements(options: argparse.Namespace) -> list[tuple[Measurement, int]]:
     """Return the measurements to take, each with its number of rounds."""
     rounds = [(each, each.quick_rounds if options.quick else each.rounds) for each in MEASUREMENTS]
-    return [(each, number) for each, number in rounds if number and each.key in options.only]
+    return [
+        (each, min(number, options.rounds or number)) for each, number in rounds if number and each.key in options.only
+    ]
 
 
 async def run_all(options: argparse.Namespace, status: Status | None) -> dict[str, Any]:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, cast
 
 import anyio
 import pytest
 from anyio.abc import TaskGroup
+from benchmarks.__main__ import arguments, selected_competitors, selected_measurements
 from benchmarks.compare import Medians, compare_row
 from benchmarks.competitors import FRESH, SHARED, Competitor
 from benchmarks.competitors.competitor import NotAvailable, intervals
-from benchmarks.measurements import Measurement, Workload, run
+from benchmarks.measurements import MEASUREMENTS, Measurement, Workload, run
 from benchmarks.rounds import Series, measure, open_all
 
 from benchmarks import processor_time, report
 
+ROOT = Path(__file__).parents[2]
 RUN = Measurement("run", "a run", "ms", 1e3, run, rounds=3, quick_rounds=1, pause_s=0, warms_up=False)
 
 
@@ -189,3 +192,25 @@ def test_processor_time_is_that_of_processes_that_have_ended_too() -> None:
     before = processor_time.seconds()
     subprocess.run([sys.executable, "-c", "sum(range(10_000_000))"], check=True)
     assert processor_time.seconds() - before > 0.02
+
+
+def test_the_tables_of_figures_name_their_rows_as_the_command_prints_them() -> None:
+    workload = asdict(Workload(clients=4))
+    printed = {f"{each.title.format_map(workload)}, {each.unit}" for each in MEASUREMENTS}
+
+    for page in ("README.md", "docs/benchmarks.md"):
+        after = (ROOT / page).read_text().partition("| Median")[2].partition("\n\n")[0]
+        rows = [line.split("|")[1].strip() for line in after.splitlines()[2:]]
+        assert len(rows) >= 3
+        assert set(rows) <= printed
+
+
+def test_a_word_that_is_a_competitors_name_selects_it_alone_and_rounds_are_bounded() -> None:
+    options = arguments(["--only", "run", "call", "--rounds", "9"])
+
+    assert [each.name for each in selected_competitors(["toolcell"])] == ["toolcell"]
+    assert [each.name for each in selected_competitors(["bwrap", "fresh worker"])] == [
+        FRESH, "Monty, fresh worker, started ahead", "bwrap + python",
+    ]  # fmt: skip
+    assert len(selected_competitors(None)) == 7
+    assert [(each.key, rounds) for each, rounds in selected_measurements(options)] == [("run", 9), ("call", 8)]
