@@ -21,9 +21,10 @@ def names(record: Path, kind: str = "run") -> list[str]:
 
 def replace(record: Path, kind: str, old: bytes, new: bytes) -> None:
     """Change bytes in the records of a kind, as a fault of the disk would."""
-    for rowid, body in rows(record, "SELECT rowid, body FROM kept WHERE kind = ?", kind):
+    for *place, body in rows(record, "SELECT name, n, body FROM kept WHERE kind = ?", kind):
         if old in body:
-            rows(record, "UPDATE kept SET body = ? WHERE rowid = ?", body.replace(old, new), rowid)
+            change = "UPDATE kept SET body = ? WHERE kind = ? AND name = ? AND n = ?"
+            rows(record, change, body.replace(old, new), kind, *place)
 
 
 def forget(record: Path, kind: str) -> None:

@@ -80,16 +80,16 @@ def test_a_record_that_was_changed_is_damage_wherever_it_is(
     call(journal, 1)
     journal.answer(1, b"answer")
     put_down(store, journal)
-    kept = journals.rows(tmp_path, "SELECT rowid, body FROM kept")
+    kept = journals.rows(tmp_path, "SELECT n, body FROM kept")
     assert len(kept) == 3
 
-    for rowid, body in kept:
+    for n, body in kept:
         for changed in (None, 7, "text", b"", b"\xc1", body[:-1], b"\x92\xa7strange\x01", b"\x91\xa3run"):
-            journals.rows(tmp_path, "UPDATE kept SET body = ? WHERE rowid = ?", changed, rowid)
+            journals.rows(tmp_path, "UPDATE kept SET body = ? WHERE n = ?", changed, n)
             with pytest.raises(ResumeError, match="is damaged"):
                 store.take("run", ToolRegistry())
             assert store.interrupted() == []
-        journals.rows(tmp_path, "UPDATE kept SET body = ? WHERE rowid = ?", body, rowid)
+        journals.rows(tmp_path, "UPDATE kept SET body = ? WHERE n = ?", body, n)
     journals.rows(tmp_path, "DELETE FROM kept WHERE n = 1")
     with pytest.raises(ResumeError, match="is damaged"):
         store.take("run", ToolRegistry())

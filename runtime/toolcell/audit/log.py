@@ -377,8 +377,7 @@ class AuditLog:
 
         def write(db: sqlite3.Connection) -> None:
             db.executemany(store.INSERT_EVENT, rows)
-            for statement, values in changes:
-                db.execute(statement, values)
+            store.execute(db, changes)
             if also is not None:
                 also(db)
 

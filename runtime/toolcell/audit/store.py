@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -47,8 +47,8 @@ TABLES: Final = (
     "PRIMARY KEY (writer, run, number, host, secret)) WITHOUT ROWID",
     "CREATE INDEX request_by_host ON request (host)",
     "CREATE INDEX request_by_secret ON request (secret)",
-    "CREATE TABLE kept (kind TEXT, name TEXT, n INTEGER, at INTEGER, body BLOB, PRIMARY KEY (kind, name, n))",
-    "CREATE INDEX kept_by_time ON kept (at)",
+    "CREATE TABLE kept (kind TEXT, name TEXT, n INTEGER, at INTEGER, body BLOB, PRIMARY KEY (kind, name, n)) "
+    "WITHOUT ROWID",
     "CREATE TABLE checkpoint (writer TEXT, n INTEGER, hash BLOB, at INTEGER, reason TEXT, key_id TEXT, "
     "signature BLOB, PRIMARY KEY (writer, n, reason)) WITHOUT ROWID",
 )
@@ -279,7 +279,7 @@ def events(db: sqlite3.Connection, where: str, *values: Any) -> Iterator[StoredE
 INSERT_EVENT: Final = f"INSERT INTO event ({EVENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 Row = tuple[str, tuple[Any, ...]]
-"""A statement and its values."""
+"""A statement and its values, of which some may have to become `storable`."""
 
 
 def rows_of(chain: str, seq: int, run: int, kind: str, at_ns: int, fields: Mapping[str, Any]) -> tuple[Row, ...]:
@@ -294,9 +294,8 @@ def _run_started(chain: str, run: int, at_ns: int, fields: Mapping[str, Any]) ->
     session = next((str(each) for each in sessions if each), "") or _parent_run(fields["id"], who)
     relation = next((name for name in RELATIONS if name in who), None)
     row = (
-        chain, run, storable(fields["id"]), storable(fields["sort"]), at_ns, UNFINISHED, storable(fields["sha256"]),
-        storable(str(who.get("user", ""))), storable(session), storable(title_of(fields["source"])), relation,
-        storable(who.get(relation)), storable(who.get("decided_by")),
+        chain, run, fields["id"], fields["sort"], at_ns, UNFINISHED, fields["sha256"], str(who.get("user", "")),
+        session, title_of(fields["source"]), relation, who.get(relation), who.get("decided_by"),
     )  # fmt: skip
     return ((_INSERT_RUN, row),)
 
@@ -316,12 +315,9 @@ _INSERT_RUN: Final = (
 def _call_started(chain: str, run: int, at_ns: int, fields: Mapping[str, Any]) -> tuple[Row, ...]:
     more = fields["more"] or {}
     decided_by = (more.get("decided") or {}).get("by")
-    row = (
-        chain, run, fields["number"], storable(fields["tool"]), storable(fields["origin"]), UNFINISHED,
-        storable(decided_by),
-    )  # fmt: skip
+    row = (chain, run, fields["number"], fields["tool"], fields["origin"], UNFINISHED, decided_by)
     sent = tuple(
-        (_INSERT_REQUEST, (chain, run, fields["number"], storable(host), storable(secret)))
+        (_INSERT_REQUEST, (chain, run, fields["number"], host, secret))
         for host in more.get("hosts") or ()
         for secret in more.get("secret_names") or ("",)
     )
@@ -335,8 +331,7 @@ _INSERT_REQUEST: Final = "INSERT OR IGNORE INTO request VALUES (?, ?, ?, ?, ?)"
 
 
 def _call_ended(chain: str, run: int, at_ns: int, fields: Mapping[str, Any]) -> tuple[Row, ...]:
-    values = (storable(fields["status"]), storable(fields["code"]), fields["duration_us"], chain, run, fields["number"])
-    return ((_END_CALL, values),)
+    return ((_END_CALL, (fields["status"], fields["code"], fields["duration_us"], chain, run, fields["number"])),)
 
 
 _END_CALL: Final = "UPDATE call SET status = ?, code = ?, duration_us = ? WHERE writer = ? AND run = ? AND number = ?"
@@ -345,7 +340,7 @@ _END_CALL: Final = "UPDATE call SET status = ?, code = ?, duration_us = ? WHERE 
 def _run_ended(chain: str, run: int, at_ns: int, fields: Mapping[str, Any]) -> tuple[Row, ...]:
     usage = fields["usage"]
     measured = (usage.get("wall_s"), usage.get("cpu_s"), usage.get("peak_memory_bytes"))
-    values = (at_ns, storable(fields["outcome"]), *fields["calls"], *measured, chain, run)
+    values = (at_ns, fields["outcome"], *fields["calls"], *measured, chain, run)
     return ((_END_RUN, values),)
 
 
@@ -358,6 +353,15 @@ ROWS: Final = {
     records.RUN_ENDED: _run_ended,
 }
 """Kinds of events that change `run` or `call`, and what."""
+
+
+def execute(db: sqlite3.Connection, rows: Iterable[Row]) -> None:
+    """Execute statements."""
+    for statement, values in rows:
+        try:
+            db.execute(statement, values)
+        except UnicodeEncodeError:
+            db.execute(statement, tuple(map(storable, values)))
 
 
 def storable(value: Any) -> Any:
@@ -381,9 +385,9 @@ def told_run(changes: list[Row]) -> dict[str, Any]:
     told: dict[str, Any] = dict.fromkeys((*_BEGUN, *_ENDED))
     for statement, values in changes:
         if statement is _INSERT_RUN:
-            told |= dict(zip(_BEGUN, values, strict=True), calls=0, failed=0)
+            told |= dict(zip(_BEGUN, map(storable, values), strict=True), calls=0, failed=0)
         elif statement is _END_RUN:
-            told |= dict(zip(_ENDED, values, strict=False))  # without those that find the row
+            told |= dict(zip(_ENDED, map(storable, values), strict=False))  # without those that find the row
     if told["n"] is None:
         raise ValueError("it does not begin with its first event")
     return told
