@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from toolcell.audit.config import RecordConfig
     from toolcell.audit.log import AuditLog
     from toolcell.config import Limits, Policy, PoolConfig
-    from toolcell.control.map_item import MapItem
+    from toolcell.control.map_stream import MapItem
     from toolcell.egress import Allow, Egress
     from toolcell.errors import (
         AuditError,
@@ -113,7 +113,7 @@ else:
             "toolcell.audit.config": "RecordConfig",
             "toolcell.audit.log": "AuditLog",
             "toolcell.config": "Limits Policy PoolConfig",
-            "toolcell.control.map_item": "MapItem",
+            "toolcell.control.map_stream": "MapItem",
             "toolcell.egress": "Allow Egress",
             "toolcell.errors": (
                 "AuditError MapStopped Misconfigured PackageError QuotaExceeded RegistrationError ResumeError "

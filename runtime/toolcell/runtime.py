@@ -160,8 +160,8 @@ class Runtime(OpenedInBlock):
     def sessions(self) -> Sessions:
         """Its sessions."""
         if self._sessions is None:
-            from toolcell.sessions.host import SessionHost
             from toolcell.sessions.sessions import Sessions
+            from toolcell.sessions.state import SessionHost
 
             host = SessionHost(
                 runs=self.runs,
@@ -350,7 +350,7 @@ class Runtime(OpenedInBlock):
             UsageError: an argument is wrong, or this runtime is not open here.
         """
         self.check_open()
-        from toolcell.control.maps import start_map
+        from toolcell.control.map_runs import start_map
 
         return start_map(
             self.runs,

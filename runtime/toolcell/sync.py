@@ -19,7 +19,7 @@ from toolcell.support.loop_thread import LoopThread, each_of
 from toolcell.tools import ToolRegistry
 
 if TYPE_CHECKING:
-    from toolcell.control.map_item import MapItem
+    from toolcell.control.map_stream import MapItem
     from toolcell.run.streaming import RunEvent
     from toolcell.sessions.session import Session
 

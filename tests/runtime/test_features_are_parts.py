@@ -21,7 +21,7 @@ PARTS = {
     "commit": "control.commit",
     "revert": "control.revert",
     "repair": "control.repair",
-    "maps": "control.maps control.map_runs control.map_file",
+    "maps": "control.map_stream control.map_runs control.map_file",
     "early checks": "control.preflight",
     "other backends": "sandbox.docker sandbox.kubernetes sandbox.ray",
     "outer rooms": "builtin agents mcp integrations service kernel cli compat",

@@ -65,7 +65,7 @@ UNUSED = (
     "toolcell.control.commit",
     "toolcell.control.plans",
     "toolcell.control.resumption",
-    "toolcell.control.maps",
+    "toolcell.control.map_stream",
     "toolcell.control.map_runs",
     "toolcell.control.repair",
     "toolcell.control.revert",

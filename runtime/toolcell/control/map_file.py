@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from toolcell.control.map_item import MapItem
+from toolcell.control.map_stream import MapItem
 from toolcell.errors import ResumeError, UsageError
 from toolcell.journal.database import MAP, RUN, Damaged, OpenJournal, RecordKind, Table
 from toolcell.journal.store import JournalStore

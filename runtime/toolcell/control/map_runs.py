@@ -1,4 +1,6 @@
-"""`ItemRuns`: run an item of a map: answer it from the map's file, carry its run on, or begin it; try again; record it.
+"""`start_map`: one script over many inputs, every item once. `ItemRuns` runs each.
+
+It answers an item from the map's file, carries its run on, or begins it; tries again; records it.
 
 Whether a call may be made a second time is never decided here. The journal of the item's run answers the calls that
 were made, and holds the run at a call in doubt.
@@ -7,15 +9,26 @@ were made, and holds the run at a call in doubt.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sized
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import anyio
 
 from toolcell.calls.call import CallableTools, RunContext
 from toolcell.control.map_file import NAME, MapFile, OtherInputs, input_digest, item_run
-from toolcell.control.map_item import OF_THE_MACHINE, UNDECIDED, MapItem, had_no_effect, item_of
+from toolcell.control.map_stream import (
+    OF_THE_MACHINE,
+    UNDECIDED,
+    MapItem,
+    MapProgress,
+    MapPump,
+    OnError,
+    RunMap,
+    had_no_effect,
+    item_of,
+)
 from toolcell.control.resumption import Resumption
 from toolcell.control.run_control import RESUMABLE
 from toolcell.control.script_runs import ScriptRuns
@@ -23,9 +36,10 @@ from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.journal.ledger import Journal
 from toolcell.journal.store import JournalStore, NoSuchRun
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, Suspension
-from toolcell.run.options import NO_HANDLERS, RunOptions
+from toolcell.run.options import NO_HANDLERS, RunKwargs, RunOptions
+from toolcell.run.runs import Runs
 from toolcell.support import daemon_threads
-from toolcell.support.checks import brief, check_count
+from toolcell.support.checks import brief, check_count, check_kind, check_one_of
 from toolcell.support.packing import text_digest
 
 FIRST_PAUSE_S: Final = 0.1
@@ -199,3 +213,70 @@ def _outcomes(given: Collection[Outcome | str]) -> frozenset[Outcome]:
             f"retry_on= takes outcomes of failures ({', '.join(sorted(known))}) in a set, not {brief(given)}"
         )
     return frozenset(known[str(each)] for each in given)
+
+
+OF_ONE_RUN: Final = frozenset({"cancel", "dry_run", "inputs", "on_log", "on_progress", "refresh", "repairs"})
+"""Options of `execute_code` that the runs of a map do not have together."""
+OPTIONS: Final = RunKwargs.__annotations__.keys() - OF_ONE_RUN
+
+
+def start_map(
+    runs: Runs,
+    journals: JournalStore,
+    scripts: ScriptRuns,
+    resumption: Resumption,
+    source: str,
+    inputs: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
+    *,
+    concurrency: int,
+    ordered: bool,
+    retries: int,
+    retry_on: Collection[Outcome | str] | None,
+    on_error: OnError,
+    map_id: str | None,
+    resume: bool,
+    progress: bool,
+    total: int | None,
+    options: Mapping[str, Any] | None,
+) -> RunMap:
+    """Run a script once for each of many inputs; see `Runtime.map`."""
+    check_count("concurrency=", concurrency, 1)
+    check_count("total=", total, 0, optional=True)
+    check_one_of("on_error=", on_error, ("yield", "raise", "stop"))
+    for name, flag in (("ordered=", ordered), ("resume=", resume), ("progress=", progress)):
+        check_kind(name, flag, bool)
+    given = _checked_options(options)
+    items = ItemRuns(
+        journals,
+        scripts,
+        resumption,
+        source=source,
+        tools=runs.tools(given.tools),
+        options=given,
+    )
+    items.try_again(retries, retry_on)
+    if map_id is not None:
+        items.keep(map_id)
+    elif resume:
+        raise UsageError("resume= carries on a map that has a record; pass its map_id= too")
+    if total is None and isinstance(inputs, Sized):
+        total = len(inputs)
+    bar = MapProgress(map_id or "map", total) if progress else None
+    pump = MapPump(
+        inputs, items.run, items.check_count, bar, concurrency=concurrency, ordered=ordered, on_error=on_error
+    )
+    return RunMap(pump, partial(items.open, resume), runs.task_group)
+
+
+def _checked_options(options: Mapping[str, Any] | None) -> RunOptions:
+    """Return what every run of a map is given.
+
+    Raises:
+        UsageError: an option is wrong, or belongs to one run.
+    """
+    if not isinstance(options, Mapping | None):
+        raise UsageError(f"options= takes a dict of arguments of execute_code, not {brief(options)}")
+    given = dict(options or {})
+    if unknown := sorted(map(str, given.keys() - OPTIONS)):
+        raise UsageError(f"options= has {', '.join(unknown)}; every run of a map may have {', '.join(sorted(OPTIONS))}")
+    return RunOptions(**given)

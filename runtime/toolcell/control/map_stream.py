@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
 from anyio.abc import TaskGroup
 
-from toolcell.control.map_item import MapItem
-from toolcell.control.map_progress import MapProgress
+from toolcell.calls.call import CallableTools
+from toolcell.control.suspension import IN_DOUBT
 from toolcell.errors import MapStopped, UsageError
+from toolcell.journal.identity import options_of
+from toolcell.results import ErrorInfo, ExecutionResult, Outcome, PendingCall, Suspension
 from toolcell.support.background import BackgroundTask, TaskReader
 from toolcell.support.checks import brief
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 WINDOW: Final = 4
 """Inputs for each task that are pulled and not read: one slow item does not stop the others at once."""
@@ -26,6 +32,131 @@ NO_MORE: Final = object()
 
 Inputs = Mapping[str, Any]
 OnError = Literal["yield", "raise", "stop"]
+
+
+OF_THE_MACHINE: Final = frozenset({Outcome.UNAVAILABLE, Outcome.LOST})
+"""Failures that are not the script's."""
+
+UNDECIDED: Final = frozenset({Outcome.UNAVAILABLE, Outcome.LOST, Outcome.CANCELLED, Outcome.SUSPENDED})
+"""An item that ended like this is not done: a map that is carried on takes it up again."""
+
+
+@dataclass(frozen=True, slots=True)
+class MapItem:
+    """The result for one input of `Runtime.map`."""
+
+    index: int
+    """Number of the input, from 0."""
+    inputs: Mapping[str, Any]
+    run_id: str
+    outcome: Outcome
+    value: Any = None
+    has_value: bool = False
+    error: ErrorInfo | None = None
+    attempts: int = 1
+    """In this process."""
+    result: ExecutionResult | None = field(default=None, repr=False)
+    """Everything the run left behind. None of an item that had no run in this process."""
+    suspension: Suspension | None = None
+    """What it waits for: approvals, or decisions about calls in doubt. Give it to `Runtime.resume`."""
+    is_recorded: bool = False
+    """It ended in an earlier process, and this is what the map's file has: outcome, value and error."""
+    unkept: str = ""
+    """Why a recorded item has no value although its script had a result."""
+
+    @property
+    def ok(self) -> bool:
+        """True when the script reached its end."""
+        return self.outcome is Outcome.OK
+
+    @property
+    def in_doubt(self) -> tuple[PendingCall, ...]:
+        """Calls that had started when their host ended. Their results are unknown, and they were not repeated."""
+        calls = self.suspension.calls if self.suspension is not None else ()
+        return tuple(call for call in calls if call.reason == IN_DOUBT)
+
+
+def item_of(index: int, inputs: Mapping[str, Any], run_id: str, attempts: int, result: ExecutionResult) -> MapItem:
+    """Return the item of a run that has a result."""
+    return MapItem(
+        index,
+        inputs,
+        run_id=run_id,
+        outcome=result.outcome,
+        value=result.value,
+        has_value=result.has_value,
+        error=result.error,
+        attempts=attempts,
+        result=result,
+        suspension=result.suspension,
+    )
+
+
+def had_no_effect(result: ExecutionResult | None, tools: CallableTools) -> bool:
+    """Return whether a run provably changed nothing: it made no call, or only of tools that may be called twice."""
+    if result is None:  # it had no sandbox
+        return True
+    rules = [options_of(tools, tools.registered_name(call.name)) for call in result.calls]
+    return all(rule.read_only or rule.idempotent for rule in rules)
+
+
+REFRESHES: Final = 5
+"""In a second."""
+
+
+class MapProgress:
+    """Counts the items that have ended, and those that failed."""
+
+    def __init__(self, name: str, total: int | None) -> None:
+        """`total`: None when nobody knows."""
+        from rich.console import Console
+
+        self.failed = 0
+        self._name = name
+        self._total = total
+        self._console = Console(stderr=True)
+        self._bar: Progress | None = None
+
+    def start(self) -> None:
+        """Show the bar, if this is a terminal."""
+        if not self._console.is_terminal:
+            return
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[failed]} failed", style="red"),
+            TextColumn("{task.fields[rate]}", style="dim"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            refresh_per_second=REFRESHES,
+        )
+        self._task = self._bar.add_task(self._name, total=self._total, failed=0, rate="")
+        self._bar.start()
+
+    def count(self, item: MapItem) -> None:
+        """Count an item that has ended."""
+        self.failed += not item.ok
+        if self._bar is not None:
+            speed = self._bar.tasks[0].speed
+            rate = f"{speed:.0f}/s" if speed else ""
+            self._bar.update(self._task, advance=1, failed=self.failed, rate=rate)
+
+    def stop(self) -> None:
+        """Leave the bar as it is."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
 
 class MapPump(BackgroundTask):

@@ -34,10 +34,9 @@ from toolcell.run.options import (
 )
 from toolcell.run.run import Script, script_from
 from toolcell.run.streaming import RunStream
-from toolcell.sessions.host import SessionHost
 from toolcell.sessions.journal import NO_HISTORY, History
 from toolcell.sessions.settings import Restores, SessionSettings, check_name, check_script_limits
-from toolcell.sessions.state import SessionState
+from toolcell.sessions.state import SessionHost, SessionState
 from toolcell.support.copies import changed
 from toolcell.support.keywords import keywords_known
 from toolcell.support.lifetime import OpenedInBlock

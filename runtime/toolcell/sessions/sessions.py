@@ -15,7 +15,7 @@ from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.journal.approval_tokens import run_of
 from toolcell.results import Suspension
-from toolcell.sessions.host import SessionHost
+from toolcell.sessions.state import SessionHost
 from toolcell.settings import settings_of
 from toolcell.support.event_loop import ChangeEvent
 from toolcell.tools.registry import registry_of

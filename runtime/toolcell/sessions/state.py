@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, cast
 
@@ -15,18 +15,22 @@ import anyio
 from toolcell.calls.call import CallableTools, RunContext
 from toolcell.calls.run_state import RunLink
 from toolcell.config import Limits
+from toolcell.control.dry_runs import DryRuns
+from toolcell.control.resumption import Resumption
 from toolcell.control.run_control import RunControl
 from toolcell.control.script_header import continued_context, script_of
+from toolcell.control.script_runs import ScriptChecks
 from toolcell.control.type_check import ANYTHING_EARLIER, Earlier, earlier_scripts
 from toolcell.errors import QuotaExceeded, SessionError
 from toolcell.flows import Labels
 from toolcell.journal.ledger import Journal
+from toolcell.journal.store import JournalStore
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, SessionReport
 from toolcell.run.connection import GuestConnection
 from toolcell.run.options import OnApproval, RunHandlers
 from toolcell.run.outcome import Aborted, leftover_names
 from toolcell.run.run import Run, Script
-from toolcell.sessions.host import SessionHost
+from toolcell.run.runs import Runs
 from toolcell.sessions.journal import (
     NO_HISTORY,
     REPEATED_BYTES,
@@ -70,6 +74,17 @@ FINISH_S = 5.0
 
 STUCK = "the script did not end when it was interrupted"
 """Why a sandbox was lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionHost:
+    """What the sessions of one runtime have in common."""
+
+    runs: Runs
+    journals: JournalStore
+    checks: ScriptChecks
+    dry_runs: DryRuns
+    resumption: Resumption
 
 
 class SessionState:
