@@ -7,10 +7,11 @@ right: neither the default nor of the declared type and within its bounds.
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, dataclass_transform, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from toolcell.errors import UsageError
 from toolcell.support.spelling import suggestion
@@ -28,6 +29,7 @@ MAX_UNKNOWN = 5
 
 _PLAIN = {"bool": bool, "int": int, "float": float, "str": str, "None": type(None)}
 _WITHIN = {"gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operator.le}
+_SET = "frozenset["
 _REQUIRED: Any = object()
 
 
@@ -41,6 +43,8 @@ class Setting:
         self.default_factory = default_factory
         self.rules: Mapping[str, Any] = rules
         """What holds for its value: `gt`, `le` and the other arguments of pydantic's `Field`."""
+        self.words: frozenset[Any] = frozenset()
+        """The values of a `Literal` among its types, or of one that its sets hold."""
 
     def plain(self, value: Any) -> Any:
         """Return the value when it is plainly right. A whole number becomes a float where a float is meant.
@@ -49,6 +53,9 @@ class Setting:
             ValueError: pydantic has to look at it.
         """
         if type(value) is type(self.default) and value == self.default:
+            return value
+        is_set = self.annotation.startswith(_SET)
+        if type(value) is (frozenset if is_set else str) and self.words.issuperset(value if is_set else [value]):
             return value
         types = [_PLAIN.get(name) for name in self.annotation.split(" | ")]
         if type(value) is int and float in types and abs(value) < 2**53:
@@ -100,6 +107,8 @@ class SettingsModel:
                 declared = vars(cls).get(name, _REQUIRED)
                 field = declared if isinstance(declared, Setting) else setting(default=declared)
                 field.annotation = annotation
+                known, names = vars(sys.modules[cls.__module__]), annotation.removeprefix(_SET).removesuffix("]")
+                field.words = frozenset(word for name in names.split(" | ") for word in get_args(known.get(name)))
                 cls.model_fields[name] = field
 
     def __init__(self, *values: Any, **settings: Any) -> None:

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.quick
 VALUES: tuple[Any, ...] = (
     0, 1, -1, 5, 2**20, 2**53, 10**400, 0.0, -0.0, 1.0, 1.5, 1e-9, 86_400, 86_401, math.nan, math.inf, -math.inf,
     True, False, None, "", "1", "64MiB", "full", "off", b"1", (), [], {}, {"A": "b"}, ["seccomp"], frozenset({"pid"}),
+    "auto", "strict", frozenset(), frozenset({"x"}), frozenset({"auto"}), {"pid"}, frozenset({1}),
 )  # fmt: skip
 
 
@@ -35,6 +36,14 @@ def test_a_value_is_taken_or_refused_as_pydantic_does(kind: type[SettingsModel],
 
     monkeypatch.setattr("toolcell.settings.Setting.plain", lambda setting, value: int("pydantic looks at everything"))
     assert found == [outcome(*pair) for pair in pairs]
+
+
+def test_a_policy_of_known_words_is_made_without_pydantic(monkeypatch: Any) -> None:
+    monkeypatch.setattr(Policy, "_checked", lambda settings: pytest.fail("pydantic was asked"))
+
+    policy = Policy(profile="auto", lint="strict", check_types="warn", require=frozenset({"seccomp"}), seed=None)
+
+    assert policy.model_copy(update={"profile": "full"}).require == {"seccomp"}
 
 
 class Job(BaseModel):
