@@ -92,7 +92,7 @@ async def as_script(recorder: Recorder, registry: ToolRegistry, names: list[str]
     beginning = recorder.beginning(
         message, limits=LIMITS, policy=POLICY, registry=registry.snapshot(), context=context, files=()
     )
-    observer = ScriptRecording(lambda _: beginning)
+    observer = ScriptRecording(lambda _: beginning, False)
     if (noted := observer.script_sent()) is not None:
         await noted
     for number, name in enumerate(names):

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from toolcell import Outcome, Runtime, UsageError
+from toolcell.calls.values import is_large
 from toolcell.run import runs as runs_module
 from toolcell.run.connection import GuestConnection
-from toolcell.run.run import LARGE, are_large
+from toolcell.run.run import LARGE
 from toolcell_bridge.wire.messages import RunScript
 
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
@@ -58,7 +59,7 @@ async def test_large_inputs_keep_no_event_loop(threads: dict[str, int], value: A
 
 async def test_small_inputs_need_no_thread(threads: dict[str, int]) -> None:
     async with Runtime() as runtime:
-        result = await runtime.execute_code("x", inputs={"x": [{"a": [1, 2]}], "text": "y" * 1_000_000})
+        result = await runtime.execute_code("x", inputs={"x": [{"a": [1, 2]}], "text": "y" * 30_000})
 
     assert result.value == [{"a": [1, 2]}]
     assert set(threads.values()) == {threading.get_ident()}
@@ -76,6 +77,6 @@ async def test_wrong_large_inputs_are_refused_as_small_ones_are() -> None:
 def test_looking_for_large_inputs_ends_early() -> None:
     itself: list[Any] = []
     itself.append(itself)
-    assert are_large({"x": itself})
-    assert are_large({"x": [[itself]]})
-    assert not are_large(None) and not are_large({}) and not are_large({"x": [[1], {"a": (2,)}]})
+    assert is_large({"x": itself}, LARGE)
+    assert is_large({"x": [[itself]]}, LARGE)
+    assert not is_large(None) and not is_large({}) and not is_large({"x": [[1], {"a": (2,)}]})

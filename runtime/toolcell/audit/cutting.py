@@ -50,9 +50,10 @@ DIGESTS: Final = {"source": "sha256", "inputs": "inputs_sha256", "value": "value
 
 def encode(kind: str, fields: tuple[Any, ...], config: RecordConfig, redactor: Redactor) -> bytes:
     """Encode a record's content without secrets and without what is too large."""
-    packed = packing.pack_fields(fields)
-    if len(packed) > min(config.value_bytes, config.source_bytes, config.logs_bytes):
-        packed = packing.pack_fields(tuple(_without_large(kind, fields, config, redactor)))
+    parts = [*map(packing.pack, fields)]
+    if sum(map(len, parts)) > min(config.value_bytes, config.source_bytes, config.logs_bytes):
+        parts = [*map(packing.pack, _without_large(kind, fields, parts, config, redactor))]
+    packed = packing.joined_fields(parts)
     rules = redactor.scan(packed)
     if rules is None:
         return packed
@@ -63,14 +64,16 @@ def encode(kind: str, fields: tuple[Any, ...], config: RecordConfig, redactor: R
     return packing.pack_fields(tuple(plain))
 
 
-def _without_large(kind: str, fields: tuple[Any, ...], config: RecordConfig, redactor: Redactor) -> list[Any]:
-    """Replace the fields of a record that are too large. The last field, `more`, notes each one."""
+def _without_large(
+    kind: str, fields: tuple[Any, ...], parts: Sequence[bytes], config: RecordConfig, redactor: Redactor
+) -> list[Any]:
+    """Replace the fields of a record that are too large. The last field, `more`, notes each one. `parts`: the encoded
+    fields."""
     names, kept, extra = records.FIELDS[kind], list(fields), dict(fields[-1])
     for name, limit in LARGE_FIELDS.get(kind, ()):
         index = names.index(name)
-        packed = packing.pack(kept[index])
-        if len(packed) > limit(config):
-            summary, cleaned = _summary(packed, "size", redactor)
+        if len(parts[index]) > limit(config):
+            summary, cleaned = _summary(parts[index], "size", redactor)
             if tables := tables_text(kept[index]):
                 summary["tables"] = tables
             kept[index] = None

@@ -29,6 +29,7 @@ from toolcell.audit.signatures import Head, default_heads_dir, save_head
 from toolcell.audit.sinks import Sink, call_sinks
 from toolcell.errors import AuditError, UsageError
 from toolcell.support import daemon_threads, packing
+from toolcell.support.host_work import LONG_BYTES
 from toolcell.support.log import logger_of
 from toolcell_bridge import __version__
 
@@ -81,11 +82,14 @@ class _Event:
 class _Rows:
     """Rows of what runs need to go on: written beside events, and no part of the chain."""
 
-    __slots__ = ("rows", "statement", "then")
+    __slots__ = ("rows", "size", "statement", "then")
     kind: Final = ""
 
-    def __init__(self, statement: str, rows: Sequence[tuple[Any, ...]], then: Callable[[], object] | None) -> None:
+    def __init__(
+        self, statement: str, rows: Sequence[tuple[Any, ...]], then: Callable[[], object] | None, removes_bytes: int
+    ) -> None:
         self.statement, self.rows, self.then = statement, rows, then
+        self.size = removes_bytes + sum(len(each) for row in rows for each in row if type(each) is bytes)
 
 
 class AuditLog:
@@ -270,9 +274,10 @@ class AuditLog:
         return event.seq
 
     def try_append(self, kind: str, run: int, fields: tuple[Any, ...], redactor: Redactor | None = None) -> int | None:
-        """Do the same, but return None and write nothing where that would have to wait for another process."""
+        """Do the same, but return None and write nothing where that would have to wait for another process, or would
+        write many bytes of what runs need to go on."""
         event = self._event(kind, run, fields, redactor)
-        if self._is_waiting or not self._lock.acquire(timeout=OWN_LOCK_S):
+        if self._is_waiting or self._is_much_queued() or not self._lock.acquire(timeout=OWN_LOCK_S):
             return None
         try:
             seq = self._write([event], 0.0)
@@ -281,6 +286,9 @@ class AuditLog:
         if seq is not None:
             self._stir(seq)
         return seq
+
+    def _is_much_queued(self) -> bool:
+        return sum(each.size for each in [*self._queue] if type(each) is _Rows) > LONG_BYTES
 
     def append_later(self, kind: str, run: int, fields: tuple[Any, ...], redactor: Redactor, at_ns: int) -> None:
         """Write one event with the next one, or in a moment, in the thread that signs.
@@ -292,14 +300,20 @@ class AuditLog:
         self._queue.append(self._event(kind, run, fields, redactor, at_ns))
         self._stir(self._seq)
 
-    def keep(self, statement: str, rows: Sequence[tuple[Any, ...]], then: Callable[[], object] | None = None) -> None:
+    def keep(
+        self,
+        statement: str,
+        rows: Sequence[tuple[Any, ...]],
+        then: Callable[[], object] | None = None,
+        removes_bytes: int = 0,
+    ) -> None:
         """Write rows of what runs need to go on, with the next event or in a moment. `then` is called after that.
 
         Raises:
             AuditError: the record is closed, or no longer written.
         """
         self._writable()
-        self._queue.append(_Rows(statement, rows, then))
+        self._queue.append(_Rows(statement, rows, then, removes_bytes))
         self._stir(self._seq)
 
     def change(self, change: Callable[[sqlite3.Connection], Any]) -> Any:

@@ -114,7 +114,8 @@ class Recorder:
                 sandbox=sandbox,
                 environment=environment,
                 egress=egress,
-            )
+            ),
+            run.is_large,
         )
 
     @asynccontextmanager
@@ -329,10 +330,11 @@ class ScriptRecording(RunPart):
     host that is killed in between leaves a start without an end, never an effect without a record.
     """
 
-    __slots__ = ("_begin", "_record", "_sandbox")
+    __slots__ = ("_begin", "_is_large", "_record", "_sandbox")
 
-    def __init__(self, begin: Callable[[Sandbox | None], Beginning]) -> None:
-        self._begin = begin
+    def __init__(self, begin: Callable[[Sandbox | None], Beginning], is_large: bool) -> None:
+        """`is_large`: a thread writes the start of the run."""
+        self._begin, self._is_large = begin, is_large
         self._sandbox: Sandbox | None = None
         self._record: RunRecord | None = None
 
@@ -342,6 +344,8 @@ class ScriptRecording(RunPart):
 
     def script_sent(self) -> Awaitable[None] | None:
         """Record the start of the run."""
+        if self._is_large:
+            return self._begin_large()
         beginning = self._begin(self._sandbox)
         if (record := beginning.try_write()) is None:
             return self._begin_later(beginning)
@@ -350,6 +354,13 @@ class ScriptRecording(RunPart):
 
     async def _begin_later(self, beginning: Beginning) -> None:
         self._keep(beginning, await daemon_threads.run_sync(beginning.write))
+
+    async def _begin_large(self) -> None:
+        def begin() -> tuple[Beginning, RunRecord]:
+            beginning = self._begin(self._sandbox)
+            return beginning, beginning.write()
+
+        self._keep(*await daemon_threads.run_large(begin))
 
     def _keep(self, beginning: Beginning, record: RunRecord) -> None:
         self._record = record
@@ -382,7 +393,7 @@ class ScriptRecording(RunPart):
         return None if record is None or record.end(result, wait=False) else self._end_later(record, result)
 
     async def _end_later(self, record: RunRecord, result: ExecutionResult) -> None:
-        await daemon_threads.run_sync(record.end, result)
+        await daemon_threads.run_large(record.end, result)
 
     async def failed(self, error: BaseException) -> None:
         """Record that the run has no result."""

@@ -16,6 +16,7 @@ from toolcell.audit.config import FULL, ToolContent
 from toolcell.audit.log import AuditLog
 from toolcell.audit.redact import Redactor
 from toolcell.calls.call import Feature, Features
+from toolcell.calls.values import is_large
 from toolcell.errors import AuditError
 from toolcell.results import ErrorInfo, ExecutionResult, PendingCall, Usage
 from toolcell.support import daemon_threads
@@ -105,6 +106,8 @@ class RunRecord(Feature):
         if (keep := self._content_of(call.name)) is not FULL:
             args = self._reduced_args(keep, args, extra)
         fields = (number, call.call_id, parent, call.name, origin, line, args, extra)
+        if is_large(args):
+            return daemon_threads.run_large(self._log.append, records.CALL_STARTED, self._run, fields, self._redactor)
         if self._log.try_append(records.CALL_STARTED, self._run, fields, self._redactor) is None:
             return daemon_threads.run_sync(self._log.append, records.CALL_STARTED, self._run, fields, self._redactor)
         return None
@@ -116,11 +119,17 @@ class RunRecord(Feature):
         # A failure is read now: its exception may look different later.
         is_later = self.writes_ends_later and not result.is_error
         self._unwritten_ends.append((time.time_ns(), call if is_later else self._end_of(call, result)))
+        if is_large([result.value, result.output]):
+            return daemon_threads.run_large(self._write_large_end)
         if not self.writes_ends_later:
             self.write_ends()
             if not self._log.flush():
                 return daemon_threads.run_sync(functools.partial(self._log.flush, wait=True))
         return None
+
+    def _write_large_end(self) -> None:
+        self.write_ends()
+        self._log.flush(wait=True)
 
     def write_ends(self) -> None:
         """Have the ends of calls that were kept written with the next event, or in a moment.
@@ -192,12 +201,15 @@ class RunRecord(Feature):
     # The end
 
     def end(self, result: ExecutionResult, wait: bool = True) -> bool:
-        """Record the result of the run. False: another process must be waited for, and nothing was written.
+        """Record the result of the run. False: nothing was written, because another process must be waited for or the
+        result is large.
 
         Raises:
             AuditError: this event, or an earlier one of the run, could not be written.
         """
         logs = result.logs
+        if not wait and is_large([result.value, logs.stdout, logs.stderr]):
+            return False
         printed = [[entry.stream, entry.text] for entry in logs.entries]
         is_written = self._end(
             str(result.outcome),

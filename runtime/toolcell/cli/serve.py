@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import logging
 import os
@@ -76,6 +77,11 @@ class AccessFlags:
 
 MAX_LINES = 10_000
 """Of the log that wait to be written."""
+SWITCH_S = 0.0005
+"""How long a thread keeps the interpreter from the event loop. Python's default, 5 ms, is a quarter of a small run."""
+YOUNG_OBJECTS = (5_000, 5, 50)
+"""New objects after which the garbage collector looks, and how often at older ones. With Python's default, (700, 10,
+10), it looks at each row of large data again and again."""
 END_S = 1.0
 """What the last of them may take."""
 
@@ -163,8 +169,16 @@ def serve(
     settings = _settings_above(base, own | access.settings(base), tenants.settings(servers, limits))
     with redirect_stdout(sys.stderr):
         registry = builtins.with_tools(None, settings.defaults.backend)
+        _prefer_the_event_loop()
         with showing_warnings(), _request_log() as lines:
             anyio.run(_serve, settings, registry, lines.say)
+
+
+def _prefer_the_event_loop() -> None:
+    """Let threads at work on large data, and passes of the garbage collector, hold the event loop for less time."""
+    sys.setswitchinterval(SWITCH_S)
+    gc.freeze()  # what is loaded stays
+    gc.set_threshold(*YOUNG_OBJECTS)
 
 
 class _Lines(logging.Handler):

@@ -227,10 +227,10 @@ class JournalDatabase:
         except AuditError as exc:
             raise OSError(str(exc)) from exc
 
-    def remove(self, kind: str, name: str) -> None:
-        """Remove a journal, if it is there."""
+    def remove(self, kind: str, name: str, size: int = 0) -> None:
+        """Remove a journal, if it is there. `size`: its bytes, as far as they are known. Each is written over."""
         with _translated():
-            self.log.keep(_REMOVE, [(kind, name)])
+            self.log.keep(_REMOVE, [(kind, name)], removes_bytes=size)
 
     def use_once(self, token: str) -> bool:
         """Note that a token is used. False: it was before."""
@@ -358,6 +358,8 @@ class OpenJournal:
         self.database, self.kind, self.name = database, kind, name
         self._late_after = frozenset(late_after)
         self._waiting: list[bytes] = []
+        self._bytes = 0
+        """Written since it was opened."""
         self._fd = database.open_lock()
         try:
             try:
@@ -412,12 +414,13 @@ class OpenJournal:
             raise OSError(errno.EBADF, "it is closed")
         self.database.write(self.kind, self.name, self._last, bodies, **how)
         self._last += len(bodies)
+        self._bytes += sum(map(len, bodies))
         self._waiting = []
 
     def remove(self) -> None:
         """Remove what is recorded; it is open until `close`."""
         if self._last:
-            self.database.remove(self.kind, self.name)
+            self.database.remove(self.kind, self.name, self._bytes)
 
     def load(self, table: Table, state: State) -> State:
         """Do what each record says, in order, and return the state. Raises as `JournalDatabase.load`."""

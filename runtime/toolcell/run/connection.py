@@ -228,7 +228,7 @@ class GuestConnection:
 
     async def post_large(self, message: Message) -> None:
         """Do what `post` does, in a thread. Nothing may be sent or received meanwhile."""
-        await daemon_threads.run_sync(self.post, message)
+        await daemon_threads.run_large(self.post, message)
 
     def take_unsent(self) -> list[Part]:
         """Take what was posted, for `write`."""

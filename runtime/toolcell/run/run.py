@@ -41,9 +41,8 @@ LOWERED = ("memory_bytes", "processes", "open_files", "cpu_s")
 """Limits that can be lowered from outside, and not raised."""
 
 
-LARGE: Final = 20_000
-"""Elements of inputs, of which a thread takes care: it takes a hundred times as long as a slice of the event loop."""
-_MANY = frozenset({dict, list, tuple})
+LARGE: Final = 4_000
+"""Elements of a script and its inputs, or as many times 32 characters, of which a thread takes care."""
 
 
 Sink = Callable[[bytes], object]
@@ -190,22 +189,6 @@ class Run:
             for start in range(0, max(1, len(file.data)), size):
                 last = start + size >= len(file.data)
                 yield PutFile(file.name, file.data[start : start + size], last)
-
-
-def are_large(inputs: Mapping[str, Any] | None) -> bool:
-    """True when checking and packing inputs would keep the event loop. Looks at `LARGE` elements at most."""
-    count = 0
-    level: list[Any] = [inputs] if inputs else []
-    while level:
-        below: list[Any] = []
-        for each in level:
-            count += len(each)
-            if count > LARGE:
-                return True
-            items = each.values() if isinstance(each, Mapping) else each
-            below += [item for item in items if type(item) in _MANY]
-        level = below
-    return False
 
 
 def run_message(

@@ -25,11 +25,12 @@ from toolcell.calls.options import Origin, ToolOptions
 from toolcell.calls.policy import CallPolicy
 from toolcell.calls.run_state import RunLink, Secrets
 from toolcell.calls.uploads import OpenRequests
+from toolcell.calls.values import is_large
 from toolcell.config import Limits, Policy
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.run.connection import GuestConnection
 from toolcell.run.options import NO_HANDLERS, RunHandlers
-from toolcell.run.run import Run, RunPart, Script, are_large, run_message
+from toolcell.run.run import LARGE, Run, RunPart, Script, run_message
 from toolcell.run.sandboxes import Sandboxes
 from toolcell.sandbox.environment import Environment
 from toolcell.support import daemon_threads
@@ -224,7 +225,7 @@ class Runs:
             QuotaExceeded: whoever it is for has used up the quota.
         """
         limits = script.limits
-        is_large = are_large(script.inputs)
+        large = is_large([script.source, script.inputs], LARGE, counts_bytes=False)
         make_message = partial(
             run_message,
             script.number or next(self._numbers),
@@ -237,7 +238,7 @@ class Runs:
             clock=script.clock,
             egress=tools.makes_requests,
         )
-        message = await daemon_threads.run_sync(make_message) if is_large else make_message()
+        message = await daemon_threads.run_large(make_message) if large else make_message()
         above = context.scope.work if context is not None and context.scope.scripts else None
         work, abandoned = HostWork(limits.host_work, above=above), AbandonedThreads(self.abandoned)
         requests = context.scope.requests if above is not None and context is not None else None
@@ -259,7 +260,7 @@ class Runs:
             context = context or RunContext()
             context = self.begin(context.child(limits=own_limits or context.limits).within(**scope))
         link.id = context.run_id
-        return Run(script, tools, context, message, work=work, is_large=is_large, handlers=handlers)
+        return Run(script, tools, context, message, work=work, is_large=large, handlers=handlers)
 
     async def execute(self, run: Run, own: GuestConnection | None = None) -> ExecutionResult:
         """Run a script once, in `own`, the sandbox of a session, or in one that is destroyed afterwards.

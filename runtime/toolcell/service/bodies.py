@@ -100,28 +100,32 @@ async def parsed_body(model: type[Model], body: bytes) -> Model:
         Problem: it has too many elements (413), is not JSON (400), or not of this form (422).
     """
     if len(body) <= SMALL_BYTES:
-        return _as_model(partial(model.model_validate_json, body.removeprefix(codecs.BOM_UTF8)))
-    return await daemon_threads.run_large(_parsed_large, model, body)
+        found = _as_model(partial(model.model_validate_json, body.removeprefix(codecs.BOM_UTF8)))
+    else:
+        found = await daemon_threads.run_large(_parsed_large, model, body)
+    if isinstance(found, Problem):
+        raise found
+    return found
 
 
-def _parsed_large(model: type[Model], body: bytes) -> Model:
+def _parsed_large(model: type[Model], body: bytes) -> Model | Problem:
     if sum(map(body.count, (b",", b"[", b"{"))) > MOST_ELEMENTS:  # of which some may be in texts
         for number, _ in enumerate(_ELEMENT.finditer(body)):
             if number >= MOST_ELEMENTS:
-                raise _too_large(f"more than {MOST_ELEMENTS} elements", MOST_ELEMENTS)
+                return _too_large(f"more than {MOST_ELEMENTS} elements", MOST_ELEMENTS)
     try:
         given = read_json(body.decode("utf-8-sig"))
     except ValueError as exc:
-        raise _not_json(str(exc)) from None
+        return _not_json(str(exc))
     return _as_model(partial(model.model_validate, given))
 
 
-def _as_model(validate: Callable[[], Model]) -> Model:
+def _as_model(validate: Callable[[], Model]) -> Model | Problem:
+    """Return a problem rather than raise it: its traceback would hold what was sent until the event loop frees it."""
     try:
         return validate()
     except ValidationError as exc:
-        problem = wrong_fields(exc, "body")
-    raise problem  # without the error, which holds what was sent
+        return wrong_fields(exc, "body")
 
 
 def _not_json(why: str) -> Problem:

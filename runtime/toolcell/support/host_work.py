@@ -25,7 +25,7 @@ KEPT_BYTES: Final = 64 << 20
 room."""
 
 
-LONG_BYTES: Final = 1 << 20
+LONG_BYTES: Final = 1 << 18
 """Size of what calls were made with: digesting, signing and writing more of it is done in a thread."""
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgpack
@@ -59,7 +60,12 @@ def _pack_converted(value: object) -> bytes:
 
 def pack_fields(fields: tuple[Any, ...]) -> bytes:
     """Encode a content field by field: a value that cannot be recorded does not cost the other fields."""
-    return bytes([0x90 | len(fields)]) + b"".join(map(pack, fields))
+    return joined_fields([*map(pack, fields)])
+
+
+def joined_fields(parts: Sequence[bytes]) -> bytes:
+    """Return a content whose fields are encoded already."""
+    return bytes([0x90 | len(parts)]) + b"".join(parts)
 
 
 def unpack(data: bytes) -> Any:

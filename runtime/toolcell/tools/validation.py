@@ -5,7 +5,7 @@ Part of `pipeline`. How arguments are checked is said in `arguments`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -126,15 +126,9 @@ async def _checked_elsewhere(
     tables = {name: received[name] for name in checker.tables if type(received.get(name)) in TABLES}
     plain = {**received, **{name: {} for name in tables}} if tables else received
     try:
-        if count_values(plain, MAX_NODES) > MAX_NODES + 1:
-            raise ValueError("more than arguments can hold")
-        body = pack(plain)
-    except (TypeError, ValueError, OverflowError):  # not plain yet, or what no argument can be
-        try:
-            copied = await in_thread(partial(copy_arguments, plain, checker.tables))
-        except BadValue as exc:
-            raise InvalidArguments(checker.tool, [exc.problem], received, exc.steps) from None
-        body = pack(copied.args)
+        body = await in_thread(partial(_packed, plain, checker.tables))
+    except BadValue as exc:
+        raise InvalidArguments(checker.tool, [exc.problem], received, exc.steps) from None
     try:
         ((outcome, *rest),) = await ask(Request("arguments", checker.spec_text, body), work)
     except CheckStopped as exc:
@@ -146,6 +140,15 @@ async def _checked_elsewhere(
     args, changes, warnings, steps = rest
     args |= {name: table for name, table in tables.items() if name in args}
     return CheckedArguments(args, tuple(Change(*each) for each in changes), tuple(warnings), steps)
+
+
+def _packed(plain: Mapping[str, Any], tables: Collection[str]) -> bytes:
+    try:
+        if count_values(plain, MAX_NODES) > MAX_NODES + 1:
+            raise ValueError("more than arguments can hold")
+        return pack(plain)
+    except (TypeError, ValueError, OverflowError):  # not plain yet, or what no argument can be
+        return pack(copy_arguments(plain, tables).args)
 
 
 def _count(call: Call, steps: int) -> ToolResult | None:
