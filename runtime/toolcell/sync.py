@@ -8,8 +8,6 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack
 
-from toolcell.control.draft import Draft
-from toolcell.control.steps_of_plans import PlanRows
 from toolcell.errors import UsageError
 from toolcell.results import AbandonedThread, ExecutionResult, SessionFile, Suspension
 from toolcell.results.effects import CommitResult, Preflight, RevertResult
@@ -19,7 +17,9 @@ from toolcell.support.loop_thread import LoopThread, each_of
 from toolcell.tools import ToolRegistry
 
 if TYPE_CHECKING:
+    from toolcell.control.draft import Draft
     from toolcell.control.map_stream import MapItem
+    from toolcell.control.steps_of_plans import PlanRows
     from toolcell.run.streaming import RunEvent
     from toolcell.sessions.session import Session
 
