@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from anyio import to_thread
 
 import journals
 from control.conftest import Effects
-from toolcell import Policy, PoolConfig, RunContext, SyncRuntime, ToolRegistry, UsageError
+from toolcell import AuditLog, Policy, PoolConfig, RunContext, Runtime, SyncRuntime, ToolRegistry, UsageError
 from toolcell.control import Approve, Draft
 from toolcell.flows import Flow
 
@@ -226,3 +229,39 @@ def test_a_draft_whose_journal_is_gone_or_elsewhere_is_not_committed_from_memory
     with pytest.raises(UsageError, match="nobody knows whether it was committed"):
         durable.commit(draft, tools=effects.registry)
     assert effects.made == [["write", "a"]]
+
+
+@pytest.mark.anyio
+async def test_while_another_process_has_locked_the_record_a_draft_that_goes_on_keeps_no_event_loop(
+    tmp_path: Path, effects: Effects
+) -> None:
+    path, held_s, gaps = tmp_path / "runs.db", 1.0, [0.0]
+    log = AuditLog(path)
+
+    async def lock() -> None:
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            locked.set()
+            await anyio.sleep(held_s)
+
+    async def beat() -> None:
+        while True:
+            before = anyio.current_time()
+            await anyio.sleep(0.01)
+            gaps.append(anyio.current_time() - before)
+
+    async with Runtime(effects.registry, record=log, pool=PoolConfig(warm=1)) as runtime:
+        await runtime.execute_code(SOURCE, dry_run=True)
+        (draft,) = runtime.waiting_drafts()
+        locked = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lock)
+            tasks.start_soon(beat)
+            await locked.wait()
+            tasks.start_soon(runtime.execute_code, "1")
+            while not log._is_waiting:
+                await anyio.sleep(0.01)
+            result = await runtime.execute_code("call_tool('write', text='b')", dry_run=draft)
+            tasks.cancel_scope.cancel()
+    assert result.ok and len(draft.collected) == 3
+    assert max(gaps) < held_s / 2

@@ -36,6 +36,7 @@ from toolcell.journal import JournalStore
 from toolcell.results import RevertResult, Suspension
 from toolcell.run import OnApproval, check_on_approval
 from toolcell.runtime import Runtime
+from toolcell.support import daemon_threads
 from toolcell.support.blocking import wait_for
 from toolcell.support.checks import check_kind
 from toolcell.support.keywords import keywords_known
@@ -289,7 +290,8 @@ class Agent:
         run = run.within(agents=(*run.scope.agents, id(self)))
         with self._exclusive(run), self._forwarding(run.events):
             offered = self.tools_for_run(tools)
-            approvals = Turn(self._store, self.messages, offered).approvals(token, decisions or {})
+            turn = Turn(self._store, self.messages, offered)
+            approvals = await daemon_threads.run_sync(turn.approvals, token, decisions or {})
             return await self._loop(run, offered, approvals)
 
     def _new_run(self) -> RunContext:

@@ -37,7 +37,7 @@ class DryRuns:
         self._runs, self._journals, self._reverts = runs, journals, reverts
         self.drafts = Drafts()
 
-    def begin(
+    async def begin(
         self,
         dry_run: bool | DryRun | None,
         context: RunContext | None,
@@ -61,7 +61,7 @@ class DryRuns:
         if draft.kept_in is not None:
             from toolcell.control.kept_drafts import check_uncommitted
 
-            check_uncommitted(self._journals, draft)
+            await daemon_threads.run_sync(check_uncommitted, self._journals, draft)
         if on_approval == "suspend":
             raise UsageError(
                 "a dry run cannot be suspended: nothing of it waits for approval, because its commit is the approval; "

@@ -43,7 +43,7 @@ class PlanRuns:
         plan = plan_of(steps)
         registry: Any = self._runs.tools(options.tools)
         on_approval = options.on_approval
-        context = self._dry_runs.begin(options.dry_run, options.context, on_approval)
+        context = await self._dry_runs.begin(options.dry_run, options.context, on_approval)
         context = context or RunContext(run_id=os.urandom(16).hex())
         if on_approval == "deny":
             context = context.having(Denial(DENIED))

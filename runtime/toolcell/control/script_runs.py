@@ -140,7 +140,7 @@ class ScriptRuns:
         context = options.context
         is_dry = options.dry_run is not False or (context is not None and context.feature(DryRun) is not None)
         if is_dry:
-            context = self._dry_runs().begin(options.dry_run, context, options.on_approval, source)
+            context = await self._dry_runs().begin(options.dry_run, context, options.on_approval, source)
         if options.limits is not None:
             runs.environment.check_supported(options.limits)
         is_repeatable = self._is_durable or options.on_approval == "suspend"

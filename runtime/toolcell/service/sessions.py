@@ -96,7 +96,7 @@ class TenantSessions:
                 await session.close()
             self._open.pop(name, None)
             if is_kept:
-                self._runtime.forget_session(name)
+                await daemon_threads.run_sync(self._runtime.forget_session, name)
 
     def _lock_of(self, name: str) -> anyio.Lock:
         """Return what keeps others from opening and forgetting this session."""

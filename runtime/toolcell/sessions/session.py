@@ -237,7 +237,8 @@ class Session(OpenedInBlock):
     async def _execute_script(self, source: str, options: RunOptions) -> ExecutionResult:
         """Run a script; see `execute_code`."""
         host = self._host
-        context = host.dry_runs.begin(options.dry_run, options.context or self._context, options.on_approval, source)
+        given = options.context or self._context
+        context = await host.dry_runs.begin(options.dry_run, given, options.on_approval, source)
         check_script_limits(options.limits or self.limits, self.limits)
         script = script_from(source, options, self.limits, host.runs.policy.lint)
         callable_tools = host.runs.tools(options.tools if options.tools is not None else self._tools)

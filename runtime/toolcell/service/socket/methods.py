@@ -248,7 +248,7 @@ async def _kept_sessions(caller: CallerSession, request: ServedRequest, given: A
 async def _forget_session(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
     name = given.take("name", str)
     given.end()
-    caller.runtime.forget_session(name)
+    await daemon_threads.run_sync(caller.runtime.forget_session, name)
 
 
 async def _open_session(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
