@@ -320,6 +320,21 @@ async def test_an_agent_cancelled_from_outside_keeps_a_whole_conversation() -> N
     assert (await agent.run("and now?")).content == "again"
 
 
+async def test_calls_that_have_started_and_not_ended_are_pending_and_nobody_has_to_listen() -> None:
+    async def look() -> list[str]:
+        """Return the ids of all calls that have not ended."""
+        return [*agent.pending_tool_calls]
+
+    agent = Agent(ScriptedModel([calls(("look", {}), ("nothing", {})), "seen"]), tools=[look])
+
+    await agent.run("go")
+
+    assert not agent.events.active
+    (call, _), answers = agent.messages[1]["tool_calls"], agent.messages[2:4]
+    assert json.loads(answers[0]["content"])[0] == call["id"]
+    assert agent.pending_tool_calls == []
+
+
 class Refusing:
     """Raises the given errors, and then answers."""
 

@@ -16,7 +16,6 @@ from toolcell.agents.offer import add_search
 from toolcell.agents.providers.provider import Message, Provider, system, user
 from toolcell.agents.stream import AgentStream
 from toolcell.agents.transcript import check_messages
-from toolcell.calls import events
 from toolcell.calls.concurrency import maybe_await
 from toolcell.calls.context import current
 from toolcell.calls.reverts import MadeCalls, Reverts
@@ -43,11 +42,13 @@ from toolcell.support.keywords import keywords_known
 from toolcell.support.spelling import suggestion
 from toolcell.tools import (
     CODE_TOOL,
+    Call,
     CodeRuntime,
     ErrorCode,
     Event,
     EventBus,
     ExecuteCode,
+    Feature,
     Origin,
     RunContext,
     Text,
@@ -79,6 +80,21 @@ Tools = ToolRegistry | Iterable[Any] | None
 
 AskUser = Callable[[str], str | Awaitable[str]]
 """Gets the question, gives the answer."""
+
+
+class PendingCalls(Feature):
+    """The calls that have started and not ended."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+
+    def call_started(self, call: Call, /) -> None:
+        """Take note of a call."""
+        self.ids.append(call.call_id)
+
+    def call_ended(self, call: Call, /) -> None:
+        """Forget it."""
+        self.ids.remove(call.call_id)
 
 
 class Agent:
@@ -130,7 +146,8 @@ class Agent:
         self.events = context.events if context is not None else EventBus()
         self.messages: list[Message] = []
         """The conversation so far."""
-        self.pending_tool_calls: list[str] = []
+        self._pending = PendingCalls()
+        self.pending_tool_calls = self._pending.ids
         """Ids of calls that have started and not ended."""
         self._system_prompt = system_prompt
         self._context = context or RunContext(events=self.events)
@@ -144,13 +161,6 @@ class Agent:
             **config,
         )
         self._enabled_tools = _enabled_tools(plan_execution, ask_user)
-        self.events.subscribe(self._track_pending)
-
-    def _track_pending(self, event: Event) -> None:
-        if event.type == events.TOOL_START and event.call_id is not None:
-            self.pending_tool_calls.append(event.call_id)
-        elif event.type == events.TOOL_END and event.call_id in self.pending_tool_calls:
-            self.pending_tool_calls.remove(event.call_id)
 
     # Tools
 
@@ -250,7 +260,7 @@ class Agent:
         elif self._on_approval == "deny":
             run = run.having(Denial(DENIED))
         ident, made = (approvals.run_id if approvals is not None else "") or run.run_id, MadeCalls()
-        own = run.having(made).child(check_types=run.check_types or "warn")
+        own = run.having(made, self._pending).child(check_types=run.check_types or "warn")
         try:
             loop = LoopRun(replace(self._config, tools=tools), self.messages, own, approvals)
             result = replace(await loop.run(), run_id=ident)
@@ -311,6 +321,7 @@ class Agent:
             yield
         finally:
             self._active = None
+            self.pending_tool_calls.clear()
 
     @contextmanager
     def _forwarding(self, bus: EventBus) -> Iterator[None]:

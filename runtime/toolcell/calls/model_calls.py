@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any, Self
 
 from toolcell.calls.arguments import ArgumentChecker
@@ -15,7 +14,7 @@ from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.text_data import SAFE_MODES, ParseMode, parse_json
 from toolcell.calls.values import MAX_TEXT_CHARS
 from toolcell.errors import UsageError
-from toolcell_bridge.wire.frozen import frozen
+from toolcell_bridge.wire.frozen import frozen, replaced
 
 UNREADABLE = "unreadable_arguments"
 """In a transcript: the key under which arguments that could not be read are quoted."""
@@ -74,14 +73,14 @@ class ToolCall:
             return self
         value, mode = parse_json(self.arguments[:MAX_TEXT_CHARS]) if self.arguments.strip() else ({}, ParseMode.STRICT)
         if mode is ParseMode.INVALID or not isinstance(value, dict):
-            return replace(self, mode=mode)
-        return replace(self, arguments=value, mode=mode)
+            return replaced(self, mode=mode)
+        return replaced(self, arguments=value, mode=mode)
 
     def parsed_if_safe(self) -> Self:
         """Return the same call with its arguments read, unless something may be missing: then they stay text,
         which no tool accepts."""
         parsed = self.parsed()
-        return parsed if parsed.mode in SAFE_MODES else replace(self, mode=parsed.mode)
+        return parsed if parsed.mode in SAFE_MODES else replaced(self, mode=parsed.mode)
 
     @property
     def sent_arguments(self) -> dict[str, Any]:

@@ -367,6 +367,9 @@ def of_text(text: str) -> ToolResult:
     return result
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=readable_leaf)
+
+
 def to_json(value: Any) -> str:
     """JSON text of a value for a model: compact enough, not escaped, never failing on odd leaves, without bytes.
 
@@ -374,7 +377,7 @@ def to_json(value: Any) -> str:
     """
     if isinstance(value, Array | Table):
         return str(value)
-    return json.dumps(value, ensure_ascii=False, default=readable_leaf)
+    return _ENCODER.encode(value)
 
 
 def without_bytes(value: Any) -> Any:
