@@ -65,10 +65,9 @@ class ToolCalls:
 
     def __init__(self, run: Run, connection: GuestConnection, started: float) -> None:
         self._run = run
-        self._limits = limits = run.script.limits
         self._connection = connection
         self._started = started
-        self._work = run.work
+        limits = run.script.limits
         run.work.tool_calls = limits.tool_calls
         self.refused = 0
         """Calls past `tool_calls`. They leave no record."""
@@ -101,27 +100,27 @@ class ToolCalls:
 
     def admit(self, call: CallTool, size: int) -> bool:
         """Take note of a call whose message was so large; True when the caller is to make it now."""
-        limits = self._limits
+        limits = self._run.script.limits
         if call.name == LIST_TOOLS and self._listings < FREE_LISTINGS:
             self._listings += 1
         elif call.name in PARTS and self._parts:
             self._parts -= 1
             size = 0
-        elif (most := self._work.call_limit_reached()) is not None:
+        elif (most := self._run.work.call_limit_reached()) is not None:
             self._refuse(call, most)
             return False
         else:
-            self._work.count_call()
+            self._run.work.count_call()
         if len(call.name) > TOOL_NAME_CHARS:
             text = f"a tool's name has at most {TOOL_NAME_CHARS} characters, not {len(call.name)}"
             self._answer_unmade(call, "unknown_tool", text)
             return False
         # Calls are kept for the result, so the memory they take together is bounded.
-        if self._work.calls + size > limits.call_args_bytes:
+        if self._run.work.calls + size > limits.call_args_bytes:
             text = f"the arguments of this run's calls take more than {limits.call_args_bytes} bytes together"
             self._answer_unmade(call, "too_large", f"{text} (call_args_bytes); pass less, or a file's name")
             return False
-        self._work.calls += size
+        self._run.work.calls += size
         now = time.perf_counter()
         self._records[call.id] = (call, now, now)
         if self._running >= limits.concurrent_calls:
@@ -181,7 +180,7 @@ class ToolCalls:
         """Return the arguments of a request with the body that was uploaded for it."""
         made = uploads.whole(args)
         if made is not args:
-            self._work.uploaded += len(made["body"])
+            self._run.work.uploaded += len(made["body"])
         return made
 
     async def _answer_discovery(self, call: CallTool) -> Answer:

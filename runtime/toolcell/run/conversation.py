@@ -143,10 +143,8 @@ class Conversation:
         self._run = run
         self._connection = connection
         self._sandbox = connection.sandbox
-        self._limits = limits = run.script.limits
         self._start_s = start_s
         self._started = time.perf_counter()
-        self._work = run.work
         self._calls = ToolCalls(run, connection, self._started)
         self._output = RunOutput(run, connection, self._calls.cancel)
         self.callbacks = self._output.callbacks
@@ -154,7 +152,7 @@ class Conversation:
         self._context = contextvars.copy_context()
         self._has_tasks = False
         self._line: int | None = None
-        self.deadline = Deadline(limits, self._sandbox, self._started)
+        self.deadline = Deadline(run.script.limits, self._sandbox, self._started)
         self._turn = connection.turn
         self._scope: anyio.CancelScope | None = None
         """Of the conversation. It gets its deadline with the first `check`: most runs are over before that."""
@@ -191,7 +189,7 @@ class Conversation:
         connection = self._connection
         with connection.scope_type() as scope:
             self._scope = scope
-            if self._limits.wall_s < AT_ONCE_S:
+            if self._run.script.limits.wall_s < AT_ONCE_S:
                 self._end_in_time()
             connection.on_interrupt = scope.cancel
             await self._send_script()
@@ -230,10 +228,10 @@ class Conversation:
         self._end_in_time()
         try:
             take_printed(self._connection, self._output)
-            if self._work.used > self._work.limit:
+            if self._run.work.used > self._run.work.limit:
                 self._stop_for_work()
             self._sample = self._sandbox.sample()
-            if (exceeded := exceeded_limit(self._limits, self._sample)) is not None:
+            if (exceeded := exceeded_limit(self._run.script.limits, self._sample)) is not None:
                 self._connection.stop(exceeded)
                 if self._connection.was_asked:
                     self.deadline.exceeded = exceeded  # which kills it at its next turn
@@ -276,7 +274,7 @@ class Conversation:
 
     async def _read(self) -> CallTool | None:
         """Read messages until there is a tool call to make; None when the run is over."""
-        connection, calls, output, work = self._connection, self._calls, self._output, self._work
+        connection, calls, output, work = self._connection, self._calls, self._output, self._run.work
         wire, turn, unheard, read = connection.wire, self._turn, self.callbacks.unheard, connection.next_message
         printed, received, has_printed = 0, 0, False
         try:
@@ -321,7 +319,7 @@ class Conversation:
         return None
 
     def _stop_for_work(self) -> None:
-        work = self._work
+        work = self._run.work
         self._connection.stop(LimitExceeded(Outcome.HOST_WORK_LIMIT, "host_work", work.limit, work.used))
 
     def _stop_for(self, exc: BaseException) -> None:
@@ -450,7 +448,7 @@ class Conversation:
             sent_bytes=connection.sent_bytes,
             received_bytes=connection.received_bytes,
             start_s=self._start_s,
-            host_work=self._work.used,
+            host_work=self._run.work.used,
         )
         lint, stopped, refused = self._run.message.lint, connection.stopped, self._calls.refused
         if connection.interrupted_for and type(stopped) is Done:
@@ -459,7 +457,7 @@ class Conversation:
                 stopped, self._line = Aborted(connection.interrupted_for), found.line
         waits_for = leftover_names(connection.leftover.stuck) if connection.leftover is not None else ()
         run_end = RunEnd(
-            self._limits,
+            self._run.script.limits,
             usage,
             sample=sample,
             exit=end,

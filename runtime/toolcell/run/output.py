@@ -266,13 +266,12 @@ class RunOutput:
     def __init__(self, run: Run, connection: GuestConnection, cancel_call: Callable[[int], None]) -> None:
         self.value: Any = None
         self.has_value = False
-        self._limits = run.script.limits
+        self._run = run
         self.callbacks = Callbacks(run.handlers)
         self._connection = connection
         self._cancel_call = cancel_call
-        self._work = run.work
-        self._capture = Capture(self._limits.output_bytes)
-        self._files = ReturnedFiles(self._limits, run.script.sink)
+        self._capture = Capture(run.script.limits.output_bytes)
+        self._files = ReturnedFiles(run.script.limits, run.script.sink)
 
     @property
     def printed_bytes(self) -> int:
@@ -338,14 +337,14 @@ class RunOutput:
         """Take what the script wrote directly to the descriptors 1 and 2."""
         for stream, data in ((STREAMS[1], out), (STREAMS[2], err)):
             if data:
-                self._work.used += len(data)
+                self._run.work.used += len(data)
                 self._capture.feed_raw(stream, data)
                 self.callbacks.log(stream, data.decode("utf-8", "replace"))
         self._check_flood()
 
     def _take_result(self, value: Any) -> None:
         # Measure only what could be too large: its message is an upper bound.
-        limit = self._limits.result_bytes
+        limit = self._run.script.limits.result_bytes
         if self._connection.wire.message_bytes > limit and (size := packed_size(value)) > limit:
             raise RemoteProtocolError(f"result too large ({size} > {limit} bytes)")
         self.value, self.has_value = value, True
@@ -356,6 +355,6 @@ class RunOutput:
         self.callbacks.log(stream, text)
 
     def _check_flood(self) -> None:
-        total, limit = self._capture.total_bytes, self._limits.output_flood_bytes
+        total, limit = self._capture.total_bytes, self._run.script.limits.output_flood_bytes
         if total > limit:
             self._connection.stop(LimitExceeded(Outcome.OUTPUT_LIMIT, "output_flood_bytes", limit, total))

@@ -225,12 +225,14 @@ class Runs:
             QuotaExceeded: whoever it is for has used up the quota.
         """
         limits = script.limits
-        large = is_large([script.source, script.inputs], LARGE, counts_bytes=False)
+        source, inputs = script.source, script.inputs
+        may_be = bool(inputs) or type(source) is not str or len(source) > LARGE  # hardly any is
+        large = may_be and is_large([source, inputs], LARGE, counts_bytes=False)
         make_message = partial(
             run_message,
             script.number or next(self._numbers),
-            script.source,
-            inputs=script.inputs,
+            source,
+            inputs=inputs,
             tools=tools.names_text(Origin.CODE),
             limits=limits,
             lint=script.lint,
