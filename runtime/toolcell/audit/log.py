@@ -277,7 +277,7 @@ class AuditLog:
         """Do the same, but return None and write nothing where that would have to wait for another process, or would
         write many bytes of what runs need to go on."""
         event = self._event(kind, run, fields, redactor)
-        if self._is_waiting or self._is_much_queued() or not self._lock.acquire(timeout=OWN_LOCK_S):
+        if self._is_waiting or self.has_much_to_write() or not self._lock.acquire(timeout=OWN_LOCK_S):
             return None
         try:
             seq = self._write([event], 0.0)
@@ -287,7 +287,8 @@ class AuditLog:
             self._stir(seq)
         return seq
 
-    def _is_much_queued(self) -> bool:
+    def has_much_to_write(self) -> bool:
+        """Return True where a thread should write what is queued."""
         return sum(each.size for each in [*self._queue] if type(each) is _Rows) > LONG_BYTES
 
     def append_later(self, kind: str, run: int, fields: tuple[Any, ...], redactor: Redactor, at_ns: int) -> None:

@@ -16,6 +16,7 @@ from toolcell.audit.config import FULL, ToolContent
 from toolcell.audit.log import AuditLog
 from toolcell.audit.redact import Redactor
 from toolcell.calls.call import Feature, Features
+from toolcell.calls.parts import Text
 from toolcell.calls.values import is_large
 from toolcell.errors import AuditError
 from toolcell.results import ErrorInfo, ExecutionResult, PendingCall, Usage
@@ -119,7 +120,7 @@ class RunRecord(Feature):
         # A failure is read now: its exception may look different later.
         is_later = self.writes_ends_later and not result.is_error
         self._unwritten_ends.append((time.time_ns(), call if is_later else self._end_of(call, result)))
-        if is_large([result.value, result.output]):
+        if is_large([result.value, [part.text for part in result.parts if isinstance(part, Text)]]):
             return daemon_threads.run_large(self._write_large_end)
         if not self.writes_ends_later:
             self.write_ends()

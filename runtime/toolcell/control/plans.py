@@ -13,6 +13,7 @@ from toolcell.calls.options import Origin
 from toolcell.calls.placeholders import DryRun
 from toolcell.calls.reverts import Reverts
 from toolcell.calls.run_state import RunLink
+from toolcell.calls.values import is_large
 from toolcell.control.dry_runs import DryRuns
 from toolcell.control.run_control import DENIED
 from toolcell.control.script_header import continued_context, who_of
@@ -62,7 +63,7 @@ class PlanRuns:
             "who": who_of(context),
         }
         if store.is_durable:
-            store.write(journal)
+            await store.begin(journal, is_large=is_large(plan["steps"]))
         return (await self._journaled_plan(registry, context, journal))[0]
 
     async def carry_on(self, journal: Journal, tools: CallableTools, context: RunContext | None) -> ExecutionResult:

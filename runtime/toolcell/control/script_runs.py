@@ -154,13 +154,13 @@ class ScriptRuns:
             return checked
         link = RunLink(relation="repairs", after=repaired.run) if repaired is not None else None
         run = await runs.prepare(checked, tools, context, link, options.handlers)
-        self._begin(run, options, repaired)
+        await self._begin(run, options, repaired)
         result = await runs.execute(run)
         if is_dry and context is not None:
             await self._dry_runs().keep(context, result)
         return result
 
-    def _begin(self, run: Run, options: RunOptions, repaired: Journal | None) -> None:
+    async def _begin(self, run: Run, options: RunOptions, repaired: Journal | None) -> None:
         """Begin the first run of a script: its journal, or the list of its calls where that is enough."""
         context, script = run.context, run.script
         is_dry = context.feature(DryRun) is not None
@@ -191,7 +191,7 @@ class ScriptRuns:
                 context=context,
             )
         if is_durable:
-            store.write(journal)
+            await store.begin(journal, is_large=run.is_large)
         RunControl(
             run,
             store=store,

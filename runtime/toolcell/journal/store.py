@@ -138,7 +138,8 @@ class JournalStore:
         Raises:
             OSError: it could not be written; it will be, with what is written later.
         """
-        if self.is_durable and not self.database.settle(wait=False):
+        is_much = self.is_durable and self.database.log.has_much_to_write()
+        if is_much or (self.is_durable and not self.database.settle(wait=False)):
             await daemon_threads.run_sync(self.database.settle)
 
     # A run begins
@@ -149,6 +150,17 @@ class JournalStore:
         ident = wanted if is_free else os.urandom(16).hex()
         self._begun.add(ident)
         return Journal(ident)
+
+    async def begin(self, journal: Journal, *, is_large: bool) -> None:
+        """Write the header of a journal as `write` does, and a large one in a thread.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
+        if is_large:
+            await daemon_threads.run_large(self.write, journal)
+        else:
+            self.write(journal)
 
     def write(self, journal: Journal) -> None:
         """Write the header of a journal to the record, and each later entry.

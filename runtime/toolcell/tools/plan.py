@@ -25,6 +25,7 @@ from toolcell.calls.problems import bounded_json
 from toolcell.calls.result import ErrorCode, Status, ToolResult, to_json, total_usage
 from toolcell.calls.values import BadValue, copy_arguments, is_large
 from toolcell.errors import UsageError
+from toolcell.support import daemon_threads
 from toolcell.support.checks import brief
 from toolcell.support.event_loop import TimeSlice
 from toolcell.support.packing import value_digest
@@ -579,9 +580,8 @@ class _PlanRun:
         rows = [self._row_of(step) for step in self._plan.steps]
         results = [call.result for call in self._calls.values() if call.result is not None]
         files: list[File] = [file for result in results for file in result.files]
-        return ToolResult(
-            value=await self._bounded(rows), has_value=True, files=tuple(files), usage=total_usage(results)
-        )
+        bounded = await daemon_threads.run_large(_bounded, rows) if is_large(rows) else _bounded(rows)
+        return ToolResult(value=bounded, has_value=True, files=tuple(files), usage=total_usage(results))
 
     def _row(self, step: Step, status: str, **more: Any) -> Row:
         name = step.tool if step.tool in self._state.tools else one_line(step.tool, MAX_NAME_CHARS)
@@ -613,23 +613,17 @@ class _PlanRun:
         refusal = await examine(self._state, call, with_arguments=not step.has_references)
         return self._row(step, "valid") if refusal is None else self._row(step, "error", error=refusal.message)
 
-    async def _bounded(self, rows: list[Row]) -> list[Row]:
-        """Return rows that fit together: results longer than their even share are cut to text."""
-        results = [row.get("result", row.get("error")) for row in rows]
-        if not _is_surely_long(results) and len(to_json(rows)) <= MAX_OUTPUT_CHARS:
-            return rows
-        sizes = []
-        for row in rows:
-            await self._turn.give_way()
-            sizes.append(_SURELY_LONG if _is_surely_long(row) else len(to_json(row)))
-        if sum(sizes) <= MAX_OUTPUT_CHARS:
-            return rows
-        share = MAX_OUTPUT_CHARS // len(rows)
-        for index, size in enumerate(sizes):
-            if size > share:
-                await self._turn.give_way()
-                rows[index] = _cut_row(rows[index], share)
+
+def _bounded(rows: list[Row]) -> list[Row]:
+    """Return rows that fit together: results longer than their even share are cut to text."""
+    results = [row.get("result", row.get("error")) for row in rows]
+    if not _is_surely_long(results) and len(to_json(rows)) <= MAX_OUTPUT_CHARS:
         return rows
+    sizes = [_SURELY_LONG if _is_surely_long(row) else len(to_json(row)) for row in rows]
+    if sum(sizes) <= MAX_OUTPUT_CHARS:
+        return rows
+    share = MAX_OUTPUT_CHARS // len(rows)
+    return [_cut_row(row, share) if size > share else row for row, size in zip(rows, sizes, strict=True)]
 
 
 _SURELY_LONG = MAX_OUTPUT_CHARS + 2

@@ -1,0 +1,82 @@
+"""Large data on its way through the host keeps no event loop: inputs, arguments, results and their records, on each route."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from hostile.loop_silence import watched
+from service.client_serving import serving
+from toolcell import Runtime, ToolRegistry
+from toolcell.service import Client
+
+pytestmark = [pytest.mark.isolation, pytest.mark.parametrize("anyio_backend", ["asyncio"]), pytest.mark.anyio]
+
+SILENCE_S = 0.04
+"""One thread has the interpreter for 5 ms; one step in C, such as packing all of the data, takes up to 10 ms."""
+
+SCRIPT = "set_result(len(call_tool('echo', value=x)))"
+DATA: dict[str, Any] = {
+    "numbers": [2**62 + number for number in range(50_000)],
+    "rows": [{"a": number, "b": "x" * 10, "token": "y"} for number in range(10_000)],
+    "a text": "abc de " * 600_000,
+}
+
+Send = Callable[[Any], Awaitable[Any]]
+
+
+def registry() -> ToolRegistry:
+    made = ToolRegistry()
+
+    @made.tool
+    def echo(value: Any) -> Any:
+        """Return what was sent."""
+        return value
+
+    return made
+
+
+@asynccontextmanager
+async def sender(route: str, folder: Path) -> AsyncIterator[Send]:
+    """Yield what sends a value through a tool and back."""
+    if route in ("http", "websocket"):
+        async with serving(folder, registry()) as (url, _):
+            if route == "websocket":
+                async with Client(url) as client:
+                    yield lambda value: client.execute_code(SCRIPT, inputs={"x": value})
+            else:
+                async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+                    yield lambda value: http.post("/v1/execute", json={"code": SCRIPT, "inputs": {"x": value}})
+        return
+    async with Runtime(registry(), record=folder / "runs.db") as runtime:
+        if route == "code":
+            yield lambda value: runtime.execute_code(SCRIPT, inputs={"x": value})
+        elif route == "plan":
+            yield lambda value: runtime.execute_plan([{"tool": "echo", "args": {"value": value}}])
+        else:
+            async with runtime.session() as session:
+                yield lambda value: session.execute_code(SCRIPT, inputs={"x": value})
+
+
+def is_right(answer: Any, value: Any) -> bool:
+    match answer:
+        case httpx.Response():
+            return bool(answer.json()["value"] == len(value))
+        case list():
+            return bool(answer[0]["status"] == "ok")
+    return bool(answer.value == len(value))
+
+
+@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize("route", ["plan", "code", "session", "http", "websocket"])
+async def test_large_data_keeps_no_event_loop(route: str, kind: str, tmp_path: Path) -> None:
+    async with sender(route, tmp_path) as send:
+        await send("small")
+        found = [await watched(send(DATA[kind])) for _ in range(3)]
+    assert is_right(found[-1].outcome, DATA[kind])
+    assert min(each.silent_s for each in found) < SILENCE_S
