@@ -42,13 +42,11 @@ from toolcell.support.keywords import keywords_known
 from toolcell.support.spelling import suggestion
 from toolcell.tools import (
     CODE_TOOL,
-    Call,
     CodeRuntime,
     ErrorCode,
     Event,
     EventBus,
     ExecuteCode,
-    Feature,
     Origin,
     RunContext,
     Text,
@@ -80,21 +78,6 @@ Tools = ToolRegistry | Iterable[Any] | None
 
 AskUser = Callable[[str], str | Awaitable[str]]
 """Gets the question, gives the answer."""
-
-
-class PendingCalls(Feature):
-    """The calls that have started and not ended."""
-
-    def __init__(self) -> None:
-        self.ids: list[str] = []
-
-    def call_started(self, call: Call, /) -> None:
-        """Take note of a call."""
-        self.ids.append(call.call_id)
-
-    def call_ended(self, call: Call, /) -> None:
-        """Forget it."""
-        self.ids.remove(call.call_id)
 
 
 class Agent:
@@ -146,9 +129,6 @@ class Agent:
         self.events = context.events if context is not None else EventBus()
         self.messages: list[Message] = []
         """The conversation so far."""
-        self._pending = PendingCalls()
-        self.pending_tool_calls = self._pending.ids
-        """Ids of calls that have started and not ended."""
         self._system_prompt = system_prompt
         self._context = context or RunContext(events=self.events)
         self._active: RunContext | None = None
@@ -161,6 +141,11 @@ class Agent:
             **config,
         )
         self._enabled_tools = _enabled_tools(plan_execution, ask_user)
+
+    @property
+    def pending_tool_calls(self) -> list[str]:
+        """Ids of calls that have started and not ended."""
+        return [*self._active.state.pending] if self._active is not None else []
 
     # Tools
 
@@ -260,7 +245,7 @@ class Agent:
         elif self._on_approval == "deny":
             run = run.having(Denial(DENIED))
         ident, made = (approvals.run_id if approvals is not None else "") or run.run_id, MadeCalls()
-        own = run.having(made, self._pending).child(check_types=run.check_types or "warn")
+        own = run.having(made).child(check_types=run.check_types or "warn")
         try:
             loop = LoopRun(replace(self._config, tools=tools), self.messages, own, approvals)
             result = replace(await loop.run(), run_id=ident)
@@ -321,7 +306,6 @@ class Agent:
             yield
         finally:
             self._active = None
-            self.pending_tool_calls.clear()
 
     @contextmanager
     def _forwarding(self, bus: EventBus) -> Iterator[None]:

@@ -145,6 +145,8 @@ class RunState:
         self.cancel_reason: str | None = None
         self.abort: ToolAbort | None = None
         """Set when a tool ended the run, for those between the tool and the run who do not see its exception."""
+        self.pending: list[str] = []
+        """Ids of calls that have started and not ended."""
         self.scopes: dict[anyio.CancelScope, None] = {}
         """What `cancel` cancels: the calls being executed and other waits of the run."""
         self.scope_type: type[anyio.CancelScope] = anyio.CancelScope

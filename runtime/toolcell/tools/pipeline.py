@@ -168,6 +168,7 @@ async def _until_cut_short(call: Call, work: Awaitable[Waited]) -> Waited | Tool
 
 def _start(call: Call) -> None:
     call.started_at = time.time()
+    call.run.state.pending.append(call.call_id)
     if call.run.events.active:
         call.emit(TOOL_START, args=call.raw_args)
     if logger.isEnabledFor(logging.INFO):
@@ -336,6 +337,7 @@ async def _record_end(call: Call) -> None:
 def _finish(call: Call, result: ToolResult) -> None:
     call.result = result
     call.is_concluded = True
+    call.run.state.pending.remove(call.call_id)
     if call.run.events.active:
         call.emit(
             TOOL_END,
