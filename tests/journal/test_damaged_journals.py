@@ -14,7 +14,7 @@ import journals
 from toolcell import AuditLog, RecordConfig, ResumeError, SyncRuntime, ToolRegistry, UsageError
 from toolcell.control.kept_drafts import DRAFT_RECORDS
 from toolcell.control.map_file import MAP_RECORDS
-from toolcell.journal.database import Damaged, OpenJournal, Table, apply_record
+from toolcell.journal.database import RUN, Damaged, OpenJournal, Table, UnderWay, apply_record
 from toolcell.journal.ledger import Journal
 from toolcell.journal.records import RUN_RECORDS, LoadedRun
 from toolcell.journal.store import JournalStore
@@ -213,3 +213,19 @@ def test_a_run_that_was_lost_and_then_suspended_waits_and_has_not_ended() -> Non
     assert loaded.is_ended
     apply_record(RUN_RECORDS, loaded, ["suspended", "token", 0.0, []])
     assert not loaded.is_ended
+
+
+def test_a_journal_whose_name_nobody_knows_is_open_from_its_first_record_to_its_end(
+    opened: Callable[..., JournalStore],
+) -> None:
+    database = opened().database
+    journal = OpenJournal(database, RUN, "new", is_unknown=True)
+    assert not database.is_open(RUN, "new")
+    journal.write("run", "new", {})
+    assert database.is_open(RUN, "new")
+    with pytest.raises(UnderWay):
+        OpenJournal(database, RUN, "new")
+    journal.close()
+    assert not database.is_open(RUN, "new")
+    with pytest.raises(OSError, match="it is closed"):
+        journal.write("run", "new", {})

@@ -191,7 +191,8 @@ class ScriptRuns:
                 context=context,
             )
         if is_durable:
-            await store.begin(journal, is_large=run.is_large)
+            is_unknown = options.context is None  # its id is a new one
+            await store.begin(journal, is_large=run.is_large, is_unknown=is_unknown)
         RunControl(
             run,
             store=store,

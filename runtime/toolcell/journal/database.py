@@ -348,8 +348,17 @@ def _ns(seconds: float) -> int:
 class OpenJournal:
     """One journal. Only one process, and one object of it, has it open at a time; a kill closes it."""
 
-    def __init__(self, database: JournalDatabase, kind: str, name: str, *, late_after: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        database: JournalDatabase,
+        kind: str,
+        name: str,
+        *,
+        late_after: Collection[str] = (),
+        is_unknown: bool = False,
+    ) -> None:
         """`late_after`: records of these kinds wait in memory for the first of another kind, and most runs have none.
+        `is_unknown`: nobody else knows the name, so the first record is early enough to open it.
 
         Raises:
             UnderWay: it is open already.
@@ -360,19 +369,28 @@ class OpenJournal:
         self._waiting: list[bytes] = []
         self._bytes = 0
         """Written since it was opened."""
-        self._fd = database.open_lock()
+        self._last, self._fd, self._is_closed = 0, -1, False
+        if not is_unknown:
+            self._open()
+
+    def _open(self) -> None:
+        database, byte = self.database, _byte(self.kind, self.name)
+        descriptor = database.open_lock()
         try:
             try:
-                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _byte(kind, name))
+                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, byte)
             except BlockingIOError:
                 database.settle(wait=False)  # it may be closed, and not everything written
-                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _byte(kind, name))
-            self._last = database.last(kind, name, is_written=True)  # whoever had it open let go when it was written
+                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, byte)
+            # Whoever had it open let go when everything was written.
+            self._last = database.last(self.kind, self.name, is_written=True)
         except BaseException as exc:
-            os.close(self._fd)
+            os.close(descriptor)
             if isinstance(exc, BlockingIOError):
-                raise UnderWay(f"{kind} {name} is under way; it can be resumed when it has ended") from exc
+                message = f"{self.kind} {self.name} is under way; it can be resumed when it has ended"
+                raise UnderWay(message) from exc
             raise
+        self._fd = descriptor
 
     @property
     def is_new(self) -> bool:
@@ -381,6 +399,7 @@ class OpenJournal:
 
     def close(self) -> None:
         """Close it, so that others may open it once everything is written. Safe to call twice."""
+        self._is_closed = True
         if self._fd < 0:
             return
         close, self._fd = partial(os.close, self._fd), -1
@@ -410,8 +429,10 @@ class OpenJournal:
         self._append([pack(list(fields))], is_anew=True)
 
     def _append(self, bodies: list[bytes], **how: bool) -> None:
-        if self._fd < 0:
+        if self._is_closed:
             raise OSError(errno.EBADF, "it is closed")
+        if self._fd < 0:
+            self._open()
         self.database.write(self.kind, self.name, self._last, bodies, **how)
         self._last += len(bodies)
         self._bytes += sum(map(len, bodies))

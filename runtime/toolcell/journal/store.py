@@ -151,19 +151,19 @@ class JournalStore:
         self._begun.add(ident)
         return Journal(ident)
 
-    async def begin(self, journal: Journal, *, is_large: bool) -> None:
+    async def begin(self, journal: Journal, *, is_large: bool, is_unknown: bool = False) -> None:
         """Write the header of a journal as `write` does, and a large one in a thread.
 
         Raises:
             UsageError: the file cannot be written.
         """
         if is_large:
-            await daemon_threads.run_large(self.write, journal)
+            await daemon_threads.run_large(self.write, journal, is_unknown)
         else:
-            self.write(journal)
+            self.write(journal, is_unknown)
 
-    def write(self, journal: Journal) -> None:
-        """Write the header of a journal to the record, and each later entry.
+    def write(self, journal: Journal, is_unknown: bool = False) -> None:
+        """Write the header of a journal to the record, and each later entry. `is_unknown`: as for `OpenJournal`.
 
         Raises:
             UsageError: the file cannot be written.
@@ -172,7 +172,7 @@ class JournalStore:
         try:
             self.database.check_room(len(str(journal.header.get("source", ""))) + CALLS_BYTES)
             try:
-                records = self._new_records(journal.id)
+                records = self._new_records(journal.id, is_unknown)
             except ResumeError:  # there is, or was, a run of the same id
                 self._begun.discard(journal.id)
                 journal.id = os.urandom(16).hex()
@@ -187,8 +187,8 @@ class JournalStore:
             raise UsageError(f"the journal of run {journal.id} cannot be written: {exc}") from exc
         journal.records = records
 
-    def _new_records(self, ident: str) -> RunRecords:
-        file = OpenJournal(self.database, RUN, ident, late_after=BEFORE_CALLS)
+    def _new_records(self, ident: str, is_unknown: bool = False) -> RunRecords:
+        file = OpenJournal(self.database, RUN, ident, late_after=BEFORE_CALLS, is_unknown=is_unknown)
         if not file.is_new:
             file.close()
             raise ResumeError(f"there is a run {ident} already")
