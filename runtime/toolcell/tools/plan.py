@@ -580,7 +580,8 @@ class _PlanRun:
         rows = [self._row_of(step) for step in self._plan.steps]
         results = [call.result for call in self._calls.values() if call.result is not None]
         files: list[File] = [file for result in results for file in result.files]
-        bounded = await daemon_threads.run_large(_bounded, rows) if is_large(rows) else _bounded(rows)
+        said = [row.get("result", row.get("error")) for row in rows]
+        bounded = await daemon_threads.run_large(_bounded, rows) if is_large(said) else _bounded(rows)
         return ToolResult(value=bounded, has_value=True, files=tuple(files), usage=total_usage(results))
 
     def _row(self, step: Step, status: str, **more: Any) -> Row:
