@@ -15,11 +15,10 @@ from toolcell.calls.concurrency import maybe_await, passes_on
 from toolcell.calls.parts import File, Image, Part, Text, described_bytes, part_data
 from toolcell.calls.result import ErrorCode, Status, ToolFailure, ToolResult, of_plain, of_text, to_json
 from toolcell.calls.run_state import NO_SECRETS, Secrets
-from toolcell.calls.values import MAX_INTEGER, MIN_INTEGER, bytes_in, plain_or_text, plain_value
+from toolcell.calls.values import MAX_INTEGER, MIN_INTEGER, bytes_in, is_large, plain_or_text, plain_value
 from toolcell.errors import ToolError
 from toolcell.support import daemon_threads
 from toolcell.support.checks import text_of
-from toolcell.support.host_work import LONG_BYTES, about_bytes_in_slices
 from toolcell.support.text import cut_bytes
 from toolcell_bridge.guest.pictures import picture_type
 
@@ -157,10 +156,9 @@ async def finalize_soon(result: ToolResult, call: Call, duration_s: float, job_i
     """Do the same as `finalize`, and keep the event loop free while a large result is looked through for secrets."""
     if call.run.secrets is not NO_SECRETS:
         parts = map(part_data, (*result.parts, *result.files))
-        size = await about_bytes_in_slices([result.value, result.details, result.for_user, *parts])
-        if size > LONG_BYTES:
+        if is_large([result.value, result.details, result.for_user, *parts]):
             with suppress(MemoryError):  # there is none for a thread
-                return await daemon_threads.run_sync(finalize, result, call, duration_s, job_id)
+                return await daemon_threads.run_large(finalize, result, call, duration_s, job_id)
     return finalize(result, call, duration_s, job_id)
 
 

@@ -27,6 +27,7 @@ from pydantic import ValidationError
 
 from toolcell._version import __version__
 from toolcell.calls.names import RESERVED
+from toolcell.calls.values import is_large
 from toolcell.errors import McpServerError, RegistrationError
 from toolcell.mcp.answers import INVALID_RESULT, as_tool_result, mismatch_of
 from toolcell.mcp.arguments import Transport, globs, hiding, labels_of, login_of, transport_of
@@ -37,11 +38,11 @@ from toolcell.mcp.http_refusals import ANSWER_LOST, SESSION_GONE
 from toolcell.mcp.oauth import Auth
 from toolcell.mcp.requests import Elicit, Questions, Sample, request_callbacks
 from toolcell.mcp.transports import OF_SERVER
-from toolcell.support import event_loop
+from toolcell.support import daemon_threads, event_loop
 from toolcell.support.checks import check_one_of, check_seconds
 from toolcell.support.event_loop import ChangeEvent
 from toolcell.support.foreign_definitions import safe_text
-from toolcell.support.host_work import about_bytes_in_slices
+from toolcell.support.host_work import about_bytes
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.tools import ErrorCode, Invoke, Status, ToolContext, ToolOptions, ToolRegistry, ToolResult, with_options
 
@@ -467,7 +468,9 @@ class McpClient(OpenedInBlock):
         mismatch = await mismatch_of(answer, tool.output_schema, self._hide, run_work)
         result = as_tool_result(self.name, answer, mismatch, self._hide, is_wrapped=tool.is_wrapped)
         if run_work is not None:
-            run_work.used += await about_bytes_in_slices(result.value)  # also what was JSON in its texts
+            value = result.value  # also what was JSON in its texts
+            took = await daemon_threads.run_large(about_bytes, value) if is_large(value) else about_bytes(value)
+            run_work.used += took
         return result
 
     async def _again_if_harmless(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from toolcell.support.event_loop import TimeSlice
 from toolcell_bridge.wire.tables import Array, Table
 
 ELEMENT_WORK: Final = 64
@@ -16,9 +15,6 @@ ELEMENT_WORK: Final = 64
 MESSAGE_WORK: Final = 256
 """For each message: an empty one costs the host time too."""
 
-
-PORTION: Final = 64 * 1024
-"""Amount of work, before other tasks may have their turn: a millisecond's, at most."""
 
 KEPT_BYTES: Final = 64 << 20
 """Most bytes of what the latest runs leave in memory for a later commit, and as much for a revert. The oldest make
@@ -31,38 +27,22 @@ LONG_BYTES: Final = 1 << 18
 
 def about_bytes(data: object) -> int:
     """Return what data takes in memory, about. What stands in it twice counts once."""
-    return sum(_portions(data))
-
-
-async def about_bytes_in_slices(data: object) -> int:
-    """Return the same. Other tasks go on meanwhile."""
-    size, turn = 0, TimeSlice()
-    for portion in _portions(data):
-        size += portion
-        await turn.give_way()
-    return size
-
-
-def _portions(data: object) -> Iterator[int]:
     rest, seen, count = [data], set[int](), 0
     while rest:
-        value, size = rest.pop(), ELEMENT_WORK
+        value = rest.pop()
+        count += ELEMENT_WORK
         if isinstance(value, str | bytes | bytearray | memoryview):
             if id(value) not in seen:
                 seen.add(id(value))
-                size += len(value)
+                count += len(value)
         elif isinstance(value, Mapping | list | tuple) and id(value) not in seen:
             seen.add(id(value))
             rest += value
             if isinstance(value, Mapping):
                 rest += value.values()
         elif isinstance(value, Array | Table):
-            size += value.nbytes
-        count += size
-        if count >= PORTION:
-            yield count
-            count = 0
-    yield count
+            count += value.nbytes
+    return count
 
 
 @dataclass(slots=True)
