@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from toolcell import Limits, Outcome, Runtime, SyncRuntime, UsageError
-from toolcell.run import run
+from toolcell.run import conversation
 
 from .conftest import Run
 
@@ -646,7 +646,7 @@ async def test_a_long_result_is_read_without_a_pause_and_many_prints_are_not(mon
     pauses = list[float]()
     sleep = anyio.sleep
     own_delay = 0.000503  # which nothing else waits for, as the end of a sandbox on a busy machine does
-    monkeypatch.setattr(run, "PAUSE_S", own_delay)
+    monkeypatch.setattr(conversation, "PAUSE_S", own_delay)
 
     async def noted(delay: float) -> None:
         if delay == own_delay:
