@@ -21,7 +21,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from service_host import Served, client_of, until
-from toolcell.service import ServiceConfig, create_app
+from toolcell.service import ServiceConfig, bodies, create_app
 from toolcell.service.bodies import parsed_body
 from toolcell.service.problems import Problem
 from toolcell.service.socket.messages import FRAME_BYTES
@@ -138,29 +138,34 @@ def test_a_connection_too_many_is_told_so_while_each_has_a_request_under_way(tmp
             served.go_on(name)
 
 
+WRONG = [
+    (b"", 400, "EOF"),
+    (b'{"code": ', 400, "EOF"),
+    (b'{"code": "\xff"}', 400, "unicode"),
+    (b'{"code": "1", "inputs": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400, "recursion limit"),
+    (b"[]", 422, "body = []"),
+    (b"{}", 422, "code = {}: Field required"),
+    (b'{"code": 1}', 422, "code = 1: Input should be a valid string"),
+    (b'{"code": "1", "inputs": []}', 422, "inputs = []"),
+    (b'{"code": "1", "no_such": 1}', 422, "no_such = 1"),
+    (b'{"code": "1", "limits": {"wall_s": -1}}', 422, "wall_s = -1: must be greater than 0"),
+    (b'{"code": "1", "limits": {"wall": 1}}', 422, "wall = 1: there is no such key; did you mean wall_s?"),
+    (b'{"code": "1", "on_approval": "x"}', 422, "on_approval = 'x'"),
+    (b'{"code": "1", "files": [{"name": "a"}]}', 422, "a file has either text or data"),
+    (b'{"code": "1", "files": [{"name": "a", "data": "%"}]}', 422, "not base64"),
+    (b'{"code": "1", "files": [{"name": "../a", "text": ""}]}', 422, "'../a' must be a relative path"),
+    (b'{"code": "1", "files": [{"name": "/etc/passwd", "text": ""}]}', 422, "relative path"),
+    (b'{"code": "1", "inputs": {"a": {"$bytes": 1}}}', 422, "$bytes has the wrong content"),
+    (b'{"code": "1", "inputs": {"a": 18446744073709551616}}', 422, "64"),
+    (b'{"code": "1", "repairs": "../../etc/passwd"}', 422, "repairs"),
+    (b'{"code": "\\ud800"}', 400, ""),
+    (b'{"code": "1", "inputs": {"a\\\\\\ud83d": 1}}', 400, ""),
+]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "says"),
-    [
-        (b"", 400, "EOF"),
-        (b'{"code": ', 400, "EOF"),
-        (b'{"code": "\xff"}', 400, "unicode"),
-        (b'{"code": "1", "inputs": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400, "recursion limit"),
-        (b"[]", 422, "body = []"),
-        (b"{}", 422, "code = {}: Field required"),
-        (b'{"code": 1}', 422, "code = 1: Input should be a valid string"),
-        (b'{"code": "1", "inputs": []}', 422, "inputs = []"),
-        (b'{"code": "1", "no_such": 1}', 422, "no_such = 1"),
-        (b'{"code": "1", "limits": {"wall_s": -1}}', 422, "wall_s = -1: must be greater than 0"),
-        (b'{"code": "1", "limits": {"wall": 1}}', 422, "wall = 1: there is no such key; did you mean wall_s?"),
-        (b'{"code": "1", "on_approval": "x"}', 422, "on_approval = 'x'"),
-        (b'{"code": "1", "files": [{"name": "a"}]}', 422, "a file has either text or data"),
-        (b'{"code": "1", "files": [{"name": "a", "data": "%"}]}', 422, "not base64"),
-        (b'{"code": "1", "files": [{"name": "../a", "text": ""}]}', 422, "'../a' must be a relative path"),
-        (b'{"code": "1", "files": [{"name": "/etc/passwd", "text": ""}]}', 422, "relative path"),
-        (b'{"code": "1", "inputs": {"a": {"$bytes": 1}}}', 422, "$bytes has the wrong content"),
-        (b'{"code": "1", "inputs": {"a": 18446744073709551616}}', 422, "64"),
-        (b'{"code": "1", "repairs": "../../etc/passwd"}', 422, "repairs"),
-    ],
+    WRONG,
 )
 def test_a_wrong_body_is_told_field_and_value(client: TestClient, body: bytes, status: int, says: str) -> None:
     response = client.post("/v1/execute", content=body, headers={"Content-Type": "application/json"})
@@ -168,6 +173,21 @@ def test_a_wrong_body_is_told_field_and_value(client: TestClient, body: bytes, s
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     assert says in response.json()["detail"]
+
+
+def test_a_large_body_is_wrong_where_a_small_one_is(client: TestClient) -> None:
+    def answer(body: bytes) -> tuple[int, str]:
+        response = client.post("/v1/execute", content=body, headers={"Content-Type": "application/json"})
+        return response.status_code, response.json()["detail"] if response.status_code == 422 else ""
+
+    def large(body: bytes) -> bytes:
+        return body[:1] + b" " * bodies.SMALL_BYTES + body[1:]
+
+    rows = [body for body, _, _ in WRONG if body[:1] == b"{"]
+    assert {body: answer(large(body)) for body in rows} == {body: answer(body) for body in rows}
+    whole = rb'{"code": "set_result(len(x))", "inputs": {"x": "\ud83d\ude00\\ud800"}}'
+    assert client.post("/v1/execute", json=json.loads(whole)).json()["value"] == 7
+    assert answer(large(whole)) == (200, "")
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data", "application/x-www-form-urlencoded", ""])
