@@ -95,7 +95,7 @@ class ToolCalls:
 
         It is pending, or cancelled when the script did that and the run ended before its tool had come to its end.
         """
-        made = [self._open(*each) if isinstance(each, tuple) else each for each in self._records.values()]
+        made = [self._open(each[0], each[1]) if isinstance(each, tuple) else each for each in self._records.values()]
         return tuple([each for each in made if each.name != LIST_TOOLS])
 
     def admit(self, call: CallTool, size: int) -> bool:
@@ -290,31 +290,20 @@ class ToolCalls:
     def _record(self, call: CallTool, answer: Answer) -> None:
         pending = self._records[call.id]
         assert isinstance(pending, tuple)
-        _, admitted, began = pending
-        now = time.perf_counter()
         if call.name in PARTS:
             del self._records[call.id]  # it is a part of the request, and its bytes are not kept
             return
-        status, code, message = "ok", None, None
-        if type(answer) is ToolFail:
-            status, code, message = "error", answer.code, answer.message
-        self._records[call.id] = ToolCallRecord(
-            f"call_{call.id}",
-            call.name,
-            args=call.args,
-            status=status,
-            error_code=code,
-            message=message,
-            started_s=admitted - self._started,
-            duration_s=now - began,
-            line=call.line,
-        )
+        status = ("error", answer.code, answer.message) if type(answer) is ToolFail else ("ok", None, None)
+        self._records[call.id] = self._entry(call, *pending[1:], *status)
 
-    def _open(self, call: CallTool, admitted: float, began: float) -> ToolCallRecord:
-        started_s, now_s = admitted - self._started, time.perf_counter() - self._started
-        status, code, message = "pending", None, None
-        if (scope := self._scopes.get(call.id)) is not None and scope.cancel_called:
-            status, code, message = "error", "cancelled", CANCELLED_BY_SCRIPT
+    def _open(self, call: CallTool, admitted: float) -> ToolCallRecord:
+        is_cancelled = (scope := self._scopes.get(call.id)) is not None and scope.cancel_called
+        status = ("error", "cancelled", CANCELLED_BY_SCRIPT) if is_cancelled else ("pending", None, None)
+        return self._entry(call, admitted, admitted, *status)
+
+    def _entry(
+        self, call: CallTool, admitted: float, since: float, status: str, code: str | None, message: str | None
+    ) -> ToolCallRecord:
         return ToolCallRecord(
             f"call_{call.id}",
             call.name,
@@ -322,8 +311,8 @@ class ToolCalls:
             status=status,
             error_code=code,
             message=message,
-            started_s=started_s,
-            duration_s=now_s - started_s,
+            started_s=admitted - self._started,
+            duration_s=time.perf_counter() - since,
             line=call.line,
         )
 

@@ -293,23 +293,17 @@ class RunOutput:
             RemoteProtocolError: it is larger than its limit, or a message that no guest of ours sends.
         """
         match message:
-            case Log(stream, text):
-                self._keep(STREAMS[stream], text)
+            case Log():
+                self.drain_message(message)
                 self._check_flood()
-            case Result(value):
-                self._take_result(value)
+            case Result() | FilePart() | FileProblem() | Leftover():
+                self.drain_message(message)
             case Done():
                 self._connection.stop(message)
-            case FilePart():
-                self._files.take_part(message)
-            case FileProblem():
-                self._files.take_problem(message)
             case CancelCall(id):
                 self._cancel_call(id)
             case Progress(value):
                 self.callbacks.progress(value)
-            case Leftover():
-                self._connection.leftover = message
             case _:
                 raise RemoteProtocolError(f"unexpected {type(message).__name__}")
 
