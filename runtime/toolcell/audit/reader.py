@@ -201,7 +201,7 @@ class RecordedRun:
 
     @property
     def source(self) -> str | None:
-        """The script. None: the run had none, or or it was too large to keep."""
+        """The script. None: the run had none, or it was too large to keep."""
         return self.start.get("source")
 
     @property

@@ -1,7 +1,7 @@
 """Placeholders: plain data that stands for the result of a call which a dry run collected and did not make.
 
 Shape: {"$result_of": "effect-1.<key of the dry run>"}, and "effect-1.items[0].id.<key>" for a member.
-Knows no call; `dry_run` is the step of the pipeline.
+Knows no call; `control/draft.py` collects the effects.
 """
 
 from __future__ import annotations

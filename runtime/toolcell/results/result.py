@@ -43,7 +43,7 @@ class Outcome(enum.StrEnum):
     PROTOCOL_ERROR = "protocol_error"
     """The guest broke the bridge protocol; the sandbox was killed and nothing it said later was believed."""
     DENIED = "denied"
-    """The lint profile refused the script before it ran."""
+    """The lint profile, `preflight` or `check_types` refused the script before it ran."""
     CANCELLED = "cancelled"
     """The caller cancelled the run, or a tool raised `ToolAbort`."""
     UNAVAILABLE = "unavailable"

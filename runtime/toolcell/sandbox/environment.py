@@ -11,7 +11,7 @@ from toolcell.config import AUTO_FLOOR, PROFILES, Limits, Policy, names_of, pack
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.built_in import built_in_backend, check_choice
-from toolcell.sandbox.shortages import IsolationRefused, check_supported
+from toolcell.sandbox.shortages import IsolationRefused
 from toolcell.support import daemon_threads
 
 _OF_SANDBOXES = ("profile", "require", "shell", "hash_seed", "env", "env_passthrough")
@@ -147,9 +147,10 @@ class Environment:
         """Check that the backend can hold these limits.
 
         Raises:
-            UsageError: names one that it cannot.
+            SandboxUnavailable: names one that it cannot.
         """
-        check_supported(self._backend, limits)
+        if limits.cpu_cores is not None and (why := self.backend.unsupported.get("cpu_cores")) is not None:
+            raise SandboxUnavailable(f"cpu_cores={limits.cpu_cores:g} cannot be held: {why}")
 
     @property
     def descriptors_per_sandbox(self) -> int:

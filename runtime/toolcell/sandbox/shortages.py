@@ -10,9 +10,7 @@ import errno
 import os
 from collections.abc import Collection, Mapping
 
-from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable, warn_user
-from toolcell.sandbox.backend import Backend
 
 
 class IsolationRefused(SandboxUnavailable):
@@ -93,20 +91,6 @@ def possible_cap(cap: int, each: int) -> int:
         raise SandboxUnavailable(f"{shortage}; raise it to at least {cap * each + 2 * ROOM}")
     warn_user(f"{shortage}; the cap is {possible} now. Raise the limit, or lower the cap")
     return possible
-
-
-def check_supported(backend: Backend | None, limits: Limits) -> Limits:
-    """Return `limits`.
-
-    Raises:
-        SandboxUnavailable: the backend cannot hold one of them here.
-    """
-    if limits.cpu_cores is not None:
-        assert backend is not None
-        why = backend.unsupported.get("cpu_cores")
-        if why is not None:
-            raise SandboxUnavailable(f"cpu_cores={limits.cpu_cores:g} cannot be held: {why}")
-    return limits
 
 
 def unavailable(exc: OSError) -> SandboxUnavailable:
