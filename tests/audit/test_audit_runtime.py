@@ -174,6 +174,31 @@ def test_a_record_that_keeps_nothing_to_go_on_from_has_no_exact_value_on_disk_wh
         assert runtime.resume(waits.suspension.to_json(), {call.id: Approve()}).value == "paid"
 
 
+REFUSED = "import os\ncall_tool('search', nope=1)"
+
+
+@pytest.mark.conforms("Q30")
+@pytest.mark.parametrize("route", ["script", "session", "dry run", "map"])
+def test_a_script_that_is_refused_before_it_runs_is_recorded_and_its_end_is_told(ledger: Ledger, route: str) -> None:
+    refused: list[dict[str, Any]] = [{"check_types": True}, {"lint": "strict"}]
+    refused += [{"preflight": True}] * (route != "session")
+    told: list[str] = []
+    with SyncRuntime(ledger.registry, record=ledger.log()) as runtime, runtime.session() as session:
+        runtime.runtime.on_end = lambda result: told.append(result.run_id)
+        for options in refused:
+            if route == "map":
+                (item,) = runtime.map(REFUSED, [{}], options=options)
+                result = item.result
+            else:
+                run = session.execute_code if route == "session" else runtime.execute_code
+                result = run(REFUSED, dry_run=route == "dry run", **options)
+            assert result is not None and result.outcome is Outcome.DENIED, result.error
+            assert told.pop() == result.run_id
+            found = ledger.the_run(result.run_id)
+            assert (found.outcome, found.source) == ("denied", REFUSED)
+            assert found.end["error"]["message"] == result.error.message
+
+
 def test_a_script_that_never_ran_is_recorded_with_the_reason(ledger: Ledger) -> None:
     class Nothing(Backend):
         name = "nothing"

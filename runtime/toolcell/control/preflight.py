@@ -113,7 +113,7 @@ def _wrong(definition: ToolDefinition, names: list[Any] | None) -> str:
     return f"missing: {', '.join(missing)}" if missing else ""
 
 
-def refused_result(run_id: str, preflight: Preflight) -> ExecutionResult:
+def refused_result(preflight: Preflight) -> ExecutionResult:
     """Return the result of a script that was not run, because calls of it cannot succeed."""
     first, *others = preflight.problems
     more = f" (and {len(others)} more)" if others else ""
@@ -123,4 +123,4 @@ def refused_result(run_id: str, preflight: Preflight) -> ExecutionResult:
     )
     said = f"{first.tool}: {first.problem}{more}; the script was not run"
     error = ErrorInfo("Denied", said, first.line, findings=findings)
-    return ExecutionResult(run_id, Outcome.DENIED, error=error, preflight=preflight)
+    return ExecutionResult("", Outcome.DENIED, error=error, preflight=preflight)

@@ -99,7 +99,7 @@ class ScriptChecks:
             left = NOTHING_EARLIER if earlier is None else earlier()
             types = await self.type_checker.check(degree, by_default, script.source, tools, script.inputs, left)
             if types.refuses:
-                return types.refusal(context)
+                return await self._runs.refuse(script, tools, context, types.refusal())
             script = changed(script, found={"type_findings": types.findings})
         return await self._with_preflight(script, tools, context) if options.preflight else script
 
@@ -110,7 +110,7 @@ class ScriptChecks:
         if planned.problems:
             from toolcell.control.preflight import refused_result
 
-            return refused_result(context.run_id if context is not None else os.urandom(16).hex(), planned)
+            return await self._runs.refuse(script, tools, context, refused_result(planned))
         if context is not None and (dry_run := context.feature(DryRun)) is not None:
             dry_run.preflight = planned
         return changed(script, found={**script.found, "preflight": planned})

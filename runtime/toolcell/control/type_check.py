@@ -6,7 +6,6 @@ comes back decides what may run: a script without findings meets every later che
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, Final
 
 from anyio.abc import TaskGroup
 
-from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.call import CallableTools
 from toolcell.calls.options import Origin
 from toolcell.config import CheckTypes
 from toolcell.control.type_checkers import CheckerHost, Checkers, NotChecked
@@ -116,12 +115,11 @@ class TypeFindings:
         """True when the script must not run."""
         return self.is_strict and bool(self.findings)
 
-    def refusal(self, context: RunContext | None) -> ExecutionResult:
+    def refusal(self) -> ExecutionResult:
         """Return the result of the script that was not run."""
         message = f"{shown_findings(self.findings)}; the script was not run"
         error = ErrorInfo("Denied", message, self.findings[0]["line"], findings=self.findings)
-        run_id = context.run_id if context is not None else os.urandom(16).hex()
-        return ExecutionResult(run_id, Outcome.DENIED, error=error, type_findings=self.findings)
+        return ExecutionResult("", Outcome.DENIED, error=error, type_findings=self.findings)
 
 
 NOT_CHECKED: Final = TypeFindings()

@@ -276,10 +276,7 @@ class Runs:
         """
         script, work, context, started = run.script, run.work, run.context, time.perf_counter()
         try:
-            if self.recorder is not None:
-                egress = self.requests.rules if self.requests is not None and run.message.egress else ()
-                facts = self.environment.facts
-                run.parts += (await self.recorder.recording(run, policy=self.policy, environment=facts, egress=egress),)
+            await self._join_record(run)
             async with open_jobs(context.state, self._tasks), open_requests(context.scope.requests):
                 ran = await self.sandboxes.run(run, own)
                 ran = await _without_secrets(ran, context, work)
@@ -292,9 +289,34 @@ class Runs:
                 for part in run.parts:
                     await part.failed(exc)
             raise
-        count_cpu(context, result.usage.cpu_s)
         for finished in context.features.finished:
             finished(context, result.journal_id)
+        return await self._ended(run, result)
+
+    async def refuse(
+        self, script: Script, tools: CallableTools, context: RunContext | None, result: ExecutionResult
+    ) -> ExecutionResult:
+        """Return the result of a script that must not run, recorded and counted as one that did.
+
+        Raises:
+            Exception: as from `prepare`.
+            AuditError: it could not be recorded.
+        """
+        run = await self.prepare(script, tools, context)
+        await self._join_record(run)
+        for part in run.parts:
+            if (begun := part.script_sent()) is not None:
+                await begun
+        return await self._ended(run, dataclasses.replace(result, run_id=run.context.run_id))
+
+    async def _join_record(self, run: Run) -> None:
+        if self.recorder is not None:
+            egress = self.requests.rules if self.requests is not None and run.message.egress else ()
+            facts = self.environment.facts
+            run.parts += (await self.recorder.recording(run, policy=self.policy, environment=facts, egress=egress),)
+
+    async def _ended(self, run: Run, result: ExecutionResult) -> ExecutionResult:
+        count_cpu(run.context, result.usage.cpu_s)
         for part in run.parts:
             if (noted := part.ended(result)) is not None:
                 await noted
