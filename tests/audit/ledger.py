@@ -91,7 +91,10 @@ class Ledger:
         files = [GuestFile(name, data) for name, data in fields.pop("files", ())]
         entries = anyio.run(recorder.file_entries, files, context)
         options = {"limits": Limits(), "policy": Policy(hash_seed=1), "files": entries, **fields}
-        return recorder.beginning(message, registry=self.registry.snapshot(), context=context, **options).write()
+        beginning = recorder.beginning(message, registry=self.registry.snapshot(), context=context, **options)
+        record = beginning.write(wait=True)
+        assert record is not None
+        return record
 
     def run(
         self, recorder: Recorder, source: str = SCRIPT, calls: Any = (("search", {"query": "x"}),), **fields: Any

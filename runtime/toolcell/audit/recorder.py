@@ -128,8 +128,8 @@ class Recorder:
         """
         context = context.within(link=link or RunLink())
         beginning = self._beginning(context, kind)
-        if (record := beginning.try_write()) is None:
-            record = await daemon_threads.run_sync(beginning.write)
+        record = beginning.write() or await daemon_threads.run_sync(beginning.write, True)
+        assert record is not None
         try:
             yield record.context
         except BaseException as exc:
@@ -264,8 +264,8 @@ class Beginning:
     context: RunContext
     redactor: Redactor
 
-    def try_write(self, wait: bool = False) -> RunRecord | None:
-        """Write it. None: another process must be waited for.
+    def write(self, wait: bool = False) -> RunRecord | None:
+        """Write it. None: another process must be waited for, and `wait` is false.
 
         Raises:
             AuditError: it could not be written.
@@ -278,16 +278,6 @@ class Beginning:
         if run is None:
             return None
         return RunRecord(self.log, self.content_of, run, self.context, self.redactor)
-
-    def write(self) -> RunRecord:
-        """Write it, however long another process has to be waited for.
-
-        Raises:
-            AuditError: it could not be written.
-        """
-        record = self.try_write(wait=True)
-        assert record is not None
-        return record
 
 
 def _input_files(files: Iterable[GuestFile], log: AuditLog, redactor: Redactor) -> list[Any]:
@@ -347,22 +337,23 @@ class ScriptRecording(RunPart):
         if self._is_large:
             return self._begin_large()
         beginning = self._begin(self._sandbox)
-        if (record := beginning.try_write()) is None:
+        if (record := beginning.write()) is None:
             return self._begin_later(beginning)
         self._keep(beginning, record)
         return None
 
     async def _begin_later(self, beginning: Beginning) -> None:
-        self._keep(beginning, await daemon_threads.run_sync(beginning.write))
+        self._keep(beginning, await daemon_threads.run_sync(beginning.write, True))
 
     async def _begin_large(self) -> None:
-        def begin() -> tuple[Beginning, RunRecord]:
+        def begin() -> tuple[Beginning, RunRecord | None]:
             beginning = self._begin(self._sandbox)
-            return beginning, beginning.write()
+            return beginning, beginning.write(wait=True)
 
         self._keep(*await daemon_threads.run_large(begin))
 
-    def _keep(self, beginning: Beginning, record: RunRecord) -> None:
+    def _keep(self, beginning: Beginning, record: RunRecord | None) -> None:
+        assert record is not None
         self._record = record
         record.writes_ends_later = beginning.log.config.fsync != "always"
 
@@ -398,6 +389,6 @@ class ScriptRecording(RunPart):
     async def failed(self, error: BaseException) -> None:
         """Record that the run has no result."""
         if self._record is None and isinstance(error, SandboxUnavailable):
-            self._record = await daemon_threads.run_sync(self._begin(self._sandbox).write)
+            self._record = await daemon_threads.run_sync(self._begin(self._sandbox).write, True)
         if self._record is not None:
             await daemon_threads.run_sync(self._record.failed, error)
