@@ -11,7 +11,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, get_args
+from typing import Any, Final, Literal, get_args
 
 from toolcell.builtin.chunking import DEFAULT_SIZES, ChunkSizes, Section
 from toolcell.builtin.encodings import encoding_of, text_of
@@ -19,6 +19,7 @@ from toolcell.builtin.extraction import Unreadable, kind_of
 from toolcell.builtin.indexing import index_document
 from toolcell.builtin.stores.protocols import STORES, DocumentStore
 from toolcell.builtin.stores.records import Document
+from toolcell.calls.call import ScriptRuntime
 from toolcell.errors import DocumentError, UsageError
 from toolcell.results import ExecutionResult
 from toolcell.support import daemon_threads
@@ -40,21 +41,6 @@ Kind = Literal["auto", "text", "markdown", "html", "pdf", "docx"]
 _CALL: Final = """
 set_result(extract(open("document", "rb").read(), KIND, MAX_CHARS))
 """
-
-
-class DocumentRuntime(Protocol):
-    """Runs a script in a sandbox; `Runtime` does."""
-
-    async def execute_code(
-        self,
-        source: str,
-        /,
-        *,
-        inputs: Mapping[str, Any] | None = None,
-        files: Mapping[str, bytes],
-        check_types: bool | None = None,
-    ) -> ExecutionResult:
-        """Run `source` to its end. Its types are known to be right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +76,7 @@ class Ingestion:
         self,
         store: DocumentStore,
         embeddings: EmbeddingProvider,
-        runtime: DocumentRuntime,
+        runtime: ScriptRuntime,
         *,
         sizes: ChunkSizes = DEFAULT_SIZES,
         max_chars: int = MAX_CHARS,
@@ -136,7 +122,8 @@ class Ingestion:
         what = f"the document {name!r:.100}" if name else "the document"
         found, data = await daemon_threads.run_sync(prepared_document, what, name, data, kind)
         inputs = {"KIND": found, "MAX_CHARS": self._max_chars}
-        result = await self._runtime.execute_code(_script(), inputs=inputs, files={"document": data}, check_types=False)
+        run = self._runtime.execute_code
+        result: ExecutionResult = await run(_script(), inputs=inputs, files={"document": data}, check_types=False)
         if result.error is not None:
             said = for_terminal(result.error.message)[:300]
             raise DocumentError(f"{what} could not be read: its sandbox ended with {result.outcome}: {said}")

@@ -11,7 +11,7 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from toolcell.builtin.file import in_thread
 from toolcell.builtin.package import ToolPackage, offered
@@ -27,7 +27,7 @@ from toolcell.builtin.skill_folder import (
 from toolcell.builtin.stores.protocols import STORES, SkillStore
 from toolcell.builtin.stores.records import Scored, Skill, now
 from toolcell.builtin.workspace import Workspace
-from toolcell.calls.call import RunScope
+from toolcell.calls.call import RunScope, ScriptRuntime
 from toolcell.errors import SandboxUnavailable, ToolError, UsageError
 from toolcell.support import daemon_threads
 from toolcell.support.checks import check_does
@@ -69,14 +69,6 @@ _SKILL: Final = {
         "digest": {"type": "string"},
     },
 }
-
-
-class ScriptRuntime(Protocol):
-    """What runs the scripts of skills: `Runtime`, or `SyncRuntime`."""
-
-    @property
-    def execute_code(self) -> Any:
-        """Run a script in a fresh sandbox."""
 
 
 class Skills(ToolPackage):

@@ -264,6 +264,15 @@ class CallingRegistry(CallableTools, Protocol):
         ...
 
 
+class ScriptRuntime(Protocol):
+    """Runs a script with more options than `CodeRuntime` names: `Runtime`, `SyncRuntime` or a `Client`."""
+
+    @property
+    def execute_code(self) -> Callable[..., Any]:
+        """Run a script in a fresh sandbox."""
+        ...
+
+
 @frozen(kw_only=True)
 class RunScope:
     """Internal: what stands above and around the calls of one part of a run. A tool never sets it."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn
 
 from toolcell.audit.reader import RecordedCall, RecordedRun
 from toolcell.audit.redact import Redactor
 from toolcell.audit.replay_diff import MISSING_CALL, Comparison, clean_value
-from toolcell.calls.call import RunContext
+from toolcell.calls.call import RunContext, ScriptRuntime
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import Origin
 from toolcell.calls.placeholders import RecordedDryRun
@@ -35,15 +35,6 @@ NO_END: Final = (
 )
 
 _CALL_ID = re.compile(r"call_(\d+)")
-
-
-class ScriptRunner(Protocol):
-    """A `Runtime`."""
-
-    @property
-    def execute_code(self) -> Callable[..., Awaitable[ExecutionResult]]:
-        """Run a script."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +99,7 @@ def runtime_options(run: RecordedRun) -> dict[str, Any]:
 
 
 async def replay(
-    runtime: ScriptRunner,
+    runtime: ScriptRuntime,
     run: RecordedRun,
     *,
     source: str | None = None,
@@ -135,7 +126,7 @@ async def replay(
     comparison = Comparison(run, Redactor(secrets))
     tools = AnsweringTools(run, answers or {}, until, on_call, comparison)
     limits, key = runtime_options(run)["limits"], str(run.who.get("dry_run") or "")
-    result = await runtime.execute_code(
+    result: ExecutionResult = await runtime.execute_code(
         script,
         inputs=_inputs(run, inputs),
         files=_files(run, files),

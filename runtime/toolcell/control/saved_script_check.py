@@ -5,9 +5,9 @@ Scripts are read and type-checked in sandboxes; on the host only schemas are com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import anyio
 
@@ -71,23 +71,16 @@ class ScriptReport:
         return {**asdict(self), "status": self.status}
 
 
-class CheckingRuntime(Protocol):
-    """As much of an open Runtime as a check needs."""
-
-    async def preflight(self, source: str, *, tools: Any = None) -> Preflight:
-        """Return the calls that a script can make."""
-
-
 async def check_script(
-    script: SavedScript, tools: ToolRegistry, runtime: CheckingRuntime, checker: TypeChecker
+    script: SavedScript, tools: ToolRegistry, preflight: Callable[..., Awaitable[Preflight]], checker: TypeChecker
 ) -> ScriptReport:
-    """Compare a saved script with the tools of today.
+    """Compare a saved script with the tools of today. `preflight`: that of an open Runtime.
 
     Raises:
         UsageError: ty is not installed.
         SandboxUnavailable: no sandbox could be started to read the script in.
     """
-    planned = await runtime.preflight(script.source, tools=tools)
+    planned = await preflight(script.source, tools=tools)
     types = await _of_types(script, tools, checker)
     known = set(tools.names(Origin.CODE))
     unknown = {each.line for each in planned.problems if each.tool not in known}
@@ -181,7 +174,7 @@ async def check_scripts(
         try:
             for script in scripts:
                 on_script(script)
-                reports.append(await check_script(script, tools, opened, checker))
+                reports.append(await check_script(script, tools, opened.preflight, checker))
         except ToolcellError as exc:  # raised here, it would come out in a group
             problem = exc
         finally:

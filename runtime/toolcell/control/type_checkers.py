@@ -7,13 +7,14 @@ scripts, and is destroyed when one of them takes too long or its caller gives up
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import anyio
 from anyio.abc import TaskGroup
 
+from toolcell.calls.call import ScriptRuntime
 from toolcell.config import MIB, Limits, PoolConfig
 from toolcell.control import type_check_guest
 from toolcell.errors import SandboxUnavailable, ToolcellError
@@ -48,7 +49,7 @@ class NotChecked(Exception):
     """A script could not be checked; says why."""
 
 
-class CheckerHost(Protocol):
+class CheckerHost(ScriptRuntime, Protocol):
     """As much of a Runtime as a checker needs."""
 
     async def open(self) -> None:
@@ -56,11 +57,6 @@ class CheckerHost(Protocol):
 
     async def close(self) -> None:
         """End it."""
-
-    async def execute_code(
-        self, source: str, *, inputs: Mapping[str, Any], tools: Sequence[Any], cancel: anyio.Event
-    ) -> ExecutionResult:
-        """Run a script."""
 
 
 class Checker:
@@ -95,7 +91,9 @@ class Checker:
 
         problem = "the checker was ended"
         try:
-            result = await sandboxes.execute_code(SCRIPT, inputs=inputs, tools=[next_check], cancel=self._end)
+            result: ExecutionResult = await sandboxes.execute_code(
+                SCRIPT, inputs=inputs, tools=[next_check], cancel=self._end
+            )
             problem = f"{result.outcome}: {result.error.message if result.error is not None else ''}"
         except ToolcellError as exc:
             problem, self._failure = str(exc), exc
