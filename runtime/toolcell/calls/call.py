@@ -404,11 +404,6 @@ class RunContext:
             raise UsageError("calls made without a run of their own cannot be cancelled together")
         self.state.cancel(reason)
 
-    @property
-    def has_task(self) -> bool:
-        """True when the run is for somebody: a user, a thread, a chat."""
-        return bool(self.user_id or self.thread_id or self.chat_id or self.channel or self.custom)
-
 
 NO_FACTS: Final[Mapping[str, Any]] = MappingProxyType({})
 

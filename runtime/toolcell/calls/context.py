@@ -140,14 +140,15 @@ class ToolContext:
         return value
 
     def require_task(self) -> RunContext:
-        """Return the run, when it is for somebody.
+        """Return the run, when it is for somebody: a user, a thread, a chat.
 
         Raises:
             ToolError: `no task context`.
         """
-        if not self.call.run.has_task:
+        run = self.call.run
+        if not (run.user_id or run.thread_id or run.chat_id or run.channel or run.custom):
             raise ToolError("no task context", code="unavailable")
-        return self.call.run
+        return run
 
     # Progress and events
 
