@@ -8,10 +8,9 @@ from __future__ import annotations
 import keyword
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from toolcell.calls.call import CallableTools, RunContext
-from toolcell.calls.options import Origin
 from toolcell.calls.result import ToolResult
 from toolcell.config import Limits
 from toolcell.errors import AuditError, UsageError
@@ -83,22 +82,6 @@ def script_from(source: str, options: RunOptions, limits: Limits, lint: str) -> 
         seed=options.seed,
         clock=options.clock,
     )
-
-
-class MakeCall(Protocol):
-    """Makes one call, as `CallableTools.dispatch` does."""
-
-    async def __call__(
-        self,
-        name: str,
-        args: Mapping[str, Any] | str,
-        *,
-        call_id: str = ...,
-        origin: Origin | None = ...,
-        context: RunContext | None = ...,
-    ) -> ToolResult:
-        """Return its result."""
-        ...
 
 
 class RunPart:
@@ -177,7 +160,7 @@ class Run:
         """Where the run's work is counted; its calls count theirs in the same place."""
         self.handlers = handlers
         self.parts: tuple[RunPart, ...] = ()
-        self.make_call: MakeCall = tools.dispatch
+        self.make_call: Callable[..., Awaitable[ToolResult]] = tools.dispatch
         """Makes a call, or answers it from a journal."""
         self.journal_id = ""
         """Name of the run's journal, for its result."""
