@@ -64,7 +64,7 @@ class Resumption:
         journal = await self.take(token, decisions, tools, decided_by=decider(options.context))
         if PLAN in journal.header:
             return await self._plans.carry_on(journal, tools, options.context)
-        return await self._scripts.carry_on(journal, tools, options.context, options.handlers)
+        return await self._scripts.carry_on(journal, tools, options.context, options)
 
     async def take(
         self,

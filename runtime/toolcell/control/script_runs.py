@@ -153,7 +153,7 @@ class ScriptRuns:
         if isinstance(checked, ExecutionResult):
             return checked
         link = RunLink(relation="repairs", after=repaired.run) if repaired is not None else None
-        run = await runs.prepare(checked, tools, context, link, options.handlers)
+        run = await runs.prepare(checked, tools, context, link, options)
         await self._begin(run, options, repaired)
         result = await runs.execute(run)
         if is_dry and context is not None:

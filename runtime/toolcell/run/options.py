@@ -306,7 +306,7 @@ class RunKwargs(SessionRunKwargs, total=False):
 
 
 @frozen(kw_only=True)
-class RunOptions:
+class RunOptions(RunHandlers):
     """What one run is given, checked. Each method takes as many of these as it can use (`RunKwargs`).
 
     Raises:
@@ -348,10 +348,6 @@ class RunOptions:
     preflight: bool = False
     """List the calls that are written in the script before it runs."""
     check_types: bool | CheckTypes | None = None
-    cancel: anyio.Event | None = None
-    """Setting it ends the run with outcome `cancelled`."""
-    on_log: OnLog | None = None
-    on_progress: OnProgress | None = None
 
     @classmethod
     def of(cls, door: str, given: Mapping[str, Any], known: type = RunKwargs) -> RunOptions:
@@ -390,11 +386,6 @@ class RunOptions:
         """Return those that a service gets as they are, as far as they were set."""
         default = RunOptions()
         return {name: value for name in self.PLAIN if (value := getattr(self, name)) != getattr(default, name)}
-
-    @property
-    def handlers(self) -> RunHandlers:
-        """How the caller cancels the run, and hears from it."""
-        return RunHandlers(self.cancel, self.on_log, self.on_progress)
 
 
 def _check_seed_and_clock(seed: object, clock: object) -> None:

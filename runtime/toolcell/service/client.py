@@ -207,7 +207,7 @@ class ClientSession(OpenedInBlock):
             makes_calls=True,
             tools=options.tools if options.tools is not None else self._tools,
             context=options.context or self._context,
-            handlers=options.handlers,
+            handlers=options,
         )
         assert isinstance(result, ExecutionResult)
         return result
@@ -362,7 +362,7 @@ class Client(OpenedInBlock, CodeRuntime):
             tools=options.tools,
             context=options.context,
             limits=options.limits,
-            handlers=options.handlers,
+            handlers=options,
         )
         assert isinstance(result, ExecutionResult)
         return result
@@ -427,7 +427,7 @@ class Client(OpenedInBlock, CodeRuntime):
         options = RunOptions(tools=tools, context=context, cancel=cancel, on_log=on_log, on_progress=on_progress)
         arguments = {"token": wire_token(token), "decisions": plain_decisions(decisions)}
         result = await self._ask(
-            "resume", arguments, "result", tools=options.tools, context=options.context, handlers=options.handlers
+            "resume", arguments, "result", tools=options.tools, context=options.context, handlers=options
         )
         assert isinstance(result, ExecutionResult)
         return result

@@ -249,7 +249,7 @@ class Session(OpenedInBlock):
             if isinstance(checked, ExecutionResult):
                 report = SessionReport(session.id, state.position + 1, "live" if session.is_live else "new")
                 return changed(checked, session=report)
-            return await state.run(checked, callable_tools, context, options.handlers, options.on_approval)
+            return await state.run(checked, callable_tools, context, options, options.on_approval)
 
         if context is None or context.feature(DryRun) is None:
             async with self._exclusively():
@@ -320,7 +320,7 @@ class Session(OpenedInBlock):
             check = partial(state.journal.check_belongs, position=state.position)
             by = decider(context)
             journal = await self._host.resumption.take(token, decisions, callable_tools, check, decided_by=by)
-            return await state.carry_on(journal, callable_tools, context, options.handlers, began)
+            return await state.carry_on(journal, callable_tools, context, options, began)
 
     async def abandon(self) -> None:
         """Give up the script that waits, if there is one: the next begins with the state before it. What it has made
