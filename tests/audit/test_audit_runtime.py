@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,8 @@ REFUSED = "import os\ncall_tool('search', nope=1)"
 @pytest.mark.conforms("Q30")
 @pytest.mark.parametrize("route", ["script", "session", "dry run", "map"])
 def test_a_script_that_is_refused_before_it_runs_is_recorded_and_its_end_is_told(ledger: Ledger, route: str) -> None:
-    refused: list[dict[str, Any]] = [{"check_types": True}, {"lint": "strict"}]
+    refused: list[dict[str, Any]] = [{"lint": "strict"}]
+    refused += [{"check_types": True}] * (find_spec("ty") is not None)  # `make test` runs without it
     refused += [{"preflight": True}] * (route != "session")
     told: list[str] = []
     with SyncRuntime(ledger.registry, record=ledger.log()) as runtime, runtime.session() as session:
