@@ -34,8 +34,6 @@ MOST_ELEMENTS: Final = 2 * MAX_ELEMENTS
 has bytes."""
 _ELEMENT: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]', re.DOTALL)
 """A text, or the beginning of something else. It matches every text, so it never goes back."""
-_ESCAPE: Final = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|u(?P<lone>[dD][89a-fA-F])|.)", re.DOTALL)
-"""An escape in a text; `lone` is half of a character."""
 
 
 async def read_body(request: Request, max_bytes: int, max_s: float, reservation: Reservation) -> bytes:
@@ -117,11 +115,6 @@ def _parsed_large(model: type[Model], body: bytes) -> Model | Problem:
                 return _too_large(f"more than {MOST_ELEMENTS} elements", MOST_ELEMENTS)
     try:
         given = read_json(body.decode("utf-8-sig"))
-        for escape in _ESCAPE.finditer(body) if b"\\ud" in body.lower() else ():
-            if escape["lone"]:
-                raise ValueError(
-                    f"{body[escape.start() :][:6].decode()} at byte {escape.start()} is half of a character"
-                )
     except ValueError as exc:
         return _not_json(str(exc))
     return _as_model(partial(model.model_validate, given))

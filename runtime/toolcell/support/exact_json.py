@@ -7,7 +7,7 @@ import binascii
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from toolcell_bridge.wire.tables import TABLES, Array, Table, from_bytes
@@ -131,7 +131,9 @@ READ_CHARS: Final = 16_384
 """Characters that are read in one step, at most: a fraction of a millisecond."""
 _BLANK: Final = re.compile(r"[ \t\n\r]*+")
 _NEXT: Final = re.compile(r"[ \t\n\r]*+([,:\]}])[ \t\n\r]*+")
-_read_step: Final[Callable[[str, int], tuple[Any, int]]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+_ESCAPE: Final = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|u(?P<half>[dD][89a-fA-F])|.)", re.DOTALL)
+"""An escape in a text; `half`: of a character, without the other half."""
+_read_step: Final = json.JSONDecoder().raw_decode
 
 
 def read_json(text: str) -> Any:
@@ -144,6 +146,10 @@ def read_json(text: str) -> Any:
     value, end = reader.value(_BLANK.match(text).end(), 0)  # type: ignore[union-attr]  # it matches anything
     if (end := _BLANK.match(text, end).end()) != len(text):  # type: ignore[union-attr]
         raise json.JSONDecodeError("Extra data", text, end)
+    if "\\ud" in text or "\\uD" in text:
+        for escape in _ESCAPE.finditer(text):
+            if escape["half"]:
+                raise json.JSONDecodeError("Half of a character", text, escape.start())
     return value
 
 
@@ -160,10 +166,7 @@ class _Reader:
         """Return the value at a place, and where it ends."""
         first = self._text[at : at + 1]
         if first != "{" and first != "[":
-            try:
-                return _read_step(self._text, at)
-            except StopIteration:
-                raise json.JSONDecodeError("Expecting value", self._text, at) from None
+            return _read_step(self._text, at)
         if self._misses_left and (small := self._small(at)) is not None:
             return small
         if depth == MAX_DEPTH:
@@ -176,7 +179,7 @@ class _Reader:
             self._window, self._start = self._text[at : at + READ_CHARS], at
         try:
             value, end = _read_step(self._window, at - self._start)
-        except (ValueError, StopIteration, RecursionError):
+        except (ValueError, RecursionError):
             self._misses_left -= 1
             return None
         return value, self._start + end
