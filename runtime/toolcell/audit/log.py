@@ -83,7 +83,6 @@ class _Rows:
     """Rows of what runs need to go on: written beside events, and no part of the chain."""
 
     __slots__ = ("rows", "size", "statement", "then")
-    kind: Final = ""
 
     def __init__(
         self, statement: str, rows: Sequence[tuple[Any, ...]], then: Callable[[], object] | None, removes_bytes: int

@@ -1,5 +1,4 @@
-"""Threads that the end of the process does not wait for: `run_sync` and `run_large`, a function on a
-worker thread, and `start`.
+"""Threads that the end of the process does not wait for: `run_sync` and `run_large` on a worker thread, and `start`.
 
 A synchronous tool may never return. Threads of anyio under trio are daemons, and so are all below a daemon, such as
 those of a `SyncRuntime`. Under asyncio they are not: one function would keep the process from ending.

@@ -581,7 +581,7 @@ class _PlanRun:
         results = [call.result for call in self._calls.values() if call.result is not None]
         files: list[File] = [file for result in results for file in result.files]
         said = [row.get("result", row.get("error")) for row in rows]
-        bounded = await daemon_threads.run_large(_bounded, rows) if is_large(said) else _bounded(rows)
+        bounded = await daemon_threads.run_large(_bounded, rows, said) if is_large(said) else _bounded(rows, said)
         return ToolResult(value=bounded, has_value=True, files=tuple(files), usage=total_usage(results))
 
     def _row(self, step: Step, status: str, **more: Any) -> Row:
@@ -615,10 +615,9 @@ class _PlanRun:
         return self._row(step, "valid") if refusal is None else self._row(step, "error", error=refusal.message)
 
 
-def _bounded(rows: list[Row]) -> list[Row]:
-    """Return rows that fit together: results longer than their even share are cut to text."""
-    results = [row.get("result", row.get("error")) for row in rows]
-    if not _is_surely_long(results) and len(to_json(rows)) <= MAX_OUTPUT_CHARS:
+def _bounded(rows: list[Row], said: list[Any]) -> list[Row]:
+    """Return rows that fit together: results longer than their even share are cut to text. `said`: what is in them."""
+    if not _is_surely_long(said) and len(to_json(rows)) <= MAX_OUTPUT_CHARS:
         return rows
     sizes = [_SURELY_LONG if _is_surely_long(row) else len(to_json(row)) for row in rows]
     if sum(sizes) <= MAX_OUTPUT_CHARS:
