@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+import anyio
 import pytest
 
 from toolcell import Limits, Outcome, PoolConfig, SyncRuntime
 from toolcell.sandbox.docker import DockerBackend
+from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.docker.images.reference import ImageRef
 
 pytestmark = pytest.mark.docker
@@ -30,6 +32,27 @@ def test_a_session_in_a_container_keeps_its_state_and_is_rebuilt(docker_image: I
     assert after.value == [[41], "f"]
     assert killed.session is not None and killed.session.lost
     assert rebuilt.value == 1 and rebuilt.session is not None and rebuilt.session.began == "journal"
+
+
+def test_an_interrupt_that_the_daemon_passes_on_late_does_not_meet_the_next_script(
+    docker_image: ImageRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed_on = EngineClient.kill
+
+    async def late(client: EngineClient, container: str, signal: int | None = None) -> None:
+        if signal is not None:
+            await anyio.sleep(0.4)
+        await passed_on(client, container, signal)
+
+    monkeypatch.setattr(EngineClient, "kill", late)
+    backend = DockerBackend(docker_image.id)
+    with SyncRuntime(backend=backend, pool=PoolConfig(warm=1)) as runtime, runtime.session() as session:
+        session.execute_code("import time")
+        for _ in range(3):
+            stopped = session.execute_code("while True: time.sleep(0.01)", limits=Limits(wall_s=0.3))
+            assert stopped.outcome is Outcome.TIMEOUT and stopped.session is not None and not stopped.session.lost
+            following = session.execute_code("time.sleep(0.6)")
+            assert following.ok, following.error
 
 
 @pytest.mark.parametrize("mode", ["single", "forked"])

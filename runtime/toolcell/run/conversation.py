@@ -169,6 +169,8 @@ class Conversation:
         """
         connection = self._connection
         connection.begin_run()
+        if connection.stays:
+            await self._sandbox.interrupts_passed_on()
         with self.callbacks:
             try:
                 await self._converse()

@@ -179,6 +179,9 @@ class Sandbox(ABC):
     def interrupt(self) -> None:  # noqa: B027
         """Interrupt the script of a session, which may go on with another one. Only where `interrupted_s` is not 0."""
 
+    async def interrupts_passed_on(self) -> None:  # noqa: B027
+        """Wait until no interrupt is on its way: it would meet the next script."""
+
     async def pause(self) -> bool:
         """Stop everything inside; False when something may go on. It may be called twice.
 

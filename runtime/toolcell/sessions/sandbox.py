@@ -135,6 +135,10 @@ class SessionSandbox(Sandbox):
         """Interrupt the script."""
         self._sandbox.interrupt()
 
+    async def interrupts_passed_on(self) -> None:
+        """Wait until no interrupt is on its way."""
+        await self._sandbox.interrupts_passed_on()
+
     async def unpause(self) -> None:
         """Let everything inside run again."""
         await self._sandbox.unpause()

@@ -144,6 +144,10 @@ class DockerSandbox(Sandbox):
         """Interrupt the script of a session."""
         self._container.interrupt()
 
+    async def interrupts_passed_on(self) -> None:
+        """Wait until the daemon has passed every interrupt on."""
+        await self._container.interrupts_passed_on()
+
     async def read_on(self) -> None:
         """Read what the script writes, also when nobody receives from the bridge. Runs until it is cancelled."""
         await self._container.stream.read_on()

@@ -327,7 +327,8 @@ class Container:
         self.is_killed = self.is_paused = False
         self._was_alive = False
         """The container was alive, as far as the host knew, when `kill` was called. Else something else killed it."""
-        self._is_destroyed = False
+        self._is_destroyed = self._is_interrupting = False
+        self._interrupt_passed = ChangeEvent()
 
     async def inspect(self, blueprint: Blueprint) -> None:
         """Ask the daemon what the container was really made with, and find out where its usage can be measured."""
@@ -355,7 +356,21 @@ class Container:
 
     def interrupt(self) -> None:
         """Interrupt the script of a session. The daemon takes some milliseconds to pass that on."""
-        self._owner.run_in_background(self._owner.client.kill, self.name, INTERRUPT_SIGNAL)
+        if not self._is_interrupting:
+            self._is_interrupting = True
+            self._owner.run_in_background(self._pass_on_interrupt)
+
+    async def _pass_on_interrupt(self) -> None:
+        try:
+            await self._owner.client.kill(self.name, INTERRUPT_SIGNAL)
+        finally:
+            self._is_interrupting = False
+            self._interrupt_passed.notify()
+
+    async def interrupts_passed_on(self) -> None:
+        """Wait until the daemon has passed the interrupt on. One that it passes on late would meet the next script."""
+        if self._is_interrupting:
+            await self._interrupt_passed.wait(END_S)
 
     async def pause(self) -> bool:
         """Stop every process inside until `unpause`; False when the daemon cannot. May be called again."""
