@@ -11,8 +11,8 @@ import msgpack
 import pytest
 
 from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
-from toolcell.calls.problems import MAX_PROBLEMS
 from toolcell.calls.schema_walk import MAX_CHANGES
+from toolcell.calls.values import MAX_PROBLEMS
 from toolcell.tools import ToolDefinition
 
 TIMES = 10

@@ -18,7 +18,7 @@ from pydantic import AfterValidator
 
 from hostile.counting import calls
 from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
-from toolcell.calls.problems import MAX_MESSAGE_CHARS, MAX_PROBLEMS
+from toolcell.calls.values import MAX_MESSAGE_CHARS, MAX_PROBLEMS
 from toolcell.support.spelling import closest
 from toolcell.tools import ToolDefinition, ToolRegistry
 

@@ -23,10 +23,9 @@ from toolcell.audit.redact import Redactor
 from toolcell.calls import checker_process
 from toolcell.calls.arguments import ArgumentChecker
 from toolcell.calls.call import RunScope
-from toolcell.calls.problems import bounded_json
 from toolcell.calls.result import ToolResult
 from toolcell.calls.run_state import Secrets
-from toolcell.calls.values import LARGE_ELEMENTS, is_large
+from toolcell.calls.values import LARGE_ELEMENTS, bounded_json, is_large
 from toolcell.journal.ledger import Journal
 from toolcell.run.output import Capture, ReturnedFiles
 from toolcell.support.host_work import ELEMENT_WORK, HostWork

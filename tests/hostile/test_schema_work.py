@@ -24,11 +24,10 @@ from toolcell import ToolRegistry
 from toolcell.calls import checker_process
 from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
 from toolcell.calls.call import RunScope
-from toolcell.calls.compiled_schema import compile_schema
+from toolcell.calls.compiled_schema import compile_schema, counted
 from toolcell.calls.options import ToolOptions
 from toolcell.calls.parts import Text
 from toolcell.calls.result import ToolResult
-from toolcell.calls.schema_patterns import counted
 from toolcell.calls.schema_walk import ValueCheck
 from toolcell.calls.text_data import may_be_data, with_data
 from toolcell.errors import RegistrationError

@@ -27,7 +27,7 @@ from toolcell.builtin.recurrence import (
 from toolcell.builtin.stores.protocols import STORES, ScheduleStore
 from toolcell.builtin.stores.records import ScheduledAction, check_text
 from toolcell.calls.arguments import InvalidArguments
-from toolcell.calls.problems import list_names
+from toolcell.calls.values import list_names
 from toolcell.errors import ToolError, UsageError
 from toolcell.flows import flow_of
 from toolcell.support.checks import check_count, check_does

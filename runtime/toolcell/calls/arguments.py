@@ -11,14 +11,12 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from toolcell.calls.compiled_schema import compile_schema
+from toolcell.calls.compiled_schema import compile_schema, large_from
 from toolcell.calls.concurrency import maybe_await, passes_on
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import Coercion, Extras
-from toolcell.calls.problems import MAX_PROBLEMS, bounded_json
 from toolcell.calls.result import ErrorCode
 from toolcell.calls.schema import closed_properties, dicts_in, mentions_bytes
-from toolcell.calls.schema_patterns import large_from
 from toolcell.calls.schema_walk import CheckedArguments, SchemaParts, Walk
 from toolcell.calls.table_arguments import table_names, without_tables
 from toolcell.calls.text_data import ParseMode, parse_json
@@ -26,11 +24,13 @@ from toolcell.calls.values import (
     CHARS_PER_ELEMENT,
     LARGE_ELEMENTS,
     MAX_INTEGER,
+    MAX_PROBLEMS,
     MAX_TEXT_CHARS,
     MIN_INTEGER,
     BadValue,
     Copied,
     ValueProblem,
+    bounded_json,
     copy_arguments,
     is_large,
     json_copy,

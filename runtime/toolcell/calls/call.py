@@ -13,7 +13,6 @@ from dataclasses import field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
-from toolcell.calls.coercion import Change
 from toolcell.calls.concurrency import OF_THIS_PROCESS, AbandonedThreads, ToolIdentity, ToolThread, Workers
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.events import EventBus
@@ -22,6 +21,7 @@ from toolcell.calls.parts import Part
 from toolcell.calls.policy import CallPolicy
 from toolcell.calls.result import ToolResult
 from toolcell.calls.run_state import NO_SECRETS, OUTERMOST, Lineage, RunLink, RunState, Secrets, new_id
+from toolcell.calls.values import Change
 from toolcell.config import CheckTypes
 from toolcell.errors import UsageError
 from toolcell.support.checks import check_fields, check_kind

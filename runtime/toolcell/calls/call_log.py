@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from toolcell.calls.call import Call
-from toolcell.calls.problems import bounded_json
 from toolcell.calls.result import Status, ToolResult
+from toolcell.calls.values import bounded_json
 from toolcell.support.log import logger_of
 from toolcell.support.text import one_line
 

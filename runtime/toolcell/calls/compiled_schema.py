@@ -7,12 +7,17 @@ import the library: a program without tools does not need it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Context, Decimal
+from typing import TYPE_CHECKING, Any, Final
 
-from toolcell.calls.schema_keywords import KEYWORDS
-from toolcell.calls.schema_patterns import counted_repetitions
+from toolcell.calls.schema import dicts_in
+from toolcell.calls.values import LARGE_ELEMENTS
 from toolcell.errors import RegistrationError
+from toolcell_bridge.wire.frozen import frozen
 
 if TYPE_CHECKING:
     from jsonschema_rs import Validator
@@ -35,44 +40,33 @@ def compile_schema(schema: Part) -> Validator:
         RegistrationError: the schema is not valid JSON Schema (2020-12, or draft 7 where it says so or
             writes tuples its way), or is nested too deeply.
     """
-    check_levels(schema)
-    chosen, counted = _draft(schema), counted_repetitions(schema)
+    _check_levels(schema)
     import jsonschema_rs
 
-    try:
-        return _compile(chosen, counted, jsonschema_rs.RegexOptions())
-    except (jsonschema_rs.ValidationError, ValueError):
-        pass
-    try:
-        return _compile(chosen, counted, jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACK_LIMIT))
-    except (jsonschema_rs.ValidationError, ValueError) as exc:
-        path = getattr(exc, "instance_path", ())
-        reason = getattr(exc, "message", str(exc))
-        raise RegistrationError(f"invalid schema at {'/'.join(map(str, path)) or 'root'}: {reason}") from exc
+    make, counted = _draft(schema), counted_repetitions(schema)
+    engines = jsonschema_rs.RegexOptions(), jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACK_LIMIT)
+    for regex in engines:
+        try:
+            validator: Validator = make(
+                counted, pattern_options=regex, offline=True, validate_formats=False, keywords=KEYWORDS
+            )
+        except (jsonschema_rs.ValidationError, ValueError) as exc:
+            failure = exc
+        else:
+            return validator
+    path = getattr(failure, "instance_path", ())
+    reason = getattr(failure, "message", str(failure))
+    raise RegistrationError(f"invalid schema at {'/'.join(map(str, path)) or 'root'}: {reason}") from failure
 
 
-def check_levels(schema: Any) -> None:
-    """Refuse a schema that is nested too deeply, its references aside.
-
-    Raises:
-        RegistrationError: it is.
-    """
+def _check_levels(schema: Any) -> None:
+    """Refuse a schema that is nested too deeply, its references aside."""
     level, parts = 0, [schema]
-    while parts := [inner for each in parts for inner in _inner(each) if isinstance(inner, dict | list)]:
-        level += 1
-        if level > MAX_LEVELS:
+    while parts:
+        below = itertools.chain.from_iterable(each.values() if isinstance(each, dict) else each for each in parts)
+        parts, level = [each for each in below if isinstance(each, dict | list)], level + 1
+        if level > MAX_LEVELS + 1:
             raise RegistrationError(f"invalid schema: it is nested deeper than {MAX_LEVELS} levels")
-
-
-def _inner(part: Any) -> Iterable[Any]:
-    return part.values() if isinstance(part, dict) else part
-
-
-def _compile(chosen: Any, schema: Part, regex: Any) -> Validator:
-    validator: Validator = chosen(
-        schema, pattern_options=regex, offline=True, validate_formats=False, keywords=KEYWORDS
-    )
-    return validator
 
 
 def _draft(schema: Part) -> Any:
@@ -80,11 +74,176 @@ def _draft(schema: Part) -> Any:
 
     if "$schema" in schema:
         return jsonschema_rs.validator_for
-    return jsonschema_rs.Draft7Validator if _has_tuple_items(schema) else jsonschema_rs.Draft202012Validator
+    # Draft 7 wrote tuples as a list of `items`; later drafts do not know that.
+    has_tuples = any(isinstance(part.get("items"), list) for part in dicts_in(schema))
+    return jsonschema_rs.Draft7Validator if has_tuples else jsonschema_rs.Draft202012Validator
 
 
-def _has_tuple_items(schema: Any) -> bool:
-    """Draft 7 wrote tuples as a list of `items`; later drafts do not know that."""
-    if isinstance(schema, dict):
-        return isinstance(schema.get("items"), list) or any(map(_has_tuple_items, schema.values()))
-    return isinstance(schema, list) and any(map(_has_tuple_items, schema))
+# Keywords that are checked here. jsonschema-rs compares large numbers by pairs, and writes out all their digits. It
+# also reads a text for each `contentMediaType` and `contentEncoding`; here they assert nothing.
+
+_EXACT: Final = Context(prec=1_000, Emax=10_000, Emin=-10_000)
+"""Of a quotient of two floats: it has up to 640 digits."""
+
+
+def is_unique(items: list[Any]) -> bool:
+    """Return whether a list has no item twice."""
+    kinds = {*map(type, items)}
+    keys = items if kinds == {str} else map(str if kinds == {int} else equality_key, items)
+    return len({*keys}) == len(items)
+
+
+def is_multiple(of: float) -> Callable[[Any], bool]:
+    """Return what says whether a number is a multiple."""
+    exact = Decimal(repr(of))
+
+    def check(number: Any) -> bool:
+        if isinstance(number, int) and isinstance(of, int):
+            return number % of == 0
+        return _EXACT.remainder(Decimal(repr(number)), exact) == 0
+
+    return check
+
+
+def _keyword(kinds: tuple[type, ...], make: Callable[[Any], Callable[[Any], bool]]) -> Any:
+    """Return a keyword as the library asks for it: a class whose `validate` raises for a value that does not fit."""
+
+    class Keyword:
+        def __init__(self, part: Mapping[str, Any], said: Any, path: object) -> None:
+            self._fits = make(said)
+
+        def validate(self, value: Any) -> None:
+            if type(value) in kinds and not self._fits(value):
+                raise ValueError("does not fit")
+
+    return Keyword
+
+
+KEYWORDS: Final[dict[str, Any]] = {
+    "uniqueItems": _keyword((list,), lambda said: lambda value: said is not True or is_unique(value)),
+    "multipleOf": _keyword((int, float), is_multiple),
+    "contentMediaType": _keyword((), lambda said: bool),
+    "contentEncoding": _keyword((), lambda said: bool),
+}
+"""By their names, as the library asks for them."""
+
+
+def equality_key(value: Any) -> Any:
+    """Return what two values have in common when JSON takes them for equal, and only then.
+
+    It is a text, whose hash nobody can guess: numbers that collide would keep a set busy.
+    """
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return f"s{value}"
+        case int():
+            return f"n{value}"
+    pieces = ["c"]
+    _spell(value, pieces)
+    return "".join(pieces) if isinstance(value, list | dict) else f"n{pieces[1][:-1]}"
+
+
+def _spell(value: Any, pieces: list[str]) -> None:
+    match value:
+        case dict():
+            pieces.append("{")
+            for name in sorted(value):
+                _spell(name, pieces)
+                _spell(value[name], pieces)
+            pieces.append("}")
+        case list():
+            pieces.append("[")
+            for each in value:
+                _spell(each, pieces)
+            pieces.append("]")
+        case str():
+            pieces.append(json.dumps(value))
+        case float() if value.is_integer():
+            pieces.append(f"{int(value)},")
+        case _:
+            pieces.append(f"{value!r},")
+
+
+# Patterns: those that only count characters are counted, and those that take long are named. jsonschema-rs compiles
+# `\w{1,900}` to a megabyte.
+
+MAX_CHARS: Final = 100_000_000
+"""More than any text has."""
+LARGE_WITH_PATTERNS: Final = LARGE_ELEMENTS // 8
+"""Values, or as many times 32 characters, that are matched in the event loop. Source: on random text, an expression
+takes 15 nanoseconds for each of its states and each character; those of people have fewer than a hundred."""
+LARGE_WITH_LOOKAROUND: Final = 16
+"""The same where a text may take `BACKTRACK_LIMIT` steps, a millisecond."""
+
+_BACKTRACKS = re.compile(r"\(\?<?[=!]|\(\?>|\\[1-9k]|[*+?}]\+")
+"""What needs the engine that goes back: lookaround, backreferences, atomic groups."""
+_KIND = r"(?:\[(?:[^\\\[\]]|\\.)+\]|\\[dDwWsSnrt]|\\[pP]\{\w+\}|[^\\\[\](){}*+?|^$])"
+"""One character of a kind. A class in a class is not read."""
+_COUNTED = re.compile(rf"\^({_KIND}|\((?:\?:)?{_KIND}(?:\|{_KIND})*\))\{{(\d{{1,9}})(,?)(\d{{0,9}})\}}\$", re.DOTALL)
+"""So many characters of one kind, and nothing else. The engines write the repetition out."""
+
+
+@frozen
+class Counted:
+    """A pattern as it is compiled, and how many characters the texts have that it may match."""
+
+    pattern: str
+    least: int = 0
+    most: int = MAX_CHARS
+
+
+def counted(pattern: str) -> Counted:
+    """Return a pattern whose repetition is counted instead of written out, where it is all that the pattern has."""
+    found = _COUNTED.fullmatch(pattern)
+    if found is None:
+        return Counted(pattern)
+    least = int(found[2])
+    most = least if not found[3] else int(found[4]) if found[4] else MAX_CHARS
+    return Counted(f"^{found[1]}*$", least, most) if least <= most <= MAX_CHARS else Counted(pattern)
+
+
+def large_from(schema: Any) -> int:
+    """Return how many values, or as many times 32 characters, are too many to be checked in the event loop."""
+    most = LARGE_ELEMENTS
+    for pattern in _patterns(schema):
+        if _BACKTRACKS.search(pattern):
+            return LARGE_WITH_LOOKAROUND
+        most = LARGE_WITH_PATTERNS
+    return most
+
+
+def _patterns(schema: Any) -> Iterator[str]:
+    for part in dicts_in(schema):
+        if isinstance(pattern := part.get("pattern"), str):
+            yield pattern
+        if isinstance(names := part.get("patternProperties"), dict):
+            yield from names
+
+
+_VALUES: Final = ("const", "enum", "default", "examples")
+"""Keywords that hold values, and no schemas."""
+_NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+"""Keywords that hold schemas by names, which may be any."""
+
+
+def counted_repetitions(schema: Any) -> Any:
+    """Return a schema in which a repetition that is all that a pattern has became `minLength` and `maxLength`."""
+    if isinstance(schema, list):
+        return [counted_repetitions(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = dict(schema)
+    for key, each in schema.items():
+        if key in _NAMED and isinstance(each, dict):
+            made[key] = {name: counted_repetitions(part) for name, part in each.items()}
+        elif key not in _VALUES and isinstance(each, dict | list):
+            made[key] = counted_repetitions(each)
+    if not isinstance(pattern := schema.get("pattern"), str) or (how := counted(pattern)).pattern == pattern:
+        return made
+    given, least = made.get("maxLength", MAX_CHARS), made.get("minLength", 0)
+    made["pattern"] = how.pattern
+    if isinstance(given, int | float) and isinstance(least, int | float):
+        made |= {"maxLength": min(given, how.most), "minLength": max(least, how.least)}
+    return made

@@ -11,19 +11,33 @@ import base64
 import binascii
 import itertools
 import json
+import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
-from toolcell.calls.coercion import CONVERSIONS, DECODED, MATCHES, MISSING, Change
-from toolcell.calls.compiled_schema import compile_schema
+from toolcell.calls.compiled_schema import compile_schema, equality_key, is_multiple, is_unique, large_from
 from toolcell.calls.options import Coercion, Extras
-from toolcell.calls.problems import MAX_MESSAGE_CHARS, MAX_PROBLEMS, quoted
 from toolcell.calls.schema import OF_RESULTS, closed_properties, is_base64, pointed
-from toolcell.calls.schema_keywords import equality_key, is_multiple, is_unique
-from toolcell.calls.schema_patterns import large_from
-from toolcell.calls.values import BadValue, Copied, Decoder, Path, ValueProblem, count_values, is_large, path_text
+from toolcell.calls.values import (
+    MAX_INTEGER,
+    MAX_MESSAGE_CHARS,
+    MAX_PROBLEMS,
+    MIN_INTEGER,
+    BadValue,
+    Change,
+    Copied,
+    Decoder,
+    Path,
+    ValueProblem,
+    count_values,
+    is_large,
+    path_text,
+    quoted,
+)
 from toolcell.errors import RegistrationError
 from toolcell.support.spelling import did_you_mean
 from toolcell_bridge.wire.frozen import frozen
@@ -167,6 +181,96 @@ CHECKS: Final[Mapping[str, tuple[tuple[type, ...], Callable[[Any], Callable[[Any
     "maxProperties": ((dict,), _than(operator.le, len), _miscounted("maxProperties")),
 }
 """For each keyword: the types that it speaks of, what decides, and what is said of a value that does not fit."""
+
+
+# The common mistakes in a model's arguments: for each type, what is taken for a value of it
+
+_NUMERAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
+_MAX_NUMBER_CHARS = 400
+_MAX_INTEGER_DIGITS = 19
+
+MISSING = object()
+
+
+def as_number(value: Any, lenient: bool) -> Any:
+    """A numeric string, or a boolean; null only when lenient."""
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, str) and len(value) <= _MAX_NUMBER_CHARS and _NUMERAL.fullmatch(value):
+        number = float(value)
+        whole = int(value) if value.lstrip("+-").isdigit() else None
+        if whole is not None and MIN_INTEGER <= whole <= MAX_INTEGER:
+            return whole
+        return number if whole is None and math.isfinite(number) else MISSING
+    return 0 if lenient and value is None else MISSING
+
+
+def as_integer(value: Any, lenient: bool) -> Any:
+    """The same as a number, but whole: "3.0" and 3.0 and "1e3" are, "3.7" is not."""
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, float):
+        return _whole(Decimal(value)) if value.is_integer() else MISSING
+    if isinstance(value, str) and len(value) <= _MAX_NUMBER_CHARS and _NUMERAL.fullmatch(value):
+        return _whole(Decimal(value))
+    return 0 if lenient and value is None else MISSING
+
+
+def _whole(number: Decimal) -> Any:
+    # "1e9999" must not become an integer of ten thousand digits
+    if number and number.adjusted() >= _MAX_INTEGER_DIGITS:
+        return MISSING
+    if number != number.to_integral_value() or not MIN_INTEGER <= number <= MAX_INTEGER:
+        return MISSING
+    return int(number)
+
+
+def as_boolean(value: Any, lenient: bool) -> Any:
+    """Exactly "true" and "false", as JSON and Python write them, 1 and 0."""
+    if value in ("true", "True") or (type(value) in (int, float) and value == 1):
+        return True
+    if value in ("false", "False") or (type(value) in (int, float) and value == 0):
+        return False
+    return False if lenient and value is None else MISSING
+
+
+def as_string(value: Any, lenient: bool) -> Any:
+    """A number in decimal without exponent, or a boolean."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        text = format(Decimal(repr(value)), "f")
+        return text.removesuffix(".0")
+    return "" if lenient and value is None else MISSING
+
+
+def as_null(value: Any, lenient: bool) -> Any:
+    """An empty string, zero or false."""
+    return None if type(value) in (str, int, float, bool) and not value else MISSING
+
+
+CONVERSIONS: Mapping[str, Callable[[Any, bool], Any]] = {
+    "number": as_number,
+    "integer": as_integer,
+    "boolean": as_boolean,
+    "string": as_string,
+    "null": as_null,
+}
+
+DECODED: Mapping[str, type] = {"object": dict, "array": list}
+"""Types that text is decoded for, when it is JSON."""
+
+MATCHES: Mapping[str, Callable[[Any], bool]] = {
+    "number": lambda value: type(value) in (int, float),
+    "integer": lambda value: type(value) is int,
+    "boolean": lambda value: type(value) is bool,
+    "string": lambda value: isinstance(value, str),
+    "null": lambda value: value is None,
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+}
 
 
 # A schema

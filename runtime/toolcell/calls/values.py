@@ -9,9 +9,10 @@ import base64
 import itertools
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from toolcell.calls.parts import readable_leaf
 from toolcell.support.checks import brief, text_of
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
@@ -34,6 +35,11 @@ CHARS_PER_ELEMENT = 32
 MAX_STEP_CHARS = 80
 """Most characters of one name in a path that a message shows."""
 
+MAX_PROBLEMS = 20
+MAX_MESSAGE_CHARS = 4_000
+"""Most characters of one problem: two long lists of allowed values are more than a model needs to read."""
+_MAX_VALUE_CHARS = 120
+
 Path = tuple[str | int, ...]
 
 
@@ -46,6 +52,19 @@ class ValueProblem:
 
     def __str__(self) -> str:
         return f"{path_text(self.path)}: {self.message}"
+
+
+@frozen
+class Change:
+    """One value that was mended, for the record."""
+
+    path: str
+    before: Any
+    after: Any
+
+    def to_dict(self) -> dict[str, Any]:
+        """Shape: {"path", "from", "to"}."""
+        return {"path": self.path, "from": self.before, "to": self.after}
 
 
 class BadValue(ValueError):
@@ -364,3 +383,35 @@ def json_copy(value: Any) -> Any:
     if isinstance(value, list):
         return [json_copy(item) for item in value]
     return value
+
+
+# What is said of values that cannot be used: values as JSON, cut where they get long, and names
+
+
+def quoted(value: Any) -> str:
+    """A value as JSON, cut where it gets long."""
+    return bounded_json(value, _MAX_VALUE_CHARS, "...")
+
+
+def bounded_json(value: Any, most: int, cut: str, indent: int | None = None) -> str:
+    """A value as JSON of at most `most` characters, followed by `cut` where that is not all. Stops encoding there."""
+    text = ""
+    try:
+        for piece in json.JSONEncoder(ensure_ascii=False, indent=indent, default=readable_leaf).iterencode(value):
+            text += piece[: most + 1]
+            if len(text) > most:
+                return text[:most] + cut
+    except (Exception, SystemExit):  # it contains itself, has keys of a strange type, or its own code fails
+        return f"({type(value).__name__} that cannot be shown as JSON)"
+    return text
+
+
+MAX_LISTED = 20
+"""Names a message lists before it only says how many more there are."""
+
+
+def list_names(names: Iterable[str]) -> str:
+    """Shape: 'a, b, c and 7 more'."""
+    every = list(names)
+    more = f" and {len(every) - MAX_LISTED} more" if len(every) > MAX_LISTED else ""
+    return ", ".join(every[:MAX_LISTED]) + more

@@ -11,7 +11,7 @@ from toolcell.calls.call import CallableTools, RunContext
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.names import provider_name
 from toolcell.calls.options import Origin
-from toolcell.calls.problems import list_names
+from toolcell.calls.values import list_names
 from toolcell.config import Limits
 from toolcell.journal.identity import options_of
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome

@@ -24,8 +24,8 @@ from toolcell.calls.hooks import (
     show_after_hooks,
 )
 from toolcell.calls.options import Origin
-from toolcell.calls.problems import list_names
 from toolcell.calls.result import ErrorCode, Status, ToolResult
+from toolcell.calls.values import list_names
 from toolcell.errors import AuditError, ToolAbort, ToolError
 from toolcell.support.event_loop import clock
 from toolcell.support.spelling import did_you_mean

@@ -21,9 +21,8 @@ from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.finalize import told_failure
 from toolcell.calls.options import Origin, ToolOptions
 from toolcell.calls.parts import File
-from toolcell.calls.problems import bounded_json
 from toolcell.calls.result import ErrorCode, Status, ToolResult, to_json, total_usage
-from toolcell.calls.values import BadValue, copy_arguments, is_large
+from toolcell.calls.values import BadValue, bounded_json, copy_arguments, is_large
 from toolcell.errors import UsageError
 from toolcell.support import daemon_threads
 from toolcell.support.checks import brief

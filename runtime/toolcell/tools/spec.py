@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from toolcell.calls.arguments import ArgumentChecker, ArgumentError, Prepare
 from toolcell.calls.call import NO_FEATURES, Call, Features, RunContext
@@ -16,11 +16,14 @@ from toolcell.calls.concurrency import ToolIdentity, has_own_limits
 from toolcell.calls.context import ToolContext
 from toolcell.calls.definition import ToolDefinition, check_definition
 from toolcell.calls.options import Coercion, Extras, Origin, ToolOptions
-from toolcell.calls.problems import ParameterError, described
 from toolcell.calls.result import ToolResult
+from toolcell.calls.values import MAX_MESSAGE_CHARS, MAX_PROBLEMS, MAX_STEP_CHARS, Path, ValueProblem
 from toolcell.errors import RegistrationError
 from toolcell.tools.option_features import features_of
 from toolcell_bridge.wire.frozen import frozen
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 Invoke = Callable[[ToolContext], Any]
 Decode = Callable[[dict[str, Any]], Any]
@@ -30,6 +33,15 @@ Offered = Callable[[Origin], "Iterable[RegisteredTool]"]
 Proceed = Callable[[], Awaitable[ToolResult]]
 Middleware = Callable[[Call, Proceed], Awaitable[ToolResult]]
 """Around the execution of a call: `async def middleware(call, proceed): ...; return await proceed()`."""
+
+
+class ParameterError(ValueError):
+    """The type of one parameter refuses a value that fits its schema. Keeps pydantic's error until it is described."""
+
+    def __init__(self, name: str, error: ValidationError) -> None:
+        super().__init__(name)
+        self.name = name
+        self.error = error
 
 
 @frozen(kw_only=True)
@@ -112,7 +124,7 @@ class RegisteredTool:
 
             # pydantic's errors take many times the memory of what was sent: they are not kept.
             cause = None if isinstance(exc, ValidationError | ParameterError) else exc
-            raise ArgumentError(f'validation failed for tool "{self.name}":\n  - {described(exc)}') from cause
+            raise ArgumentError(f'validation failed for tool "{self.name}":\n  - {_described(exc)}') from cause
 
     def renamed(self, name: str) -> RegisteredTool:
         """Return the same tool under another name; rules about the old name still hold."""
@@ -138,6 +150,29 @@ class RegisteredTool:
             "destructiveHint": options.requires_approval and not options.read_only,
         }
         return plain
+
+
+MAX_LISTED_ERRORS = 1000
+"""Errors of pydantic, of which the first `MAX_PROBLEMS` are named. It can only list all of them, and each takes 400
+bytes."""
+
+
+def _described(exc: ValueError | TypeError) -> str:
+    """Say what a tool's own Python types found wrong with arguments that fit its schema."""
+    from pydantic import ValidationError
+
+    above: Path = ()
+    if isinstance(exc, ParameterError):
+        above, exc = (exc.name,), exc.error
+    if not isinstance(exc, ValidationError):
+        return str(exc)[:MAX_MESSAGE_CHARS]
+    if (count := exc.error_count()) > MAX_LISTED_ERRORS:
+        return f"{count} validation errors for {exc.title[:MAX_STEP_CHARS]}"
+    errors = exc.errors(include_url=False, include_context=False, include_input=False)[:MAX_PROBLEMS]
+    named = [str(ValueProblem((*above, *error["loc"]), error["msg"][:MAX_MESSAGE_CHARS])) for error in errors]
+    if count > MAX_PROBLEMS:
+        named.append("and more problems")
+    return "\n  - ".join(named)
 
 
 def compile_tool(spec: ToolSpec, *, coercion: Coercion = "safe", extras: Extras = "drop") -> RegisteredTool:

@@ -12,13 +12,12 @@ from typing import Any
 from toolcell.calls.arguments import ArgumentChecker, ArgumentError, InvalidArguments
 from toolcell.calls.call import Call
 from toolcell.calls.checker_process import CheckStopped, Request, ask, pack, turns
-from toolcell.calls.coercion import Change
 from toolcell.calls.concurrency import ToolThread, passes_on
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.finalize import failure_of
 from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.calls.schema_walk import CheckedArguments
-from toolcell.calls.values import MAX_NODES, BadValue, ValueProblem, copy_arguments, count_values, is_large
+from toolcell.calls.values import MAX_NODES, BadValue, Change, ValueProblem, copy_arguments, count_values, is_large
 from toolcell.support import daemon_threads
 from toolcell.support.host_work import ELEMENT_WORK, HostWork
 from toolcell.tools.execution import cut_short
