@@ -14,8 +14,7 @@ import pytest
 from rows import each_row
 from toolcell import Runtime, ToolRegistry, UsageError
 from toolcell.control.saved_script_check import ScriptReport, check_scripts, example_inputs
-from toolcell.tools.saved_script import ToolThen, saved_script
-from toolcell.tools.schema_changes import changes
+from toolcell.tools.saved_script import ToolThen, changes, saved_script
 
 THEN = """
 from toolcell import ToolRegistry

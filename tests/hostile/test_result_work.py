@@ -13,7 +13,7 @@ import pytest
 
 from hostile.counting import calls
 from toolcell import ToolRegistry
-from toolcell.calls.progress import MAX_UPDATE_CHARS, ProgressReporter
+from toolcell.calls.context import MAX_UPDATE_CHARS, ProgressReporter
 from toolcell.errors import ToolError
 from toolcell.results import ExecutionResult, Outcome, ToolCallRecord
 from toolcell.tools import RunContext

@@ -75,7 +75,7 @@ UNUSED = (
     "toolcell.control.agent_turns",
     "toolcell.run.streaming",
     "toolcell.tools.plan",
-    "toolcell.tools.script_folder",
+    "toolcell.tools.saved_script",
 )
 """What a script with one tool call has no use for."""
 

@@ -14,9 +14,8 @@ import pytest
 
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.calls.context import current_context
+from toolcell.calls.context import BURST, MAX_UPDATE_CHARS, current_context
 from toolcell.calls.events import TOOL_END, TOOL_OUTPUT, TOOL_START, TOOL_UPDATE
-from toolcell.calls.progress import BURST, MAX_UPDATE_CHARS
 from toolcell.compat import as_call_event, as_stream_event
 from toolcell.tools import Block, Event, EventBus, RunContext, Secrets, ToolContext, ToolRegistry, ToolResult
 from tools.toolkit import PATIENCE_S, FakeRuntime, Meeting, kinds, recorded

@@ -6,20 +6,21 @@ Decides, and tells the user; it never runs a tool.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from contextlib import suppress
 from typing import Any
 
 from toolcell.calls.call import Call
-from toolcell.calls.call_log import MAX_NAME_CHARS, args_for_log, logger
 from toolcell.calls.concurrency import maybe_await, passes_on
 from toolcell.calls.parts import File, Image, Part, Text, described_bytes, part_data
 from toolcell.calls.result import ErrorCode, Status, ToolFailure, ToolResult, of_plain, of_text, to_json
 from toolcell.calls.run_state import NO_SECRETS, Secrets
-from toolcell.calls.values import MAX_INTEGER, MIN_INTEGER, bytes_in, is_large, plain_or_text, plain_value
+from toolcell.calls.values import MAX_INTEGER, MIN_INTEGER, bounded_json, bytes_in, is_large, plain_or_text, plain_value
 from toolcell.errors import ToolError
 from toolcell.support import daemon_threads
 from toolcell.support.checks import text_of
-from toolcell.support.text import cut_bytes
+from toolcell.support.log import logger_of
+from toolcell.support.text import cut_bytes, one_line
 from toolcell_bridge.guest.pictures import picture_type
 
 _NOT_DATA = frozenset({Text, Image, File})
@@ -266,3 +267,44 @@ def with_repeat_hint(call: Call, result: ToolResult, limit: int) -> ToolResult:
         return result
     hint = f"this exact call has now failed {count} times; change its arguments or do something else"
     return dataclasses.replace(result, error=dataclasses.replace(error, message=f"{error.message}\n({hint})"))
+
+
+# What Python's log says of a call: bounded, on one line, and without the run's secrets
+
+
+logger = logger_of("toolcell.tools")
+
+MAX_LOGGED_CHARS = 500
+MAX_REDACTED_CHARS = 20_000
+"""Looked through for secrets to show `MAX_LOGGED_CHARS` of it. A secret that is cut in two here is not shown."""
+
+MAX_NAME_CHARS = 80
+
+
+def log_start(call: Call) -> None:
+    """Log a call that begins."""
+    logger.info("tool %s started: %s", _name(call), args_for_log(call))
+
+
+def log_end(call: Call, result: ToolResult) -> None:
+    """Log how a call ended."""
+    duration_ms = result.meta.duration_ms
+    if result.is_error:
+        message = one_line(result.message, MAX_LOGGED_CHARS)
+        level = logging.INFO if result.status is Status.CANCELLED else logging.WARNING
+        logger.log(level, "tool %s failed after %.1f ms: %s", _name(call), duration_ms, message)
+    elif result.status is Status.PENDING:
+        logger.info("tool %s started (async) after %.1f ms", _name(call), duration_ms)
+    else:
+        logger.info("tool %s completed in %.1f ms, %d characters", _name(call), duration_ms, len(result.output))
+
+
+def args_for_log(call: Call) -> str:
+    """Return the beginning of what a call was made with."""
+    args = call.raw_args
+    text = args[:MAX_REDACTED_CHARS] if isinstance(args, str) else bounded_json(args, MAX_REDACTED_CHARS, "")
+    return one_line(call.run.secrets.redact(text), MAX_LOGGED_CHARS)
+
+
+def _name(call: Call) -> str:
+    return one_line(call.name, MAX_NAME_CHARS)

@@ -26,8 +26,8 @@ from toolcell.support.lru import Lru
 from toolcell.support.packing import value_digest
 from toolcell.support.text import as_one_line
 from toolcell.tools.adapters import keyword_invoke
+from toolcell.tools.pipeline import validate
 from toolcell.tools.spec import RegisteredTool, compile_tool
-from toolcell.tools.validation import validate
 from toolcell_bridge.guest.placeholder import ENDS_DRAFT, RESULT_OF, member_of
 
 DRAFT_S: Final = 86_400.0

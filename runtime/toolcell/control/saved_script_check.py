@@ -19,8 +19,7 @@ from toolcell.errors import ToolcellError
 from toolcell.results.effects import Preflight
 from toolcell.tools.adapters import AgentTool
 from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.saved_script import SavedScript, ToolThen
-from toolcell.tools.schema_changes import changes
+from toolcell.tools.saved_script import SavedScript, ToolThen, changes
 from toolcell.tools.stubs import mapping
 
 ScriptStatus = Literal["ok", "changed", "may break", "breaks"]

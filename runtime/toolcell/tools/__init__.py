@@ -67,17 +67,14 @@ if TYPE_CHECKING:
     )
     from toolcell.tools.detail import DETAILS, SHOWN_CHARS, Detail, check_shown_chars, shown_within
     from toolcell.tools.loading import load_tools
-    from toolcell.tools.option_features import NEEDS_APPROVAL
-    from toolcell.tools.pipeline import run_call
+    from toolcell.tools.pipeline import check_arguments, run_call
     from toolcell.tools.plan import MAX_STEPS, plan_of, plan_spec
     from toolcell.tools.registry import ToolRegistry, registry_of, tool
     from toolcell.tools.registry_state import RegistrySettings, RegistryState
-    from toolcell.tools.saved_script import SavedScript
-    from toolcell.tools.script_folder import load_scripts
+    from toolcell.tools.saved_script import SavedScript, load_scripts
     from toolcell.tools.search import FOUND, MAX_FOUND, is_large, search_spec
-    from toolcell.tools.spec import Invoke, RegisteredTool, ToolSpec, compile_tool
+    from toolcell.tools.spec import NEEDS_APPROVAL, Invoke, RegisteredTool, ToolSpec, compile_tool
     from toolcell.tools.stubs import python_stubs
-    from toolcell.tools.validation import check_arguments
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -107,16 +104,13 @@ else:
             ),
             "toolcell.tools.detail": "DETAILS SHOWN_CHARS Detail check_shown_chars shown_within",
             "toolcell.tools.loading": "load_tools",
-            "toolcell.tools.option_features": "NEEDS_APPROVAL",
-            "toolcell.tools.pipeline": "run_call",
+            "toolcell.tools.pipeline": "check_arguments run_call",
             "toolcell.tools.plan": "MAX_STEPS plan_of plan_spec",
             "toolcell.tools.registry": "ToolRegistry registry_of tool",
             "toolcell.tools.registry_state": "RegistrySettings RegistryState",
-            "toolcell.tools.saved_script": "SavedScript",
-            "toolcell.tools.script_folder": "load_scripts",
+            "toolcell.tools.saved_script": "SavedScript load_scripts",
             "toolcell.tools.search": "FOUND MAX_FOUND is_large search_spec",
-            "toolcell.tools.spec": "Invoke RegisteredTool ToolSpec compile_tool",
+            "toolcell.tools.spec": "NEEDS_APPROVAL Invoke RegisteredTool ToolSpec compile_tool",
             "toolcell.tools.stubs": "python_stubs",
-            "toolcell.tools.validation": "check_arguments",
         },
     )

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Literal, get_args
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, Literal, TypeVar, get_args
 
 from toolcell.errors import UsageError
 from toolcell.support.checks import check_count, check_one_of
+from toolcell.support.lru import Lru
 from toolcell.support.text import one_line
-from toolcell.tools.recent import Recent
 from toolcell.tools.stubs import Described, python_signature, python_stub, python_stubs
+
+Made = TypeVar("Made")
+
+
+class Recent(Generic[Made]):
+    """Remembers what was made of the last few sequences of objects. Used from several threads at once."""
+
+    def __init__(self, size: int) -> None:
+        self._made: Lru[tuple[object, ...], tuple[tuple[object, ...], Made]] = Lru(size)
+        """By the ids of the objects, with the objects: while they are held, no others get their ids."""
+        self._lock = threading.Lock()
+
+    def get(self, objects: Sequence[object], make: Callable[[], Made], *more: object) -> Made:
+        """Return what was made of exactly these objects, or make it. `more`: plain values that it depends on too."""
+        key = (*map(id, objects), *more)
+        with self._lock:
+            if (found := self._made.use(key)) is not None:
+                return found[1]
+        made = make()  # without the lock: making it twice does no harm
+        with self._lock:
+            self._made.put(key, (tuple(objects), made))
+        return made
+
 
 Detail = Literal["names", "signatures", "full"]
 """`names`; `signatures`, each on a line with the first line of its description; `full`, stubs with docstrings."""

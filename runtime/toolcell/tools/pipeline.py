@@ -6,34 +6,70 @@ Permission is asked before anything of the tool runs, its argument preparation i
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 import anyio
+import msgpack
 
-from toolcell.calls.arguments import ArgumentError, prepare_arguments
-from toolcell.calls.call import Call
-from toolcell.calls.call_log import MAX_NAME_CHARS, log_end, log_start, logger
-from toolcell.calls.concurrency import maybe_await, passes_on
+from toolcell.calls.arguments import ArgumentChecker, ArgumentError, InvalidArguments, prepare_arguments
+from toolcell.calls.call import Call, CallHook, decided
+from toolcell.calls.checker_process import CheckStopped, Request, ask, pack, turns
+from toolcell.calls.concurrency import ToolThread, maybe_await, passes_on
+from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.events import TOOL_END, TOOL_FINISHED, TOOL_START
-from toolcell.calls.finalize import failure_of, finalize, finalize_soon, show_user, with_repeat_hint
+from toolcell.calls.finalize import (
+    MAX_NAME_CHARS,
+    failure_of,
+    finalize,
+    finalize_soon,
+    log_end,
+    log_start,
+    logger,
+    show_user,
+    with_repeat_hint,
+)
 from toolcell.calls.hooks import (
+    Approve,
+    Block,
+    Decision,
+    Deny,
+    Edit,
+    Rewrite,
+    ask_before,
+    hook_turn,
+    name_of,
+    not_approved,
+    refused_by_person,
     show_after_hooks,
 )
 from toolcell.calls.options import Origin
 from toolcell.calls.result import ErrorCode, Status, ToolResult
-from toolcell.calls.values import list_names
+from toolcell.calls.schema_walk import CheckedArguments
+from toolcell.calls.values import (
+    MAX_NODES,
+    BadValue,
+    Change,
+    ValueProblem,
+    copy_arguments,
+    count_values,
+    is_large,
+    list_names,
+)
 from toolcell.errors import AuditError, ToolAbort, ToolError
+from toolcell.support import daemon_threads
 from toolcell.support.event_loop import clock
+from toolcell.support.host_work import ELEMENT_WORK, HostWork
 from toolcell.support.spelling import did_you_mean
-from toolcell.tools.asking import ask
 from toolcell.tools.execution import ABORTED, cancelled, cut_short, execute
 from toolcell.tools.registry_state import RegistryState, permits_all
 from toolcell.tools.spec import RegisteredTool
-from toolcell.tools.validation import no_work_left, unusable, validate
+from toolcell_bridge.wire.tables import TABLES
 
 RECORD_S = 2.0
 """What an asynchronous observer may take to note the end of a call that was cancelled."""
@@ -65,7 +101,7 @@ async def admit(state: RegistryState, call: Call) -> RegisteredTool | ToolResult
         hooks = (*call.run.scope.hooks, *state.hooks) if call.run.scope.hooks else state.hooks
         found = await _take_arguments(call, found) or found
         if type(found) is RegisteredTool and (hooks or call.approval_reason) and not call.is_settled:
-            found = await _until_cut_short(call, ask(hooks, call, found)) or found
+            found = await _until_cut_short(call, _ask_hooks(hooks, call, found)) or found
         for replace in call.features.replace:
             found = replace(call, found) if type(found) is RegisteredTool else found
     call.refusal = None if type(found) is RegisteredTool else found
@@ -261,12 +297,218 @@ async def _take_arguments(call: Call, tool: RegisteredTool) -> ToolResult | None
     return await validate(call, tool, received)
 
 
+async def validate(call: Call, tool: RegisteredTool, received: Any) -> ToolResult | None:
+    """Set `call.args` to what the tool may be given, or return what is wrong with what was received.
+
+    Cancellation: a checker process is killed; a thread goes on until it has made the tool's own types.
+    """
+    args = tool.checker.check_plain(received) if type(received) is dict else None
+    if args is not None and tool.spec.decode is None:
+        call.args, call.decoded = args, None
+        return None
+    steps = 0
+    try:
+        if args is not None:
+            checked = CheckedArguments(args)
+            decoded = _decoded(tool, checked)
+        elif tool.checker.fits_here(received):
+            checked = tool.checker.check(received)
+            steps = checked.steps
+            decoded = _decoded(tool, checked)
+        else:
+            found = await _in_turn(call, tool, received)
+            if found is None:
+                return cut_short(call)
+            checked, decoded = found
+    except ArgumentError as exc:
+        return _count(call, steps or exc.steps) or unusable(tool, exc)
+    except BaseException as exc:  # the tool's own types failed while they were made, or a value's own code
+        if passes_on(exc):
+            raise
+        return _count(call, steps) or failure_of(call, exc)
+    if (refusal := _count(call, steps)) is not None:
+        return refusal
+    call.changes = (*call.changes, *checked.changes)
+    call.warnings = (*call.warnings, *checked.warnings)
+    call.args, call.decoded = checked.args, decoded
+    return None
+
+
+def _decoded(tool: RegisteredTool, checked: CheckedArguments) -> Any:
+    """Return the tool's own types of valid arguments, if it has any."""
+    return None if tool.spec.decode is None else tool.decode(checked.args)
+
+
+async def _in_turn(call: Call, tool: RegisteredTool, received: Any) -> tuple[CheckedArguments, Any] | None:
+    """Check in a checker process, and make the tool's own types in a thread; None when the call was cut short."""
+    work, line = call.run.scope.work, turns()
+    found: list[tuple[CheckedArguments, Any]] = []
+    with call.run.state.cancellable(call.run.deadline):
+        await line.enter(work)
+        threads: list[ToolThread] = []
+
+        async def in_thread(function: Callable[[], Any]) -> Any:
+            threads.append(ToolThread(function))
+            return await daemon_threads.run_sync(threads[-1], abandon_on_cancel=True, limiter=line.threads)
+
+        try:
+            checked = await _checked_elsewhere(tool.checker, received, in_thread, work)
+            _count(call, checked.steps)
+            if tool.spec.decode is None or not is_large(received):
+                found.append((checked, _decoded(tool, checked)))
+            else:
+                found.append((checked, await in_thread(partial(_decoded, tool, checked))))
+        finally:
+            if threads and threads[-1].abandon():  # it runs on, and nobody else has its turn before it is over
+                threads[-1].when_over(partial(line.leave, work))
+            else:
+                line.leave(work)
+    return found[0] if found else None
+
+
+async def check_arguments(definition: ToolDefinition, received: Any) -> None:
+    """Check in a checker process what a tool may be called with later, whoever described it.
+
+    Raises:
+        InvalidArguments: it does not fit.
+    """
+    line = turns()
+    await line.enter(None)
+    try:
+        await _checked_elsewhere(ArgumentChecker(definition, is_foreign=True), received, daemon_threads.run_sync)
+    finally:
+        line.leave(None)
+
+
+async def _checked_elsewhere(
+    checker: ArgumentChecker,
+    received: Any,
+    in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
+    work: HostWork | None = None,
+) -> CheckedArguments:
+    """Have a checker process do what `ArgumentChecker.check` does.
+
+    Raises:
+        InvalidArguments: the arguments do not fit, or checking them took too long.
+    """
+    if not isinstance(received, Mapping):
+        received_kind = "null" if received is None else type(received).__name__
+        raise InvalidArguments(checker.tool, [ValueProblem((), f"must be an object, not {received_kind}")], received)
+    tables = {name: received[name] for name in checker.tables if type(received.get(name)) in TABLES}
+    plain = {**received, **{name: {} for name in tables}} if tables else received
+    try:
+        body = await in_thread(partial(_packed, plain, checker.tables))
+    except BadValue as exc:
+        raise InvalidArguments(checker.tool, [exc.problem], received, exc.steps) from None
+    try:
+        ((outcome, *rest),) = await ask(Request("arguments", checker.spec_text, body), work)
+    except CheckStopped as exc:
+        said = f"cannot be checked against its schema: the check {exc.args[0]}; send less"
+        raise InvalidArguments(checker.tool, [ValueProblem((), said)], received) from None
+    if outcome == "refused":
+        problems = [ValueProblem(tuple(path), message) for path, message in rest[0]]
+        raise InvalidArguments(checker.tool, problems, received, rest[1])
+    args, changes, warnings, steps = rest
+    args |= {name: table for name, table in tables.items() if name in args}
+    return CheckedArguments(args, tuple(Change(*each) for each in changes), tuple(warnings), steps)
+
+
+def _packed(plain: Mapping[str, Any], tables: Collection[str]) -> bytes:
+    try:
+        if count_values(plain, MAX_NODES) > MAX_NODES + 1:
+            raise ValueError("more than arguments can hold")
+        return pack(plain)
+    except (TypeError, ValueError, OverflowError):  # not plain yet, or what no argument can be
+        return pack(copy_arguments(plain, tables).args)
+
+
+def _count(call: Call, steps: int) -> ToolResult | None:
+    """Count values that were looked at for a guest; return a refusal when that was too much."""
+    work = call.run.scope.work
+    if work is None:
+        return None
+    work.used += ELEMENT_WORK * steps
+    return no_work_left(work) if work.used > work.limit else None
+
+
+def no_work_left(work: HostWork) -> ToolResult:
+    """Return the refusal of a call whose run has made the host do too much."""
+    message = f"the run has made the host do {work.used} units of work, limit {work.limit} (host_work); send less"
+    return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False, status=Status.BLOCKED)
+
+
+def unusable(tool: RegisteredTool, exc: ArgumentError) -> ToolResult:
+    """Return the refusal of arguments, in the words of the tool's adapter."""
+    message = f"{tool.spec.args_prefix or exc.prefix}{exc}"
+    return ToolResult.fail(message, code=exc.code, exc=exc.__cause__, facts=exc.details)
+
+
 async def examine(state: RegistryState, call: Call, *, with_arguments: bool = True) -> ToolResult | None:
     """Return what `admit` would refuse the call with, without hooks, events, records or a count of the call."""
     found = _find_permitted(state, call, is_counted=False)
     if type(found) is not RegisteredTool:
         return found
     return await _take_arguments(call, found) if with_arguments else None
+
+
+# Hooks, and those who approve calls: they may refuse a call, answer it, or give it other arguments
+
+
+async def _ask_hooks(hooks: tuple[CallHook, ...], call: Call, tool: RegisteredTool) -> ToolResult | None:
+    """Ask outer to inner. The first that answers ends it; a rewrite is seen by the hooks further in."""
+    approved: bytes | None = None
+    async with hook_turn(call.run):
+        for hook in hooks:
+            refusal: ToolResult | None = None
+            asked_about = _fingerprint(call)
+            match await ask_before(hook, call):
+                case Approve() | Edit() | Deny() as given:
+                    refusal = await _decided(call, tool, given, name_of(hook, hook.before))
+                    if not isinstance(given, Deny):
+                        approved = asked_about if isinstance(given, Approve) else _fingerprint(call)
+                case Rewrite(args):
+                    call.note(rewritten_by=[*call.facts.get("rewritten_by", ()), name_of(hook, hook.before)])
+                    refusal = await validate(call, tool, args)
+                case ToolResult() as answer:
+                    refusal = answer
+            if refusal is not None:
+                return refusal
+    call.approved = approved is not None and approved == _fingerprint(call)
+    if call.approved or not call.approval_reason or call.is_approved_later:
+        return None
+    # Not in the turn of the hooks: an answer may take as long as the run.
+    for decide in call.features.decide:
+        match await decide(call):
+            case Approve() | Edit() | Deny() as given:
+                refusal = await _decided(call, tool, given)
+            case Block(reason):  # nobody was asked
+                refusal = refused_by_person(call, reason)
+            case _:
+                refusal = not_approved(call, False)
+        call.approved = refusal is None
+        return refusal
+    return not_approved(call, approved is not None)
+
+
+async def _decided(call: Call, tool: RegisteredTool, given: Decision, by: str = "") -> ToolResult | None:
+    """Note a decision. Return the refusal of a call that was denied, or that cannot have other arguments."""
+    if call.approval_reason or not isinstance(given, Approve):
+        call.note(decided=decided(type(given).__name__.lower(), given.by or by, given.reason))
+    match given:
+        case Edit(args):
+            return await validate(call, tool, args)
+        case Deny(reason):
+            return refused_by_person(call, reason)
+    return None
+
+
+def _fingerprint(call: Call) -> bytes:
+    """Identify the arguments that somebody was asked about: an approval counts for these only."""
+    try:
+        packed: bytes = msgpack.packb(call.args)  # ten times as fast as JSON, for arguments of any size
+        return packed
+    except (TypeError, ValueError, OverflowError):  # a hook has put something else into them
+        return json.dumps(call.args, sort_keys=True, default=repr).encode()
 
 
 # Records

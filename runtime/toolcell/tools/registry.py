@@ -30,14 +30,12 @@ from toolcell.errors import RegistrationError, UsageError
 from toolcell.support.checks import brief, check_kind
 from toolcell.support.log import logger_of
 from toolcell.support.spelling import did_you_mean
-from toolcell.tools import script_tools
 from toolcell.tools.adapters import FunctionTool, function_spec, positional_spec, specs_of, with_options
 from toolcell.tools.batch import OnResult, run_batch
 from toolcell.tools.code import CODE_TOOL, CodeRuntime, code_spec, flows_of
 from toolcell.tools.detail import SHOWN_CHARS, Detail, tools_text
 from toolcell.tools.pipeline import answer_call, refuse, run_call
 from toolcell.tools.registry_state import RegistrySettings, RegistryState, identities, settings_of
-from toolcell.tools.saved_script import SavedScript, saved_script
 from toolcell.tools.search import FOUND, find_by_meaning, listed_within, named_of, search_spec
 from toolcell.tools.spec import Middleware, RegisteredTool, ToolSpec, compile_tool
 from toolcell.tools.stubs import python_module
@@ -45,6 +43,7 @@ from toolcell_bridge.wire.requests import HTTP
 
 if TYPE_CHECKING:
     from toolcell.tools.plan import PlanRecord, Step
+    from toolcell.tools.saved_script import SavedScript
 
 logger = logger_of("toolcell.tools")
 
@@ -351,11 +350,13 @@ class ToolRegistry:
             RegistrationError: another tool has the name; or name, inputs, description or an option are wrong.
             UsageError: the source is empty or too large, or the folder cannot be read or written.
         """
+        from toolcell.tools.saved_script import ScriptTarget, save_version, saved_script
+
         self._check_open()
         script = saved_script(name, source, inputs, description, options)
-        target = script_tools.ScriptTarget(runtime, tools)
+        target = ScriptTarget(runtime, tools)
         with self._lock:
-            latest, made = script_tools.save(script, self._state, target, folder)
+            latest, made = save_version(script, self._state, target, folder)
             self._put(made, replace=True)
             return latest
 
@@ -372,11 +373,13 @@ class ToolRegistry:
             RegistrationError: the name of a script is taken by another tool. No script was registered.
             UsageError: the folder cannot be read, or a file in it is damaged or was changed by hand.
         """
+        from toolcell.tools.saved_script import ScriptTarget, saved_in, tools_of
+
         self._check_open()
-        target = script_tools.ScriptTarget(runtime, tools)
-        saved = script_tools.saved_in(folder)
+        target = ScriptTarget(runtime, tools)
+        saved = saved_in(folder)
         with self._lock:
-            self._put(script_tools.tools_of(saved, self._state, target), replace=True)
+            self._put(tools_of(saved, self._state, target), replace=True)
         return [versions[max(versions)] for versions in saved.values()]
 
     # Tools of MCP servers

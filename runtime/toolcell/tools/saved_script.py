@@ -1,24 +1,35 @@
 """`SavedScript`: a script that was saved by name, with the schema of its inputs and the tools as they were then.
 
-Checks and data only. `script_folder` keeps saved scripts as files, `script_tools` makes tools of them.
+It is a tool of a registry, and may be kept as files.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Final
 
+from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.context import ToolContext
 from toolcell.calls.definition import ToolDefinition, check_definition
-from toolcell.calls.names import MAX_NAME_CHARS, check_name, provider_name
+from toolcell.calls.names import MAX_NAME_CHARS, check_collisions, check_name, provider_name
 from toolcell.calls.options import ToolOptions
-from toolcell.errors import RegistrationError, UsageError
-from toolcell.support.checks import brief, check_kind
+from toolcell.calls.result import ErrorCode, ToolResult
+from toolcell.calls.schema_walk import check_of
+from toolcell.errors import RegistrationError, ToolError, UsageError
+from toolcell.support.atomic import write_file
+from toolcell.support.checks import brief, check_kind, check_path
+from toolcell.support.packing import text_digest
+from toolcell.support.private_files import read_regular_file
 from toolcell.tools.adapters import with_options
-from toolcell.tools.spec import RegisteredTool
+from toolcell.tools.code import CodeRuntime, check_code_runtime, run_code
+from toolcell.tools.registry_state import RegistryState, identities
+from toolcell.tools.spec import RegisteredTool, ToolSpec, compile_tool
 from toolcell.tools.stubs import is_identifier, mapping
 from toolcell_bridge.guest.tools import GUEST_NAMES
 from toolcell_bridge.wire.frozen import frozen
@@ -199,3 +210,445 @@ def tools_mentioned(source: str, tools: Iterable[RegisteredTool]) -> dict[str, T
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+# Saved scripts as plain files: `NAME/v1.py` holds the source of version 1 of a script, `NAME/v1.json` all else. Several
+# processes may save into one folder at once. A version belongs to whoever makes its source first, and it is saved when
+# its JSON is there; a source without JSON is one that is being saved, or that a killed process left
+
+
+FORMAT: Final = 1
+MAX_FACTS_BYTES: Final = 8 * 1024 * 1024
+"""Most bytes of the JSON of one version, most of which is the schemas of the tools."""
+MAX_SCRIPTS: Final = 10_000
+
+_VERSION: Final = re.compile(r"v([1-9][0-9]{0,4})\.(py|json)")
+_READABLE: Final = 0o644
+
+
+_DICT: Final = {"type": "object"}
+_TEXT: Final = {"type": "string"}
+
+
+def _exactly(**properties: object) -> dict[str, Any]:
+    """Return the schema of an object that has these properties and no others."""
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+FACTS_SCHEMA: Final = _exactly(
+    format={"type": "integer"},
+    name=_TEXT,
+    version={"type": "integer"},
+    sha256=_TEXT,
+    description=_TEXT,
+    inputs=_DICT,
+    options=_DICT,
+    tools=_DICT
+    | {"additionalProperties": _exactly(parameters=_DICT, returns={"type": ["object", "null"]}, digest=_TEXT)},
+)
+"""What the JSON of a version holds."""
+
+
+def _save_files(folder: str | os.PathLike[str], script: SavedScript) -> SavedScript:
+    """Write a script as its next version, and return it; the latest version stays when the script is the same.
+
+    Raises:
+        UsageError: the folder cannot be read or written, or a version in it is damaged.
+    """
+    check_path("folder", folder)
+    place = Path(folder) / script.name
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        while True:
+            taken = _files_of(place)
+            if (known := _the_same(place, script, taken)) is not None:
+                return known
+            made = replace(script, version=_next_version(place, script, taken))
+            if made.version > MAX_VERSION:
+                raise UsageError(f"script {script.name!r} has {MAX_VERSION} versions; save it under another name")
+            if _claim(place, made) and _write_facts(place, made, replace_it=False):
+                return made
+    except OSError as exc:
+        raise UsageError(f"script {script.name!r} cannot be saved in {str(folder)!r:.200}: {exc.strerror}") from exc
+
+
+def _the_same(place: Path, script: SavedScript, taken: dict[int, set[str]]) -> SavedScript | None:
+    """Return the latest version if it is this script, with the tools as they are now."""
+    saved = [number for number, endings in taken.items() if endings == {"py", "json"}]
+    if not saved or max(saved) < max(taken):
+        return None
+    latest = _read_version(place, script.name, max(saved))
+    if latest.digest != script.digest:
+        return None
+    if latest.tools != script.tools:
+        latest = replace(latest, tools=script.tools)
+        _write_facts(place, latest, replace_it=True)
+    return latest
+
+
+def _next_version(place: Path, script: SavedScript, taken: dict[int, set[str]]) -> int:
+    """Return the number of the next version: that of the same source, if another process is just saving it."""
+    latest = max(taken, default=0)
+    if taken.get(latest) == {"py"}:
+        source = _read(place / f"v{latest}.py", MAX_SOURCE_BYTES, f"{place.name}/v{latest}.py")
+        if source == script.source.encode():
+            return latest
+    return latest + 1
+
+
+def _claim(place: Path, script: SavedScript) -> bool:
+    """Write the source; False when another process was faster, and saves another one."""
+    path, source = place / f"v{script.version}.py", script.source.encode()
+    try:
+        write_file(path, source, mode=_READABLE, replace=False)
+    except FileExistsError:
+        return _read(path, MAX_SOURCE_BYTES, f"{place.name}/{path.name}") == source
+    return True
+
+
+def _write_facts(place: Path, script: SavedScript, *, replace_it: bool) -> bool:
+    tools = {
+        name: {"parameters": each.parameters, "returns": each.returns, "digest": each.digest}
+        for name, each in sorted(script.tools.items())
+    }
+    facts = {
+        "format": FORMAT,
+        "name": script.name,
+        "version": script.version,
+        "sha256": text_digest(script.source),
+        "description": script.description,
+        "inputs": script.inputs,
+        "options": script.options,
+        "tools": tools,
+    }
+    data = (json.dumps(facts, indent=1) + "\n").encode()
+    if len(data) > MAX_FACTS_BYTES:
+        raise UsageError(f"script {script.name!r}: its schemas have {len(data)} bytes; the limit is {MAX_FACTS_BYTES}")
+    try:
+        write_file(place / f"v{script.version}.json", data, mode=_READABLE, replace=replace_it)
+    except FileExistsError:
+        return False
+    return True
+
+
+def load_scripts(folder: str | os.PathLike[str], name: str = "") -> list[SavedScript]:
+    """Return every version of every script in a folder, or of one: scripts by name, versions from the first.
+
+    Raises:
+        UsageError: the folder cannot be read, or a script in it is damaged; names it.
+    """
+    check_path("folder", folder)
+    return list(_each(folder, name))
+
+
+def _each(folder: str | os.PathLike[str], name: str) -> Iterator[SavedScript]:
+    where = Path(folder)
+    if not where.is_dir():
+        raise UsageError(f"{str(where)!r:.200} is not a folder of saved scripts")
+    try:
+        every = [where / name] if name else where.iterdir()
+        places = sorted(each for each in every if each.is_dir() and not each.name.startswith("."))
+        if len(places) > MAX_SCRIPTS:
+            raise UsageError(f"{str(where)!r:.200} has {len(places)} folders, and at most {MAX_SCRIPTS} are read")
+        for place in places:
+            saved = sorted(number for number, endings in _files_of(place).items() if "json" in endings)
+            yield from (_read_version(place, place.name, number) for number in saved)
+    except OSError as exc:
+        raise UsageError(f"saved scripts in {str(where)!r:.200} cannot be read: {exc.strerror}") from exc
+
+
+def _files_of(place: Path) -> dict[int, set[str]]:
+    """Return the endings of the files of each version."""
+    found = dict[int, set[str]]()
+    for each in place.iterdir():
+        if match := _VERSION.fullmatch(each.name):
+            found.setdefault(int(match[1]), set()).add(match[2])
+    return found
+
+
+def _read_version(place: Path, name: str, number: int) -> SavedScript:
+    shown = f"{place.name}/v{number}"
+    data = _read(place / f"v{number}.json", MAX_FACTS_BYTES, f"{shown}.json")
+    try:
+        facts = json.loads(data)
+        if (problem := check_of(FACTS_SCHEMA).problem(facts)) is not None:
+            raise ValueError(str(problem))
+    except (ValueError, RecursionError) as exc:
+        raise UsageError(f"{shown}.json is damaged: {exc!s:.200}; save the script again") from exc
+    if (facts["format"], facts["name"], facts["version"]) != (FORMAT, name, number):
+        found = f"{facts['name']!r:.80} version {facts['version']}, format {facts['format']}"
+        raise UsageError(f"{shown}.json is that of {found}")
+    try:
+        source = _read(place / f"v{number}.py", MAX_SOURCE_BYTES, f"{shown}.py").decode()
+        if text_digest(source) != facts["sha256"]:
+            raise UsageError(f"{shown}.py is not as it was saved; save a changed script with save_script")
+        check_script_name(name)
+        script = saved_script(name, source, facts["inputs"], facts["description"], facts["options"])
+    except UnicodeDecodeError as exc:
+        raise UsageError(f"{shown}.py is not UTF-8") from exc
+    except RegistrationError as exc:
+        raise UsageError(f"{shown}.json is damaged: {exc}") from exc
+    tools = {each: ToolThen(tool["parameters"], tool["returns"]) for each, tool in facts["tools"].items()}
+    if any(tools[each].digest != tool["digest"] for each, tool in facts["tools"].items()):
+        raise UsageError(f"{shown}.json is damaged: a digest is not that of its tool; save the script again")
+    return replace(script, version=number, tools=tools)
+
+
+def _read(path: Path, limit: int, shown: str) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        UsageError: it is none, or too large.
+    """
+    try:
+        data = read_regular_file(path, limit + 1)
+    except OSError as exc:
+        raise UsageError(f"{shown} cannot be read: {exc.strerror}") from exc
+    if len(data) > limit:
+        raise UsageError(f"{shown} has more than {limit} bytes")
+    return data
+
+
+# What has changed between two JSON Schemas of a tool, in words. Whether a certain script breaks is for a type checker
+
+
+MAX_CHANGES: Final = 50
+_BY_NAME: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_ABOUT: Final = frozenset({"description", "title", "examples", "$comment", "default", "deprecated", "$schema"})
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaChange:
+    """One change of a tool since a script was saved."""
+
+    text: str
+    can_break: bool
+
+
+def changes(then: ToolThen, now: ToolThen) -> list[SchemaChange]:
+    """Return how a tool has changed; [] when only what is said about it has."""
+    found = [*_of_parameters(then.parameters, now.parameters)]
+    if _meaning(then.returns) != _meaning(now.returns):
+        found.append(SchemaChange(f"it returned {_kind(then.returns)} and returns {_kind(now.returns)} now", True))
+    return found[:MAX_CHANGES]
+
+
+def _of_parameters(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[SchemaChange]:
+    before, after = mapping(then.get("properties")), mapping(now.get("properties"))
+    needed, needs = _required(then), _required(now)
+    gone, new = [each for each in before if each not in after], [each for each in after if each not in before]
+    if len(gone) == len(new) == 1 and _meaning(before[gone[0]]) == _meaning(after[new[0]]):
+        yield SchemaChange(f"parameter {gone[0]!r} is called {new[0]!r} now", True)
+        gone, new = [], []
+    for name in gone:
+        yield SchemaChange(f"parameter {name!r} is gone", True)
+    for name in new:
+        if name in needs:
+            yield SchemaChange(f"parameter {name!r} is new and required", True)
+        else:
+            yield SchemaChange(f"parameter {name!r} is new", False)
+    for name in (each for each in before if each in after):
+        if name in needs and name not in needed:
+            yield SchemaChange(f"parameter {name!r} is required now", True)
+        elif name in needed and name not in needs:
+            yield SchemaChange(f"parameter {name!r} may be left out now", False)
+        if _meaning(before[name]) != _meaning(after[name]):
+            yield SchemaChange(
+                f"parameter {name!r} took {_kind(before[name])} and takes {_kind(after[name])} now", True
+            )
+    if _remaining_keywords(then) != _remaining_keywords(now):
+        yield SchemaChange("the rules for its parameters together are others", True)
+
+
+def _required(schema: Mapping[str, Any]) -> frozenset[str]:
+    names = schema.get("required")
+    return frozenset(each for each in names if isinstance(each, str)) if isinstance(names, list) else frozenset()
+
+
+def _remaining_keywords(schema: Mapping[str, Any]) -> Any:
+    return _meaning({name: part for name, part in schema.items() if name not in ("properties", "required")})
+
+
+def _meaning(schema: Any, is_by_name: bool = False) -> Any:
+    """Return a schema without what is only said about it. `is_by_name`: the keys are names, not keywords."""
+    if isinstance(schema, Mapping):
+        kept = {name: part for name, part in schema.items() if is_by_name or name not in _ABOUT}
+        return {name: _meaning(part, name in _BY_NAME and not is_by_name) for name, part in kept.items()}
+    return [_meaning(each) for each in schema] if isinstance(schema, list) else schema
+
+
+def _kind(schema: Any) -> str:
+    if schema is None:
+        return "something undeclared"
+    text = json.dumps(_meaning(schema), sort_keys=True)
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+# Saved scripts as tools of a registry: the latest version under its name, older ones as `NAME_v1` and so on. A call
+# runs the script in a sandbox of its own, as a part of the run that calls it: under the rules, hooks, budget and labels
+# of that run, with the tools that its caller may call
+
+
+MAX_NESTED: Final = 4
+"""Saved scripts that run inside one another. Each of them holds a sandbox."""
+
+
+def save_version(
+    script: SavedScript, state: RegistryState, target: ScriptTarget, folder: str | os.PathLike[str] | None
+) -> tuple[SavedScript, Sequence[RegisteredTool]]:
+    """Make the next version of a script, and write it into the folder. Return it, and the tools of all versions.
+
+    Raises:
+        RegistrationError: another tool has the name, or there are too many versions.
+        UsageError: the folder cannot be read or written.
+    """
+    compile_tool(target.spec(script))
+    _check_free(script.name, state)
+    script = replace(script, tools=tools_mentioned(script.source, state.tools.values()))
+    versions = _versions(script.name, state)
+    if folder is not None:
+        _check_next(script, load_scripts(folder, script.name) if os.path.isdir(folder) else (), state, target)
+        latest = _save_files(folder, script)
+        versions = {each.version: each for each in load_scripts(folder, script.name)} | {latest.version: latest}
+    elif versions and versions[max(versions)].digest == script.digest:
+        latest = replace(script, version=max(versions))
+    else:
+        latest = replace(script, version=max(versions, default=0) + 1)
+    if latest.version > MAX_VERSION:
+        raise RegistrationError(f"script {script.name!r} has {MAX_VERSION} versions; save it under another name")
+    return latest, _tools_of_versions({**versions, latest.version: latest}, state, target)
+
+
+def saved_in(folder: str | os.PathLike[str]) -> dict[str, dict[int, SavedScript]]:
+    """Return the scripts that were saved in a folder: for each name, its versions by number.
+
+    Raises:
+        UsageError: the folder cannot be read, or a file in it is damaged or was changed by hand.
+    """
+    found = dict[str, dict[int, SavedScript]]()
+    for each in load_scripts(folder):
+        found.setdefault(each.name, {})[each.version] = each
+    return found
+
+
+def tools_of(
+    saved: Mapping[str, Mapping[int, SavedScript]], state: RegistryState, target: ScriptTarget
+) -> list[RegisteredTool]:
+    """Return saved scripts as tools.
+
+    Raises:
+        RegistrationError: the name of a script is taken by another tool.
+    """
+    for name in saved:
+        _check_free(name, state)
+    return [tool for versions in saved.values() for tool in _tools_of_versions(versions, state, target)]
+
+
+def _check_free(name: str, state: RegistryState) -> None:
+    known = state.tools.get(name)
+    if known is not None and not isinstance(known.spec.source, SavedScript):
+        raise RegistrationError(f"{name!r} is already the name of a tool; save the script under another name")
+
+
+def _check_next(script: SavedScript, saved: Sequence[SavedScript], state: RegistryState, target: ScriptTarget) -> None:
+    """Refuse a script that could not be registered beside the other tools: nothing of it is to be written then."""
+    versions = {each.version: each for each in saved}
+    if not saved or saved[-1].digest != script.digest:
+        versions[max(versions, default=0) + 1] = script
+    made = {tool.name: tool for tool in _tools_of_versions(versions, state, target)}
+    check_collisions([*made], identities({**state.tools, **made}))
+
+
+def _versions(name: str, state: RegistryState) -> dict[int, SavedScript]:
+    """Return the versions of a script that are registered."""
+    sources = [tool.spec.source for tool in state.tools.values()]
+    return {each.version: each for each in sources if isinstance(each, SavedScript) and each.name == name}
+
+
+def _tools_of_versions(
+    versions: Mapping[int, SavedScript], state: RegistryState, target: ScriptTarget
+) -> list[RegisteredTool]:
+    """Return the tools of one script's versions.
+
+    Raises:
+        RegistrationError: the name of an old version is taken.
+    """
+    made = []
+    for number, script in sorted(versions.items()):
+        tool = compile_tool(target.spec(script), coercion=state.settings.coercion, extras=state.settings.extras)
+        if number != max(versions):
+            tool = tool.renamed(f"{script.name}_v{number}")  # rules about the name hold for it too
+            known = state.tools.get(tool.name)
+            if known is not None and not _is_version_of(script.name, known):
+                raise RegistrationError(f"{tool.name!r} is the name of a tool and of a version of {script.name!r}")
+        made.append(tool)
+    return made
+
+
+def _is_version_of(name: str, tool: RegisteredTool) -> bool:
+    source = tool.spec.source
+    return isinstance(source, SavedScript) and source.name == name
+
+
+class ScriptTarget:
+    """Where saved scripts run, and what they may call there."""
+
+    def __init__(self, runtime: CodeRuntime | None, tools: CallableTools | None) -> None:
+        if runtime is not None:
+            check_code_runtime(runtime, "a saved script")
+        if not (tools is None or hasattr(tools, "snapshot")):
+            raise UsageError(
+                f"tools= takes a ToolRegistry, not {type(tools).__name__}; some tools are registry.subset(...)"
+            )
+        self._runtime, self._tools = runtime, tools
+
+    def spec(self, script: SavedScript) -> ToolSpec:
+        """Return a script as a tool."""
+
+        async def invoke(context: ToolContext) -> ToolResult:
+            return await self._run(script, context)
+
+        return ToolSpec(
+            definition=script.definition,
+            invoke=invoke,
+            options=script.tool_options(),
+            source=script,
+            requires_result=True,
+        )
+
+    async def _run(self, script: SavedScript, context: ToolContext) -> ToolResult:
+        call, run = context.call, context.run
+        _check_nesting(script, run)
+        runtime = self._runtime or run.scope.runtime or call.registry.code_runtime
+        if runtime is None:
+            raise ToolError(
+                f"script {script.name!r} has no Runtime to run in: give save_script or load_scripts runtime=..., or "
+                "call it from a script or plan of a Runtime",
+                code=ErrorCode.UNAVAILABLE,
+            )
+        run = run.within(scripts=(*run.scope.scripts, script.name))
+        registry: Any = call.registry
+        if self._tools is not None:  # other tools, under the rules and hooks of those who call
+            run = run.within(
+                hooks=(*run.scope.hooks, *registry.hooks), policies=(*run.scope.policies, *registry.policies)
+            )
+            registry = self._tools
+        inputs = script.values(call.args)
+        result = await run_code(runtime, registry, script.source, run, context.update, inputs=inputs)
+        if result.error is not None:
+            message = f"script {script.name} (version {script.version}): {result.message}"
+            return replace(result, error=replace(result.error, message=message))
+        return result if result.has_value else replace(result, value=None, has_value=True)
+
+
+def _check_nesting(script: SavedScript, run: RunContext) -> None:
+    """Refuse a script that is running already further up, and too many inside one another.
+
+    Raises:
+        ToolError: it is one of these.
+    """
+    path = " -> ".join((*run.scope.scripts, script.name))
+    if script.name in run.scope.scripts:
+        raise ToolError(f"script {script.name!r} is already running further up: {path}")
+    if len(run.scope.scripts) >= MAX_NESTED:
+        raise ToolError(f"saved scripts may run {MAX_NESTED} deep inside one another, and this is one more: {path}")

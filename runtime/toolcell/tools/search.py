@@ -25,8 +25,7 @@ from toolcell.support.spelling import did_you_mean
 from toolcell.support.vocabulary import query_words, words
 from toolcell.tools.adapters import with_options
 from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL
-from toolcell.tools.detail import DETAILS, check_shown_chars, tools_text
-from toolcell.tools.recent import Recent
+from toolcell.tools.detail import DETAILS, Recent, check_shown_chars, tools_text
 from toolcell.tools.spec import Offered, RegisteredTool, ToolSpec
 
 MAX_QUERY_CHARS: Final = 1_000

@@ -8,18 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from toolcell.calls.arguments import ArgumentChecker, ArgumentError, Prepare
-from toolcell.calls.call import NO_FEATURES, Call, Features, RunContext
+from toolcell.calls.call import NO_FEATURES, Call, Feature, Features, RunContext
 from toolcell.calls.concurrency import ToolIdentity, has_own_limits
 from toolcell.calls.context import ToolContext
 from toolcell.calls.definition import ToolDefinition, check_definition
 from toolcell.calls.options import Coercion, Extras, Origin, ToolOptions
-from toolcell.calls.result import ToolResult
+from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.calls.values import MAX_MESSAGE_CHARS, MAX_PROBLEMS, MAX_STEP_CHARS, Path, ValueProblem
 from toolcell.errors import RegistrationError
-from toolcell.tools.option_features import features_of
+from toolcell.flows import flow_of
 from toolcell_bridge.wire.frozen import frozen
 
 if TYPE_CHECKING:
@@ -173,6 +173,58 @@ def _described(exc: ValueError | TypeError) -> str:
     if count > MAX_PROBLEMS:
         named.append("and more problems")
     return "\n  - ".join(named)
+
+
+# What the options of a tool add to its calls: the need of approval, and the labels of what it reads and sends
+
+
+NEEDS_APPROVAL: Final = "needs approval"
+
+
+class _Approval(Feature):
+    """Of a tool with `requires_approval`."""
+
+    def permit(self, call: Call, /) -> None:
+        """Note that somebody has to approve the call."""
+        call.approval_reason = NEEDS_APPROVAL
+
+
+class _Labels(Feature):
+    """Of a tool with `reads` or `sends`."""
+
+    def permit(self, call: Call, /) -> ToolResult | None:
+        """Return why what the run has read must not be sent with this call, or note why somebody has to approve it."""
+        sends, run = call.options.sends, call.run
+        if not sends or run.scope.is_shared or not (held := run.state.labels.names):
+            return None
+        flows = (flow for policy in (*call.registry.policies, *run.scope.policies) for flow in policy.flows)
+        match flow_of(flows, sends, held):
+            case "deny", reason:
+                message = f'tool "{call.name}" is not permitted: {reason}'
+                return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
+            case "ask", reason:
+                call.approval_reason = f"{NEEDS_APPROVAL}: {reason}"
+        return None
+
+    def admitted(self, call: Call, /) -> None:
+        """Add the labels of a call to those of its run, before its tool runs: whoever has an answer has its labels too.
+
+        A hook may answer for a tool, and what it says is as private. A call that was blocked has read nothing.
+        """
+        reads, refusal = call.options.reads, call.refusal
+        if reads and not call.run.scope.is_shared and (refusal is None or refusal.status is not Status.BLOCKED):
+            call.run.state.labels.add(reads)
+
+
+_OF_APPROVAL, _OF_LABELS = Features([_Approval()]), Features([_Labels()])
+_OF_BOTH = Features([*_OF_APPROVAL, *_OF_LABELS])
+
+
+def features_of(options: ToolOptions) -> Features:
+    """Return what these options add to calls."""
+    if options.reads or options.sends:
+        return _OF_BOTH if options.requires_approval else _OF_LABELS
+    return _OF_APPROVAL if options.requires_approval else NO_FEATURES
 
 
 def compile_tool(spec: ToolSpec, *, coercion: Coercion = "safe", extras: Extras = "drop") -> RegisteredTool:
